@@ -1,0 +1,53 @@
+//! Raw bindings to [libfabric](https://ofiwg.github.io/libfabric/).
+//!
+//! Everything in here is generated at build time from the headers that
+//! `pkg-config` finds, 1.17 or newer, and a small C shim. The names are
+//! libfabric's own; functions that libfabric declares `static inline` are
+//! ordinary functions here. Whatever differs between header versions
+//! (anonymous unions, structures that grew) is reached through the `fcs_`
+//! functions of the shim, so that one source builds against all of them.
+//!
+//! Nothing is safe to call without having read libfabric's manual pages: use
+//! the `fabric` crate.
+//!
+//! ```
+//! // SAFETY: takes no argument and has no precondition.
+//! let version = unsafe { libfabric_sys::fi_version() };
+//! assert!(version >> 16 >= 1);
+//! ```
+#![allow(
+    unsafe_code,
+    unsafe_op_in_unsafe_fn,
+    missing_docs,
+    missing_debug_implementations,
+    non_camel_case_types,
+    non_upper_case_globals,
+    non_snake_case,
+    unused_qualifications,
+    unreachable_pub,
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    clippy::missing_safety_doc
+)]
+
+include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+
+// Macros with casts, and macros that are enum members in some versions, do not
+// come through bindgen. Their values are ABI; `shim.c` asserts each of them.
+
+/// No address, or any address.
+pub const FI_ADDR_UNSPEC: u64 = u64::MAX;
+/// The key is not available, or is a raw key.
+pub const FI_KEY_NOTAVAIL: u64 = u64::MAX;
+/// Deprecated registration mode "basic".
+pub const FABRICAST_MR_BASIC: i32 = 1;
+/// Deprecated registration mode "scalable".
+pub const FABRICAST_MR_SCALABLE: i32 = 2;
+/// All ordering bits of libfabric 1.0.
+pub const FABRICAST_ORDER_STRICT: u64 = 0x1FF;
+/// Registration of a dma-buf (libfabric 1.20 and newer).
+pub const FABRICAST_MR_DMABUF: u64 = 1 << 40;
+/// Binding a domain to an event queue for asynchronous registration.
+pub const FABRICAST_REG_MR: u64 = 1 << 59;
+/// Deprecated mode bit: local buffers must be registered.
+pub const FABRICAST_LOCAL_MR: u64 = 1 << 55;
