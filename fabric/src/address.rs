@@ -1,0 +1,304 @@
+//! Peers of connectionless endpoints.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use libfabric_sys as sys;
+
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::handle::Handle;
+
+/// Where an endpoint can be reached: opaque bytes, to be sent to peers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Address(pub Vec<u8>);
+
+/// A peer in an address vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Peer {
+    index: u32,
+    /// Tells the vectors of a process apart, so that a peer of one is not used with another.
+    vector: u32,
+}
+
+impl Peer {
+    /// The other end of a connected endpoint.
+    pub const CONNECTED: Self = Self { index: 0, vector: 0 };
+}
+
+static NEXT_VECTOR: AtomicU32 = AtomicU32::new(1);
+
+/// A table of peers (`fid_av`), shared by the endpoints bound to it. Cheap to clone.
+///
+/// A peer that was removed is refused from then on: providers look removed
+/// entries up without a check.
+#[derive(Debug, Clone)]
+pub struct AddressVector(Arc<VectorInner>);
+
+#[derive(Debug)]
+struct VectorInner {
+    handle: Handle<sys::fid_av>,
+    domain: Domain,
+    number: u32,
+    peers: PeerTable,
+}
+
+const REMOVED: u64 = u64::MAX;
+
+/// Addresses by index: grows without moving, so that it is read without a lock.
+/// Bucket `n` holds 2^n times the first bucket's entries.
+#[derive(Debug, Default)]
+struct PeerTable {
+    buckets: [OnceLock<Box<[AtomicU64]>>; 20],
+    next: Mutex<u32>,
+}
+
+impl PeerTable {
+    const FIRST: u32 = 64;
+
+    fn place(index: u32) -> (usize, usize) {
+        let shifted = index + Self::FIRST;
+        let bucket = shifted.ilog2() - Self::FIRST.ilog2();
+        (bucket as usize, (shifted - (Self::FIRST << bucket)) as usize)
+    }
+
+    fn push(&self, address: u64) -> Option<u32> {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let (bucket, at) = Self::place(*next);
+        let entries = self
+            .buckets
+            .get(bucket)?
+            .get_or_init(|| (0..Self::FIRST << bucket).map(|_| AtomicU64::new(REMOVED)).collect());
+        entries[at].store(address, Ordering::Release);
+        *next += 1;
+        Some(*next - 1)
+    }
+
+    #[inline]
+    fn entry(&self, index: u32) -> Option<&AtomicU64> {
+        let (bucket, at) = Self::place(index);
+        self.buckets.get(bucket)?.get()?.get(at)
+    }
+
+    fn find(&self, address: u64) -> Option<u32> {
+        let count = *self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..count).find(|i| self.entry(*i).is_some_and(|e| e.load(Ordering::Acquire) == address))
+    }
+}
+
+impl AddressVector {
+    /// Opens an address vector.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open(domain: &Domain) -> Result<Self> {
+        let mut attributes = sys::fi_av_attr { type_: sys::FI_AV_TABLE, ..Default::default() };
+        let mut vector = ptr::null_mut();
+        // SAFETY: the domain is alive, `vector` receives the object.
+        let handle = unsafe {
+            let mut code =
+                sys::fi_av_open(domain.as_ptr(), &mut attributes, &mut vector, ptr::null_mut());
+            if code < 0 {
+                attributes.type_ = sys::FI_AV_MAP;
+                code =
+                    sys::fi_av_open(domain.as_ptr(), &mut attributes, &mut vector, ptr::null_mut());
+            }
+            Error::check("fi_av_open", i64::from(code)).map_err(|e| domain.blame(e))?;
+            Handle::adopt("fi_av_open", vector)?
+        };
+        Ok(Self(Arc::new(VectorInner {
+            handle,
+            domain: domain.clone(),
+            number: NEXT_VECTOR.fetch_add(1, Ordering::Relaxed),
+            peers: PeerTable::default(),
+        })))
+    }
+
+    /// Adds a peer by the address it sent.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an address whose length cannot be right; what the provider says.
+    pub fn insert(&self, address: &Address) -> Result<Peer> {
+        // Providers read as many bytes as their format has: a short one from
+        // outside must not make them read beyond it.
+        let format = self.0.domain.capabilities().address_format;
+        let least = least_length(format);
+        let terminated = format != sys::FI_ADDR_STR || address.0.contains(&0);
+        if address.0.len() < least || !terminated {
+            return Err(self.0.domain.blame(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_av_insert",
+                format!("an address of {} bytes, at least {least} are needed", address.0.len()),
+            )));
+        }
+        let mut bytes = address.0.clone();
+        // Some formats are unions of several lengths: never let a provider read past the end.
+        bytes.resize(bytes.len().max(256), 0);
+        let mut raw = sys::FI_ADDR_UNSPEC;
+        // SAFETY: the bytes are at least as long as any address format.
+        let inserted = unsafe {
+            sys::fi_av_insert(
+                self.0.handle.as_ptr(),
+                bytes.as_ptr().cast(),
+                1,
+                &mut raw,
+                0,
+                ptr::null_mut(),
+            )
+        };
+        self.inserted("fi_av_insert", inserted, raw)
+    }
+
+    /// Adds a peer by host name and port.
+    ///
+    /// # Errors
+    /// What the provider says; not all resolve names.
+    pub fn insert_service(&self, node: &str, service: &str) -> Result<Peer> {
+        let c = |text: &str| {
+            CString::new(text).map_err(|_| {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    "fi_av_insertsvc",
+                    "a name contains a zero byte",
+                )
+            })
+        };
+        let (node, service) = (c(node)?, c(service)?);
+        let mut raw = sys::FI_ADDR_UNSPEC;
+        // SAFETY: terminated strings, one output.
+        let inserted = unsafe {
+            sys::fi_av_insertsvc(
+                self.0.handle.as_ptr(),
+                node.as_ptr(),
+                service.as_ptr(),
+                &mut raw,
+                0,
+                ptr::null_mut(),
+            )
+        };
+        self.inserted("fi_av_insertsvc", inserted, raw)
+    }
+
+    fn inserted(&self, operation: &'static str, count: i32, raw: u64) -> Result<Peer> {
+        Error::check(operation, i64::from(count)).map_err(|e| self.0.domain.blame(e))?;
+        if count != 1 || raw == sys::FI_ADDR_UNSPEC {
+            return Err(self.0.domain.blame(Error::new(
+                ErrorKind::InvalidArgument,
+                operation,
+                "the provider does not accept this address",
+            )));
+        }
+        let index = self.0.peers.push(raw).ok_or_else(|| {
+            Error::new(ErrorKind::ResourceExhausted, operation, "more than 67 million peers")
+        })?;
+        Ok(Peer { index, vector: self.0.number })
+    }
+
+    /// Forgets a peer. Operations under way to it may still finish or fail.
+    ///
+    /// # Errors
+    /// `Closed` if it was removed before; what the provider says.
+    pub fn remove(&self, peer: Peer) -> Result<()> {
+        let raw = self.resolve("fi_av_remove", peer)?;
+        if let Some(entry) = self.0.peers.entry(peer.index) {
+            entry.store(REMOVED, Ordering::Release);
+        }
+        // SAFETY: the address was inserted and not removed since.
+        let code = unsafe { sys::fcs_av_remove(self.0.handle.as_ptr(), raw) };
+        Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+    }
+
+    /// The address of a peer.
+    ///
+    /// # Errors
+    /// `Closed` if it was removed; what the provider says.
+    pub fn lookup(&self, peer: Peer) -> Result<Address> {
+        let raw = self.resolve("fi_av_lookup", peer)?;
+        let mut bytes = vec![0_u8; 256];
+        let mut length = bytes.len();
+        // SAFETY: the buffer's length is passed.
+        let code = unsafe {
+            sys::fi_av_lookup(self.0.handle.as_ptr(), raw, bytes.as_mut_ptr().cast(), &mut length)
+        };
+        Error::check("fi_av_lookup", i64::from(code)).map_err(|e| self.0.domain.blame(e))?;
+        bytes.truncate(length);
+        Ok(Address(bytes))
+    }
+
+    /// An address in the provider's own notation.
+    #[must_use]
+    pub fn display(&self, address: &Address) -> String {
+        crate::offer::print_address(
+            self.0.domain.capabilities().address_format,
+            address.0.as_ptr(),
+            address.0.len(),
+        )
+    }
+
+    /// The provider's number of a peer.
+    #[inline]
+    pub(crate) fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
+        if peer.vector == self.0.number
+            && let Some(entry) = self.0.peers.entry(peer.index)
+        {
+            let raw = entry.load(Ordering::Acquire);
+            if raw != REMOVED {
+                return Ok(raw);
+            }
+        }
+        Err(self.unknown(operation, peer))
+    }
+
+    #[cold]
+    fn unknown(&self, operation: &'static str, peer: Peer) -> Error {
+        let why = if peer.vector == self.0.number {
+            "the peer was removed from the address vector"
+        } else {
+            "the peer belongs to another address vector"
+        };
+        self.0.domain.blame(Error::new(ErrorKind::Closed, operation, why))
+    }
+
+    /// The peer that a completion came from.
+    pub(crate) fn peer_of(&self, raw: u64) -> Option<Peer> {
+        (raw != sys::FI_ADDR_UNSPEC)
+            .then(|| self.0.peers.find(raw))?
+            .map(|index| Peer { index, vector: self.0.number })
+    }
+
+    pub(crate) fn as_fid(&self) -> *mut sys::fid {
+        self.0.handle.as_fid()
+    }
+}
+
+fn least_length(format: u32) -> usize {
+    match format {
+        sys::FI_SOCKADDR | sys::FI_SOCKADDR_IN => 16,
+        sys::FI_SOCKADDR_IN6 => 28,
+        sys::FI_SOCKADDR_IB => 48,
+        sys::FI_ADDR_STR => 2,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peer_table_grows_without_losing_anything() {
+        let table = PeerTable::default();
+        for i in 0..10_000_u64 {
+            assert_eq!(table.push(i * 3), Some(i as u32));
+        }
+        for i in 0..10_000_u32 {
+            assert_eq!(table.entry(i).unwrap().load(Ordering::Relaxed), u64::from(i) * 3);
+        }
+        assert!(table.entry(20_000).is_none_or(|e| e.load(Ordering::Relaxed) == REMOVED));
+        assert_eq!(table.find(2997), Some(999));
+        assert_eq!(table.find(1), None);
+    }
+}

@@ -1,0 +1,405 @@
+//! Choosing among offers, by facts, with a policy and a reason for every candidate.
+//!
+//! Everything a choice depends on is in [`Capabilities`], [`Need`] and
+//! [`Policy`]: [`rank`] is a pure function of them. This is the only file of the
+//! library that knows providers by name, and only for what no attribute tells.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use crate::capabilities::{Capabilities, EndpointKind};
+use crate::error::{Error, ErrorKind, Result};
+use crate::flags::{Caps, names};
+use crate::kind::MemoryKind;
+use crate::offer::{Offer, Query};
+
+/// Where the peers are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    /// All on this machine.
+    SameMachine,
+    /// Some on other machines.
+    OtherMachines,
+}
+
+/// What is needed of an offer.
+#[derive(Debug, Clone)]
+pub struct Need {
+    /// Kind of endpoint.
+    pub endpoint: EndpointKind,
+    /// What it must be able to do.
+    pub caps: Caps,
+    /// Where the payload lies.
+    pub memory: MemoryKind,
+    /// Where the peers are.
+    pub reach: Reach,
+    /// Bytes of immediate needed; 0: none.
+    pub immediate_bytes: usize,
+    /// Are writes to arrive in order?
+    pub ordered: bool,
+}
+
+impl Need {
+    /// Writes with a 32-bit notice from host memory to peers over there: what a
+    /// ring needs.
+    #[must_use]
+    pub fn ring(reach: Reach) -> Self {
+        Self {
+            endpoint: EndpointKind::Rdm,
+            caps: Caps::MESSAGE | Caps::RMA,
+            memory: MemoryKind::Host,
+            reach,
+            immediate_bytes: 4,
+            ordered: false,
+        }
+    }
+
+    /// The same, for payload in this kind of memory.
+    #[must_use]
+    pub fn memory(mut self, memory: MemoryKind) -> Self {
+        self.memory = memory;
+        self
+    }
+}
+
+/// What the user wants, whatever the facts say. Names match a whole provider
+/// name (`tcp;ofi_rxm`) or one of its layers (`ofi_rxm`).
+///
+/// ```
+/// use fabric::Policy;
+/// let policy: Policy = "verbs,tcp,^sockets".parse()?;
+/// assert_eq!(policy.prefer, ["verbs", "tcp"]);
+/// assert_eq!(policy.deny, ["sockets"]);
+/// let must: Policy = "=shm".parse()?;
+/// assert_eq!(must.require, ["shm"]);
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Policy {
+    /// These first, in this order, if they can be had.
+    pub prefer: Vec<String>,
+    /// One of these, or nothing.
+    pub require: Vec<String>,
+    /// None of these.
+    pub deny: Vec<String>,
+}
+
+impl Policy {
+    /// Refuses policies that nothing can satisfy.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a required provider is denied too.
+    pub fn check(&self) -> Result<()> {
+        match self.require.iter().find(|name| self.deny.contains(name)) {
+            Some(name) => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "reading a policy",
+                format!("\"{name}\" is both required and denied"),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = Error;
+
+    /// A comma-separated list: `name` prefers, `=name` requires, `^name` denies.
+    fn from_str(text: &str) -> Result<Self> {
+        let mut policy = Self::default();
+        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+            let (list, name) = match item.as_bytes()[0] {
+                b'^' => (&mut policy.deny, &item[1..]),
+                b'=' => (&mut policy.require, &item[1..]),
+                _ => (&mut policy.prefer, item),
+            };
+            if name.is_empty() || name.contains(['^', '=']) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "reading a policy",
+                    format!(
+                        "\"{item}\" is not a provider name with an optional ^ (deny) or = (require)"
+                    ),
+                ));
+            }
+            list.push(name.to_owned());
+        }
+        policy.check()?;
+        Ok(policy)
+    }
+}
+
+fn names_provider(name: &str, provider: &str) -> bool {
+    name == provider || provider.split(';').any(|layer| layer == name)
+}
+
+/// What came of a candidate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// This one.
+    Taken,
+    /// It would do, but another is better.
+    Usable,
+    /// It cannot be used, or may not.
+    Refused,
+}
+
+/// One offer, judged.
+#[derive(Debug, Clone, Serialize)]
+pub struct Candidate {
+    /// Provider.
+    pub provider: String,
+    /// Fabric.
+    pub fabric: String,
+    /// Domain.
+    pub domain: String,
+    /// What came of it.
+    pub verdict: Verdict,
+    /// Points; higher is better. 0 for refused ones.
+    pub score: i64,
+    /// Why: what was found good, or the first thing that ruled it out.
+    pub reasons: Vec<String>,
+}
+
+/// The record of a choice.
+#[derive(Debug, Clone, Serialize)]
+pub struct Choice {
+    /// All candidates, best first.
+    pub candidates: Vec<Candidate>,
+}
+
+impl Choice {
+    /// The candidate that was taken.
+    #[must_use]
+    pub fn taken(&self) -> Option<&Candidate> {
+        self.candidates.iter().find(|c| c.verdict == Verdict::Taken)
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for candidate in &self.candidates {
+            let verdict = match candidate.verdict {
+                Verdict::Taken => "taken",
+                Verdict::Usable => "usable",
+                Verdict::Refused => "refused",
+            };
+            writeln!(
+                f,
+                "{verdict:8} {:14} {:12} {:>5}  {}",
+                candidate.provider,
+                candidate.domain,
+                candidate.score,
+                candidate.reasons.join("; ")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// What no attribute tells about a provider, and how much it counts against it.
+const KNOWN: &[(&str, i64, &str)] = &[
+    ("sockets", -300, "upstream has deprecated it"),
+    ("udp", -200, "reliability is emulated in software"),
+    ("UDP", -200, "reliability is emulated in software"),
+    ("ofi_mrail", -250, "multi-rail needs its addresses configured by hand"),
+    ("lnx", -150, "links other providers, experimental"),
+    ("off_coll", -400, "for collectives only"),
+];
+
+/// Judges offers. Pure: the same facts give the same verdicts. The second part
+/// of the result gives, for each candidate, its index in `offers`.
+#[must_use]
+pub fn rank(offers: &[&Capabilities], need: &Need, policy: &Policy) -> (Choice, Vec<usize>) {
+    let mut judged: Vec<(usize, Candidate)> = offers
+        .iter()
+        .enumerate()
+        .map(|(index, facts)| (index, judge(facts, need, policy)))
+        .collect();
+    // Stable: of equals, the provider that libfabric lists first.
+    judged.sort_by_key(|(_, c)| (c.verdict == Verdict::Refused, -c.score));
+    if let Some((_, first)) = judged.first_mut()
+        && first.verdict == Verdict::Usable
+    {
+        first.verdict = Verdict::Taken;
+    }
+    let order = judged.iter().map(|(index, _)| *index).collect();
+    let candidates = judged.into_iter().map(|(_, candidate)| candidate).collect();
+    (Choice { candidates }, order)
+}
+
+fn judge(facts: &Capabilities, need: &Need, policy: &Policy) -> Candidate {
+    let (verdict, score, reasons) = match refusal(facts, need, policy) {
+        Some(reason) => (Verdict::Refused, 0, vec![reason]),
+        None => {
+            let points = merits(facts, need, policy);
+            let score = points.iter().map(|(points, _)| points).sum();
+            let reasons =
+                points.into_iter().map(|(points, why)| format!("{why} ({points:+})")).collect();
+            (Verdict::Usable, score, reasons)
+        }
+    };
+    Candidate {
+        provider: facts.provider.clone(),
+        fabric: facts.fabric.clone(),
+        domain: facts.domain.clone(),
+        verdict,
+        score,
+        reasons,
+    }
+}
+
+/// The first thing that rules an offer out.
+fn refusal(facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String> {
+    if let Some(name) = policy.deny.iter().find(|name| names_provider(name, &facts.provider)) {
+        return Some(format!("denied by policy (^{name})"));
+    }
+    if !policy.require.is_empty()
+        && !policy.require.iter().any(|name| names_provider(name, &facts.provider))
+    {
+        return Some(format!("policy requires {}", policy.require.join(" or ")));
+    }
+    if facts.endpoint != need.endpoint {
+        return Some(format!("{:?} endpoints, {:?} needed", facts.endpoint, need.endpoint));
+    }
+    let missing = need.caps - facts.caps;
+    if !missing.is_empty() {
+        return Some(format!("lacks {}", names(&missing).join(", ")));
+    }
+    if need.memory.is_device() && !facts.caps.contains(Caps::DEVICE_MEMORY) {
+        return Some(format!("does not register {} memory (no FI_HMEM)", need.memory));
+    }
+    if facts.cq_data_size < need.immediate_bytes {
+        return Some(match facts.cq_data_size {
+            0 => "has no immediates (cq_data_size 0)".to_owned(),
+            has => format!("immediates of {has} bytes, {} needed", need.immediate_bytes),
+        });
+    }
+    if need.ordered && !facts.orders_writes() {
+        return Some("does not promise the order of writes".to_owned());
+    }
+    if need.reach == Reach::OtherMachines {
+        if !facts.reaches_other_machines {
+            return Some("reaches only this machine".to_owned());
+        }
+        if facts.source.as_deref().is_some_and(is_loopback) {
+            return Some("bound to the loopback address".to_owned());
+        }
+    }
+    if facts.nic.as_ref().is_some_and(|nic| nic.link_up == Some(false)) {
+        return Some("the link is down".to_owned());
+    }
+    None
+}
+
+fn is_loopback(address: &str) -> bool {
+    address.starts_with("127.") || address.starts_with("[::1]")
+}
+
+/// What speaks for and against an offer that can be used.
+fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, String)> {
+    let mut points = Vec::new();
+    let mut add = |value: i64, why: String| points.push((value, why));
+    let preferred = policy.prefer.iter().position(|name| names_provider(name, &facts.provider));
+    if let Some(place) = preferred {
+        let rank = (policy.prefer.len() - place) as i64;
+        add(1000 * rank, "preferred by policy".to_owned());
+    }
+    if need.reach == Reach::SameMachine && !facts.reaches_other_machines {
+        add(400, "shared memory, no network stack".to_owned());
+    }
+    if let Some(nic) = &facts.nic {
+        // Each doubling of the link counts a little; having the card counts most.
+        let gigabits = (nic.link_bits_per_second / 1_000_000_000).max(1);
+        let speed = 10 * i64::from(gigabits.ilog2());
+        let name = nic.name.as_deref().unwrap_or("a network card");
+        add(200 + speed, format!("{name} moves the data, {gigabits} Gbit/s"));
+    }
+    if facts.layers() == 1 {
+        add(20, "native, no layers".to_owned());
+    } else {
+        add(-10 * (facts.layers() as i64 - 1), format!("{} layers", facts.layers()));
+    }
+    if facts.orders_writes() {
+        add(10, "keeps writes in order".to_owned());
+    }
+    if facts.cq_data_size >= 8 {
+        add(2, "64-bit immediates".to_owned());
+    }
+    if need.reach == Reach::SameMachine && facts.source.as_deref().is_some_and(is_loopback) {
+        add(5, "loopback address".to_owned());
+    }
+    for (name, value, why) in KNOWN {
+        if names_provider(name, &facts.provider) {
+            add(*value, (*why).to_owned());
+        }
+    }
+    points
+}
+
+/// Asks all providers and takes the best offer.
+///
+/// # Errors
+/// `NoProvider` with every candidate's reason in its text if none can be used;
+/// `InvalidArgument` for a policy that contradicts itself.
+pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Choice)> {
+    policy.check()?;
+    let mut offers = Vec::new();
+    let wanted = need.caps | device_caps(need);
+    let plain = query.clone().caps(need.caps);
+    let mut failure = None;
+    // Those without device memory are asked too, so that they can be listed as
+    // refused, with the reason.
+    for query in [plain.clone().caps(wanted), plain] {
+        match query.offers() {
+            Ok(list) => {
+                for offer in list {
+                    if !offers.iter().any(|known: &Offer| is_same(known, &offer)) {
+                        offers.push(offer);
+                    }
+                }
+            }
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    let facts: Vec<&Capabilities> = offers.iter().map(Offer::capabilities).collect();
+    let (choice, order) = rank(&facts, need, policy);
+    if choice.taken().is_some() {
+        let offer = offers.swap_remove(order[0]);
+        tracing::info!(provider = %offer.capabilities().provider, domain = %offer.capabilities().domain, "provider taken");
+        return Ok((offer, choice));
+    }
+    if choice.candidates.is_empty()
+        && let Some(error) = failure
+    {
+        return Err(error);
+    }
+    let reasons: Vec<String> = choice
+        .candidates
+        .iter()
+        .map(|c| format!("{} ({}): {}", c.provider, c.domain, c.reasons.join("; ")))
+        .collect();
+    Err(Error::new(
+        ErrorKind::NoProvider,
+        "choosing a provider",
+        format!("all {} candidates were refused: {}", reasons.len(), reasons.join(" | ")),
+    ))
+}
+
+fn device_caps(need: &Need) -> Caps {
+    if need.memory.is_device() { Caps::DEVICE_MEMORY } else { Caps::empty() }
+}
+
+fn is_same(a: &Offer, b: &Offer) -> bool {
+    let (a, b) = (a.capabilities(), b.capabilities());
+    (&a.provider, &a.fabric, &a.domain, &a.source, a.protocol)
+        == (&b.provider, &b.fabric, &b.domain, &b.source, b.protocol)
+}
+
+#[cfg(test)]
+#[path = "choice_tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+use super::*;
+use crate::capabilities::{Nic, Progress, Threading};
+use crate::flags::{Mode, MrMode, Order};
+use crate::version::Version;
+
+fn offer(provider: &str) -> Capabilities {
+    let order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
+    Capabilities {
+        provider: provider.to_owned(),
+        provider_version: Version { major: 1, minor: 17 },
+        fabric: "fabric".to_owned(),
+        domain: "domain".to_owned(),
+        endpoint: EndpointKind::Rdm,
+        protocol: 1,
+        protocol_name: "protocol".to_owned(),
+        caps: Caps::MESSAGE | Caps::RMA,
+        mode: Mode::empty(),
+        mr_mode: MrMode::empty(),
+        mr_key_size: 8,
+        mr_iov_limit: 1,
+        cq_data_size: 8,
+        max_message_size: usize::MAX,
+        inject_size: 64,
+        send_order: order,
+        receive_order: order,
+        max_ordered_write: usize::MAX,
+        iov_limit: 4,
+        rma_iov_limit: 1,
+        transmit_depth: 128,
+        receive_depth: 128,
+        data_progress: Progress::Manual,
+        control_progress: Progress::Manual,
+        threading: Threading::Safe,
+        address_format: 0,
+        source: None,
+        reaches_other_machines: true,
+        nic: None,
+    }
+}
+
+fn shared_memory() -> Capabilities {
+    Capabilities { reaches_other_machines: false, ..offer("shm") }
+}
+
+fn card(gigabits: u64) -> Capabilities {
+    let nic = Nic {
+        name: Some("mlx5_0".to_owned()),
+        pci: None,
+        link_bits_per_second: gigabits * 1_000_000_000,
+        link_up: Some(true),
+    };
+    Capabilities { nic: Some(nic), cq_data_size: 4, ..offer("verbs;ofi_rxm") }
+}
+
+fn taken(offers: &[Capabilities], need: &Need, policy: &str) -> Option<String> {
+    let offers: Vec<&Capabilities> = offers.iter().collect();
+    let (choice, _) = rank(&offers, need, &policy.parse().unwrap());
+    choice.taken().map(|c| c.provider.clone())
+}
+
+fn reason(facts: &Capabilities, need: &Need, policy: &str) -> String {
+    let (choice, _) = rank(&[facts], need, &policy.parse().unwrap());
+    assert_eq!(choice.candidates[0].verdict, Verdict::Refused, "{choice}");
+    choice.candidates[0].reasons[0].clone()
+}
+
+#[test]
+fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
+    let offers = [offer("tcp"), shared_memory(), card(100)];
+    let near = Need::ring(Reach::SameMachine);
+    let far = Need::ring(Reach::OtherMachines);
+    assert_eq!(taken(&offers, &near, "").as_deref(), Some("shm"));
+    assert_eq!(taken(&offers, &far, "").as_deref(), Some("verbs;ofi_rxm"));
+    assert!(reason(&shared_memory(), &far, "").contains("only this machine"));
+}
+
+#[test]
+fn the_faster_card_wins_and_a_dead_link_is_refused() {
+    let far = Need::ring(Reach::OtherMachines);
+    let mut slow = card(25);
+    slow.domain = "slow".to_owned();
+    let fast = card(400);
+    let (choice, order) = rank(&[&slow, &fast], &far, &Policy::default());
+    assert_eq!((choice.taken().unwrap().domain.as_str(), order[0]), ("domain", 1));
+    let mut dead = card(400);
+    dead.nic.as_mut().unwrap().link_up = Some(false);
+    assert!(reason(&dead, &far, "").contains("link is down"));
+}
+
+#[test]
+fn native_goes_before_layered_and_deprecated_comes_last() {
+    let near = Need::ring(Reach::SameMachine);
+    let offers = [offer("sockets"), offer("tcp;ofi_rxm"), offer("net"), offer("udp;ofi_rxd")];
+    let facts: Vec<&Capabilities> = offers.iter().collect();
+    let (choice, _) = rank(&facts, &near, &Policy::default());
+    let order: Vec<&str> = choice.candidates.iter().map(|c| c.provider.as_str()).collect();
+    assert_eq!(order, ["net", "tcp;ofi_rxm", "udp;ofi_rxd", "sockets"]);
+}
+
+#[test]
+fn policy_prefers_requires_and_denies() {
+    let near = Need::ring(Reach::SameMachine);
+    let offers = [offer("tcp"), shared_memory(), offer("tcp;ofi_rxm")];
+    assert_eq!(taken(&offers, &near, "tcp").as_deref(), Some("tcp"));
+    assert_eq!(taken(&offers, &near, "ofi_rxm,tcp").as_deref(), Some("tcp;ofi_rxm"));
+    assert_eq!(taken(&offers, &near, "^shm,^ofi_rxm").as_deref(), Some("tcp"));
+    assert_eq!(taken(&offers, &near, "verbs").as_deref(), Some("shm"), "prefer is no demand");
+    assert_eq!(taken(&offers, &near, "=verbs"), None);
+    assert!(reason(&offer("tcp"), &near, "=verbs").contains("requires verbs"));
+    assert!(reason(&offer("tcp"), &near, "^tcp").contains("denied"));
+}
+
+#[test]
+fn impossible_policies_are_refused_when_they_are_read() {
+    for text in ["=shm,^shm", "^", "=", "^^shm"] {
+        let error = text.parse::<Policy>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
+    }
+    assert_eq!("".parse::<Policy>().unwrap(), Policy::default());
+}
+
+#[test]
+fn every_lack_has_its_reason() {
+    let near = Need::ring(Reach::SameMachine);
+    let no_immediate = Capabilities { cq_data_size: 0, ..offer("cxi") };
+    assert!(reason(&no_immediate, &near, "").contains("no immediates"));
+    let wide = Need { immediate_bytes: 8, ..near.clone() };
+    assert!(reason(&card(100), &wide, "").contains("4 bytes, 8 needed"));
+    let unordered = Capabilities { send_order: Order::empty(), ..offer("efa") };
+    let ordered = Need { ordered: true, ..near.clone() };
+    assert!(reason(&unordered, &ordered, "").contains("order"));
+    assert_eq!(taken(&[unordered], &near, "").as_deref(), Some("efa"));
+    let device = near.clone().memory(MemoryKind::Cuda(0));
+    assert!(reason(&offer("tcp"), &device, "").contains("cuda:0"));
+    let connected = Need { endpoint: EndpointKind::Msg, ..near.clone() };
+    assert!(reason(&offer("tcp"), &connected, "").contains("Msg needed"));
+    let atomic = Need { caps: near.caps | Caps::ATOMIC, ..near };
+    assert!(reason(&offer("tcp"), &atomic, "").contains("ATOMIC"));
+    let local = Capabilities { source: Some("127.0.0.1:5".to_owned()), ..offer("tcp") };
+    assert!(reason(&local, &Need::ring(Reach::OtherMachines), "").contains("loopback"));
+}

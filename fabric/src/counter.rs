@@ -1,0 +1,145 @@
+//! Counting completions instead of reading them one by one.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfabric_sys as sys;
+
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::handle::Handle;
+use crate::waiting::{Backoff, Deadline};
+
+/// A counter (`fid_cntr`): counts the operations of endpoints it is bound to, or
+/// the remote accesses to regions it is bound to. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Counter(Arc<CounterInner>);
+
+#[derive(Debug)]
+struct CounterInner {
+    handle: Handle<sys::fid_cntr>,
+    domain: Domain,
+}
+
+bitflags::bitflags! {
+    /// Which operations of an endpoint a counter counts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub struct CounterEvents: u64 {
+        /// Sends that completed.
+        const SEND = sys::FI_SEND;
+        /// Receives that completed.
+        const RECEIVE = sys::FI_RECV;
+        /// Reads that completed.
+        const READ = sys::FI_READ;
+        /// Writes that completed.
+        const WRITE = sys::FI_WRITE;
+        /// Reads by peers.
+        const REMOTE_READ = sys::FI_REMOTE_READ;
+        /// Writes by peers.
+        const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
+    }
+}
+
+impl Counter {
+    /// Opens a counter.
+    ///
+    /// # Errors
+    /// `NotSupported` where the provider has none.
+    pub fn open(domain: &Domain) -> Result<Self> {
+        let mut attributes = sys::fi_cntr_attr {
+            events: sys::FI_CNTR_EVENTS_COMP,
+            wait_obj: sys::FI_WAIT_NONE,
+            ..Default::default()
+        };
+        let mut counter = ptr::null_mut();
+        // SAFETY: the domain is alive, `counter` receives the object.
+        let handle = unsafe {
+            let code =
+                sys::fi_cntr_open(domain.as_ptr(), &mut attributes, &mut counter, ptr::null_mut());
+            Error::check("fi_cntr_open", i64::from(code)).map_err(|e| domain.blame(e))?;
+            Handle::adopt("fi_cntr_open", counter)?
+        };
+        Ok(Self(Arc::new(CounterInner { handle, domain: domain.clone() })))
+    }
+
+    /// Operations that succeeded. Reading also makes progress.
+    #[must_use]
+    pub fn read(&self) -> u64 {
+        // SAFETY: the counter is alive.
+        unsafe { sys::fi_cntr_read(self.0.handle.as_ptr()) }
+    }
+
+    /// Operations that failed.
+    #[must_use]
+    pub fn read_errors(&self) -> u64 {
+        // SAFETY: the counter is alive.
+        unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
+    }
+
+    /// Adds to the value.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn add(&self, value: u64) -> Result<()> {
+        // SAFETY: the counter is alive.
+        let code = unsafe { sys::fi_cntr_add(self.0.handle.as_ptr(), value) };
+        self.check("fi_cntr_add", code)
+    }
+
+    /// Sets the value.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn set(&self, value: u64) -> Result<()> {
+        // SAFETY: the counter is alive.
+        let code = unsafe { sys::fi_cntr_set(self.0.handle.as_ptr(), value) };
+        self.check("fi_cntr_set", code)
+    }
+
+    fn check(&self, operation: &'static str, code: i32) -> Result<()> {
+        Error::check(operation, i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+    }
+
+    /// Waits until the value reaches a threshold or an operation fails.
+    /// `progress` is called between looks: whoever moves data belongs there.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` with the value reached; `Other` if failures were counted.
+    pub fn wait(
+        &self,
+        threshold: u64,
+        timeout: Duration,
+        mut progress: impl FnMut(),
+    ) -> Result<()> {
+        let errors = self.read_errors();
+        let deadline = Deadline::after(timeout);
+        let mut backoff = Backoff::new();
+        loop {
+            let value = self.read();
+            if value >= threshold {
+                return Ok(());
+            }
+            if self.read_errors() > errors {
+                return Err(self.0.domain.blame(Error::new(
+                    ErrorKind::Other,
+                    "fi_cntr_wait",
+                    format!("an operation failed at {value} of {threshold}; the completion queue says which"),
+                )));
+            }
+            progress();
+            if !backoff.pause(&deadline) {
+                return Err(self.0.domain.blame(Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "fi_cntr_wait",
+                    format!("{value} of {threshold} after {timeout:?}"),
+                )));
+            }
+        }
+    }
+
+    pub(crate) fn as_fid(&self) -> *mut sys::fid {
+        self.0.handle.as_fid()
+    }
+}

@@ -1,0 +1,223 @@
+//! Opening a fabric and a domain on it.
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::ptr;
+use std::sync::Arc;
+
+use libfabric_sys as sys;
+
+use crate::capabilities::Capabilities;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::EventQueue;
+use crate::handle::Handle;
+use crate::offer::Offer;
+
+/// A network that one provider reaches. Cheap to clone; closes with its last user.
+#[derive(Debug, Clone)]
+pub struct Fabric(Arc<FabricInner>);
+
+#[derive(Debug)]
+struct FabricInner {
+    handle: Handle<sys::fid_fabric>,
+    provider: String,
+}
+
+impl Fabric {
+    /// Opens the fabric that an offer is about.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open(offer: &Offer) -> Result<Self> {
+        let provider = offer.capabilities().provider.clone();
+        let mut fabric = ptr::null_mut();
+        // SAFETY: the offer's attributes are alive; `fabric` receives the object.
+        let handle = unsafe {
+            let attributes = (*offer.info.as_ptr()).fabric_attr;
+            let code = sys::fi_fabric(attributes, &mut fabric, ptr::null_mut());
+            Error::check("fi_fabric", i64::from(code)).map_err(|e| e.with_provider(&provider))?;
+            Handle::adopt("fi_fabric", fabric)?
+        };
+        Ok(Self(Arc::new(FabricInner { handle, provider })))
+    }
+
+    /// Name of the provider.
+    #[must_use]
+    pub fn provider(&self) -> &str {
+        &self.0.provider
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::fid_fabric {
+        self.0.handle.as_ptr()
+    }
+}
+
+/// A device or interface, opened: the home of endpoints, queues and registered
+/// memory. Cheap to clone; closes after everything made from it is gone.
+///
+/// ```
+/// use fabric::{Access, Domain, EndpointKind, HostMemory, Query};
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let region = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
+/// region.write(0, b"hello")?;
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Domain(Arc<DomainInner>);
+
+#[derive(Debug)]
+struct DomainInner {
+    handle: Handle<sys::fid_domain>,
+    capabilities: Arc<Capabilities>,
+    offer: Offer,
+    /// Registrations report to an event queue instead of returning finished.
+    asynchronous_registration: bool,
+    fabric: Fabric,
+}
+
+impl Domain {
+    /// Opens a fabric and a domain on it.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open(offer: &Offer) -> Result<Self> {
+        Self::open_on(&Fabric::open(offer)?, offer)
+    }
+
+    /// Opens a domain on a fabric that is open already. Stripes that should run
+    /// in parallel need a domain each on providers with one progress engine per
+    /// domain.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open_on(fabric: &Fabric, offer: &Offer) -> Result<Self> {
+        Self::open_inner(fabric, offer, None)
+    }
+
+    /// Opens a domain whose registrations complete asynchronously: they report
+    /// to this event queue.
+    ///
+    /// # Errors
+    /// `NotSupported` where the provider registers synchronously only.
+    pub fn open_asynchronous(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
+        Self::open_inner(fabric, offer, Some(events))
+    }
+
+    fn open_inner(fabric: &Fabric, offer: &Offer, events: Option<&EventQueue>) -> Result<Self> {
+        let capabilities = offer.share_capabilities();
+        let mut domain = ptr::null_mut();
+        // SAFETY: fabric and offer are alive; `domain` receives the object.
+        let handle = unsafe {
+            let code =
+                sys::fi_domain(fabric.as_ptr(), offer.info.as_ptr(), &mut domain, ptr::null_mut());
+            Error::check("fi_domain", i64::from(code))
+                .map_err(|e| e.with_provider(&capabilities.provider))?;
+            Handle::adopt("fi_domain", domain)?
+        };
+        if let Some(events) = events {
+            // SAFETY: both objects are alive; the event queue is kept by whoever
+            // reads registration events from it, and libfabric counts the use.
+            let code = unsafe {
+                sys::fi_domain_bind(handle.as_ptr(), events.as_fid(), sys::FABRICAST_REG_MR)
+            };
+            Error::check("fi_domain_bind", i64::from(code)).map_err(|e| {
+                e.with_provider(&capabilities.provider)
+                    .with_detail("the provider does not register memory asynchronously")
+            })?;
+        }
+        Ok(Self(Arc::new(DomainInner {
+            handle,
+            capabilities,
+            offer: offer.clone(),
+            asynchronous_registration: events.is_some(),
+            fabric: fabric.clone(),
+        })))
+    }
+
+    /// The facts of the offer this domain was opened from.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    /// The offer this domain was opened from.
+    #[must_use]
+    pub fn offer(&self) -> &Offer {
+        &self.0.offer
+    }
+
+    /// The fabric this domain belongs to.
+    #[must_use]
+    pub fn fabric(&self) -> &Fabric {
+        &self.0.fabric
+    }
+
+    /// Which count, size and operation an endpoint of this domain can do atomically.
+    #[must_use]
+    pub fn atomic_limit(
+        &self,
+        datatype: crate::Datatype,
+        operation: crate::AtomicOperation,
+        form: crate::AtomicForm,
+    ) -> Option<usize> {
+        let (mut count, mut size) = (0, 0);
+        // SAFETY: the domain is alive, the outputs are valid.
+        let code = unsafe {
+            sys::fcs_query_atomic(
+                self.as_ptr(),
+                datatype.number() as i32,
+                operation.number() as i32,
+                form.flags(),
+                &mut count,
+                &mut size,
+            )
+        };
+        (code == 0).then_some(count)
+    }
+
+    pub(crate) fn is_asynchronous(&self) -> bool {
+        self.0.asynchronous_registration
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut sys::fid_domain {
+        self.0.handle.as_ptr()
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Adds the provider's name to an error.
+    pub(crate) fn blame(&self, error: Error) -> Error {
+        error.with_provider(&self.capabilities().provider)
+    }
+}
+
+/// Does this libfabric open its internal registration cache to applications
+/// (`fi_open` with the name `mr_cache`)? Its limits and monitors are set by the
+/// `FI_MR_CACHE_*` variables, which this library leaves as they are.
+///
+/// # Errors
+/// What libfabric says when it does not.
+pub fn probe_registration_cache() -> Result<()> {
+    let name = CString::new("mr_cache")
+        .map_err(|_| Error::new(ErrorKind::InvalidArgument, "fi_open", "name"))?;
+    let mut object: *mut sys::fid = ptr::null_mut();
+    // SAFETY: a terminated name, no attributes; `object` receives what is opened
+    // and is closed at once.
+    unsafe {
+        let code = sys::fi_open(
+            crate::Version::spoken().packed(),
+            name.as_ptr(),
+            ptr::null_mut(),
+            0,
+            0,
+            &mut object,
+            ptr::null_mut(),
+        );
+        Error::check("fi_open", i64::from(code))?;
+        Error::check("fi_close", i64::from(sys::fi_close(object)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,369 @@
+//! One-sided atomics.
+
+use libfabric_sys as sys;
+
+use super::Endpoint;
+use super::post::{Options, Side, keep_mapping, keep_region};
+use super::rma::parts;
+use crate::address::Peer;
+use crate::error::{ErrorKind, Result};
+use crate::flags::Access;
+use crate::memory::{RegionSlice, RemoteSlice};
+use crate::queue::{CompletionKind, CompletionQueue, OperationId};
+
+const ATOMIC: (Side, CompletionKind) = (Side::Transmit, CompletionKind::Atomic);
+
+macro_rules! numbered {
+    ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:ident),* $(,)? }) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $name { $($(#[$doc])* $variant),* }
+        impl $name {
+            /// Every variant.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+            pub(crate) fn number(self) -> u32 {
+                match self { $(Self::$variant => sys::$number),* }
+            }
+        }
+    };
+}
+
+numbered! {
+    /// What an atomic works on.
+    Datatype {
+        /// Signed 8-bit integer.
+        I8 = FI_INT8,
+        /// Unsigned 8-bit integer.
+        U8 = FI_UINT8,
+        /// Signed 16-bit integer.
+        I16 = FI_INT16,
+        /// Unsigned 16-bit integer.
+        U16 = FI_UINT16,
+        /// Signed 32-bit integer.
+        I32 = FI_INT32,
+        /// Unsigned 32-bit integer.
+        U32 = FI_UINT32,
+        /// Signed 64-bit integer.
+        I64 = FI_INT64,
+        /// Unsigned 64-bit integer.
+        U64 = FI_UINT64,
+        /// 32-bit float.
+        F32 = FI_FLOAT,
+        /// 64-bit float.
+        F64 = FI_DOUBLE,
+    }
+}
+
+impl Datatype {
+    /// Size of one element in bytes.
+    #[must_use]
+    pub fn size(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::I16 | Self::U16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 => 8,
+        }
+    }
+}
+
+numbered! {
+    /// What an atomic does to its target, with the operand.
+    AtomicOperation {
+        /// Keeps the smaller.
+        Minimum = FI_MIN,
+        /// Keeps the larger.
+        Maximum = FI_MAX,
+        /// Adds.
+        Sum = FI_SUM,
+        /// Multiplies.
+        Product = FI_PROD,
+        /// Logical or.
+        LogicalOr = FI_LOR,
+        /// Logical and.
+        LogicalAnd = FI_LAND,
+        /// Bitwise or.
+        BitOr = FI_BOR,
+        /// Bitwise and.
+        BitAnd = FI_BAND,
+        /// Logical exclusive or.
+        LogicalXor = FI_LXOR,
+        /// Bitwise exclusive or.
+        BitXor = FI_BXOR,
+        /// Reads (fetching form only).
+        Read = FI_ATOMIC_READ,
+        /// Stores.
+        Write = FI_ATOMIC_WRITE,
+        /// Stores if equal (comparing form only).
+        CompareSwap = FI_CSWAP,
+        /// Stores if not equal (comparing form only).
+        CompareSwapNotEqual = FI_CSWAP_NE,
+        /// Stores if the operand is less or equal (comparing form only).
+        CompareSwapLessEqual = FI_CSWAP_LE,
+        /// Stores if the operand is less (comparing form only).
+        CompareSwapLess = FI_CSWAP_LT,
+        /// Stores if the operand is greater or equal (comparing form only).
+        CompareSwapGreaterEqual = FI_CSWAP_GE,
+        /// Stores if the operand is greater (comparing form only).
+        CompareSwapGreater = FI_CSWAP_GT,
+        /// Stores the bits under a mask (comparing form only).
+        MaskedSwap = FI_MSWAP,
+    }
+}
+
+/// The three forms of an atomic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtomicForm {
+    /// Changes the target.
+    Plain,
+    /// Changes the target and returns what was there.
+    Fetch,
+    /// Changes the target if a comparison holds, and returns what was there.
+    Compare,
+}
+
+impl AtomicForm {
+    pub(crate) fn flags(self) -> u64 {
+        match self {
+            Self::Plain => 0,
+            Self::Fetch => sys::FI_FETCH_ATOMIC,
+            Self::Compare => sys::FI_COMPARE_ATOMIC,
+        }
+    }
+}
+
+/// One atomic: what is done to which remote elements, with which operands.
+#[derive(Debug, Clone, Copy)]
+pub struct AtomicRequest<'a> {
+    /// Type of the elements.
+    pub datatype: Datatype,
+    /// What is done.
+    pub operation: AtomicOperation,
+    /// The operands, one per element; their number is that of the elements.
+    pub operand: &'a RegionSlice,
+    /// The elements at the peer.
+    pub remote: &'a RemoteSlice,
+}
+
+impl Endpoint {
+    /// Changes remote elements (`fi_atomic`).
+    ///
+    /// # Errors
+    /// `NotSupported` without `Caps::ATOMIC` or for this combination of type and
+    /// operation; `OutOfBounds`, `AccessDenied`.
+    pub fn atomic(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        request: &AtomicRequest<'_>,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let operation = "fi_atomic";
+        let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Plain)?;
+        let (operand, _, descriptor) = parts(request.operand);
+        let (address, key) = (request.remote.address, request.remote.key);
+        let (datatype, op) = (request.datatype.number(), request.operation.number());
+        self.submit(
+            operation,
+            queue,
+            ATOMIC,
+            &options.into(),
+            |slot| {
+                keep_region(slot, request.operand);
+                keep_mapping(slot, request.remote);
+            },
+            #[allow(unsafe_code)]
+            // SAFETY: the slot keeps the operands alive until completion.
+            |endpoint, context| unsafe {
+                sys::fi_atomic(
+                    endpoint, operand, count, descriptor, peer, address, key, datatype, op, context,
+                )
+            },
+        )
+    }
+
+    /// Changes remote elements and brings back what was there (`fi_fetch_atomic`).
+    /// With [`AtomicOperation::Sum`] this is fetch-and-add.
+    ///
+    /// # Errors
+    /// As [`atomic`](Self::atomic).
+    pub fn fetch_atomic(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        request: &AtomicRequest<'_>,
+        result: &RegionSlice,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let operation = "fi_fetch_atomic";
+        let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Fetch)?;
+        self.check_operand(operation, request, result, Access::READ)?;
+        let (operand, _, descriptor) = parts(request.operand);
+        let (into, _, into_descriptor) = parts(result);
+        let (address, key) = (request.remote.address, request.remote.key);
+        let (datatype, op) = (request.datatype.number(), request.operation.number());
+        self.submit(
+            operation,
+            queue,
+            ATOMIC,
+            &options.into(),
+            |slot| {
+                keep_region(slot, request.operand);
+                keep_region(slot, result);
+                keep_mapping(slot, request.remote);
+            },
+            #[allow(unsafe_code)]
+            // SAFETY: the slot keeps operands and result alive until completion.
+            |endpoint, context| unsafe {
+                sys::fi_fetch_atomic(
+                    endpoint,
+                    operand,
+                    count,
+                    descriptor,
+                    into,
+                    into_descriptor,
+                    peer,
+                    address,
+                    key,
+                    datatype,
+                    op,
+                    context,
+                )
+            },
+        )
+    }
+
+    /// Changes remote elements if a comparison holds, and brings back what was
+    /// there (`fi_compare_atomic`). With [`AtomicOperation::CompareSwap`] this is
+    /// compare-and-swap.
+    ///
+    /// # Errors
+    /// As [`atomic`](Self::atomic).
+    pub fn compare_atomic(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        request: &AtomicRequest<'_>,
+        compare: &RegionSlice,
+        result: &RegionSlice,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let operation = "fi_compare_atomic";
+        let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Compare)?;
+        self.check_operand(operation, request, compare, Access::WRITE)?;
+        self.check_operand(operation, request, result, Access::READ)?;
+        let (operand, _, descriptor) = parts(request.operand);
+        let (with, _, with_descriptor) = parts(compare);
+        let (into, _, into_descriptor) = parts(result);
+        let (address, key) = (request.remote.address, request.remote.key);
+        let (datatype, op) = (request.datatype.number(), request.operation.number());
+        self.submit(
+            operation,
+            queue,
+            ATOMIC,
+            &options.into(),
+            |slot| {
+                keep_region(slot, request.operand);
+                keep_region(slot, compare);
+                keep_region(slot, result);
+                keep_mapping(slot, request.remote);
+            },
+            #[allow(unsafe_code)]
+            // SAFETY: the slot keeps all three buffers alive until completion.
+            |endpoint, context| unsafe {
+                sys::fi_compare_atomic(
+                    endpoint,
+                    operand,
+                    count,
+                    descriptor,
+                    with,
+                    with_descriptor,
+                    into,
+                    into_descriptor,
+                    peer,
+                    address,
+                    key,
+                    datatype,
+                    op,
+                    context,
+                )
+            },
+        )
+    }
+
+    fn check_operand(
+        &self,
+        operation: &'static str,
+        request: &AtomicRequest<'_>,
+        slice: &RegionSlice,
+        access: Access,
+    ) -> Result<()> {
+        self.check_local(operation, slice, access)?;
+        if slice.len() == request.operand.len() {
+            return Ok(());
+        }
+        Err(self.refuse(
+            operation,
+            ErrorKind::OutOfBounds,
+            format!("buffers of {} and {} bytes", request.operand.len(), slice.len()),
+        ))
+    }
+
+    fn check_atomic(
+        &self,
+        operation: &'static str,
+        to: Peer,
+        request: &AtomicRequest<'_>,
+        form: AtomicForm,
+    ) -> Result<(u64, usize)> {
+        if !self.limits.has_atomic {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::NotSupported,
+                "the endpoint has no atomics: ask for Caps::ATOMIC".to_owned(),
+            ));
+        }
+        let size = request.datatype.size();
+        let length = request.operand.len();
+        if length == 0 || !length.is_multiple_of(size) {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::InvalidArgument,
+                format!("{length} bytes are no whole number of {:?}", request.datatype),
+            ));
+        }
+        if !(request.operand.as_ptr() as usize).is_multiple_of(size) {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::InvalidArgument,
+                format!("the operands are not aligned to {size} bytes"),
+            ));
+        }
+        let count = length / size;
+        match self.domain.atomic_limit(request.datatype, request.operation, form) {
+            Some(limit) if count <= limit => {}
+            Some(limit) => {
+                return Err(self.refuse(
+                    operation,
+                    ErrorKind::OutOfBounds,
+                    format!("{count} elements, the provider takes {limit} at once"),
+                ));
+            }
+            None => {
+                return Err(self.refuse(
+                    operation,
+                    ErrorKind::NotSupported,
+                    format!("{:?} on {:?}", request.operation, request.datatype),
+                ));
+            }
+        }
+        self.check_local(operation, request.operand, Access::WRITE)?;
+        let needed = match request.operation {
+            AtomicOperation::Read => Access::REMOTE_READ,
+            _ => Access::REMOTE_WRITE,
+        };
+        self.check_remote(operation, request.remote, length, needed)?;
+        Ok((self.resolve(operation, to)?, count))
+    }
+}

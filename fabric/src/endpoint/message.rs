@@ -1,0 +1,557 @@
+//! Two-sided messages, with and without tags.
+
+use std::os::raw::c_void;
+
+use libfabric_sys as sys;
+
+use super::Endpoint;
+use super::post::{Options, Side, keep_region};
+use super::rma::parts;
+use crate::address::Peer;
+use crate::error::{ErrorKind, Result};
+use crate::flags::Access;
+use crate::memory::RegionSlice;
+use crate::queue::{CompletionKind, CompletionQueue, OperationId};
+
+const SEND: (Side, CompletionKind) = (Side::Transmit, CompletionKind::Send);
+const RECEIVE: (Side, CompletionKind) = (Side::Receive, CompletionKind::Receive);
+
+/// Slices as libfabric wants them.
+pub(super) struct Vectors {
+    vector: [sys::iovec; Self::MOST],
+    descriptors: [*mut c_void; Self::MOST],
+    count: usize,
+    pub(super) length: usize,
+}
+
+impl Vectors {
+    /// What every provider here can gather, and a slot can hold.
+    pub(super) const MOST: usize = 4;
+
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        operation: &'static str,
+        slices: &[&RegionSlice],
+        access: Access,
+    ) -> Result<Self> {
+        let limit = endpoint.limits.iov_limit.min(Self::MOST);
+        if slices.is_empty() || slices.len() > limit {
+            return Err(endpoint.refuse(
+                operation,
+                ErrorKind::InvalidArgument,
+                format!("{} slices, 1 to {limit} can go into one operation", slices.len()),
+            ));
+        }
+        let empty = sys::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let mut vectors = Self {
+            vector: [empty; Self::MOST],
+            descriptors: [std::ptr::null_mut(); Self::MOST],
+            count: slices.len(),
+            length: 0,
+        };
+        for (at, slice) in slices.iter().enumerate() {
+            endpoint.check_local(operation, slice, access)?;
+            let (iov_base, iov_len, descriptor) = parts(slice);
+            vectors.vector[at] = sys::iovec { iov_base, iov_len };
+            vectors.descriptors[at] = descriptor;
+            vectors.length += iov_len;
+        }
+        Ok(vectors)
+    }
+
+    /// Valid as long as `self` and `remote` are.
+    pub(super) fn rma(
+        &self,
+        peer: u64,
+        remote: &sys::fi_rma_iov,
+        context: *mut c_void,
+        data: u64,
+    ) -> sys::fi_msg_rma {
+        sys::fi_msg_rma {
+            msg_iov: self.vector.as_ptr(),
+            desc: self.descriptors.as_ptr().cast_mut(),
+            iov_count: self.count,
+            addr: peer,
+            rma_iov: remote,
+            rma_iov_count: 1,
+            context,
+            data,
+        }
+    }
+
+    fn message(&self, peer: u64, context: *mut c_void, data: u64) -> sys::fi_msg {
+        sys::fi_msg {
+            msg_iov: self.vector.as_ptr(),
+            desc: self.descriptors.as_ptr().cast_mut(),
+            iov_count: self.count,
+            addr: peer,
+            context,
+            data,
+        }
+    }
+
+    fn tagged(
+        &self,
+        peer: u64,
+        (tag, ignore): (u64, u64),
+        context: *mut c_void,
+        data: u64,
+    ) -> sys::fi_msg_tagged {
+        sys::fi_msg_tagged {
+            msg_iov: self.vector.as_ptr(),
+            desc: self.descriptors.as_ptr().cast_mut(),
+            iov_count: self.count,
+            addr: peer,
+            tag,
+            ignore,
+            context,
+            data,
+        }
+    }
+}
+
+impl Endpoint {
+    /// Sends a message (`fi_send`).
+    ///
+    /// # Errors
+    /// `AccessDenied`, `Truncated` above the largest message; `DeadlineExceeded`
+    /// if the provider takes nothing for as long as the options say.
+    #[inline]
+    pub fn send(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        local: &RegionSlice,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        if !options.flags.is_empty() {
+            return self.send_gathered(queue, to, &[local], None, options);
+        }
+        let operation = "fi_send";
+        self.check_length(operation, local.len())?;
+        self.check_local(operation, local, Access::SEND)?;
+        let peer = self.resolve(operation, to)?;
+        let (pointer, length, descriptor) = parts(local);
+        self.submit(
+            operation,
+            queue,
+            SEND,
+            &options,
+            |slot| keep_region(slot, local),
+            #[allow(unsafe_code)]
+            // SAFETY: the slot keeps the range alive until completion.
+            |endpoint, context| unsafe {
+                sys::fi_send(endpoint, pointer, length, descriptor, peer, context)
+            },
+        )
+    }
+
+    /// Sends a message with an immediate (`fi_senddata`).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); `OutOfBounds` for an immediate wider than the
+    /// provider carries.
+    pub fn send_data(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        local: &RegionSlice,
+        data: u64,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        self.send_gathered(queue, to, &[local], Some(data), options)
+    }
+
+    /// Gathers several slices into one message (`fi_sendmsg`).
+    ///
+    /// # Errors
+    /// As [`send_data`](Self::send_data); `InvalidArgument` for too many slices.
+    pub fn send_gathered(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        local: &[&RegionSlice],
+        data: Option<u64>,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        let operation = "fi_sendmsg";
+        if let Some(data) = data {
+            self.check_data(operation, data)?;
+        }
+        let vectors = Vectors::new(self, operation, local, Access::SEND)?;
+        self.check_length(operation, vectors.length)?;
+        let peer = self.resolve(operation, to)?;
+        let flags =
+            options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
+        self.submit(
+            operation,
+            queue,
+            SEND,
+            &options,
+            |slot| local.iter().for_each(|slice| keep_region(slot, slice)),
+            |endpoint, context| {
+                let message = vectors.message(peer, context, data.unwrap_or(0));
+                #[allow(unsafe_code)]
+                // SAFETY: the vectors live for the call, what they name until completion.
+                unsafe {
+                    sys::fi_sendmsg(endpoint, &message, flags)
+                }
+            },
+        )
+    }
+
+    /// Sends a few bytes that are copied at once (`fi_inject`, or
+    /// `fi_injectdata` with an immediate). No completion is reported.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); `Truncated` above the provider's inject size.
+    pub fn inject(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        bytes: &[u8],
+        data: Option<u64>,
+    ) -> Result<()> {
+        let operation = "fi_inject";
+        if let Some(data) = data {
+            self.check_data(operation, data)?;
+        }
+        let peer = self.check_inject(operation, to, bytes.len())?;
+        let (pointer, length) = (bytes.as_ptr().cast(), bytes.len());
+        self.submit_injected(
+            operation,
+            queue,
+            Options::PATIENCE,
+            #[allow(unsafe_code)]
+            // SAFETY: the bytes are copied before the call returns.
+            |endpoint| unsafe {
+                match data {
+                    Some(data) => sys::fi_injectdata(endpoint, pointer, length, data, peer),
+                    None => sys::fi_inject(endpoint, pointer, length, peer),
+                }
+            },
+        )
+    }
+
+    /// Posts a buffer for one message from anybody (`fi_recv`).
+    ///
+    /// # Errors
+    /// `AccessDenied`, or what the provider says.
+    #[inline]
+    pub fn receive(
+        &mut self,
+        queue: &mut CompletionQueue,
+        into: &RegionSlice,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        self.receive_from(queue, None, into, options)
+    }
+
+    /// Posts a buffer for one message from one peer; which peer is obeyed only
+    /// where the offer has `Caps::DIRECTED_RECEIVE`.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    #[inline]
+    pub fn receive_from(
+        &mut self,
+        queue: &mut CompletionQueue,
+        from: Option<Peer>,
+        into: &RegionSlice,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        let operation = "fi_recv";
+        self.check_local(operation, into, Access::RECEIVE)?;
+        let peer = self.source(operation, from)?;
+        let (pointer, length, descriptor) = parts(into);
+        self.submit(
+            operation,
+            queue,
+            RECEIVE,
+            &options,
+            |slot| keep_region(slot, into),
+            #[allow(unsafe_code)]
+            // SAFETY: the slot keeps the range alive until completion.
+            |endpoint, context| unsafe {
+                sys::fi_recv(endpoint, pointer, length, descriptor, peer, context)
+            },
+        )
+    }
+
+    /// Posts a receive without a buffer: one for each immediate that is expected,
+    /// where immediates consume receives
+    /// ([`immediates_consume_receives`](crate::Capabilities::immediates_consume_receives)).
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn receive_notice(
+        &mut self,
+        queue: &mut CompletionQueue,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        let peer = sys::FI_ADDR_UNSPEC;
+        let null = std::ptr::null_mut();
+        self.submit(
+            "fi_recv",
+            queue,
+            RECEIVE,
+            &options,
+            |_| {},
+            #[allow(unsafe_code)]
+            // SAFETY: no buffer.
+            |endpoint, context| unsafe { sys::fi_recv(endpoint, null, 0, null, peer, context) },
+        )
+    }
+
+    /// Posts one buffer for many messages (`FI_MULTI_RECV`): each completion
+    /// tells where its message lies, the last one that the buffer is used up.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn receive_many(
+        &mut self,
+        queue: &mut CompletionQueue,
+        into: &RegionSlice,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        let operation = "fi_recvmsg";
+        let vectors = Vectors::new(self, operation, &[into], Access::RECEIVE)?;
+        let base = into.as_ptr() as usize;
+        self.submit(
+            operation,
+            queue,
+            RECEIVE,
+            &options,
+            |slot| {
+                slot.lasting = true;
+                slot.base = base;
+                keep_region(slot, into);
+            },
+            |endpoint, context| {
+                let message = vectors.message(sys::FI_ADDR_UNSPEC, context, 0);
+                let flags = sys::FI_MULTI_RECV | sys::FI_COMPLETION;
+                #[allow(unsafe_code)]
+                // SAFETY: as in `send_gathered`.
+                unsafe {
+                    sys::fi_recvmsg(endpoint, &message, flags)
+                }
+            },
+        )
+    }
+
+    /// Scatters one message into several slices (`fi_recvv`).
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); `InvalidArgument` for too many slices.
+    pub fn receive_scattered(
+        &mut self,
+        queue: &mut CompletionQueue,
+        into: &[&RegionSlice],
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        let operation = "fi_recvv";
+        let vectors = Vectors::new(self, operation, into, Access::RECEIVE)?;
+        self.submit(
+            operation,
+            queue,
+            RECEIVE,
+            &options,
+            |slot| into.iter().for_each(|slice| keep_region(slot, slice)),
+            |endpoint, context| {
+                let message = vectors.message(sys::FI_ADDR_UNSPEC, context, 0);
+                #[allow(unsafe_code)]
+                // SAFETY: as in `send_gathered`.
+                unsafe {
+                    sys::fi_recvmsg(endpoint, &message, sys::FI_COMPLETION)
+                }
+            },
+        )
+    }
+
+    /// Sends a message with a tag (`fi_tsend`), and an immediate if there is one.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); `NotSupported` without `Caps::TAGGED`.
+    pub fn send_tagged(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        local: &RegionSlice,
+        tag: u64,
+        data: Option<u64>,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        let operation = "fi_tsendmsg";
+        self.check_tagged(operation)?;
+        if let Some(data) = data {
+            self.check_data(operation, data)?;
+        }
+        let vectors = Vectors::new(self, operation, &[local], Access::SEND)?;
+        self.check_length(operation, vectors.length)?;
+        let peer = self.resolve(operation, to)?;
+        let flags =
+            options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
+        self.submit(
+            operation,
+            queue,
+            SEND,
+            &options,
+            |slot| keep_region(slot, local),
+            |endpoint, context| {
+                let message = vectors.tagged(peer, (tag, 0), context, data.unwrap_or(0));
+                #[allow(unsafe_code)]
+                // SAFETY: as in `send_gathered`.
+                unsafe {
+                    sys::fi_tsendmsg(endpoint, &message, flags)
+                }
+            },
+        )
+    }
+
+    /// Sends a few bytes with a tag that are copied at once (`fi_tinject`).
+    ///
+    /// # Errors
+    /// As [`inject`](Self::inject) and [`send_tagged`](Self::send_tagged).
+    pub fn inject_tagged(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        bytes: &[u8],
+        tag: u64,
+    ) -> Result<()> {
+        let operation = "fi_tinject";
+        self.check_tagged(operation)?;
+        let peer = self.check_inject(operation, to, bytes.len())?;
+        self.submit_injected(
+            operation,
+            queue,
+            Options::PATIENCE,
+            #[allow(unsafe_code)]
+            // SAFETY: the bytes are copied before the call returns.
+            |endpoint| unsafe {
+                sys::fi_tinject(endpoint, bytes.as_ptr().cast(), bytes.len(), peer, tag)
+            },
+        )
+    }
+
+    /// Posts a buffer for one message whose tag equals `tag` in all bits that
+    /// `ignore` leaves (`fi_trecv`).
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); `NotSupported` without `Caps::TAGGED`.
+    pub fn receive_tagged(
+        &mut self,
+        queue: &mut CompletionQueue,
+        from: Option<Peer>,
+        into: &RegionSlice,
+        (tag, ignore): (u64, u64),
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let options = options.into();
+        let operation = "fi_trecv";
+        self.check_tagged(operation)?;
+        self.check_local(operation, into, Access::RECEIVE)?;
+        let peer = self.source(operation, from)?;
+        let (pointer, length, descriptor) = parts(into);
+        self.submit(
+            operation,
+            queue,
+            RECEIVE,
+            &options,
+            |slot| keep_region(slot, into),
+            #[allow(unsafe_code)]
+            // SAFETY: the slot keeps the range alive until completion.
+            |endpoint, context| unsafe {
+                sys::fi_trecv(endpoint, pointer, length, descriptor, peer, tag, ignore, context)
+            },
+        )
+    }
+
+    /// Sends from memory that nothing keeps alive.
+    ///
+    /// # Safety
+    /// As [`write_raw`](Self::write_raw).
+    ///
+    /// # Errors
+    /// What the provider says.
+    #[allow(unsafe_code)]
+    pub unsafe fn send_raw(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        (pointer, length): (*const u8, usize),
+        descriptor: *mut c_void,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let operation = "fi_send";
+        self.check_length(operation, length)?;
+        let peer = self.resolve(operation, to)?;
+        let pointer = pointer.cast();
+        self.submit(
+            operation,
+            queue,
+            SEND,
+            &options.into(),
+            |_| {},
+            // SAFETY: by contract.
+            |endpoint, context| unsafe {
+                sys::fi_send(endpoint, pointer, length, descriptor, peer, context)
+            },
+        )
+    }
+
+    /// Receives into memory that nothing keeps alive.
+    ///
+    /// # Safety
+    /// As [`write_raw`](Self::write_raw); the memory is written.
+    ///
+    /// # Errors
+    /// What the provider says.
+    #[allow(unsafe_code)]
+    pub unsafe fn receive_raw(
+        &mut self,
+        queue: &mut CompletionQueue,
+        (pointer, length): (*mut u8, usize),
+        descriptor: *mut c_void,
+        options: impl Into<Options>,
+    ) -> Result<OperationId> {
+        let pointer = pointer.cast();
+        self.submit(
+            "fi_recv",
+            queue,
+            RECEIVE,
+            &options.into(),
+            |_| {},
+            // SAFETY: by contract.
+            |endpoint, context| unsafe {
+                sys::fi_recv(endpoint, pointer, length, descriptor, sys::FI_ADDR_UNSPEC, context)
+            },
+        )
+    }
+
+    #[inline]
+    fn source(&self, operation: &'static str, from: Option<Peer>) -> Result<u64> {
+        match from {
+            Some(peer) => self.resolve(operation, peer),
+            None => Ok(sys::FI_ADDR_UNSPEC),
+        }
+    }
+
+    fn check_tagged(&self, operation: &'static str) -> Result<()> {
+        if self.limits.has_tagged {
+            return Ok(());
+        }
+        Err(self.refuse(
+            operation,
+            ErrorKind::NotSupported,
+            "the endpoint has no tagged messages: ask for Caps::TAGGED".to_owned(),
+        ))
+    }
+}

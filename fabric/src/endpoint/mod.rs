@@ -1,0 +1,378 @@
+//! Endpoints: where operations are posted.
+#![allow(unsafe_code)]
+
+mod atomic;
+mod connection;
+mod message;
+mod post;
+mod rma;
+
+pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
+pub use connection::Listener;
+pub use post::Options;
+
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::Arc;
+
+use libfabric_sys as sys;
+
+use crate::address::{Address, AddressVector, Peer};
+use crate::capabilities::EndpointKind;
+use crate::counter::{Counter, CounterEvents};
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{EventQueue, EventQueueShared};
+use crate::handle::Handle;
+use crate::offer::Offer;
+use crate::queue::{Completion, CompletionQueue, QueueShared};
+
+/// An endpoint. Posting goes through `&mut`, together with the queue that will
+/// report the outcome: so both have one user at a time, and neither needs a lock.
+#[derive(Debug)]
+pub struct Endpoint {
+    handle: ManuallyDrop<Handle<sys::fid_ep>>,
+    transmit: Attached,
+    receive: Attached,
+    limits: Limits,
+    addresses: Option<AddressVector>,
+    #[allow(dead_code)] // kept alive: bound to the endpoint
+    counters: Vec<Counter>,
+    #[allow(dead_code)] // kept alive: bound to the endpoint
+    events: Option<Arc<EventQueueShared>>,
+    domain: Domain,
+}
+
+/// The endpoint's place in one of its queues.
+#[derive(Debug, Clone)]
+struct Attached {
+    queue: Arc<QueueShared>,
+    number: u32,
+    member: Arc<crate::queue::Member>,
+}
+
+/// What is asked at every post, next to each other.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    immediate_mask: u64,
+    inject_size: usize,
+    max_message: usize,
+    iov_limit: usize,
+    has_rma: bool,
+    has_tagged: bool,
+    has_atomic: bool,
+}
+
+enum Queues<'q> {
+    None,
+    One(&'q mut CompletionQueue),
+    Two(&'q mut CompletionQueue, &'q mut CompletionQueue),
+}
+
+/// Binds what an endpoint needs, then opens it.
+#[must_use]
+pub struct EndpointBuilder<'q> {
+    domain: Domain,
+    offer: Offer,
+    queues: Queues<'q>,
+    addresses: Option<AddressVector>,
+    events: Option<Arc<EventQueueShared>>,
+    counters: Vec<(Counter, CounterEvents)>,
+}
+
+impl std::fmt::Debug for EndpointBuilder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EndpointBuilder").field("domain", &self.domain).finish_non_exhaustive()
+    }
+}
+
+impl<'q> EndpointBuilder<'q> {
+    /// One queue for everything.
+    pub fn queue(mut self, queue: &'q mut CompletionQueue) -> Self {
+        self.queues = Queues::One(queue);
+        self
+    }
+
+    /// A queue for what starts here and one for what arrives.
+    pub fn queues(
+        mut self,
+        transmit: &'q mut CompletionQueue,
+        receive: &'q mut CompletionQueue,
+    ) -> Self {
+        self.queues = Queues::Two(transmit, receive);
+        self
+    }
+
+    /// The peers that a connectionless endpoint can name.
+    pub fn addresses(mut self, addresses: &AddressVector) -> Self {
+        self.addresses = Some(addresses.clone());
+        self
+    }
+
+    /// Where a connected endpoint reports its connection.
+    pub fn events(mut self, events: &EventQueue) -> Self {
+        self.events = Some(events.share());
+        self
+    }
+
+    /// A counter of these operations.
+    pub fn counter(mut self, counter: &Counter, events: CounterEvents) -> Self {
+        self.counters.push((counter.clone(), events));
+        self
+    }
+
+    /// Uses another offer than the domain's own: that of a
+    /// [`ConnectionRequest`](crate::ConnectionRequest).
+    pub fn offer(mut self, offer: &Offer) -> Self {
+        self.offer = offer.clone();
+        self
+    }
+
+    /// Opens and enables the endpoint. A connected one is not connected yet.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if a queue, or for a connectionless endpoint the address
+    /// vector, is missing; what the provider says.
+    pub fn open(self) -> Result<Endpoint> {
+        let domain = self.domain;
+        let refuse = |why: &'static str| {
+            domain.blame(Error::new(ErrorKind::InvalidArgument, "fi_endpoint", why))
+        };
+        let connectionless = domain.capabilities().endpoint != EndpointKind::Msg;
+        if connectionless && self.addresses.is_none() {
+            return Err(refuse("a connectionless endpoint needs an address vector"));
+        }
+        if !connectionless && self.events.is_none() {
+            return Err(refuse("a connected endpoint needs an event queue"));
+        }
+        let mut endpoint = ptr::null_mut();
+        // SAFETY: domain and offer are alive; `endpoint` receives the object.
+        let handle = unsafe {
+            let code = sys::fi_endpoint(
+                domain.as_ptr(),
+                self.offer.info.as_ptr(),
+                &mut endpoint,
+                ptr::null_mut(),
+            );
+            Error::check("fi_endpoint", i64::from(code)).map_err(|e| domain.blame(e))?;
+            Handle::adopt("fi_endpoint", endpoint)?
+        };
+        let bind = |operation, fid: *mut sys::fid, flags: u64| {
+            // SAFETY: both objects are alive, and are kept by the endpoint below.
+            let code = unsafe { sys::fi_ep_bind(handle.as_ptr(), fid, flags) };
+            Error::check(operation, i64::from(code)).map(drop).map_err(|e| domain.blame(e))
+        };
+        if let Some(addresses) = &self.addresses
+            && connectionless
+        {
+            bind("fi_ep_bind (address vector)", addresses.as_fid(), 0)?;
+        }
+        if let Some(events) = &self.events {
+            bind("fi_ep_bind (event queue)", events.as_fid(), 0)?;
+        }
+        let attach = |queue: &mut CompletionQueue| {
+            let (number, member) = queue.join(handle.as_fid());
+            Attached { queue: queue.share(), number, member }
+        };
+        let (transmit, receive) = match self.queues {
+            Queues::None => return Err(refuse("no completion queue")),
+            Queues::One(queue) => {
+                let flags = sys::FI_TRANSMIT | sys::FI_RECV;
+                bind("fi_ep_bind (completion queue)", queue.share().as_fid(), flags)?;
+                let both = attach(queue);
+                (both.clone(), both)
+            }
+            Queues::Two(transmit, receive) => {
+                bind("fi_ep_bind (transmit queue)", transmit.share().as_fid(), sys::FI_TRANSMIT)?;
+                bind("fi_ep_bind (receive queue)", receive.share().as_fid(), sys::FI_RECV)?;
+                (attach(transmit), attach(receive))
+            }
+        };
+        for (counter, events) in &self.counters {
+            bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
+        }
+        // SAFETY: the endpoint is alive and all it needs is bound.
+        let code = unsafe { sys::fi_enable(handle.as_ptr()) };
+        Error::check("fi_enable", i64::from(code)).map_err(|e| explain_enable(domain.blame(e)))?;
+        let limits = limits(&domain, &handle);
+        Ok(Endpoint {
+            handle: ManuallyDrop::new(handle),
+            transmit,
+            receive,
+            limits,
+            addresses: self.addresses,
+            counters: self.counters.into_iter().map(|(counter, _)| counter).collect(),
+            events: self.events,
+            domain,
+        })
+    }
+}
+
+/// A bare EINVAL here has a known cause, which nothing in the code tells.
+fn explain_enable(error: Error) -> Error {
+    if error.kind() != ErrorKind::InvalidArgument {
+        return error;
+    }
+    let universe =
+        std::env::var("FI_UNIVERSE_SIZE").unwrap_or_else(|_| "256 (the default)".to_owned());
+    error.with_detail(format!(
+        "the device may not have room for the queues that FI_UNIVERSE_SIZE = {universe} asks for; try 64"
+    ))
+}
+
+fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
+    let capabilities = domain.capabilities();
+    // SAFETY: the endpoint is alive.
+    let (has_rma, has_tagged, has_atomic) = unsafe {
+        (
+            sys::fcs_has_rma(handle.as_ptr()) != 0,
+            sys::fcs_has_tagged(handle.as_ptr()) != 0,
+            sys::fcs_has_atomic(handle.as_ptr()) != 0,
+        )
+    };
+    use crate::Caps;
+    Limits {
+        immediate_mask: capabilities.immediate_mask(),
+        inject_size: capabilities.inject_size,
+        max_message: capabilities.max_message_size,
+        iov_limit: capabilities.iov_limit,
+        has_rma: has_rma && capabilities.caps.contains(Caps::RMA),
+        has_tagged: has_tagged && capabilities.caps.contains(Caps::TAGGED),
+        has_atomic: has_atomic && capabilities.caps.contains(Caps::ATOMIC),
+    }
+}
+
+impl Endpoint {
+    /// Starts making an endpoint of a domain.
+    pub fn builder<'q>(domain: &Domain) -> EndpointBuilder<'q> {
+        EndpointBuilder {
+            domain: domain.clone(),
+            offer: domain.offer().clone(),
+            queues: Queues::None,
+            addresses: None,
+            events: None,
+            counters: Vec::new(),
+        }
+    }
+
+    /// The address under which peers reach this endpoint.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn address(&self) -> Result<Address> {
+        local_address(self.handle.as_fid()).map_err(|e| self.domain.blame(e))
+    }
+
+    /// Who sent what a completion tells of, where the offer has `Caps::SOURCE`
+    /// and the sender is in the address vector.
+    #[must_use]
+    pub fn sender(&self, completion: &Completion) -> Option<Peer> {
+        self.addresses.as_ref()?.peer_of(completion.source)
+    }
+
+    /// The domain it belongs to.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Is this the endpoint an event names?
+    #[must_use]
+    pub fn is(&self, endpoint: usize) -> bool {
+        self.handle.as_fid() as usize == endpoint
+    }
+
+    /// Whether device memory may go peer to peer (`FI_OPT_FI_HMEM_P2P`).
+    ///
+    /// # Errors
+    /// `NotSupported` where the provider has no such choice.
+    pub fn set_peer_to_peer(&mut self, policy: PeerToPeer) -> Result<()> {
+        // SAFETY: the endpoint is alive; `&mut self` serialises against its operations.
+        let code = unsafe { sys::fcs_set_hmem_p2p(self.handle.as_ptr(), policy as i32) };
+        Error::check("fi_setopt (FI_OPT_FI_HMEM_P2P)", i64::from(code))
+            .map(drop)
+            .map_err(|e| self.domain.blame(e))
+    }
+
+    /// Closes the endpoint and says if that failed; dropping it only logs that.
+    /// Operations still in flight are reported as failed by their queue, and
+    /// their memory is released.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn close(mut self) -> Result<()> {
+        let result = self.shut();
+        let domain = self.domain.clone();
+        // What is left of `self` is dropped as usual, without the handle.
+        let mut rest = ManuallyDrop::new(self);
+        // SAFETY: each field is dropped once: `rest` is never dropped itself, and
+        // the handle was consumed by `shut`.
+        unsafe {
+            ptr::drop_in_place(&mut rest.transmit);
+            ptr::drop_in_place(&mut rest.receive);
+            ptr::drop_in_place(&mut rest.addresses);
+            ptr::drop_in_place(&mut rest.counters);
+            ptr::drop_in_place(&mut rest.events);
+            ptr::drop_in_place(&mut rest.domain);
+        }
+        result.map_err(|e| domain.blame(e))
+    }
+
+    /// Consumes the handle. Must be called exactly once.
+    fn shut(&mut self) -> Result<()> {
+        self.transmit.member.leave();
+        self.receive.member.leave();
+        // SAFETY: called once, by `close` (which forgets self) or by `drop`.
+        let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
+        let result = handle.close();
+        if result.is_ok() {
+            self.transmit.member.left(&self.transmit.queue);
+            self.receive.member.left(&self.receive.queue);
+        }
+        result
+    }
+
+    pub(crate) fn as_fid(&self) -> *mut sys::fid {
+        self.handle.as_fid()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if let Err(error) = self.shut() {
+            // Its buffers stay in quarantine: the provider may still use them.
+            tracing::error!(%error, "an endpoint could not be closed");
+        }
+    }
+}
+
+/// Whether device memory goes directly between devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum PeerToPeer {
+    /// The provider decides.
+    Enabled = 0,
+    /// Every transfer, or none.
+    Required = 1,
+    /// Where possible.
+    Preferred = 2,
+    /// Never.
+    Disabled = 3,
+}
+
+fn local_address(fid: *mut sys::fid) -> Result<Address> {
+    let mut bytes = vec![0_u8; 256];
+    for _ in 0..2 {
+        let mut length = bytes.len();
+        // SAFETY: the buffer's length is passed.
+        let code = unsafe { sys::fi_getname(fid, bytes.as_mut_ptr().cast(), &mut length) };
+        if code == -crate::error::number::TOO_SMALL && length > bytes.len() {
+            bytes.resize(length, 0);
+            continue;
+        }
+        Error::check("fi_getname", i64::from(code))?;
+        bytes.truncate(length);
+        return Ok(Address(bytes));
+    }
+    Err(Error::from_code("fi_getname", i64::from(crate::error::number::TOO_SMALL)))
+}

@@ -1,0 +1,320 @@
+//! What all posts have in common: checks, slots, and patience when a queue is full.
+
+use std::os::raw::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfabric_sys as sys;
+
+use super::Endpoint;
+use crate::address::Peer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::flags::{Access, TransferFlags};
+use crate::memory::{RegionSlice, RemoteSlice};
+use crate::queue::{CompletionKind, CompletionQueue, Keep, OperationId, Slot};
+use crate::waiting::{Backoff, Deadline};
+
+/// How one operation is posted. A bare number is its token.
+///
+/// ```
+/// use fabric::{Options, TransferFlags};
+/// let plain: Options = 42.into();
+/// let safe = Options::token(42).flags(TransferFlags::DELIVERY_COMPLETE);
+/// # let _ = (plain, safe);
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    pub(super) token: u64,
+    pub(super) flags: TransferFlags,
+    pub(super) patience: Duration,
+}
+
+impl Options {
+    /// How long a post makes progress while the provider's queue is full, before
+    /// it gives up.
+    pub const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// With this token, which the completion will carry.
+    #[must_use]
+    #[inline]
+    pub fn token(token: u64) -> Self {
+        Self { token, flags: TransferFlags::empty(), patience: Self::PATIENCE }
+    }
+
+    /// With these flags.
+    #[must_use]
+    pub fn flags(mut self, flags: TransferFlags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Waits at most this long for room in the provider's queue; not at all, and
+    /// fails with `WouldBlock`, if it is zero.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+}
+
+impl From<u64> for Options {
+    #[inline]
+    fn from(token: u64) -> Self {
+        Self::token(token)
+    }
+}
+
+/// Which of an endpoint's queues an operation reports to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Transmit,
+    Receive,
+}
+
+const AGAIN: isize = -(sys::FI_EAGAIN as isize);
+
+impl Endpoint {
+    /// The provider's number for a peer.
+    #[inline]
+    pub(super) fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
+        match &self.addresses {
+            Some(addresses) => addresses.resolve(operation, peer),
+            None if peer == Peer::CONNECTED => Ok(sys::FI_ADDR_UNSPEC),
+            None => Err(self.refuse(
+                operation,
+                ErrorKind::InvalidArgument,
+                "a connected endpoint has one peer: Peer::CONNECTED".to_owned(),
+            )),
+        }
+    }
+
+    #[cold]
+    pub(super) fn refuse(&self, operation: &'static str, kind: ErrorKind, why: String) -> Error {
+        self.domain.blame(Error::new(kind, operation, why))
+    }
+
+    #[inline]
+    pub(super) fn check_length(&self, operation: &'static str, length: usize) -> Result<()> {
+        if length > self.limits.max_message {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::Truncated,
+                format!(
+                    "{length} bytes, the provider moves at most {} at once",
+                    self.limits.max_message
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn check_local(
+        &self,
+        operation: &'static str,
+        slice: &RegionSlice,
+        needed: Access,
+    ) -> Result<()> {
+        if !slice.access().contains(needed) {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::AccessDenied,
+                format!(
+                    "the local region was registered for {}, not for {}",
+                    crate::flags::names(&slice.access()).join(", "),
+                    crate::flags::names(&needed).join(", ")
+                ),
+            ));
+        }
+        if !slice.is_in(&self.domain) {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::InvalidArgument,
+                "the local region is registered with another domain".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn check_remote(
+        &self,
+        operation: &'static str,
+        remote: &RemoteSlice,
+        length: usize,
+        needed: Access,
+    ) -> Result<()> {
+        if !self.limits.has_rma && !self.limits.has_atomic {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::NotSupported,
+                "the endpoint has no one-sided operations".to_owned(),
+            ));
+        }
+        if length as u64 > remote.length {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::OutOfBounds,
+                format!("{length} bytes do not fit a remote range of {}", remote.length),
+            ));
+        }
+        if !remote.rights.contains(needed) {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::AccessDenied,
+                format!(
+                    "the remote region grants {}, not {}",
+                    crate::flags::names(&remote.rights).join(", "),
+                    crate::flags::names(&needed).join(", ")
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Refuses immediates where there are none (some providers would answer
+    /// EAGAIN for ever) or where the provider would cut them silently.
+    #[inline]
+    pub(super) fn check_data(&self, operation: &'static str, data: u64) -> Result<()> {
+        if data & !self.limits.immediate_mask != 0 || self.limits.immediate_mask == 0 {
+            let why = match self.limits.immediate_mask {
+                0 => "the provider has no immediates (cq_data_size is 0)".to_owned(),
+                mask => format!(
+                    "immediate {data:#x} is wider than the provider carries (mask {mask:#x})"
+                ),
+            };
+            let kind = match self.limits.immediate_mask {
+                0 => ErrorKind::NotSupported,
+                _ => ErrorKind::OutOfBounds,
+            };
+            return Err(self.refuse(operation, kind, why));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn check_queue(
+        &self,
+        operation: &'static str,
+        queue: &CompletionQueue,
+        side: Side,
+    ) -> Result<u32> {
+        let attached = match side {
+            Side::Transmit => &self.transmit,
+            Side::Receive => &self.receive,
+        };
+        if queue.is(&attached.queue) {
+            return Ok(attached.number);
+        }
+        Err(self.refuse(
+            operation,
+            ErrorKind::InvalidArgument,
+            "the endpoint reports to another completion queue".to_owned(),
+        ))
+    }
+
+    /// Takes a slot, lets `prepare` put into it what must stay alive, and calls
+    /// the provider until it takes the operation.
+    #[inline]
+    pub(super) fn submit(
+        &mut self,
+        operation: &'static str,
+        queue: &mut CompletionQueue,
+        (side, kind): (Side, CompletionKind),
+        options: &Options,
+        prepare: impl FnOnce(&mut Slot),
+        mut call: impl FnMut(*mut sys::fid_ep, *mut c_void) -> isize,
+    ) -> Result<OperationId> {
+        let member = self.check_queue(operation, queue, side)?;
+        let slot = queue.take(member, kind, options.token)?;
+        prepare(slot);
+        let id = OperationId { index: slot.index, generation: slot.generation };
+        let context = slot.context();
+        let endpoint = self.handle.as_ptr();
+        let mut code = call(endpoint, context);
+        if code == AGAIN {
+            code = self.insist(queue, options.patience, || call(endpoint, context));
+        }
+        if code == 0 {
+            return Ok(id);
+        }
+        queue.put_back(id.index);
+        Err(self.posting_failed(operation, code, options))
+    }
+
+    /// As [`submit`](Self::submit), for operations that leave nothing in flight.
+    #[inline]
+    pub(super) fn submit_injected(
+        &mut self,
+        operation: &'static str,
+        queue: &mut CompletionQueue,
+        patience: Duration,
+        mut call: impl FnMut(*mut sys::fid_ep) -> isize,
+    ) -> Result<()> {
+        self.check_queue(operation, queue, Side::Transmit)?;
+        let endpoint = self.handle.as_ptr();
+        let mut code = call(endpoint);
+        if code == AGAIN {
+            code = self.insist(queue, patience, || call(endpoint));
+        }
+        if code == 0 {
+            return Ok(());
+        }
+        Err(self.posting_failed(operation, code, &Options::token(0).patience(patience)))
+    }
+
+    /// The provider's queue is full, or a connection is still coming up: makes
+    /// progress, with growing pauses, and tries again until patience is over.
+    #[cold]
+    fn insist(
+        &mut self,
+        queue: &mut CompletionQueue,
+        patience: Duration,
+        mut call: impl FnMut() -> isize,
+    ) -> isize {
+        if patience.is_zero() {
+            // One look at the queue may be all that is needed.
+            queue.progress();
+            return call();
+        }
+        let deadline = Deadline::after(patience);
+        let mut backoff = Backoff::new();
+        loop {
+            queue.progress();
+            let code = call();
+            if code != AGAIN || !backoff.pause(&deadline) {
+                return code;
+            }
+        }
+    }
+
+    #[cold]
+    fn posting_failed(&self, operation: &'static str, code: isize, options: &Options) -> Error {
+        let error = self.domain.blame(Error::from_code(operation, code as i64));
+        if code != AGAIN {
+            return error;
+        }
+        if options.patience.is_zero() {
+            error.with_detail("the provider's queue is full")
+        } else {
+            error.with_kind(ErrorKind::DeadlineExceeded).with_detail(format!(
+                "the provider took nothing for {:?}: its queue is full, or the peer does not answer",
+                options.patience
+            ))
+        }
+    }
+}
+
+/// Puts a local slice under an operation's protection.
+#[inline]
+pub(super) fn keep_region(slot: &mut Slot, slice: &RegionSlice) {
+    slot.keep(Keep::Region(Arc::clone(&slice.region)));
+}
+
+/// Puts a mapped key, where there is one, under an operation's protection.
+#[inline]
+pub(super) fn keep_mapping(slot: &mut Slot, remote: &RemoteSlice) {
+    if let Some(mapping) = &remote.mapping {
+        slot.keep(Keep::Mapping(Arc::clone(mapping)));
+    }
+}

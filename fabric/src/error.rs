@@ -1,0 +1,304 @@
+//! The one error type of this crate.
+
+use std::borrow::Cow;
+use std::ffi::CStr;
+use std::fmt;
+
+use libfabric_sys as sys;
+
+/// libfabric's own error numbers, which lie in an unsigned enumeration.
+pub(crate) mod number {
+    use libfabric_sys as sys;
+
+    pub(crate) const TOO_SMALL: i32 = sys::FI_ETOOSMALL as i32;
+    pub(crate) const NO_KEY: i32 = sys::FI_ENOKEY as i32;
+    pub(crate) const BAD_FLAGS: i32 = sys::FI_EBADFLAGS as i32;
+    pub(crate) const AVAILABLE: i32 = sys::FI_EAVAIL as i32;
+    pub(crate) const TRUNCATED: i32 = sys::FI_ETRUNC as i32;
+    pub(crate) const NO_RECEIVE: i32 = sys::FI_ENORX as i32;
+}
+
+/// What went wrong, as far as a program can act on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The provider, the library or its build does not offer this.
+    NotSupported,
+    /// An argument is wrong; the detail says which precondition was not met.
+    InvalidArgument,
+    /// The queue is full; progress has to be made before trying again.
+    WouldBlock,
+    /// The deadline passed. What was in flight is quarantined, not lost.
+    DeadlineExceeded,
+    /// The object, or its peer, is closed.
+    Closed,
+    /// The operation was cancelled.
+    Cancelled,
+    /// A message did not fit the receive buffer.
+    Truncated,
+    /// The region does not grant this kind of access.
+    AccessDenied,
+    /// The range is outside its region.
+    OutOfBounds,
+    /// The peer does not know the key, or it no longer means this region.
+    BadKey,
+    /// The requested registration key is in use already.
+    KeyInUse,
+    /// The requested registration key cannot be had from this provider.
+    KeyUnavailable,
+    /// No provider satisfies the query or the policy.
+    NoProvider,
+    /// The peer refused the connection.
+    ConnectionRefused,
+    /// The connection to the peer is lost, or never came up.
+    ConnectionLost,
+    /// The object is still in use by others.
+    Busy,
+    /// Memory, descriptors or queue entries ran out.
+    ResourceExhausted,
+    /// A descriptor that came from outside is truncated, altered or malformed.
+    MalformedDescriptor,
+    /// A version that this build does not speak.
+    VersionMismatch,
+    /// Memory that must be mapped, and is not.
+    NotMapped,
+    /// Anything else; the code and text say more.
+    Other,
+}
+
+impl ErrorKind {
+    fn from_code(code: i32) -> Self {
+        match code {
+            sys::FI_ENOSYS | sys::FI_EOPNOTSUPP | number::BAD_FLAGS | sys::FI_ENOPROTOOPT => {
+                Self::NotSupported
+            }
+            sys::FI_EINVAL => Self::InvalidArgument,
+            sys::FI_EAGAIN => Self::WouldBlock,
+            sys::FI_ETIMEDOUT => Self::DeadlineExceeded,
+            sys::FI_ECANCELED => Self::Cancelled,
+            number::TRUNCATED | sys::FI_EMSGSIZE | number::TOO_SMALL => Self::Truncated,
+            sys::FI_EACCES | sys::FI_EPERM => Self::AccessDenied,
+            sys::FI_EKEYREJECTED => Self::BadKey,
+            number::NO_KEY => Self::KeyInUse,
+            sys::FI_ENODATA => Self::NoProvider,
+            sys::FI_ECONNREFUSED => Self::ConnectionRefused,
+            sys::FI_ECONNABORTED
+            | sys::FI_ECONNRESET
+            | sys::FI_ENOTCONN
+            | sys::FI_ESHUTDOWN
+            | sys::FI_EHOSTUNREACH
+            | sys::FI_EHOSTDOWN
+            | sys::FI_ENETUNREACH
+            | sys::FI_EREMOTEIO => Self::ConnectionLost,
+            sys::FI_EBUSY => Self::Busy,
+            sys::FI_ENOMEM
+            | sys::FI_ENOSPC
+            | sys::FI_ENOBUFS
+            | sys::FI_EMFILE
+            | number::NO_RECEIVE => Self::ResourceExhausted,
+            sys::FI_EFAULT => Self::NotMapped,
+            _ => Self::Other,
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::NotSupported => "not supported",
+            Self::InvalidArgument => "invalid argument",
+            Self::WouldBlock => "would block",
+            Self::DeadlineExceeded => "deadline exceeded",
+            Self::Closed => "closed",
+            Self::Cancelled => "cancelled",
+            Self::Truncated => "truncated",
+            Self::AccessDenied => "access denied",
+            Self::OutOfBounds => "out of bounds",
+            Self::BadKey => "key rejected",
+            Self::KeyInUse => "key in use",
+            Self::KeyUnavailable => "key unavailable",
+            Self::NoProvider => "no provider",
+            Self::ConnectionRefused => "connection refused",
+            Self::ConnectionLost => "connection lost",
+            Self::Busy => "busy",
+            Self::ResourceExhausted => "resources exhausted",
+            Self::MalformedDescriptor => "malformed descriptor",
+            Self::VersionMismatch => "version mismatch",
+            Self::NotMapped => "memory not mapped",
+            Self::Other => "failed",
+        }
+    }
+}
+
+/// An error of the fabric: what was attempted, by which provider, towards whom,
+/// and why it failed.
+///
+/// ```
+/// use fabric::{ErrorKind, RemoteRegion};
+/// let error = RemoteRegion::decode(b"nonsense").unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::MalformedDescriptor);
+/// assert!(error.to_string().contains("descriptor"));
+/// ```
+#[derive(Clone)]
+pub struct Error(Box<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: ErrorKind,
+    operation: &'static str,
+    provider: Option<String>,
+    code: Option<i32>,
+    provider_code: Option<i32>,
+    provider_text: Option<String>,
+    peer: Option<String>,
+    detail: Option<Cow<'static, str>>,
+}
+
+/// The result of a fabric call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error found by this library itself, before or without libfabric.
+    pub(crate) fn new(
+        kind: ErrorKind,
+        operation: &'static str,
+        detail: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            operation,
+            provider: None,
+            code: None,
+            provider_code: None,
+            provider_text: None,
+            peer: None,
+            detail: Some(detail.into()),
+        }))
+    }
+
+    /// An error that libfabric returned; the sign of the code does not matter.
+    pub(crate) fn from_code(operation: &'static str, code: i64) -> Self {
+        let code = i32::try_from(code.unsigned_abs()).unwrap_or(i32::MAX);
+        Self(Box::new(Inner {
+            kind: ErrorKind::from_code(code),
+            operation,
+            provider: None,
+            code: Some(code),
+            provider_code: None,
+            provider_text: None,
+            peer: None,
+            detail: None,
+        }))
+    }
+
+    /// Ok for 0 and above, else the error that the code means.
+    pub(crate) fn check(operation: &'static str, code: i64) -> Result<i64> {
+        if code >= 0 { Ok(code) } else { Err(Self::from_code(operation, code)) }
+    }
+
+    pub(crate) fn with_kind(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
+    pub(crate) fn with_provider(mut self, provider: &str) -> Self {
+        self.0.provider = Some(provider.to_owned());
+        self
+    }
+
+    pub(crate) fn with_peer(mut self, peer: impl Into<String>) -> Self {
+        self.0.peer = Some(peer.into());
+        self
+    }
+
+    pub(crate) fn with_detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
+        self.0.detail = Some(detail.into());
+        self
+    }
+
+    pub(crate) fn with_provider_text(mut self, code: i32, text: Option<String>) -> Self {
+        self.0.provider_code = Some(code);
+        self.0.provider_text = text;
+        self
+    }
+
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// The operation that failed, by its libfabric name where it has one.
+    #[must_use]
+    pub fn operation(&self) -> &'static str {
+        self.0.operation
+    }
+
+    /// The provider that failed, where one was chosen already.
+    #[must_use]
+    pub fn provider(&self) -> Option<&str> {
+        self.0.provider.as_deref()
+    }
+
+    /// libfabric's error number (positive), where libfabric said it.
+    #[must_use]
+    pub fn code(&self) -> Option<i32> {
+        self.0.code
+    }
+
+    /// The provider's own error number and its text for it, from an error completion.
+    #[must_use]
+    pub fn provider_error(&self) -> Option<(i32, Option<&str>)> {
+        self.0.provider_code.map(|code| (code, self.0.provider_text.as_deref()))
+    }
+
+    /// The peer the operation was directed to.
+    #[must_use]
+    pub fn peer(&self) -> Option<&str> {
+        self.0.peer.as_deref()
+    }
+
+    /// Why, in words, where this library knows more than the code says.
+    #[must_use]
+    pub fn detail(&self) -> Option<&str> {
+        self.0.detail.as_deref()
+    }
+}
+
+/// libfabric's text for an error number.
+pub(crate) fn code_text(code: i32) -> &'static str {
+    #[allow(unsafe_code)]
+    // SAFETY: fi_strerror takes any number and returns a string constant.
+    unsafe { CStr::from_ptr(sys::fi_strerror(code)) }.to_str().unwrap_or("unknown error")
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        write!(f, "{}", inner.operation)?;
+        if let Some(provider) = &inner.provider {
+            write!(f, " on {provider}")?;
+        }
+        if let Some(peer) = &inner.peer {
+            write!(f, " to {peer}")?;
+        }
+        write!(f, ": {}", inner.kind.label())?;
+        if let Some(code) = inner.code {
+            write!(f, " ({}, {code})", code_text(code))?;
+        }
+        if let Some(detail) = &inner.detail {
+            write!(f, ": {detail}")?;
+        }
+        match (inner.provider_code, &inner.provider_text) {
+            (Some(code), Some(text)) => write!(f, "; the provider says: {text} ({code})"),
+            (Some(code), None) if code != 0 => write!(f, "; provider code {code}"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({:?}: {self})", self.0.kind)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,248 @@
+//! Control events: connections, asynchronous registrations.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libfabric_sys as sys;
+
+use crate::capabilities::Threading;
+use crate::domain::Fabric;
+use crate::error::{Error, ErrorKind, Result};
+use crate::handle::Handle;
+use crate::offer::{Info, Offer};
+use crate::waiting::{Backoff, Deadline};
+
+/// Room for connection data; no provider carries more.
+const CONNECTION_DATA: usize = 1024;
+
+/// A queue of control events (`fid_eq`). Read by one owner at a time.
+#[derive(Debug)]
+pub struct EventQueue {
+    shared: Arc<EventQueueShared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct EventQueueShared {
+    handle: Handle<sys::fid_eq>,
+    fabric: Fabric,
+}
+
+/// What happened.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// A peer wants to connect to a listener.
+    ConnectionRequest(ConnectionRequest),
+    /// A connection is up; with the data that the other side sent along.
+    Connected {
+        /// The endpoint, see [`Endpoint::is`](crate::Endpoint::is).
+        endpoint: usize,
+        /// What the accepting side sent along.
+        data: Vec<u8>,
+    },
+    /// A connection ended.
+    Shutdown {
+        /// The endpoint, see [`Endpoint::is`](crate::Endpoint::is).
+        endpoint: usize,
+    },
+    /// An asynchronous registration is done.
+    RegistrationComplete {
+        /// Which one: see [`PendingRegion::is_done_by`](crate::PendingRegion::is_done_by).
+        object: usize,
+    },
+    /// Something this library did not ask for.
+    Other {
+        /// libfabric's event number.
+        number: u32,
+    },
+}
+
+/// A peer's wish to connect: to be accepted with an endpoint made from its
+/// offer, or rejected by dropping or [`reject`](crate::Listener::reject).
+#[derive(Debug)]
+pub struct ConnectionRequest {
+    /// Terms of the connection: endpoints for it are opened from this.
+    pub offer: Offer,
+    /// What the connecting side sent along.
+    pub data: Vec<u8>,
+}
+
+#[repr(C)]
+struct ConnectionEntry {
+    head: sys::fi_eq_cm_entry,
+    data: [u8; CONNECTION_DATA],
+}
+
+impl EventQueueShared {
+    pub(crate) fn as_fid(&self) -> *mut sys::fid {
+        self.handle.as_fid()
+    }
+}
+
+impl EventQueue {
+    /// Opens an event queue.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open(fabric: &Fabric) -> Result<Self> {
+        let mut attributes =
+            sys::fi_eq_attr { wait_obj: sys::FI_WAIT_UNSPEC, ..Default::default() };
+        let mut queue = ptr::null_mut();
+        // SAFETY: the fabric is alive, `queue` receives the object.
+        let handle = unsafe {
+            let code =
+                sys::fi_eq_open(fabric.as_ptr(), &mut attributes, &mut queue, ptr::null_mut());
+            Error::check("fi_eq_open", i64::from(code))
+                .map_err(|e| e.with_provider(fabric.provider()))?;
+            Handle::adopt("fi_eq_open", queue)?
+        };
+        Ok(Self { shared: Arc::new(EventQueueShared { handle, fabric: fabric.clone() }) })
+    }
+
+    /// The next event, if there is one.
+    ///
+    /// # Errors
+    /// A failed operation's reason: a refused connection, say.
+    pub fn poll(&mut self) -> Result<Option<Event>> {
+        let mut number = 0;
+        // SAFETY: all bytes zero is a valid entry.
+        let mut entry: ConnectionEntry = unsafe { std::mem::zeroed() };
+        // SAFETY: the buffer's length is passed.
+        let got = unsafe {
+            sys::fi_eq_read(
+                self.shared.handle.as_ptr(),
+                &mut number,
+                ptr::from_mut(&mut entry).cast(),
+                size_of::<ConnectionEntry>(),
+                0,
+            )
+        };
+        if got == -sys::FI_EAGAIN as isize || got == 0 {
+            return Ok(None);
+        }
+        if got == -crate::error::number::AVAILABLE as isize {
+            return Err(self.read_error());
+        }
+        let length = Error::check("fi_eq_read", got as i64)
+            .map_err(|e| e.with_provider(self.shared.fabric.provider()))?
+            as usize;
+        // SAFETY: libfabric wrote an entry of the kind that `number` names; a
+        // connection request's info is ours to free.
+        Ok(Some(unsafe { decode(number, &entry, length) }))
+    }
+
+    /// Waits for the next event.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`, or a failed operation's reason.
+    pub fn wait(&mut self, timeout: Duration) -> Result<Event> {
+        let deadline = Deadline::after(timeout);
+        // Connection events take many microseconds; some providers need the
+        // queue to be read to make progress, so short sleeps, not one long one.
+        let mut backoff = Backoff::sleeping();
+        loop {
+            if let Some(event) = self.poll()? {
+                return Ok(event);
+            }
+            if !backoff.pause(&deadline) {
+                return Err(Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "fi_eq_sread",
+                    format!("no event within {timeout:?}"),
+                )
+                .with_provider(self.shared.fabric.provider()));
+            }
+        }
+    }
+
+    /// Sleeps inside libfabric for the next event (`fi_eq_sread`).
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`, or what [`poll`](Self::poll) says.
+    pub fn sleep(&mut self, timeout: Duration) -> Result<Event> {
+        let mut number = 0;
+        // SAFETY: all bytes zero is a valid entry.
+        let mut entry: ConnectionEntry = unsafe { std::mem::zeroed() };
+        let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: as in `poll`.
+        let got = unsafe {
+            sys::fi_eq_sread(
+                self.shared.handle.as_ptr(),
+                &mut number,
+                ptr::from_mut(&mut entry).cast(),
+                size_of::<ConnectionEntry>(),
+                milliseconds,
+                0,
+            )
+        };
+        if got == -crate::error::number::AVAILABLE as isize {
+            return Err(self.read_error());
+        }
+        if got <= 0 {
+            return Err(Error::from_code("fi_eq_sread", got as i64)
+                .with_kind(ErrorKind::DeadlineExceeded)
+                .with_provider(self.shared.fabric.provider()));
+        }
+        // SAFETY: as in `poll`.
+        Ok(unsafe { decode(number, &entry, got as usize) })
+    }
+
+    fn read_error(&self) -> Error {
+        // SAFETY: all bytes zero is a valid entry; the library fills what it knows.
+        let mut entry: sys::fi_eq_err_entry = unsafe { std::mem::zeroed() };
+        // SAFETY: the entry is valid.
+        let got = unsafe { sys::fi_eq_readerr(self.shared.handle.as_ptr(), &mut entry, 0) };
+        if got < 0 {
+            return Error::from_code("fi_eq_readerr", got as i64);
+        }
+        let mut buffer = [0_u8; 256];
+        // SAFETY: the entry was just read; the buffer's length is passed.
+        let text = unsafe {
+            let text = sys::fcs_eq_strerror(
+                self.shared.handle.as_ptr(),
+                entry.prov_errno,
+                entry.err_data,
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+            );
+            (!text.is_null()).then(|| std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned())
+        };
+        Error::from_code("connection management", i64::from(entry.err))
+            .with_provider(self.shared.fabric.provider())
+            .with_provider_text(entry.prov_errno, text)
+    }
+
+    pub(crate) fn as_fid(&self) -> *mut sys::fid {
+        self.shared.handle.as_fid()
+    }
+
+    pub(crate) fn share(&self) -> Arc<EventQueueShared> {
+        Arc::clone(&self.shared)
+    }
+}
+
+/// # Safety
+/// `entry` holds `length` bytes of an event with this number.
+unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
+    let head = size_of::<sys::fi_eq_cm_entry>();
+    let data_length = length.saturating_sub(head).min(CONNECTION_DATA);
+    let data = || entry.data[..data_length].to_vec();
+    match number {
+        sys::FI_CONNREQ => {
+            // SAFETY: by contract the info is ours.
+            match unsafe { Info::adopt(entry.head.info) } {
+                Some(info) => Event::ConnectionRequest(ConnectionRequest {
+                    offer: Offer::adopt(info, Threading::Safe),
+                    data: data(),
+                }),
+                None => Event::Other { number },
+            }
+        }
+        sys::FI_CONNECTED => Event::Connected { endpoint: entry.head.fid as usize, data: data() },
+        sys::FI_SHUTDOWN => Event::Shutdown { endpoint: entry.head.fid as usize },
+        sys::FI_MR_COMPLETE => Event::RegistrationComplete { object: entry.head.fid as usize },
+        number => Event::Other { number },
+    }
+}

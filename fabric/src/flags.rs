@@ -1,0 +1,242 @@
+//! libfabric's bit sets, as types that cannot be mixed up.
+
+use bitflags::bitflags;
+use libfabric_sys as sys;
+
+bitflags! {
+    /// What an endpoint can do (`fi_info::caps`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Caps: u64 {
+        /// Send and receive messages.
+        const MESSAGE = sys::FI_MSG;
+        /// One-sided read and write.
+        const RMA = sys::FI_RMA;
+        /// Messages matched by tag.
+        const TAGGED = sys::FI_TAGGED;
+        /// One-sided atomics.
+        const ATOMIC = sys::FI_ATOMIC;
+        /// Multicast.
+        const MULTICAST = sys::FI_MULTICAST;
+        /// Collectives offered by the provider.
+        const COLLECTIVE = sys::FI_COLLECTIVE;
+        /// May initiate reads.
+        const READ = sys::FI_READ;
+        /// May initiate writes.
+        const WRITE = sys::FI_WRITE;
+        /// May receive.
+        const RECEIVE = sys::FI_RECV;
+        /// May send.
+        const SEND = sys::FI_SEND;
+        /// Peers may read from here.
+        const REMOTE_READ = sys::FI_REMOTE_READ;
+        /// Peers may write to here.
+        const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
+        /// One posted buffer can take many messages.
+        const MULTI_RECEIVE = sys::FI_MULTI_RECV;
+        /// Operations can be fenced behind earlier ones.
+        const FENCE = sys::FI_FENCE;
+        /// Operations can be deferred until a counter reaches a value.
+        const TRIGGER = sys::FI_TRIGGER;
+        /// Device memory can be registered and transferred.
+        const DEVICE_MEMORY = sys::FI_HMEM;
+        /// Writes into persistent memory can be made durable.
+        const PERSISTENT_MEMORY = sys::FI_RMA_PMEM;
+        /// Peers on this machine can be reached.
+        const LOCAL_COMMUNICATION = sys::FI_LOCAL_COMM;
+        /// Peers on other machines can be reached.
+        const REMOTE_COMMUNICATION = sys::FI_REMOTE_COMM;
+        /// Remote accesses to a region are counted at the target.
+        const RMA_EVENT = sys::FI_RMA_EVENT;
+        /// Completions of receives name their sender.
+        const SOURCE = sys::FI_SOURCE;
+        /// Receives can be restricted to one sender.
+        const DIRECTED_RECEIVE = sys::FI_DIRECTED_RECV;
+        /// Address vectors can be shared between processes.
+        const SHARED_ADDRESSES = sys::FI_SHARED_AV;
+        const _ = !0;
+    }
+}
+
+bitflags! {
+    /// What a provider asks of the application before memory may be used
+    /// (`fi_domain_attr::mr_mode`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct MrMode: i32 {
+        /// Deprecated: basic registration, equal to virtual addresses,
+        /// allocated pages and provider keys. Stands alone.
+        const BASIC = sys::FABRICAST_MR_BASIC;
+        /// Deprecated: scalable registration, equal to no bit at all. Stands alone.
+        const SCALABLE = sys::FABRICAST_MR_SCALABLE;
+        /// Buffers of local operations must be registered and passed with their descriptor.
+        const LOCAL = sys::FI_MR_LOCAL;
+        /// Keys are longer than 64 bits, or need set-up at the peer.
+        const RAW = sys::FI_MR_RAW;
+        /// Remote addresses are the target's virtual addresses, not offsets.
+        const VIRT_ADDR = sys::FI_MR_VIRT_ADDR;
+        /// Registered ranges must be backed by pages.
+        const ALLOCATED = sys::FI_MR_ALLOCATED;
+        /// The provider chooses the keys.
+        const PROV_KEY = sys::FI_MR_PROV_KEY;
+        /// The application must tell of changed pages with `refresh`.
+        const MMU_NOTIFY = sys::FI_MR_MMU_NOTIFY;
+        /// Regions that count remote accesses are created disabled.
+        const RMA_EVENT = sys::FI_MR_RMA_EVENT;
+        /// Regions belong to an endpoint and are created disabled.
+        const ENDPOINT = sys::FI_MR_ENDPOINT;
+        /// Device buffers must be registered, even for local use.
+        const HMEM = sys::FI_MR_HMEM;
+        /// Buffers of collectives must be registered for them.
+        const COLLECTIVE = sys::FI_MR_COLLECTIVE;
+        const _ = !0;
+    }
+}
+
+impl MrMode {
+    /// Every bit that this library knows how to obey (the deprecated modes,
+    /// which stand alone, are asked for by themselves).
+    pub const OBEYED: Self = Self::LOCAL
+        .union(Self::RAW)
+        .union(Self::VIRT_ADDR)
+        .union(Self::ALLOCATED)
+        .union(Self::PROV_KEY)
+        .union(Self::MMU_NOTIFY)
+        .union(Self::RMA_EVENT)
+        .union(Self::ENDPOINT)
+        .union(Self::HMEM)
+        .union(Self::COLLECTIVE);
+
+    /// The same demands without the deprecated names.
+    ///
+    /// ```
+    /// use fabric::MrMode;
+    /// assert!(MrMode::BASIC.modern().contains(MrMode::VIRT_ADDR | MrMode::PROV_KEY));
+    /// assert_eq!(MrMode::SCALABLE.modern(), MrMode::empty());
+    /// ```
+    #[must_use]
+    pub fn modern(self) -> Self {
+        if self == Self::BASIC {
+            Self::VIRT_ADDR | Self::ALLOCATED | Self::PROV_KEY
+        } else if self == Self::SCALABLE {
+            Self::empty()
+        } else {
+            self
+        }
+    }
+}
+
+bitflags! {
+    /// What a registered region may be used for.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Access: u64 {
+        /// Source of sends.
+        const SEND = sys::FI_SEND;
+        /// Target of receives.
+        const RECEIVE = sys::FI_RECV;
+        /// Result buffer of reads and fetching atomics that start here.
+        const READ = sys::FI_READ;
+        /// Source of writes and atomics that start here.
+        const WRITE = sys::FI_WRITE;
+        /// Peers may read it.
+        const REMOTE_READ = sys::FI_REMOTE_READ;
+        /// Peers may write it, also by atomics.
+        const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
+        /// Collectives may use it.
+        const COLLECTIVE = sys::FI_COLLECTIVE;
+    }
+}
+
+impl Access {
+    /// Everything that starts here.
+    pub const LOCAL: Self = Self::SEND.union(Self::RECEIVE).union(Self::READ).union(Self::WRITE);
+    /// Everything that a peer may do.
+    pub const REMOTE: Self = Self::REMOTE_READ.union(Self::REMOTE_WRITE);
+    /// Local and remote use of every kind but collectives.
+    pub const ALL: Self = Self::LOCAL.union(Self::REMOTE);
+}
+
+bitflags! {
+    /// Flags of a registration.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct RegistrationFlags: u64 {
+        /// Remote accesses will be counted by a counter bound to the region.
+        const RMA_EVENT = sys::FI_RMA_EVENT;
+        /// The memory is persistent.
+        const PERSISTENT = sys::FI_RMA_PMEM;
+        /// Only the device can reach the memory (no host mapping).
+        const DEVICE_ONLY = sys::FI_HMEM_DEVICE_ONLY;
+        /// Host memory that was allocated through the device's API.
+        const HOST_ALLOCATED = sys::FI_HMEM_HOST_ALLOC;
+    }
+}
+
+bitflags! {
+    /// Ordering between operations to one peer (`msg_order`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Order: u64 {
+        /// Read after read.
+        const READ_AFTER_READ = sys::FI_ORDER_RAR;
+        /// Read after write.
+        const READ_AFTER_WRITE = sys::FI_ORDER_RAW;
+        /// Read after send.
+        const READ_AFTER_SEND = sys::FI_ORDER_RAS;
+        /// Write after read.
+        const WRITE_AFTER_READ = sys::FI_ORDER_WAR;
+        /// Write after write.
+        const WRITE_AFTER_WRITE = sys::FI_ORDER_WAW;
+        /// Write after send.
+        const WRITE_AFTER_SEND = sys::FI_ORDER_WAS;
+        /// Send after read.
+        const SEND_AFTER_READ = sys::FI_ORDER_SAR;
+        /// Send after write.
+        const SEND_AFTER_WRITE = sys::FI_ORDER_SAW;
+        /// Send after send.
+        const SEND_AFTER_SEND = sys::FI_ORDER_SAS;
+        const _ = !0;
+    }
+}
+
+bitflags! {
+    /// What an offer demands in return (`fi_info::mode`).
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct Mode: u64 {
+        /// Each operation lends the provider 32 bytes at its context.
+        const CONTEXT = sys::FI_CONTEXT;
+        /// Each operation lends the provider 64 bytes at its context.
+        const CONTEXT2 = sys::FI_CONTEXT2;
+        /// Immediates consume posted receives.
+        const RX_CQ_DATA = sys::FI_RX_CQ_DATA;
+        /// Vectors must stay valid until the operation is done.
+        const ASYNC_IOV = sys::FI_ASYNC_IOV;
+        /// Messages carry a prefix for the provider.
+        const MESSAGE_PREFIX = sys::FI_MSG_PREFIX;
+        /// Deprecated form of [`MrMode::LOCAL`].
+        const LOCAL_MR = sys::FABRICAST_LOCAL_MR;
+        const _ = !0;
+    }
+}
+
+bitflags! {
+    /// Flags of one transfer.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+    pub struct TransferFlags: u64 {
+        /// Complete only when the data is at the target and visible there.
+        const DELIVERY_COMPLETE = sys::FI_DELIVERY_COMPLETE;
+        /// Complete when the target's hardware or software has taken over.
+        const TRANSMIT_COMPLETE = sys::FI_TRANSMIT_COMPLETE;
+        /// Complete as soon as the source may be reused.
+        const INJECT_COMPLETE = sys::FI_INJECT_COMPLETE;
+        /// Complete only when the data is durable at the target.
+        const COMMIT_COMPLETE = sys::FI_COMMIT_COMPLETE;
+        /// Start only after all earlier operations to this peer are done.
+        const FENCE = sys::FI_FENCE;
+        /// More operations follow at once: the doorbell may wait for them.
+        const MORE = sys::FI_MORE;
+        /// The source may be reused when the call returns.
+        const INJECT = sys::FI_INJECT;
+    }
+}
+
+/// Names of the bits that are set, for people.
+pub(crate) fn names<T: bitflags::Flags>(flags: &T) -> Vec<&'static str> {
+    flags.iter_names().map(|(name, _)| name).collect()
+}

@@ -1,0 +1,116 @@
+//! Owned libfabric objects: closed once, when the last owner lets go.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libfabric_sys as sys;
+
+use crate::error::{Error, Result};
+
+static FAILED_CLOSES: AtomicU64 = AtomicU64::new(0);
+
+/// How many libfabric objects could not be closed in this process. Anything but
+/// 0 is a leak; each one was also logged with its reason.
+#[must_use]
+pub fn failed_closes() -> u64 {
+    FAILED_CLOSES.load(Ordering::Relaxed)
+}
+
+/// The libfabric types that begin with a `struct fid`.
+///
+/// # Safety
+/// The implementing type's first member must be `struct fid`.
+pub(crate) unsafe trait Object {
+    /// What it is called in messages.
+    const NAME: &'static str;
+}
+
+macro_rules! objects {
+    ($($type:ident => $name:literal),* $(,)?) => {
+        $(
+            // SAFETY: libfabric's ABI: every fid_* structure starts with a `struct fid`.
+            unsafe impl Object for sys::$type {
+                const NAME: &'static str = $name;
+            }
+        )*
+    };
+}
+
+objects! {
+    fid_fabric => "fabric",
+    fid_domain => "domain",
+    fid_ep => "endpoint",
+    fid_pep => "passive endpoint",
+    fid_av => "address vector",
+    fid_cq => "completion queue",
+    fid_eq => "event queue",
+    fid_cntr => "counter",
+    fid_mr => "memory region",
+}
+
+/// An open libfabric object. Whoever holds it holds, by `Arc`, all that it was
+/// made from; so closing in drop order is closing in the right order.
+pub(crate) struct Handle<T: Object> {
+    object: NonNull<T>,
+}
+
+// SAFETY: domains are opened with FI_THREAD_SAFE unless the caller promised, in an
+// unsafe call, to use all objects of a domain from one thread at a time.
+unsafe impl<T: Object> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T: Object> Sync for Handle<T> {}
+
+impl<T: Object> Handle<T> {
+    /// Takes over what an open call stored.
+    ///
+    /// # Safety
+    /// `object` must be null or a live object that nobody else closes.
+    pub(crate) unsafe fn adopt(operation: &'static str, object: *mut T) -> Result<Self> {
+        NonNull::new(object).map(|object| Self { object }).ok_or_else(|| {
+            Error::new(
+                crate::ErrorKind::Other,
+                operation,
+                "the provider reported success and returned no object",
+            )
+        })
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut T {
+        self.object.as_ptr()
+    }
+
+    pub(crate) fn as_fid(&self) -> *mut sys::fid {
+        self.object.as_ptr().cast()
+    }
+
+    /// Closes now and tells whether that worked, where dropping could only log it.
+    pub(crate) fn close(self) -> Result<()> {
+        let object = self.object;
+        std::mem::forget(self);
+        // SAFETY: `self` owned the object and is forgotten, so this is the one close.
+        let code = unsafe { sys::fi_close(object.as_ptr().cast()) };
+        if code < 0 {
+            FAILED_CLOSES.fetch_add(1, Ordering::Relaxed);
+        }
+        Error::check("fi_close", i64::from(code)).map(drop).map_err(|e| e.with_detail(T::NAME))
+    }
+}
+
+impl<T: Object> Drop for Handle<T> {
+    fn drop(&mut self) {
+        // SAFETY: this handle owns the object; it is closed exactly here.
+        let code = unsafe { sys::fi_close(self.as_fid()) };
+        if code < 0 {
+            FAILED_CLOSES.fetch_add(1, Ordering::Relaxed);
+            let error = Error::from_code("fi_close", i64::from(code));
+            tracing::error!(object = T::NAME, %error, "a libfabric object could not be closed");
+        }
+    }
+}
+
+impl<T: Object> std::fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {:p}", T::NAME, self.object)
+    }
+}

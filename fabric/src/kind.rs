@@ -1,0 +1,80 @@
+//! What sort of memory a buffer is.
+
+use std::fmt;
+
+use libfabric_sys as sys;
+use serde::{Deserialize, Serialize};
+
+/// The memory a buffer lies in. To this crate a device is an interface number
+/// and a device number: it neither allocates nor copies device memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Ordinary memory.
+    #[default]
+    Host,
+    /// NVIDIA memory on the device with this CUDA ordinal.
+    Cuda(i32),
+    /// AMD memory.
+    Rocr,
+    /// Intel memory on this device index.
+    LevelZero(i32),
+    /// AWS Trainium.
+    Neuron(i32),
+    /// Habana Gaudi.
+    SynapseAi(i32),
+}
+
+impl MemoryKind {
+    /// libfabric's number of the interface.
+    pub(crate) fn interface(self) -> u32 {
+        match self {
+            Self::Host => sys::FI_HMEM_SYSTEM,
+            Self::Cuda(_) => sys::FI_HMEM_CUDA,
+            Self::Rocr => sys::FI_HMEM_ROCR,
+            Self::LevelZero(_) => sys::FI_HMEM_ZE,
+            Self::Neuron(_) => sys::FI_HMEM_NEURON,
+            Self::SynapseAi(_) => sys::FI_HMEM_SYNAPSEAI,
+        }
+    }
+
+    /// The device number within the interface, 0 where there is none.
+    pub(crate) fn device(self) -> i32 {
+        match self {
+            Self::Host | Self::Rocr => 0,
+            Self::Cuda(n) | Self::LevelZero(n) | Self::Neuron(n) | Self::SynapseAi(n) => n,
+        }
+    }
+
+    pub(crate) fn from_parts(interface: u32, device: i32) -> Option<Self> {
+        Some(match interface {
+            sys::FI_HMEM_SYSTEM => Self::Host,
+            sys::FI_HMEM_CUDA => Self::Cuda(device),
+            sys::FI_HMEM_ROCR => Self::Rocr,
+            sys::FI_HMEM_ZE => Self::LevelZero(device),
+            sys::FI_HMEM_NEURON => Self::Neuron(device),
+            sys::FI_HMEM_SYNAPSEAI => Self::SynapseAi(device),
+            _ => return None,
+        })
+    }
+
+    /// Is this memory of a device?
+    #[must_use]
+    pub fn is_device(self) -> bool {
+        self != Self::Host
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => write!(f, "host"),
+            Self::Cuda(n) => write!(f, "cuda:{n}"),
+            Self::Rocr => write!(f, "rocr"),
+            Self::LevelZero(n) => write!(f, "ze:{n}"),
+            Self::Neuron(n) => write!(f, "neuron:{n}"),
+            Self::SynapseAi(n) => write!(f, "synapseai:{n}"),
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Safe libfabric.
+//!
+//! One crate to reach every provider (`verbs`, `tcp`, `shm`, `efa`, …) through
+//! [libfabric](https://ofiwg.github.io/libfabric/), chosen at run time.
+//!
+//! ```
+//! use std::time::Duration;
+//! use fabric::*;
+//!
+//! # fn main() -> fabric::Result<()> {
+//! let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+//! let domain = Domain::open(&offer)?;
+//! let addresses = AddressVector::open(&domain)?;
+//! let mut queue = CompletionQueue::open(&domain)?;
+//! let mut endpoint = Endpoint::builder(&domain)
+//!     .addresses(&addresses)
+//!     .queue(&mut queue)
+//!     .open()?;
+//!
+//! // An endpoint can talk to itself.
+//! let me = addresses.insert(&endpoint.address()?)?;
+//! let target = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
+//! let source = domain.register(HostMemory::from_vec(b"hello".to_vec())?, Access::ALL)?;
+//! let remote = domain.attach(&target.describe()?)?;
+//! let write = endpoint.write(&mut queue, me, &source.all(), &remote.slice(0..5)?, 1)?;
+//! queue.complete(write, Duration::from_secs(5))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it hangs together
+//!
+//! - [`Query`] asks for [`Offer`]s; their [`Capabilities`] are the facts that
+//!   decisions rest on. [`choose`] applies a [`Policy`] and says why each
+//!   candidate was taken or refused.
+//! - A [`Domain`] is opened from an offer. From it come [`MemoryRegion`]s,
+//!   [`CompletionQueue`]s, [`AddressVector`]s, [`Counter`]s and [`Endpoint`]s.
+//!   Each holds what it was made from, so objects can be dropped in any order.
+//! - Operations are posted to an endpoint, together with the queue that will
+//!   report them. Both go through `&mut`: one owner drives them, on whatever
+//!   thread, and no lock lies on the path. A [`Worker`] is a thread that owns them.
+//! - Memory belongs to its registration, and operations in flight hold the
+//!   registration: it cannot be freed under a transfer. What misses its deadline
+//!   is quarantined until its endpoint is closed, since one-sided transfers
+//!   cannot be called back.
+//! - Every wait has a deadline. Nothing panics for what libfabric returns.
+
+mod address;
+mod capabilities;
+mod choice;
+mod counter;
+mod domain;
+mod endpoint;
+mod error;
+mod event;
+mod flags;
+mod handle;
+mod kind;
+mod memory;
+mod offer;
+mod queue;
+mod version;
+mod waiting;
+mod worker;
+
+pub use address::{Address, AddressVector, Peer};
+pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
+pub use choice::{Candidate, Choice, Need, Policy, Reach, Verdict, choose, rank};
+pub use counter::{Counter, CounterEvents};
+pub use domain::{Domain, Fabric, probe_registration_cache};
+pub use endpoint::{
+    AtomicForm, AtomicOperation, AtomicRequest, Datatype, Endpoint, EndpointBuilder, Listener,
+    Options, PeerToPeer,
+};
+pub use error::{Error, ErrorKind, Result};
+pub use event::{ConnectionRequest, Event, EventQueue};
+pub use flags::{Access, Caps, Mode, MrMode, Order, RegistrationFlags, TransferFlags};
+pub use handle::failed_closes;
+pub use kind::MemoryKind;
+pub use memory::{
+    DmaBuf, HostMemory, Memory, MemoryRegion, PendingRegion, RegionSlice, RegistrationOptions,
+    RemoteKey, RemoteMemory, RemoteRegion, RemoteSlice,
+};
+pub use offer::{Offer, Query};
+pub use queue::{
+    Completion, CompletionKind, CompletionQueue, Failure, OperationId, Outcome, QueueOptions,
+};
+pub use version::Version;
+pub use waiting::Waiting;
+pub use worker::{Driven, Worker, WorkerError};

@@ -1,0 +1,136 @@
+//! Memory that can be handed to the fabric.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::kind::MemoryKind;
+
+/// Memory that a registration can own.
+///
+/// # Safety
+/// From the first call on and until the value is dropped, `as_ptr` and `len`
+/// must name the same range; it must be valid for reads and writes by devices,
+/// peers and C code (a device pointer for device memory), and no Rust reference
+/// to its bytes may exist.
+pub unsafe trait Memory: Send + Sync + 'static {
+    /// First byte.
+    fn as_ptr(&self) -> *mut u8;
+    /// Length in bytes.
+    fn len(&self) -> usize;
+    /// Is there nothing?
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// What sort of memory it is.
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
+}
+
+// SAFETY: the inner value fulfils the contract and does not move the bytes.
+unsafe impl Memory for Box<dyn Memory> {
+    fn as_ptr(&self) -> *mut u8 {
+        (**self).as_ptr()
+    }
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+    fn kind(&self) -> MemoryKind {
+        (**self).kind()
+    }
+}
+
+/// Page-aligned, zeroed host memory.
+#[derive(Debug)]
+pub struct HostMemory {
+    base: NonNull<u8>,
+    length: usize,
+    origin: Origin,
+}
+
+#[derive(Debug)]
+enum Origin {
+    Mapping,
+    Vector { capacity: usize },
+}
+
+// SAFETY: a plain range of memory without thread affinity.
+unsafe impl Send for HostMemory {}
+// SAFETY: shared access goes through raw pointers only.
+unsafe impl Sync for HostMemory {}
+
+impl HostMemory {
+    /// Maps fresh zeroed pages.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for length 0, `ResourceExhausted` if the system has no more.
+    pub fn zeroed(length: usize) -> Result<Self> {
+        if length == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "mmap", "length is zero"));
+        }
+        // SAFETY: a fresh anonymous mapping touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::new(
+                ErrorKind::ResourceExhausted,
+                "mmap",
+                format!("{length} bytes: {}", std::io::Error::last_os_error()),
+            ));
+        }
+        NonNull::new(base.cast())
+            .map(|base| Self { base, length, origin: Origin::Mapping })
+            .ok_or_else(|| Error::new(ErrorKind::Other, "mmap", "mapped at address 0"))
+    }
+
+    /// Takes over a vector's bytes, without a copy.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty vector.
+    pub fn from_vec(bytes: Vec<u8>) -> Result<Self> {
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        let (length, capacity) = (bytes.len(), bytes.capacity());
+        if length == 0 {
+            drop(std::mem::ManuallyDrop::into_inner(bytes));
+            return Err(Error::new(ErrorKind::InvalidArgument, "from_vec", "length is zero"));
+        }
+        NonNull::new(bytes.as_mut_ptr())
+            .map(|base| Self { base, length, origin: Origin::Vector { capacity } })
+            .ok_or_else(|| Error::new(ErrorKind::Other, "from_vec", "null vector"))
+    }
+}
+
+// SAFETY: the range is allocated in the constructor, never moved, freed on drop,
+// and no reference to its bytes is ever made.
+unsafe impl Memory for HostMemory {
+    fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+    fn len(&self) -> usize {
+        self.length
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        match self.origin {
+            // SAFETY: exactly the mapping made by `zeroed`.
+            Origin::Mapping => unsafe {
+                libc::munmap(self.base.as_ptr().cast(), self.length);
+            },
+            // SAFETY: exactly the parts of the vector that `from_vec` took over.
+            Origin::Vector { capacity } => unsafe {
+                drop(Vec::from_raw_parts(self.base.as_ptr(), self.length, capacity));
+            },
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Is an address range one that can be registered at all? Providers differ in
+//! what they check, and answer with a bare EINVAL or a crash; so it is checked here.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// End of the address space that ordinary mappings lie in (47 bits). With
+/// five-level paging there is more, for those who ask for it: beyond this line a
+/// range counts as user space if it is really mapped.
+const ORDINARY_END: usize = 1 << 47;
+
+/// Refuses ranges that are empty, wrap around or lie outside user space.
+pub(crate) fn check(operation: &'static str, base: usize, length: usize) -> Result<()> {
+    if length == 0 {
+        return Err(Error::new(
+            ErrorKind::InvalidArgument,
+            operation,
+            "length is zero: a registration needs at least one byte",
+        ));
+    }
+    let Some(end) = base.checked_add(length) else {
+        return Err(Error::new(
+            ErrorKind::OutOfBounds,
+            operation,
+            format!("range of {length} bytes at {base:#x} overflows the address space"),
+        ));
+    };
+    if base == 0 || (end > ORDINARY_END && !is_mapped(base, length)) {
+        return Err(Error::new(
+            ErrorKind::OutOfBounds,
+            operation,
+            format!("range {base:#x}..{end:#x} is outside user space"),
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses ranges with pages that nothing is mapped to.
+pub(crate) fn check_mapped(operation: &'static str, base: usize, length: usize) -> Result<()> {
+    if is_mapped(base, length) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::NotMapped,
+        operation,
+        format!(
+            "range {base:#x}..{:#x} contains unmapped pages, and the provider demands \
+             allocated memory (FI_MR_ALLOCATED)",
+            base.wrapping_add(length)
+        ),
+    ))
+}
+
+/// Is every page of the range mapped (whether or not it is resident)?
+fn is_mapped(base: usize, length: usize) -> bool {
+    // SAFETY: asks for a constant of the system.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let page = page.max(4096);
+    let end = base.saturating_add(length);
+    // mincore fills one byte per page: look at a bounded stretch at a time.
+    let stretch = 4096 * page;
+    let mut residency = [0_u8; 4096];
+    let mut at = base & !(page - 1);
+    while at < end {
+        let bytes = stretch.min(end - at);
+        // SAFETY: mincore only examines the range; the vector has a byte for
+        // each of the at most 4096 pages.
+        let code = unsafe { libc::mincore(at as *mut libc::c_void, bytes, residency.as_mut_ptr()) };
+        if code != 0 {
+            return false;
+        }
+        let Some(next) = at.checked_add(stretch) else {
+            break;
+        };
+        at = next;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_length_overflow_and_kernel_addresses_are_refused() {
+        assert_eq!(check("t", 4096, 0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(check("t", usize::MAX - 4, 8).unwrap_err().kind(), ErrorKind::OutOfBounds);
+        assert_eq!(
+            check("t", 0xffff_8000_0000_0000, 4096).unwrap_err().kind(),
+            ErrorKind::OutOfBounds
+        );
+        assert_eq!(check("t", 0, 4096).unwrap_err().kind(), ErrorKind::OutOfBounds);
+    }
+
+    #[test]
+    fn unaligned_ranges_are_fine() {
+        let bytes = vec![0_u8; 10_000];
+        let base = bytes.as_ptr() as usize + 3;
+        check("t", base, 9_000).unwrap();
+        check_mapped("t", base, 9_000).unwrap();
+    }
+
+    #[test]
+    fn a_hole_is_found() {
+        // SAFETY: two fresh pages, of which the second is given back.
+        let base = unsafe {
+            let base = libc::mmap(
+                std::ptr::null_mut(),
+                8192,
+                libc::PROT_READ,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            libc::munmap(base.cast::<u8>().add(4096).cast(), 4096);
+            base as usize
+        };
+        check_mapped("t", base, 4096).unwrap();
+        assert_eq!(check_mapped("t", base, 4097).unwrap_err().kind(), ErrorKind::NotMapped);
+        // SAFETY: the page that is left.
+        unsafe { libc::munmap(base as *mut libc::c_void, 4096) };
+    }
+}

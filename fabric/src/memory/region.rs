@@ -1,0 +1,534 @@
+//! A registered region, and slices of it.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::os::raw::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libfabric_sys as sys;
+
+use super::descriptor::{RemoteKey, RemoteRegion};
+use super::host::Memory;
+use crate::counter::Counter;
+use crate::domain::Domain;
+use crate::endpoint::Endpoint;
+use crate::error::{Error, ErrorKind, Result};
+use crate::flags::{Access, MrMode};
+use crate::handle::Handle;
+use crate::kind::MemoryKind;
+
+/// Memory that is registered with a domain. Cheap to clone; the registration
+/// ends, and then the memory is freed, when the last clone, the last slice and
+/// the last operation in flight are gone.
+///
+/// The bytes of a region may change at any time, by a peer's hand. They are
+/// therefore reached by copying ([`read`](Self::read), [`write`](Self::write)),
+/// never by reference.
+#[derive(Debug, Clone)]
+pub struct MemoryRegion(pub(crate) Arc<RegionInner>);
+
+#[derive(Debug)]
+pub(crate) struct RegionInner {
+    /// None: the provider needs no registration for what the region is used for.
+    handle: Option<Handle<sys::fid_mr>>,
+    base: *mut u8,
+    length: usize,
+    /// The bytes at `base`; less than `length` for a region of several buffers,
+    /// of which only the first can be sliced and copied here.
+    contiguous: usize,
+    kind: MemoryKind,
+    access: Access,
+    /// What data transfer calls want as descriptor: null unless the provider asks.
+    pub(crate) descriptor: *mut c_void,
+    enabled: AtomicBool,
+    /// Counters bound to the region: they must live as long as it does.
+    counters: Mutex<Vec<Counter>>,
+    domain: Domain,
+    memory: Option<Keepalive>,
+}
+
+/// What has to stay allocated while the region exists.
+pub(crate) struct Keepalive(#[allow(dead_code)] pub(crate) Vec<Box<dyn Memory>>);
+
+impl std::fmt::Debug for Keepalive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} buffers", self.0.len())
+    }
+}
+
+// SAFETY: the pointers name memory that is kept alive by `memory` (or by the
+// contract of an unsafe constructor) and is only reached by raw copies.
+unsafe impl Send for RegionInner {}
+// SAFETY: as above.
+unsafe impl Sync for RegionInner {}
+
+/// The range a region covers.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) base: *mut u8,
+    /// What peers see: all buffers together.
+    pub(crate) length: usize,
+    /// What lies in one piece at `base`: the first buffer.
+    pub(crate) contiguous: usize,
+    pub(crate) kind: MemoryKind,
+}
+
+impl MemoryRegion {
+    pub(crate) fn new(
+        domain: Domain,
+        handle: Option<Handle<sys::fid_mr>>,
+        extent: Extent,
+        access: Access,
+        memory: Option<Keepalive>,
+        enabled: bool,
+    ) -> Self {
+        let capabilities = domain.capabilities();
+        let wanted = capabilities.needs_local_registration() || extent.kind.is_device();
+        let descriptor = match &handle {
+            // SAFETY: the registration is alive and finished.
+            Some(handle) if wanted => unsafe { sys::fi_mr_desc(handle.as_ptr()) },
+            _ => std::ptr::null_mut(),
+        };
+        Self(Arc::new(RegionInner {
+            handle,
+            base: extent.base,
+            length: extent.length,
+            contiguous: extent.contiguous,
+            kind: extent.kind,
+            access,
+            descriptor,
+            enabled: AtomicBool::new(enabled),
+            counters: Mutex::new(Vec::new()),
+            domain,
+            memory,
+        }))
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.length
+    }
+
+    /// Is there nothing? (Never true: empty ranges are not registered.)
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.length == 0
+    }
+
+    /// What sort of memory it is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.0.kind
+    }
+
+    /// What it was registered for.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// The domain it is registered with.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.0.domain
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.base
+    }
+
+    /// Is there a registration behind it? A region for local use needs none
+    /// where the provider does not ask for one.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.0.handle.is_some()
+    }
+
+    /// May peers use it already? (See [`enable`](Self::enable).)
+    #[must_use]
+    pub fn is_enabled(&self) -> bool {
+        self.0.enabled.load(Ordering::Acquire)
+    }
+
+    fn handle(&self, operation: &'static str) -> Result<&Handle<sys::fid_mr>> {
+        self.0.handle.as_ref().ok_or_else(|| {
+            self.0.domain.blame(Error::new(
+                ErrorKind::InvalidArgument,
+                operation,
+                "the region is for local use and the provider needs no registration for that",
+            ))
+        })
+    }
+
+    /// The key as `fi_mr_key` tells it.
+    ///
+    /// # Errors
+    /// `KeyUnavailable` where there is only a raw key, or the region is not enabled yet.
+    pub fn key(&self) -> Result<u64> {
+        let handle = self.handle("fi_mr_key")?;
+        // SAFETY: the registration is alive and finished.
+        let key = unsafe { sys::fi_mr_key(handle.as_ptr()) };
+        if key == sys::FI_KEY_NOTAVAIL {
+            let why = if self.is_enabled() {
+                "the provider has raw keys only (FI_MR_RAW)"
+            } else {
+                "the region is not enabled yet"
+            };
+            return Err(self.0.domain.blame(Error::new(
+                ErrorKind::KeyUnavailable,
+                "fi_mr_key",
+                why,
+            )));
+        }
+        Ok(key)
+    }
+
+    /// Base address and raw key as `fi_mr_raw_attr` tells them.
+    ///
+    /// # Errors
+    /// `NotSupported` where the provider has plain keys and no raw form of them.
+    pub fn raw_key(&self) -> Result<(u64, Vec<u8>)> {
+        let handle = self.handle("fi_mr_raw_attr")?;
+        let mut size = self.0.domain.capabilities().mr_key_size.max(8);
+        let mut key = vec![0_u8; size];
+        let mut base = 0_u64;
+        for _ in 0..2 {
+            // SAFETY: the buffer has `size` bytes; the outputs are valid.
+            let code = unsafe {
+                sys::fcs_mr_raw_attr(handle.as_ptr(), &mut base, key.as_mut_ptr(), &mut size, 0)
+            };
+            if code == -crate::error::number::TOO_SMALL && size > key.len() && size <= 1 << 16 {
+                key.resize(size, 0);
+                continue;
+            }
+            Error::check("fi_mr_raw_attr", i64::from(code)).map_err(|e| self.0.domain.blame(e))?;
+            key.truncate(size);
+            return Ok((base, key));
+        }
+        Err(self.0.domain.blame(Error::new(
+            ErrorKind::Other,
+            "fi_mr_raw_attr",
+            "the provider keeps asking for a longer buffer",
+        )))
+    }
+
+    /// Counts peers' accesses to this region (`fi_mr_bind` with a counter).
+    /// Where the provider demands it (`MrMode::RMA_EVENT`) the region must have
+    /// been registered with that flag, and this comes before `enable`.
+    ///
+    /// # Errors
+    /// `NotSupported` where the provider does not count accesses to regions.
+    pub fn bind_counter(&self, counter: &Counter) -> Result<()> {
+        let handle = self.handle("fi_mr_bind")?;
+        // SAFETY: both objects are alive, and the counter is kept below.
+        let code =
+            unsafe { sys::fcs_mr_bind(handle.as_ptr(), counter.as_fid(), sys::FI_REMOTE_WRITE) };
+        Error::check("fi_mr_bind", i64::from(code)).map_err(|e| {
+            let e = self.0.domain.blame(e);
+            if e.kind() == ErrorKind::InvalidArgument {
+                e.with_detail("the provider does not count remote accesses to regions")
+            } else {
+                e
+            }
+        })?;
+        self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).push(counter.clone());
+        Ok(())
+    }
+
+    /// Ties the region to one endpoint (`fi_mr_bind` with an endpoint), as
+    /// `MrMode::ENDPOINT` demands before `enable`.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
+        let handle = self.handle("fi_mr_bind")?;
+        // SAFETY: both objects are alive.
+        let code = unsafe { sys::fcs_mr_bind(handle.as_ptr(), endpoint.as_fid(), 0) };
+        Error::check("fi_mr_bind", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+    }
+
+    /// Opens the region to peers where registration left it disabled
+    /// (`MrMode::ENDPOINT`, `MrMode::RMA_EVENT`); does nothing elsewhere.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn enable(&self) -> Result<()> {
+        if self.0.enabled.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let handle = self.handle("fi_mr_enable")?;
+        // SAFETY: the registration is alive.
+        let code = unsafe { sys::fcs_mr_enable(handle.as_ptr()) };
+        Error::check("fi_mr_enable", i64::from(code)).map(drop).map_err(|e| {
+            self.0.enabled.store(false, Ordering::Release);
+            self.0.domain.blame(e)
+        })
+    }
+
+    /// Tells the provider that pages of this range changed, as
+    /// `MrMode::MMU_NOTIFY` demands; does nothing where it does not.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or what the provider says.
+    pub fn refresh(&self, range: Range<usize>) -> Result<()> {
+        let slice = self.slice(range)?;
+        if !self.0.domain.capabilities().mr_mode.contains(MrMode::MMU_NOTIFY) {
+            return Ok(());
+        }
+        self.refresh_always(&slice)
+    }
+
+    /// Calls `fi_mr_refresh` whether or not the provider asks for it.
+    ///
+    /// # Errors
+    /// `OutOfBounds`; `NotSupported` from providers that do not know the call.
+    pub fn force_refresh(&self, range: Range<usize>) -> Result<()> {
+        let slice = self.slice(range)?;
+        self.refresh_always(&slice)
+    }
+
+    fn refresh_always(&self, slice: &RegionSlice) -> Result<()> {
+        let handle = self.handle("fi_mr_refresh")?;
+        let vector = sys::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() };
+        // SAFETY: one element, alive for the call.
+        let code = unsafe { sys::fcs_mr_refresh(handle.as_ptr(), &vector, 1, 0) };
+        Error::check("fi_mr_refresh", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+    }
+
+    /// What a peer needs to reach this region.
+    ///
+    /// # Errors
+    /// `AccessDenied` if it grants no remote access; `KeyUnavailable` before it is enabled.
+    pub fn describe(&self) -> Result<RemoteRegion> {
+        let operation = "describing a region";
+        if !self.0.access.intersects(Access::REMOTE) {
+            return Err(self.0.domain.blame(Error::new(
+                ErrorKind::AccessDenied,
+                operation,
+                "the region was registered without remote access",
+            )));
+        }
+        if !self.is_enabled() {
+            return Err(self.0.domain.blame(Error::new(
+                ErrorKind::KeyUnavailable,
+                operation,
+                "the region is not enabled yet: bind it, then call enable",
+            )));
+        }
+        let capabilities = self.0.domain.capabilities();
+        let mode = capabilities.mr_mode.modern();
+        let virtual_base = if mode.contains(MrMode::VIRT_ADDR) { self.0.base as u64 } else { 0 };
+        let (base, key) = if mode.contains(MrMode::RAW) {
+            let (base, key) = self.raw_key()?;
+            (base, RemoteKey::Raw(key))
+        } else {
+            (virtual_base, RemoteKey::Plain(self.key()?))
+        };
+        Ok(RemoteRegion::new(
+            capabilities.protocol,
+            self.0.kind,
+            self.0.access,
+            self.0.length as u64,
+            base,
+            key,
+        ))
+    }
+
+    /// A part of the region, to be used in an operation.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    pub fn slice(&self, range: Range<usize>) -> Result<RegionSlice> {
+        if range.start > range.end || range.end > self.0.contiguous {
+            return Err(Error::new(
+                ErrorKind::OutOfBounds,
+                "slicing a region",
+                format!("{range:?} of a region of {} bytes", self.0.contiguous),
+            ));
+        }
+        Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, length: range.len() })
+    }
+
+    /// The whole region (of a region of several buffers, the first one).
+    #[must_use]
+    pub fn all(&self) -> RegionSlice {
+        RegionSlice { region: Arc::clone(&self.0), offset: 0, length: self.0.contiguous }
+    }
+
+    fn host_range(&self, operation: &'static str, offset: usize, length: usize) -> Result<*mut u8> {
+        if self.0.kind.is_device() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                operation,
+                format!("the region is {} memory, which the CPU does not copy", self.0.kind),
+            ));
+        }
+        match offset.checked_add(length) {
+            // SAFETY: inside the region, just checked.
+            Some(end) if end <= self.0.contiguous => Ok(unsafe { self.0.base.add(offset) }),
+            _ => Err(Error::new(
+                ErrorKind::OutOfBounds,
+                operation,
+                format!("{length} bytes at {offset} of a region of {} bytes", self.0.contiguous),
+            )),
+        }
+    }
+
+    /// Copies bytes out of the region. If a peer writes meanwhile, the copy may
+    /// hold old and new bytes.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` for device memory.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let from = self.host_range("reading a region", offset, into.len())?;
+        // SAFETY: both ranges are valid and, one being behind a `&mut`, distinct.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the region.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` for device memory.
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let into = self.host_range("writing a region", offset, from.len())?;
+        // SAFETY: both ranges are valid; no reference to the region's bytes exists.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) };
+        Ok(())
+    }
+
+    /// Fills a range with one byte.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` for device memory.
+    pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<()> {
+        let into = self.host_range("filling a region", range.start, range.len())?;
+        // SAFETY: inside the region, just checked.
+        unsafe { std::ptr::write_bytes(into, byte, range.len()) };
+        Ok(())
+    }
+
+    /// Loads an aligned 64-bit word, with acquire ordering towards a peer that
+    /// wrote it last.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` if it is not aligned or device memory.
+    #[inline]
+    pub fn load_u64(&self, offset: usize) -> Result<u64> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores an aligned 64-bit word.
+    ///
+    /// # Errors
+    /// As [`load_u64`](Self::load_u64).
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> Result<&std::sync::atomic::AtomicU64> {
+        let address = self.host_range("reaching a word of a region", offset, 8)?;
+        if !(address as usize).is_multiple_of(8) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "reaching a word of a region",
+                format!("offset {offset} is not aligned to 8 bytes"),
+            ));
+        }
+        // SAFETY: 8 valid, aligned bytes, alive as long as `self`; atomics allow
+        // concurrent change from the other side.
+        Ok(unsafe { std::sync::atomic::AtomicU64::from_ptr(address.cast()) })
+    }
+
+    /// The bytes themselves.
+    ///
+    /// # Safety
+    /// For the life of the slice nobody may write the region: no peer that holds
+    /// its key, no operation in flight, no [`write`](Self::write).
+    ///
+    /// # Panics
+    /// Never for host memory; device memory has no bytes that a CPU could read.
+    #[must_use]
+    pub unsafe fn bytes(&self) -> &[u8] {
+        assert!(!self.0.kind.is_device(), "device memory has no host bytes");
+        // SAFETY: valid for as long as `self`; unchanging by contract.
+        unsafe { std::slice::from_raw_parts(self.0.base, self.0.contiguous) }
+    }
+}
+
+impl Drop for RegionInner {
+    fn drop(&mut self) {
+        let Some(handle) = self.handle.take() else {
+            return;
+        };
+        if let Err(error) = handle.close() {
+            // The provider may still write into the memory: freeing it would be
+            // worse than losing it.
+            std::mem::forget(self.memory.take());
+            tracing::error!(%error, bytes = self.length, "a registration could not be closed; its memory is leaked");
+        }
+    }
+}
+
+/// A part of a registered region. Holds the region, so that memory under an
+/// operation cannot be freed.
+#[derive(Debug, Clone)]
+pub struct RegionSlice {
+    pub(crate) region: Arc<RegionInner>,
+    offset: usize,
+    length: usize,
+}
+
+impl RegionSlice {
+    /// Address of the first byte.
+    #[must_use]
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: inside the region, checked when the slice was made.
+        unsafe { self.region.base.add(self.offset) }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Is there nothing?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Where in its region the slice begins.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The region it is a part of.
+    #[must_use]
+    pub fn region(&self) -> MemoryRegion {
+        MemoryRegion(Arc::clone(&self.region))
+    }
+
+    #[inline]
+    pub(crate) fn access(&self) -> Access {
+        self.region.access
+    }
+
+    #[inline]
+    pub(crate) fn is_in(&self, domain: &Domain) -> bool {
+        self.region.domain.is_same(domain)
+    }
+}

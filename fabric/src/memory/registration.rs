@@ -1,0 +1,550 @@
+//! Registering memory (`fi_mr_reg`, `fi_mr_regv`, `fi_mr_regattr`).
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::raw::c_void;
+use std::time::Duration;
+
+use libfabric_sys as sys;
+
+use super::host::Memory;
+use super::range;
+use super::region::{Extent, Keepalive, MemoryRegion};
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, EventQueue};
+use crate::flags::{Access, Caps, MrMode, RegistrationFlags};
+use crate::handle::Handle;
+use crate::kind::MemoryKind;
+use crate::version::Version;
+
+/// How to register: rights, and everything else `struct fi_mr_attr` can say.
+///
+/// ```
+/// use fabric::{Access, RegistrationOptions};
+/// let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234);
+/// # let _ = options;
+/// ```
+#[derive(Debug, Clone)]
+pub struct RegistrationOptions {
+    access: Access,
+    flags: RegistrationFlags,
+    requested_key: Option<u64>,
+    offset: u64,
+    authorization_key: Vec<u8>,
+    /// Register even what the provider needs no registration for.
+    always: bool,
+}
+
+impl RegistrationOptions {
+    /// These rights. Unlike passing the rights alone, options always lead to a
+    /// registration, also where the provider would not need one.
+    #[must_use]
+    pub fn new(access: Access) -> Self {
+        Self { always: true, ..Self::from(access) }
+    }
+
+    /// Flags of the registration.
+    #[must_use]
+    pub fn flags(mut self, flags: RegistrationFlags) -> Self {
+        self.flags = flags;
+        self
+    }
+
+    /// Asks for this key. Without it the library picks an unguessable one where
+    /// the provider leaves the choice.
+    #[must_use]
+    pub fn requested_key(mut self, key: u64) -> Self {
+        self.requested_key = Some(key);
+        self
+    }
+
+    /// libfabric reserves this; anything but 0 is refused.
+    #[must_use]
+    pub fn offset(mut self, offset: u64) -> Self {
+        self.offset = offset;
+        self
+    }
+
+    /// Limits the region to endpoints with this authorization key.
+    #[must_use]
+    pub fn authorization_key(mut self, key: Vec<u8>) -> Self {
+        self.authorization_key = key;
+        self
+    }
+}
+
+impl From<Access> for RegistrationOptions {
+    fn from(access: Access) -> Self {
+        Self {
+            access,
+            flags: RegistrationFlags::empty(),
+            requested_key: None,
+            offset: 0,
+            authorization_key: Vec::new(),
+            always: false,
+        }
+    }
+}
+
+/// Memory named by a dma-buf file descriptor.
+#[derive(Debug)]
+pub struct DmaBuf<'fd> {
+    /// The dma-buf.
+    pub fd: BorrowedFd<'fd>,
+    /// Where the region begins in it.
+    pub offset: u64,
+    /// Length of the region.
+    pub length: usize,
+    /// The address by which the application knows the region's first byte.
+    pub base: *mut u8,
+    /// What sort of memory it is.
+    pub kind: MemoryKind,
+}
+
+enum Source<'a> {
+    Vector(&'a [sys::iovec]),
+    DmaBuf(&'a DmaBuf<'a>),
+}
+
+impl Domain {
+    /// Registers memory and takes it over. With bare rights, a registration that
+    /// the provider does not need (local use only) is not made.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `OutOfBounds` or `NotMapped` for a range that cannot be
+    /// registered, `KeyInUse`/`KeyUnavailable` for a requested key, `NotSupported`
+    /// for a memory kind or flag, `Truncated` if the memory is longer than the
+    /// provider registers.
+    pub fn register(
+        &self,
+        memory: impl Memory,
+        options: impl Into<RegistrationOptions>,
+    ) -> Result<MemoryRegion> {
+        self.register_vector(vec![Box::new(memory)], options)
+    }
+
+    /// Registers several buffers as one region (`fi_mr_regv`); offsets run
+    /// through them in order.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); `InvalidArgument` for more buffers than
+    /// the provider takes.
+    pub fn register_vector(
+        &self,
+        memory: Vec<Box<dyn Memory>>,
+        options: impl Into<RegistrationOptions>,
+    ) -> Result<MemoryRegion> {
+        let options = options.into();
+        let (vector, extent) = self.check_buffers(&memory)?;
+        // SAFETY: `memory` keeps the ranges valid and moves into the region.
+        unsafe { self.register_checked(&vector, extent, Some(Keepalive(memory)), &options) }
+    }
+
+    /// Registers memory that somebody else owns.
+    ///
+    /// # Safety
+    /// The range must stay valid, for whatever the rights allow, until the region
+    /// (all clones, slices and operations) is gone, and no Rust reference to its
+    /// bytes may be used while peers can write it.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub unsafe fn register_raw(
+        &self,
+        base: *mut u8,
+        length: usize,
+        kind: MemoryKind,
+        options: impl Into<RegistrationOptions>,
+    ) -> Result<MemoryRegion> {
+        let options = options.into();
+        self.check_range(base, length, kind)?;
+        let vector = [sys::iovec { iov_base: base.cast(), iov_len: length }];
+        // SAFETY: by contract.
+        unsafe {
+            self.register_checked(
+                &vector,
+                Extent { base, length, contiguous: length, kind },
+                None,
+                &options,
+            )
+        }
+    }
+
+    /// Registers a dma-buf, for device memory that the kernel lends to other
+    /// devices. Needs libfabric 1.20 headers and library.
+    ///
+    /// # Safety
+    /// As [`register_raw`](Self::register_raw), for the memory behind the dma-buf.
+    ///
+    /// # Errors
+    /// `NotSupported` where headers or library are older, or the provider refuses.
+    pub unsafe fn register_dma_buf(
+        &self,
+        buffer: &DmaBuf<'_>,
+        options: impl Into<RegistrationOptions>,
+    ) -> Result<MemoryRegion> {
+        let options = options.into();
+        let operation = "fi_mr_regattr";
+        if !Version::has_dma_buf() {
+            return Err(self.blame(Error::new(
+                ErrorKind::NotSupported,
+                operation,
+                format!(
+                    "dma-buf needs libfabric 1.20; headers are {}, the library is {}",
+                    Version::headers(),
+                    Version::running()
+                ),
+            )));
+        }
+        range::check(operation, buffer.base as usize, buffer.length).map_err(|e| self.blame(e))?;
+        let extent = Extent {
+            base: buffer.base,
+            length: buffer.length,
+            contiguous: buffer.length,
+            kind: buffer.kind,
+        };
+        // SAFETY: by contract.
+        let (handle, enabled) =
+            unsafe { self.call(&Source::DmaBuf(buffer), &extent, &options, std::ptr::null_mut())? };
+        Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, None, enabled))
+    }
+
+    /// Starts a registration that completes on the event queue the domain was
+    /// opened with ([`open_asynchronous`](Self::open_asynchronous)).
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a domain that registers synchronously; else as
+    /// [`register`](Self::register).
+    pub fn register_asynchronously(
+        &self,
+        memory: impl Memory,
+        options: impl Into<RegistrationOptions>,
+    ) -> Result<PendingRegion> {
+        let options = options.into();
+        if !self.is_asynchronous() {
+            return Err(self.blame(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_mr_regattr",
+                "the domain was not opened with an event queue for registrations",
+            )));
+        }
+        let memory: Vec<Box<dyn Memory>> = vec![Box::new(memory)];
+        let (vector, extent) = self.check_buffers(&memory)?;
+        // The event carries the registration's own address: nothing to invent.
+        // SAFETY: `memory` keeps the range valid and moves into the pending region.
+        let (handle, enabled) = unsafe {
+            self.call(&Source::Vector(&vector), &extent, &options, std::ptr::null_mut())?
+        };
+        Ok(PendingRegion {
+            handle,
+            enabled,
+            extent,
+            access: options.access,
+            domain: self.clone(),
+            memory: Keepalive(memory),
+        })
+    }
+
+    fn check_buffers(&self, memory: &[Box<dyn Memory>]) -> Result<(Vec<sys::iovec>, Extent)> {
+        let operation = "fi_mr_regattr";
+        let refuse =
+            |detail: String| self.blame(Error::new(ErrorKind::InvalidArgument, operation, detail));
+        let Some(first) = memory.first() else {
+            return Err(refuse("no buffer".to_owned()));
+        };
+        let limit = self.capabilities().mr_iov_limit;
+        if memory.len() > limit {
+            return Err(refuse(format!("{} buffers, the provider takes {limit}", memory.len())));
+        }
+        let mut vector = Vec::with_capacity(memory.len());
+        let mut length = 0;
+        for buffer in memory {
+            if buffer.kind() != first.kind() {
+                return Err(refuse("buffers of different kinds in one region".to_owned()));
+            }
+            self.check_range(buffer.as_ptr(), buffer.len(), buffer.kind())?;
+            vector.push(sys::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() });
+            length += buffer.len();
+        }
+        let (base, contiguous, kind) = (first.as_ptr(), first.len(), first.kind());
+        Ok((vector, Extent { base, length, contiguous, kind }))
+    }
+
+    fn check_range(&self, base: *mut u8, length: usize, kind: MemoryKind) -> Result<()> {
+        let operation = "fi_mr_regattr";
+        let base = base as usize;
+        if kind.is_device() {
+            // Some providers take a device registration they cannot honour and
+            // then treat the address as host memory: ask what was offered.
+            if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
+                return Err(self.blame(Error::new(
+                    ErrorKind::NotSupported,
+                    operation,
+                    format!("{kind} memory: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)"),
+                )));
+            }
+            // Device addresses mean nothing to the host's memory map.
+            if length == 0 || base.checked_add(length).is_none() {
+                range::check(operation, base, length).map_err(|e| self.blame(e))?;
+            }
+            return Ok(());
+        }
+        range::check(operation, base, length).map_err(|e| self.blame(e))?;
+        if self.capabilities().mr_mode.modern().contains(MrMode::ALLOCATED) {
+            range::check_mapped(operation, base, length).map_err(|e| self.blame(e))?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The ranges are valid as long as the region lives.
+    unsafe fn register_checked(
+        &self,
+        vector: &[sys::iovec],
+        extent: Extent,
+        memory: Option<Keepalive>,
+        options: &RegistrationOptions,
+    ) -> Result<MemoryRegion> {
+        let needed = options.always
+            || options.access.intersects(Access::REMOTE)
+            || extent.kind.is_device()
+            || self.capabilities().needs_local_registration();
+        if !needed {
+            return Ok(MemoryRegion::new(self.clone(), None, extent, options.access, memory, true));
+        }
+        if self.is_asynchronous() {
+            return Err(self.blame(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_mr_regattr",
+                "this domain registers asynchronously: use register_asynchronously",
+            )));
+        }
+        // SAFETY: by contract.
+        let (handle, enabled) =
+            unsafe { self.call(&Source::Vector(vector), &extent, options, std::ptr::null_mut())? };
+        Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, memory, enabled))
+    }
+
+    /// One registration call, repeated with another key if the library's own
+    /// choice happens to be taken.
+    ///
+    /// # Safety
+    /// The source's ranges are valid as long as the registration lives.
+    unsafe fn call(
+        &self,
+        source: &Source<'_>,
+        extent: &Extent,
+        options: &RegistrationOptions,
+        context: *mut c_void,
+    ) -> Result<(Handle<sys::fid_mr>, bool)> {
+        let capabilities = self.capabilities();
+        let mode = capabilities.mr_mode.modern();
+        let chooses_key = !mode.contains(MrMode::PROV_KEY);
+        let mut enabled = !mode.contains(MrMode::ENDPOINT);
+        if options.flags.contains(RegistrationFlags::RMA_EVENT) && mode.contains(MrMode::RMA_EVENT)
+        {
+            enabled = false;
+        }
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let key = match options.requested_key {
+                Some(key) => key,
+                None if chooses_key => random_key(capabilities.mr_key_size),
+                None => 0,
+            };
+            let mut request = sys::fcs_mr_request {
+                access: options.access.bits(),
+                offset: options.offset,
+                requested_key: key,
+                context,
+                auth_key_size: options.authorization_key.len(),
+                auth_key: options.authorization_key.as_ptr().cast_mut(),
+                iface: extent.kind.interface(),
+                device: u64::from(extent.kind.device().cast_unsigned()),
+                flags: options.flags.bits(),
+                ..Default::default()
+            };
+            if options.authorization_key.is_empty() {
+                request.auth_key = std::ptr::null_mut();
+            }
+            match source {
+                Source::Vector(vector) => {
+                    request.iov = vector.as_ptr();
+                    request.iov_count = vector.len();
+                }
+                Source::DmaBuf(buffer) => {
+                    request.use_dmabuf = 1;
+                    request.dmabuf_fd = buffer.fd.as_raw_fd();
+                    request.dmabuf_offset = buffer.offset;
+                    request.dmabuf_len = buffer.length;
+                    request.dmabuf_base = buffer.base.cast();
+                }
+            }
+            let mut region = std::ptr::null_mut();
+            // SAFETY: the request's pointers are valid for the call, the ranges
+            // as long as the registration lives; `region` receives the object.
+            let code = unsafe { sys::fcs_mr_regattr(self.as_ptr(), &request, &mut region) };
+            if code == 0 {
+                // SAFETY: just created, and ours.
+                return Ok((unsafe { Handle::adopt("fi_mr_regattr", region)? }, enabled));
+            }
+            let taken = code == -crate::error::number::NO_KEY;
+            if taken && options.requested_key.is_none() && chooses_key && attempts < 8 {
+                continue;
+            }
+            return Err(self.explain(code, extent, options));
+        }
+    }
+
+    /// libfabric answers much with a bare EINVAL or ENOSYS: say which
+    /// precondition is the likely one.
+    fn explain(&self, code: i32, extent: &Extent, options: &RegistrationOptions) -> Error {
+        let error = self.blame(Error::from_code("fi_mr_regattr", i64::from(code)));
+        let mode = self.capabilities().mr_mode.modern();
+        let key_is_chosen = options.requested_key.is_some();
+        match -code {
+            crate::error::number::NO_KEY => error.with_detail("the requested key is in use in this domain"),
+            sys::FI_EKEYREJECTED => error
+                .with_kind(ErrorKind::KeyUnavailable)
+                .with_detail("the requested key is out of the provider's range"),
+            sys::FI_ENOSYS if extent.kind.is_device() => error.with_detail(format!(
+                "this libfabric was built without support for {} memory, or its runtime is not there",
+                extent.kind
+            )),
+            crate::error::number::BAD_FLAGS => error.with_detail(format!(
+                "flags {} are not supported for registrations",
+                crate::flags::names(&options.flags).join(", ")
+            )),
+            sys::FI_EINVAL if options.offset != 0 => {
+                error.with_detail("offset is reserved and must be 0")
+            }
+            sys::FI_EINVAL if options.access.is_empty() => error.with_detail("no access right is asked for"),
+            sys::FI_EINVAL if key_is_chosen && mode.contains(MrMode::PROV_KEY) => error
+                .with_kind(ErrorKind::KeyUnavailable)
+                .with_detail("the provider chooses the keys (FI_MR_PROV_KEY)"),
+            sys::FI_ENOMEM | sys::FI_EAGAIN => error.with_detail(format!(
+                "{} bytes could not be pinned: is the locked-memory limit (ulimit -l) too low?",
+                extent.length
+            )),
+            _ => error.with_detail(format!("{} bytes of {} memory", extent.length, extent.kind)),
+        }
+    }
+
+    /// Maps a raw key for use in operations; [`attach`](Self::attach) does it
+    /// where it is due.
+    pub(crate) fn map_raw_key(&self, base: u64, key: &[u8]) -> Result<u64> {
+        let mut raw = key.to_vec();
+        let mut mapped = 0;
+        // SAFETY: the key's buffer and length match; `mapped` receives the result.
+        let code = unsafe {
+            sys::fcs_mr_map_raw(self.as_ptr(), base, raw.as_mut_ptr(), raw.len(), &mut mapped, 0)
+        };
+        Error::check("fi_mr_map_raw", i64::from(code)).map_err(|e| self.blame(e))?;
+        Ok(mapped)
+    }
+
+    pub(crate) fn unmap_key(&self, key: u64) {
+        // SAFETY: the key came from map_raw_key of this domain and is given back once.
+        let code = unsafe { sys::fcs_mr_unmap_key(self.as_ptr(), key) };
+        if code < 0 {
+            let error = self.blame(Error::from_code("fi_mr_unmap_key", i64::from(code)));
+            tracing::error!(%error, "a mapped key could not be released");
+        }
+    }
+}
+
+/// A key that a peer cannot guess, as wide as the provider takes.
+fn random_key(size: usize) -> u64 {
+    let mut bytes = [0_u8; 8];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        // SAFETY: the rest of the array, with its length.
+        let got = unsafe {
+            libc::getrandom(bytes[filled..].as_mut_ptr().cast(), bytes.len() - filled, 0)
+        };
+        // Only EINTR can happen for so few bytes.
+        filled += usize::try_from(got).unwrap_or(0);
+    }
+    let key = u64::from_le_bytes(bytes);
+    match size {
+        1..8 => key & ((1 << (8 * size)) - 1),
+        // All ones means "no key".
+        _ => key & !(1 << 63),
+    }
+}
+
+/// A registration that is not finished yet. The memory belongs to it.
+#[derive(Debug)]
+pub struct PendingRegion {
+    handle: Handle<sys::fid_mr>,
+    enabled: bool,
+    extent: Extent,
+    access: Access,
+    domain: Domain,
+    memory: Keepalive,
+}
+
+impl std::fmt::Debug for Extent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes of {} at {:p}", self.length, self.kind, self.base)
+    }
+}
+
+// SAFETY: see RegionInner.
+unsafe impl Send for PendingRegion {}
+
+impl PendingRegion {
+    /// Is this event about this registration?
+    #[must_use]
+    pub fn is_done_by(&self, event: &Event) -> bool {
+        matches!(event, Event::RegistrationComplete { object } if *object == self.handle.as_fid() as usize)
+    }
+
+    /// Finishes, once its event was seen.
+    ///
+    /// # Errors
+    /// Gives itself back, with the reason, if the event is another's.
+    pub fn finish(self, event: &Event) -> std::result::Result<MemoryRegion, Box<(Self, Error)>> {
+        if !self.is_done_by(event) {
+            let error = Error::new(
+                ErrorKind::InvalidArgument,
+                "finishing a registration",
+                "the event is about something else",
+            );
+            return Err(Box::new((self, error)));
+        }
+        Ok(MemoryRegion::new(
+            self.domain,
+            Some(self.handle),
+            self.extent,
+            self.access,
+            Some(self.memory),
+            self.enabled,
+        ))
+    }
+
+    /// Waits for its event and finishes. Other events on the queue are dropped,
+    /// so this is for queues used for registrations alone.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` (the memory is then lost on purpose: the provider may
+    /// still be at it), or the failure that was reported.
+    pub fn wait(self, events: &mut EventQueue, timeout: Duration) -> Result<MemoryRegion> {
+        let deadline = std::time::Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(std::time::Instant::now());
+            match events.wait(left) {
+                Ok(event) if self.is_done_by(&event) => {
+                    return self.finish(&event).map_err(|refused| refused.1);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    std::mem::forget(self);
+                    return Err(error);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! A peer's region, ready to be written and read.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::descriptor::{RemoteKey, RemoteRegion};
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::flags::Access;
+use crate::kind::MemoryKind;
+
+/// A mapped raw key: given back when the last user is gone.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    domain: Domain,
+    key: u64,
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.domain.unmap_key(self.key);
+    }
+}
+
+/// A region of a peer, as seen from one domain. Bounds and rights are checked
+/// here, before anything goes on the wire.
+#[derive(Debug, Clone)]
+pub struct RemoteMemory {
+    base: u64,
+    length: u64,
+    rights: Access,
+    kind: MemoryKind,
+    key: u64,
+    /// Present where the key had to be mapped; operations in flight hold it too.
+    mapping: Option<Arc<Mapping>>,
+}
+
+impl Domain {
+    /// Makes a peer's region usable from this domain; a raw key is mapped, and
+    /// released when the last user of the result is gone.
+    ///
+    /// # Errors
+    /// `VersionMismatch` if the region is reached by another wire protocol than
+    /// this domain speaks; what the provider says about a raw key.
+    pub fn attach(&self, region: &RemoteRegion) -> Result<RemoteMemory> {
+        let ours = self.capabilities().protocol;
+        if region.protocol() != ours {
+            return Err(self.blame(Error::new(
+                ErrorKind::VersionMismatch,
+                "attaching a remote region",
+                format!(
+                    "the region is reached by wire protocol {}, this domain speaks {ours}",
+                    region.protocol()
+                ),
+            )));
+        }
+        let (key, mapping) = match region.key() {
+            RemoteKey::Plain(key) => (*key, None),
+            RemoteKey::Raw(raw) => {
+                let key = self.map_raw_key(region.base(), raw)?;
+                (key, Some(Arc::new(Mapping { domain: self.clone(), key })))
+            }
+        };
+        Ok(RemoteMemory {
+            base: region.base(),
+            length: region.len(),
+            rights: region.rights(),
+            kind: region.kind(),
+            key,
+            mapping,
+        })
+    }
+}
+
+impl RemoteMemory {
+    /// Length of the region in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Is there nothing? (Never true.)
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// What may be done with it.
+    #[must_use]
+    pub fn rights(&self) -> Access {
+        self.rights
+    }
+
+    /// What sort of memory it is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    /// Was its key mapped (`fi_mr_map_raw`)?
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.mapping.is_some()
+    }
+
+    /// A part of the region.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    #[inline]
+    pub fn slice(&self, range: Range<u64>) -> Result<RemoteSlice> {
+        if range.start > range.end || range.end > self.length {
+            return Err(Error::new(
+                ErrorKind::OutOfBounds,
+                "slicing a remote region",
+                format!("{range:?} of a remote region of {} bytes", self.length),
+            ));
+        }
+        Ok(RemoteSlice {
+            // Cannot wrap: base + length was checked when the descriptor was read.
+            address: self.base + range.start,
+            length: range.end - range.start,
+            key: self.key,
+            rights: self.rights,
+            mapping: self.mapping.clone(),
+        })
+    }
+
+    /// The whole region.
+    #[must_use]
+    pub fn all(&self) -> RemoteSlice {
+        RemoteSlice {
+            address: self.base,
+            length: self.length,
+            key: self.key,
+            rights: self.rights,
+            mapping: self.mapping.clone(),
+        }
+    }
+}
+
+/// A part of a peer's region, to be used in an operation.
+#[derive(Debug, Clone)]
+pub struct RemoteSlice {
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) key: u64,
+    pub(crate) rights: Access,
+    pub(crate) mapping: Option<Arc<Mapping>>,
+}
+
+impl RemoteSlice {
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Is there nothing?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}

@@ -1,0 +1,722 @@
+//! Completion queues.
+#![allow(unsafe_code)]
+
+mod completion;
+mod table;
+
+pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
+pub(crate) use table::{Keep, Slot};
+
+use std::collections::VecDeque;
+use std::ffi::CStr;
+use std::os::fd::RawFd;
+use std::os::raw::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use libfabric_sys as sys;
+
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::flags::Caps;
+use crate::handle::Handle;
+use crate::waiting::{Backoff, Deadline, Waiting};
+use table::{State, Table};
+
+/// Entries taken from the provider at a time: enough to drain a burst with few
+/// calls, few enough to stay in the first-level cache (16 × 48 bytes).
+const BATCH: usize = 16;
+/// Longest uninterrupted sleep on a file descriptor: providers with several
+/// layers have been seen to lose a wake-up.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+
+/// A completion queue: posts and polls go through `&mut`, so that one owner at a
+/// time does both and no lock is needed. It owns the memory of all operations in
+/// flight, and keeps it until the provider lets go, even if it is dropped first.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    shared: Arc<QueueShared>,
+    /// None only while dropping.
+    table: Option<Box<Table>>,
+    ready: VecDeque<Outcome>,
+    batch: Box<[sys::fi_cq_tagged_entry; BATCH]>,
+    sources: Box<[u64; BATCH]>,
+    filled: usize,
+    next: usize,
+    waiting: Waiting,
+    wait_fd: Option<RawFd>,
+    tells_source: bool,
+    members: Vec<Arc<Member>>,
+    departed_seen: u32,
+    sweep_due: bool,
+}
+
+// SAFETY: entries are plain data; contexts in them are only compared.
+unsafe impl Send for CompletionQueue {}
+
+/// What endpoints hold of their queue.
+#[derive(Debug)]
+pub(crate) struct QueueShared {
+    handle: Handle<sys::fid_cq>,
+    /// The operations in flight when the queue's owner dropped it. Freed with
+    /// the queue itself: after the last endpoint is closed.
+    graveyard: Mutex<Option<Box<Table>>>,
+    /// Counts endpoints that were closed.
+    departed: AtomicU32,
+    domain: Domain,
+}
+
+/// One endpoint, as its queues know it.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// The endpoint to cancel receives on; gone once it is being closed.
+    endpoint: Mutex<Option<usize>>,
+    closed: AtomicBool,
+}
+
+impl Member {
+    /// Called before the endpoint is closed.
+    pub(crate) fn leave(&self) {
+        *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Called after the endpoint is closed: its buffers may be released.
+    pub(crate) fn left(&self, queue: &QueueShared) {
+        self.closed.store(true, Ordering::Release);
+        queue.departed.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// How a queue is made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct QueueOptions {
+    /// Entries; 0 leaves it to the provider.
+    pub size: usize,
+    /// How it waits.
+    pub waiting: Waiting,
+}
+
+impl CompletionQueue {
+    /// Opens a queue that waits adaptively.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open(domain: &Domain) -> Result<Self> {
+        Self::open_with(domain, QueueOptions::default())
+    }
+
+    /// Opens a queue.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn open_with(domain: &Domain, options: QueueOptions) -> Result<Self> {
+        let mut attributes = sys::fi_cq_attr {
+            size: options.size,
+            format: sys::FI_CQ_FORMAT_TAGGED,
+            wait_obj: if options.waiting == Waiting::Busy {
+                sys::FI_WAIT_NONE
+            } else {
+                sys::FI_WAIT_FD
+            },
+            ..Default::default()
+        };
+        let mut queue = ptr::null_mut();
+        // SAFETY: the domain is alive, `queue` receives the object.
+        let handle = unsafe {
+            let mut code =
+                sys::fi_cq_open(domain.as_ptr(), &mut attributes, &mut queue, ptr::null_mut());
+            if code < 0 && attributes.wait_obj == sys::FI_WAIT_FD {
+                // Not every provider can be slept on; polling with pauses works with all.
+                attributes.wait_obj = sys::FI_WAIT_NONE;
+                code =
+                    sys::fi_cq_open(domain.as_ptr(), &mut attributes, &mut queue, ptr::null_mut());
+            }
+            Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.blame(e))?;
+            Handle::adopt("fi_cq_open", queue)?
+        };
+        let mut wait_fd = None;
+        if attributes.wait_obj == sys::FI_WAIT_FD {
+            let mut fd = -1;
+            // SAFETY: the queue is alive and was opened with a wait descriptor.
+            let code = unsafe { sys::fcs_wait_fd(handle.as_fid(), &mut fd) };
+            wait_fd = (code == 0 && fd >= 0).then_some(fd);
+        }
+        Ok(Self {
+            shared: Arc::new(QueueShared {
+                handle,
+                graveyard: Mutex::new(None),
+                departed: AtomicU32::new(0),
+                domain: domain.clone(),
+            }),
+            table: Some(Box::new(Table::new())),
+            ready: VecDeque::new(),
+            batch: Box::new([sys::fi_cq_tagged_entry::default(); BATCH]),
+            sources: Box::new([sys::FI_ADDR_UNSPEC; BATCH]),
+            filled: 0,
+            next: 0,
+            waiting: options.waiting,
+            wait_fd,
+            tells_source: domain.capabilities().caps.contains(Caps::SOURCE),
+            members: Vec::new(),
+            departed_seen: 0,
+            sweep_due: false,
+        })
+    }
+
+    /// The next outcome, if there is one. Also moves data where the provider
+    /// leaves that to the application.
+    #[inline]
+    pub fn poll(&mut self) -> Option<Outcome> {
+        if let Some(outcome) = self.ready.pop_front() {
+            return Some(outcome);
+        }
+        self.poll_fresh()
+    }
+
+    /// As `poll`, leaving aside what was put back.
+    #[inline]
+    fn poll_fresh(&mut self) -> Option<Outcome> {
+        loop {
+            while self.next < self.filled {
+                let at = self.next;
+                self.next += 1;
+                let entry = self.batch[at];
+                if let Some(completion) = self.translate(&entry, self.sources[at]) {
+                    return Some(Ok(completion));
+                }
+            }
+            match self.refill() {
+                Refill::Entries => {}
+                Refill::Nothing => {
+                    if self.sweep_due {
+                        self.sweep();
+                        return self.ready.pop_front();
+                    }
+                    return None;
+                }
+                Refill::Failure => {
+                    if let Some(failure) = self.read_failure() {
+                        return Some(Err(failure));
+                    }
+                }
+                Refill::Broken(code) => {
+                    let error = Error::from_code("fi_cq_read", code);
+                    return Some(Err(self.unsolicited(self.shared.domain.blame(error))));
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn refill(&mut self) -> Refill {
+        let queue = self.shared.handle.as_ptr();
+        let buffer: *mut c_void = self.batch.as_mut_ptr().cast();
+        // SAFETY: the buffers have room for BATCH entries of the format that the
+        // queue was opened with.
+        let got = unsafe {
+            if self.tells_source {
+                sys::fi_cq_readfrom(queue, buffer, BATCH, self.sources.as_mut_ptr())
+            } else {
+                sys::fi_cq_read(queue, buffer, BATCH)
+            }
+        };
+        self.next = 0;
+        self.filled = 0;
+        if got > 0 {
+            self.filled = (got as usize).min(BATCH);
+            return Refill::Entries;
+        }
+        const NOTHING: isize = -(sys::FI_EAGAIN as isize);
+        const FAILURE: isize = -(crate::error::number::AVAILABLE as isize);
+        match got {
+            0 | NOTHING => {
+                let departed = self.shared.departed.load(Ordering::Acquire);
+                if departed != self.departed_seen {
+                    // Entries of the endpoint that left may have come in since
+                    // the read above: sweep at the next empty read.
+                    self.departed_seen = departed;
+                    self.sweep_due = true;
+                    return self.refill();
+                }
+                Refill::Nothing
+            }
+            FAILURE => Refill::Failure,
+            code => Refill::Broken(code as i64),
+        }
+    }
+
+    fn table(&mut self) -> &mut Table {
+        // Only `drop` takes the table out.
+        self.table.get_or_insert_with(|| Box::new(Table::new()))
+    }
+
+    /// None: the end of an operation nobody waits for any more.
+    #[inline]
+    fn translate(&mut self, entry: &sys::fi_cq_tagged_entry, source: u64) -> Option<Completion> {
+        let flags = entry.flags;
+        let is_receive = flags & sys::FI_RECV != 0;
+        let has_data = flags & sys::FI_REMOTE_CQ_DATA != 0;
+        // An immediate that came with a write: the receive bit is clear
+        // (providers differ in which other bits they set).
+        let is_arrival = has_data && !is_receive;
+        let mut completion = Completion {
+            kind: CompletionKind::RemoteWrite,
+            operation: None,
+            token: 0,
+            length: entry.len,
+            data: has_data.then_some(entry.data),
+            tag: entry.tag,
+            offset: 0,
+            exhausted: false,
+            source,
+        };
+        let table = self.table();
+        let Some(slot) = table.by_context(entry.op_context) else {
+            if is_arrival {
+                return Some(completion);
+            }
+            tracing::debug!(flags, "a completion of an operation that is not known was dropped");
+            return None;
+        };
+        let abandoned = slot.state == State::Abandoned;
+        completion.operation = Some(OperationId { index: slot.index, generation: slot.generation });
+        completion.token = slot.token;
+        // Only a receive can be used up by a peer's immediate.
+        if !(is_arrival && slot.kind == CompletionKind::Receive) {
+            completion.kind = slot.kind;
+        }
+        let ends = !slot.lasting || flags & sys::FI_MULTI_RECV != 0;
+        if slot.lasting {
+            completion.offset = (entry.buf as usize).wrapping_sub(slot.base);
+            completion.exhausted = ends;
+        }
+        if ends {
+            let index = slot.index;
+            table.release(index);
+        }
+        // A peer's data is news even if the receive it used up was given up.
+        (!abandoned || completion.kind == CompletionKind::RemoteWrite).then_some(completion)
+    }
+
+    fn unsolicited(&self, error: Error) -> Failure {
+        Failure { kind: None, operation: None, token: 0, error }
+    }
+
+    #[cold]
+    fn read_failure(&mut self) -> Option<Failure> {
+        // Newer libraries append fields: leave them room.
+        #[repr(C)]
+        struct Roomy {
+            entry: sys::fi_cq_err_entry,
+            room: [u64; 8],
+        }
+        // SAFETY: all bytes zero is a valid entry.
+        let mut roomy: Roomy = unsafe { std::mem::zeroed() };
+        let queue = self.shared.handle.as_ptr();
+        // SAFETY: the entry is at least as large as the version we speak has it.
+        let got = unsafe { sys::fi_cq_readerr(queue, &mut roomy.entry, 0) };
+        if got == -(sys::FI_EAGAIN as isize) || got == 0 {
+            return None;
+        }
+        if got < 0 {
+            return Some(self.unsolicited(Error::from_code("fi_cq_readerr", got as i64)));
+        }
+        let entry = &roomy.entry;
+        let mut buffer = [0_u8; 256];
+        // SAFETY: the entry was just read; the buffer's length is passed.
+        let text = unsafe {
+            let text = sys::fcs_cq_strerror(
+                queue,
+                entry.prov_errno,
+                entry.err_data,
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+            );
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        };
+        let (code, provider_code, context, olen) =
+            (entry.err, entry.prov_errno, entry.op_context, entry.olen);
+        let flags = entry.flags;
+        let blame = |domain: &Domain, operation| {
+            let mut error = Error::from_code(operation, i64::from(code))
+                .with_provider_text(provider_code, text.clone());
+            if error.kind() == ErrorKind::Truncated {
+                error = error.with_detail(format!("{olen} bytes did not fit the buffer"));
+            }
+            domain.blame(error)
+        };
+        let domain = self.shared.domain.clone();
+        let Some(slot) = self.table().by_context(context) else {
+            return Some(self.unsolicited(blame(&domain, "progress")));
+        };
+        let abandoned = slot.state == State::Abandoned;
+        let (index, kind, token) = (slot.index, slot.kind, slot.token);
+        let operation = OperationId { index, generation: slot.generation };
+        let name = match kind {
+            CompletionKind::Send => "fi_send",
+            CompletionKind::Receive => "fi_recv",
+            CompletionKind::Write => "fi_write",
+            CompletionKind::Read => "fi_read",
+            CompletionKind::Atomic => "fi_atomic",
+            CompletionKind::RemoteWrite => "fi_writedata",
+        };
+        let ends = !slot.lasting || flags & sys::FI_MULTI_RECV != 0 || code == sys::FI_ECANCELED;
+        if ends {
+            self.table().release(index);
+        }
+        (!abandoned).then(|| Failure {
+            kind: Some(kind),
+            operation: Some(operation),
+            token,
+            error: blame(&domain, name),
+        })
+    }
+
+    /// Releases what endpoints that are closed left behind.
+    #[cold]
+    fn sweep(&mut self) {
+        self.sweep_due = false;
+        for number in 0..self.members.len() {
+            if !self.members[number].closed.load(Ordering::Acquire) {
+                continue;
+            }
+            for index in self.table().of_member(number as u32) {
+                let Some(slot) = self.table().slot(index) else {
+                    continue;
+                };
+                let (state, kind, token) = (slot.state, slot.kind, slot.token);
+                let operation = OperationId { index, generation: slot.generation };
+                self.table().release(index);
+                if state == State::InFlight {
+                    let error = self.shared.domain.blame(Error::new(
+                        ErrorKind::Closed,
+                        "closing an endpoint",
+                        "the operation was still in flight",
+                    ));
+                    self.ready.push_back(Err(Failure {
+                        kind: Some(kind),
+                        operation: Some(operation),
+                        token,
+                        error,
+                    }));
+                }
+            }
+        }
+    }
+
+    /// Waits for the next outcome, in the way the queue was opened with.
+    ///
+    /// # Errors
+    /// A failed operation; or, without an operation, `DeadlineExceeded`.
+    pub fn wait(&mut self, timeout: Duration) -> Outcome {
+        if let Some(outcome) = self.ready.pop_front() {
+            return outcome;
+        }
+        self.wait_fresh(&Deadline::after(timeout), timeout)
+    }
+
+    fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
+        let spin_end = match self.waiting {
+            Waiting::Busy => None,
+            Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
+            Waiting::Block => Some(Instant::now()),
+        };
+        let mut backoff = Backoff::sleeping();
+        let mut looks = 0_u32;
+        loop {
+            if let Some(outcome) = self.poll_fresh() {
+                return outcome;
+            }
+            looks = looks.wrapping_add(1);
+            // The clock costs as much as a look: read it every eighth time.
+            if !looks.is_multiple_of(8) && self.waiting != Waiting::Block {
+                std::hint::spin_loop();
+                continue;
+            }
+            if deadline.has_passed() {
+                return Err(self.unsolicited(self.shared.domain.blame(Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "waiting for completions",
+                    format!(
+                        "nothing within {timeout:?}; {} operations are in flight",
+                        self.in_flight()
+                    ),
+                ))));
+            }
+            if spin_end.is_some_and(|end| Instant::now() >= end) {
+                self.sleep(deadline, &mut backoff);
+            }
+        }
+    }
+
+    /// Sleeps until there may be something to read, for a bounded while.
+    fn sleep(&mut self, deadline: &Deadline, backoff: &mut Backoff) {
+        let Some(fd) = self.wait_fd else {
+            backoff.pause(deadline);
+            return;
+        };
+        let fabric = self.shared.domain.fabric().as_ptr();
+        let mut fid = self.shared.handle.as_fid();
+        // SAFETY: one live object. Sleeping without this call's permission can
+        // miss what arrived before.
+        let code = unsafe { sys::fcs_trywait(fabric, &mut fid, 1) };
+        if code != 0 {
+            // -FI_EAGAIN: there is something to do first.
+            std::thread::yield_now();
+            return;
+        }
+        let left = deadline.left().min(LONGEST_SLEEP);
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let milliseconds = left.as_millis().max(1) as i32;
+        // SAFETY: one valid entry; the descriptor belongs to the queue.
+        unsafe { libc::poll(&mut poll, 1, milliseconds) };
+    }
+
+    /// Waits for one operation; outcomes of others stay for [`poll`](Self::poll).
+    ///
+    /// If the deadline passes the operation is given up as by
+    /// [`abandon`](Self::abandon).
+    ///
+    /// # Errors
+    /// Why the operation failed; `DeadlineExceeded`; `InvalidArgument` if it is
+    /// not in flight.
+    pub fn complete(&mut self, operation: OperationId, timeout: Duration) -> Result<Completion> {
+        let is_it = |outcome: &Outcome| {
+            let id = match outcome {
+                Ok(completion) => completion.operation,
+                Err(failure) => failure.operation,
+            };
+            id == Some(operation)
+        };
+        if let Some(at) = self.ready.iter().position(is_it) {
+            return match self.ready.remove(at) {
+                Some(outcome) => outcome.map_err(Error::from),
+                None => Err(Error::new(ErrorKind::Other, "complete", "lost outcome")),
+            };
+        }
+        if self.table().by_id(operation).is_none() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "waiting for an operation",
+                "it is not in flight: its outcome was already handed out",
+            ));
+        }
+        let deadline = Deadline::after(timeout);
+        loop {
+            let outcome = self.wait_fresh(&deadline, timeout);
+            if is_it(&outcome) {
+                return outcome.map_err(Error::from);
+            }
+            let late = matches!(&outcome, Err(f) if f.operation.is_none()
+                && f.error.kind() == ErrorKind::DeadlineExceeded && deadline.has_passed());
+            if late {
+                self.abandon(operation);
+                return outcome.map_err(Error::from);
+            }
+            self.ready.push_back(outcome);
+        }
+    }
+
+    /// Stops waiting for an operation. A receive is cancelled. What is on the
+    /// wire cannot be called back: its memory is quarantined, that is kept until
+    /// the provider completes it or its endpoint is closed. Its outcome will not
+    /// be reported.
+    pub fn abandon(&mut self, operation: OperationId) {
+        let Some(slot) = self.table().by_id(operation) else {
+            return;
+        };
+        let (member, kind, context) = (slot.member, slot.kind, slot.context());
+        self.table().abandon(operation.index);
+        if kind == CompletionKind::Receive
+            && let Some(member) = self.members.get(member as usize)
+        {
+            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(endpoint) = *endpoint {
+                // SAFETY: the endpoint is not closed while its lock is held; the
+                // context is a slot in flight. A refusal leaves it quarantined.
+                unsafe { sys::fcs_cancel(endpoint as *mut sys::fid, context) };
+            }
+        }
+    }
+
+    /// Operations that were posted and have not completed.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.table.as_ref().map_or(0, |t| t.in_flight())
+    }
+
+    /// Operations that were given up and whose memory is still kept.
+    #[must_use]
+    pub fn quarantined(&self) -> usize {
+        self.table.as_ref().map_or(0, |t| t.abandoned())
+    }
+
+    /// How waiting is done: `busy`, `fd` (sleeps on the provider's descriptor) or
+    /// `pauses` (the provider has none).
+    #[must_use]
+    pub fn waiting_form(&self) -> &'static str {
+        match (self.waiting, self.wait_fd) {
+            (Waiting::Busy, _) => "busy",
+            (_, Some(_)) => "fd",
+            (_, None) => "pauses",
+        }
+    }
+
+    /// The file descriptor to sleep on from an event loop of the caller's own,
+    /// where there is one. Call [`may_sleep`](Self::may_sleep) right before.
+    #[must_use]
+    pub fn wait_descriptor(&self) -> Option<RawFd> {
+        self.wait_fd
+    }
+
+    /// May the caller sleep on the descriptor now, or is there work to poll for?
+    pub fn may_sleep(&mut self) -> bool {
+        let fabric = self.shared.domain.fabric().as_ptr();
+        let mut fid = self.shared.handle.as_fid();
+        // SAFETY: one live object.
+        self.ready.is_empty()
+            && self.next >= self.filled
+            && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
+    }
+
+    /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome.
+    ///
+    /// # Errors
+    /// A failed operation; `DeadlineExceeded`; `NotSupported` for a queue that
+    /// cannot sleep.
+    pub fn sleep_read(&mut self, timeout: Duration) -> Outcome {
+        if let Some(outcome) = self.poll() {
+            return outcome;
+        }
+        if self.wait_fd.is_none() {
+            return Err(self.unsolicited(self.shared.domain.blame(Error::new(
+                ErrorKind::NotSupported,
+                "fi_cq_sread",
+                "the queue has no wait object",
+            ))));
+        }
+        let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        let buffer: *mut c_void = self.batch.as_mut_ptr().cast();
+        // SAFETY: room for BATCH entries.
+        let got = unsafe {
+            sys::fi_cq_sread(self.shared.handle.as_ptr(), buffer, BATCH, ptr::null(), milliseconds)
+        };
+        self.next = 0;
+        self.filled = usize::try_from(got).unwrap_or(0).min(BATCH);
+        self.sources.fill(sys::FI_ADDR_UNSPEC);
+        self.poll_fresh().unwrap_or_else(|| {
+            Err(self.unsolicited(self.shared.domain.blame(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "fi_cq_sread",
+                format!("nothing within {timeout:?}"),
+            ))))
+        })
+    }
+
+    /// Wakes another thread that sleeps in this queue (`fi_cq_signal`).
+    ///
+    /// # Errors
+    /// `NotSupported` where the provider cannot.
+    pub fn signal(&self) -> Result<()> {
+        // SAFETY: the queue is alive.
+        let code = unsafe { sys::fcs_cq_signal(self.shared.handle.as_ptr()) };
+        Error::check("fi_cq_signal", i64::from(code))
+            .map(drop)
+            .map_err(|e| self.shared.domain.blame(e))
+    }
+
+    /// The domain it belongs to.
+    #[must_use]
+    pub fn domain(&self) -> &Domain {
+        &self.shared.domain
+    }
+
+    /// Makes progress while a post waits for room; what completes stays for `poll`.
+    pub(crate) fn progress(&mut self) {
+        for _ in 0..BATCH {
+            match self.poll_fresh() {
+                Some(outcome) => self.ready.push_back(outcome),
+                None => break,
+            }
+        }
+    }
+
+    pub(crate) fn join(&mut self, endpoint: *mut sys::fid) -> (u32, Arc<Member>) {
+        let member = Arc::new(Member {
+            endpoint: Mutex::new(Some(endpoint as usize)),
+            closed: AtomicBool::new(false),
+        });
+        // A place whose endpoint is closed and swept can be taken again.
+        let table = self.table.get_or_insert_with(|| Box::new(Table::new()));
+        for number in 0..self.members.len() {
+            if self.members[number].closed.load(Ordering::Acquire)
+                && table.of_member(number as u32).is_empty()
+            {
+                self.members[number] = Arc::clone(&member);
+                return (number as u32, member);
+            }
+        }
+        self.members.push(Arc::clone(&member));
+        ((self.members.len() - 1) as u32, member)
+    }
+
+    #[inline]
+    pub(crate) fn is(&self, shared: &Arc<QueueShared>) -> bool {
+        Arc::ptr_eq(&self.shared, shared)
+    }
+
+    pub(crate) fn share(&self) -> Arc<QueueShared> {
+        Arc::clone(&self.shared)
+    }
+
+    /// Takes a slot for an operation that is about to be posted.
+    #[inline]
+    pub(crate) fn take(
+        &mut self,
+        member: u32,
+        kind: CompletionKind,
+        token: u64,
+    ) -> Result<&mut Slot> {
+        match self.table().take() {
+            Some(slot) => {
+                slot.member = member;
+                slot.kind = kind;
+                slot.token = token;
+                Ok(slot)
+            }
+            None => Err(Error::new(
+                ErrorKind::ResourceExhausted,
+                "posting",
+                "a million operations are in flight on this queue",
+            )),
+        }
+    }
+
+    /// Gives back the slot of an operation that could not be posted.
+    pub(crate) fn put_back(&mut self, index: u32) {
+        self.table().release(index);
+    }
+}
+
+impl QueueShared {
+    pub(crate) fn as_fid(&self) -> *mut sys::fid {
+        self.handle.as_fid()
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // Endpoints may outlive their queue's owner: then the memory of their
+        // operations must live on until they are closed.
+        *self.shared.graveyard.lock().unwrap_or_else(PoisonError::into_inner) = self.table.take();
+    }
+}
+
+enum Refill {
+    Entries,
+    Nothing,
+    Failure,
+    Broken(i64),
+}
