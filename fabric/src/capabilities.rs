@@ -87,8 +87,12 @@ pub struct Capabilities {
     pub mr_key_size: usize,
     /// Buffers that one registration may span.
     pub mr_iov_limit: usize,
-    /// Width of remote completion data in bytes; 0: there are no immediates.
+    /// Width of remote completion data in bytes, as the provider states it for
+    /// messages; 0: there are no immediates.
     pub cq_data_size: usize,
+    /// Width of the immediate that a one-sided write can carry (`fi_writedata`);
+    /// 0 where writes carry none, even if messages do.
+    pub write_data_size: usize,
     /// Largest message or transfer in bytes.
     pub max_message_size: usize,
     /// Largest payload that can be injected.
@@ -126,21 +130,23 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Largest immediate that arrives whole: `fi_writedata` silently cuts wider
-    /// ones on some providers. 0 if there are none.
+    /// Largest immediate of a message that arrives whole: wider ones are silently
+    /// cut by some providers. 0 if there are none.
+    #[must_use]
+    pub fn message_data_mask(&self) -> u64 {
+        mask(self.cq_data_size)
+    }
+
+    /// Largest immediate of a one-sided write that arrives whole; 0 if there are none.
     #[must_use]
     pub fn immediate_mask(&self) -> u64 {
-        match self.cq_data_size {
-            0 => 0,
-            bytes @ 1..8 => (1 << (8 * bytes)) - 1,
-            _ => u64::MAX,
-        }
+        mask(self.write_data_size)
     }
 
     /// Can data arrive with an immediate (`fi_writedata`)?
     #[must_use]
     pub fn has_write_data(&self) -> bool {
-        self.cq_data_size > 0 && self.caps.contains(Caps::RMA)
+        self.write_data_size > 0
     }
 
     /// Do the two bits of an ordered ring hold: a write after a write, a send after a write?
@@ -166,6 +172,14 @@ impl Capabilities {
     #[must_use]
     pub fn layers(&self) -> usize {
         self.provider.split(';').count()
+    }
+}
+
+fn mask(bytes: usize) -> u64 {
+    match bytes {
+        0 => 0,
+        1..8 => (1 << (8 * bytes)) - 1,
+        _ => u64::MAX,
     }
 }
 

@@ -211,6 +211,17 @@ const KNOWN: &[(&str, i64, &str)] = &[
     ("off_coll", -400, "for collectives only"),
 ];
 
+/// Providers with one-sided writes that cannot tell the target of one by an
+/// immediate (`fi_writedata`), whatever width their attributes claim: libfabric
+/// has no attribute for it. Worse, `ofi_mrail` takes the flag in `fi_writemsg` and
+/// loses the immediate.
+const WITHOUT_WRITE_DATA: &[&str] = &["cxi", "ucx", "lnx", "lpp", "ofi_mrail"];
+
+/// Is this provider known to lack `fi_writedata`?
+pub(crate) fn lacks_write_data(provider: &str) -> bool {
+    WITHOUT_WRITE_DATA.iter().any(|name| names_provider(name, provider))
+}
+
 /// Judges offers. Pure: the same facts give the same verdicts. The second part
 /// of the result gives, for each candidate, its index in `offers`.
 #[must_use]
@@ -273,9 +284,9 @@ fn refusal(facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String>
     if need.memory.is_device() && !facts.caps.contains(Caps::DEVICE_MEMORY) {
         return Some(format!("does not register {} memory (no FI_HMEM)", need.memory));
     }
-    if facts.cq_data_size < need.immediate_bytes {
-        return Some(match facts.cq_data_size {
-            0 => "has no immediates (cq_data_size 0)".to_owned(),
+    if facts.write_data_size < need.immediate_bytes {
+        return Some(match facts.write_data_size {
+            0 => "writes carry no immediates (fi_writedata)".to_owned(),
             has => format!("immediates of {has} bytes, {} needed", need.immediate_bytes),
         });
     }
@@ -309,7 +320,10 @@ fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, Strin
         let rank = (policy.prefer.len() - place) as i64;
         add(1000 * rank, "preferred by policy".to_owned());
     }
-    if need.reach == Reach::SameMachine && !facts.reaches_other_machines {
+    // What is bound to the loopback address does not leave the machine either,
+    // and goes through the network stack all the same.
+    let on_loopback = facts.source.as_deref().is_some_and(is_loopback);
+    if need.reach == Reach::SameMachine && !facts.reaches_other_machines && !on_loopback {
         add(400, "shared memory, no network stack".to_owned());
     }
     if let Some(nic) = &facts.nic {
@@ -327,10 +341,10 @@ fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, Strin
     if facts.orders_writes() {
         add(10, "keeps writes in order".to_owned());
     }
-    if facts.cq_data_size >= 8 {
+    if facts.write_data_size >= 8 {
         add(2, "64-bit immediates".to_owned());
     }
-    if need.reach == Reach::SameMachine && facts.source.as_deref().is_some_and(is_loopback) {
+    if need.reach == Reach::SameMachine && on_loopback {
         add(5, "loopback address".to_owned());
     }
     for (name, value, why) in KNOWN {

@@ -19,6 +19,7 @@ fn offer(provider: &str) -> Capabilities {
         mr_key_size: 8,
         mr_iov_limit: 1,
         cq_data_size: 8,
+        write_data_size: 8,
         max_message_size: usize::MAX,
         inject_size: 64,
         send_order: order,
@@ -49,7 +50,7 @@ fn card(gigabits: u64) -> Capabilities {
         link_bits_per_second: gigabits * 1_000_000_000,
         link_up: Some(true),
     };
-    Capabilities { nic: Some(nic), cq_data_size: 4, ..offer("verbs;ofi_rxm") }
+    Capabilities { nic: Some(nic), cq_data_size: 4, write_data_size: 4, ..offer("verbs;ofi_rxm") }
 }
 
 fn taken(offers: &[Capabilities], need: &Need, policy: &str) -> Option<String> {
@@ -72,6 +73,15 @@ fn shared_memory_wins_on_one_machine_and_is_refused_beyond() {
     assert_eq!(taken(&offers, &near, "").as_deref(), Some("shm"));
     assert_eq!(taken(&offers, &far, "").as_deref(), Some("verbs;ofi_rxm"));
     assert!(reason(&shared_memory(), &far, "").contains("only this machine"));
+}
+
+#[test]
+fn the_loopback_device_is_no_shared_memory() {
+    // Bound to it, a network provider may say that it reaches this machine only.
+    let source = Some("127.0.0.1:5".to_owned());
+    let loopback = Capabilities { source, reaches_other_machines: false, ..offer("net") };
+    let near = Need::ring(Reach::SameMachine);
+    assert_eq!(taken(&[loopback, shared_memory()], &near, "").as_deref(), Some("shm"));
 }
 
 #[test]
@@ -122,7 +132,7 @@ fn impossible_policies_are_refused_when_they_are_read() {
 #[test]
 fn every_lack_has_its_reason() {
     let near = Need::ring(Reach::SameMachine);
-    let no_immediate = Capabilities { cq_data_size: 0, ..offer("cxi") };
+    let no_immediate = Capabilities { write_data_size: 0, ..offer("cxi") };
     assert!(reason(&no_immediate, &near, "").contains("no immediates"));
     let wide = Need { immediate_bytes: 8, ..near.clone() };
     assert!(reason(&card(100), &wide, "").contains("4 bytes, 8 needed"));

@@ -50,7 +50,7 @@ pub enum Event {
     /// An asynchronous registration is done.
     RegistrationComplete {
         /// Which one: see [`PendingRegion::is_done_by`](crate::PendingRegion::is_done_by).
-        object: usize,
+        number: usize,
     },
     /// Something this library did not ask for.
     Other {
@@ -242,7 +242,9 @@ unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
         }
         sys::FI_CONNECTED => Event::Connected { endpoint: entry.head.fid as usize, data: data() },
         sys::FI_SHUTDOWN => Event::Shutdown { endpoint: entry.head.fid as usize },
-        sys::FI_MR_COMPLETE => Event::RegistrationComplete { object: entry.head.fid as usize },
+        // The context is what tells registrations apart: in place of the region's
+        // fid, some providers give the domain's.
+        sys::FI_MR_COMPLETE => Event::RegistrationComplete { number: entry.head.info as usize },
         number => Event::Other { number },
     }
 }

@@ -540,8 +540,10 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
         let (endpoint, domain, fabric) = (&*raw.ep_attr, &*raw.domain_attr, &*raw.fabric_attr);
         let source = (!raw.src_addr.is_null() && raw.src_addrlen > 0)
             .then(|| print_address(raw.addr_format, raw.src_addr.cast(), raw.src_addrlen));
+        let provider = string(fabric.prov_name).unwrap_or_default();
+        let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
         Capabilities {
-            provider: string(fabric.prov_name).unwrap_or_default(),
+            provider,
             provider_version: Version::from_packed(fabric.prov_version),
             fabric: string(fabric.name).unwrap_or_default(),
             domain: string(domain.name).unwrap_or_default(),
@@ -558,6 +560,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             mr_key_size: domain.mr_key_size,
             mr_iov_limit: domain.mr_iov_limit.max(1),
             cq_data_size: domain.cq_data_size,
+            write_data_size: if writes { domain.cq_data_size } else { 0 },
             max_message_size: endpoint.max_msg_size,
             inject_size: tx.inject_size,
             send_order: Order::from_bits_retain(tx.msg_order),

@@ -59,6 +59,16 @@ impl Vectors {
         Ok(vectors)
     }
 
+    /// One buffer that nobody checked.
+    pub(super) fn raw(pointer: *mut c_void, length: usize, descriptor: *mut c_void) -> Self {
+        let empty = sys::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+        let mut vector = [empty; Self::MOST];
+        let mut descriptors = [std::ptr::null_mut(); Self::MOST];
+        vector[0] = sys::iovec { iov_base: pointer, iov_len: length };
+        descriptors[0] = descriptor;
+        Self { vector, descriptors, count: 1, length }
+    }
+
     /// Valid as long as `self` and `remote` are.
     pub(super) fn rma(
         &self,
@@ -178,7 +188,7 @@ impl Endpoint {
         let options = options.into();
         let operation = "fi_sendmsg";
         if let Some(data) = data {
-            self.check_data(operation, data)?;
+            self.check_message_data(operation, data)?;
         }
         let vectors = Vectors::new(self, operation, local, Access::SEND)?;
         self.check_length(operation, vectors.length)?;
@@ -216,7 +226,7 @@ impl Endpoint {
     ) -> Result<()> {
         let operation = "fi_inject";
         if let Some(data) = data {
-            self.check_data(operation, data)?;
+            self.check_message_data(operation, data)?;
         }
         let peer = self.check_inject(operation, to, bytes.len())?;
         let (pointer, length) = (bytes.as_ptr().cast(), bytes.len());
@@ -391,7 +401,7 @@ impl Endpoint {
         let operation = "fi_tsendmsg";
         self.check_tagged(operation)?;
         if let Some(data) = data {
-            self.check_data(operation, data)?;
+            self.check_message_data(operation, data)?;
         }
         let vectors = Vectors::new(self, operation, &[local], Access::SEND)?;
         self.check_length(operation, vectors.length)?;

@@ -172,24 +172,36 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Refuses immediates where there are none (some providers would answer
-    /// EAGAIN for ever) or where the provider would cut them silently.
+    /// Refuses immediates of writes where there are none (some providers would
+    /// answer EAGAIN for ever) or where the provider would cut them silently.
     #[inline]
     pub(super) fn check_data(&self, operation: &'static str, data: u64) -> Result<()> {
-        if data & !self.limits.immediate_mask != 0 || self.limits.immediate_mask == 0 {
-            let why = match self.limits.immediate_mask {
-                0 => "the provider has no immediates (cq_data_size is 0)".to_owned(),
-                mask => format!(
-                    "immediate {data:#x} is wider than the provider carries (mask {mask:#x})"
-                ),
-            };
-            let kind = match self.limits.immediate_mask {
-                0 => ErrorKind::NotSupported,
-                _ => ErrorKind::OutOfBounds,
-            };
-            return Err(self.refuse(operation, kind, why));
+        self.check_data_width(operation, data, self.limits.immediate_mask)
+    }
+
+    /// The same for immediates of messages.
+    #[inline]
+    pub(super) fn check_message_data(&self, operation: &'static str, data: u64) -> Result<()> {
+        self.check_data_width(operation, data, self.limits.message_data_mask)
+    }
+
+    #[inline]
+    fn check_data_width(&self, operation: &'static str, data: u64, mask: u64) -> Result<()> {
+        if mask != 0 && data & !mask == 0 {
+            return Ok(());
         }
-        Ok(())
+        Err(match mask {
+            0 => self.refuse(
+                operation,
+                ErrorKind::NotSupported,
+                "the provider carries no immediates with this operation".to_owned(),
+            ),
+            mask => self.refuse(
+                operation,
+                ErrorKind::OutOfBounds,
+                format!("immediate {data:#x} is wider than the provider carries (mask {mask:#x})"),
+            ),
+        })
     }
 
     #[inline]

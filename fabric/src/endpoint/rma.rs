@@ -341,23 +341,20 @@ impl Endpoint {
         }
         self.check_length(operation, length)?;
         let peer = self.resolve(operation, to)?;
-        let pointer = pointer.cast();
+        let vectors = Vectors::raw(pointer.cast_mut().cast(), length, descriptor);
+        let flags =
+            options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
+        let target = sys::fi_rma_iov { addr: address, len: length, key };
         self.submit(
             operation,
             queue,
             WRITE,
             &options,
             |_| {},
-            // SAFETY: by contract.
-            |endpoint, context| unsafe {
-                match data {
-                    Some(data) => sys::fi_writedata(
-                        endpoint, pointer, length, descriptor, data, peer, address, key, context,
-                    ),
-                    None => sys::fi_write(
-                        endpoint, pointer, length, descriptor, peer, address, key, context,
-                    ),
-                }
+            |endpoint, context| {
+                let message = vectors.rma(peer, &target, context, data.unwrap_or(0));
+                // SAFETY: by contract.
+                unsafe { sys::fi_writemsg(endpoint, &message, flags) }
             },
         )
     }
@@ -387,16 +384,19 @@ impl Endpoint {
         }
         self.check_length(operation, length)?;
         let peer = self.resolve(operation, from)?;
-        let pointer = pointer.cast();
+        let vectors = Vectors::raw(pointer.cast(), length, descriptor);
+        let flags = options.flags.bits() | sys::FI_COMPLETION;
+        let source = sys::fi_rma_iov { addr: address, len: length, key };
         self.submit(
             operation,
             queue,
             READ,
             &options,
             |_| {},
-            // SAFETY: by contract.
-            |endpoint, context| unsafe {
-                sys::fi_read(endpoint, pointer, length, descriptor, peer, address, key, context)
+            |endpoint, context| {
+                let message = vectors.rma(peer, &source, context, 0);
+                // SAFETY: by contract.
+                unsafe { sys::fi_readmsg(endpoint, &message, flags) }
             },
         )
     }

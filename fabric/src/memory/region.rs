@@ -141,6 +141,13 @@ impl MemoryRegion {
         self.0.base
     }
 
+    /// The local descriptor (`fi_mr_desc`) that raw posts want; null where the
+    /// provider asks for none.
+    #[must_use]
+    pub fn local_descriptor(&self) -> *mut c_void {
+        self.0.descriptor
+    }
+
     /// Is there a registration behind it? A region for local use needs none
     /// where the provider does not ask for one.
     #[must_use]

@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::raw::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use libfabric_sys as sys;
@@ -231,12 +232,15 @@ impl Domain {
         }
         let memory: Vec<Box<dyn Memory>> = vec![Box::new(memory)];
         let (vector, extent) = self.check_buffers(&memory)?;
-        // The event carries the registration's own address: nothing to invent.
+        // Never a pointer: the event brings it back as it is.
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let context = std::ptr::without_provenance_mut(number);
         // SAFETY: `memory` keeps the range valid and moves into the pending region.
-        let (handle, enabled) = unsafe {
-            self.call(&Source::Vector(&vector), &extent, &options, std::ptr::null_mut())?
-        };
+        let (handle, enabled) =
+            unsafe { self.call(&Source::Vector(&vector), &extent, &options, context)? };
         Ok(PendingRegion {
+            number,
             handle,
             enabled,
             extent,
@@ -338,6 +342,14 @@ impl Domain {
         options: &RegistrationOptions,
         context: *mut c_void,
     ) -> Result<(Handle<sys::fid_mr>, bool)> {
+        if options.offset != 0 {
+            // Providers that do not look would register something else than was meant.
+            return Err(self.blame(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_mr_regattr",
+                "offset is reserved and must be 0",
+            )));
+        }
         let capabilities = self.capabilities();
         let mode = capabilities.mr_mode.modern();
         let chooses_key = !mode.contains(MrMode::PROV_KEY);
@@ -417,9 +429,6 @@ impl Domain {
                 "flags {} are not supported for registrations",
                 crate::flags::names(&options.flags).join(", ")
             )),
-            sys::FI_EINVAL if options.offset != 0 => {
-                error.with_detail("offset is reserved and must be 0")
-            }
             sys::FI_EINVAL if options.access.is_empty() => error.with_detail("no access right is asked for"),
             sys::FI_EINVAL if key_is_chosen && mode.contains(MrMode::PROV_KEY) => error
                 .with_kind(ErrorKind::KeyUnavailable)
@@ -478,6 +487,7 @@ fn random_key(size: usize) -> u64 {
 /// A registration that is not finished yet. The memory belongs to it.
 #[derive(Debug)]
 pub struct PendingRegion {
+    number: usize,
     handle: Handle<sys::fid_mr>,
     enabled: bool,
     extent: Extent,
@@ -499,7 +509,7 @@ impl PendingRegion {
     /// Is this event about this registration?
     #[must_use]
     pub fn is_done_by(&self, event: &Event) -> bool {
-        matches!(event, Event::RegistrationComplete { object } if *object == self.handle.as_fid() as usize)
+        matches!(event, Event::RegistrationComplete { number } if *number == self.number)
     }
 
     /// Finishes, once its event was seen.

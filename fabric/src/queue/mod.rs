@@ -324,18 +324,7 @@ impl CompletionQueue {
             return Some(self.unsolicited(Error::from_code("fi_cq_readerr", got as i64)));
         }
         let entry = &roomy.entry;
-        let mut buffer = [0_u8; 256];
-        // SAFETY: the entry was just read; the buffer's length is passed.
-        let text = unsafe {
-            let text = sys::fcs_cq_strerror(
-                queue,
-                entry.prov_errno,
-                entry.err_data,
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-            );
-            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-        };
+        let text = self.failure_text(entry);
         let (code, provider_code, context, olen) =
             (entry.err, entry.prov_errno, entry.op_context, entry.olen);
         let flags = entry.flags;
@@ -372,6 +361,29 @@ impl CompletionQueue {
             token,
             error: blame(&domain, name),
         })
+    }
+
+    /// The provider's own words for a failure. Layered providers look for them
+    /// through an endpoint of the queue, and crash if there is none left: so one
+    /// is held open meanwhile, or the question is not asked.
+    fn failure_text(&self, entry: &sys::fi_cq_err_entry) -> Option<String> {
+        let _open = self.members.iter().find_map(|member| {
+            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            endpoint.is_some().then_some(endpoint)
+        })?;
+        let mut buffer = [0_u8; 256];
+        // SAFETY: the entry was just read, the buffer's length is passed, and an
+        // endpoint of the queue is open.
+        unsafe {
+            let text = sys::fcs_cq_strerror(
+                self.shared.handle.as_ptr(),
+                entry.prov_errno,
+                entry.err_data,
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+            );
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
     }
 
     /// Releases what endpoints that are closed left behind.
@@ -424,6 +436,7 @@ impl CompletionQueue {
             Waiting::Block => Some(Instant::now()),
         };
         let mut backoff = Backoff::sleeping();
+        let mut fruitless = 0_u32;
         let mut looks = 0_u32;
         loop {
             if let Some(outcome) = self.poll_fresh() {
@@ -446,17 +459,26 @@ impl CompletionQueue {
                 ))));
             }
             if spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(deadline, &mut backoff);
+                self.sleep(deadline, &mut backoff, &mut fruitless);
             }
         }
     }
 
     /// Sleeps until there may be something to read, for a bounded while.
-    fn sleep(&mut self, deadline: &Deadline, backoff: &mut Backoff) {
+    ///
+    /// `fruitless` counts wake-ups in a row that brought nothing: some providers
+    /// refuse to let us sleep, or keep their descriptor readable, for as long as a
+    /// connection is open. Then pauses are better than a loop around `poll`.
+    fn sleep(&mut self, deadline: &Deadline, backoff: &mut Backoff, fruitless: &mut u32) {
         let Some(fd) = self.wait_fd else {
             backoff.pause(deadline);
             return;
         };
+        *fruitless += 1;
+        if *fruitless > 8 {
+            backoff.pause(deadline);
+            return;
+        }
         let fabric = self.shared.domain.fabric().as_ptr();
         let mut fid = self.shared.handle.as_fid();
         // SAFETY: one live object. Sleeping without this call's permission can
@@ -471,7 +493,9 @@ impl CompletionQueue {
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let milliseconds = left.as_millis().max(1) as i32;
         // SAFETY: one valid entry; the descriptor belongs to the queue.
-        unsafe { libc::poll(&mut poll, 1, milliseconds) };
+        if unsafe { libc::poll(&mut poll, 1, milliseconds) } == 0 {
+            *fruitless = 0;
+        }
     }
 
     /// Waits for one operation; outcomes of others stay for [`poll`](Self::poll).

@@ -1,0 +1,140 @@
+//! Endpoints with one peer: connecting, refusing, ending.
+
+use std::time::{Duration, Instant};
+
+use fabric::{
+    Address, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind, Event, EventQueue,
+    Listener,
+};
+
+use super::Case;
+use crate::cells::Cell;
+use crate::pair::{A, B, Checked, Pair, connection_request, patience};
+use crate::{cases, ensure};
+
+pub const CASES: &[Case] = cases![
+    connection_data_travels_both_ways,
+    rejection_is_reported,
+    nobody_listening_is_refused,
+    shutdown_is_seen_by_the_peer,
+    peer_address_is_known,
+];
+
+struct Connecting {
+    domain: Domain,
+    listen_events: EventQueue,
+    listener: Listener,
+    events: EventQueue,
+    #[allow(dead_code)]
+    queue: CompletionQueue,
+    endpoint: Endpoint,
+}
+
+fn start(cell: &Cell) -> Checked<Connecting> {
+    ensure!(cell.kind == EndpointKind::Msg, "for connected endpoints");
+    let offer = cell.offer(Caps::empty())?;
+    let domain = Domain::open(&offer)?;
+    let listen_events = EventQueue::open(domain.fabric())?;
+    let listener = Listener::open(domain.fabric(), &offer, &listen_events)?;
+    let events = EventQueue::open(domain.fabric())?;
+    let mut queue = CompletionQueue::open(&domain)?;
+    let endpoint = Endpoint::builder(&domain).queue(&mut queue).events(&events).open()?;
+    Ok(Connecting { domain, listen_events, listener, events, queue, endpoint })
+}
+
+fn connection_data_travels_both_ways(cell: &Cell) -> Checked {
+    let mut c = start(cell)?;
+    c.endpoint.start_connecting(&c.listener.address()?, b"from the client")?;
+    let request = connection_request(&mut c.listen_events, &mut c.events)?;
+    // Some providers pad the data with zeros.
+    ensure!(request.data.starts_with(b"from the client"), "{:?}", request.data);
+    let mut queue = CompletionQueue::open(&c.domain)?;
+    let mut events = EventQueue::open(c.domain.fabric())?;
+    let mut accepted = Endpoint::builder(&c.domain)
+        .offer(&request.offer)
+        .queue(&mut queue)
+        .events(&events)
+        .open()?;
+    accepted.start_accepting(b"from the server")?;
+    let mut data = None;
+    let mut up = false;
+    let end = Instant::now() + patience();
+    while !(up && data.is_some()) && Instant::now() < end {
+        if let Some(Event::Connected { endpoint, data: got }) = c.events.poll()?
+            && c.endpoint.is(endpoint)
+        {
+            data = Some(got);
+        }
+        if let Some(Event::Connected { endpoint, .. }) = events.poll()? {
+            up |= accepted.is(endpoint);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let data = data.ok_or("the client was not connected")?;
+    ensure!(data.starts_with(b"from the server"), "{data:?}");
+    ensure!(up, "the server was not connected");
+    Ok(())
+}
+
+fn rejection_is_reported(cell: &Cell) -> Checked {
+    let mut c = start(cell)?;
+    c.endpoint.start_connecting(&c.listener.address()?, b"please")?;
+    let request = connection_request(&mut c.listen_events, &mut c.events)?;
+    c.listener.reject(request, b"no room")?;
+    match c.events.wait(patience()) {
+        Err(error) => ensure!(
+            matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionLost),
+            "{error}"
+        ),
+        Ok(Event::Shutdown { .. }) => {}
+        Ok(other) => return Err(format!("{other:?} after a rejection").into()),
+    }
+    Ok(())
+}
+
+fn nobody_listening_is_refused(cell: &Cell) -> Checked {
+    let c = start(cell)?;
+    // A port that somebody listened on a moment ago.
+    let to: Address = c.listener.address()?;
+    let Connecting { listener, mut events, mut endpoint, queue, domain, listen_events } = c;
+    drop(listener);
+    let started = Instant::now();
+    let result = endpoint.connect(&mut events, &to, b"", Duration::from_secs(10));
+    let error = result.err().ok_or("connected to nobody")?;
+    ensure!(
+        matches!(
+            error.kind(),
+            ErrorKind::ConnectionRefused | ErrorKind::ConnectionLost | ErrorKind::DeadlineExceeded
+        ),
+        "{error}"
+    );
+    ensure!(error.peer().is_some(), "the error names no peer: {error}");
+    ensure!(started.elapsed() < Duration::from_secs(12), "took {:?}", started.elapsed());
+    drop((endpoint, queue, domain, listen_events));
+    Ok(())
+}
+
+fn shutdown_is_seen_by_the_peer(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    ensure!(pair.kind == EndpointKind::Msg, "for connected endpoints");
+    pair.sides[A].endpoint.disconnect()?;
+    let end = Instant::now() + patience();
+    while Instant::now() < end {
+        pair.pump();
+        let side = &mut pair.sides[B];
+        let events = side.events.as_mut().ok_or("no events")?;
+        if let Some(Event::Shutdown { endpoint }) = events.poll()? {
+            ensure!(side.endpoint.is(endpoint), "another endpoint's shutdown");
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err("the peer saw no shutdown".into())
+}
+
+fn peer_address_is_known(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    ensure!(pair.kind == EndpointKind::Msg, "for connected endpoints");
+    ensure!(!pair.sides[A].endpoint.peer_address()?.0.is_empty(), "no address");
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Opening and closing, in every order, again and again.
+
+use fabric::{
+    Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, EventQueue,
+    HostMemory, failed_closes,
+};
+
+use super::Case;
+use crate::cells::Cell;
+use crate::pair::{A, B, Checked, Pair, at_once};
+use crate::{cases, ensure};
+
+pub const CASES: &[Case] = cases![
+    open_and_close,
+    close_reports_success,
+    opening_again_and_again_leaks_nothing,
+    queue_dropped_before_endpoint,
+    endpoint_dropped_with_operations_in_flight,
+];
+
+fn open_files() -> Checked<usize> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
+}
+
+fn resident_bytes() -> Checked<usize> {
+    let text = std::fs::read_to_string("/proc/self/statm")?;
+    let pages = text.split_whitespace().nth(1).ok_or("statm")?;
+    Ok(pages.parse::<usize>()? * 4096)
+}
+
+fn open_and_close(cell: &Cell) -> Checked {
+    drop(Pair::new(cell)?);
+    ensure!(failed_closes() == 0, "{} closes failed", failed_closes());
+    Ok(())
+}
+
+fn close_reports_success(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    for side in pair.sides {
+        side.endpoint.close()?;
+    }
+    Ok(())
+}
+
+fn opening_again_and_again_leaks_nothing(cell: &Cell) -> Checked {
+    let once = || -> Checked {
+        let offer = cell.offer(Caps::empty())?;
+        let domain = Domain::open(&offer)?;
+        let mut queue = CompletionQueue::open(&domain)?;
+        let mut builder = Endpoint::builder(&domain).queue(&mut queue);
+        if cell.kind == EndpointKind::Msg {
+            let events = EventQueue::open(domain.fabric())?;
+            builder = builder.events(&events);
+        } else {
+            builder = builder.addresses(&AddressVector::open(&domain)?);
+        }
+        let endpoint = builder.open()?;
+        let region = domain.register(HostMemory::zeroed(64 << 10)?, Access::ALL)?;
+        region.write(0, b"touched")?;
+        drop(region);
+        drop(endpoint);
+        Ok(())
+    };
+    // Allocators and providers keep what they used once.
+    for _ in 0..5 {
+        once()?;
+    }
+    let (files, memory) = (open_files()?, resident_bytes()?);
+    for _ in 0..40 {
+        once()?;
+    }
+    let (files_after, memory_after) = (open_files()?, resident_bytes()?);
+    ensure!(files_after <= files, "open files grew from {files} to {files_after}");
+    let grown = memory_after.saturating_sub(memory);
+    ensure!(grown < 8 << 20, "resident memory grew by {grown} bytes in 40 rounds");
+    Ok(())
+}
+
+fn queue_dropped_before_endpoint(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let into = pair.sides[B].region(4096)?;
+    // A receive is in flight when the queue's owner lets go of it: its memory
+    // must live until the endpoint is closed.
+    pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(1)))?;
+    drop(into);
+    let Pair { sides: [a, b], .. } = pair;
+    let crate::pair::Side { endpoint, queue, .. } = b;
+    drop(queue);
+    drop(endpoint);
+    drop(a);
+    ensure!(failed_closes() == 0, "{} closes failed", failed_closes());
+    Ok(())
+}
+
+fn endpoint_dropped_with_operations_in_flight(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let into = pair.sides[B].region(4096)?;
+    let mut posted = Vec::new();
+    for token in 0..8 {
+        let id = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(token)))?;
+        posted.push(id);
+    }
+    ensure!(pair.sides[B].queue.in_flight() == 8, "{} in flight", pair.sides[B].queue.in_flight());
+    let Pair { sides: [_a, b], .. } = pair;
+    let crate::pair::Side { endpoint, mut queue, .. } = b;
+    drop(endpoint);
+    // Every operation is accounted for: flushed by the provider, or reported as
+    // closed by the queue.
+    let mut ended = 0;
+    while let Some(outcome) = queue.poll() {
+        if let Err(failure) = outcome
+            && failure.operation.is_some_and(|id| posted.contains(&id))
+        {
+            ended += 1;
+        }
+    }
+    ensure!(ended == 8, "{ended} of 8 receives were reported");
+    ensure!(queue.in_flight() == 0, "{} still in flight", queue.in_flight());
+    let _ = A;
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! The cases of the conformance suite.
+
+mod atomics;
+mod connections;
+mod immediates;
+mod lifecycle;
+mod messages;
+mod processes;
+mod registration;
+mod rma;
+mod violations;
+mod waiting;
+
+use crate::cells::Cell;
+use crate::pair::Checked;
+
+pub struct Case {
+    pub name: &'static str,
+    pub run: fn(&Cell) -> Checked,
+    /// The case ends with objects that cannot be closed in good order, since it
+    /// harms the provider on purpose.
+    pub leaves_objects: bool,
+}
+
+#[macro_export]
+macro_rules! cases {
+    ($($name:ident),* $(,)?) => {
+        &[$($crate::cases::Case { name: stringify!($name), run: $name, leaves_objects: false }),*]
+    };
+}
+
+const FILES: &[&[Case]] = &[
+    lifecycle::CASES,
+    messages::CASES,
+    rma::CASES,
+    immediates::CASES,
+    atomics::CASES,
+    registration::CASES,
+    violations::CASES,
+    waiting::CASES,
+    connections::CASES,
+    processes::CASES,
+];
+
+pub fn all() -> Vec<&'static Case> {
+    FILES.iter().flat_map(|file| file.iter()).collect()
+}
+
+/// Sizes from a byte to 64 MiB, with neighbours of page and protocol limits.
+pub const SIZES: &[usize] = &[
+    1,
+    2,
+    7,
+    8,
+    63,
+    64,
+    65,
+    255,
+    1024,
+    4095,
+    4096,
+    4097,
+    16 << 10,
+    (16 << 10) + 1,
+    64 << 10,
+    (64 << 10) - 1,
+    1 << 20,
+    (1 << 20) + 3,
+    8 << 20,
+    64 << 20,
+];
+
+/// The sizes that the provider moves in one operation, and that an emulated
+/// machine moves in reasonable time.
+pub fn sizes(largest_message: usize) -> Vec<usize> {
+    let bound = std::env::var("FABRICAST_MATRIX_LARGEST")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(usize::MAX);
+    SIZES.iter().copied().filter(|size| *size <= largest_message.min(bound)).collect()
+}

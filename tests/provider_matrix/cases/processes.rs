@@ -1,0 +1,112 @@
+//! Peers in processes of their own, killed at whatever they are doing.
+
+use std::time::{Duration, Instant};
+
+use fabric::{Access, HostMemory, Options};
+
+use super::Case;
+use crate::cells::Cell;
+use crate::ensure;
+use crate::pair::{Checked, check_bytes, pattern};
+use crate::peer::{REGION, meet};
+
+pub const CASES: &[Case] = &[
+    Case { name: "write_to_another_process", run: write_to_another_process, leaves_objects: false },
+    Case { name: "peer_killed_mid_transfer", run: peer_killed_mid_transfer, leaves_objects: true },
+    Case { name: "peer_killed_while_idle", run: peer_killed_while_idle, leaves_objects: true },
+];
+
+/// How long after a peer's death the survivor may take to notice.
+const NOTICE: Duration = Duration::from_secs(10);
+
+fn write_to_another_process(cell: &Cell) -> Checked {
+    let (mut side, mut process, region) = meet(cell)?;
+    let remote = side.domain.attach(&region)?;
+    let largest = side.domain.capabilities().max_message_size.min(REGION);
+    let memory = HostMemory::from_vec(pattern(1, largest))?;
+    let from = side.domain.register(memory, Access::ALL)?;
+    let into = side.domain.register(HostMemory::zeroed(largest)?, Access::ALL)?;
+    let target = remote.slice(0..largest as u64)?;
+    let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, 1)?;
+    side.queue.complete(write, Duration::from_secs(20))?;
+    // Read back: the bytes went through the other process.
+    let read = side.endpoint.read(&mut side.queue, side.peer, &into.all(), &target, 2)?;
+    side.queue.complete(read, Duration::from_secs(20))?;
+    let mut got = vec![0; largest];
+    into.read(0, &mut got)?;
+    check_bytes("read back", &got, &pattern(1, largest))?;
+    process.kill()
+}
+
+/// Writes without end while the peer is killed: within the deadline there is an
+/// error, from a completion or from a post that finds no room; never a hang.
+fn peer_killed_mid_transfer(cell: &Cell) -> Checked {
+    let (mut side, mut process, region) = meet(cell)?;
+    let remote = side.domain.attach(&region)?;
+    let length = (1 << 20).min(side.domain.capabilities().max_message_size);
+    let from = side.domain.register(HostMemory::from_vec(pattern(2, length))?, Access::ALL)?;
+    let target = remote.slice(0..length as u64)?;
+    let started = Instant::now();
+    let mut killed = None;
+    let mut flying = std::collections::VecDeque::new();
+    loop {
+        if killed.is_none() && started.elapsed() > Duration::from_millis(200) {
+            process.kill()?;
+            killed = Some(Instant::now());
+        }
+        if killed.is_some_and(|at: Instant| at.elapsed() > NOTICE) {
+            return Err(format!("writes to the dead succeed after {NOTICE:?}").into());
+        }
+        let options = Options::token(0).patience(Duration::from_secs(2));
+        let mut error = None;
+        if flying.len() < 8 {
+            match side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, options) {
+                Ok(id) => flying.push_back(id),
+                Err(refused) => error = Some(refused),
+            }
+        } else if let Some(id) = flying.pop_front() {
+            // A deadline is an error, too: it names the operation that is late.
+            error = side.queue.complete(id, Duration::from_secs(3)).err();
+        }
+        if let Some(error) = error {
+            ensure!(killed.is_some(), "before the peer was killed: {error}");
+            return after_death(side, &error.to_string());
+        }
+    }
+}
+
+/// Everything can be closed in reasonable time, with operations in flight.
+fn after_death(side: crate::pair::Side, error: &str) -> Checked {
+    let started = Instant::now();
+    let crate::pair::Side { endpoint, mut queue, .. } = side;
+    drop(endpoint);
+    while queue.poll().is_some() {}
+    ensure!(queue.in_flight() == 0, "{} still in flight after {error}", queue.in_flight());
+    drop(queue);
+    ensure!(started.elapsed() < Duration::from_secs(5), "closing took {:?}", started.elapsed());
+    println!("noticed: {error}");
+    Ok(())
+}
+
+/// The peer dies while nothing is under way; the next operations fail, in time.
+fn peer_killed_while_idle(cell: &Cell) -> Checked {
+    let (mut side, mut process, region) = meet(cell)?;
+    let remote = side.domain.attach(&region)?;
+    let from = side.domain.register(HostMemory::from_vec(pattern(3, 4096))?, Access::ALL)?;
+    let target = remote.slice(0..4096)?;
+    let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, 1)?;
+    side.queue.complete(write, Duration::from_secs(20))?;
+    process.kill()?;
+    let killed = Instant::now();
+    while killed.elapsed() < NOTICE {
+        let options = Options::token(0).patience(Duration::from_secs(2));
+        let result = side
+            .endpoint
+            .write(&mut side.queue, side.peer, &from.all(), &target, options)
+            .and_then(|id| side.queue.complete(id, Duration::from_secs(3)));
+        if let Err(error) = result {
+            return after_death(side, &error.to_string());
+        }
+    }
+    Err(format!("writes to the dead succeed after {NOTICE:?}").into())
+}

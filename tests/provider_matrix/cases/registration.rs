@@ -1,0 +1,620 @@
+//! All of memory registration.
+
+use std::time::Duration;
+
+use fabric::{
+    Access, Caps, Counter, Domain, EndpointKind, ErrorKind, EventQueue, Fabric, HostMemory, Memory,
+    MemoryKind, MrMode, RegistrationFlags, RegistrationOptions, RemoteKey, TransferFlags, Version,
+    probe_registration_cache,
+};
+
+use super::Case;
+use crate::cells::Cell;
+use crate::pair::{A, B, Checked, Pair, Setup, at_once, check_bytes, get, patience, pattern, put};
+use crate::{cases, ensure};
+
+pub const CASES: &[Case] = cases![
+    register_many_sizes,
+    register_unaligned_vector,
+    thousand_regions,
+    registering_in_a_loop_leaks_nothing,
+    local_region_needs_no_registration,
+    requested_key_is_honoured,
+    requested_key_in_use_is_refused,
+    requested_key_is_refused_where_the_provider_chooses,
+    keys_are_random,
+    register_several_buffers,
+    too_many_buffers_are_refused,
+    nonzero_offset_is_refused,
+    bad_ranges_are_refused,
+    unmapped_pages_are_refused_where_pages_are_demanded,
+    unbacked_ranges_can_be_registered,
+    descriptor_is_given_where_it_is_demanded,
+    raw_key_is_exchanged,
+    raw_calls_answer,
+    refresh_region,
+    enable_is_idempotent,
+    remote_writes_are_counted_by_region,
+    registration_flags_are_passed,
+    authorization_key_is_passed,
+    device_memory_is_refused_without_support,
+    dma_buf_is_refused_precisely,
+    asynchronous_registration,
+    synchronous_domains_refuse_asynchronous_registration,
+    basic_mode,
+    scalable_mode,
+    mode_bits_are_obeyed_as_returned,
+    registration_cache_opens,
+    region_outlives_its_owner_while_in_flight,
+];
+
+fn register_many_sizes(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    for length in [1, 2, 4095, 4096, 4097, 1 << 20, (64 << 20) + 1] {
+        let region = pair.sides[A].region(length)?;
+        ensure!(region.len() == length, "length {}", region.len());
+        let remote = region.describe()?;
+        ensure!(remote.len() == length as u64, "described as {}", remote.len());
+    }
+    Ok(())
+}
+
+fn register_unaligned_vector(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    // Memory of a vector begins anywhere, and a region may begin inside it.
+    let bytes = pattern(1, 10_000);
+    let from = pair.sides[A].domain.register(HostMemory::from_vec(bytes.clone())?, Access::ALL)?;
+    let backing = HostMemory::zeroed(16_384)?;
+    let base = backing.as_ptr().wrapping_add(1234);
+    #[allow(unsafe_code)]
+    // SAFETY: `backing` outlives the region: it is dropped after `into`.
+    let into =
+        unsafe { pair.sides[B].domain.register_raw(base, 10_000, MemoryKind::Host, Access::ALL)? };
+    pair.sides[B].activate(&into)?;
+    let remote = pair.sides[A].attach(&into)?;
+    let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+    let id = pair
+        .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options))?;
+    pair.complete(A, id)?;
+    check_bytes("unaligned", &get(&into, 0, 10_000)?, &bytes)?;
+    drop(into);
+    drop(backing);
+    Ok(())
+}
+
+fn thousand_regions(cell: &Cell) -> Checked {
+    const COUNT: usize = 1000;
+    let mut pair = Pair::new(cell)?;
+    let from = pair.sides[A].region(64)?;
+    let mut regions = Vec::new();
+    for _ in 0..COUNT {
+        regions.push(pair.sides[B].region(256)?);
+    }
+    // Each is reached by its own key: no two are mixed up.
+    for (number, region) in regions.iter().enumerate().step_by(7) {
+        put(&from, 0, &pattern(number as u64, 64))?;
+        let remote = pair.sides[A].attach(region)?.slice(100..164)?;
+        let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+        let id = pair
+            .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote, options))?;
+        pair.complete(A, id)?;
+    }
+    for (number, region) in regions.iter().enumerate() {
+        let got = get(region, 100, 64)?;
+        if number % 7 == 0 {
+            check_bytes(&format!("region {number}"), &got, &pattern(number as u64, 64))?;
+        } else {
+            ensure!(got.iter().all(|b| *b == 0), "region {number} was written");
+        }
+    }
+    Ok(())
+}
+
+fn registering_in_a_loop_leaks_nothing(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let files = || -> Checked<usize> { Ok(std::fs::read_dir("/proc/self/fd")?.count()) };
+    let memory = || -> Checked<usize> {
+        let text = std::fs::read_to_string("/proc/self/statm")?;
+        Ok(text.split_whitespace().nth(1).ok_or("statm")?.parse::<usize>()? * 4096)
+    };
+    for _ in 0..200 {
+        pair.sides[A].region(64 << 10)?;
+    }
+    let before = (files()?, memory()?);
+    for _ in 0..2000 {
+        pair.sides[A].region(64 << 10)?;
+    }
+    let after = (files()?, memory()?);
+    ensure!(after.0 <= before.0, "open files grew from {} to {}", before.0, after.0);
+    ensure!(after.1 < before.1 + (4 << 20), "memory grew from {} to {}", before.1, after.1);
+    Ok(())
+}
+
+fn local_region_needs_no_registration(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let needs = pair.sides[A].domain.capabilities().needs_local_registration();
+    let region = pair.sides[A].domain.register(HostMemory::zeroed(64)?, Access::LOCAL)?;
+    ensure!(region.is_registered() == needs, "registered: {}", region.is_registered());
+    let always = RegistrationOptions::new(Access::LOCAL);
+    let region = pair.sides[A].domain.register(HostMemory::zeroed(64)?, always)?;
+    ensure!(region.is_registered(), "options always register");
+    let refused = region.describe().unwrap_err();
+    ensure!(refused.kind() == ErrorKind::AccessDenied, "{refused}");
+    Ok(())
+}
+
+fn requested_key_is_honoured(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234);
+    let into = pair.sides[B].region_for(64, options)?;
+    ensure!(into.key()? == 0x1234, "key {:#x}", into.key()?);
+    let from = pair.sides[A].region(64)?;
+    put(&from, 0, &pattern(1, 64))?;
+    let remote = pair.sides[A].attach(&into)?;
+    let flags = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+    let id = pair
+        .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags))?;
+    pair.complete(A, id)?;
+    check_bytes("by the key", &get(&into, 0, 64)?, &pattern(1, 64))
+}
+
+fn requested_key_in_use_is_refused(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let options = RegistrationOptions::new(Access::ALL).requested_key(77);
+    let first = pair.sides[B].region_for(64, options.clone())?;
+    let error =
+        pair.sides[B].domain.register(HostMemory::zeroed(64)?, options.clone()).unwrap_err();
+    ensure!(error.kind() == ErrorKind::KeyInUse, "{error}");
+    drop(first);
+    // Free again.
+    pair.sides[B].region_for(64, options)?;
+    Ok(())
+}
+
+fn requested_key_is_refused_where_the_provider_chooses(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let mode = pair.sides[A].domain.capabilities().mr_mode.modern();
+    ensure!(mode.contains(MrMode::PROV_KEY), "the application chooses the keys here");
+    // The manual page: the requested key is ignored.
+    let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234_5678_9abc);
+    let region = pair.sides[A].domain.register(HostMemory::zeroed(64)?, options)?;
+    ensure!(region.key()? != 0x1234_5678_9abc, "the provider took our key");
+    Ok(())
+}
+
+fn keys_are_random(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let mut keys = std::collections::HashSet::new();
+    for _ in 0..100 {
+        let region = pair.sides[A].region(64)?;
+        let key = match region.describe()?.key() {
+            RemoteKey::Plain(key) => *key,
+            _ => return Err("raw key".into()),
+        };
+        ensure!(keys.insert(key), "key {key:#x} twice, after its region was closed");
+    }
+    let bits = keys.iter().fold(0, |all, key| all | key);
+    ensure!(bits.count_ones() > 50, "keys use only the bits {bits:#x}");
+    Ok(())
+}
+
+fn register_several_buffers(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let limit = pair.sides[A].domain.capabilities().mr_iov_limit;
+    ensure!(limit >= 2, "one buffer per registration only");
+    let buffers: Vec<Box<dyn Memory>> =
+        vec![Box::new(HostMemory::zeroed(4096)?), Box::new(HostMemory::zeroed(8192)?)];
+    let region = pair.sides[B].domain.register_vector(buffers, Access::ALL)?;
+    ensure!(region.len() == 12_288, "length {}", region.len());
+    ensure!(region.slice(0..5000).is_err(), "a slice across buffers was given out");
+    Ok(())
+}
+
+fn too_many_buffers_are_refused(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let limit = pair.sides[A].domain.capabilities().mr_iov_limit;
+    let mut buffers: Vec<Box<dyn Memory>> = Vec::new();
+    for _ in 0..limit.min(4096) + 1 {
+        buffers.push(Box::new(HostMemory::from_vec(vec![0; 16])?));
+    }
+    ensure!(limit < 4096, "the provider takes {limit} buffers");
+    let error = pair.sides[A].domain.register_vector(buffers, Access::ALL).unwrap_err();
+    ensure!(error.kind() == ErrorKind::InvalidArgument, "{error}");
+    let none = pair.sides[A].domain.register_vector(Vec::new(), Access::ALL).unwrap_err();
+    ensure!(none.kind() == ErrorKind::InvalidArgument, "{none}");
+    Ok(())
+}
+
+fn nonzero_offset_is_refused(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let options = RegistrationOptions::new(Access::ALL).offset(8);
+    let error = pair.sides[A].domain.register(HostMemory::zeroed(64)?, options).unwrap_err();
+    ensure!(error.kind() == ErrorKind::InvalidArgument, "{error}");
+    ensure!(error.to_string().contains("offset"), "{error}");
+    Ok(())
+}
+
+#[allow(unsafe_code)]
+fn bad_ranges_are_refused(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let domain = &pair.sides[A].domain;
+    let base = 0x10_0000 as *mut u8;
+    let attempt = |base: *mut u8, length: usize| {
+        // SAFETY: nothing is registered: that is what is tested.
+        unsafe { domain.register_raw(base, length, MemoryKind::Host, Access::ALL) }.unwrap_err()
+    };
+    let empty = attempt(base, 0);
+    ensure!(
+        empty.kind() == ErrorKind::InvalidArgument && empty.to_string().contains("zero"),
+        "{empty}"
+    );
+    let overflowing = attempt((usize::MAX - 10) as *mut u8, 100);
+    ensure!(
+        overflowing.kind() == ErrorKind::OutOfBounds
+            && overflowing.to_string().contains("overflow"),
+        "{overflowing}"
+    );
+    let kernel = attempt(0xffff_8000_0000_0000_usize as *mut u8, 4096);
+    ensure!(
+        kernel.kind() == ErrorKind::OutOfBounds && kernel.to_string().contains("user space"),
+        "{kernel}"
+    );
+    let null = attempt(std::ptr::null_mut(), 4096);
+    ensure!(null.kind() == ErrorKind::OutOfBounds, "{null}");
+    Ok(())
+}
+
+/// Two pages, of which the second is given back to the system.
+#[allow(unsafe_code)]
+fn page_and_hole() -> *mut u8 {
+    // SAFETY: a fresh mapping, half of it unmapped again.
+    unsafe {
+        let base = libc::mmap(
+            std::ptr::null_mut(),
+            8192,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        libc::munmap(base.cast::<u8>().add(4096).cast(), 4096);
+        base.cast()
+    }
+}
+
+#[allow(unsafe_code)]
+fn unmapped_pages_are_refused_where_pages_are_demanded(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let domain = &pair.sides[A].domain;
+    let demanded = domain.capabilities().mr_mode.modern().contains(MrMode::ALLOCATED);
+    ensure!(demanded, "the provider demands no pages");
+    let base = page_and_hole();
+    // SAFETY: nothing is registered.
+    let error =
+        unsafe { domain.register_raw(base, 8192, MemoryKind::Host, Access::ALL) }.unwrap_err();
+    ensure!(error.kind() == ErrorKind::NotMapped, "{error}");
+    ensure!(error.to_string().contains("FI_MR_ALLOCATED"), "{error}");
+    Ok(())
+}
+
+#[allow(unsafe_code)]
+fn unbacked_ranges_can_be_registered(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let domain = &pair.sides[A].domain;
+    let demanded = domain.capabilities().mr_mode.modern().contains(MrMode::ALLOCATED);
+    ensure!(!demanded, "the provider demands pages");
+    let base = page_and_hole();
+    // SAFETY: nobody accesses the region while the page is missing.
+    let region = unsafe { domain.register_raw(base, 8192, MemoryKind::Host, Access::ALL)? };
+    ensure!(region.describe()?.len() == 8192, "described as {}", region.describe()?.len());
+    Ok(())
+}
+
+fn descriptor_is_given_where_it_is_demanded(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let capabilities = pair.sides[A].domain.capabilities();
+    ensure!(capabilities.mr_mode.modern().contains(MrMode::LOCAL), "no descriptor is demanded");
+    // Without a registration the provider could not even send.
+    let (from, into) = (
+        pair.sides[A].region_for(64, Access::LOCAL)?,
+        pair.sides[B].region_for(64, Access::LOCAL)?,
+    );
+    ensure!(from.is_registered() && into.is_registered(), "not registered");
+    put(&from, 0, &pattern(1, 64))?;
+    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))?;
+    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), at_once(0)))?;
+    pair.complete(B, receive)?;
+    check_bytes("registered", &get(&into, 0, 64)?, &pattern(1, 64))
+}
+
+fn raw_key_is_exchanged(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let mode = pair.sides[A].domain.capabilities().mr_mode.modern();
+    ensure!(mode.contains(MrMode::RAW), "keys are plain here");
+    let into = pair.sides[B].region(4096)?;
+    let (_, key) = into.raw_key()?;
+    ensure!(key.len() > 8, "a raw key of {} bytes", key.len());
+    let plain = into.key();
+    ensure!(
+        plain.as_ref().is_err_and(|e| e.kind() == ErrorKind::KeyUnavailable) || plain.is_ok(),
+        "{plain:?}"
+    );
+    let description = into.describe()?;
+    ensure!(matches!(description.key(), RemoteKey::Raw(k) if *k == key), "{description:?}");
+    let from = pair.sides[A].region(4096)?;
+    put(&from, 0, &pattern(1, 4096))?;
+    // Mapped and released again and again.
+    for _ in 0..10 {
+        let remote = pair.sides[A].attach(&into)?;
+        ensure!(remote.is_mapped(), "the key was not mapped");
+        let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+        let id = pair.post(A, |s| {
+            s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
+        })?;
+        // Dropped while the operation is in flight: which keeps it.
+        drop(remote);
+        pair.complete(A, id)?;
+    }
+    check_bytes("by raw key", &get(&into, 0, 4096)?, &pattern(1, 4096))
+}
+
+/// "It is safe to use this call with any memory region", says the manual page;
+/// providers without raw keys mostly answer that they do not know it.
+fn raw_calls_answer(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let region = pair.sides[A].region(64)?;
+    match region.raw_key() {
+        Ok((_, key)) => ensure!(!key.is_empty(), "an empty raw key"),
+        Err(error) => ensure!(
+            matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument),
+            "{error}"
+        ),
+    }
+    Ok(())
+}
+
+fn refresh_region(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let region = pair.sides[A].region(8192)?;
+    // Where it is not demanded, nothing happens; out of bounds is refused in any case.
+    region.refresh(0..4096)?;
+    let error = region.refresh(4096..8193).unwrap_err();
+    ensure!(error.kind() == ErrorKind::OutOfBounds, "{error}");
+    match region.force_refresh(0..4096) {
+        Ok(()) => {}
+        Err(error) => ensure!(
+            matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument),
+            "{error}"
+        ),
+    }
+    Ok(())
+}
+
+fn enable_is_idempotent(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let region = pair.sides[A].region(64)?;
+    ensure!(region.is_enabled(), "not enabled after activation");
+    region.enable()?;
+    region.enable()?;
+    Ok(())
+}
+
+fn remote_writes_are_counted_by_region(cell: &Cell) -> Checked {
+    let offer = cell.offer(Caps::RMA_EVENT)?;
+    let mut pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
+    let counter = Counter::open(&pair.sides[B].domain)?;
+    let options = RegistrationOptions::new(Access::ALL).flags(RegistrationFlags::RMA_EVENT);
+    let into = pair.sides[B].domain.register(HostMemory::zeroed(64)?, options)?;
+    into.bind_counter(&counter)?;
+    into.enable()?;
+    let from = pair.sides[A].region(64)?;
+    let remote = pair.sides[A].attach(&into)?;
+    for _ in 0..3 {
+        let flags = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+        let id = pair.post(A, |s| {
+            s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags)
+        })?;
+        pair.complete(A, id)?;
+    }
+    counter.wait(3, patience(), || {
+        pair.pump();
+    })?;
+    ensure!(counter.read() == 3, "{} accesses counted", counter.read());
+    drop(into);
+    Ok(())
+}
+
+/// Each flag is passed on; a provider honours it or says that it does not.
+fn registration_flags_are_passed(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    for flags in [
+        RegistrationFlags::PERSISTENT,
+        RegistrationFlags::HOST_ALLOCATED,
+        RegistrationFlags::DEVICE_ONLY,
+        RegistrationFlags::RMA_EVENT,
+    ] {
+        let options = RegistrationOptions::new(Access::ALL).flags(flags);
+        match pair.sides[A].domain.register(HostMemory::zeroed(4096)?, options) {
+            Ok(region) => ensure!(region.is_registered(), "{flags:?}"),
+            Err(error) => ensure!(
+                matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument),
+                "{flags:?}: {error}"
+            ),
+        }
+    }
+    Ok(())
+}
+
+fn authorization_key_is_passed(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let options = RegistrationOptions::new(Access::ALL).authorization_key(vec![1, 2, 3, 4]);
+    match pair.sides[A].domain.register(HostMemory::zeroed(4096)?, options) {
+        Ok(region) => ensure!(region.is_registered(), "not registered"),
+        Err(error) => ensure!(
+            matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument),
+            "{error}"
+        ),
+    }
+    Ok(())
+}
+
+/// A host page that claims to be a device's: never may it be taken for host memory.
+#[allow(unsafe_code)]
+fn device_memory_is_refused_without_support(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let memory = HostMemory::zeroed(4096)?;
+    let kinds = [
+        MemoryKind::Cuda(0),
+        MemoryKind::Rocr,
+        MemoryKind::LevelZero(0),
+        MemoryKind::Neuron(0),
+        MemoryKind::SynapseAi(0),
+    ];
+    for kind in kinds {
+        // SAFETY: `memory` outlives the attempt; nothing is registered.
+        let result =
+            unsafe { pair.sides[A].domain.register_raw(memory.as_ptr(), 4096, kind, Access::ALL) };
+        let error = result.err().ok_or(format!("{kind} memory was registered"))?;
+        ensure!(error.kind() == ErrorKind::NotSupported, "{kind}: {error}");
+    }
+    Ok(())
+}
+
+#[allow(unsafe_code)]
+fn dma_buf_is_refused_precisely(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let memory = HostMemory::zeroed(4096)?;
+    let file = std::fs::File::open("/dev/null")?;
+    let buffer = fabric::DmaBuf {
+        fd: std::os::fd::AsFd::as_fd(&file),
+        offset: 0,
+        length: 4096,
+        base: memory.as_ptr(),
+        kind: MemoryKind::Host,
+    };
+    // SAFETY: `memory` outlives the attempt; /dev/null is no dma-buf.
+    match unsafe { pair.sides[A].domain.register_dma_buf(&buffer, Access::ALL) } {
+        // Providers that never look at the descriptor take the address.
+        Ok(_) => ensure!(Version::has_dma_buf(), "registered with a library that has no dma-buf"),
+        Err(error) if Version::has_dma_buf() => {
+            ensure!(error.kind() != ErrorKind::Other, "{error}");
+        }
+        Err(error) => {
+            ensure!(error.kind() == ErrorKind::NotSupported, "{error}");
+            ensure!(error.to_string().contains("1.20"), "{error}");
+        }
+    }
+    Ok(())
+}
+
+fn asynchronous_registration(cell: &Cell) -> Checked {
+    let offer = cell.offer(Caps::empty())?;
+    let fabric = Fabric::open(&offer)?;
+    let mut events = EventQueue::open(&fabric)?;
+    let domain = Domain::open_asynchronous(&fabric, &offer, &events)?;
+    let pending = domain.register_asynchronously(HostMemory::zeroed(8192)?, Access::ALL)?;
+    let region = pending.wait(&mut events, patience())?;
+    ensure!(region.is_registered() && region.len() == 8192, "{region:?}");
+    region.describe()?;
+    // Two at once: each event belongs to one of them.
+    let first = domain.register_asynchronously(HostMemory::zeroed(64)?, Access::ALL)?;
+    let second = domain.register_asynchronously(HostMemory::zeroed(128)?, Access::ALL)?;
+    let (one, other) = (events.wait(patience())?, events.wait(patience())?);
+    ensure!(first.is_done_by(&one) != first.is_done_by(&other), "both or neither event");
+    let (for_first, for_second) = if first.is_done_by(&one) { (one, other) } else { (other, one) };
+    let first = first.finish(&for_first).map_err(|refused| refused.1)?;
+    let (second, _) = *second.finish(&for_first).err().ok_or("another's event finished it")?;
+    let second = second.finish(&for_second).map_err(|refused| refused.1)?;
+    ensure!(first.len() == 64 && second.len() == 128, "mixed up");
+    let refused = domain.register(HostMemory::zeroed(64)?, Access::ALL).unwrap_err();
+    ensure!(refused.kind() == ErrorKind::InvalidArgument, "{refused}");
+    Ok(())
+}
+
+fn synchronous_domains_refuse_asynchronous_registration(cell: &Cell) -> Checked {
+    let pair = Pair::new(cell)?;
+    let error = pair.sides[A]
+        .domain
+        .register_asynchronously(HostMemory::zeroed(64)?, Access::ALL)
+        .unwrap_err();
+    ensure!(error.kind() == ErrorKind::InvalidArgument, "{error}");
+    Ok(())
+}
+
+fn with_mode(cell: &Cell, mode: MrMode) -> Checked {
+    let offer = cell.offer_of(cell.query().mr_mode(mode), Caps::empty())?;
+    let returned = offer.capabilities().mr_mode;
+    let mut pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
+    let (from, into) = (pair.sides[A].region(4096)?, pair.sides[B].region(4096)?);
+    put(&from, 0, &pattern(1, 4096))?;
+    let description = into.describe()?;
+    let is_virtual = returned.modern().contains(MrMode::VIRT_ADDR);
+    let expected = if is_virtual { into.as_ptr() as u64 } else { 0 };
+    ensure!(
+        description.base() == expected || returned.contains(MrMode::RAW),
+        "{returned:?}: base {:#x}, {expected:#x} expected",
+        description.base()
+    );
+    let remote = pair.sides[A].attach(&into)?;
+    let flags = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+    let id = pair
+        .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags))?;
+    pair.complete(A, id)?;
+    check_bytes(&format!("{returned:?}"), &get(&into, 0, 4096)?, &pattern(1, 4096))
+}
+
+fn basic_mode(cell: &Cell) -> Checked {
+    with_mode(cell, MrMode::BASIC)
+}
+
+fn scalable_mode(cell: &Cell) -> Checked {
+    with_mode(cell, MrMode::SCALABLE)
+}
+
+fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> Checked {
+    // All bits offered, then each one taken away: whatever comes back is obeyed.
+    with_mode(cell, MrMode::OBEYED)?;
+    for bit in MrMode::OBEYED.iter() {
+        let fewer = MrMode::OBEYED - bit;
+        // A provider that demands the bit is not offered without it.
+        if cell.offer_of(cell.query().mr_mode(fewer), Caps::empty()).is_ok() {
+            with_mode(cell, fewer)?;
+        }
+    }
+    Ok(())
+}
+
+fn registration_cache_opens(cell: &Cell) -> Checked {
+    // The cache belongs to the library, not to a provider; opening it must not
+    // disturb one that is in use.
+    let mut pair = Pair::new(cell)?;
+    match probe_registration_cache() {
+        Ok(()) => {}
+        Err(error) => ensure!(
+            matches!(
+                error.kind(),
+                ErrorKind::NotSupported | ErrorKind::NoProvider | ErrorKind::InvalidArgument
+            ),
+            "{error}"
+        ),
+    }
+    pair.pump_for(Duration::from_millis(1));
+    let _ = cell.kind == EndpointKind::Msg;
+    Ok(())
+}
+
+fn region_outlives_its_owner_while_in_flight(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let bytes = pattern(5, 1 << 20);
+    let into = pair.sides[B].region(1 << 20)?;
+    let remote = pair.sides[A].attach(&into)?;
+    let from = pair.sides[A].region(1 << 20)?;
+    put(&from, 0, &bytes)?;
+    let flags = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+    let id = pair
+        .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags))?;
+    // The last handle goes while the write is under way.
+    drop(from);
+    pair.complete(A, id)?;
+    check_bytes("after drop", &get(&into, 0, 1 << 20)?, &bytes)
+}

@@ -1,0 +1,244 @@
+//! One-sided reads and writes.
+
+use fabric::{CounterEvents, MemoryRegion, TransferFlags};
+
+use super::{Case, sizes};
+use crate::cells::Cell;
+use crate::pair::{A, B, Checked, Pair, Setup, at_once, check_bytes, get, pattern, put};
+use crate::{cases, ensure};
+
+pub const CASES: &[Case] = cases![
+    write_all_sizes,
+    read_all_sizes,
+    write_unaligned,
+    write_many_in_flight,
+    write_delivery_complete_is_visible,
+    write_gathered,
+    read_scattered,
+    inject_write,
+    writes_are_counted,
+    both_directions_at_once,
+];
+
+/// Writes with delivery complete, so that the bytes can be looked at.
+fn write(
+    pair: &mut Pair,
+    from: &MemoryRegion,
+    into: &MemoryRegion,
+    at: usize,
+    length: usize,
+) -> Checked {
+    let remote = pair.sides[A].attach(into)?;
+    let target = remote.slice(at as u64..(at + length) as u64)?;
+    let source = from.slice(at..at + length)?;
+    let options = at_once(1).flags(TransferFlags::DELIVERY_COMPLETE);
+    let id = pair.post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &source, &target, options))?;
+    let done = pair.complete(A, id)?;
+    ensure!(done.token == 1, "token {}", done.token);
+    Ok(())
+}
+
+fn write_all_sizes(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let sizes = sizes(pair.sides[A].domain.capabilities().max_message_size);
+    let largest = *sizes.last().ok_or("no size")?;
+    let (from, into) = (pair.sides[A].region(largest)?, pair.sides[B].region(largest + 1)?);
+    for length in sizes {
+        let bytes = pattern(length as u64, length);
+        put(&from, 0, &bytes)?;
+        write(&mut pair, &from, &into, 0, length)?;
+        check_bytes(&format!("{length} bytes"), &get(&into, 0, length)?, &bytes)?;
+        ensure!(get(&into, largest, 1)?[0] == 0, "a byte beyond was written");
+    }
+    Ok(())
+}
+
+fn read_all_sizes(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let sizes = sizes(pair.sides[A].domain.capabilities().max_message_size);
+    let largest = *sizes.last().ok_or("no size")?;
+    let (into, from) = (pair.sides[A].region(largest)?, pair.sides[B].region(largest)?);
+    let remote = pair.sides[A].attach(&from)?;
+    for length in sizes {
+        let bytes = pattern(!(length as u64), length);
+        put(&from, 0, &bytes)?;
+        let (target, source) = (into.slice(0..length)?, remote.slice(0..length as u64)?);
+        let id =
+            pair.post(A, |s| s.endpoint.read(&mut s.queue, s.peer, &target, &source, at_once(1)))?;
+        pair.complete(A, id)?;
+        check_bytes(&format!("{length} bytes"), &get(&into, 0, length)?, &bytes)?;
+    }
+    Ok(())
+}
+
+fn write_unaligned(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let (from, into) = (pair.sides[A].region(80_000)?, pair.sides[B].region(80_000)?);
+    for at in [1, 3, 4093] {
+        for length in [1, 100, 5000, 70_001] {
+            let bytes = pattern((at * length) as u64, length);
+            put(&from, at, &bytes)?;
+            write(&mut pair, &from, &into, at, length)?;
+            check_bytes(&format!("{length} bytes at {at}"), &get(&into, at, length)?, &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_many_in_flight(cell: &Cell) -> Checked {
+    const COUNT: usize = 2000;
+    const EACH: usize = 512;
+    let mut pair = Pair::new(cell)?;
+    let (from, into) = (pair.sides[A].region(COUNT * EACH)?, pair.sides[B].region(COUNT * EACH)?);
+    let bytes = pattern(1, COUNT * EACH);
+    put(&from, 0, &bytes)?;
+    let remote = pair.sides[A].attach(&into)?;
+    let mut ids = Vec::new();
+    for i in 0..COUNT {
+        let source = from.slice(i * EACH..(i + 1) * EACH)?;
+        let target = remote.slice((i * EACH) as u64..((i + 1) * EACH) as u64)?;
+        let flags = at_once(i as u64).flags(TransferFlags::DELIVERY_COMPLETE);
+        ids.push(
+            pair.post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &source, &target, flags))?,
+        );
+    }
+    for (i, id) in ids.into_iter().enumerate() {
+        let done = pair.complete(A, id)?;
+        ensure!(done.token == i as u64, "token {} of operation {i}", done.token);
+    }
+    ensure!(pair.sides[A].queue.in_flight() == 0, "something is still in flight");
+    check_bytes("all", &get(&into, 0, COUNT * EACH)?, &bytes)
+}
+
+fn write_delivery_complete_is_visible(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let (from, into) = (pair.sides[A].region(1 << 20)?, pair.sides[B].region(1 << 20)?);
+    for round in 0..10 {
+        let bytes = pattern(round, 1 << 20);
+        put(&from, 0, &bytes)?;
+        write(&mut pair, &from, &into, 0, 1 << 20)?;
+        check_bytes("at completion", &get(&into, 0, 1 << 20)?, &bytes)?;
+    }
+    Ok(())
+}
+
+fn write_gathered(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    ensure!(pair.sides[A].domain.capabilities().iov_limit >= 2, "one buffer per operation only");
+    let (from, into) = (pair.sides[A].region(8192)?, pair.sides[B].region(8192)?);
+    let bytes = pattern(2, 8192);
+    put(&from, 0, &bytes)?;
+    let remote = pair.sides[A].attach(&into)?;
+    let (header, payload) = (from.slice(0..24)?, from.slice(4096..8000)?);
+    let target = remote.slice(10..10 + 24 + 3904)?;
+    let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+    let id = pair.post(A, |s| {
+        s.endpoint.write_gathered(
+            &mut s.queue,
+            s.peer,
+            &[&header, &payload],
+            &target,
+            None,
+            options,
+        )
+    })?;
+    pair.complete(A, id)?;
+    let mut expected = bytes[..24].to_vec();
+    expected.extend_from_slice(&bytes[4096..8000]);
+    check_bytes("gathered", &get(&into, 10, expected.len())?, &expected)
+}
+
+fn read_scattered(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    ensure!(pair.sides[A].domain.capabilities().iov_limit >= 2, "one buffer per operation only");
+    let (into, from) = (pair.sides[A].region(4096)?, pair.sides[B].region(4096)?);
+    let bytes = pattern(3, 4096);
+    put(&from, 0, &bytes)?;
+    let remote = pair.sides[A].attach(&from)?;
+    let (first, second) = (into.slice(5..105)?, into.slice(1000..2000)?);
+    let source = remote.slice(50..1150)?;
+    let id = pair.post(A, |s| {
+        s.endpoint.read_scattered(&mut s.queue, s.peer, &[&first, &second], &source, at_once(0))
+    })?;
+    pair.complete(A, id)?;
+    check_bytes("first", &get(&into, 5, 100)?, &bytes[50..150])?;
+    check_bytes("second", &get(&into, 1000, 1000)?, &bytes[150..1150])
+}
+
+fn inject_write(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let limit = pair.sides[A].domain.capabilities().inject_size.min(4096);
+    let into = pair.sides[B].region(limit + 8)?;
+    let remote = pair.sides[A].attach(&into)?;
+    let bytes = pattern(6, limit);
+    let target = remote.slice(8..(limit + 8) as u64)?;
+    pair.act(A, |s| s.endpoint.inject_write(&mut s.queue, s.peer, &bytes, &target))?;
+    // Nothing tells when an injected write has landed: a write behind it, with
+    // delivery complete, does where order is promised; else give it time.
+    for _ in 0..200 {
+        pair.pump_for(std::time::Duration::from_millis(5));
+        if get(&into, 8, limit)? == bytes {
+            return Ok(());
+        }
+    }
+    check_bytes("injected", &get(&into, 8, limit)?, &bytes)
+}
+
+fn writes_are_counted(cell: &Cell) -> Checked {
+    let setup = Setup { counted: Some(CounterEvents::WRITE), ..Setup::default() };
+    let mut pair = Pair::with(cell, setup)?;
+    let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
+    let counter = pair.counter.clone().ok_or("no counter")?;
+    // The pair greeted each other by a write.
+    let start = counter.read();
+    for _ in 0..5 {
+        write(&mut pair, &from, &into, 0, 64)?;
+    }
+    counter.wait(start + 5, crate::pair::patience(), || {
+        pair.pump();
+    })?;
+    let counted = counter.read() - start;
+    ensure!(counted == 5 && counter.read_errors() == 0, "{counted} counted");
+    counter.set(40)?;
+    counter.add(2)?;
+    for _ in 0..100 {
+        if counter.read() == 42 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    ensure!(counter.read() == 42, "set and add gave {}", counter.read());
+    let late = counter.wait(1000, std::time::Duration::from_millis(10), || {}).unwrap_err();
+    ensure!(late.kind() == fabric::ErrorKind::DeadlineExceeded, "{late}");
+    Ok(())
+}
+
+fn both_directions_at_once(cell: &Cell) -> Checked {
+    const LENGTH: usize = 1 << 20;
+    let mut pair = Pair::new(cell)?;
+    let mut work = Vec::new();
+    for (here, there) in [(A, B), (B, A)] {
+        let from = pair.sides[here].region(LENGTH)?;
+        let into = pair.sides[there].region(LENGTH)?;
+        put(&from, 0, &pattern(here as u64 + 10, LENGTH))?;
+        let remote = pair.sides[here].attach(&into)?;
+        work.push((here, from, into, remote));
+    }
+    let mut ids = Vec::new();
+    for round in 0..8_u64 {
+        for (here, from, _, remote) in &work {
+            let options = at_once(round).flags(TransferFlags::DELIVERY_COMPLETE);
+            let id = pair.post(*here, |s| {
+                s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
+            })?;
+            ids.push((*here, id));
+        }
+    }
+    for (here, id) in ids {
+        pair.complete(here, id)?;
+    }
+    for (here, _, into, _) in &work {
+        check_bytes("payload", &get(into, 0, LENGTH)?, &pattern(*here as u64 + 10, LENGTH))?;
+    }
+    Ok(())
+}

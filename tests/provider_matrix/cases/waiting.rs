@@ -1,0 +1,202 @@
+//! Waiting: deadlines that hold, and no core burnt meanwhile.
+
+use std::time::{Duration, Instant};
+
+use fabric::{CompletionKind, CompletionQueue, ErrorKind, QueueOptions, Waiting};
+
+use super::Case;
+use crate::cells::Cell;
+use crate::pair::{A, B, Checked, Pair, Setup, at_once, get, put};
+use crate::{cases, ensure};
+
+pub const CASES: &[Case] = cases![
+    waiting_ends_with_its_deadline,
+    waiting_does_not_burn_a_core,
+    sleeping_is_woken_by_a_peer,
+    abandoned_operation_is_quarantined,
+    split_queues,
+    full_queue_is_reported,
+    busy_queue_works,
+];
+
+fn with_waiting(cell: &Cell, waiting: Waiting) -> Checked<Pair> {
+    let queue = QueueOptions { size: 0, waiting };
+    Pair::with(cell, Setup { queue, ..Setup::default() })
+}
+
+fn processor_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let after = text.rsplit(')').next().unwrap_or_default().to_owned();
+    let ticks: u64 =
+        after.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u64>().ok()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn waiting_ends_with_its_deadline(cell: &Cell) -> Checked {
+    for waiting in [Waiting::default(), Waiting::Block, Waiting::Busy] {
+        let mut pair = with_waiting(cell, waiting)?;
+        for milliseconds in [0, 5, 100] {
+            let timeout = Duration::from_millis(milliseconds);
+            let started = Instant::now();
+            let failure =
+                pair.sides[A].queue.wait(timeout).err().ok_or("an outcome out of nothing")?;
+            let took = started.elapsed();
+            ensure!(failure.error.kind() == ErrorKind::DeadlineExceeded, "{failure}");
+            ensure!(took >= timeout, "gave up after {took:?} of {timeout:?}");
+            let slack = Duration::from_millis(150);
+            ensure!(took < timeout + slack, "{timeout:?} took {took:?} ({waiting:?})");
+        }
+    }
+    Ok(())
+}
+
+fn waiting_does_not_burn_a_core(cell: &Cell) -> Checked {
+    let mut pair = with_waiting(cell, Waiting::Block)?;
+    let before = processor_time();
+    let _ = pair.sides[A].queue.wait(Duration::from_millis(1000));
+    let used = processor_time() - before;
+    ensure!(
+        used < Duration::from_millis(250),
+        "{used:?} of processor time in one second of waiting (by {})",
+        pair.sides[A].queue.waiting_form()
+    );
+    Ok(())
+}
+
+/// B sleeps in one thread; A writes from another. (In one thread nobody could sleep.)
+fn sleeping_is_woken_by_a_peer(cell: &Cell) -> Checked {
+    let mut pair = with_waiting(cell, Waiting::Block)?;
+    let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
+    put(&from, 0, &[7; 64])?;
+    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(3)))?;
+    let [mut a, mut b] = pair.sides;
+    let waiter = std::thread::spawn(move || {
+        let started = Instant::now();
+        let outcome = b.queue.complete(receive, Duration::from_secs(10));
+        (outcome, started.elapsed(), b)
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    let send = a.endpoint.send(&mut a.queue, a.peer, &from.all(), 1)?;
+    a.queue.complete(send, Duration::from_secs(10))?;
+    // Providers without threads of their own move what is left only when polled.
+    let end = Instant::now() + Duration::from_secs(10);
+    while !waiter.is_finished() && Instant::now() < end {
+        let _ = a.queue.wait(Duration::from_millis(5));
+    }
+    let (outcome, took, b) = waiter.join().map_err(|_| "the waiter panicked")?;
+    let completion = outcome?;
+    ensure!(completion.kind == CompletionKind::Receive && completion.token == 3, "{completion:?}");
+    ensure!(took >= Duration::from_millis(90), "completed before it was sent: {took:?}");
+    ensure!(took < Duration::from_secs(2), "woken after {took:?}");
+    ensure!(get(&into, 0, 64)? == [7; 64], "wrong data");
+    drop(b);
+    Ok(())
+}
+
+fn abandoned_operation_is_quarantined(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let into = pair.sides[B].region(64)?;
+    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(4)))?;
+    let error = pair.sides[B].queue.complete(receive, Duration::from_millis(20)).unwrap_err();
+    ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
+    // Its outcome is never reported; asking again says why.
+    let again = pair.sides[B].queue.complete(receive, Duration::from_millis(20)).unwrap_err();
+    ensure!(
+        matches!(again.kind(), ErrorKind::InvalidArgument | ErrorKind::DeadlineExceeded),
+        "{again}"
+    );
+    pair.pump_for(Duration::from_millis(20));
+    let left = pair.sides[B].queue.quarantined();
+    ensure!(left <= 1, "{left} in quarantine");
+    let crate::pair::Side { endpoint, mut queue, .. } = {
+        let Pair { sides: [_a, b], .. } = pair;
+        b
+    };
+    drop(endpoint);
+    while queue.poll().is_some() {}
+    ensure!(queue.quarantined() == 0 && queue.in_flight() == 0, "not released with its endpoint");
+    Ok(())
+}
+
+fn split_queues(cell: &Cell) -> Checked {
+    use fabric::{AddressVector, Caps, Domain, Endpoint, EndpointKind};
+    ensure!(cell.kind != EndpointKind::Msg, "for connectionless endpoints");
+    let offer = cell.offer(Caps::empty())?;
+    let domain = Domain::open(&offer)?;
+    let addresses = AddressVector::open(&domain)?;
+    let mut transmit = CompletionQueue::open(&domain)?;
+    let mut receive = CompletionQueue::open(&domain)?;
+    let mut endpoint = Endpoint::builder(&domain)
+        .addresses(&addresses)
+        .queues(&mut transmit, &mut receive)
+        .open()?;
+    let me = addresses.insert(&endpoint.address()?)?;
+    let memory = |length| -> Checked<_> {
+        let memory = fabric::HostMemory::zeroed(length)?;
+        Ok(domain.register(memory, fabric::Access::ALL)?)
+    };
+    let (from, into) = (memory(64)?, memory(64)?);
+    let wrong = endpoint.receive(&mut transmit, &into.all(), 0).unwrap_err();
+    ensure!(wrong.kind() == ErrorKind::InvalidArgument, "{wrong}");
+    let got = endpoint.receive(&mut receive, &into.all(), 2)?;
+    let mut sent = None;
+    let end = Instant::now() + Duration::from_secs(10);
+    while sent.is_none() && Instant::now() < end {
+        match endpoint.send(&mut transmit, me, &from.all(), at_once(1)) {
+            Ok(id) => sent = Some(id),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let _ = receive.wait(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let sent = sent.ok_or("never posted")?;
+    let (mut done, mut arrived) = (false, false);
+    while !(done && arrived) && Instant::now() < end {
+        if let Some(outcome) = transmit.poll() {
+            ensure!(outcome?.operation == Some(sent), "strange completion");
+            done = true;
+        }
+        if let Some(outcome) = receive.poll() {
+            ensure!(outcome?.operation == Some(got), "strange completion");
+            arrived = true;
+        }
+    }
+    ensure!(done && arrived, "sent {done}, received {arrived}");
+    Ok(())
+}
+
+/// Nobody drives the target: the initiator runs out of room, and says so within
+/// its patience, instead of waiting for ever.
+fn full_queue_is_reported(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let from = pair.sides[A].region(64)?;
+    let side = &mut pair.sides[A];
+    for _ in 0..200_000 {
+        let options = fabric::Options::token(0).patience(Duration::from_millis(20));
+        match side.endpoint.send(&mut side.queue, side.peer, &from.all(), options) {
+            Ok(_) => {}
+            Err(error) => {
+                ensure!(
+                    matches!(
+                        error.kind(),
+                        ErrorKind::DeadlineExceeded | ErrorKind::ResourceExhausted
+                    ),
+                    "{error}"
+                );
+                return Ok(());
+            }
+        }
+    }
+    Err("200 000 messages were taken and none received".into())
+}
+
+fn busy_queue_works(cell: &Cell) -> Checked {
+    let mut pair = with_waiting(cell, Waiting::Busy)?;
+    ensure!(pair.sides[A].queue.waiting_form() == "busy", "{}", pair.sides[A].queue.waiting_form());
+    let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
+    let receive = pair.post(B, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))?;
+    pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), at_once(0)))?;
+    pair.complete(B, receive)?;
+    Ok(())
+}

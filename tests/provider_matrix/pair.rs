@@ -1,0 +1,459 @@
+//! Two sides that talk to each other, both driven by one thread.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use fabric::{
+    Access, Address, AddressVector, Caps, Completion, CompletionKind, CompletionQueue,
+    ConnectionRequest, Counter, CounterEvents, Domain, Endpoint, EndpointKind, Error, ErrorKind,
+    Event, EventQueue, HostMemory, Listener, MemoryRegion, Offer, OperationId, Options, Outcome,
+    Peer, QueueOptions, RegistrationOptions, RemoteMemory, RemoteRegion, TransferFlags,
+};
+
+use crate::cells::{Cell, Memory};
+use crate::cuda;
+
+pub type Failure = Box<dyn std::error::Error>;
+pub type Checked<T = ()> = Result<T, Failure>;
+
+/// The initiator and the target, by convention.
+pub const A: usize = 0;
+pub const B: usize = 1;
+
+/// How long a step may take before a case fails. Far above what any step needs,
+/// below the limit of a cell.
+pub fn patience() -> Duration {
+    crate::runner::cell_limit() / 3
+}
+
+/// A post that does not wait by itself: the pair makes both sides progress.
+pub fn at_once(token: u64) -> Options {
+    Options::token(token).patience(Duration::ZERO)
+}
+
+pub struct Side {
+    // Dropped in this order.
+    pub endpoint: Endpoint,
+    pub queue: CompletionQueue,
+    pub peer: Peer,
+    pub addresses: Option<AddressVector>,
+    pub events: Option<EventQueue>,
+    pub domain: Domain,
+    outcomes: VecDeque<Outcome>,
+    memory: Memory,
+}
+
+impl Side {
+    pub fn from_parts(
+        cell: &Cell,
+        domain: Domain,
+        queue: CompletionQueue,
+        endpoint: Endpoint,
+        events: Option<EventQueue>,
+    ) -> Self {
+        side(cell, domain, queue, endpoint, None, events)
+    }
+
+    /// Registers memory of the cell's kind.
+    pub fn region(&self, length: usize) -> Checked<MemoryRegion> {
+        self.region_for(length, Access::ALL)
+    }
+
+    pub fn region_for(
+        &self,
+        length: usize,
+        options: impl Into<RegistrationOptions>,
+    ) -> Checked<MemoryRegion> {
+        let region = match self.memory {
+            Memory::Host => self.domain.register(HostMemory::zeroed(length)?, options)?,
+            Memory::Cuda => self.domain.register(cuda::DeviceMemory::new(length)?, options)?,
+        };
+        self.activate(&region)?;
+        Ok(region)
+    }
+
+    /// Binds and enables where the provider demands it.
+    pub fn activate(&self, region: &MemoryRegion) -> Checked {
+        if region.is_registered() && !region.is_enabled() {
+            region.bind_endpoint(&self.endpoint)?;
+            region.enable()?;
+        }
+        Ok(())
+    }
+
+    /// The peer's region, through the bytes that would travel.
+    pub fn attach(&self, region: &MemoryRegion) -> Checked<RemoteMemory> {
+        let bytes = region.describe()?.encode();
+        Ok(self.domain.attach(&RemoteRegion::decode(&bytes)?)?)
+    }
+}
+
+pub fn put(region: &MemoryRegion, offset: usize, bytes: &[u8]) -> Checked {
+    if region.kind().is_device() {
+        return cuda::copy_in(region.as_ptr(), offset, bytes);
+    }
+    Ok(region.write(offset, bytes)?)
+}
+
+pub fn get(region: &MemoryRegion, offset: usize, length: usize) -> Checked<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    if region.kind().is_device() {
+        cuda::copy_out(region.as_ptr(), offset, &mut bytes)?;
+    } else {
+        region.read(offset, &mut bytes)?;
+    }
+    Ok(bytes)
+}
+
+/// Bytes that differ for every seed and place.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub fn check_bytes(what: &str, got: &[u8], expected: &[u8]) -> Checked {
+    if got == expected {
+        return Ok(());
+    }
+    let at = got.iter().zip(expected).position(|(a, b)| a != b);
+    Err(format!("{what}: wrong data, first at byte {at:?} of {}", expected.len()).into())
+}
+
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)*) => {
+        if !$condition { return Err(format!($($text)*).into()); }
+    };
+}
+
+/// What a pair is built with.
+#[derive(Default)]
+pub struct Setup {
+    pub caps: Caps,
+    pub queue: QueueOptions,
+    pub offer: Option<Offer>,
+    /// Counters of the initiator's writes.
+    pub counted: Option<CounterEvents>,
+}
+
+pub struct Pair {
+    pub sides: [Side; 2],
+    pub counter: Option<Counter>,
+    #[allow(dead_code)] // must outlive the connection it made
+    listener: Option<Listener>,
+    pub kind: EndpointKind,
+}
+
+impl Pair {
+    pub fn new(cell: &Cell) -> Checked<Self> {
+        Self::with(cell, Setup::default())
+    }
+
+    pub fn caps(cell: &Cell, caps: Caps) -> Checked<Self> {
+        Self::with(cell, Setup { caps, ..Setup::default() })
+    }
+
+    pub fn with(cell: &Cell, setup: Setup) -> Checked<Self> {
+        let offer = match &setup.offer {
+            Some(offer) => offer.clone(),
+            None => cell.offer(setup.caps)?,
+        };
+        let mut pair = match cell.kind {
+            EndpointKind::Msg => connected(cell, &setup, &offer)?,
+            _ => connectionless(cell, &setup, &offer)?,
+        };
+        pair.greet(cell)?;
+        Ok(pair)
+    }
+
+    /// Connections under connectionless endpoints come up: a write each way, then
+    /// a message each way. The write comes first since `ofi_mrail` loses count of
+    /// its messages if one is refused for lack of a connection.
+    fn greet(&mut self, cell: &Cell) -> Checked {
+        for from in [A, B] {
+            let to = 1 - from;
+            let (source, target) = (self.sides[from].region(8)?, self.sides[to].region(8)?);
+            let remote = self.sides[from].attach(&target)?;
+            let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
+            let wrote = self.post(from, |s| {
+                s.endpoint.write(&mut s.queue, s.peer, &source.all(), &remote.all(), options)
+            })?;
+            self.complete(from, wrote).map_err(|e| format!("greeting by a write: {e}"))?;
+        }
+        if cell.group().is_some_and(|group| !group.messages) {
+            return Ok(());
+        }
+        for from in [A, B] {
+            let to = 1 - from;
+            let hello = self.sides[from].domain.register(HostMemory::zeroed(8)?, Access::LOCAL)?;
+            let into = self.sides[to].domain.register(HostMemory::zeroed(8)?, Access::LOCAL)?;
+            let got =
+                self.post(to, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))?;
+            let sent = self
+                .post(from, |s| s.endpoint.send(&mut s.queue, s.peer, &hello.all(), at_once(0)))?;
+            self.complete(from, sent).map_err(|e| format!("greeting, sent: {e}"))?;
+            self.complete(to, got).map_err(|e| format!("greeting, received: {e}"))?;
+        }
+        Ok(())
+    }
+
+    /// Moves both sides once.
+    pub fn pump(&mut self) -> bool {
+        let mut any = false;
+        for side in &mut self.sides {
+            while let Some(outcome) = side.queue.poll() {
+                side.outcomes.push_back(outcome);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Calls until it is not refused for lack of room, moving both sides between.
+    pub fn act<T>(
+        &mut self,
+        side: usize,
+        mut action: impl FnMut(&mut Side) -> Result<T, Error>,
+    ) -> Checked<T> {
+        let deadline = Instant::now() + patience();
+        loop {
+            match action(&mut self.sides[side]) {
+                Err(error)
+                    if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline =>
+                {
+                    if !self.pump() {
+                        std::thread::yield_now();
+                    }
+                }
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    pub fn post(
+        &mut self,
+        side: usize,
+        action: impl FnMut(&mut Side) -> Result<OperationId, Error>,
+    ) -> Checked<OperationId> {
+        self.act(side, action)
+    }
+
+    /// Moves both sides until this side has an outcome that fits; None when the
+    /// time is over.
+    pub fn find(
+        &mut self,
+        side: usize,
+        timeout: Duration,
+        fits: impl Fn(&Outcome) -> bool,
+    ) -> Option<Outcome> {
+        let deadline = Instant::now() + timeout;
+        let mut idle = 0_u32;
+        loop {
+            let outcomes = &mut self.sides[side].outcomes;
+            if let Some(at) = outcomes.iter().position(&fits) {
+                return outcomes.remove(at);
+            }
+            if self.pump() {
+                idle = 0;
+                continue;
+            }
+            if Instant::now() > deadline {
+                return None;
+            }
+            idle += 1;
+            // Providers with threads of their own need a core to run on.
+            if idle > 200 {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// The outcome of an operation, whichever it is.
+    pub fn outcome(&mut self, side: usize, id: OperationId) -> Checked<Outcome> {
+        let is_it = |outcome: &Outcome| match outcome {
+            Ok(completion) => completion.operation == Some(id),
+            Err(failure) => failure.operation == Some(id),
+        };
+        self.find(side, patience(), is_it).ok_or_else(|| {
+            format!(
+                "no completion within {:?}; {} others waiting: {:?}",
+                patience(),
+                self.sides[side].outcomes.len(),
+                self.sides[side].outcomes.front()
+            )
+            .into()
+        })
+    }
+
+    /// The completion of an operation that has to succeed.
+    pub fn complete(&mut self, side: usize, id: OperationId) -> Checked<Completion> {
+        Ok(self.outcome(side, id)??)
+    }
+
+    /// The next immediate that arrives.
+    pub fn arrival(&mut self, side: usize) -> Checked<Completion> {
+        let arrived =
+            |outcome: &Outcome| matches!(outcome, Ok(c) if c.kind == CompletionKind::RemoteWrite);
+        match self.find(side, patience(), arrived) {
+            Some(outcome) => Ok(outcome?),
+            None => Err(format!(
+                "no immediate within {:?}; others: {:?}",
+                patience(),
+                self.sides[side].outcomes
+            )
+            .into()),
+        }
+    }
+
+    /// Posts the receives that so many immediates will use up, where they do.
+    pub fn expect_immediates(&mut self, side: usize, count: usize) -> Checked {
+        if self.sides[side].domain.capabilities().immediates_consume_receives() {
+            for _ in 0..count {
+                self.post(side, |s| s.endpoint.receive_notice(&mut s.queue, at_once(0)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves both sides for a while.
+    pub fn pump_for(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            if !self.pump() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+    }
+}
+
+fn side(
+    cell: &Cell,
+    domain: Domain,
+    queue: CompletionQueue,
+    endpoint: Endpoint,
+    addresses: Option<AddressVector>,
+    events: Option<EventQueue>,
+) -> Side {
+    Side {
+        endpoint,
+        queue,
+        peer: Peer::CONNECTED,
+        addresses,
+        events,
+        domain,
+        outcomes: VecDeque::new(),
+        memory: cell.memory,
+    }
+}
+
+/// One connectionless side, not acquainted with anyone.
+pub fn lone_side(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<(Side, Option<Counter>)> {
+    let domain = Domain::open(offer)?;
+    let addresses = AddressVector::open(&domain)?;
+    let mut queue = CompletionQueue::open_with(&domain, setup.queue)?;
+    let mut builder = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue);
+    let mut counter = None;
+    if let Some(events) = setup.counted {
+        let opened = Counter::open(&domain)?;
+        builder = builder.counter(&opened, events);
+        counter = Some(opened);
+    }
+    let endpoint = builder.open()?;
+    Ok((side(cell, domain, queue, endpoint, Some(addresses), None), counter))
+}
+
+fn connectionless(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
+    let plain = Setup { queue: setup.queue, ..Setup::default() };
+    let (mut a, counter) = lone_side(cell, setup, offer)?;
+    let (mut b, _) = lone_side(cell, &plain, offer)?;
+    let meet = |side: &mut Side, other: &Address| -> Checked {
+        if let Some(addresses) = &side.addresses {
+            side.peer = addresses.insert(other)?;
+        }
+        Ok(())
+    };
+    let (address_a, address_b) = (a.endpoint.address()?, b.endpoint.address()?);
+    meet(&mut a, &address_b)?;
+    meet(&mut b, &address_a)?;
+    Ok(Pair { sides: [a, b], counter, listener: None, kind: cell.kind })
+}
+
+/// Waits for a peer's wish to connect. Who connects in the same thread has to be
+/// moved, too: some providers do so only when its event queue is read.
+pub fn connection_request(
+    listening: &mut EventQueue,
+    connecting: &mut EventQueue,
+) -> Checked<ConnectionRequest> {
+    let deadline = Instant::now() + patience();
+    while Instant::now() < deadline {
+        match listening.poll()? {
+            Some(Event::ConnectionRequest(request)) => return Ok(request),
+            Some(other) => return Err(format!("expected a request, got {other:?}").into()),
+            None => {}
+        }
+        if let Some(event) = connecting.poll()? {
+            return Err(format!("{event:?} before the request was answered").into());
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    Err(format!("no connection request within {:?}", patience()).into())
+}
+
+fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
+    let domain_b = Domain::open(offer)?;
+    let mut listen_events = EventQueue::open(domain_b.fabric())?;
+    let listener = Listener::open(domain_b.fabric(), offer, &listen_events)?;
+    let to = listener.address()?;
+
+    let domain_a = Domain::open(offer)?;
+    let mut events_a = EventQueue::open(domain_a.fabric())?;
+    let mut queue_a = CompletionQueue::open_with(&domain_a, setup.queue)?;
+    let mut builder = Endpoint::builder(&domain_a).queue(&mut queue_a).events(&events_a);
+    let mut counter = None;
+    if let Some(events) = setup.counted {
+        let opened = Counter::open(&domain_a)?;
+        builder = builder.counter(&opened, events);
+        counter = Some(opened);
+    }
+    let mut endpoint_a = builder.open()?;
+    endpoint_a.start_connecting(&to, b"hello")?;
+
+    let request = connection_request(&mut listen_events, &mut events_a)?;
+    let mut queue_b = CompletionQueue::open_with(&domain_b, setup.queue)?;
+    let events_b = EventQueue::open(domain_b.fabric())?;
+    let mut endpoint_b = Endpoint::builder(&domain_b)
+        .offer(&request.offer)
+        .queue(&mut queue_b)
+        .events(&events_b)
+        .open()?;
+    endpoint_b.start_accepting(b"welcome")?;
+    let mut events_b = events_b;
+    let (mut up_a, mut up_b) = (false, false);
+    let deadline = Instant::now() + patience();
+    while !(up_a && up_b) {
+        if let Some(event) = events_a.poll()? {
+            up_a |= matches!(&event, Event::Connected { endpoint, .. } if endpoint_a.is(*endpoint));
+        }
+        if let Some(event) = events_b.poll()? {
+            up_b |= matches!(&event, Event::Connected { endpoint, .. } if endpoint_b.is(*endpoint));
+        }
+        // Connection management of some providers moves with the queues.
+        let _ = (queue_a.poll(), queue_b.poll());
+        ensure!(Instant::now() < deadline, "not connected within {:?}: {up_a} {up_b}", patience());
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let a = side(cell, domain_a, queue_a, endpoint_a, None, Some(events_a));
+    let b = side(cell, domain_b, queue_b, endpoint_b, None, Some(events_b));
+    let _ = listen_events;
+    Ok(Pair { sides: [a, b], counter, listener: Some(listener), kind: cell.kind })
+}

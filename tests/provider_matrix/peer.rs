@@ -1,0 +1,198 @@
+//! A peer in a process of its own, for cells that kill it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use fabric::{
+    Address, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, Event, EventQueue, Listener,
+    RemoteRegion,
+};
+
+use crate::cells::Cell;
+use crate::pair::{Checked, Setup, Side, lone_side, patience};
+
+/// Size of the region that a peer offers.
+pub const REGION: usize = 8 << 20;
+
+/// A running peer.
+pub struct PeerProcess {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    pub address: Address,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Checked<Vec<u8>> {
+    let digits: Vec<u8> = text.trim().bytes().collect();
+    digits.chunks(2).map(|pair| Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?)).collect()
+}
+
+impl PeerProcess {
+    /// Starts a peer for this cell; it says its address at once.
+    pub fn start(cell: &Cell) -> Checked<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("--peer")
+            .arg(cell.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = child.stdin.take().ok_or("no stdin")?;
+        let output = BufReader::new(child.stdout.take().ok_or("no stdout")?);
+        let mut peer = Self { child, input, output, address: Address(Vec::new()) };
+        peer.address = Address(peer.hear()?);
+        Ok(peer)
+    }
+
+    fn hear(&mut self) -> Checked<Vec<u8>> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        if line.is_empty() {
+            return Err("the peer process ended".into());
+        }
+        unhex(&line)
+    }
+
+    /// Tells the peer our address and hears about its region.
+    pub fn introduce(&mut self, address: &Address) -> Checked {
+        writeln!(self.input, "{}", hex(&address.0))?;
+        self.input.flush()?;
+        Ok(())
+    }
+
+    pub fn region(&mut self) -> Checked<RemoteRegion> {
+        let bytes = self.hear()?;
+        Ok(RemoteRegion::decode(&bytes)?)
+    }
+
+    /// Kills it, at whatever instruction it is.
+    pub fn kill(&mut self) -> Checked {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for PeerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In the peer's process.
+pub fn serve(text: &str) -> ExitCode {
+    match text.parse().map_err(Into::into).and_then(|cell| serve_cell(&cell)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("peer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn say(bytes: &[u8]) -> Checked {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{}", hex(bytes))?;
+    output.flush()?;
+    Ok(())
+}
+
+fn hear() -> Checked<Vec<u8>> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    unhex(&line)
+}
+
+fn serve_cell(cell: &Cell) -> Checked {
+    let offer = cell.offer(Caps::empty())?;
+    if cell.kind == EndpointKind::Msg {
+        return serve_connected(cell, &offer);
+    }
+    let (mut side, _) = lone_side(cell, &Setup::default(), &offer)?;
+    say(&side.endpoint.address()?.0)?;
+    let other = Address(hear()?);
+    if let Some(addresses) = &side.addresses {
+        side.peer = addresses.insert(&other)?;
+    }
+    let region = side.region(REGION)?;
+    say(&region.describe()?.encode())?;
+    receive_for_ever(&mut side.endpoint, &mut side.queue)
+}
+
+fn serve_connected(cell: &Cell, offer: &fabric::Offer) -> Checked {
+    let domain = Domain::open(offer)?;
+    let mut events = EventQueue::open(domain.fabric())?;
+    let listener = Listener::open(domain.fabric(), offer, &events)?;
+    say(&listener.address()?.0)?;
+    let _ = hear()?;
+    let request = match events.wait(patience())? {
+        Event::ConnectionRequest(request) => request,
+        other => return Err(format!("{other:?}").into()),
+    };
+    let mut queue = CompletionQueue::open(&domain)?;
+    let mut connection_events = EventQueue::open(domain.fabric())?;
+    let mut endpoint = Endpoint::builder(&domain)
+        .offer(&request.offer)
+        .queue(&mut queue)
+        .events(&connection_events)
+        .open()?;
+    endpoint.accept(&mut connection_events, b"", patience())?;
+    let memory = fabric::HostMemory::zeroed(REGION)?;
+    let region = domain.register(memory, fabric::Access::ALL)?;
+    say(&region.describe()?.encode())?;
+    let _ = cell;
+    receive_for_ever(&mut endpoint, &mut queue)
+}
+
+/// Takes whatever comes, until killed; ends by itself if nobody kills it.
+fn receive_for_ever(endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Checked {
+    let consume = endpoint.domain().capabilities().immediates_consume_receives();
+    if consume {
+        for _ in 0..64 {
+            endpoint.receive_notice(queue, 0)?;
+        }
+    }
+    let end = Instant::now() + crate::runner::cell_limit();
+    while Instant::now() < end {
+        if let Ok(completion) = queue.wait(Duration::from_millis(20))
+            && consume
+            && completion.operation.is_some()
+        {
+            endpoint.receive_notice(queue, 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// A side that talks to a peer process, and the process.
+pub fn meet(cell: &Cell) -> Checked<(Side, PeerProcess, RemoteRegion)> {
+    let offer = cell.offer(Caps::empty())?;
+    let mut process = PeerProcess::start(cell)?;
+    let mut side = if cell.kind == EndpointKind::Msg {
+        process.introduce(&Address(vec![0]))?;
+        connect(cell, &offer, &process.address)?
+    } else {
+        let (side, _) = lone_side(cell, &Setup::default(), &offer)?;
+        process.introduce(&side.endpoint.address()?)?;
+        side
+    };
+    if let Some(addresses) = &side.addresses {
+        side.peer = addresses.insert(&process.address)?;
+    }
+    let region = process.region()?;
+    Ok((side, process, region))
+}
+
+fn connect(cell: &Cell, offer: &fabric::Offer, to: &Address) -> Checked<Side> {
+    let domain = Domain::open(offer)?;
+    let mut events = EventQueue::open(domain.fabric())?;
+    let mut queue = CompletionQueue::open(&domain)?;
+    let mut endpoint = Endpoint::builder(&domain).queue(&mut queue).events(&events).open()?;
+    endpoint.connect(&mut events, to, b"", patience())?;
+    Ok(Side::from_parts(cell, domain, queue, endpoint, Some(events)))
+}
