@@ -1,0 +1,55 @@
+# Everything here works in a fresh clone: each target first has scripts/setup
+# see to it that what it needs is installed.  docs/building.md tells more.
+
+SHELL := /bin/bash
+target := $(or $(CARGO_TARGET_DIR),target)
+
+# setup.env puts a Rust toolchain on PATH that is not there by itself.
+setup = scripts/setup --quiet --for demo && . $(target)/setup.env
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick lint doc test-unit test-matrix test-matrix-2x \
+	test-verbs bench-fabric fuzz test-fresh clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Build it and show what it does, on this machine, without special hardware
+	@$(setup) && cargo run --release --bin fabricast -- demo
+
+test: ## Everything that is to pass before a change goes in
+	@scripts/test
+
+quick: ## The part of it for everyday work: lint, unit tests, tcp and shm
+	@scripts/test --quick
+
+lint: ## Formatting and clippy
+	@scripts/test lint
+
+doc: ## The API's documentation; warnings are errors
+	@scripts/test doc
+
+test-unit: ## Unit, integration and documentation tests, with nextest if installed
+	@scripts/test unit doc-tests
+
+test-matrix: ## The provider matrix, in all its surroundings
+	@scripts/matrix
+
+test-matrix-2x: ## The provider matrix on libfabric 2.x only
+	@scripts/matrix libfabric-2x headers-2x
+
+test-verbs: ## The verbs cells only, in a virtual machine with an RDMA device
+	@scripts/matrix verbs verbs-2x
+
+bench-fabric: ## Measure the fabric layer against the same written in C
+	@$(setup) && scripts/bench-fabric
+
+fuzz: ## Fuzz each decoder for FUZZ_SECONDS (30), if cargo-fuzz is installed
+	@scripts/test fuzz
+
+test-fresh: ## Prove in a bare Debian that set-up is complete (needs root)
+	@scripts/test-fresh
+
+clean: ## Remove all that was built, fetched or cached here
+	rm -rf $(addprefix $(target)/,fresh headers-2x libfabric-2x matrix verbs-vm setup.env)
+	@! command -v cargo >/dev/null || cargo clean
