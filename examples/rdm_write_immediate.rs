@@ -1,0 +1,199 @@
+//! Writes with immediates from one process into the memory of another.
+//!
+//! ```text
+//! cargo run --example rdm_write_immediate                  # the best provider for a ring
+//! cargo run --example rdm_write_immediate -- '=net'        # this one or none
+//! cargo run --example rdm_write_immediate -- 'tcp,^shm'    # tcp if it can be had, never shm
+//! ```
+//!
+//! The example starts itself again as its own peer. The two tell each other
+//! through pipes where they are and what may be written there; from then on
+//! everything goes through the fabric. Each block is written with its number as
+//! the immediate, so the peer learns which bytes are there without being sent a
+//! message. It answers in the same way, with the number of bytes it found right.
+
+use std::error::Error;
+use std::io::{self, Read, Write};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, process, thread};
+
+use fabricast::fabric::{
+    Access, Address, AddressVector, Choice, CompletionKind, CompletionQueue, Domain, Endpoint,
+    EndpointKind, HostMemory, MemoryRegion, Need, Peer, Policy, Query, Reach, RemoteMemory,
+    RemoteRegion, choose,
+};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 16;
+/// Fits the 32 bits that are asked for when choosing; no block has this number.
+const ANSWER: u64 = 0xffff_ffff;
+const DEADLINE: Duration = Duration::from_secs(20);
+
+fn main() -> Result<()> {
+    // Waits on the fabric have deadlines; this is one for the pipes.
+    thread::spawn(|| {
+        thread::sleep(2 * DEADLINE);
+        eprintln!("not done within {:?}", 2 * DEADLINE);
+        process::exit(1);
+    });
+    let mut arguments = env::args().skip(1);
+    match arguments.next() {
+        Some(role) if role == "peer" => be_written_to(&arguments.next().unwrap_or_default()),
+        policy => write(&policy.unwrap_or_default()),
+    }
+}
+
+fn write(policy: &str) -> Result<()> {
+    let (mut side, choice) = Side::open(policy)?;
+    print!("{choice}");
+    let taken = choice.taken().ok_or("nothing was taken")?;
+    println!("picked {} ({}): {}", taken.provider, taken.domain, taken.reasons.join("; "));
+
+    let mut child = Command::new(env::current_exe()?)
+        .args(["peer", policy])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut to_peer = child.stdin.take().ok_or("no pipe")?;
+    let mut from_peer = child.stdout.take().ok_or("no pipe")?;
+    side.expect_immediates(1)?;
+    side.introduce(&mut to_peer)?;
+    let (peer, remote) = side.meet(&mut from_peer)?;
+
+    let bytes: Vec<u8> = (0..BLOCK * BLOCKS).map(pattern).collect();
+    let source = side.endpoint.domain().register(HostMemory::from_vec(bytes)?, Access::WRITE)?;
+    for (number, at) in (0..BLOCK * BLOCKS).step_by(BLOCK).enumerate() {
+        let local = source.slice(at..at + BLOCK)?;
+        let target = remote.slice(at as u64..(at + BLOCK) as u64)?;
+        side.endpoint.write_data(&mut side.queue, peer, &local, &target, number as u64, 0)?;
+    }
+    let answer = (side.drive(BLOCKS, 1)?, side.region.load_u64(0)?);
+    if answer != (vec![ANSWER], (BLOCK * BLOCKS) as u64) {
+        return Err(format!("immediate and number of right bytes are {answer:?}").into());
+    }
+    tell(&mut to_peer, b"done")?;
+    child.wait()?.success().then_some(()).ok_or("the peer failed")?;
+    println!("{BLOCKS} blocks of {BLOCK} bytes written, each with its immediate: ok");
+    Ok(())
+}
+
+fn be_written_to(policy: &str) -> Result<()> {
+    let (mut side, _) = Side::open(policy)?;
+    // Before the address is out: the first write may follow at once.
+    side.expect_immediates(BLOCKS)?;
+    side.introduce(&mut io::stdout())?;
+    let (peer, remote) = side.meet(&mut io::stdin())?;
+
+    // An immediate says that the bytes of its own write are there. The order of
+    // writes is not promised, so their number tells that all of them are.
+    let mut arrived = side.drive(0, BLOCKS)?;
+    arrived.sort_unstable();
+    let mut bytes = vec![0; BLOCK * BLOCKS];
+    side.region.read(0, &mut bytes)?;
+    if !arrived.iter().copied().eq(0..BLOCKS as u64) {
+        return Err(format!("other immediates arrived than were sent: {arrived:?}").into());
+    }
+    let right = bytes.iter().enumerate().filter(|(at, byte)| **byte == pattern(*at)).count() as u64;
+    let answer = HostMemory::from_vec(right.to_ne_bytes().to_vec())?;
+    let answer = side.endpoint.domain().register(answer, Access::WRITE)?;
+    let target = remote.slice(0..8)?;
+    side.endpoint.write_data(&mut side.queue, peer, &answer.all(), &target, ANSWER, 0)?;
+    side.drive(1, 0)?;
+
+    // Done here is not yet arrived there: many providers move data only while
+    // they are polled. So this goes on until the other side has what it needs.
+    let goodbye = thread::spawn(|| hear(&mut io::stdin()).is_ok());
+    while !goodbye.is_finished() {
+        if let Some(outcome) = side.queue.poll() {
+            outcome?;
+        }
+        thread::yield_now();
+    }
+    if goodbye.join().unwrap_or(false) { Ok(()) } else { Err("the writer is gone".into()) }
+}
+
+/// What each of the two processes has.
+struct Side {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    addresses: AddressVector,
+    region: MemoryRegion,
+}
+
+impl Side {
+    /// Both processes choose by the same facts, so they take the same offer.
+    fn open(policy: &str) -> Result<(Self, Choice)> {
+        let need = Need::ring(Reach::SameMachine);
+        let policy: Policy = policy.parse()?;
+        let (offer, choice) = choose(&Query::new(EndpointKind::Rdm), &need, &policy)?;
+        let domain = Domain::open(&offer)?;
+        let addresses = AddressVector::open(&domain)?;
+        let mut queue = CompletionQueue::open(&domain)?;
+        let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+        let region = domain.register(HostMemory::zeroed(BLOCK * BLOCKS)?, Access::REMOTE_WRITE)?;
+        // On some providers a region is one endpoint's, and closed until that is said.
+        if !region.is_enabled() {
+            region.bind_endpoint(&endpoint)?;
+            region.enable()?;
+        }
+        Ok((Self { endpoint, queue, addresses, region }, choice))
+    }
+
+    /// Says where this side is, and what of it may be written.
+    fn introduce(&self, pipe: &mut impl Write) -> Result<()> {
+        tell(pipe, &self.endpoint.address()?.0)?;
+        tell(pipe, &self.region.describe()?.encode())
+    }
+
+    fn meet(&self, pipe: &mut impl Read) -> Result<(Peer, RemoteMemory)> {
+        let peer = self.addresses.insert(&Address(hear(pipe)?))?;
+        Ok((peer, self.endpoint.domain().attach(&RemoteRegion::decode(&hear(pipe)?)?)?))
+    }
+
+    /// Some providers use up a posted receive for each immediate.
+    fn expect_immediates(&mut self, count: usize) -> Result<()> {
+        if self.endpoint.domain().capabilities().immediates_consume_receives() {
+            for _ in 0..count {
+                self.endpoint.receive_notice(&mut self.queue, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until this many writes are done and this many immediates have
+    /// arrived, and returns the immediates.
+    fn drive(&mut self, mut writes: usize, arrivals: usize) -> Result<Vec<u64>> {
+        let end = Instant::now() + DEADLINE;
+        let mut arrived = Vec::new();
+        while writes > 0 || arrived.len() < arrivals {
+            let completion = self.queue.wait(end.saturating_duration_since(Instant::now()))?;
+            match (completion.kind, completion.data) {
+                (CompletionKind::RemoteWrite, Some(data)) => arrived.push(data),
+                (CompletionKind::Write, _) => writes = writes.saturating_sub(1),
+                _ => {}
+            }
+        }
+        Ok(arrived)
+    }
+}
+
+fn pattern(at: usize) -> u8 {
+    (at * 31 + at / 251) as u8
+}
+
+fn tell(pipe: &mut impl Write, bytes: &[u8]) -> Result<()> {
+    pipe.write_all(&u32::try_from(bytes.len())?.to_le_bytes())?;
+    pipe.write_all(bytes)?;
+    Ok(pipe.flush()?)
+}
+
+fn hear(pipe: &mut impl Read) -> Result<Vec<u8>> {
+    let mut length = [0; 4];
+    pipe.read_exact(&mut length)?;
+    let mut bytes = Vec::new();
+    pipe.take(u32::from_le_bytes(length).into()).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
