@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, names};
 use crate::kind::MemoryKind;
 use crate::offer::{Offer, Query};
+use crate::version::Version;
 
 /// Where the peers are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -112,8 +113,8 @@ impl FromStr for Policy {
         let mut policy = Self::default();
         for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
             let (list, name) = match item.as_bytes()[0] {
-                b'^' => (&mut policy.deny, &item[1..]),
-                b'=' => (&mut policy.require, &item[1..]),
+                b'^' => (&mut policy.deny, item[1..].trim()),
+                b'=' => (&mut policy.require, item[1..].trim()),
                 _ => (&mut policy.prefer, item),
             };
             if name.is_empty() || name.contains(['^', '=']) {
@@ -220,6 +221,12 @@ const WITHOUT_WRITE_DATA: &[&str] = &["cxi", "ucx", "lnx", "lpp", "ofi_mrail"];
 /// Is this provider known to lack `fi_writedata`?
 pub(crate) fn lacks_write_data(provider: &str) -> bool {
     WITHOUT_WRITE_DATA.iter().any(|name| names_provider(name, provider))
+}
+
+/// Are this provider's atomics known to be wrong? Native verbs before libfabric
+/// 2.2 adds, swaps and compares the operand's address in place of its value.
+pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
+    provider == "verbs" && running < (Version { major: 2, minor: 2 })
 }
 
 /// Judges offers. Pure: the same facts give the same verdicts. The second part
@@ -392,16 +399,33 @@ pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Cho
     {
         return Err(error);
     }
-    let reasons: Vec<String> = choice
-        .candidates
-        .iter()
-        .map(|c| format!("{} ({}): {}", c.provider, c.domain, c.reasons.join("; ")))
-        .collect();
     Err(Error::new(
         ErrorKind::NoProvider,
         "choosing a provider",
-        format!("all {} candidates were refused: {}", reasons.len(), reasons.join(" | ")),
+        format!("all {} candidates were refused: {}", choice.candidates.len(), by_reason(&choice)),
     ))
+}
+
+/// The providers under each reason: a machine with ten interfaces has many
+/// candidates and few reasons.
+fn by_reason(choice: &Choice) -> String {
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for candidate in &choice.candidates {
+        let reason = candidate.reasons.join("; ");
+        let at = reasons.iter().position(|(known, _)| *known == reason).unwrap_or_else(|| {
+            reasons.push((reason, Vec::new()));
+            reasons.len() - 1
+        });
+        let providers = &mut reasons[at].1;
+        if !providers.contains(&candidate.provider.as_str()) {
+            providers.push(&candidate.provider);
+        }
+    }
+    let lines: Vec<String> = reasons
+        .iter()
+        .map(|(reason, providers)| format!("{}: {reason}", providers.join(", ")))
+        .collect();
+    lines.join(" | ")
 }
 
 fn device_caps(need: &Need) -> Caps {

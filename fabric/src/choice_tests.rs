@@ -127,6 +127,7 @@ fn impossible_policies_are_refused_when_they_are_read() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{text}");
     }
     assert_eq!("".parse::<Policy>().unwrap(), Policy::default());
+    assert_eq!("= shm , ^ tcp".parse::<Policy>().unwrap(), "=shm,^tcp".parse().unwrap());
 }
 
 #[test]
@@ -148,4 +149,19 @@ fn every_lack_has_its_reason() {
     assert!(reason(&offer("tcp"), &atomic, "").contains("ATOMIC"));
     let local = Capabilities { source: Some("127.0.0.1:5".to_owned()), ..offer("tcp") };
     assert!(reason(&local, &Need::ring(Reach::OtherMachines), "").contains("loopback"));
+}
+
+/// The inputs that the fuzzer found interesting stay tests on the stable toolchain.
+#[test]
+fn the_fuzzers_policies_do_not_panic() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/policy");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        if let Ok(text) = std::str::from_utf8(&bytes) {
+            let _ = text.parse::<Policy>();
+        }
+        seen += 1;
+    }
+    assert!(seen > 0, "the corpus is empty");
 }

@@ -42,7 +42,8 @@ pub enum Event {
         /// What the accepting side sent along.
         data: Vec<u8>,
     },
-    /// A connection ended.
+    /// A connection ended. Some providers notice only while the endpoint's
+    /// completion queue is polled, too.
     Shutdown {
         /// The endpoint, see [`Endpoint::is`](crate::Endpoint::is).
         endpoint: usize,

@@ -49,9 +49,10 @@ impl MemoryKind {
 
     pub(crate) fn from_parts(interface: u32, device: i32) -> Option<Self> {
         Some(match interface {
-            sys::FI_HMEM_SYSTEM => Self::Host,
+            // These have no devices to tell apart: a number would be lost.
+            sys::FI_HMEM_SYSTEM if device == 0 => Self::Host,
             sys::FI_HMEM_CUDA => Self::Cuda(device),
-            sys::FI_HMEM_ROCR => Self::Rocr,
+            sys::FI_HMEM_ROCR if device == 0 => Self::Rocr,
             sys::FI_HMEM_ZE => Self::LevelZero(device),
             sys::FI_HMEM_NEURON => Self::Neuron(device),
             sys::FI_HMEM_SYNAPSEAI => Self::SynapseAi(device),

@@ -340,6 +340,33 @@ impl Info {
     }
 }
 
+impl Info {
+    /// A copy that leads to this address.
+    pub(crate) fn towards(&self, address: &[u8]) -> Result<Self> {
+        let no_memory = || Error::from_code("fi_dupinfo", i64::from(sys::FI_ENOMEM));
+        // SAFETY: the element is alive.
+        let copy = NonNull::new(unsafe { sys::fi_dupinfo(self.as_ptr()) })
+            .map(Self)
+            .ok_or_else(no_memory)?;
+        // Providers read whole sockaddr unions.
+        let room = address.len().max(256);
+        // SAFETY: the copy is ours; what it has and gets is malloc's, as
+        // fi_freeinfo expects; `room` bytes are there for `address`.
+        unsafe {
+            let bytes: *mut u8 = libc::calloc(1, room).cast();
+            if bytes.is_null() {
+                return Err(no_memory());
+            }
+            ptr::copy_nonoverlapping(address.as_ptr(), bytes, address.len());
+            let raw = &mut *copy.as_ptr();
+            libc::free(raw.dest_addr);
+            raw.dest_addr = bytes.cast();
+            raw.dest_addrlen = address.len();
+        }
+        Ok(copy)
+    }
+}
+
 impl Drop for Info {
     fn drop(&mut self) {
         // SAFETY: owned; its `next` was cut or it came from fi_dupinfo, which copies one element.
@@ -482,8 +509,8 @@ impl Offer {
     /// Is this the same provider at the same place, whatever the terms?
     fn is_same_place(&self, other: &Self) -> bool {
         let (a, b) = (self.capabilities(), other.capabilities());
+        // Not by the fabric's name: some providers invent a new one at each call.
         a.provider == b.provider
-            && a.fabric == b.fabric
             && a.domain == b.domain
             && a.endpoint == b.endpoint
             && a.protocol == b.protocol
@@ -541,6 +568,10 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
         let source = (!raw.src_addr.is_null() && raw.src_addrlen > 0)
             .then(|| print_address(raw.addr_format, raw.src_addr.cast(), raw.src_addrlen));
         let provider = string(fabric.prov_name).unwrap_or_default();
+        let mut caps = Caps::from_bits_retain(raw.caps);
+        if crate::choice::breaks_atomics(&provider, Version::running()) {
+            caps.remove(Caps::ATOMIC);
+        }
         let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
         Capabilities {
             provider,
@@ -554,7 +585,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
             },
             protocol: endpoint.protocol,
             protocol_name: printed(&endpoint.protocol, sys::FI_TYPE_PROTOCOL),
-            caps: Caps::from_bits_retain(raw.caps),
+            caps,
             mode: Mode::from_bits_retain(raw.mode | domain.mode | rx.mode | tx.mode),
             mr_mode: MrMode::from_bits_retain(domain.mr_mode),
             mr_key_size: domain.mr_key_size,

@@ -41,9 +41,25 @@ pub const GROUPS: &[Group] = &[
         environment: &[("FI_OFI_MRAIL_ADDR", "127.0.0.1")],
         messages: false,
     },
-    group("verbs", EndpointKind::Msg, None),
-    group("verbs;ofi_rxm", EndpointKind::Rdm, None),
+    Group {
+        provider: "verbs",
+        kind: EndpointKind::Msg,
+        source: None,
+        environment: NO_REGISTRATION_CACHE,
+        messages: true,
+    },
+    Group {
+        provider: "verbs;ofi_rxm",
+        kind: EndpointKind::Rdm,
+        source: None,
+        environment: NO_REGISTRATION_CACHE,
+        messages: true,
+    },
 ];
+
+/// The verbs provider's registration cache widens the rights of regions and
+/// keeps closed ones open to peers.
+const NO_REGISTRATION_CACHE: &[(&str, &str)] = &[("FI_MR_CACHE_MAX_COUNT", "0")];
 
 /// Memory that the payload lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +125,11 @@ pub fn kind_name(kind: EndpointKind) -> &'static str {
 }
 
 impl Cell {
+    /// Same provider, endpoint type and memory.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        (&self.provider, self.kind, self.memory) == (&other.provider, other.kind, other.memory)
+    }
+
     pub fn group(&self) -> Option<&'static Group> {
         GROUPS.iter().find(|g| g.provider == self.provider && g.kind == self.kind)
     }

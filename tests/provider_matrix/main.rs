@@ -1,8 +1,9 @@
 //! The provider matrix: one conformance suite × every provider, endpoint type
 //! and memory kind.
 //!
-//! A cell is one case on one provider. Each cell runs in a process of its own,
-//! with a deadline, so that a provider that crashes or hangs costs one cell. What
+//! A cell is one case on one provider. Each cell runs in a process of its own
+//! (or, with FABRICAST_MATRIX_BATCH=N, N of them one after the other), with a
+//! deadline, so that a provider that crashes or hangs costs one cell. What
 //! a cell cannot do is listed in `exclusions.txt`, with the reason; a lack that
 //! is not listed there is a failure, and so is a run of no cell at all.
 //!
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let mut options = runner::Options::default();
+    let mut cells = Vec::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut value = || rest.next().cloned().unwrap_or_default();
@@ -34,7 +36,7 @@ fn main() -> ExitCode {
             "--only" => options.only.push(value()),
             "--json" => options.json = Some(value().into()),
             "--label" => options.label = value(),
-            "--cell" => return runner::run_cell(&value()),
+            "--cell" => cells.push(value()),
             "--peer" => return peer::serve(&value()),
             "--list" => options.list = true,
             "--skip-group" => options.skipped.push((value(), String::new())),
@@ -60,6 +62,9 @@ fn main() -> ExitCode {
                 return ExitCode::from(2);
             }
         }
+    }
+    if !cells.is_empty() {
+        return runner::run_cells(&cells);
     }
     runner::run(&options)
 }

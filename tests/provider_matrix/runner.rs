@@ -11,6 +11,7 @@ use fabric::{Version, failed_closes};
 use crate::cells::{Cell, GROUPS, Group, MEMORIES, Memory, kind_name};
 use crate::exclusions::{self, Conditions};
 use crate::report::{self, Outcome, Report, Row};
+use crate::pair::Checked;
 use crate::{cases, cuda};
 
 #[derive(Default)]
@@ -116,30 +117,46 @@ fn cells_of(group: &Group, memory: Memory, only: &[String]) -> Vec<Cell> {
 /// Runs what is not decided yet, several at a time: a cell spends most of its
 /// time asleep in libfabric's start (0.2 s in some builds) and in waits.
 fn run_planned(planned: Vec<(Cell, Option<Row>)>) -> Vec<Row> {
-    let jobs = std::env::var("FABRICAST_MATRIX_JOBS").ok().and_then(|text| text.parse().ok());
-    let next = AtomicUsize::new(0);
     let rows: Vec<OnceLock<Row>> = planned.iter().map(|_| OnceLock::new()).collect();
+    let mut undecided: Vec<usize> = Vec::new();
+    for (at, (_, decided)) in planned.iter().enumerate() {
+        match decided {
+            Some(row) => {
+                let _ = rows[at].set(row.clone());
+            }
+            None => undecided.push(at),
+        }
+    }
+    // Only cells of one group share a process.
+    let size = number("FABRICAST_MATRIX_BATCH", 1);
+    let batches: Vec<&[usize]> = undecided
+        .chunk_by(|a, b| planned[*a].0.is_beside(&planned[*b].0))
+        .flat_map(|group| group.chunks(size))
+        .collect();
+    let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..jobs.unwrap_or(4) {
+        for _ in 0..number("FABRICAST_MATRIX_JOBS", 4) {
             scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((cell, decided)) = planned.get(at) else { break };
-                    let row = decided.clone().unwrap_or_else(|| {
-                        run_one(cell, cell.group().map_or(&[][..], |g| g.environment))
-                    });
-                    if row.outcome == Outcome::Failed {
-                        eprintln!(
-                            "FAILED {cell}: {}",
-                            row.detail.lines().last().unwrap_or_default()
-                        );
+                while let Some(batch) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let cells: Vec<&Cell> = batch.iter().map(|at| &planned[*at].0).collect();
+                    for (at, row) in batch.iter().zip(run_batch(&cells)) {
+                        if row.outcome == Outcome::Failed {
+                            let last = row.detail.lines().last().unwrap_or_default();
+                            eprintln!("FAILED {}: {last}", planned[*at].0);
+                        }
+                        let _ = rows[*at].set(row);
                     }
-                    let _ = rows[at].set(row);
                 }
             });
         }
     });
     rows.into_iter().filter_map(OnceLock::into_inner).collect()
+}
+
+/// A positive number from the environment.
+fn number(variable: &str, default: usize) -> usize {
+    let value = std::env::var(variable).ok().and_then(|text| text.parse().ok());
+    value.filter(|n| *n > 0).unwrap_or(default)
 }
 
 /// A stage that did not run: all its cells count as skipped.
@@ -178,98 +195,163 @@ fn row(cell: &Cell, outcome: Outcome, detail: &str, seconds: f64) -> Row {
 /// Why the provider cannot be had here, if it cannot. Asked in a process of its
 /// own, like everything that touches a provider.
 fn probe(cell: &Cell) -> Option<String> {
-    let probe = Cell { case: "probe".to_owned(), ..cell.clone() };
-    let environment = cell.group().map_or(&[][..], |g| g.environment);
-    let row = run_one(&probe, environment);
+    let row = run_one(&Cell { case: "probe".to_owned(), ..cell.clone() });
     (row.outcome != Outcome::Passed).then_some(row.detail)
 }
 
-fn run_one(cell: &Cell, environment: &[(&str, &str)]) -> Row {
-    let started = Instant::now();
-    let finished =
-        |outcome, detail: &str| row(cell, outcome, detail, started.elapsed().as_secs_f64());
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(error) => return finished(Outcome::Failed, &error.to_string()),
-    };
-    // Output goes to files: a pipe that nobody reads could block the child.
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = format!("provider_matrix.{}.{number}", std::process::id());
-    let base = std::env::temp_dir().join(name);
-    let output = match std::fs::File::create(&base) {
-        Ok(file) => file,
-        Err(error) => return finished(Outcome::Failed, &error.to_string()),
-    };
-    let clone = output.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
-    let child = Command::new(program)
-        .arg("--cell")
-        .arg(cell.to_string())
-        .envs(environment.iter().copied())
-        .stdin(Stdio::null())
-        .stdout(output)
-        .stderr(clone)
-        .spawn();
-    let mut child = match child {
-        Ok(child) => child,
-        Err(error) => return finished(Outcome::Failed, &error.to_string()),
-    };
-    let mut pause = Duration::from_millis(1);
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break Some(status),
-            Ok(None) if started.elapsed() > cell_limit() => {
-                let _ = child.kill();
-                let _ = child.wait();
-                break None;
-            }
-            Ok(None) => std::thread::sleep(pause),
-            Err(error) => return finished(Outcome::Failed, &error.to_string()),
-        }
-        pause = (pause * 2).min(Duration::from_millis(10));
-    };
-    let text = std::fs::read_to_string(&base).unwrap_or_default();
-    let _ = std::fs::remove_file(&base);
-    match status {
-        Some(status) if status.success() => finished(Outcome::Passed, ""),
-        Some(status) => finished(Outcome::Failed, &format!("{status}\n{text}")),
-        None => {
-            finished(Outcome::Failed, &format!("hung: killed after {:?}\n{text}", cell_limit()))
-        }
-    }
+fn run_one(cell: &Cell) -> Row {
+    run_batch(&[cell]).remove(0)
 }
 
-/// In the child: runs one cell.
-pub fn run_cell(text: &str) -> ExitCode {
-    let cell: Cell = match text.parse() {
-        Ok(cell) => cell,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(2);
+/// Printed by the child before and after each cell.
+const BEGIN: &str = "@@ begin";
+const PASSED: &str = "@@ passed";
+const FAILED: &str = "@@ failed";
+
+/// Runs cells one after the other in one process; if that dies or hangs, it
+/// costs the cell that was running, and another process runs the rest.
+fn run_batch(cells: &[&Cell]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    while rows.len() < cells.len() {
+        match run_process(&cells[rows.len()..]) {
+            Ok(more) if !more.is_empty() => rows.extend(more),
+            Ok(_) => rows.push(row(cells[rows.len()], Outcome::Failed, "the process said nothing", 0.0)),
+            Err(error) => rows.push(row(cells[rows.len()], Outcome::Failed, &error.to_string(), 0.0)),
         }
+    }
+    rows
+}
+
+/// One process: the rows of the cells that it ended, the last of them perhaps by
+/// its own end.
+fn run_process(cells: &[&Cell]) -> std::io::Result<Vec<Row>> {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    // Output goes to a file: a pipe that nobody reads could block the child.
+    let base = std::env::temp_dir().join(format!("provider_matrix.{}.{number}", std::process::id()));
+    let output = std::fs::File::create(&base)?;
+    let mut command = Command::new(std::env::current_exe()?);
+    for cell in cells {
+        command.arg("--cell").arg(cell.to_string());
+    }
+    let environment = cells[0].group().map_or(&[][..], |g| g.environment);
+    let mut child = command
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()?;
+    let mut pause = Duration::from_millis(1);
+    let mut since = Instant::now();
+    let mut ended = 0;
+    let mut starts = vec![since];
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        let text = std::fs::read(&base)?;
+        let now = count_ends(&String::from_utf8_lossy(&text));
+        if now > ended {
+            ended = now;
+            since = Instant::now();
+            starts.resize(ended + 1, since);
+        }
+        if since.elapsed() > cell_limit() {
+            child.kill()?;
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
     };
-    if cell.case == "probe" {
-        return match cell.offer(fabric::Caps::empty()) {
-            Ok(_) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
+    let text = String::from_utf8_lossy(&std::fs::read(&base)?).into_owned();
+    std::fs::remove_file(&base)?;
+    Ok(read_rows(cells, &text, status, &starts))
+}
+
+fn count_ends(text: &str) -> usize {
+    text.lines().filter(|line| *line == PASSED || *line == FAILED).count()
+}
+
+fn read_rows(
+    cells: &[&Cell],
+    text: &str,
+    status: Option<std::process::ExitStatus>,
+    starts: &[Instant],
+) -> Vec<Row> {
+    let end = Instant::now();
+    let mut rows = Vec::new();
+    let mut detail = String::new();
+    let seconds = |at: usize| {
+        let start = starts.get(at).copied().unwrap_or(end);
+        (starts.get(at + 1).copied().unwrap_or(end) - start).as_secs_f64()
+    };
+    let mut running = false;
+    for line in text.lines() {
+        let at = rows.len();
+        match line {
+            BEGIN => {
+                running = true;
+                detail.clear();
             }
+            PASSED | FAILED if at < cells.len() => {
+                let outcome = if line == PASSED { Outcome::Passed } else { Outcome::Failed };
+                let detail = if line == PASSED { "" } else { detail.as_str() };
+                rows.push(row(cells[at], outcome, detail, seconds(at)));
+                running = false;
+            }
+            other => {
+                detail.push_str(other);
+                detail.push('\n');
+            }
+        }
+    }
+    let clean = status.is_some_and(|s| s.success()) && !running;
+    if !clean && rows.len() < cells.len() {
+        let at = rows.len();
+        let why = status.map_or_else(
+            || format!("hung: killed after {:?}", cell_limit()),
+            |status| status.to_string(),
+        );
+        rows.push(row(cells[at], Outcome::Failed, &format!("{why}\n{detail}"), seconds(at)));
+    }
+    rows
+}
+
+/// In the child: runs cells, and says how each ended.
+pub fn run_cells(names: &[String]) -> ExitCode {
+    for name in names {
+        println!("{BEGIN}");
+        let before = failed_closes();
+        let result = std::panic::catch_unwind(|| run_cell(name, before));
+        let ended = match result {
+            Ok(Ok(())) => PASSED,
+            Ok(Err(error)) => {
+                println!("{error}");
+                FAILED
+            }
+            // The panic's own message is in the output already.
+            Err(_) => FAILED,
         };
+        println!("{ended}");
     }
-    let Some(case) = cases::all().into_iter().find(|c| c.name == cell.case) else {
-        eprintln!("no case {}", cell.case);
-        return ExitCode::from(2);
-    };
-    match (case.run)(&cell) {
-        Ok(()) if failed_closes() > 0 && !case.leaves_objects => {
-            eprintln!("{} libfabric objects could not be closed", failed_closes());
-            ExitCode::FAILURE
-        }
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+    ExitCode::SUCCESS
+}
+
+fn run_cell(name: &str, failed_before: u64) -> Checked {
+    let cell: Cell = name.parse()?;
+    if cell.case == "probe" {
+        cell.offer(fabric::Caps::empty())?;
+        return Ok(());
     }
+    let case = cases::all()
+        .into_iter()
+        .find(|c| c.name == cell.case)
+        .ok_or_else(|| format!("no case {}", cell.case))?;
+    (case.run)(&cell)?;
+    let failed = failed_closes() - failed_before;
+    if failed > 0 && !case.leaves_objects {
+        return Err(format!("{failed} libfabric objects could not be closed").into());
+    }
+    Ok(())
 }

@@ -81,6 +81,7 @@ pub struct EndpointBuilder<'q> {
     addresses: Option<AddressVector>,
     events: Option<Arc<EventQueueShared>>,
     counters: Vec<(Counter, CounterEvents)>,
+    destination: Option<Address>,
 }
 
 impl std::fmt::Debug for EndpointBuilder<'_> {
@@ -131,6 +132,13 @@ impl<'q> EndpointBuilder<'q> {
         self
     }
 
+    /// The listener that a connected endpoint will connect to: some providers
+    /// choose the device by it, when the endpoint is opened.
+    pub fn towards(mut self, listener: &Address) -> Self {
+        self.destination = Some(listener.clone());
+        self
+    }
+
     /// Opens and enables the endpoint. A connected one is not connected yet.
     ///
     /// # Errors
@@ -148,16 +156,30 @@ impl<'q> EndpointBuilder<'q> {
         if !connectionless && self.events.is_none() {
             return Err(refuse("a connected endpoint needs an event queue"));
         }
+        let towards = match &self.destination {
+            Some(address) => Some(self.offer.info.towards(&address.0)?),
+            None => None,
+        };
+        let info = towards.as_ref().unwrap_or(&self.offer.info).as_ptr();
         let mut endpoint = ptr::null_mut();
         // SAFETY: domain and offer are alive; `endpoint` receives the object.
         let handle = unsafe {
             let code = sys::fi_endpoint(
                 domain.as_ptr(),
-                self.offer.info.as_ptr(),
+                info,
                 &mut endpoint,
                 ptr::null_mut(),
             );
-            Error::check("fi_endpoint", i64::from(code)).map_err(|e| domain.blame(e))?;
+            Error::check("fi_endpoint", i64::from(code)).map_err(|e| {
+                let e = domain.blame(e);
+                let lost = !connectionless && self.destination.is_none();
+                if lost && e.kind() == ErrorKind::InvalidArgument {
+                    return e.with_detail(
+                        "the provider may have to know the listener already: use `towards`",
+                    );
+                }
+                e
+            })?;
             Handle::adopt("fi_endpoint", endpoint)?
         };
         let bind = |operation, fid: *mut sys::fid, flags: u64| {
@@ -256,6 +278,7 @@ impl Endpoint {
             addresses: None,
             events: None,
             counters: Vec::new(),
+            destination: None,
         }
     }
 

@@ -199,7 +199,7 @@ impl RemoteRegion {
         let key_bytes = &body[input.at..];
 
         let kind = MemoryKind::from_parts(interface, device)
-            .ok_or_else(|| malformed(format!("memory interface {interface} is not known")))?;
+            .ok_or_else(|| malformed(format!("memory interface {interface} with device {device} is not known")))?;
         if rights == 0 || rights > 3 {
             return Err(malformed(format!("rights {rights:#x} are not a set of rights")));
         }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
+use crate::capabilities::EndpointKind;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::Caps;
@@ -42,6 +43,8 @@ pub struct CompletionQueue {
     table: Option<Box<Table>>,
     ready: VecDeque<Outcome>,
     batch: Box<[sys::fi_cq_tagged_entry; BATCH]>,
+    /// For providers without tags, which have a shorter form of entry.
+    untagged: Option<Box<[sys::fi_cq_data_entry; BATCH]>>,
     sources: Box<[u64; BATCH]>,
     filled: usize,
     next: usize,
@@ -123,19 +126,38 @@ impl CompletionQueue {
             ..Default::default()
         };
         let mut queue = ptr::null_mut();
-        // SAFETY: the domain is alive, `queue` receives the object.
-        let handle = unsafe {
-            let mut code =
-                sys::fi_cq_open(domain.as_ptr(), &mut attributes, &mut queue, ptr::null_mut());
-            if code < 0 && attributes.wait_obj == sys::FI_WAIT_FD {
-                // Not every provider can be slept on; polling with pauses works with all.
-                attributes.wait_obj = sys::FI_WAIT_NONE;
-                code =
-                    sys::fi_cq_open(domain.as_ptr(), &mut attributes, &mut queue, ptr::null_mut());
-            }
-            Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.blame(e))?;
-            Handle::adopt("fi_cq_open", queue)?
+        // Not every provider has tags, and not every one can be slept on.
+        let waits: &[u32] = match options.waiting {
+            Waiting::Busy => &[sys::FI_WAIT_NONE],
+            _ => &[sys::FI_WAIT_FD, sys::FI_WAIT_NONE],
         };
+        // Connected endpoints mostly have none: to ask such a provider for them first
+        // would cost two sockets, which verbs loses when it refuses.
+        let facts = domain.capabilities();
+        let formats = match facts.endpoint {
+            EndpointKind::Msg if !facts.caps.contains(Caps::TAGGED) => {
+                [sys::FI_CQ_FORMAT_DATA, sys::FI_CQ_FORMAT_TAGGED]
+            }
+            _ => [sys::FI_CQ_FORMAT_TAGGED, sys::FI_CQ_FORMAT_DATA],
+        };
+        let mut code = -sys::FI_ENOSYS;
+        'open: for format in formats {
+            for wait in waits {
+                (attributes.format, attributes.wait_obj) = (format, *wait);
+                // SAFETY: the domain is alive, `queue` receives the object.
+                code = unsafe {
+                    sys::fi_cq_open(domain.as_ptr(), &mut attributes, &mut queue, ptr::null_mut())
+                };
+                if code >= 0 {
+                    break 'open;
+                }
+            }
+        }
+        Error::check("fi_cq_open", i64::from(code)).map_err(|e| domain.blame(e))?;
+        // SAFETY: just opened, and ours.
+        let handle = unsafe { Handle::adopt("fi_cq_open", queue)? };
+        let untagged = (attributes.format == sys::FI_CQ_FORMAT_DATA)
+            .then(|| Box::new([sys::fi_cq_data_entry::default(); BATCH]));
         let mut wait_fd = None;
         if attributes.wait_obj == sys::FI_WAIT_FD {
             let mut fd = -1;
@@ -153,6 +175,7 @@ impl CompletionQueue {
             table: Some(Box::new(Table::new())),
             ready: VecDeque::new(),
             batch: Box::new([sys::fi_cq_tagged_entry::default(); BATCH]),
+            untagged,
             sources: Box::new([sys::FI_ADDR_UNSPEC; BATCH]),
             filled: 0,
             next: 0,
@@ -212,7 +235,7 @@ impl CompletionQueue {
     #[inline]
     fn refill(&mut self) -> Refill {
         let queue = self.shared.handle.as_ptr();
-        let buffer: *mut c_void = self.batch.as_mut_ptr().cast();
+        let buffer = self.buffer();
         // SAFETY: the buffers have room for BATCH entries of the format that the
         // queue was opened with.
         let got = unsafe {
@@ -225,7 +248,7 @@ impl CompletionQueue {
         self.next = 0;
         self.filled = 0;
         if got > 0 {
-            self.filled = (got as usize).min(BATCH);
+            self.fill(got as usize);
             return Refill::Entries;
         }
         const NOTHING: isize = -(sys::FI_EAGAIN as isize);
@@ -244,6 +267,33 @@ impl CompletionQueue {
             }
             FAILURE => Refill::Failure,
             code => Refill::Broken(code as i64),
+        }
+    }
+
+    /// Where the provider writes entries, in the form it has.
+    #[inline]
+    fn buffer(&mut self) -> *mut c_void {
+        match &mut self.untagged {
+            Some(entries) => entries.as_mut_ptr().cast(),
+            None => self.batch.as_mut_ptr().cast(),
+        }
+    }
+
+    /// Takes note of entries that the provider wrote.
+    #[inline]
+    fn fill(&mut self, count: usize) {
+        self.filled = count.min(BATCH);
+        if let Some(entries) = &self.untagged {
+            for (to, from) in self.batch.iter_mut().zip(entries.iter()).take(self.filled) {
+                *to = sys::fi_cq_tagged_entry {
+                    op_context: from.op_context,
+                    flags: from.flags,
+                    len: from.len,
+                    buf: from.buf,
+                    data: from.data,
+                    tag: 0,
+                };
+            }
         }
     }
 
@@ -622,13 +672,13 @@ impl CompletionQueue {
             ))));
         }
         let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        let buffer: *mut c_void = self.batch.as_mut_ptr().cast();
+        let buffer = self.buffer();
         // SAFETY: room for BATCH entries.
         let got = unsafe {
             sys::fi_cq_sread(self.shared.handle.as_ptr(), buffer, BATCH, ptr::null(), milliseconds)
         };
         self.next = 0;
-        self.filled = usize::try_from(got).unwrap_or(0).min(BATCH);
+        self.fill(usize::try_from(got).unwrap_or(0));
         self.sources.fill(sys::FI_ADDR_UNSPEC);
         self.poll_fresh().unwrap_or_else(|| {
             Err(self.unsolicited(self.shared.domain.blame(Error::new(

@@ -38,7 +38,9 @@ fn start(cell: &Cell) -> Checked<Connecting> {
     let listener = Listener::open(domain.fabric(), &offer, &listen_events)?;
     let events = EventQueue::open(domain.fabric())?;
     let mut queue = CompletionQueue::open(&domain)?;
-    let endpoint = Endpoint::builder(&domain).queue(&mut queue).events(&events).open()?;
+    let to = listener.address()?;
+    let endpoint =
+        Endpoint::builder(&domain).queue(&mut queue).events(&events).towards(&to).open()?;
     Ok(Connecting { domain, listen_events, listener, events, queue, endpoint })
 }
 

@@ -2,7 +2,8 @@
 
 use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, EventQueue,
-    HostMemory, failed_closes,
+    HostMemory, Listener,
+    failed_closes,
 };
 
 use super::Case;
@@ -18,8 +19,15 @@ pub const CASES: &[Case] = cases![
     endpoint_dropped_with_operations_in_flight,
 ];
 
-fn open_files() -> Checked<usize> {
-    Ok(std::fs::read_dir("/proc/self/fd")?.count())
+/// What each open descriptor leads to.
+fn open_files() -> Checked<Vec<String>> {
+    let mut targets = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let target = std::fs::read_link(entry?.path()).unwrap_or_default();
+        targets.push(target.display().to_string());
+    }
+    targets.sort();
+    Ok(targets)
 }
 
 fn resident_bytes() -> Checked<usize> {
@@ -50,7 +58,8 @@ fn opening_again_and_again_leaks_nothing(cell: &Cell) -> Checked {
         let mut builder = Endpoint::builder(&domain).queue(&mut queue);
         if cell.kind == EndpointKind::Msg {
             let events = EventQueue::open(domain.fabric())?;
-            builder = builder.events(&events);
+            let listener = Listener::open(domain.fabric(), &offer, &events)?;
+            builder = builder.events(&events).towards(&listener.address()?);
         } else {
             builder = builder.addresses(&AddressVector::open(&domain)?);
         }
@@ -70,7 +79,12 @@ fn opening_again_and_again_leaks_nothing(cell: &Cell) -> Checked {
         once()?;
     }
     let (files_after, memory_after) = (open_files()?, resident_bytes()?);
-    ensure!(files_after <= files, "open files grew from {files} to {files_after}");
+    ensure!(
+        files_after.len() <= files.len(),
+        "open files grew from {} to {}: {files_after:?}",
+        files.len(),
+        files_after.len()
+    );
     let grown = memory_after.saturating_sub(memory);
     ensure!(grown < 8 << 20, "resident memory grew by {grown} bytes in 40 rounds");
     Ok(())

@@ -1,0 +1,311 @@
+//! The command, run as users run it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Runs the command to its end, which has to come soon.
+fn fabricast(arguments: &[&str]) -> Output {
+    fabricast_with(arguments, &[])
+}
+
+fn fabricast_with(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+    let start = Instant::now();
+    let output = Command::new(env!("CARGO_BIN_EXE_fabricast"))
+        .args(arguments)
+        .env_remove("FI_PROVIDER")
+        .env_remove("FABRICAST_LOG")
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    assert!(start.elapsed() < Duration::from_secs(60), "{arguments:?} took too long");
+    output
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeed(arguments: &[&str]) -> String {
+    let output = fabricast(arguments);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{out}\n{err}");
+    out
+}
+
+/// The exit code and what was said about it.
+fn fail(arguments: &[&str]) -> (i32, String) {
+    let output = fabricast(arguments);
+    let message = text(&output.stderr);
+    (output.status.code().unwrap_or_else(|| panic!("{arguments:?}: a signal: {message}")), message)
+}
+
+fn last_line(out: &str) -> Value {
+    let line = out.lines().last().unwrap_or_default();
+    serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+}
+
+fn info() -> Value {
+    serde_json::from_str(&succeed(&["info", "--json"])).unwrap()
+}
+
+/// RDM providers of this machine that the benchmark is meant for.
+fn providers() -> Vec<String> {
+    let info = info();
+    let mut names: Vec<String> = Vec::new();
+    for entry in info["providers"].as_array().unwrap() {
+        let name = entry["provider"].as_str().unwrap();
+        let known = ["shm", "net", "tcp", "tcp;ofi_rxm"].contains(&name);
+        if known && entry["endpoint"] == "rdm" && !names.iter().any(|n| n == name) {
+            names.push(name.to_owned());
+        }
+    }
+    assert!(!names.is_empty(), "no provider to test with: {info}");
+    names
+}
+
+#[test]
+fn info_shows_providers_and_choices_in_120_columns() {
+    let out = succeed(&["info"]);
+    assert!(out.starts_with("fabricast 0."), "{out}");
+    for word in ["libfabric", "FI_HMEM", "mr_mode", "taken", "peers on other machines", "cuda:0"] {
+        assert!(out.contains(word), "{word} is missing:\n{out}");
+    }
+    for line in out.lines() {
+        assert!(line.chars().count() <= 120, "{line}");
+    }
+    assert!(!out.contains('\x1b'), "colour belongs on a terminal");
+}
+
+#[test]
+fn info_is_one_json_document() {
+    let info = info();
+    assert!(info["versions"]["libfabric_running"]["major"].as_u64() >= Some(1), "{info}");
+    let provider = &info["providers"][0];
+    for key in ["provider", "domain", "endpoint", "cq_data_size", "mr_mode", "device_memory"] {
+        assert!(!provider[key].is_null(), "{key} is missing: {provider}");
+    }
+    let choices = info["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 4, "host and device memory, near and far");
+    let near = &choices[0];
+    assert_eq!((&near["memory"], &near["reach"]), (&"host".into(), &"same_machine".into()));
+    assert!(near["taken"].is_string(), "{near}");
+    for candidate in near["candidates"].as_array().unwrap() {
+        assert!(!candidate["reasons"].as_array().unwrap().is_empty(), "{candidate}");
+    }
+}
+
+#[test]
+fn one_provider_is_told_of_in_full() {
+    let provider = &providers()[0];
+    let out = succeed(&["info", "--provider", provider, "--verbose"]);
+    assert!(out.contains("fi_info:") && out.contains("fi_tx_attr:"), "{out}");
+}
+
+#[test]
+fn an_unknown_provider_is_answered_with_those_there_are() {
+    let (code, message) = fail(&["info", "--provider", "carrier-pigeon"]);
+    assert_eq!(code, 3, "{message}");
+    assert!(message.contains("carrier-pigeon") && message.contains(&providers()[0]), "{message}");
+    let (code, message) = fail(&["bench", "fabric", "--provider", "carrier-pigeon"]);
+    assert_eq!(code, 3, "{message}");
+    assert!(message.contains("carrier-pigeon") && message.contains(&providers()[0]), "{message}");
+}
+
+#[test]
+fn libfabrics_own_filter_is_obeyed_and_shown() {
+    let output = fabricast_with(&["info"], &[("FI_PROVIDER", "shm")]);
+    if output.status.success() {
+        let out = text(&output.stdout);
+        assert!(out.contains("FI_PROVIDER=shm is set"), "{out}");
+        assert!(!out.contains("sockets") && !out.contains("tcp"), "{out}");
+    }
+    let arguments = ["info", "--provider", "carrier-pigeon"];
+    let output = fabricast_with(&arguments, &[("FI_PROVIDER", "shm")]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("FI_PROVIDER=shm"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn an_impossible_policy_ends_with_reasons() {
+    for command in ["info", "demo"] {
+        let output = fabricast(&[command, "--policy", "=carrier-pigeon"]);
+        assert_eq!(output.status.code(), Some(3), "{command}");
+        let out = text(&output.stdout);
+        assert!(out.contains("policy requires carrier-pigeon"), "{command}: {out}");
+    }
+    let (code, message) = fail(&["info", "--policy", "=shm,^shm"]);
+    assert_eq!(code, 2, "a policy that contradicts itself: {message}");
+    assert!(message.contains("required and denied"), "{message}");
+}
+
+#[test]
+fn nonsense_on_the_command_line_is_a_usage_error() {
+    let bench = |more: &[&'static str]| {
+        let mut all = vec!["bench", "fabric", "--provider", "shm"];
+        all.extend(more);
+        fail(&all)
+    };
+    for more in [
+        &["--size", "0"][..],
+        &["--size", "12Q"],
+        &["--iters", "-1"],
+        &["--cores", "1"],
+        &["--op", "dance"],
+        &["--op", "write", "--waiting", "block"],
+    ] {
+        let (code, message) = bench(more);
+        assert_eq!(code, 2, "{more:?}: {message}");
+    }
+    assert_eq!(fail(&[]).0, 2);
+    let output = fabricast_with(&["info"], &[("FABRICAST_LOG", "loud")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(succeed(&["--help"]).contains("Exit codes"));
+}
+
+/// Every operation, both modes, several sizes: everything is verified.
+#[test]
+fn measurements_check_their_data() {
+    for provider in providers() {
+        for operation in ["writedata", "write", "read", "send"] {
+            let sizes = [("lat", "64", "200"), ("lat", "9", "20"), ("bw", "100000", "64")];
+            for (mode, size, iterations) in sizes {
+                let out = succeed(&[
+                    "bench",
+                    "fabric",
+                    "--provider",
+                    &provider,
+                    "--op",
+                    operation,
+                    "--mode",
+                    mode,
+                    "--size",
+                    size,
+                    "--iters",
+                    iterations,
+                    "--window",
+                    "4",
+                    "--waiting",
+                    "busy",
+                ]);
+                assert_eq!(out.lines().count(), 3, "a table, then the JSON line: {out}");
+                let report = last_line(&out);
+                assert_eq!(report["verified"], true, "{report}");
+                assert_eq!(report["provider"], provider.as_str(), "{report}");
+                assert!(report["p50_us"].as_f64() > Some(0.0), "{report}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_json_line_has_the_agreed_keys() {
+    let provider = &providers()[0];
+    for threading in ["safe", "domain"] {
+        let out = succeed(&[
+            "bench",
+            "fabric",
+            "--provider",
+            provider,
+            "--iters",
+            "100",
+            "--json",
+            "--threading",
+            threading,
+        ]);
+        assert_eq!(out.lines().count(), 1, "{out}");
+        let report = last_line(&out);
+        for key in [
+            "p50_us",
+            "p99_us",
+            "p999_us",
+            "gb_per_s",
+            "bytes",
+            "iterations",
+            "provider",
+            "waiting",
+            "cores",
+            "verified",
+            "op",
+            "mode",
+            "threading",
+            "libfabric",
+            "program",
+        ] {
+            assert!(report.get(key).is_some(), "{key} is missing: {report}");
+        }
+        assert_eq!(report["threading"], threading);
+        assert_eq!(report["bytes"], 64);
+    }
+}
+
+#[test]
+fn sleeping_sides_get_there_too() {
+    for provider in providers() {
+        for waiting in ["adaptive", "block"] {
+            for operation in ["writedata", "read", "send"] {
+                let out = succeed(&[
+                    "bench",
+                    "fabric",
+                    "--provider",
+                    &provider,
+                    "--op",
+                    operation,
+                    "--iters",
+                    "20",
+                    "--waiting",
+                    waiting,
+                    "--json",
+                ]);
+                let report = last_line(&out);
+                assert_eq!(
+                    (&report["verified"], &report["waiting"]),
+                    (&true.into(), &waiting.into())
+                );
+            }
+        }
+    }
+}
+
+/// The second process dies in the middle of it: the first says how, and leaves
+/// no zombie behind.
+#[test]
+fn a_dead_target_is_reported() {
+    let provider = &providers()[0];
+    let bench = Command::new(env!("CARGO_BIN_EXE_fabricast"))
+        .args(["bench", "fabric", "--provider", provider, "--iters", "1G"])
+        .env_remove("FI_PROVIDER")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let children = format!("/proc/{0}/task/{0}/children", bench.id());
+    let children = Path::new(&children);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let target = loop {
+        assert!(Instant::now() < deadline, "no second process was started");
+        let all = std::fs::read_to_string(children).unwrap();
+        if let Some(target) = all.split_whitespace().next() {
+            break target.to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // Some way into the measurement.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(Command::new("kill").args(["-9", &target]).status().unwrap().success());
+    let output = bench.wait_with_output().unwrap();
+    let message = text(&output.stderr);
+    assert!(matches!(output.status.code(), Some(1 | 4)), "{:?}: {message}", output.status);
+    assert!(!message.is_empty());
+    assert!(!Path::new(&format!("/proc/{target}")).exists(), "a zombie is left");
+}
+
+#[test]
+fn the_demonstration_works() {
+    let out = succeed(&["demo"]);
+    assert!(out.ends_with("\ndemo: ok\n"), "{out}");
+    assert!(out.contains("taken") && out.contains("MiB, 0 errors"), "{out}");
+    assert!(!out.contains('\x1b'), "colour belongs on a terminal");
+}
