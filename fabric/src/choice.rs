@@ -13,7 +13,8 @@ use crate::capabilities::{Capabilities, EndpointKind};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, names};
 use crate::kind::MemoryKind;
-use crate::offer::{Offer, Query};
+use crate::offer::Offer;
+use crate::query::Query;
 use crate::version::Version;
 
 /// Where the peers are.

@@ -58,6 +58,7 @@ mod handle;
 mod kind;
 mod memory;
 mod offer;
+mod query;
 mod queue;
 mod version;
 mod waiting;
@@ -81,7 +82,8 @@ pub use memory::{
     DmaBuf, HostMemory, Memory, MemoryRegion, PendingRegion, RegionSlice, RegistrationOptions,
     RemoteKey, RemoteMemory, RemoteRegion, RemoteSlice,
 };
-pub use offer::{Offer, Query};
+pub use offer::Offer;
+pub use query::Query;
 pub use queue::{
     Completion, CompletionKind, CompletionQueue, Failure, OperationId, Outcome, QueueOptions,
 };

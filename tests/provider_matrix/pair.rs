@@ -418,7 +418,8 @@ fn connected(cell: &Cell, setup: &Setup, offer: &Offer) -> Checked<Pair> {
     let domain_a = Domain::open(offer)?;
     let mut events_a = EventQueue::open(domain_a.fabric())?;
     let mut queue_a = CompletionQueue::open_with(&domain_a, setup.queue)?;
-    let mut builder = Endpoint::builder(&domain_a).queue(&mut queue_a).events(&events_a).towards(&to);
+    let mut builder =
+        Endpoint::builder(&domain_a).queue(&mut queue_a).events(&events_a).towards(&to);
     let mut counter = None;
     if let Some(events) = setup.counted {
         let opened = Counter::open(&domain_a)?;

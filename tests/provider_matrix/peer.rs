@@ -192,7 +192,8 @@ fn connect(cell: &Cell, offer: &fabric::Offer, to: &Address) -> Checked<Side> {
     let domain = Domain::open(offer)?;
     let mut events = EventQueue::open(domain.fabric())?;
     let mut queue = CompletionQueue::open(&domain)?;
-    let mut endpoint = Endpoint::builder(&domain).queue(&mut queue).events(&events).towards(to).open()?;
+    let mut endpoint =
+        Endpoint::builder(&domain).queue(&mut queue).events(&events).towards(to).open()?;
     endpoint.connect(&mut events, to, b"", patience())?;
     Ok(Side::from_parts(cell, domain, queue, endpoint, Some(events)))
 }

@@ -10,8 +10,8 @@ use fabric::{Version, failed_closes};
 
 use crate::cells::{Cell, GROUPS, Group, MEMORIES, Memory, kind_name};
 use crate::exclusions::{self, Conditions};
-use crate::report::{self, Outcome, Report, Row};
 use crate::pair::Checked;
+use crate::report::{self, Outcome, Report, Row};
 use crate::{cases, cuda};
 
 #[derive(Default)]
@@ -215,8 +215,12 @@ fn run_batch(cells: &[&Cell]) -> Vec<Row> {
     while rows.len() < cells.len() {
         match run_process(&cells[rows.len()..]) {
             Ok(more) if !more.is_empty() => rows.extend(more),
-            Ok(_) => rows.push(row(cells[rows.len()], Outcome::Failed, "the process said nothing", 0.0)),
-            Err(error) => rows.push(row(cells[rows.len()], Outcome::Failed, &error.to_string(), 0.0)),
+            Ok(_) => {
+                rows.push(row(cells[rows.len()], Outcome::Failed, "the process said nothing", 0.0))
+            }
+            Err(error) => {
+                rows.push(row(cells[rows.len()], Outcome::Failed, &error.to_string(), 0.0))
+            }
         }
     }
     rows
@@ -228,7 +232,8 @@ fn run_process(cells: &[&Cell]) -> std::io::Result<Vec<Row>> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     // Output goes to a file: a pipe that nobody reads could block the child.
-    let base = std::env::temp_dir().join(format!("provider_matrix.{}.{number}", std::process::id()));
+    let base =
+        std::env::temp_dir().join(format!("provider_matrix.{}.{number}", std::process::id()));
     let output = std::fs::File::create(&base)?;
     let mut command = Command::new(std::env::current_exe()?);
     for cell in cells {

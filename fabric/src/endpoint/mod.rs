@@ -164,12 +164,7 @@ impl<'q> EndpointBuilder<'q> {
         let mut endpoint = ptr::null_mut();
         // SAFETY: domain and offer are alive; `endpoint` receives the object.
         let handle = unsafe {
-            let code = sys::fi_endpoint(
-                domain.as_ptr(),
-                info,
-                &mut endpoint,
-                ptr::null_mut(),
-            );
+            let code = sys::fi_endpoint(domain.as_ptr(), info, &mut endpoint, ptr::null_mut());
             Error::check("fi_endpoint", i64::from(code)).map_err(|e| {
                 let e = domain.blame(e);
                 let lost = !connectionless && self.destination.is_none();

@@ -198,8 +198,9 @@ impl RemoteRegion {
         let key_length = u16::from_le_bytes(input.array("the key's length")?);
         let key_bytes = &body[input.at..];
 
-        let kind = MemoryKind::from_parts(interface, device)
-            .ok_or_else(|| malformed(format!("memory interface {interface} with device {device} is not known")))?;
+        let kind = MemoryKind::from_parts(interface, device).ok_or_else(|| {
+            malformed(format!("memory interface {interface} with device {device} is not known"))
+        })?;
         if rights == 0 || rights > 3 {
             return Err(malformed(format!("rights {rights:#x} are not a set of rights")));
         }

@@ -2,19 +2,19 @@
 #![allow(unsafe_code)]
 
 mod completion;
+mod failure;
 mod table;
+mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
 pub(crate) use table::{Keep, Slot};
 
 use std::collections::VecDeque;
-use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::os::raw::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
@@ -23,15 +23,12 @@ use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::Caps;
 use crate::handle::Handle;
-use crate::waiting::{Backoff, Deadline, Waiting};
+use crate::waiting::Waiting;
 use table::{State, Table};
 
 /// Entries taken from the provider at a time: enough to drain a burst with few
 /// calls, few enough to stay in the first-level cache (16 × 48 bytes).
 const BATCH: usize = 16;
-/// Longest uninterrupted sleep on a file descriptor: providers with several
-/// layers have been seen to lose a wake-up.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
 /// A completion queue: posts and polls go through `&mut`, so that one owner at a
 /// time does both and no lock is needed. It owns the memory of all operations in
@@ -354,88 +351,6 @@ impl CompletionQueue {
         Failure { kind: None, operation: None, token: 0, error }
     }
 
-    #[cold]
-    fn read_failure(&mut self) -> Option<Failure> {
-        // Newer libraries append fields: leave them room.
-        #[repr(C)]
-        struct Roomy {
-            entry: sys::fi_cq_err_entry,
-            room: [u64; 8],
-        }
-        // SAFETY: all bytes zero is a valid entry.
-        let mut roomy: Roomy = unsafe { std::mem::zeroed() };
-        let queue = self.shared.handle.as_ptr();
-        // SAFETY: the entry is at least as large as the version we speak has it.
-        let got = unsafe { sys::fi_cq_readerr(queue, &mut roomy.entry, 0) };
-        if got == -(sys::FI_EAGAIN as isize) || got == 0 {
-            return None;
-        }
-        if got < 0 {
-            return Some(self.unsolicited(Error::from_code("fi_cq_readerr", got as i64)));
-        }
-        let entry = &roomy.entry;
-        let text = self.failure_text(entry);
-        let (code, provider_code, context, olen) =
-            (entry.err, entry.prov_errno, entry.op_context, entry.olen);
-        let flags = entry.flags;
-        let blame = |domain: &Domain, operation| {
-            let mut error = Error::from_code(operation, i64::from(code))
-                .with_provider_text(provider_code, text.clone());
-            if error.kind() == ErrorKind::Truncated {
-                error = error.with_detail(format!("{olen} bytes did not fit the buffer"));
-            }
-            domain.blame(error)
-        };
-        let domain = self.shared.domain.clone();
-        let Some(slot) = self.table().by_context(context) else {
-            return Some(self.unsolicited(blame(&domain, "progress")));
-        };
-        let abandoned = slot.state == State::Abandoned;
-        let (index, kind, token) = (slot.index, slot.kind, slot.token);
-        let operation = OperationId { index, generation: slot.generation };
-        let name = match kind {
-            CompletionKind::Send => "fi_send",
-            CompletionKind::Receive => "fi_recv",
-            CompletionKind::Write => "fi_write",
-            CompletionKind::Read => "fi_read",
-            CompletionKind::Atomic => "fi_atomic",
-            CompletionKind::RemoteWrite => "fi_writedata",
-        };
-        let ends = !slot.lasting || flags & sys::FI_MULTI_RECV != 0 || code == sys::FI_ECANCELED;
-        if ends {
-            self.table().release(index);
-        }
-        (!abandoned).then(|| Failure {
-            kind: Some(kind),
-            operation: Some(operation),
-            token,
-            error: blame(&domain, name),
-        })
-    }
-
-    /// The provider's own words for a failure. Layered providers look for them
-    /// through an endpoint of the queue, and crash if there is none left: so one
-    /// is held open meanwhile, or the question is not asked.
-    fn failure_text(&self, entry: &sys::fi_cq_err_entry) -> Option<String> {
-        let _open = self.members.iter().find_map(|member| {
-            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
-            endpoint.is_some().then_some(endpoint)
-        })?;
-        let mut buffer = [0_u8; 256];
-        // SAFETY: the entry was just read, the buffer's length is passed, and an
-        // endpoint of the queue is open.
-        unsafe {
-            let text = sys::fcs_cq_strerror(
-                self.shared.handle.as_ptr(),
-                entry.prov_errno,
-                entry.err_data,
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-            );
-            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
-        }
-    }
-
     /// Releases what endpoints that are closed left behind.
     #[cold]
     fn sweep(&mut self) {
@@ -468,153 +383,6 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits for the next outcome, in the way the queue was opened with.
-    ///
-    /// # Errors
-    /// A failed operation; or, without an operation, `DeadlineExceeded`.
-    pub fn wait(&mut self, timeout: Duration) -> Outcome {
-        if let Some(outcome) = self.ready.pop_front() {
-            return outcome;
-        }
-        self.wait_fresh(&Deadline::after(timeout), timeout)
-    }
-
-    fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
-        let spin_end = match self.waiting {
-            Waiting::Busy => None,
-            Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
-            Waiting::Block => Some(Instant::now()),
-        };
-        let mut backoff = Backoff::sleeping();
-        let mut fruitless = 0_u32;
-        let mut looks = 0_u32;
-        loop {
-            if let Some(outcome) = self.poll_fresh() {
-                return outcome;
-            }
-            looks = looks.wrapping_add(1);
-            // The clock costs as much as a look: read it every eighth time.
-            if !looks.is_multiple_of(8) && self.waiting != Waiting::Block {
-                std::hint::spin_loop();
-                continue;
-            }
-            if deadline.has_passed() {
-                return Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    "waiting for completions",
-                    format!(
-                        "nothing within {timeout:?}; {} operations are in flight",
-                        self.in_flight()
-                    ),
-                ))));
-            }
-            if spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(deadline, &mut backoff, &mut fruitless);
-            }
-        }
-    }
-
-    /// Sleeps until there may be something to read, for a bounded while.
-    ///
-    /// `fruitless` counts wake-ups in a row that brought nothing: some providers
-    /// refuse to let us sleep, or keep their descriptor readable, for as long as a
-    /// connection is open. Then pauses are better than a loop around `poll`.
-    fn sleep(&mut self, deadline: &Deadline, backoff: &mut Backoff, fruitless: &mut u32) {
-        let Some(fd) = self.wait_fd else {
-            backoff.pause(deadline);
-            return;
-        };
-        *fruitless += 1;
-        if *fruitless > 8 {
-            backoff.pause(deadline);
-            return;
-        }
-        let fabric = self.shared.domain.fabric().as_ptr();
-        let mut fid = self.shared.handle.as_fid();
-        // SAFETY: one live object. Sleeping without this call's permission can
-        // miss what arrived before.
-        let code = unsafe { sys::fcs_trywait(fabric, &mut fid, 1) };
-        if code != 0 {
-            // -FI_EAGAIN: there is something to do first.
-            std::thread::yield_now();
-            return;
-        }
-        let left = deadline.left().min(LONGEST_SLEEP);
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let milliseconds = left.as_millis().max(1) as i32;
-        // SAFETY: one valid entry; the descriptor belongs to the queue.
-        if unsafe { libc::poll(&mut poll, 1, milliseconds) } == 0 {
-            *fruitless = 0;
-        }
-    }
-
-    /// Waits for one operation; outcomes of others stay for [`poll`](Self::poll).
-    ///
-    /// If the deadline passes the operation is given up as by
-    /// [`abandon`](Self::abandon).
-    ///
-    /// # Errors
-    /// Why the operation failed; `DeadlineExceeded`; `InvalidArgument` if it is
-    /// not in flight.
-    pub fn complete(&mut self, operation: OperationId, timeout: Duration) -> Result<Completion> {
-        let is_it = |outcome: &Outcome| {
-            let id = match outcome {
-                Ok(completion) => completion.operation,
-                Err(failure) => failure.operation,
-            };
-            id == Some(operation)
-        };
-        if let Some(at) = self.ready.iter().position(is_it) {
-            return match self.ready.remove(at) {
-                Some(outcome) => outcome.map_err(Error::from),
-                None => Err(Error::new(ErrorKind::Other, "complete", "lost outcome")),
-            };
-        }
-        if self.table().by_id(operation).is_none() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "waiting for an operation",
-                "it is not in flight: its outcome was already handed out",
-            ));
-        }
-        let deadline = Deadline::after(timeout);
-        loop {
-            let outcome = self.wait_fresh(&deadline, timeout);
-            if is_it(&outcome) {
-                return outcome.map_err(Error::from);
-            }
-            let late = matches!(&outcome, Err(f) if f.operation.is_none()
-                && f.error.kind() == ErrorKind::DeadlineExceeded && deadline.has_passed());
-            if late {
-                self.abandon(operation);
-                return outcome.map_err(Error::from);
-            }
-            self.ready.push_back(outcome);
-        }
-    }
-
-    /// Stops waiting for an operation. A receive is cancelled. What is on the
-    /// wire cannot be called back: its memory is quarantined, that is kept until
-    /// the provider completes it or its endpoint is closed. Its outcome will not
-    /// be reported.
-    pub fn abandon(&mut self, operation: OperationId) {
-        let Some(slot) = self.table().by_id(operation) else {
-            return;
-        };
-        let (member, kind, context) = (slot.member, slot.kind, slot.context());
-        self.table().abandon(operation.index);
-        if kind == CompletionKind::Receive
-            && let Some(member) = self.members.get(member as usize)
-        {
-            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(endpoint) = *endpoint {
-                // SAFETY: the endpoint is not closed while its lock is held; the
-                // context is a slot in flight. A refusal leaves it quarantined.
-                unsafe { sys::fcs_cancel(endpoint as *mut sys::fid, context) };
-            }
-        }
-    }
-
     /// Operations that were posted and have not completed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -625,68 +393,6 @@ impl CompletionQueue {
     #[must_use]
     pub fn quarantined(&self) -> usize {
         self.table.as_ref().map_or(0, |t| t.abandoned())
-    }
-
-    /// How waiting is done: `busy`, `fd` (sleeps on the provider's descriptor) or
-    /// `pauses` (the provider has none).
-    #[must_use]
-    pub fn waiting_form(&self) -> &'static str {
-        match (self.waiting, self.wait_fd) {
-            (Waiting::Busy, _) => "busy",
-            (_, Some(_)) => "fd",
-            (_, None) => "pauses",
-        }
-    }
-
-    /// The file descriptor to sleep on from an event loop of the caller's own,
-    /// where there is one. Call [`may_sleep`](Self::may_sleep) right before.
-    #[must_use]
-    pub fn wait_descriptor(&self) -> Option<RawFd> {
-        self.wait_fd
-    }
-
-    /// May the caller sleep on the descriptor now, or is there work to poll for?
-    pub fn may_sleep(&mut self) -> bool {
-        let fabric = self.shared.domain.fabric().as_ptr();
-        let mut fid = self.shared.handle.as_fid();
-        // SAFETY: one live object.
-        self.ready.is_empty()
-            && self.next >= self.filled
-            && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
-    }
-
-    /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome.
-    ///
-    /// # Errors
-    /// A failed operation; `DeadlineExceeded`; `NotSupported` for a queue that
-    /// cannot sleep.
-    pub fn sleep_read(&mut self, timeout: Duration) -> Outcome {
-        if let Some(outcome) = self.poll() {
-            return outcome;
-        }
-        if self.wait_fd.is_none() {
-            return Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                ErrorKind::NotSupported,
-                "fi_cq_sread",
-                "the queue has no wait object",
-            ))));
-        }
-        let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        let buffer = self.buffer();
-        // SAFETY: room for BATCH entries.
-        let got = unsafe {
-            sys::fi_cq_sread(self.shared.handle.as_ptr(), buffer, BATCH, ptr::null(), milliseconds)
-        };
-        self.next = 0;
-        self.fill(usize::try_from(got).unwrap_or(0));
-        self.sources.fill(sys::FI_ADDR_UNSPEC);
-        self.poll_fresh().unwrap_or_else(|| {
-            Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                ErrorKind::DeadlineExceeded,
-                "fi_cq_sread",
-                format!("nothing within {timeout:?}"),
-            ))))
-        })
     }
 
     /// Wakes another thread that sleeps in this queue (`fi_cq_signal`).

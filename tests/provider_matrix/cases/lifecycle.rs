@@ -2,8 +2,7 @@
 
 use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, EventQueue,
-    HostMemory, Listener,
-    failed_closes,
+    HostMemory, Listener, failed_closes,
 };
 
 use super::Case;

@@ -1,0 +1,397 @@
+//! Asking the providers for offers (`fi_getinfo`).
+#![allow(unsafe_code)]
+
+use std::ffi::CString;
+use std::os::raw::c_char;
+use std::ptr::{self, NonNull};
+
+use libfabric_sys as sys;
+
+use crate::capabilities::{EndpointKind, Progress, Threading};
+use crate::error::{Error, ErrorKind, Result};
+use crate::flags::{Caps, Mode, MrMode, Order};
+use crate::offer::{Info, Offer};
+use crate::version::Version;
+
+/// A question to `fi_getinfo`. What is not set is left to the providers.
+///
+/// ```
+/// use fabric::{Caps, EndpointKind, Query};
+/// let offers = Query::new(EndpointKind::Rdm)
+///     .caps(Caps::MESSAGE | Caps::RMA)
+///     .source("127.0.0.1")
+///     .offers()?;
+/// assert!(offers.iter().all(|o| o.capabilities().endpoint == EndpointKind::Rdm));
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Query {
+    kind: EndpointKind,
+    caps: Caps,
+    mr_mode: MrMode,
+    required_order: Option<Order>,
+    provider: Option<String>,
+    domain: Option<String>,
+    fabric: Option<String>,
+    source: Option<(String, Option<String>)>,
+    destination: Option<(String, Option<String>)>,
+    threading: Threading,
+    progress: Option<Progress>,
+    transmit_depth: usize,
+    receive_depth: usize,
+    version: Version,
+}
+
+impl Query {
+    /// Endpoints of this kind, for messages and one-sided transfers.
+    #[must_use]
+    pub fn new(kind: EndpointKind) -> Self {
+        let caps = match kind {
+            EndpointKind::Datagram => Caps::MESSAGE,
+            EndpointKind::Rdm | EndpointKind::Msg => Caps::MESSAGE | Caps::RMA,
+        };
+        Self {
+            kind,
+            caps,
+            mr_mode: MrMode::OBEYED,
+            required_order: None,
+            provider: None,
+            domain: None,
+            fabric: None,
+            source: None,
+            destination: None,
+            threading: Threading::Safe,
+            progress: None,
+            transmit_depth: 0,
+            receive_depth: 0,
+            version: Version::spoken(),
+        }
+    }
+
+    /// Capabilities that every offer must have.
+    #[must_use]
+    pub fn caps(mut self, caps: Caps) -> Self {
+        self.caps = caps;
+        self
+    }
+
+    /// Registration demands that the caller is prepared to obey. The default is
+    /// all that this library obeys; narrowing it narrows the offers. The
+    /// deprecated [`MrMode::BASIC`] and [`MrMode::SCALABLE`] stand alone.
+    #[must_use]
+    pub fn mr_mode(mut self, mode: MrMode) -> Self {
+        self.mr_mode = mode;
+        self
+    }
+
+    /// Ordering that every offer must promise. By default write-after-write and
+    /// send-after-write are asked for where a provider has them, and offers
+    /// without any order are listed too.
+    #[must_use]
+    pub fn order(mut self, order: Order) -> Self {
+        self.required_order = Some(order);
+        self
+    }
+
+    /// Only this provider, by its exact name with layers (`tcp;ofi_rxm`).
+    #[must_use]
+    pub fn provider(mut self, name: impl Into<String>) -> Self {
+        self.provider = Some(name.into());
+        self
+    }
+
+    /// Only this domain (device or interface).
+    #[must_use]
+    pub fn domain(mut self, name: impl Into<String>) -> Self {
+        self.domain = Some(name.into());
+        self
+    }
+
+    /// Only this fabric (network).
+    #[must_use]
+    pub fn fabric(mut self, name: impl Into<String>) -> Self {
+        self.fabric = Some(name.into());
+        self
+    }
+
+    /// Bind to this local address or host name.
+    #[must_use]
+    pub fn source(mut self, node: impl Into<String>) -> Self {
+        self.source = Some((node.into(), None));
+        self
+    }
+
+    /// Bind to this local address and port.
+    #[must_use]
+    pub fn source_service(mut self, node: impl Into<String>, service: impl Into<String>) -> Self {
+        self.source = Some((node.into(), Some(service.into())));
+        self
+    }
+
+    /// Reach this address and port.
+    #[must_use]
+    pub fn destination(mut self, node: impl Into<String>, service: impl Into<String>) -> Self {
+        self.destination = Some((node.into(), Some(service.into())));
+        self
+    }
+
+    /// Who moves data, where it matters.
+    #[must_use]
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.progress = Some(progress);
+        self
+    }
+
+    /// Operations that can be outstanding, where the default is too small.
+    #[must_use]
+    pub fn depths(mut self, transmit: usize, receive: usize) -> Self {
+        self.transmit_depth = transmit;
+        self.receive_depth = receive;
+        self
+    }
+
+    /// Asks the library to speak this version of its interface instead of the
+    /// newest common one.
+    #[must_use]
+    pub fn version(mut self, version: Version) -> Self {
+        self.version = version;
+        self
+    }
+
+    /// Drops the provider's locks: fewer nanoseconds per call, and nobody who
+    /// checks. `docs/threading.md` has the measurement.
+    ///
+    /// # Safety
+    /// All objects of a domain that is opened from such an offer (queues,
+    /// endpoints, regions, address vectors, and the domain itself) must be used,
+    /// and dropped, by one thread at a time as the level demands.
+    #[must_use]
+    pub unsafe fn threading(mut self, level: Threading) -> Self {
+        self.threading = level;
+        self
+    }
+
+    /// Asks all providers.
+    ///
+    /// # Errors
+    /// `NoProvider` if nothing matches, `VersionMismatch` if the library cannot
+    /// speak the version asked for.
+    pub fn offers(&self) -> Result<Vec<Offer>> {
+        if self.version > Version::running() {
+            return Err(Error::new(
+                ErrorKind::VersionMismatch,
+                "fi_getinfo",
+                format!(
+                    "version {} was asked for, the library that is loaded speaks {}",
+                    self.version,
+                    Version::running()
+                ),
+            ));
+        }
+        let wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
+        let mut lists = Vec::new();
+        match self.required_order {
+            Some(order) => lists.push(self.ask(order, self.caps)),
+            // A provider may give up all ordering unless some is hinted, and
+            // one that has none is not listed when it is.
+            None => {
+                lists.push(self.ask(wanted, self.caps));
+                lists.push(self.ask(Order::empty(), self.caps));
+            }
+        }
+        let mut offers: Vec<Offer> = Vec::new();
+        let mut failure = None;
+        for list in lists {
+            match list {
+                Ok(list) => {
+                    for offer in list {
+                        if !offers.iter().any(|known| known.is_same_place(&offer)) {
+                            offers.push(offer);
+                        }
+                    }
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        // Reach is reported only by some; which providers still answer when
+        // other machines are asked for is a fact.
+        let far = self
+            .ask(self.required_order.unwrap_or_default(), self.caps | Caps::REMOTE_COMMUNICATION)
+            .unwrap_or_default();
+        for offer in &mut offers {
+            let reaches = far.iter().any(|f| f.is_same_place(offer));
+            offer.set_reach(reaches);
+        }
+        if offers.is_empty() {
+            let error = failure
+                .unwrap_or_else(|| Error::from_code("fi_getinfo", i64::from(sys::FI_ENODATA)));
+            return Err(self.explain_nothing(error));
+        }
+        Ok(offers)
+    }
+
+    /// The first offer, for those who asked precisely.
+    ///
+    /// # Errors
+    /// As [`offers`](Self::offers).
+    pub fn first(&self) -> Result<Offer> {
+        Ok(self.offers()?.remove(0))
+    }
+
+    fn explain_nothing(&self, error: Error) -> Error {
+        let mut what = format!(
+            "no {:?} endpoint with {}",
+            self.kind,
+            crate::flags::names(&self.caps).join(", ")
+        );
+        if let Some(provider) = &self.provider {
+            what.push_str(&format!(" from provider \"{provider}\""));
+        }
+        if let Some((node, _)) = &self.source {
+            what.push_str(&format!(" bound to {node}"));
+        }
+        if let Some(order) = self.required_order {
+            what.push_str(&format!(" that promises {}", crate::flags::names(&order).join(", ")));
+        }
+        if let Ok(filter) = std::env::var("FI_PROVIDER") {
+            what.push_str(&format!(" (FI_PROVIDER={filter} is set and filters all offers)"));
+        }
+        error.with_detail(what)
+    }
+
+    fn ask(&self, order: Order, caps: Caps) -> Result<Vec<Offer>> {
+        let hints = Hints::new(self, order, caps)?;
+        let (node, service, flags) = match (&self.source, &self.destination) {
+            (Some((node, service)), _) => (Some(node), service.as_ref(), sys::FI_SOURCE),
+            (None, Some((node, service))) => (Some(node), service.as_ref(), 0),
+            (None, None) => (None, None, 0),
+        };
+        let node = node.map(|n| c_string("node", n)).transpose()?;
+        let service = service.map(|s| c_string("service", s)).transpose()?;
+        let pointer = |s: &Option<CString>| s.as_ref().map_or(ptr::null(), |s| s.as_ptr());
+        let mut list: *mut sys::fi_info = ptr::null_mut();
+        // SAFETY: all pointers are valid for the call or null; `list` receives a
+        // list that is ours and is freed below.
+        let code = unsafe {
+            sys::fi_getinfo(
+                self.version.packed(),
+                pointer(&node),
+                pointer(&service),
+                flags,
+                hints.info.as_ptr(),
+                &mut list,
+            )
+        };
+        Error::check("fi_getinfo", i64::from(code))?;
+        let mut offers = Vec::new();
+        let mut entry = list;
+        while !entry.is_null() {
+            // SAFETY: `entry` is an element of the list returned above.
+            let next = unsafe { (*entry).next };
+            // SAFETY: as above; fi_dupinfo copies a single element.
+            if let Some(info) = NonNull::new(unsafe { sys::fi_dupinfo(entry) }) {
+                let offer = Offer::adopt(Info(info), self.threading);
+                let exact = self
+                    .provider
+                    .as_ref()
+                    .is_none_or(|name| *name == offer.capabilities().provider);
+                if exact {
+                    offers.push(offer);
+                }
+            }
+            entry = next;
+        }
+        // SAFETY: the list came from fi_getinfo and nothing points into it any more.
+        unsafe { sys::fi_freeinfo(list) };
+        Ok(offers)
+    }
+}
+
+fn c_string(what: &'static str, text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidArgument,
+            "fi_getinfo",
+            format!("the {what} contains a zero byte"),
+        )
+    })
+}
+
+struct Hints {
+    info: Info,
+}
+
+impl Hints {
+    fn new(query: &Query, order: Order, caps: Caps) -> Result<Self> {
+        // SAFETY: fi_dupinfo(NULL) allocates an empty element of the library's own size.
+        let info = NonNull::new(unsafe { sys::fi_dupinfo(ptr::null()) })
+            .map(Info)
+            .ok_or_else(|| Error::from_code("fi_allocinfo", i64::from(sys::FI_ENOMEM)))?;
+        let kind = match query.kind {
+            EndpointKind::Rdm => sys::FI_EP_RDM,
+            EndpointKind::Msg => sys::FI_EP_MSG,
+            EndpointKind::Datagram => sys::FI_EP_DGRAM,
+        };
+        let mut mr_mode = query.mr_mode;
+        let mut mode = Mode::CONTEXT | Mode::CONTEXT2 | Mode::RX_CQ_DATA;
+        if mr_mode == MrMode::BASIC {
+            mode |= Mode::LOCAL_MR;
+        } else if !caps.contains(Caps::DEVICE_MEMORY) {
+            mr_mode.remove(MrMode::HMEM);
+        }
+        if !caps.contains(Caps::COLLECTIVE) {
+            mr_mode.remove(MrMode::COLLECTIVE);
+        }
+        // SAFETY: the element and all its attribute structures were just allocated
+        // by the library and are ours alone; strings are allocated with strdup,
+        // as fi_freeinfo expects.
+        unsafe {
+            let raw = &mut *info.as_ptr();
+            raw.caps = caps.bits();
+            raw.mode = mode.bits();
+            (*raw.ep_attr).type_ = kind;
+            let domain = &mut *raw.domain_attr;
+            domain.mr_mode = mr_mode.bits();
+            domain.threading = threading_number(query.threading);
+            if let Some(progress) = query.progress {
+                let number = match progress {
+                    Progress::Automatic => sys::FI_PROGRESS_AUTO,
+                    Progress::Manual => sys::FI_PROGRESS_MANUAL,
+                };
+                domain.control_progress = number;
+                sys::fcs_set_data_progress(domain, number as i32);
+            }
+            (*raw.tx_attr).msg_order = order.bits();
+            (*raw.rx_attr).msg_order = order.bits();
+            (*raw.tx_attr).size = query.transmit_depth;
+            (*raw.rx_attr).size = query.receive_depth;
+            let fabric = &mut *raw.fabric_attr;
+            if let Some(name) = &query.provider {
+                fabric.prov_name = strdup("provider", name)?;
+            }
+            if let Some(name) = &query.fabric {
+                fabric.name = strdup("fabric", name)?;
+            }
+            if let Some(name) = &query.domain {
+                domain.name = strdup("domain", name)?;
+            }
+        }
+        Ok(Self { info })
+    }
+}
+
+fn strdup(what: &'static str, text: &str) -> Result<*mut c_char> {
+    let text = c_string(what, text)?;
+    // SAFETY: a terminated string; the copy is owned by the fi_info it is put into.
+    Ok(unsafe { libc::strdup(text.as_ptr()) })
+}
+
+pub(crate) fn threading_number(level: Threading) -> u32 {
+    match level {
+        Threading::Safe => sys::FI_THREAD_SAFE,
+        Threading::Object => sys::FI_THREAD_FID,
+        Threading::Domain => sys::FI_THREAD_DOMAIN,
+        Threading::Completion => sys::FI_THREAD_COMPLETION,
+        Threading::Endpoint => sys::FI_THREAD_ENDPOINT,
+    }
+}

@@ -1,0 +1,96 @@
+//! Reading what failed.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::sync::PoisonError;
+
+use libfabric_sys as sys;
+
+use super::table::State;
+use super::{CompletionKind, CompletionQueue, Failure, OperationId};
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind};
+
+impl CompletionQueue {
+    #[cold]
+    pub(super) fn read_failure(&mut self) -> Option<Failure> {
+        // Newer libraries append fields: leave them room.
+        #[repr(C)]
+        struct Roomy {
+            entry: sys::fi_cq_err_entry,
+            room: [u64; 8],
+        }
+        // SAFETY: all bytes zero is a valid entry.
+        let mut roomy: Roomy = unsafe { std::mem::zeroed() };
+        let queue = self.shared.handle.as_ptr();
+        // SAFETY: the entry is at least as large as the version we speak has it.
+        let got = unsafe { sys::fi_cq_readerr(queue, &mut roomy.entry, 0) };
+        if got == -(sys::FI_EAGAIN as isize) || got == 0 {
+            return None;
+        }
+        if got < 0 {
+            return Some(self.unsolicited(Error::from_code("fi_cq_readerr", got as i64)));
+        }
+        let entry = &roomy.entry;
+        let text = self.failure_text(entry);
+        let (code, provider_code, context, olen) =
+            (entry.err, entry.prov_errno, entry.op_context, entry.olen);
+        let flags = entry.flags;
+        let blame = |domain: &Domain, operation| {
+            let mut error = Error::from_code(operation, i64::from(code))
+                .with_provider_text(provider_code, text.clone());
+            if error.kind() == ErrorKind::Truncated {
+                error = error.with_detail(format!("{olen} bytes did not fit the buffer"));
+            }
+            domain.blame(error)
+        };
+        let domain = self.shared.domain.clone();
+        let Some(slot) = self.table().by_context(context) else {
+            return Some(self.unsolicited(blame(&domain, "progress")));
+        };
+        let abandoned = slot.state == State::Abandoned;
+        let (index, kind, token) = (slot.index, slot.kind, slot.token);
+        let operation = OperationId { index, generation: slot.generation };
+        let name = match kind {
+            CompletionKind::Send => "fi_send",
+            CompletionKind::Receive => "fi_recv",
+            CompletionKind::Write => "fi_write",
+            CompletionKind::Read => "fi_read",
+            CompletionKind::Atomic => "fi_atomic",
+            CompletionKind::RemoteWrite => "fi_writedata",
+        };
+        let ends = !slot.lasting || flags & sys::FI_MULTI_RECV != 0 || code == sys::FI_ECANCELED;
+        if ends {
+            self.table().release(index);
+        }
+        (!abandoned).then(|| Failure {
+            kind: Some(kind),
+            operation: Some(operation),
+            token,
+            error: blame(&domain, name),
+        })
+    }
+
+    /// The provider's own words for a failure. Layered providers look for them
+    /// through an endpoint of the queue, and crash if there is none left: so one
+    /// is held open meanwhile, or the question is not asked.
+    fn failure_text(&self, entry: &sys::fi_cq_err_entry) -> Option<String> {
+        let _open = self.members.iter().find_map(|member| {
+            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            endpoint.is_some().then_some(endpoint)
+        })?;
+        let mut buffer = [0_u8; 256];
+        // SAFETY: the entry was just read, the buffer's length is passed, and an
+        // endpoint of the queue is open.
+        unsafe {
+            let text = sys::fcs_cq_strerror(
+                self.shared.handle.as_ptr(),
+                entry.prov_errno,
+                entry.err_data,
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+            );
+            (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Waiting for completions.
+#![allow(unsafe_code)]
+
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use libfabric_sys as sys;
+
+use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Outcome};
+use crate::error::{Error, ErrorKind, Result};
+use crate::waiting::{Backoff, Deadline, Waiting};
+
+/// Longest uninterrupted sleep on a file descriptor: providers with several
+/// layers have been seen to lose a wake-up.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+
+impl CompletionQueue {
+    /// Waits for the next outcome, in the way the queue was opened with.
+    ///
+    /// # Errors
+    /// A failed operation; or, without an operation, `DeadlineExceeded`.
+    pub fn wait(&mut self, timeout: Duration) -> Outcome {
+        if let Some(outcome) = self.ready.pop_front() {
+            return outcome;
+        }
+        self.wait_fresh(&Deadline::after(timeout), timeout)
+    }
+
+    fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
+        let spin_end = match self.waiting {
+            Waiting::Busy => None,
+            Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
+            Waiting::Block => Some(Instant::now()),
+        };
+        let mut backoff = Backoff::sleeping();
+        let mut fruitless = 0_u32;
+        let mut looks = 0_u32;
+        loop {
+            if let Some(outcome) = self.poll_fresh() {
+                return outcome;
+            }
+            looks = looks.wrapping_add(1);
+            // The clock costs as much as a look: read it every eighth time.
+            if !looks.is_multiple_of(8) && self.waiting != Waiting::Block {
+                std::hint::spin_loop();
+                continue;
+            }
+            if deadline.has_passed() {
+                return Err(self.unsolicited(self.shared.domain.blame(Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "waiting for completions",
+                    format!(
+                        "nothing within {timeout:?}; {} operations are in flight",
+                        self.in_flight()
+                    ),
+                ))));
+            }
+            if spin_end.is_some_and(|end| Instant::now() >= end) {
+                self.sleep(deadline, &mut backoff, &mut fruitless);
+            }
+        }
+    }
+
+    /// Sleeps until there may be something to read, for a bounded while.
+    ///
+    /// `fruitless` counts wake-ups in a row that brought nothing: some providers
+    /// refuse to let us sleep, or keep their descriptor readable, for as long as a
+    /// connection is open. Then pauses are better than a loop around `poll`.
+    fn sleep(&mut self, deadline: &Deadline, backoff: &mut Backoff, fruitless: &mut u32) {
+        let Some(fd) = self.wait_fd else {
+            backoff.pause(deadline);
+            return;
+        };
+        *fruitless += 1;
+        if *fruitless > 8 {
+            backoff.pause(deadline);
+            return;
+        }
+        let fabric = self.shared.domain.fabric().as_ptr();
+        let mut fid = self.shared.handle.as_fid();
+        // SAFETY: one live object. Sleeping without this call's permission can
+        // miss what arrived before.
+        let code = unsafe { sys::fcs_trywait(fabric, &mut fid, 1) };
+        if code != 0 {
+            // -FI_EAGAIN: there is something to do first.
+            std::thread::yield_now();
+            return;
+        }
+        let left = deadline.left().min(LONGEST_SLEEP);
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let milliseconds = left.as_millis().max(1) as i32;
+        // SAFETY: one valid entry; the descriptor belongs to the queue.
+        if unsafe { libc::poll(&mut poll, 1, milliseconds) } == 0 {
+            *fruitless = 0;
+        }
+    }
+
+    /// Waits for one operation; outcomes of others stay for [`poll`](Self::poll).
+    ///
+    /// If the deadline passes the operation is given up as by
+    /// [`abandon`](Self::abandon).
+    ///
+    /// # Errors
+    /// Why the operation failed; `DeadlineExceeded`; `InvalidArgument` if it is
+    /// not in flight.
+    pub fn complete(&mut self, operation: OperationId, timeout: Duration) -> Result<Completion> {
+        let is_it = |outcome: &Outcome| {
+            let id = match outcome {
+                Ok(completion) => completion.operation,
+                Err(failure) => failure.operation,
+            };
+            id == Some(operation)
+        };
+        if let Some(at) = self.ready.iter().position(is_it) {
+            return match self.ready.remove(at) {
+                Some(outcome) => outcome.map_err(Error::from),
+                None => Err(Error::new(ErrorKind::Other, "complete", "lost outcome")),
+            };
+        }
+        if self.table().by_id(operation).is_none() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "waiting for an operation",
+                "it is not in flight: its outcome was already handed out",
+            ));
+        }
+        let deadline = Deadline::after(timeout);
+        loop {
+            let outcome = self.wait_fresh(&deadline, timeout);
+            if is_it(&outcome) {
+                return outcome.map_err(Error::from);
+            }
+            let late = matches!(&outcome, Err(f) if f.operation.is_none()
+                && f.error.kind() == ErrorKind::DeadlineExceeded && deadline.has_passed());
+            if late {
+                self.abandon(operation);
+                return outcome.map_err(Error::from);
+            }
+            self.ready.push_back(outcome);
+        }
+    }
+
+    /// Stops waiting for an operation. A receive is cancelled. What is on the
+    /// wire cannot be called back: its memory is quarantined, that is kept until
+    /// the provider completes it or its endpoint is closed. Its outcome will not
+    /// be reported.
+    pub fn abandon(&mut self, operation: OperationId) {
+        let Some(slot) = self.table().by_id(operation) else {
+            return;
+        };
+        let (member, kind, context) = (slot.member, slot.kind, slot.context());
+        self.table().abandon(operation.index);
+        if kind == CompletionKind::Receive
+            && let Some(member) = self.members.get(member as usize)
+        {
+            let endpoint = member.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(endpoint) = *endpoint {
+                // SAFETY: the endpoint is not closed while its lock is held; the
+                // context is a slot in flight. A refusal leaves it quarantined.
+                unsafe { sys::fcs_cancel(endpoint as *mut sys::fid, context) };
+            }
+        }
+    }
+
+    /// How waiting is done: `busy`, `fd` (sleeps on the provider's descriptor) or
+    /// `pauses` (the provider has none).
+    #[must_use]
+    pub fn waiting_form(&self) -> &'static str {
+        match (self.waiting, self.wait_fd) {
+            (Waiting::Busy, _) => "busy",
+            (_, Some(_)) => "fd",
+            (_, None) => "pauses",
+        }
+    }
+
+    /// The file descriptor to sleep on from an event loop of the caller's own,
+    /// where there is one. Call [`may_sleep`](Self::may_sleep) right before.
+    #[must_use]
+    pub fn wait_descriptor(&self) -> Option<RawFd> {
+        self.wait_fd
+    }
+
+    /// May the caller sleep on the descriptor now, or is there work to poll for?
+    pub fn may_sleep(&mut self) -> bool {
+        let fabric = self.shared.domain.fabric().as_ptr();
+        let mut fid = self.shared.handle.as_fid();
+        // SAFETY: one live object.
+        self.ready.is_empty()
+            && self.next >= self.filled
+            && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
+    }
+
+    /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome.
+    ///
+    /// # Errors
+    /// A failed operation; `DeadlineExceeded`; `NotSupported` for a queue that
+    /// cannot sleep.
+    pub fn sleep_read(&mut self, timeout: Duration) -> Outcome {
+        if let Some(outcome) = self.poll() {
+            return outcome;
+        }
+        if self.wait_fd.is_none() {
+            return Err(self.unsolicited(self.shared.domain.blame(Error::new(
+                ErrorKind::NotSupported,
+                "fi_cq_sread",
+                "the queue has no wait object",
+            ))));
+        }
+        let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        let buffer = self.buffer();
+        // SAFETY: room for BATCH entries.
+        let got = unsafe {
+            sys::fi_cq_sread(self.shared.handle.as_ptr(), buffer, BATCH, ptr::null(), milliseconds)
+        };
+        self.next = 0;
+        self.fill(usize::try_from(got).unwrap_or(0));
+        self.sources.fill(sys::FI_ADDR_UNSPEC);
+        self.poll_fresh().unwrap_or_else(|| {
+            Err(self.unsolicited(self.shared.domain.blame(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "fi_cq_sread",
+                format!("nothing within {timeout:?}"),
+            ))))
+        })
+    }
+}
