@@ -1,1 +1,25 @@
-//! Fabricast
+//! Fabricast moves GPU and host memory between processes and machines over
+//! whatever fabric is there, and lets any number of subscribers read one copy of
+//! it.
+//!
+//! It is a house of several rooms, each a crate that can be used by itself; this
+//! one gathers them and adds the command `fabricast`. The rooms that exist now:
+//!
+//! - [`fabric`]: safe libfabric. Every provider (`verbs`, `tcp`, `shm`, …) is
+//!   chosen at run time, by facts and a policy, and the choice says why each
+//!   candidate was taken or refused.
+//!
+//! ```
+//! use fabricast::fabric::{EndpointKind, Need, Policy, Query, Reach, choose};
+//!
+//! let need = Need::ring(Reach::SameMachine);
+//! let (offer, choice) = choose(&Query::new(EndpointKind::Rdm), &need, &Policy::default())?;
+//! println!("{} was taken:\n{choice}", offer.capabilities().provider);
+//! # Ok::<(), fabricast::fabric::Error>(())
+//! ```
+//!
+//! On the command line `fabricast info` shows what this machine offers,
+//! `fabricast demo` moves data between two processes, and `fabricast bench`
+//! measures.
+
+pub use fabric;

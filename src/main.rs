@@ -1,2 +1,7 @@
-//! x
-fn main() {}
+//! The command `fabricast`.
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use crate::capabilities::{Capabilities, EndpointKind};
+use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, names};
 use crate::kind::MemoryKind;
@@ -230,6 +231,13 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
     provider == "verbs" && running < (Version { major: 2, minor: 2 })
 }
 
+/// Does this provider put explicit registrations into a cache that widens their
+/// rights and keeps closed regions open to peers, unless told otherwise?
+pub(crate) fn caches_registrations(provider: &str) -> bool {
+    names_provider("verbs", provider)
+        && std::env::var("FI_MR_CACHE_MAX_COUNT").map_or(true, |count| count.trim() != "0")
+}
+
 /// Judges offers. Pure: the same facts give the same verdicts. The second part
 /// of the result gives, for each candidate, its index in `offers`.
 #[must_use]
@@ -363,6 +371,20 @@ fn merits(facts: &Capabilities, need: &Need, policy: &Policy) -> Vec<(i64, Strin
     points
 }
 
+/// Judges offers as [`rank`] does; for device memory it also *tries* the best
+/// ones, since an offer of device memory is a promise of the provider, whatever
+/// the library was built with. The second part of the result gives, for each
+/// candidate, its index in `offers`.
+#[must_use]
+pub fn select(offers: &[&Offer], need: &Need, policy: &Policy) -> (Choice, Vec<usize>) {
+    let facts: Vec<&Capabilities> = offers.iter().map(|offer| offer.capabilities()).collect();
+    let (mut choice, order) = rank(&facts, need, policy);
+    if need.memory.is_device() {
+        probe_device_memory(&mut choice, &order, offers, need.memory);
+    }
+    (choice, order)
+}
+
 /// Asks all providers and takes the best offer.
 ///
 /// # Errors
@@ -388,11 +410,12 @@ pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Cho
             Err(error) => failure = failure.or(Some(error)),
         }
     }
-    let facts: Vec<&Capabilities> = offers.iter().map(Offer::capabilities).collect();
-    let (choice, order) = rank(&facts, need, policy);
-    if choice.taken().is_some() {
-        let offer = offers.swap_remove(order[0]);
-        tracing::info!(provider = %offer.capabilities().provider, domain = %offer.capabilities().domain, "provider taken");
+    let candidates: Vec<&Offer> = offers.iter().collect();
+    let (choice, order) = select(&candidates, need, policy);
+    if let Some(at) = choice.candidates.iter().position(|c| c.verdict == Verdict::Taken) {
+        let offer = offers.swap_remove(order[at]);
+        let facts = offer.capabilities();
+        tracing::info!(provider = %facts.provider, domain = %facts.domain, "provider taken");
         return Ok((offer, choice));
     }
     if choice.candidates.is_empty()
@@ -405,6 +428,33 @@ pub fn choose(query: &Query, need: &Need, policy: &Policy) -> Result<(Offer, Cho
         "choosing a provider",
         format!("all {} candidates were refused: {}", choice.candidates.len(), by_reason(&choice)),
     ))
+}
+
+/// The true test is a registration. The first candidate that passes it is taken.
+fn probe_device_memory(
+    choice: &mut Choice,
+    order: &[usize],
+    offers: &[&Offer],
+    memory: MemoryKind,
+) {
+    let mut found = false;
+    for (candidate, at) in choice.candidates.iter_mut().zip(order) {
+        if candidate.verdict == Verdict::Refused || found {
+            continue;
+        }
+        let probed = Domain::open(offers[*at]).and_then(|domain| domain.probe_memory(memory));
+        match probed {
+            Ok(()) => {
+                candidate.verdict = Verdict::Taken;
+                found = true;
+            }
+            Err(error) => {
+                candidate.verdict = Verdict::Refused;
+                candidate.score = 0;
+                candidate.reasons = vec![error.to_string()];
+            }
+        }
+    }
 }
 
 /// The providers under each reason: a machine with ten interfaces has many

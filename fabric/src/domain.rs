@@ -126,6 +126,13 @@ impl Domain {
                     .with_detail("the provider does not register memory asynchronously")
             })?;
         }
+        if crate::choice::caches_registrations(&capabilities.provider) {
+            tracing::warn!(
+                provider = %capabilities.provider,
+                "the provider's registration cache keeps closed regions open to peers; \
+                 set FI_MR_CACHE_MAX_COUNT=0 to have regions closed when they are closed"
+            );
+        }
         Ok(Self(Arc::new(DomainInner {
             handle,
             capabilities,

@@ -52,6 +52,8 @@ pub enum Event {
     RegistrationComplete {
         /// Which one: see [`PendingRegion::is_done_by`](crate::PendingRegion::is_done_by).
         number: usize,
+        /// The libfabric object the provider names: the region, or its domain.
+        object: usize,
     },
     /// Something this library did not ask for.
     Other {
@@ -245,7 +247,10 @@ unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
         sys::FI_SHUTDOWN => Event::Shutdown { endpoint: entry.head.fid as usize },
         // The context is what tells registrations apart: in place of the region's
         // fid, some providers give the domain's.
-        sys::FI_MR_COMPLETE => Event::RegistrationComplete { number: entry.head.info as usize },
+        sys::FI_MR_COMPLETE => Event::RegistrationComplete {
+            number: entry.head.info as usize,
+            object: entry.head.fid as usize,
+        },
         number => Event::Other { number },
     }
 }

@@ -66,7 +66,7 @@ mod worker;
 
 pub use address::{Address, AddressVector, Peer};
 pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
-pub use choice::{Candidate, Choice, Need, Policy, Reach, Verdict, choose, rank};
+pub use choice::{Candidate, Choice, Need, Policy, Reach, Verdict, choose, rank, select};
 pub use counter::{Counter, CounterEvents};
 pub use domain::{Domain, Fabric, probe_registration_cache};
 pub use endpoint::{

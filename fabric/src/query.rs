@@ -188,6 +188,16 @@ impl Query {
                 ),
             ));
         }
+        let alone = [MrMode::BASIC, MrMode::SCALABLE];
+        if self.mr_mode.intersects(MrMode::BASIC | MrMode::SCALABLE)
+            && !alone.contains(&self.mr_mode)
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_getinfo",
+                "the deprecated registration modes BASIC and SCALABLE stand alone",
+            ));
+        }
         let wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         let mut lists = Vec::new();
         match self.required_order {

@@ -42,6 +42,13 @@ pub const GROUPS: &[Group] = &[
         messages: false,
     },
     Group {
+        provider: "tcp;ofi_rxm;ofi_mrail",
+        kind: EndpointKind::Rdm,
+        source: None,
+        environment: &[("FI_OFI_MRAIL_ADDR", "127.0.0.1")],
+        messages: false,
+    },
+    Group {
         provider: "verbs",
         kind: EndpointKind::Msg,
         source: None,

@@ -1,6 +1,8 @@
 //! CUDA memory for the matrix, through the driver library, loaded at run time.
 //! Only what the cells need: one device, allocate, copy in and out.
 #![allow(unsafe_code)]
+// The fields' types say what the symbols are.
+#![allow(clippy::missing_transmute_annotations)]
 
 use std::ffi::CStr;
 use std::os::raw::{c_char, c_int, c_void};

@@ -339,7 +339,9 @@ impl MemoryRegion {
             capabilities.protocol,
             self.0.kind,
             self.0.access,
-            self.0.length as u64,
+            // Of several buffers, providers have been read to check, and reach, the
+            // first one only: the others are not announced.
+            self.0.contiguous as u64,
             base,
             key,
         ))

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 
-use super::host::Memory;
+use super::host::{HostMemory, Memory};
 use super::range;
 use super::region::{Extent, Keepalive, MemoryRegion};
 use crate::domain::Domain;
@@ -198,7 +198,21 @@ impl Domain {
                 ),
             )));
         }
+        if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
+            return Err(self.blame(Error::new(
+                ErrorKind::NotSupported,
+                operation,
+                "a dma-buf: the domain was not opened with Caps::DEVICE_MEMORY (FI_HMEM)",
+            )));
+        }
         range::check(operation, buffer.base as usize, buffer.length).map_err(|e| self.blame(e))?;
+        if buffer.offset > buffer.base as u64 {
+            return Err(self.blame(Error::new(
+                ErrorKind::OutOfBounds,
+                operation,
+                format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset),
+            )));
+        }
         let extent = Extent {
             base: buffer.base,
             length: buffer.length,
@@ -209,6 +223,27 @@ impl Domain {
         let (handle, enabled) =
             unsafe { self.call(&Source::DmaBuf(buffer), &extent, &options, std::ptr::null_mut())? };
         Ok(MemoryRegion::new(self.clone(), Some(handle), extent, options.access, None, enabled))
+    }
+
+    /// Can memory of this kind be registered at all, with this build of libfabric
+    /// and the runtimes that are there?
+    ///
+    /// Answers by trying: a page of host memory is registered as if it were the
+    /// device's, and closed at once; nothing is ever transferred with it. Only a
+    /// clear no counts; a provider that looks closer and objects to the page
+    /// itself has shown that it knows the device.
+    ///
+    /// # Errors
+    /// `NotSupported`, with the reason.
+    pub fn probe_memory(&self, kind: MemoryKind) -> Result<()> {
+        let page = HostMemory::zeroed(4096)?;
+        // SAFETY: the page outlives the region, which is dropped right here, and
+        // no key of it leaves this function.
+        let result = unsafe { self.register_raw(page.as_ptr(), 4096, kind, Access::ALL) };
+        match result {
+            Err(error) if error.kind() == ErrorKind::NotSupported => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Starts a registration that completes on the event queue the domain was
@@ -350,6 +385,13 @@ impl Domain {
                 "offset is reserved and must be 0",
             )));
         }
+        if options.requested_key == Some(sys::FI_KEY_NOTAVAIL) {
+            return Err(self.blame(Error::new(
+                ErrorKind::KeyUnavailable,
+                "fi_mr_regattr",
+                "this key means \"no key\" (FI_KEY_NOTAVAIL)",
+            )));
+        }
         let capabilities = self.capabilities();
         let mode = capabilities.mr_mode.modern();
         let chooses_key = !mode.contains(MrMode::PROV_KEY);
@@ -391,7 +433,9 @@ impl Domain {
                     request.dmabuf_fd = buffer.fd.as_raw_fd();
                     request.dmabuf_offset = buffer.offset;
                     request.dmabuf_len = buffer.length;
-                    request.dmabuf_base = buffer.base.cast();
+                    // libfabric wants the address of the dma-buf's own beginning.
+                    let beginning = buffer.base.wrapping_sub(buffer.offset as usize);
+                    request.dmabuf_base = beginning.cast();
                 }
             }
             let mut region = std::ptr::null_mut();
@@ -509,7 +553,11 @@ impl PendingRegion {
     /// Is this event about this registration?
     #[must_use]
     pub fn is_done_by(&self, event: &Event) -> bool {
-        matches!(event, Event::RegistrationComplete { number } if *number == self.number)
+        // The context tells registrations apart; where a provider forgets it, the
+        // event names the region itself.
+        matches!(event, Event::RegistrationComplete { number, object }
+            if *number == self.number
+                || (*number == 0 && *object == self.handle.as_fid() as usize))
     }
 
     /// Finishes, once its event was seen.

@@ -83,6 +83,7 @@ fn plain_atomics(cell: &Cell) -> Checked {
         (AtomicOperation::Minimum, 0x10, 0x10),
         (AtomicOperation::Sum, 5, 0x15),
     ];
+    let mut done = 0;
     for (operation, value, expected) in steps {
         if pair.sides[A].domain.atomic_limit(Datatype::U64, operation, AtomicForm::Plain).is_none()
         {
@@ -107,7 +108,9 @@ fn plain_atomics(cell: &Cell) -> Checked {
         }
         let got = word(&target, 0)?;
         ensure!(got == expected, "{operation:?} {value:#x} gave {got:#x}, not {expected:#x}");
+        done += 1;
     }
+    ensure!(done > 0, "atomics are offered and none is supported");
     Ok(())
 }
 

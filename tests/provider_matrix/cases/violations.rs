@@ -59,12 +59,15 @@ fn missing_rights_are_refused_before_sending(cell: &Cell) -> Checked {
     let (read_only, write_only) =
         (pair.sides[A].attach(&read_only)?, pair.sides[A].attach(&write_only)?);
     let no_source = pair.sides[A].region_for(64, Access::RECEIVE | Access::REMOTE)?;
+    let no_receive = pair.sides[A].region_for(64, Access::SEND | Access::REMOTE)?;
     let side = &mut pair.sides[A];
     let errors = [
         side.endpoint.write(&mut side.queue, side.peer, &from.all(), &read_only.all(), 0),
         side.endpoint.read(&mut side.queue, side.peer, &from.all(), &write_only.all(), 0),
         side.endpoint.write(&mut side.queue, side.peer, &no_source.all(), &write_only.all(), 0),
         side.endpoint.send(&mut side.queue, side.peer, &no_source.all(), 0),
+        side.endpoint.read(&mut side.queue, side.peer, &no_source.all(), &read_only.all(), 0),
+        side.endpoint.receive(&mut side.queue, &no_receive.all(), 0),
     ];
     for result in errors {
         let error = result.err().ok_or("it was posted")?;

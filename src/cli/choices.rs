@@ -1,0 +1,120 @@
+//! The record of a choice, for people.
+
+use fabric::{Candidate, Choice, Verdict};
+
+use super::text::wrapped;
+
+/// Every candidate with its verdict and reasons. Those that differ only in their
+/// domain or network stand in one line; the first one of them is meant where one
+/// is taken.
+pub(crate) fn print(choice: &Choice) -> String {
+    let mut groups: Vec<(&Candidate, Vec<&str>)> = Vec::new();
+    for candidate in &choice.candidates {
+        let same = groups.iter_mut().find(|(first, _)| {
+            first.provider == candidate.provider
+                && (first.verdict == Verdict::Refused) == (candidate.verdict == Verdict::Refused)
+                && first.reasons == candidate.reasons
+        });
+        match same {
+            Some((_, domains)) => domains.push(&candidate.domain),
+            None => groups.push((candidate, vec![&candidate.domain])),
+        }
+    }
+    let rows: Vec<[String; 4]> = groups
+        .iter()
+        .map(|(candidate, domains)| {
+            let score = match candidate.verdict {
+                Verdict::Refused => String::new(),
+                _ => candidate.score.to_string(),
+            };
+            [
+                verdict(&candidate.verdict).to_owned(),
+                candidate.provider.clone(),
+                join_domains(domains),
+                score,
+            ]
+        })
+        .collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let (provider, domain, score) = (width(1), width(2), width(3));
+    let mut text = String::new();
+    for ([verdict, name, domains, points], (candidate, _)) in rows.iter().zip(&groups) {
+        let first =
+            format!("  {verdict:7}  {name:provider$}  {domains:domain$}  {points:>score$}  ");
+        text.push_str(&wrapped(&first, &candidate.reasons.join("; ")));
+    }
+    if choice.candidates.is_empty() {
+        text.push_str("  there is no candidate at all\n");
+    }
+    text
+}
+
+fn verdict(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::Taken => "taken",
+        Verdict::Usable => "usable",
+        Verdict::Refused => "refused",
+    }
+}
+
+/// `lo, eth0`; what does not fit is counted.
+pub(crate) fn join_domains(domains: &[&str]) -> String {
+    const LONGEST: usize = 16;
+    let mut names: Vec<&str> = Vec::new();
+    for domain in domains {
+        if !names.contains(domain) {
+            names.push(domain);
+        }
+    }
+    let mut text = names.first().copied().unwrap_or_default().to_owned();
+    for (shown, name) in names.iter().enumerate().skip(1) {
+        if text.len() + 2 + name.len() > LONGEST {
+            text.push_str(&format!(" +{}", names.len() - shown));
+            break;
+        }
+        text.push_str(", ");
+        text.push_str(name);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(provider: &str, domain: &str, verdict: Verdict) -> Candidate {
+        Candidate {
+            provider: provider.to_owned(),
+            fabric: String::new(),
+            domain: domain.to_owned(),
+            verdict,
+            score: 12,
+            reasons: vec!["native (+20)".to_owned(), "slow (-8)".to_owned()],
+        }
+    }
+
+    #[test]
+    fn equal_candidates_share_a_line() {
+        let choice = Choice {
+            candidates: vec![
+                candidate("shm", "shm", Verdict::Taken),
+                candidate("net", "lo", Verdict::Usable),
+                candidate("net", "eth0", Verdict::Usable),
+                candidate("net", "lo", Verdict::Usable),
+            ],
+        };
+        assert_eq!(
+            print(&choice),
+            "  taken    shm  shm       12  native (+20); slow (-8)\n  \
+               usable   net  lo, eth0  12  native (+20); slow (-8)\n"
+        );
+        assert!(print(&Choice { candidates: vec![] }).contains("no candidate"));
+    }
+
+    #[test]
+    fn many_domains_are_counted() {
+        assert_eq!(join_domains(&["lo"]), "lo");
+        assert_eq!(join_domains(&["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]), "mlx5_0, mlx5_1 +2");
+        assert_eq!(join_domains(&[]), "");
+    }
+}

@@ -1,0 +1,170 @@
+//! `fabricast demo`: what Fabricast does, on this machine, in a few seconds.
+
+use std::time::Duration;
+
+use fabric::{Capabilities, Need, Policy, Reach, rank};
+
+use super::exchange::initiator;
+use super::exchange::plan::{Exchange, Local, Place, Plan, ThreadingMode, WaitingMode, all_offers};
+use super::exchange::ring::{self, Shown};
+use super::exit::{Exit, Failure};
+use super::{choices, text};
+
+/// How long each of three parts takes, for each provider.
+const TIME: Duration = Duration::from_millis(800);
+
+/// Two processes on this machine: one writes into a ring in the other's memory,
+/// over the best provider and over the best network provider. All data is
+/// checked.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// What to take: names to prefer, =NAME to require, ^NAME to deny; comma-separated
+    #[arg(long, value_name = "POLICY", default_value = "")]
+    policy: Policy,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut need = Need::ring(Reach::SameMachine);
+    // The demonstration reads the ring in the order in which it was written.
+    need.ordered = true;
+    let offers = all_offers()?;
+    let everything: Vec<&Local> = offers.iter().collect();
+    text::print(&text::wrapped(
+        "",
+        &format!(
+            "Two processes on this machine. One writes into a ring of {} MiB in the other's memory, by \
+             one-sided writes whose immediates tell of them; libfabric {} carries them.",
+            ring::CAPACITY >> 20,
+            fabric::Version::running()
+        ),
+    ))?;
+    text::print(&format!(
+        "\n{}\n",
+        text::heading("Providers that could do it, and the one that is taken:")
+    ))?;
+    let best = show(&everything, &need, &arguments.policy)?;
+
+    let networks: Vec<&Local> = offers.iter().filter(|local| local.is_network).collect();
+    if best.is_network {
+        text::print(
+            "\nThat is a network provider already: there is no other to compare it with.\n",
+        )?;
+    } else if networks.is_empty() {
+        text::print("\nNo network provider is here to compare it with.\n")?;
+    } else {
+        text::print(&format!(
+            "\n{}\n",
+            text::heading("For comparison, the best network provider, on the loopback address:")
+        ))?;
+        // A policy that requires the first one would leave nothing to compare.
+        let policy = Policy { require: Vec::new(), ..arguments.policy.clone() };
+        show(&networks, &need, &policy)?;
+    }
+    text::print("\ndemo: ok\n")
+}
+
+/// Prints the choice and runs the demonstration over what was taken; over the
+/// next best, if that turns out not to work here. Returns what it ran over.
+fn show<'a>(offers: &[&'a Local], need: &Need, policy: &Policy) -> Result<&'a Local, Failure> {
+    let facts: Vec<&Capabilities> = offers.iter().map(|local| local.offer.capabilities()).collect();
+    let (choice, order) = rank(&facts, need, policy);
+    text::print(&choices::print(&choice))?;
+    if choice.taken().is_none() {
+        return Err(Failure::new(
+            Exit::NoProvider,
+            "no provider can carry the demonstration; the reasons stand above",
+        ));
+    }
+    let mut last = None;
+    for (index, candidate) in order.into_iter().zip(&choice.candidates) {
+        if candidate.verdict == fabric::Verdict::Refused {
+            break;
+        }
+        match demonstrate(facts[index]) {
+            Ok(shown) => {
+                report(facts[index], &shown)?;
+                return Ok(offers[index]);
+            }
+            Err(failure) if failure.exit() == Exit::Corrupt => return Err(failure),
+            Err(failure) => {
+                eprintln!("fabricast: {} does not work here: {failure}", candidate.provider);
+                last = Some(failure);
+            }
+        }
+    }
+    Err(last.unwrap_or_else(|| Failure::failed("nothing was tried")))
+}
+
+fn demonstrate(facts: &Capabilities) -> Result<Shown, Failure> {
+    // Two processes that poll all the time need a core each.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let plan = Plan {
+        parent: std::process::id(),
+        place: Place {
+            provider: facts.provider.clone(),
+            domain: Some(facts.domain.clone()),
+            source: None,
+            threading: ThreadingMode::Safe,
+        },
+        waiting: if cores > 1 { WaitingMode::Busy } else { WaitingMode::Adaptive },
+        core: None,
+        exchange: Exchange::Ring,
+    };
+    let progress = Progress::start(&format!("measuring over {} …", facts.provider));
+    let shown = initiator::start(&plan, None).and_then(|station| ring::run(station, TIME));
+    drop(progress);
+    shown
+}
+
+fn report(facts: &Capabilities, shown: &Shown) -> Result<(), Failure> {
+    let Shown { latency, round_trips, gb_per_s, checked_gb_per_s, checked, bad, wraps } = shown;
+    let rows = [
+        (
+            format!("latency of {} B", ring::SMALL),
+            format!(
+                "{:.2} µs one way (p50; p99 {:.2}, p99.9 {:.2}; {round_trips} round trips)",
+                latency.p50, latency.p99, latency.p999
+            ),
+        ),
+        (
+            format!("bandwidth of {} MiB", ring::LARGE >> 20),
+            format!("{gb_per_s:.2} GB/s; {checked_gb_per_s:.2} while every byte is compared"),
+        ),
+        (
+            "data checked".to_owned(),
+            format!("{} MiB, {bad} errors; the ring wrapped {wraps} times", checked >> 20),
+        ),
+    ];
+    text::print(&format!("over {}:\n", text::heading(&facts.provider)))?;
+    for (what, value) in rows {
+        text::print(&format!("  {what}: {value}\n"))?;
+    }
+    if *bad > 0 {
+        return Err(Failure::new(Exit::Corrupt, format!("{bad} messages arrived altered")));
+    }
+    Ok(())
+}
+
+/// A line that says what is going on, where somebody looks; gone afterwards.
+struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    fn start(what: &str) -> Self {
+        use std::io::IsTerminal;
+        let shown = std::io::stderr().is_terminal();
+        if shown {
+            eprint!("{what}");
+        }
+        Self { shown }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! What both processes have to know before they begin.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use fabric::{EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading, Waiting};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::exit::{Exit, Failure};
+
+/// The address of this machine that every machine has.
+const LOOPBACK: &str = "127.0.0.1";
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[value(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    /// A write with an immediate, which tells the target
+    WriteData,
+    /// A write; the target looks at its memory
+    Write,
+    /// A read; the target does nothing but serve
+    Read,
+    /// A message
+    Send,
+}
+
+/// In which pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Ping-pong, a sample is half a round trip; for reads, the whole operation
+    Lat,
+    /// A window of operations in flight
+    Bw,
+}
+
+/// How both processes wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum WaitingMode {
+    /// Poll all the time
+    Busy,
+    /// Poll for a while, then sleep
+    Adaptive,
+    /// Sleep at once
+    Block,
+}
+
+impl WaitingMode {
+    pub(crate) fn waiting(self) -> Waiting {
+        match self {
+            Self::Busy => Waiting::Busy,
+            Self::Adaptive => Waiting::default(),
+            Self::Block => Waiting::Block,
+        }
+    }
+}
+
+/// What libfabric is told of the threads that will call it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ThreadingMode {
+    /// Any thread at any time: the provider locks
+    Safe,
+    /// One thread per domain at a time: no locks
+    Domain,
+}
+
+/// The name of a value on the command line.
+pub(crate) fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Where to find the offer that both processes use.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) provider: String,
+    /// None: the first one.
+    pub(crate) domain: Option<String>,
+    /// None: the loopback address, where a provider needs one.
+    pub(crate) source: Option<String>,
+    pub(crate) threading: ThreadingMode,
+}
+
+/// A measurement.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Measure {
+    pub(crate) operation: Operation,
+    pub(crate) mode: Mode,
+    pub(crate) size: usize,
+    /// Places to send from and to receive into; in a stream, operations in flight.
+    pub(crate) slots: usize,
+    pub(crate) iterations: u64,
+    pub(crate) warmup: u64,
+}
+
+impl Measure {
+    /// All slots of one side together.
+    const WINDOW_BYTES: u64 = 64 << 20;
+
+    /// As many slots as are wanted and sensible.
+    pub(crate) fn slots(operation: Operation, mode: Mode, size: usize, window: u64) -> usize {
+        let stride = (size as u64).next_multiple_of(64);
+        let most = (Self::WINDOW_BYTES / stride).max(1);
+        let slots = match (mode, operation) {
+            (Mode::Bw, _) => window.min(most),
+            // One receive is posted while the other's message is looked at.
+            (Mode::Lat, Operation::Send) => most.clamp(2, 4),
+            (Mode::Lat, _) => 1,
+        };
+        slots as usize
+    }
+}
+
+/// What the two processes do.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Exchange {
+    Measure(Measure),
+    /// A demonstration of a ring.
+    Ring,
+}
+
+/// Everything the target is told.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// Process number of the initiator.
+    pub(crate) parent: u32,
+    pub(crate) place: Place,
+    pub(crate) waiting: WaitingMode,
+    /// The target's core; None: any.
+    pub(crate) core: Option<usize>,
+    pub(crate) exchange: Exchange,
+}
+
+/// A question that all questions of an exchange begin with.
+fn query(threading: ThreadingMode) -> Query {
+    // Both sides poll: a provider's own progress thread would only take the core
+    // away from them.
+    let query = Query::new(EndpointKind::Rdm).progress(Progress::Manual);
+    match threading {
+        ThreadingMode::Safe => query,
+        // SAFETY: each of the two processes has a single thread, which makes,
+        // uses and drops all objects of the domain.
+        #[allow(unsafe_code)]
+        ThreadingMode::Domain => unsafe { query.threading(Threading::Domain) },
+    }
+}
+
+/// An offer for use between two processes of this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Local {
+    pub(crate) offer: Offer,
+    /// Could its provider reach other machines, too?
+    pub(crate) is_network: bool,
+}
+
+/// The offers of one query, for use between two processes of this machine.
+///
+/// A provider that never leaves the machine needs no address (and given one, two
+/// processes might get the same); one that can is bound to the loopback address,
+/// unless it has no offer there.
+fn offers_here(query: &Query, source: Option<&str>) -> fabric::Result<Vec<Local>> {
+    let anywhere = match source {
+        Some(source) => query.clone().source(source).offers()?,
+        None => query.offers()?,
+    };
+    let networks: Vec<String> = anywhere
+        .iter()
+        .filter(|offer| offer.capabilities().reaches_other_machines)
+        .map(provider_of)
+        .collect();
+    let (far, near): (Vec<_>, Vec<_>) =
+        anywhere.into_iter().partition(|offer| networks.contains(&provider_of(offer)));
+    let mut locals: Vec<Local> =
+        near.into_iter().map(|offer| Local { offer, is_network: false }).collect();
+    let mut bound = match source {
+        Some(_) => Vec::new(),
+        None => query.clone().source(LOOPBACK).offers().unwrap_or_default(),
+    };
+    bound.retain(|offer| networks.contains(&provider_of(offer)));
+    let served: Vec<String> = bound.iter().map(provider_of).collect();
+    let rest = far.into_iter().filter(|offer| !served.contains(&provider_of(offer)));
+    locals.extend(bound.into_iter().chain(rest).map(|offer| Local { offer, is_network: true }));
+    Ok(locals)
+}
+
+fn provider_of(offer: &Offer) -> String {
+    offer.capabilities().provider.clone()
+}
+
+/// All offers that two processes of this machine can use.
+pub(crate) fn all_offers() -> Result<Vec<Local>, Failure> {
+    Ok(offers_here(&query(ThreadingMode::Safe), None)?)
+}
+
+impl Plan {
+    /// The offer to use, and whether it promises the order that was asked for.
+    ///
+    /// Without a hint for order some providers promise none.
+    pub(crate) fn offer(&self) -> Result<(Offer, bool), Failure> {
+        let mut wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
+        if let Exchange::Measure(measure) = &self.exchange
+            && measure.operation == Operation::Send
+        {
+            // The n-th receive that is posted takes the n-th message.
+            wanted |= Order::SEND_AFTER_SEND;
+        }
+        let query = self.place.query();
+        match self.first(&query.clone().order(wanted)) {
+            Ok(offer) => Ok((offer, true)),
+            Err(error) if error.kind() == ErrorKind::NoProvider => match self.first(&query) {
+                Ok(offer) => Ok((offer, false)),
+                Err(error) if error.kind() == ErrorKind::NoProvider => {
+                    Err(self.place.explain_nothing(&error))
+                }
+                Err(error) => Err(error.into()),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn first(&self, query: &Query) -> fabric::Result<Offer> {
+        Ok(offers_here(query, self.place.source.as_deref())?.remove(0).offer)
+    }
+}
+
+impl Place {
+    fn query(&self) -> Query {
+        let query = query(self.threading).provider(&self.provider);
+        match &self.domain {
+            Some(domain) => query.domain(domain),
+            None => query,
+        }
+    }
+
+    fn explain_nothing(&self, error: &fabric::Error) -> Failure {
+        let offers = offers_here(&query(self.threading), self.source.as_deref());
+        let mut names: Vec<String> = Vec::new();
+        for name in offers.unwrap_or_default().iter().map(|local| provider_of(&local.offer)) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let there = if names.is_empty() {
+            "there is none at all".to_owned()
+        } else {
+            format!("there are: {}", names.join(", "))
+        };
+        let mut message = format!(
+            "no provider \"{}\" with RDM endpoints and one-sided transfers here; {there}",
+            self.provider
+        );
+        let layered = |name: &&String| name.split(';').any(|layer| layer == self.provider);
+        if let Some(name) = names.iter().find(layered) {
+            message.push_str(&format!(". Perhaps \"{name}\" is meant?"));
+        }
+        message.push_str(&format!(" ({error})"));
+        Failure::new(Exit::NoProvider, message)
+    }
+}
+
+/// How long two processes wait for each other while nothing happens at all.
+pub(crate) const STALL: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_limited_by_memory() {
+        let slots = |mode, size, window| Measure::slots(Operation::WriteData, mode, size, window);
+        assert_eq!(slots(Mode::Bw, 1 << 20, 16), 16);
+        assert_eq!(slots(Mode::Bw, 1 << 20, 1000), 64);
+        assert_eq!(slots(Mode::Bw, 1 << 30, 16), 1);
+        assert_eq!(slots(Mode::Bw, 1, 1 << 40), 1 << 20);
+        assert_eq!(slots(Mode::Lat, 64, 16), 1);
+        assert_eq!(Measure::slots(Operation::Send, Mode::Lat, 64, 16), 4);
+        assert_eq!(Measure::slots(Operation::Send, Mode::Lat, 1 << 30, 16), 2);
+    }
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        assert_eq!(name_of(Operation::WriteData), "writedata");
+        assert_eq!(name_of(Mode::Bw), "bw");
+        assert_eq!(name_of(WaitingMode::Adaptive), "adaptive");
+    }
+}

@@ -1,0 +1,88 @@
+//! How the command ends when it does not succeed.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use fabric::ErrorKind;
+
+/// What the exit code says. `--help` documents the numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    Failed = 1,
+    Usage = 2,
+    NoProvider = 3,
+    Deadline = 4,
+    Corrupt = 5,
+}
+
+impl Exit {
+    /// What a code means that came from another process.
+    pub(crate) fn from_code(code: i32) -> Self {
+        match code {
+            2 => Self::Usage,
+            3 => Self::NoProvider,
+            4 => Self::Deadline,
+            5 => Self::Corrupt,
+            _ => Self::Failed,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why the command failed, and with which code it ends.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into() }
+    }
+
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, message)
+    }
+
+    /// Ends without a message, which was given already.
+    pub(crate) fn silent(exit: Exit) -> Self {
+        Self::new(exit, "")
+    }
+
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.message.is_empty()
+    }
+
+    /// Says in front what was being done.
+    pub(crate) fn while_doing(self, what: impl fmt::Display) -> Self {
+        Self { exit: self.exit, message: format!("{what}: {}", self.message) }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<fabric::Error> for Failure {
+    fn from(error: fabric::Error) -> Self {
+        let exit = match error.kind() {
+            ErrorKind::NoProvider => Exit::NoProvider,
+            ErrorKind::DeadlineExceeded => Exit::Deadline,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
+}

@@ -1,0 +1,317 @@
+//! `fabricast info`: what this machine offers, what would be taken, and why.
+
+mod survey;
+
+use clap::ValueEnum;
+use fabric::{
+    Caps, Choice, EndpointKind, MemoryKind, MrMode, Need, Order, Policy, Progress, Reach,
+    Threading, Version,
+};
+use serde::Serialize;
+
+use super::exit::{Exit, Failure};
+use super::{choices, size, text};
+use survey::{Entry, Survey};
+
+/// Shows the providers of this machine, and which one would be taken and why.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Only this provider: a whole name ("tcp;ofi_rxm") or one of its layers
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+    /// Every attribute of each offer, as libfabric prints them
+    #[arg(long)]
+    verbose: bool,
+    /// One JSON document, with everything
+    #[arg(long)]
+    json: bool,
+    /// What to take: names to prefer, =NAME to require, ^NAME to deny; comma-separated
+    #[arg(long, value_name = "POLICY", default_value = "")]
+    policy: Policy,
+    /// Bind to this local address
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<String>,
+    /// Choose for peers there only
+    #[arg(long, value_enum)]
+    reach: Option<ReachArgument>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ReachArgument {
+    SameMachine,
+    OtherMachines,
+}
+
+impl From<ReachArgument> for Reach {
+    fn from(reach: ReachArgument) -> Self {
+        match reach {
+            ReachArgument::SameMachine => Self::SameMachine,
+            ReachArgument::OtherMachines => Self::OtherMachines,
+        }
+    }
+}
+
+/// A choice, and what it was for.
+#[derive(Debug, Serialize)]
+struct Decision {
+    memory: String,
+    reach: Reach,
+    taken: Option<String>,
+    #[serde(flatten)]
+    choice: Choice,
+}
+
+#[derive(Debug, Serialize)]
+struct Versions {
+    fabricast: &'static str,
+    commit: Option<&'static str>,
+    libfabric_headers: Version,
+    libfabric_running: Version,
+}
+
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    versions: Versions,
+    /// libfabric's own filter of providers, if it is set.
+    fi_provider: Option<String>,
+    policy: &'a Policy,
+    providers: Vec<&'a Entry>,
+    choices: Vec<Decision>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let survey = Survey::take(arguments.source.as_deref())?;
+    let entries = match &arguments.provider {
+        Some(name) => survey.named(name)?,
+        None => survey.entries.iter().collect(),
+    };
+    let reaches = match arguments.reach {
+        Some(reach) => vec![reach.into()],
+        None => vec![Reach::SameMachine, Reach::OtherMachines],
+    };
+    let mut decisions = Vec::new();
+    for memory in [MemoryKind::Host, MemoryKind::Cuda(0)] {
+        for reach in &reaches {
+            let need = Need::ring(*reach).memory(memory);
+            let choice = survey.choose(&need, &arguments.policy, arguments.provider.as_deref());
+            decisions.push(Decision {
+                memory: memory.to_string(),
+                reach: *reach,
+                taken: choice.taken().map(|taken| taken.provider.clone()),
+                choice,
+            });
+        }
+    }
+    let is_served = decisions.iter().any(|decision| {
+        decision.memory == MemoryKind::Host.to_string() && decision.taken.is_some()
+    });
+    // Asked about one provider, the answer is about it, not about a choice.
+    let must_choose = arguments.provider.is_none() || arguments.policy != Policy::default();
+    let document = Document {
+        versions: Versions {
+            fabricast: env!("CARGO_PKG_VERSION"),
+            commit: Some(env!("FABRICAST_GIT_COMMIT")).filter(|commit| !commit.is_empty()),
+            libfabric_headers: Version::headers(),
+            libfabric_running: Version::running(),
+        },
+        fi_provider: std::env::var("FI_PROVIDER").ok(),
+        policy: &arguments.policy,
+        providers: entries,
+        choices: decisions,
+    };
+    if arguments.json {
+        let text = serde_json::to_string_pretty(&document)
+            .map_err(|error| Failure::failed(error.to_string()))?;
+        text::print(&format!("{text}\n"))?;
+    } else {
+        text::print(&for_people(&document, arguments.verbose))?;
+    }
+    if must_choose && !is_served {
+        return Err(Failure::new(
+            Exit::NoProvider,
+            "no provider can be taken for host memory; the reasons stand above",
+        ));
+    }
+    Ok(())
+}
+
+fn for_people(document: &Document<'_>, verbose: bool) -> String {
+    let versions = &document.versions;
+    let mut out = format!(
+        "fabricast {}, libfabric {} (built against {})\n",
+        env!("FABRICAST_VERSION_LINE"),
+        versions.libfabric_running,
+        versions.libfabric_headers
+    );
+    if let Some(filter) = &document.fi_provider {
+        out.push_str(&format!("FI_PROVIDER={filter} is set: libfabric leaves out all others\n"));
+    }
+    out.push_str(&format!("\n{}\n", text::heading("Providers")));
+    out.push_str(&providers_table(&document.providers));
+    out.push_str(LEGEND);
+    if verbose {
+        for entry in &document.providers {
+            out.push_str(&format!("\n{}\n", text::heading(&entry.title())));
+            out.push_str(&entry.description);
+        }
+    }
+    for decision in &document.choices {
+        let place = match decision.reach {
+            Reach::SameMachine => "peers on the same machine",
+            Reach::OtherMachines => "peers on other machines",
+        };
+        let taken = decision.taken.as_deref().unwrap_or("nothing can be taken");
+        let title = format!("{} memory, {place}: {taken}", decision.memory);
+        out.push_str(&format!("\n{}\n", text::heading(&title)));
+        out.push_str(&choices::print(&decision.choice));
+    }
+    out
+}
+
+const LEGEND: &str = "\
+imm: bytes of an immediate   order kept: write (W), send (S) after a write   progress: of data/of connections
+mr_mode: L local, V virtual addresses, A allocated, P provider's keys, R raw keys, E endpoint, N notify, C count, H HMEM
+";
+
+/// One line for all offers that differ only in their domain or network.
+fn providers_table(entries: &[&Entry]) -> String {
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    for entry in entries {
+        let (provider, columns) = (&entry.facts.provider, columns(entry));
+        let (kind, domain) = (entry.facts.endpoint, &entry.facts.domain);
+        // The same provider, with the same facts: another domain, or another kind.
+        match rows.iter_mut().find(|row| row.provider == provider && row.columns == columns) {
+            Some(row) => {
+                if !row.kinds.contains(&kind) {
+                    row.kinds.push(kind);
+                }
+                row.domains.push(domain);
+            }
+            None => rows.push(Row { provider, domains: vec![domain], kinds: vec![kind], columns }),
+        }
+    }
+    let head = [
+        "provider",
+        "domain",
+        "kind",
+        "reach",
+        "imm",
+        "order",
+        "mr_mode",
+        "FI_HMEM",
+        "max",
+        "inject",
+        "progress",
+        "threading",
+    ];
+    let mut cells = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let kinds: Vec<&str> = row.kinds.into_iter().map(kind_name).collect();
+        let domains = choices::join_domains(&row.domains);
+        let mut line = vec![row.provider.to_owned(), domains, kinds.join(" ")];
+        line.extend(row.columns);
+        cells.push(line);
+    }
+    text::table(&cells)
+}
+
+struct Row<'a> {
+    provider: &'a str,
+    domains: Vec<&'a str>,
+    kinds: Vec<EndpointKind>,
+    columns: Vec<String>,
+}
+
+pub(crate) fn kind_name(kind: EndpointKind) -> &'static str {
+    match kind {
+        EndpointKind::Rdm => "RDM",
+        EndpointKind::Msg => "MSG",
+        EndpointKind::Datagram => "DGRAM",
+    }
+}
+
+/// The columns from reach on.
+fn columns(entry: &Entry) -> Vec<String> {
+    let facts = &entry.facts;
+    let immediates = if facts.caps.contains(Caps::RMA) {
+        facts.cq_data_size.to_string()
+    } else {
+        "no RMA".to_owned()
+    };
+    let orders = facts.send_order & facts.receive_order;
+    let order =
+        match (orders.contains(Order::WRITE_AFTER_WRITE), orders.contains(Order::SEND_AFTER_WRITE))
+        {
+            (true, true) => "W S",
+            (true, false) => "W",
+            (false, true) => "S",
+            (false, false) => "-",
+        };
+    let progress = match (facts.data_progress, facts.control_progress) {
+        (Progress::Automatic, Progress::Automatic) => "auto",
+        (Progress::Manual, Progress::Manual) => "manual",
+        (Progress::Automatic, Progress::Manual) => "auto/manual",
+        (Progress::Manual, Progress::Automatic) => "manual/auto",
+    };
+    let threading = match facts.threading {
+        Threading::Safe => "safe",
+        Threading::Domain => "domain",
+        Threading::Completion => "completion",
+        Threading::Object => "object",
+        Threading::Endpoint => "endpoint",
+    };
+    [
+        if facts.reaches_other_machines { "network" } else { "machine" },
+        &immediates,
+        order,
+        &mr_mode(facts.mr_mode),
+        if entry.device_memory { "yes" } else { "no" },
+        &size::print(facts.max_message_size as u64),
+        &size::print(facts.inject_size as u64),
+        progress,
+        threading,
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// One letter for each demand.
+fn mr_mode(mode: MrMode) -> String {
+    const LETTERS: [(MrMode, char); 9] = [
+        (MrMode::LOCAL, 'L'),
+        (MrMode::VIRT_ADDR, 'V'),
+        (MrMode::ALLOCATED, 'A'),
+        (MrMode::PROV_KEY, 'P'),
+        (MrMode::RAW, 'R'),
+        (MrMode::ENDPOINT, 'E'),
+        (MrMode::MMU_NOTIFY, 'N'),
+        (MrMode::RMA_EVENT, 'C'),
+        (MrMode::HMEM, 'H'),
+    ];
+    let mode = mode.modern();
+    let letters: String =
+        LETTERS.iter().filter(|(bit, _)| mode.contains(*bit)).map(|(_, letter)| letter).collect();
+    if letters.is_empty() { "-".to_owned() } else { letters }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registration_demands_have_letters() {
+        assert_eq!(mr_mode(MrMode::empty()), "-");
+        assert_eq!(mr_mode(MrMode::BASIC), "VAP");
+        assert_eq!(mr_mode(MrMode::LOCAL | MrMode::RAW), "LR");
+    }
+
+    #[test]
+    fn the_table_fits_its_width() {
+        let survey = Survey::take(None).unwrap();
+        let entries: Vec<&Entry> = survey.entries.iter().collect();
+        let table = providers_table(&entries) + LEGEND;
+        for line in table.lines() {
+            assert!(line.chars().count() <= text::WIDTH, "{line}");
+        }
+    }
+}

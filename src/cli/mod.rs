@@ -1,0 +1,105 @@
+//! The command line: one file per subcommand.
+
+mod bench;
+mod choices;
+mod demo;
+mod exchange;
+mod exit;
+mod info;
+mod process;
+mod size;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
+
+use exit::{Exit, Failure};
+
+const AFTER_HELP: &str = "\
+Exit codes:
+  0  it worked
+  1  it failed
+  2  the command line, or a setting, is wrong
+  3  no provider satisfies what was asked for
+  4  a deadline passed
+  5  data arrived altered
+
+Environment:
+  FABRICAST_LOG  off, error, warn (the default), info, debug or trace; to stderr
+  FI_PROVIDER    libfabric's own filter of providers; obeyed, and shown where it matters
+  FI_LOG_LEVEL   libfabric's own messages: warn, trace, info or debug";
+
+/// Moves GPU and host memory over whatever fabric is there.
+#[derive(Debug, Parser)]
+#[command(name = "fabricast", version = env!("FABRICAST_VERSION_LINE"), after_help = AFTER_HELP)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show which providers this machine offers, and which would be taken and why
+    Info(info::Arguments),
+    /// Measure, with the data checked
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Show on this machine what Fabricast does; needs no special hardware
+    Demo(demo::Arguments),
+    /// The second process of a measurement: started by the first one only
+    #[command(hide = true)]
+    ExchangeTarget,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Measure the fabric layer between two processes on this machine
+    Fabric(bench::Arguments),
+}
+
+pub(crate) fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let result = start_logging().and_then(|()| match arguments.command {
+        Command::Info(arguments) => info::run(&arguments),
+        Command::Bench(Bench::Fabric(arguments)) => bench::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::ExchangeTarget => exchange::target::run(),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.is_silent() {
+                eprintln!("fabricast: {failure}");
+            }
+            failure.exit().into()
+        }
+    }
+}
+
+fn start_logging() -> Result<(), Failure> {
+    let level = match std::env::var("FABRICAST_LOG") {
+        Err(_) => LevelFilter::WARN,
+        Ok(text) => text.parse().map_err(|_| {
+            Failure::new(
+                Exit::Usage,
+                format!(
+                    "FABRICAST_LOG is \"{text}\"; it can be off, error, warn, info, debug or trace"
+                ),
+            )
+        })?,
+    };
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,98 @@
+//! What a measurement asks of the system: a core of its own, a child that does
+//! not outlive its parent, and an end even if a call never returns.
+#![allow(unsafe_code)]
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::unistd::{Pid, alarm, getppid};
+
+use super::exit::{Exit, Failure};
+
+/// How long one call into libfabric may take: a peer that died while it held a
+/// lock in shared memory can keep it for ever.
+const STUCK: Duration = Duration::from_secs(30);
+
+/// The child to end if this process is stuck; 0: none.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// Runs the calling thread on this core only.
+pub(crate) fn pin(core: usize) -> Result<(), Failure> {
+    let mut set = CpuSet::new();
+    set.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {
+        Failure::new(Exit::Usage, format!("cannot run on core {core}: {}", error.desc()))
+    })
+}
+
+/// This process is asked to end when the one that started it does. That is how
+/// an interrupted measurement leaves nothing behind: asked, rather than killed,
+/// a provider still removes its shared memory.
+pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
+    set_pdeathsig(Signal::SIGTERM)
+        .map_err(|error| Failure::failed(format!("prctl(PR_SET_PDEATHSIG): {}", error.desc())))?;
+    // It may have ended just before.
+    if u32::try_from(getppid().as_raw()) == Ok(parent) {
+        Ok(())
+    } else {
+        Err(Failure::failed("the process that started this one is gone"))
+    }
+}
+
+/// Reads and writes on this descriptor return at once.
+pub(crate) fn do_not_block(descriptor: impl AsFd) -> Result<(), Failure> {
+    let flags = fcntl(descriptor.as_fd(), FcntlArg::F_GETFL);
+    flags
+        .map(|flags| OFlag::from_bits_retain(flags) | OFlag::O_NONBLOCK)
+        .and_then(|flags| fcntl(descriptor.as_fd(), FcntlArg::F_SETFL(flags)))
+        .map(drop)
+        .map_err(|error| Failure::failed(format!("fcntl(O_NONBLOCK): {}", error.desc())))
+}
+
+/// From now on the process ends, with the exit code of a deadline, if
+/// [`still_alive`] is not called often enough. A signal instead of a thread:
+/// with a second thread in the process every lock would cost more.
+pub(crate) fn watch_over() -> Result<(), Failure> {
+    let action = SigAction::new(SigHandler::Handler(stuck), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler calls only functions that are safe in a handler.
+    unsafe { sigaction(Signal::SIGALRM, &action) }
+        .map_err(|error| Failure::failed(format!("sigaction: {}", error.desc())))?;
+    still_alive();
+    Ok(())
+}
+
+/// Puts the end off.
+pub(crate) fn still_alive() {
+    alarm::set(STUCK.as_secs() as u32);
+}
+
+/// No further end is planned.
+pub(crate) fn stop_watching() {
+    alarm::cancel();
+}
+
+/// The child that must not outlive a stuck parent; None: there is none any more.
+pub(crate) fn remember_child(child: Option<u32>) {
+    let number = child.and_then(|number| i32::try_from(number).ok()).unwrap_or(0);
+    CHILD.store(number, Ordering::Relaxed);
+}
+
+extern "C" fn stuck(_signal: libc::c_int) {
+    const TEXT: &[u8] = b"fabricast: stuck inside one libfabric call for 30 s\n";
+    let child = CHILD.load(Ordering::Relaxed);
+    // SAFETY: write, kill, waitpid and _exit are safe in a signal handler; the
+    // child was started by this process and not waited for yet.
+    unsafe {
+        libc::write(2, TEXT.as_ptr().cast(), TEXT.len());
+        if child > 0 {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        libc::_exit(Exit::Deadline as i32);
+    }
+}

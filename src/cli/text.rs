@@ -1,0 +1,94 @@
+//! Output for people: aligned tables, wrapped lines, and a pipe that may close.
+
+use std::io::{IsTerminal, Write};
+
+use super::exit::{Exit, Failure};
+
+/// The widest line that is printed.
+pub(crate) const WIDTH: usize = 120;
+
+/// Writes to standard output. That nobody reads on (`| head`) is no reason for
+/// noise, but one to stop.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            Failure::silent(Exit::Failed)
+        } else {
+            Failure::failed(format!("writing the output: {error}"))
+        }
+    })
+}
+
+/// Bold, on a terminal that has not asked for plain text.
+pub(crate) fn heading(text: &str) -> String {
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if std::io::stdout().is_terminal() && !plain {
+        format!("\x1b[1m{text}\x1b[0m")
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Aligns columns, two spaces between them; the last one is not padded.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:width$}  "));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Puts `text` after `first`, broken between words; further lines are indented
+/// to where it began.
+pub(crate) fn wrapped(first: &str, text: &str) -> String {
+    let indent = first.chars().count();
+    let mut out = first.to_owned();
+    let mut column = indent;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > WIDTH {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        }
+        if column > indent {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out.push('\n');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let text = table(&[row(["a", "long", "x"]), row(["longer", "b", ""])]);
+        assert_eq!(text, "a       long  x\nlonger  b\n");
+    }
+
+    #[test]
+    fn long_lines_are_wrapped_and_indented() {
+        let text = wrapped("name  ", &"word ".repeat(60));
+        assert!(text.lines().count() > 2);
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH));
+        assert!(text.lines().skip(1).all(|line| line.starts_with("      word")));
+    }
+}
