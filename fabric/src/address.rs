@@ -1,4 +1,10 @@
 //! Peers of connectionless endpoints.
+//!
+//! Addresses come from peers, by whatever channel the application has. Providers
+//! read as many bytes as their format wants and check nothing, so an address is
+//! checked for its length and padded before it is inserted. They also look an
+//! entry up without asking whether it was removed; a [`Peer`] is therefore an index
+//! into a table of our own, which knows.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -16,7 +22,8 @@ use crate::handle::Handle;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Address(pub Vec<u8>);
 
-/// A peer in an address vector.
+/// A peer in an address vector: a small number, to be copied and stored at will. It
+/// is good for the vector that gave it out; another vector refuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Peer {
     index: u32,
@@ -35,6 +42,23 @@ static NEXT_VECTOR: AtomicU32 = AtomicU32::new(1);
 ///
 /// A peer that was removed is refused from then on: providers look removed
 /// entries up without a check.
+///
+/// ```
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let addresses = AddressVector::open(&domain)?;
+/// let mut queue = CompletionQueue::open(&domain)?;
+/// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+///
+/// let mine = endpoint.address()?;
+/// let peer = addresses.insert(&mine)?;
+/// assert!(!addresses.lookup(peer)?.0.is_empty());
+/// addresses.remove(peer)?;
+/// assert_eq!(addresses.lookup(peer).unwrap_err().kind(), ErrorKind::Closed);
+/// assert!(addresses.insert(&Address(Vec::new())).is_err());
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct AddressVector(Arc<VectorInner>);
 

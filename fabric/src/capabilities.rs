@@ -1,4 +1,9 @@
 //! Everything a decision may depend on, read once from an offer.
+//!
+//! Providers are chosen, and code paths taken, by these facts alone; a provider's
+//! name says nothing that survives its next version. Where an attribute is known to
+//! promise too much, the value here is corrected when the offer is read, so that
+//! those who decide need not know.
 
 use serde::Serialize;
 
@@ -21,9 +26,11 @@ pub enum EndpointKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Progress {
-    /// The provider itself.
+    /// The provider itself, by hardware or by threads of its own
+    /// (`FI_PROGRESS_AUTO`).
     Automatic,
-    /// Whoever polls the queues.
+    /// Whoever polls the queues (`FI_PROGRESS_MANUAL`): a target that does not poll
+    /// answers no reads and takes no messages.
     Manual,
 }
 
@@ -58,6 +65,19 @@ pub struct Nic {
 
 /// The facts about one offer. Code that has to decide looks here, never at the
 /// provider's name.
+///
+/// ```
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let facts = offer.capabilities();
+/// if facts.has_write_data() {
+///     // What fits is what arrives: wider immediates are refused, not cut.
+///     assert!(facts.immediate_mask() >= 0xff);
+/// }
+/// let chunk = facts.max_message_size.min(1 << 20);
+/// assert!(chunk >= facts.inject_size);
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Capabilities {
     /// Name of the provider, with its layers: `tcp;ofi_rxm`.
@@ -70,7 +90,8 @@ pub struct Capabilities {
     pub domain: String,
     /// Kind of endpoint.
     pub endpoint: EndpointKind,
-    /// Number of the wire protocol; equal numbers can talk to each other.
+    /// Number of the wire protocol (`ep_attr::protocol`); equal numbers can talk to
+    /// each other, whatever the providers are called. Descriptors carry it.
     pub protocol: u32,
     /// Name of the wire protocol.
     pub protocol_name: String,
@@ -85,7 +106,8 @@ pub struct Capabilities {
     pub mr_mode: MrMode,
     /// Length of a registration key in bytes.
     pub mr_key_size: usize,
-    /// Buffers that one registration may span.
+    /// Buffers that one registration may span (`domain_attr::mr_iov_limit`); 1 means
+    /// that [`Domain::register_vector`](crate::Domain::register_vector) is of no use.
     pub mr_iov_limit: usize,
     /// Width of remote completion data in bytes, as the provider states it for
     /// messages; 0: there are no immediates.
@@ -95,7 +117,8 @@ pub struct Capabilities {
     pub write_data_size: usize,
     /// Largest message or transfer in bytes.
     pub max_message_size: usize,
-    /// Largest payload that can be injected.
+    /// Largest payload in bytes that can be injected, that is copied during the call;
+    /// 0: injecting is not offered.
     pub inject_size: usize,
     /// Order promised to what is sent from here.
     #[serde(serialize_with = "serialize_names")]
@@ -103,23 +126,27 @@ pub struct Capabilities {
     /// Order promised to what arrives here.
     #[serde(serialize_with = "serialize_names")]
     pub receive_order: Order,
-    /// Largest transfer for which write-after-write order covers every byte.
+    /// Largest transfer in bytes for which write-after-write order covers every byte
+    /// (`max_order_waw_size`); 0: order holds between operations, not inside the data.
     pub max_ordered_write: usize,
-    /// Local buffers per operation.
+    /// Local buffers that one operation gathers or scatters (`tx_attr::iov_limit`).
     pub iov_limit: usize,
     /// Remote ranges per operation.
     pub rma_iov_limit: usize,
-    /// Depth of the transmit queue.
+    /// Operations that may be outstanding towards peers (`tx_attr::size`). Some
+    /// providers queue more; beyond it a post answers `EAGAIN` and needs patience.
     pub transmit_depth: usize,
-    /// Depth of the receive queue.
+    /// Receives that may be posted at a time (`rx_attr::size`).
     pub receive_depth: usize,
     /// Who moves data.
     pub data_progress: Progress,
     /// Who moves connections and the like.
     pub control_progress: Progress,
-    /// Threading level of the domain.
+    /// Threading level that the domain is opened with (`domain_attr::threading`):
+    /// `Safe` unless the caller promised more by [`Query::threading`](crate::Query::threading).
     pub threading: Threading,
-    /// Format number of addresses.
+    /// Format number of addresses (`FI_SOCKADDR_IN` and so on): tells how long one has
+    /// to be, and how to print it.
     pub address_format: u32,
     /// The address this offer is bound to, where one was given, in the provider's text form.
     pub source: Option<String>,

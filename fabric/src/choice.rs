@@ -39,9 +39,11 @@ pub struct Need {
     pub memory: MemoryKind,
     /// Where the peers are.
     pub reach: Reach,
-    /// Bytes of immediate needed; 0: none.
+    /// Bytes of immediate that one-sided writes must carry
+    /// (`Capabilities::write_data_size`); 0: none are needed.
     pub immediate_bytes: usize,
-    /// Are writes to arrive in order?
+    /// Are writes to one peer to arrive in order (`FI_ORDER_WAW` and `FI_ORDER_SAW`)?
+    /// Without it, complete by count, and never poll the last byte.
     pub ordered: bool,
 }
 
@@ -240,6 +242,17 @@ pub(crate) fn caches_registrations(provider: &str) -> bool {
 
 /// Judges offers. Pure: the same facts give the same verdicts. The second part
 /// of the result gives, for each candidate, its index in `offers`.
+///
+/// ```
+/// use fabric::*;
+/// let offers = Query::new(EndpointKind::Rdm).source("127.0.0.1").offers()?;
+/// let facts: Vec<&Capabilities> = offers.iter().map(|offer| offer.capabilities()).collect();
+/// // Bound to 127.0.0.1, nothing here leads to another machine.
+/// let (choice, order) = rank(&facts, &Need::ring(Reach::OtherMachines), &Policy::default());
+/// assert!(choice.candidates.iter().all(|c| c.verdict == Verdict::Refused));
+/// assert_eq!(order.len(), offers.len());
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[must_use]
 pub fn rank(offers: &[&Capabilities], need: &Need, policy: &Policy) -> (Choice, Vec<usize>) {
     let mut judged: Vec<(usize, Candidate)> = offers
@@ -386,6 +399,21 @@ pub fn select(offers: &[&Offer], need: &Need, policy: &Policy) -> (Choice, Vec<u
 }
 
 /// Asks all providers and takes the best offer.
+///
+/// ```
+/// use fabric::*;
+/// let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
+/// let need = Need::ring(Reach::SameMachine);
+/// let policy: Policy = "tcp,^sockets".parse()?;
+/// let (offer, choice) = choose(&query, &need, &policy)?;
+/// let taken = choice.taken().unwrap();
+/// assert_eq!(taken.provider, offer.capabilities().provider);
+/// print!("{choice}"); // one line per candidate, with what spoke for or against it
+///
+/// let nothing = choose(&query, &need, &"=no-such-provider".parse()?).unwrap_err();
+/// assert_eq!(nothing.kind(), ErrorKind::NoProvider);
+/// # Ok::<(), fabric::Error>(())
+/// ```
 ///
 /// # Errors
 /// `NoProvider` with every candidate's reason in its text if none can be used;

@@ -1,4 +1,9 @@
 //! Counting completions instead of reading them one by one.
+//!
+//! A counter says how many and not which. That suits algorithms that know what is
+//! to come (a barrier, a ring of fixed size), and it is the only thing a region can
+//! be watched by. Failures are counted apart; which operation failed stands in the
+//! completion queue, which must be read all the same, since it owns the memory.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -14,6 +19,33 @@ use crate::waiting::{Backoff, Deadline};
 
 /// A counter (`fid_cntr`): counts the operations of endpoints it is bound to, or
 /// the remote accesses to regions it is bound to. Cheap to clone.
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).provider("tcp;ofi_rxm").source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let writes = Counter::open(&domain)?;
+/// # let addresses = AddressVector::open(&domain)?;
+/// let mut queue = CompletionQueue::open(&domain)?;
+/// let mut endpoint = Endpoint::builder(&domain)
+///     .addresses(&addresses)
+///     .queue(&mut queue)
+///     .counter(&writes, CounterEvents::WRITE)
+///     .open()?;
+/// # let me = addresses.insert(&endpoint.address()?)?;
+/// # let source = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
+/// # let target = domain.register(HostMemory::zeroed(32)?, Access::ALL)?;
+/// let remote = domain.attach(&target.describe()?)?;
+/// for at in 0..4 {
+///     endpoint.write(&mut queue, me, &source.all(), &remote.slice(8 * at..8 * at + 8)?, at)?;
+/// }
+/// writes.wait(4, Duration::from_secs(5), || {
+///     let _ = queue.poll();
+/// })?;
+/// assert_eq!((writes.read(), writes.read_errors()), (4, 0));
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct Counter(Arc<CounterInner>);
 
@@ -89,6 +121,9 @@ impl Counter {
     }
 
     /// Sets the value.
+    ///
+    /// Providers may apply it late: an operation that completes meanwhile can be counted
+    /// before or after.
     ///
     /// # Errors
     /// What the provider says.

@@ -1,4 +1,9 @@
 //! Opening a fabric and a domain on it.
+//!
+//! A domain is the unit of sharing: memory registered with it serves all its
+//! endpoints and no others, and many providers run one progress engine per domain.
+//! Everything made from a domain holds it, so the order in which a program lets go
+//! of its objects does not matter.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -161,6 +166,9 @@ impl Domain {
     }
 
     /// Which count, size and operation an endpoint of this domain can do atomically.
+    ///
+    /// Gives the number of elements that one operation may carry; `None` where the
+    /// combination is not supported.
     #[must_use]
     pub fn atomic_limit(
         &self,

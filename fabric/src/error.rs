@@ -1,4 +1,9 @@
 //! The one error type of this crate.
+//!
+//! libfabric returns numbers that mean different things in different calls, and
+//! providers differ in which they choose. Kinds group them by what a caller can do
+//! next; the number stays readable. Errors are boxed, so that a `Result` on the hot
+//! path is no larger than its value and a pointer.
 
 use std::borrow::Cow;
 use std::ffi::CStr;
@@ -26,7 +31,8 @@ pub enum ErrorKind {
     NotSupported,
     /// An argument is wrong; the detail says which precondition was not met.
     InvalidArgument,
-    /// The queue is full; progress has to be made before trying again.
+    /// The queue is full (`FI_EAGAIN`) and the caller had no patience; progress has to
+    /// be made before trying again.
     WouldBlock,
     /// The deadline passed. What was in flight is quarantined, not lost.
     DeadlineExceeded,
@@ -34,33 +40,37 @@ pub enum ErrorKind {
     Closed,
     /// The operation was cancelled.
     Cancelled,
-    /// A message did not fit the receive buffer.
+    /// A message did not fit the receive buffer (`FI_ETRUNC`), or is longer than the
+    /// provider moves or injects at once.
     Truncated,
     /// The region does not grant this kind of access.
     AccessDenied,
     /// The range is outside its region.
     OutOfBounds,
-    /// The peer does not know the key, or it no longer means this region.
+    /// The peer does not know the key (`FI_EKEYREJECTED`), or it no longer means this
+    /// region: the owner may have closed it.
     BadKey,
     /// The requested registration key is in use already.
     KeyInUse,
-    /// The requested registration key cannot be had from this provider.
+    /// The requested registration key cannot be had from this provider, or the region
+    /// has no key yet because it is not enabled.
     KeyUnavailable,
     /// No provider satisfies the query or the policy.
     NoProvider,
     /// The peer refused the connection.
     ConnectionRefused,
-    /// The connection to the peer is lost, or never came up.
+    /// The connection to the peer is lost, or never came up. What was in flight may or
+    /// may not have arrived.
     ConnectionLost,
     /// The object is still in use by others.
     Busy,
-    /// Memory, descriptors or queue entries ran out.
+    /// Memory, file descriptors, queue entries or the locked-memory limit ran out.
     ResourceExhausted,
     /// A descriptor that came from outside is truncated, altered or malformed.
     MalformedDescriptor,
     /// A version that this build does not speak.
     VersionMismatch,
-    /// Memory that must be mapped, and is not.
+    /// Memory that must be backed by pages (`FI_MR_ALLOCATED`), and is not.
     NotMapped,
     /// Anything else; the code and text say more.
     Other,
@@ -136,6 +146,20 @@ impl ErrorKind {
 /// let error = RemoteRegion::decode(b"nonsense").unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::MalformedDescriptor);
 /// assert!(error.to_string().contains("descriptor"));
+/// ```
+///
+/// A program acts on the [`kind`](Self::kind); a person reads the text, which names
+/// the operation, the provider, the peer, libfabric's code and the likely cause:
+///
+/// ```
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let error = domain.register(HostMemory::zeroed(64)?, Access::LOCAL)?.describe().unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::AccessDenied);
+/// assert_eq!(error.provider(), Some(offer.capabilities().provider.as_str()));
+/// assert!(error.code().is_none(), "found before libfabric was asked");
+/// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Error(Box<Inner>);

@@ -1,4 +1,8 @@
 //! Control events: connections, asynchronous registrations.
+//!
+//! Connections are made, refused and lost here; data never passes through. An event
+//! queue belongs to a fabric, not to a domain, so that a listener can exist before
+//! any domain is open.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -18,6 +22,19 @@ use crate::waiting::{Backoff, Deadline};
 const CONNECTION_DATA: usize = 1024;
 
 /// A queue of control events (`fid_eq`). Read by one owner at a time.
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Msg).provider("tcp").source("127.0.0.1").first()?;
+/// let fabric = Fabric::open(&offer)?;
+/// let mut events = EventQueue::open(&fabric)?;
+/// let listener = Listener::open(&fabric, &offer, &events)?;
+/// println!("listening at {:?}", listener.address()?);
+/// let nobody = events.wait(Duration::from_millis(5)).unwrap_err();
+/// assert_eq!(nobody.kind(), ErrorKind::DeadlineExceeded);
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct EventQueue {
     shared: Arc<EventQueueShared>,
@@ -35,7 +52,7 @@ pub(crate) struct EventQueueShared {
 pub enum Event {
     /// A peer wants to connect to a listener.
     ConnectionRequest(ConnectionRequest),
-    /// A connection is up; with the data that the other side sent along.
+    /// A connection is up, on this side. The accepting side gets one too, without data.
     Connected {
         /// The endpoint, see [`Endpoint::is`](crate::Endpoint::is).
         endpoint: usize,
@@ -62,8 +79,12 @@ pub enum Event {
     },
 }
 
-/// A peer's wish to connect: to be accepted with an endpoint made from its
-/// offer, or rejected by dropping or [`reject`](crate::Listener::reject).
+/// A peer's wish to connect: to be accepted with an endpoint made from its offer
+/// ([`EndpointBuilder::offer`](crate::EndpointBuilder::offer)), or turned down with
+/// [`Listener::reject`](crate::Listener::reject).
+///
+/// Dropping it does neither: the request is freed without an answer, the
+/// half-open connection stays behind, and the peer waits until its own deadline.
 #[derive(Debug)]
 pub struct ConnectionRequest {
     /// Terms of the connection: endpoints for it are opened from this.
@@ -152,7 +173,7 @@ impl EventQueue {
             if !backoff.pause(&deadline) {
                 return Err(Error::new(
                     ErrorKind::DeadlineExceeded,
-                    "fi_eq_sread",
+                    "waiting for events",
                     format!("no event within {timeout:?}"),
                 )
                 .with_provider(self.shared.fabric.provider()));
@@ -184,9 +205,14 @@ impl EventQueue {
             return Err(self.read_error());
         }
         if got <= 0 {
-            return Err(Error::from_code("fi_eq_sread", got as i64)
-                .with_kind(ErrorKind::DeadlineExceeded)
-                .with_provider(self.shared.fabric.provider()));
+            let nothing = [0, -(sys::FI_EAGAIN as isize), -(sys::FI_ETIMEDOUT as isize)];
+            let error = Error::from_code("fi_eq_sread", got as i64);
+            let error = error.with_provider(self.shared.fabric.provider());
+            return Err(if nothing.contains(&got) {
+                error.with_kind(ErrorKind::DeadlineExceeded)
+            } else {
+                error
+            });
         }
         // SAFETY: as in `poll`.
         Ok(unsafe { decode(number, &entry, got as usize) })

@@ -1,4 +1,8 @@
 //! libfabric's bit sets, as types that cannot be mixed up.
+//!
+//! In C all of these are `uint64_t`, and a registration flag that strays into a
+//! transfer is found by nobody. Unknown bits that a provider reports are kept, so
+//! that a newer library's answer survives a round trip; they have no name here.
 
 use bitflags::bitflags;
 use libfabric_sys as sys;
@@ -31,13 +35,15 @@ bitflags! {
         const REMOTE_READ = sys::FI_REMOTE_READ;
         /// Peers may write to here.
         const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
-        /// One posted buffer can take many messages.
+        /// One posted buffer can take many messages: see
+        /// [`Endpoint::receive_many`](crate::Endpoint::receive_many).
         const MULTI_RECEIVE = sys::FI_MULTI_RECV;
         /// Operations can be fenced behind earlier ones.
         const FENCE = sys::FI_FENCE;
         /// Operations can be deferred until a counter reaches a value.
         const TRIGGER = sys::FI_TRIGGER;
-        /// Device memory can be registered and transferred.
+        /// Device memory can be registered and transferred (`FI_HMEM`). A promise of the
+        /// provider: whether the build keeps it shows only at a registration.
         const DEVICE_MEMORY = sys::FI_HMEM;
         /// Writes into persistent memory can be made durable.
         const PERSISTENT_MEMORY = sys::FI_RMA_PMEM;
@@ -47,9 +53,11 @@ bitflags! {
         const REMOTE_COMMUNICATION = sys::FI_REMOTE_COMM;
         /// Remote accesses to a region are counted at the target.
         const RMA_EVENT = sys::FI_RMA_EVENT;
-        /// Completions of receives name their sender.
+        /// Completions of receives name their sender, if it is in the address vector: see
+        /// [`Endpoint::sender`](crate::Endpoint::sender).
         const SOURCE = sys::FI_SOURCE;
-        /// Receives can be restricted to one sender.
+        /// Receives can be restricted to one sender. Without it the sender that a receive
+        /// names is ignored.
         const DIRECTED_RECEIVE = sys::FI_DIRECTED_RECV;
         /// Address vectors can be shared between processes.
         const SHARED_ADDRESSES = sys::FI_SHARED_AV;
@@ -68,16 +76,19 @@ bitflags! {
         /// Deprecated: scalable registration, equal to no bit at all. Stands alone.
         const SCALABLE = sys::FABRICAST_MR_SCALABLE;
         /// Buffers of local operations must be registered and passed with their descriptor.
+        /// Without it a region for local use costs no registration.
         const LOCAL = sys::FI_MR_LOCAL;
         /// Keys are longer than 64 bits, or need set-up at the peer.
         const RAW = sys::FI_MR_RAW;
-        /// Remote addresses are the target's virtual addresses, not offsets.
+        /// Remote addresses are the target's virtual addresses, not offsets from the
+        /// region's start. Descriptors carry the base, so callers need not care.
         const VIRT_ADDR = sys::FI_MR_VIRT_ADDR;
         /// Registered ranges must be backed by pages.
         const ALLOCATED = sys::FI_MR_ALLOCATED;
         /// The provider chooses the keys.
         const PROV_KEY = sys::FI_MR_PROV_KEY;
-        /// The application must tell of changed pages with `refresh`.
+        /// The application must tell of changed pages with
+        /// [`MemoryRegion::refresh`](crate::MemoryRegion::refresh).
         const MMU_NOTIFY = sys::FI_MR_MMU_NOTIFY;
         /// Regions that count remote accesses are created disabled.
         const RMA_EVENT = sys::FI_MR_RMA_EVENT;
@@ -126,6 +137,16 @@ impl MrMode {
 
 bitflags! {
     /// What a registered region may be used for.
+    ///
+    /// Ask for no more than is needed: rights are checked at every post, and a region
+    /// without remote rights has no key that could leak.
+    ///
+    /// ```
+    /// use fabric::Access;
+    /// let inbox = Access::RECEIVE | Access::REMOTE_WRITE;
+    /// assert!(inbox.intersects(Access::REMOTE));
+    /// assert!(!Access::LOCAL.intersects(Access::REMOTE));
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct Access: u64 {
         /// Source of sends.
@@ -217,19 +238,30 @@ bitflags! {
 
 bitflags! {
     /// Flags of one transfer.
+    ///
+    /// ```
+    /// use fabric::{Options, TransferFlags};
+    /// let durable = TransferFlags::DELIVERY_COMPLETE | TransferFlags::FENCE;
+    /// let options = Options::token(1).flags(durable);
+    /// # let _ = options;
+    /// ```
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct TransferFlags: u64 {
-        /// Complete only when the data is at the target and visible there.
+        /// Complete only when the data is at the target and visible there. One more round
+        /// trip on most networks, and the only local proof of arrival.
         const DELIVERY_COMPLETE = sys::FI_DELIVERY_COMPLETE;
-        /// Complete when the target's hardware or software has taken over.
+        /// Complete when the target's hardware or software has taken over: the data
+        /// survives the sender's end, and need not be visible yet.
         const TRANSMIT_COMPLETE = sys::FI_TRANSMIT_COMPLETE;
-        /// Complete as soon as the source may be reused.
+        /// Complete as soon as the source may be reused, whatever became of the data.
         const INJECT_COMPLETE = sys::FI_INJECT_COMPLETE;
         /// Complete only when the data is durable at the target.
         const COMMIT_COMPLETE = sys::FI_COMMIT_COMPLETE;
-        /// Start only after all earlier operations to this peer are done.
+        /// Start only after all earlier operations to this peer are done. Needs
+        /// [`Caps::FENCE`]; without it the flag is an error or nothing at all.
         const FENCE = sys::FI_FENCE;
-        /// More operations follow at once: the doorbell may wait for them.
+        /// More operations follow at once: the doorbell may wait for them. The last one of
+        /// a series must not have it, or the series may stay in the provider.
         const MORE = sys::FI_MORE;
         /// The source may be reused when the call returns.
         const INJECT = sys::FI_INJECT;

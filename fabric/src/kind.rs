@@ -1,4 +1,8 @@
 //! What sort of memory a buffer is.
+//!
+//! A pointer does not say what it points to, and a provider that takes a device
+//! pointer for a host one reads garbage or crashes. So the kind travels with every
+//! buffer, and with every descriptor that a peer gets.
 
 use std::fmt;
 
@@ -7,6 +11,13 @@ use serde::{Deserialize, Serialize};
 
 /// The memory a buffer lies in. To this crate a device is an interface number
 /// and a device number: it neither allocates nor copies device memory.
+///
+/// ```
+/// use fabric::MemoryKind;
+/// assert_eq!(MemoryKind::default(), MemoryKind::Host);
+/// assert_eq!(MemoryKind::Cuda(1).to_string(), "cuda:1");
+/// assert!(!MemoryKind::Host.is_device());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -1,4 +1,9 @@
 //! Asking the providers for offers (`fi_getinfo`).
+//!
+//! `fi_getinfo` answers a question of hints, and a provider may answer with less
+//! than it has: ordering is given up unless it is hinted, and a provider without it
+//! is not listed when it is. So one query asks several times and merges the answers.
+//! The first question of a process takes 0.3 s with Debian's 1.17.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -94,6 +99,15 @@ impl Query {
     }
 
     /// Only this provider, by its exact name with layers (`tcp;ofi_rxm`).
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let query = Query::new(EndpointKind::Rdm).provider("tcp;ofi_rxm").source("127.0.0.1");
+    /// assert_eq!(query.first()?.capabilities().layers(), 2);
+    /// let none = query.provider("no-such-provider").offers().unwrap_err();
+    /// assert_eq!(none.kind(), ErrorKind::NoProvider);
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
     #[must_use]
     pub fn provider(mut self, name: impl Into<String>) -> Self {
         self.provider = Some(name.into());
@@ -115,6 +129,9 @@ impl Query {
     }
 
     /// Bind to this local address or host name.
+    ///
+    /// For IP providers this selects the interface; the port is picked when the endpoint
+    /// is opened. Providers without IP addresses (shm) may be left out by it.
     #[must_use]
     pub fn source(mut self, node: impl Into<String>) -> Self {
         self.source = Some((node.into(), None));
@@ -136,6 +153,9 @@ impl Query {
     }
 
     /// Who moves data, where it matters.
+    ///
+    /// Sets both data and control progress. An offer with manual progress moves data
+    /// only while its queues are polled, for arrivals as well.
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = Some(progress);
@@ -143,6 +163,9 @@ impl Query {
     }
 
     /// Operations that can be outstanding, where the default is too small.
+    ///
+    /// Counted in operations (`tx_attr::size`, `rx_attr::size`); 0 keeps the default.
+    /// An offer that cannot go so deep is not listed.
     #[must_use]
     pub fn depths(mut self, transmit: usize, receive: usize) -> Self {
         self.transmit_depth = transmit;
@@ -152,6 +175,12 @@ impl Query {
 
     /// Asks the library to speak this version of its interface instead of the
     /// newest common one.
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let future = Query::new(EndpointKind::Rdm).version(Version { major: 99, minor: 0 });
+    /// assert_eq!(future.offers().unwrap_err().kind(), ErrorKind::VersionMismatch);
+    /// ```
     #[must_use]
     pub fn version(mut self, version: Version) -> Self {
         self.version = version;

@@ -1,8 +1,26 @@
 //! Waiting without burning a core, and never for ever.
+//!
+//! Deadlines are points in time, computed once, so that a loop of short sleeps does
+//! not stretch them. A timeout too long to be expressed means for ever, and is the
+//! caller's wish, never a default.
 
 use std::time::{Duration, Instant};
 
 /// How a completion queue waits.
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let waiting = Waiting::Adaptive { spin: Duration::from_micros(50) };
+/// let sleepy = CompletionQueue::open_with(&domain, QueueOptions { size: 256, waiting })?;
+/// assert_ne!(sleepy.waiting_form(), "busy");
+/// let waiting = Waiting::Busy;
+/// let eager = CompletionQueue::open_with(&domain, QueueOptions { size: 0, waiting })?;
+/// assert_eq!(eager.waiting_form(), "busy");
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
     /// Poll all the time: lowest latency, a whole core.
@@ -13,7 +31,8 @@ pub enum Waiting {
         /// How long to poll before sleeping.
         spin: Duration,
     },
-    /// Sleep at once.
+    /// Sleep at once: for queues that are seldom used. Costs a system call and a
+    /// wake-up per wait, some microseconds each, and leaves the core to others.
     Block,
 }
 

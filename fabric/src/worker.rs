@@ -10,9 +10,44 @@ use std::sync::mpsc::{
     Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel,
 };
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::waiting::Deadline;
 
 /// What a worker drives.
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::{Driven, Worker};
+///
+/// /// Adds up what it is told, and tells the sum.
+/// struct Sum(u64);
+///
+/// impl Driven for Sum {
+///     type Command = u64;
+///     type Event = u64;
+///     fn command(&mut self, command: u64, tell: &mut dyn FnMut(u64)) {
+///         self.0 += command;
+///         tell(self.0);
+///     }
+///     // A real one polls its completion queue here.
+///     fn turn(&mut self, _: &mut dyn FnMut(u64)) -> bool {
+///         false
+///     }
+///     // And waits on that queue here.
+///     fn rest(&mut self, longest: Duration) {
+///         std::thread::sleep(longest);
+///     }
+/// }
+///
+/// let worker = Worker::spawn("sum", 16, Sum(0)).unwrap();
+/// worker.tell(40).unwrap();
+/// worker.tell(2).unwrap();
+/// let patience = Duration::from_secs(5);
+/// assert_eq!(worker.wait(patience), Ok(40));
+/// assert_eq!(worker.wait(patience), Ok(42));
+/// assert_eq!(worker.stop(patience).unwrap().0, 42);
+/// ```
 pub trait Driven: Send + 'static {
     /// What it is told to do.
     type Command: Send + 'static;
@@ -36,6 +71,9 @@ const IDLE_TURNS: u32 = 64;
 const LONGEST_REST: Duration = Duration::from_millis(1);
 
 /// A running worker. Dropping it asks the thread to stop and lets go of it.
+///
+/// The thread stops after the turn it is in. To be sure that it has, and to get
+/// the endpoints and queues back, use [`stop`](Self::stop).
 #[derive(Debug)]
 pub struct Worker<D: Driven> {
     commands: Option<SyncSender<D::Command>>,
@@ -130,9 +168,9 @@ impl<D: Driven> Worker<D> {
     /// `Late` if it was given up, `Gone` if it had panicked.
     pub fn stop(mut self, timeout: Duration) -> Result<D, WorkerError> {
         self.commands = None;
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::after(timeout);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.left();
             match self.finished.recv_timeout(left.min(Duration::from_millis(1))) {
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(WorkerError::Late),
                 // A worker that waits for room to tell something must not wait for ever.

@@ -1,4 +1,13 @@
 //! One-sided atomics.
+//!
+//! Atomics are atomic against atomics of the same provider only. The target's
+//! processor, and peers that arrive by another provider, are not ordered with them
+//! unless the hardware happens to be: reach such words by atomics alone, also
+//! locally, through an endpoint that talks to itself.
+//!
+//! Which combinations of type, operation and form exist is asked of the provider
+//! one by one ([`Domain::atomic_limit`](crate::Domain::atomic_limit)): a provider
+//! may list `FI_ATOMIC` and support none.
 
 use libfabric_sys as sys;
 
@@ -57,6 +66,11 @@ numbered! {
 
 impl Datatype {
     /// Size of one element in bytes.
+    ///
+    /// ```
+    /// use fabric::Datatype;
+    /// assert_eq!(Datatype::ALL.iter().map(|t| t.size()).max(), Some(8));
+    /// ```
     #[must_use]
     pub fn size(self) -> usize {
         match self {
@@ -115,11 +129,14 @@ numbered! {
 /// The three forms of an atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AtomicForm {
-    /// Changes the target.
+    /// Changes the target and brings nothing back (`fi_atomic`). Its completion need
+    /// not mean that the target has changed already.
     Plain,
-    /// Changes the target and returns what was there.
+    /// Changes the target and returns what was there (`fi_fetch_atomic`); the result
+    /// is in the local buffer when the operation completes.
     Fetch,
-    /// Changes the target if a comparison holds, and returns what was there.
+    /// Changes the target if a comparison holds, and returns what was there either way
+    /// (`fi_compare_atomic`).
     Compare,
 }
 
@@ -134,6 +151,41 @@ impl AtomicForm {
 }
 
 /// One atomic: what is done to which remote elements, with which operands.
+///
+/// Fetch-and-add on a peer's counter:
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+///
+/// let caps = Caps::MESSAGE | Caps::RMA | Caps::ATOMIC;
+/// let query = Query::new(EndpointKind::Rdm).caps(caps);
+/// let offer = query.provider("tcp;ofi_rxm").source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// # let addresses = AddressVector::open(&domain)?;
+/// # let mut queue = CompletionQueue::open(&domain)?;
+/// # let mut endpoint =
+/// #     Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+/// # let me = addresses.insert(&endpoint.address()?)?;
+/// let counter = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
+/// let local = domain.register(HostMemory::zeroed(16)?, Access::ALL)?;
+/// counter.store_u64(0, 40)?;
+/// local.store_u64(0, 2)?;
+///
+/// let remote = domain.attach(&counter.describe()?)?.all();
+/// let request = AtomicRequest {
+///     datatype: Datatype::U64,
+///     operation: AtomicOperation::Sum,
+///     operand: &local.slice(0..8)?,
+///     remote: &remote,
+/// };
+/// let result = local.slice(8..16)?;
+/// let add = endpoint.fetch_atomic(&mut queue, me, &request, &result, 1)?;
+/// queue.complete(add, Duration::from_secs(5))?;
+/// assert_eq!(local.load_u64(8)?, 40, "what was there before");
+/// assert_eq!(counter.load_u64(0)?, 42);
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct AtomicRequest<'a> {
     /// Type of the elements.
@@ -142,7 +194,8 @@ pub struct AtomicRequest<'a> {
     pub operation: AtomicOperation,
     /// The operands, one per element; their number is that of the elements.
     pub operand: &'a RegionSlice,
-    /// The elements at the peer.
+    /// The elements at the peer: aligned to their size, and at least as many bytes
+    /// as the operands have.
     pub remote: &'a RemoteSlice,
 }
 

@@ -1,10 +1,16 @@
 //! Connecting endpoints that have one peer.
+//!
+//! libfabric splits a connection into four steps, each reported by an event queue:
+//! a request at the listener, an acceptance, and one `Connected` on either side.
+//! The blocking calls here wait for one side's event only, which is what two
+//! processes want. Where both ends live in one thread, start both and poll both
+//! queues: some providers move the handshake only while somebody reads.
 #![allow(unsafe_code)]
 
 use std::os::raw::c_void;
 use std::ptr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libfabric_sys as sys;
 
@@ -15,9 +21,66 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::{ConnectionRequest, Event, EventQueue, EventQueueShared};
 use crate::handle::Handle;
 use crate::offer::Offer;
+use crate::waiting::Deadline;
 
 /// Waits for peers that want to connect (`fid_pep`). Their requests arrive on
 /// the event queue it was opened with.
+///
+/// Both ends in one thread, over TCP on the loopback interface:
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+///
+/// let offer = Query::new(EndpointKind::Msg).provider("tcp").source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let mut requests = EventQueue::open(domain.fabric())?;
+/// let listener = Listener::open(domain.fabric(), &offer, &requests)?;
+/// let to = listener.address()?;
+///
+/// let mut client_events = EventQueue::open(domain.fabric())?;
+/// let mut client_queue = CompletionQueue::open(&domain)?;
+/// let mut client = Endpoint::builder(&domain)
+///     .queue(&mut client_queue)
+///     .events(&client_events)
+///     .towards(&to)
+///     .open()?;
+/// client.start_connecting(&to, b"let me in")?;
+///
+/// let end = Instant::now() + Duration::from_secs(5);
+/// let request = loop {
+///     // The client's side is read too: that moves the handshake.
+///     client_events.poll()?;
+///     if let Some(Event::ConnectionRequest(request)) = requests.poll()? {
+///         break request;
+///     }
+///     assert!(Instant::now() < end, "no request came");
+/// };
+/// assert!(request.data.starts_with(b"let me in"));
+///
+/// let mut server_events = EventQueue::open(domain.fabric())?;
+/// let mut server_queue = CompletionQueue::open(&domain)?;
+/// let mut server = Endpoint::builder(&domain)
+///     .offer(&request.offer)
+///     .queue(&mut server_queue)
+///     .events(&server_events)
+///     .open()?;
+/// server.start_accepting(b"welcome")?;
+///
+/// let (mut client_up, mut server_up) = (false, false);
+/// while !(client_up && server_up) {
+///     if let Some(Event::Connected { endpoint, data }) = client_events.poll()? {
+///         client_up = client.is(endpoint);
+///         assert!(data.starts_with(b"welcome"));
+///     }
+///     if let Some(Event::Connected { endpoint, .. }) = server_events.poll()? {
+///         server_up = server.is(endpoint);
+///     }
+///     assert!(Instant::now() < end, "not connected");
+/// }
+/// client.disconnect()?;
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Listener {
     handle: Handle<sys::fid_pep>,
@@ -64,6 +127,8 @@ impl Listener {
 
     /// Turns a peer down, with a reason in bytes.
     ///
+    /// The peer's event queue reports `ConnectionRefused` or `ConnectionLost`, by provider.
+    ///
     /// # Errors
     /// What the provider says.
     pub fn reject(&self, request: ConnectionRequest, reason: &[u8]) -> Result<()> {
@@ -86,6 +151,10 @@ impl Listener {
 impl Endpoint {
     /// Starts connecting to a listener. The event queue tells the outcome: an
     /// [`Event::Connected`], or an error.
+    ///
+    /// `data` travels with the request. How much fits is the provider's affair
+    /// (`FI_OPT_CM_DATA_SIZE`; verbs has less than 56 bytes), and some pad it with zeros:
+    /// put a length in front of what may vary.
     ///
     /// # Errors
     /// What the provider says at once.
@@ -123,6 +192,9 @@ impl Endpoint {
     /// Connects and waits until the connection is up; returns the data that the
     /// accepting side sent along.
     ///
+    /// Events of other endpoints on the same queue are dropped meanwhile, so give an
+    /// endpoint that connects this way an event queue of its own.
+    ///
     /// # Errors
     /// `ConnectionRefused`, `ConnectionLost`, `DeadlineExceeded`.
     pub fn connect(
@@ -152,10 +224,9 @@ impl Endpoint {
 
     /// Waits for this endpoint's connection; other events on the queue are dropped.
     fn await_connection(&self, events: &mut EventQueue, timeout: Duration) -> Result<Vec<u8>> {
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::after(timeout);
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match events.wait(left)? {
+            match events.wait(deadline.left())? {
                 Event::Connected { endpoint, data } if self.is(endpoint) => return Ok(data),
                 Event::Shutdown { endpoint } if self.is(endpoint) => {
                     return Err(self.domain.blame(Error::new(
@@ -170,6 +241,9 @@ impl Endpoint {
     }
 
     /// Ends the connection; the peer sees [`Event::Shutdown`].
+    ///
+    /// Operations in flight fail or are lost; finish them first. The endpoint cannot
+    /// connect again: close it and open another.
     ///
     /// # Errors
     /// What the provider says.

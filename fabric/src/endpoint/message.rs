@@ -1,4 +1,11 @@
 //! Two-sided messages, with and without tags.
+//!
+//! A message needs a receive that was posted for it. What happens to one that
+//! comes early is the provider's affair: most keep it, without a bound, and some
+//! crash on thousands of them. Bound what is in flight by credits of your own.
+//!
+//! `inject` copies the bytes before it returns, so nothing stays in flight and the
+//! source may be any slice; its limit is `Capabilities::inject_size`.
 
 use std::os::raw::c_void;
 
@@ -453,6 +460,29 @@ impl Endpoint {
 
     /// Posts a buffer for one message whose tag equals `tag` in all bits that
     /// `ignore` leaves (`fi_trecv`).
+    ///
+    /// A set bit of `ignore` matches anything: 0 wants the exact tag, `u64::MAX` takes
+    /// any message that has one. The completion's `tag` tells what came.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fabric::*;
+    /// # let caps = Caps::MESSAGE | Caps::TAGGED;
+    /// # let offer = Query::new(EndpointKind::Rdm).caps(caps).source("127.0.0.1").first()?;
+    /// # let domain = Domain::open(&offer)?;
+    /// # let addresses = AddressVector::open(&domain)?;
+    /// # let mut queue = CompletionQueue::open(&domain)?;
+    /// # let mut endpoint =
+    /// #     Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+    /// # let me = addresses.insert(&endpoint.address()?)?;
+    /// # let inbox = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
+    /// # let outbox = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
+    /// // The low byte is a sequence number that the receiver does not choose by.
+    /// let receive = endpoint.receive_tagged(&mut queue, None, &inbox.all(), (0x500, 0xff), 0)?;
+    /// endpoint.send_tagged(&mut queue, me, &outbox.all(), 0x507, None, 0)?;
+    /// assert_eq!(queue.complete(receive, Duration::from_secs(5))?.tag, 0x507);
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`receive`](Self::receive); `NotSupported` without `Caps::TAGGED`.

@@ -1,4 +1,20 @@
 //! Endpoints: where operations are posted.
+//!
+//! One endpoint belongs to one domain and reports to one or two queues. What a
+//! post may touch is decided here, before libfabric is called: rights, bounds,
+//! widths and the peer are checked against facts read when the endpoint was opened,
+//! because providers answer a wrong argument with a bare `EINVAL`, with `EAGAIN` for
+//! ever, or not at all.
+//!
+//! - [`post`](Options): slots, and patience when a queue is full
+//! - one-sided transfers, messages and atomics: one file each
+//! - connections: [`Listener`], and connecting, accepting, ending
+//!
+//! Three things hold throughout. A queue that is handed to a post must be the one
+//! that was bound at opening. What a post names stays alive until the provider lets
+//! go of it, not until somebody stops waiting. An endpoint is closed before its
+//! buffers are released, since closing is the one thing that ends a transfer that
+//! was started.
 #![allow(unsafe_code)]
 
 mod atomic;
@@ -29,6 +45,33 @@ use crate::queue::{Completion, CompletionQueue, QueueShared};
 
 /// An endpoint. Posting goes through `&mut`, together with the queue that will
 /// report the outcome: so both have one user at a time, and neither needs a lock.
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+///
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let addresses = AddressVector::open(&domain)?;
+/// let mut queue = CompletionQueue::open(&domain)?;
+/// let mut endpoint =
+///     Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+/// let me = addresses.insert(&endpoint.address()?)?;
+///
+/// let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
+/// let outbox = domain.register(HostMemory::from_vec(b"ping".to_vec())?, Access::ALL)?;
+/// let receive = endpoint.receive(&mut queue, &inbox.all(), 1)?;
+/// let send = endpoint.send(&mut queue, me, &outbox.all(), 2)?;
+/// let got = queue.complete(receive, Duration::from_secs(5))?;
+/// queue.complete(send, Duration::from_secs(5))?;
+/// assert_eq!((got.length, got.token), (4, 1));
+///
+/// let mut text = [0; 4];
+/// inbox.read(0, &mut text)?;
+/// assert_eq!(&text, b"ping");
+/// endpoint.close()?;
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Endpoint {
     handle: ManuallyDrop<Handle<sys::fid_ep>>,
@@ -73,6 +116,30 @@ enum Queues<'q> {
 }
 
 /// Binds what an endpoint needs, then opens it.
+///
+/// Everything is bound before `fi_enable`, because libfabric allows it at no other
+/// time. A connectionless endpoint needs a queue and an address vector, a connected
+/// one a queue and an event queue; what is missing is found without a call.
+///
+/// ```
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let mut sent = CompletionQueue::open(&domain)?;
+/// let mut arrived = CompletionQueue::open(&domain)?;
+///
+/// let error = Endpoint::builder(&domain).queue(&mut sent).open().unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+///
+/// // Two queues: a receive is posted with the second one, all else with the first.
+/// let addresses = AddressVector::open(&domain)?;
+/// let mut endpoint =
+///     Endpoint::builder(&domain).addresses(&addresses).queues(&mut sent, &mut arrived).open()?;
+/// let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
+/// assert!(endpoint.receive(&mut sent, &inbox.all(), 0).is_err());
+/// endpoint.receive(&mut arrived, &inbox.all(), 0)?;
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[must_use]
 pub struct EndpointBuilder<'q> {
     domain: Domain,
@@ -98,6 +165,10 @@ impl<'q> EndpointBuilder<'q> {
     }
 
     /// A queue for what starts here and one for what arrives.
+    ///
+    /// Arrivals of one-sided writes with an immediate are reported by the second.
+    /// Where progress is manual both have to be polled: a queue that nobody reads may
+    /// hold back the other.
     pub fn queues(
         mut self,
         transmit: &'q mut CompletionQueue,
@@ -120,6 +191,9 @@ impl<'q> EndpointBuilder<'q> {
     }
 
     /// A counter of these operations.
+    ///
+    /// Can be called several times; one counter may also serve several endpoints.
+    /// Counting does not replace the completion queue, which owns the memory in flight.
     pub fn counter(mut self, counter: &Counter, events: CounterEvents) -> Self {
         self.counters.push((counter.clone(), events));
         self
@@ -299,6 +373,9 @@ impl Endpoint {
     }
 
     /// Is this the endpoint an event names?
+    ///
+    /// Several connected endpoints can share one event queue; events carry the
+    /// endpoint's identity as a number, which may be used again after it is closed.
     #[must_use]
     pub fn is(&self, endpoint: usize) -> bool {
         self.handle.as_fid() as usize == endpoint
@@ -372,13 +449,15 @@ impl Drop for Endpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum PeerToPeer {
-    /// The provider decides.
+    /// The provider decides for each transfer, and may stage through host memory
+    /// (`FI_HMEM_P2P_ENABLED`, libfabric's default).
     Enabled = 0,
-    /// Every transfer, or none.
+    /// Every transfer goes directly, or fails: what a benchmark of the direct path
+    /// should ask for (`FI_HMEM_P2P_REQUIRED`).
     Required = 1,
-    /// Where possible.
+    /// Directly where the hardware can, staged elsewhere (`FI_HMEM_P2P_PREFERRED`).
     Preferred = 2,
-    /// Never.
+    /// Always staged through host memory (`FI_HMEM_P2P_DISABLED`).
     Disabled = 3,
 }
 

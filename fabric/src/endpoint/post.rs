@@ -1,4 +1,10 @@
 //! What all posts have in common: checks, slots, and patience when a queue is full.
+//!
+//! A post takes a slot of the queue's table first, puts into it what must stay
+//! alive, and only then calls the provider: a completion may come before the call
+//! returns. `-FI_EAGAIN` means a full queue, or a connection that comes up in the
+//! background; both go away only by progress, so the post makes some, with growing
+//! pauses, until the patience of its options ends. It never spins for ever.
 
 use std::os::raw::c_void;
 use std::sync::Arc;
@@ -22,6 +28,27 @@ use crate::waiting::{Backoff, Deadline};
 /// let safe = Options::token(42).flags(TransferFlags::DELIVERY_COMPLETE);
 /// # let _ = (plain, safe);
 /// ```
+///
+/// A zero patience turns a full queue into an error at once, for callers that have
+/// something better to do:
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+/// # let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// # let domain = Domain::open(&offer)?;
+/// # let addresses = AddressVector::open(&domain)?;
+/// # let mut queue = CompletionQueue::open(&domain)?;
+/// # let mut endpoint =
+/// #     Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+/// # let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
+/// let at_once = Options::token(9).patience(Duration::ZERO);
+/// match endpoint.receive(&mut queue, &inbox.all(), at_once) {
+///     Ok(_) => {}
+///     Err(full) => assert_eq!(full.kind(), ErrorKind::WouldBlock),
+/// }
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     pub(super) token: u64,
@@ -42,6 +69,10 @@ impl Options {
     }
 
     /// With these flags.
+    ///
+    /// With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
+    /// `fi_write`), which costs a little more to build. Not every provider obeys
+    /// every flag, and libfabric has no bit to ask.
     #[must_use]
     pub fn flags(mut self, flags: TransferFlags) -> Self {
         self.flags = flags;

@@ -1,4 +1,14 @@
 //! One-sided reads and writes.
+//!
+//! The target's processor takes no part, so the target learns of a write only by
+//! an immediate, by a later message on a provider that orders sends after writes,
+//! or by looking at the bytes. A local completion without
+//! [`TransferFlags::DELIVERY_COMPLETE`](crate::TransferFlags::DELIVERY_COMPLETE)
+//! says that the source may be reused, and nothing about the target.
+//!
+//! Rights and bounds come with the peer's descriptor and are checked before
+//! posting: not all targets look (rxm does not check `FI_REMOTE_READ`), and shm
+//! reports a write with a wrong key as successful.
 
 use std::os::raw::c_void;
 
@@ -61,6 +71,35 @@ impl Endpoint {
 
     /// Writes, and tells the peer with an immediate once the bytes are there
     /// (`fi_writedata`).
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use fabric::*;
+    /// # let query = Query::new(EndpointKind::Rdm).provider("tcp;ofi_rxm");
+    /// # let offer = query.source("127.0.0.1").first()?;
+    /// # let domain = Domain::open(&offer)?;
+    /// # let addresses = AddressVector::open(&domain)?;
+    /// # let mut queue = CompletionQueue::open(&domain)?;
+    /// # let mut endpoint =
+    /// #     Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+    /// # let me = addresses.insert(&endpoint.address()?)?;
+    /// # let source = domain.register(HostMemory::from_vec(vec![7; 16])?, Access::ALL)?;
+    /// # let target = domain.register(HostMemory::zeroed(16)?, Access::ALL)?;
+    /// let remote = domain.attach(&target.describe()?)?;
+    /// if domain.capabilities().immediates_consume_receives() {
+    ///     endpoint.receive_notice(&mut queue, 0)?;
+    /// }
+    /// endpoint.write_data(&mut queue, me, &source.all(), &remote.all(), 0xbeef, 1)?;
+    /// let end = Instant::now() + Duration::from_secs(5);
+    /// let notice = loop {
+    ///     let completion = queue.wait(end.saturating_duration_since(Instant::now()))?;
+    ///     if completion.kind == CompletionKind::RemoteWrite {
+    ///         break completion;
+    ///     }
+    /// };
+    /// assert_eq!(notice.data, Some(0xbeef));
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`write`](Self::write); `OutOfBounds` for an immediate wider than the

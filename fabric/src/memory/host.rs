@@ -1,4 +1,9 @@
 //! Memory that can be handed to the fabric.
+//!
+//! A registration needs an owner for its bytes that outlives every transfer. A
+//! `Vec` behind a reference is not one, and neither is anything that might move or
+//! reallocate: so owners are consumed, and promise by [`Memory`]'s contract that
+//! the range stays where it is.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -7,6 +12,38 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::kind::MemoryKind;
 
 /// Memory that a registration can own.
+///
+/// Memory that another library allocated needs a few lines:
+///
+/// ```
+/// use fabric::{Memory, MemoryKind};
+///
+/// struct Borrowed {
+///     base: *mut u8,
+///     length: usize,
+/// }
+/// // SAFETY: one owner, whose allocation is not bound to a thread.
+/// unsafe impl Send for Borrowed {}
+/// // SAFETY: the bytes are reached through raw copies only.
+/// unsafe impl Sync for Borrowed {}
+/// // SAFETY: pointer and length never change; the bytes live until the drop below.
+/// unsafe impl Memory for Borrowed {
+///     fn as_ptr(&self) -> *mut u8 {
+///         self.base
+///     }
+///     fn len(&self) -> usize {
+///         self.length
+///     }
+/// }
+/// impl Drop for Borrowed {
+///     fn drop(&mut self) {
+///         // SAFETY: made by `Box::into_raw` below, given back once.
+///         drop(unsafe { Box::from_raw(self.base.cast::<[u8; 256]>()) });
+///     }
+/// }
+/// let memory = Borrowed { base: Box::into_raw(Box::new([0_u8; 256])).cast(), length: 256 };
+/// assert_eq!((memory.len(), memory.kind()), (256, MemoryKind::Host));
+/// ```
 ///
 /// # Safety
 /// From the first call on and until the value is dropped, `as_ptr` and `len`
@@ -42,6 +79,19 @@ unsafe impl Memory for Box<dyn Memory> {
 }
 
 /// Page-aligned, zeroed host memory.
+///
+/// A vector that is taken over keeps its own alignment. Fresh mappings are private
+/// and not locked: pinning them is the provider's work at registration, and counts
+/// against `ulimit -l` there.
+///
+/// ```
+/// use fabric::{HostMemory, Memory};
+/// let pages = HostMemory::zeroed(10_000)?;
+/// assert_eq!(pages.len(), 10_000);
+/// assert_eq!(pages.as_ptr() as usize % 4096, 0);
+/// assert!(HostMemory::from_vec(Vec::new()).is_err(), "an empty range has no address");
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct HostMemory {
     base: NonNull<u8>,

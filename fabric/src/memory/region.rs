@@ -25,6 +25,23 @@ use crate::kind::MemoryKind;
 /// The bytes of a region may change at any time, by a peer's hand. They are
 /// therefore reached by copying ([`read`](Self::read), [`write`](Self::write)),
 /// never by reference.
+///
+/// ```
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let region = domain.register(HostMemory::zeroed(4096)?, Access::ALL)?;
+/// region.write(8, b"payload")?;
+/// let mut copy = [0; 7];
+/// region.read(8, &mut copy)?;
+/// assert_eq!(&copy, b"payload");
+/// assert_eq!(region.read(4090, &mut copy).unwrap_err().kind(), ErrorKind::OutOfBounds);
+///
+/// // A word that peers change as well: loads and stores are atomic.
+/// region.store_u64(0, 17)?;
+/// assert_eq!(region.load_u64(0)?, 17);
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct MemoryRegion(pub(crate) Arc<RegionInner>);
 
@@ -490,6 +507,18 @@ impl Drop for RegionInner {
 
 /// A part of a registered region. Holds the region, so that memory under an
 /// operation cannot be freed.
+///
+/// ```
+/// use fabric::*;
+/// # let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// # let domain = Domain::open(&offer)?;
+/// let region = domain.register(HostMemory::zeroed(4096)?, Access::LOCAL)?;
+/// let slot = region.slice(1024..2048)?;
+/// drop(region);
+/// // The slice holds the registration; the region can be had back from it.
+/// assert_eq!((slot.offset(), slot.len(), slot.region().len()), (1024, 1024, 4096));
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct RegionSlice {
     pub(crate) region: Arc<RegionInner>,

@@ -1,4 +1,10 @@
 //! Registering memory (`fi_mr_reg`, `fi_mr_regv`, `fi_mr_regattr`).
+//!
+//! What a provider demands of a registration (`mr_mode`) differs, and so does what
+//! it checks. Ranges are therefore examined here first, keys are drawn at random
+//! where the provider leaves the choice, so that knowing one says nothing of
+//! another, and a bare `EINVAL` is returned with the precondition that was likely
+//! not met.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -18,6 +24,7 @@ use crate::flags::{Access, Caps, MrMode, RegistrationFlags};
 use crate::handle::Handle;
 use crate::kind::MemoryKind;
 use crate::version::Version;
+use crate::waiting::Deadline;
 
 /// How to register: rights, and everything else `struct fi_mr_attr` can say.
 ///
@@ -89,11 +96,26 @@ impl From<Access> for RegistrationOptions {
 }
 
 /// Memory named by a dma-buf file descriptor.
+///
+/// The descriptor is borrowed: the provider takes its own reference to the buffer
+/// while it registers, and the caller may close the file afterwards.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// use fabric::{DmaBuf, MemoryKind};
+/// # let file = std::fs::File::open("/dev/null").unwrap();
+/// // `file` came from the driver that exported the buffer.
+/// let base = 0x7000_1000 as *mut u8; // its address on the device
+/// let second_page =
+///     DmaBuf { fd: file.as_fd(), offset: 4096, length: 4096, base, kind: MemoryKind::Cuda(0) };
+/// assert!(second_page.kind.is_device());
+/// ```
 #[derive(Debug)]
 pub struct DmaBuf<'fd> {
     /// The dma-buf.
     pub fd: BorrowedFd<'fd>,
-    /// Where the region begins in it.
+    /// Where the region begins in it, in bytes. Allocations are often carved out of
+    /// a larger buffer, so this is seldom 0 for pooled memory.
     pub offset: u64,
     /// Length of the region.
     pub length: usize,
@@ -529,6 +551,25 @@ fn random_key(size: usize) -> u64 {
 }
 
 /// A registration that is not finished yet. The memory belongs to it.
+///
+/// Where the provider registers asynchronously, the event ends the wait:
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let fabric = Fabric::open(&offer)?;
+/// let mut events = EventQueue::open(&fabric)?;
+/// match Domain::open_asynchronous(&fabric, &offer, &events) {
+///     Ok(domain) => {
+///         let pending = domain.register_asynchronously(HostMemory::zeroed(4096)?, Access::ALL)?;
+///         let region = pending.wait(&mut events, Duration::from_secs(5))?;
+///         assert_eq!(region.len(), 4096);
+///     }
+///     Err(refused) => println!("{refused}"), // most providers register synchronously only
+/// }
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct PendingRegion {
     number: usize,
@@ -590,10 +631,9 @@ impl PendingRegion {
     /// `DeadlineExceeded` (the memory is then lost on purpose: the provider may
     /// still be at it), or the failure that was reported.
     pub fn wait(self, events: &mut EventQueue, timeout: Duration) -> Result<MemoryRegion> {
-        let deadline = std::time::Instant::now() + timeout;
+        let deadline = Deadline::after(timeout);
         loop {
-            let left = deadline.saturating_duration_since(std::time::Instant::now());
-            match events.wait(left) {
+            match events.wait(deadline.left()) {
                 Ok(event) if self.is_done_by(&event) => {
                     return self.finish(&event).map_err(|refused| refused.1);
                 }

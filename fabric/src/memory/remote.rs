@@ -1,4 +1,10 @@
 //! A peer's region, ready to be written and read.
+//!
+//! A descriptor is data from outside, attached once. After that every operation
+//! takes slices whose bounds are proved by construction, so the hot path compares
+//! two lengths and two bit sets and nothing else. A key that had to be mapped
+//! (`FI_MR_RAW`) is shared by all slices and unmapped after the last operation that
+//! uses it: a provider may look it up when the transfer is made, not when posted.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,6 +30,19 @@ impl Drop for Mapping {
 
 /// A region of a peer, as seen from one domain. Bounds and rights are checked
 /// here, before anything goes on the wire.
+///
+/// ```
+/// use fabric::*;
+/// # let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// # let domain = Domain::open(&offer)?;
+/// let rights = Access::LOCAL | Access::REMOTE_READ;
+/// let region = domain.register(HostMemory::zeroed(4096)?, rights)?;
+/// let remote = domain.attach(&region.describe()?)?;
+/// assert_eq!(remote.len(), 4096);
+/// assert_eq!(remote.rights(), Access::REMOTE_READ);
+/// assert_eq!(remote.slice(4000..5000).unwrap_err().kind(), ErrorKind::OutOfBounds);
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct RemoteMemory {
     base: u64,

@@ -1,10 +1,33 @@
 //! What a completion queue tells.
+//!
+//! Outcomes name operations in two ways: by [`OperationId`], which this library
+//! gives and never repeats while the operation is known, and by the caller's token,
+//! which is carried as it is and may repeat.
+//!
+//! ```
+//! use fabric::{Completion, CompletionKind, Outcome};
+//!
+//! /// Sorts what a queue handed out.
+//! fn note(outcome: Outcome, done: &mut Vec<u64>, immediates: &mut Vec<u64>) {
+//!     match outcome {
+//!         Ok(Completion { kind: CompletionKind::RemoteWrite, data: Some(data), .. }) => {
+//!             immediates.push(data);
+//!         }
+//!         Ok(completion) => done.push(completion.token),
+//!         // A failure without an operation says something of the whole queue.
+//!         Err(failure) if failure.operation.is_none() => eprintln!("{failure}"),
+//!         Err(failure) => eprintln!("operation {} failed: {}", failure.token, failure.error),
+//!     }
+//! }
+//! # let _ = note;
+//! ```
 
 use std::fmt;
 
 use crate::error::Error;
 
-/// Names one posted operation.
+/// Names one posted operation, within the queue it reports to. It goes stale when
+/// the outcome was handed out: a later operation in the same slot has another name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OperationId {
     pub(crate) index: u32,
@@ -42,13 +65,16 @@ pub struct Completion {
     /// Bytes received or written, where the provider tells (0 where it does not:
     /// `verbs;ofi_rxm` gives no length with an immediate, for one).
     pub length: usize,
-    /// The immediate.
+    /// The immediate (`FI_REMOTE_CQ_DATA`), if one came. Bits beyond the provider's
+    /// width were refused at the sender, so what is here is whole.
     pub data: Option<u64>,
-    /// The tag, for tagged receives.
+    /// The tag of a tagged receive, as the sender gave it; 0 for anything else.
     pub tag: u64,
-    /// Where a message lies in a buffer that takes many.
+    /// Where a message lies, in bytes from the start of a buffer that takes many
+    /// (`FI_MULTI_RECV`); 0 for any other operation.
     pub offset: usize,
-    /// The posted buffer takes no more messages.
+    /// The posted buffer takes no more messages: post it, or another one, again. Only
+    /// ever true for buffers that take many.
     pub exhausted: bool,
     pub(crate) source: u64,
 }

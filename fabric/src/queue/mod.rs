@@ -1,4 +1,12 @@
 //! Completion queues.
+//!
+//! A queue does more than report: it owns everything that operations in flight may
+//! still touch. The provider is handed the address of a slot as the operation's
+//! context; the slot holds the memory, and is freed when the completion comes, or
+//! when the endpoint is closed. Dropping the queue first changes nothing of that.
+//!
+//! Entries are read in batches. An entry that one call did not ask for is kept for
+//! the next, so waiting for one operation loses nothing of the others.
 #![allow(unsafe_code)]
 
 mod completion;
@@ -33,6 +41,23 @@ const BATCH: usize = 16;
 /// A completion queue: posts and polls go through `&mut`, so that one owner at a
 /// time does both and no lock is needed. It owns the memory of all operations in
 /// flight, and keeps it until the provider lets go, even if it is dropped first.
+///
+/// There are three ways to get outcomes: [`poll`](Self::poll) returns at once,
+/// [`wait`](Self::wait) takes the next of any operation, and
+/// [`complete`](Self::complete) waits for one operation and keeps the others.
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let mut queue = CompletionQueue::open(&domain)?;
+/// assert!(queue.poll().is_none());
+/// let failure = queue.wait(Duration::from_millis(5)).unwrap_err();
+/// assert_eq!(failure.error.kind(), ErrorKind::DeadlineExceeded);
+/// assert!(failure.operation.is_none(), "the deadline belongs to no operation");
+/// # Ok::<(), fabric::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct CompletionQueue {
     shared: Arc<QueueShared>,
@@ -92,9 +117,11 @@ impl Member {
 /// How a queue is made.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct QueueOptions {
-    /// Entries; 0 leaves it to the provider.
+    /// Entries that the provider shall have room for (`fi_cq_attr::size`); 0 leaves
+    /// it to the provider. Keep fewer operations in flight: beyond it a queue may overrun.
     pub size: usize,
-    /// How it waits.
+    /// How it waits. `Busy` opens the queue with `FI_WAIT_NONE`, which spares some
+    /// providers the upkeep of a descriptor; all else asks for `FI_WAIT_FD` first.
     pub waiting: Waiting,
 }
 

@@ -1,4 +1,9 @@
 //! Waiting for completions.
+//!
+//! Sleeping is where providers differ most. Some have no descriptor, some keep it
+//! readable while nothing comes, some lose a wake-up. So every sleep is bounded
+//! (50 ms), `fi_trywait` is asked before each, and after eight wake-ups in a row
+//! that brought nothing the queue goes over to growing pauses.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -146,6 +151,26 @@ impl CompletionQueue {
     /// wire cannot be called back: its memory is quarantined, that is kept until
     /// the provider completes it or its endpoint is closed. Its outcome will not
     /// be reported.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fabric::*;
+    /// # let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+    /// # let domain = Domain::open(&offer)?;
+    /// # let addresses = AddressVector::open(&domain)?;
+    /// # let mut queue = CompletionQueue::open(&domain)?;
+    /// # let mut endpoint =
+    /// #     Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+    /// # let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
+    /// let receive = endpoint.receive(&mut queue, &inbox.all(), 0)?;
+    /// queue.abandon(receive);
+    /// // Nobody waits for it now; its memory is safe until the provider lets go.
+    /// assert!(queue.complete(receive, Duration::from_millis(5)).is_err());
+    /// endpoint.close()?;
+    /// while queue.poll().is_some() {}
+    /// assert_eq!((queue.in_flight(), queue.quarantined()), (0, 0));
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
     pub fn abandon(&mut self, operation: OperationId) {
         let Some(slot) = self.table().by_id(operation) else {
             return;

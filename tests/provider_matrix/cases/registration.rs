@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fabric::{
     Access, Caps, Counter, Domain, EndpointKind, ErrorKind, EventQueue, Fabric, HostMemory, Memory,
-    MemoryKind, MrMode, PeerToPeer, RegistrationFlags, RegistrationOptions, RemoteKey, TransferFlags, Version,
-    probe_registration_cache,
+    MemoryKind, MrMode, PeerToPeer, RegistrationFlags, RegistrationOptions, RemoteKey,
+    TransferFlags, Version, probe_registration_cache,
 };
 
 use super::Case;
