@@ -35,16 +35,20 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why the command failed, and with which code it ends.
+/// Why the command failed, and with which code it ends. Boxed, so that what
+/// succeeds while something is measured carries a single word.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct Failure(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     exit: Exit,
     message: String,
 }
 
 impl Failure {
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
-        Self { exit, message: message.into() }
+        Self(Box::new(Inner { exit, message: message.into() }))
     }
 
     pub(crate) fn failed(message: impl Into<String>) -> Self {
@@ -57,22 +61,22 @@ impl Failure {
     }
 
     pub(crate) fn exit(&self) -> Exit {
-        self.exit
+        self.0.exit
     }
 
     pub(crate) fn is_silent(&self) -> bool {
-        self.message.is_empty()
+        self.0.message.is_empty()
     }
 
     /// Says in front what was being done.
     pub(crate) fn while_doing(self, what: impl fmt::Display) -> Self {
-        Self { exit: self.exit, message: format!("{what}: {}", self.message) }
+        Self::new(self.0.exit, format!("{what}: {}", self.0.message))
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0.message)
     }
 }
 

@@ -313,20 +313,15 @@ fn raw_send_and_receive(cell: &Cell) -> Checked {
     // The raw road: pointers of registered memory, kept alive by hand.
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&from, 0, &pattern(8, 64))?;
-    if pair.sides[A].domain.capabilities().needs_local_registration() {
-        // Without the registration's descriptor this provider cannot do it; the
-        // safe road passes it.
-        return exchange(&mut pair, 64, 0);
-    }
     let (source, target) = (from.as_ptr().cast_const(), into.as_ptr());
-    let null = std::ptr::null_mut();
+    let (sent_by, received_by) = (from.local_descriptor(), into.local_descriptor());
     let receive = pair.post(B, |s| {
-        // SAFETY: `into` outlives the operation; no descriptor is needed.
-        unsafe { s.endpoint.receive_raw(&mut s.queue, (target, 64), null, at_once(0)) }
+        // SAFETY: `into` outlives the operation, and the descriptor is its own.
+        unsafe { s.endpoint.receive_raw(&mut s.queue, (target, 64), received_by, at_once(0)) }
     })?;
     let send = pair.post(A, |s| {
-        // SAFETY: `from` outlives the operation; no descriptor is needed.
-        unsafe { s.endpoint.send_raw(&mut s.queue, s.peer, (source, 64), null, at_once(0)) }
+        // SAFETY: `from` outlives the operation, and the descriptor is its own.
+        unsafe { s.endpoint.send_raw(&mut s.queue, s.peer, (source, 64), sent_by, at_once(0)) }
     })?;
     pair.complete(B, receive)?;
     pair.complete(A, send)?;
