@@ -29,7 +29,7 @@ use crate::waiting::Deadline;
 /// Both ends in one thread, over TCP on the loopback interface:
 ///
 /// ```
-/// use std::time::Duration;
+/// use std::time::{Duration, Instant};
 /// use fabric::*;
 ///
 /// let offer = Query::new(EndpointKind::Msg).provider("tcp").source("127.0.0.1").first()?;

@@ -304,6 +304,12 @@ impl<'q> EndpointBuilder<'q> {
 
 /// A bare EINVAL here has a known cause, which nothing in the code tells.
 fn explain_enable(error: Error) -> Error {
+    if error.kind() == ErrorKind::Busy {
+        return error.with_detail(
+            "a process that was killed may have left its shared-memory file in the way: look for \
+             /dev/shm/PID:UID:NUMBER with this process' PID",
+        );
+    }
     if error.kind() != ErrorKind::InvalidArgument {
         return error;
     }

@@ -361,6 +361,10 @@ impl CompletionQueue {
         if !(is_arrival && slot.kind == CompletionKind::Receive) {
             completion.kind = slot.kind;
         }
+        // sockets repeats the immediate to the one who sent it.
+        if !matches!(completion.kind, CompletionKind::Receive | CompletionKind::RemoteWrite) {
+            completion.data = None;
+        }
         let ends = !slot.lasting || flags & sys::FI_MULTI_RECV != 0;
         if slot.lasting {
             completion.offset = (entry.buf as usize).wrapping_sub(slot.base);
