@@ -1,9 +1,11 @@
 //! The command, run as users run it.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
 /// Runs the command to its end, which has to come soon.
@@ -22,6 +24,13 @@ fn fabricast_with(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
         .unwrap();
     assert!(start.elapsed() < Duration::from_secs(60), "{arguments:?} took too long");
     output
+}
+
+/// Two processes that poll need a core each: measurements take turns, also where
+/// each test is a process of its own.
+fn alone() -> Flock<File> {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("measurements.lock");
+    Flock::lock(File::create(path).unwrap(), FlockArg::LockExclusive).unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -168,6 +177,7 @@ fn nonsense_on_the_command_line_is_a_usage_error() {
 /// Every operation, both modes, several sizes: everything is verified.
 #[test]
 fn measurements_check_their_data() {
+    let _alone = alone();
     for provider in providers() {
         for operation in ["writedata", "write", "read", "send"] {
             let sizes = [("lat", "64", "200"), ("lat", "9", "20"), ("bw", "100000", "64")];
@@ -202,6 +212,7 @@ fn measurements_check_their_data() {
 
 #[test]
 fn the_json_line_has_the_agreed_keys() {
+    let _alone = alone();
     let provider = &providers()[0];
     for threading in ["safe", "domain"] {
         let out = succeed(&[
@@ -243,6 +254,7 @@ fn the_json_line_has_the_agreed_keys() {
 
 #[test]
 fn sleeping_sides_get_there_too() {
+    let _alone = alone();
     for provider in providers() {
         for waiting in ["adaptive", "block"] {
             for operation in ["writedata", "read", "send"] {
@@ -273,6 +285,7 @@ fn sleeping_sides_get_there_too() {
 /// no zombie behind.
 #[test]
 fn a_dead_target_is_reported() {
+    let _alone = alone();
     let provider = &providers()[0];
     let bench = Command::new(env!("CARGO_BIN_EXE_fabricast"))
         .args(["bench", "fabric", "--provider", provider, "--iters", "1G"])
@@ -304,6 +317,7 @@ fn a_dead_target_is_reported() {
 
 #[test]
 fn the_demonstration_works() {
+    let _alone = alone();
     let out = succeed(&["demo"]);
     assert!(out.ends_with("\ndemo: ok\n"), "{out}");
     assert!(out.contains("taken") && out.contains("MiB, 0 errors"), "{out}");

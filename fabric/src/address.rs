@@ -227,8 +227,10 @@ impl AddressVector {
     /// `Closed` if it was removed before; what the provider says.
     pub fn remove(&self, peer: Peer) -> Result<()> {
         let raw = self.resolve("fi_av_remove", peer)?;
-        if let Some(entry) = self.0.peers.entry(peer.index) {
-            entry.store(REMOVED, Ordering::Release);
+        // Of two that remove the same peer at once, one finds it gone.
+        let was = self.0.peers.entry(peer.index).map(|e| e.swap(REMOVED, Ordering::AcqRel));
+        if was != Some(raw) {
+            return Err(self.unknown("fi_av_remove", peer));
         }
         // SAFETY: the address was inserted and not removed since.
         let code = unsafe { sys::fcs_av_remove(self.0.handle.as_ptr(), raw) };
@@ -291,6 +293,10 @@ impl AddressVector {
         (raw != sys::FI_ADDR_UNSPEC)
             .then(|| self.0.peers.find(raw))?
             .map(|index| Peer { index, vector: self.0.number })
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.0.domain
     }
 
     pub(crate) fn as_fid(&self) -> *mut sys::fid {

@@ -174,6 +174,10 @@ impl Counter {
         }
     }
 
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.0.domain
+    }
+
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.0.handle.as_fid()
     }

@@ -14,7 +14,7 @@ use libfabric_sys as sys;
 
 use crate::capabilities::Capabilities;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::EventQueue;
+use crate::event::{EventQueue, EventQueueShared};
 use crate::handle::Handle;
 use crate::offer::Offer;
 
@@ -52,6 +52,10 @@ impl Fabric {
         &self.0.provider
     }
 
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut sys::fid_fabric {
         self.0.handle.as_ptr()
     }
@@ -76,8 +80,9 @@ struct DomainInner {
     handle: Handle<sys::fid_domain>,
     capabilities: Arc<Capabilities>,
     offer: Offer,
-    /// Registrations report to an event queue instead of returning finished.
-    asynchronous_registration: bool,
+    /// Where registrations report, if they do not return finished. After the
+    /// handle: providers keep a bare pointer to it.
+    registration_events: Option<Arc<EventQueueShared>>,
     fabric: Fabric,
 }
 
@@ -111,6 +116,14 @@ impl Domain {
 
     fn open_inner(fabric: &Fabric, offer: &Offer, events: Option<&EventQueue>) -> Result<Self> {
         let capabilities = offer.share_capabilities();
+        if capabilities.provider != fabric.provider() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_domain",
+                "the offer is of another provider than the fabric",
+            )
+            .with_provider(fabric.provider()));
+        }
         let mut domain = ptr::null_mut();
         // SAFETY: fabric and offer are alive; `domain` receives the object.
         let handle = unsafe {
@@ -121,8 +134,16 @@ impl Domain {
             Handle::adopt("fi_domain", domain)?
         };
         if let Some(events) = events {
-            // SAFETY: both objects are alive; the event queue is kept by whoever
-            // reads registration events from it, and libfabric counts the use.
+            if !events.is_on(fabric) {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "fi_domain_bind",
+                    "the event queue belongs to another fabric",
+                )
+                .with_provider(&capabilities.provider));
+            }
+            // SAFETY: both objects are alive and of one provider; the domain keeps
+            // the event queue.
             let code = unsafe {
                 sys::fi_domain_bind(handle.as_ptr(), events.as_fid(), sys::FABRICAST_REG_MR)
             };
@@ -142,7 +163,7 @@ impl Domain {
             handle,
             capabilities,
             offer: offer.clone(),
-            asynchronous_registration: events.is_some(),
+            registration_events: events.map(EventQueue::share),
             fabric: fabric.clone(),
         })))
     }
@@ -192,7 +213,7 @@ impl Domain {
     }
 
     pub(crate) fn is_asynchronous(&self) -> bool {
-        self.0.asynchronous_registration
+        self.0.registration_events.is_some()
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::fid_domain {

@@ -100,6 +100,10 @@ struct ConnectionEntry {
 }
 
 impl EventQueueShared {
+    pub(crate) fn is_on(&self, fabric: &Fabric) -> bool {
+        self.fabric.is_same(fabric)
+    }
+
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.handle.as_fid()
     }
@@ -245,6 +249,10 @@ impl EventQueue {
 
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.shared.handle.as_fid()
+    }
+
+    pub(crate) fn is_on(&self, fabric: &Fabric) -> bool {
+        self.shared.fabric.is_same(fabric)
     }
 
     pub(crate) fn share(&self) -> Arc<EventQueueShared> {

@@ -5,16 +5,22 @@ use std::ffi::CStr;
 use std::os::raw::c_char;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libfabric_sys as sys;
 
 use crate::capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Caps, Mode, MrMode, Order};
 use crate::version::Version;
 
 /// A `fi_info` that is ours.
-pub(crate) struct Info(pub(crate) NonNull<sys::fi_info>);
+pub(crate) struct Info {
+    element: NonNull<sys::fi_info>,
+    /// A connection request's element names the half-open connection, which can be
+    /// taken up, or rejected, once.
+    claimed: AtomicBool,
+}
 
 // SAFETY: plain data behind the pointer, owned by this value and not changed
 // through shared references.
@@ -28,11 +34,34 @@ impl Info {
     /// # Safety
     /// `info` must be null or an element nobody else frees.
     pub(crate) unsafe fn adopt(info: *mut sys::fi_info) -> Option<Self> {
-        NonNull::new(info).map(Self)
+        NonNull::new(info).map(Self::new)
+    }
+
+    pub(crate) fn new(element: NonNull<sys::fi_info>) -> Self {
+        Self { element, claimed: AtomicBool::new(false) }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut sys::fi_info {
-        self.0.as_ptr()
+        self.element.as_ptr()
+    }
+
+    /// Is this a connection request's?
+    pub(crate) fn is_request(&self) -> bool {
+        // SAFETY: the element is alive.
+        !unsafe { (*self.as_ptr()).handle }.is_null()
+    }
+
+    /// Takes up the half-open connection, if this is one: libfabric frees it at its
+    /// first use.
+    pub(crate) fn claim(&self, operation: &'static str) -> Result<()> {
+        if self.is_request() && self.claimed.swap(true, Ordering::AcqRel) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                operation,
+                "this connection request was accepted or rejected already",
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -42,7 +71,7 @@ impl Info {
         let no_memory = || Error::from_code("fi_dupinfo", i64::from(sys::FI_ENOMEM));
         // SAFETY: the element is alive.
         let copy = NonNull::new(unsafe { sys::fi_dupinfo(self.as_ptr()) })
-            .map(Self)
+            .map(Self::new)
             .ok_or_else(no_memory)?;
         // Providers read whole sockaddr unions.
         let room = address.len().max(256);
@@ -72,7 +101,7 @@ impl Drop for Info {
 
 impl std::fmt::Debug for Info {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "fi_info {:p}", self.0)
+        write!(f, "fi_info {:p}", self.element)
     }
 }
 

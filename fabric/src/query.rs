@@ -329,7 +329,7 @@ impl Query {
             let next = unsafe { (*entry).next };
             // SAFETY: as above; fi_dupinfo copies a single element.
             if let Some(info) = NonNull::new(unsafe { sys::fi_dupinfo(entry) }) {
-                let offer = Offer::adopt(Info(info), self.threading);
+                let offer = Offer::adopt(Info::new(info), self.threading);
                 let exact = self
                     .provider
                     .as_ref()
@@ -364,7 +364,7 @@ impl Hints {
     fn new(query: &Query, order: Order, caps: Caps) -> Result<Self> {
         // SAFETY: fi_dupinfo(NULL) allocates an empty element of the library's own size.
         let info = NonNull::new(unsafe { sys::fi_dupinfo(ptr::null()) })
-            .map(Info)
+            .map(Info::new)
             .ok_or_else(|| Error::from_code("fi_allocinfo", i64::from(sys::FI_ENOMEM)))?;
         let kind = match query.kind {
             EndpointKind::Rdm => sys::FI_EP_RDM,

@@ -96,6 +96,13 @@ impl Listener {
     /// What the provider says.
     pub fn open(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
         let blame = |e: Error| e.with_provider(fabric.provider());
+        if !events.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
+            return Err(blame(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_passive_ep",
+                "offer and event queue must be of the fabric that listens",
+            )));
+        }
         let mut listener = ptr::null_mut();
         // SAFETY: fabric and offer are alive; `listener` receives the object.
         let handle = unsafe {
@@ -132,7 +139,21 @@ impl Listener {
     /// # Errors
     /// What the provider says.
     pub fn reject(&self, request: ConnectionRequest, reason: &[u8]) -> Result<()> {
-        // SAFETY: the request's info is alive; its handle names the connection.
+        if !request.offer.info.is_request() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_reject",
+                "the offer is not that of a connection request",
+            )
+            .with_provider(self.fabric.provider()));
+        }
+        request
+            .offer
+            .info
+            .claim("fi_reject")
+            .map_err(|e| e.with_provider(self.fabric.provider()))?;
+        // SAFETY: the request's info is alive; its handle names the connection, and
+        // is used this once.
         let code = unsafe {
             let handle = (*request.offer.info.as_ptr()).handle;
             sys::fi_reject(

@@ -230,6 +230,30 @@ impl<'q> EndpointBuilder<'q> {
         if !connectionless && self.events.is_none() {
             return Err(refuse("a connected endpoint needs an event queue"));
         }
+        // Providers cast what is bound to them without a look.
+        let queues_fit = match &self.queues {
+            Queues::None => true,
+            Queues::One(queue) => queue.domain().is_same(&domain),
+            Queues::Two(a, b) => a.domain().is_same(&domain) && b.domain().is_same(&domain),
+        };
+        if !queues_fit
+            || self.addresses.as_ref().is_some_and(|a| !a.domain().is_same(&domain))
+            || self.counters.iter().any(|(counter, _)| !counter.domain().is_same(&domain))
+            || self.events.as_ref().is_some_and(|events| !events.is_on(domain.fabric()))
+        {
+            return Err(refuse("a queue, counter or address vector belongs to another domain"));
+        }
+        let ours = domain.capabilities();
+        let theirs = self.offer.capabilities();
+        // Some leave the name out of their connection requests.
+        let named = !theirs.provider.is_empty();
+        if (named && ours.provider != theirs.provider) || ours.endpoint != theirs.endpoint {
+            return Err(refuse("the offer is of another provider than the domain"));
+        }
+        if self.destination.is_some() && self.offer.info.is_request() {
+            return Err(refuse("a connection request leads to its peer already"));
+        }
+        self.offer.info.claim("fi_endpoint").map_err(|e| domain.blame(e))?;
         let towards = match &self.destination {
             Some(address) => Some(self.offer.info.towards(&address.0)?),
             None => None,
@@ -264,24 +288,17 @@ impl<'q> EndpointBuilder<'q> {
         if let Some(events) = &self.events {
             bind("fi_ep_bind (event queue)", events.as_fid(), 0)?;
         }
-        let attach = |queue: &mut CompletionQueue| {
-            let (number, member) = queue.join(handle.as_fid());
-            Attached { queue: queue.share(), number, member }
-        };
-        let (transmit, receive) = match self.queues {
+        match &self.queues {
             Queues::None => return Err(refuse("no completion queue")),
             Queues::One(queue) => {
                 let flags = sys::FI_TRANSMIT | sys::FI_RECV;
                 bind("fi_ep_bind (completion queue)", queue.share().as_fid(), flags)?;
-                let both = attach(queue);
-                (both.clone(), both)
             }
             Queues::Two(transmit, receive) => {
                 bind("fi_ep_bind (transmit queue)", transmit.share().as_fid(), sys::FI_TRANSMIT)?;
                 bind("fi_ep_bind (receive queue)", receive.share().as_fid(), sys::FI_RECV)?;
-                (attach(transmit), attach(receive))
             }
-        };
+        }
         for (counter, events) in &self.counters {
             bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
         }
@@ -289,6 +306,19 @@ impl<'q> EndpointBuilder<'q> {
         let code = unsafe { sys::fi_enable(handle.as_ptr()) };
         Error::check("fi_enable", i64::from(code)).map_err(|e| explain_enable(domain.blame(e)))?;
         let limits = limits(&domain, &handle);
+        // Only now: a queue must not count on an endpoint that did not come up.
+        let attach = |queue: &mut CompletionQueue| {
+            let (number, member) = queue.join(handle.as_fid());
+            Attached { queue: queue.share(), number, member }
+        };
+        let (transmit, receive) = match self.queues {
+            Queues::None => return Err(refuse("no completion queue")),
+            Queues::One(queue) => {
+                let both = attach(queue);
+                (both.clone(), both)
+            }
+            Queues::Two(transmit, receive) => (attach(transmit), attach(receive)),
+        };
         Ok(Endpoint {
             handle: ManuallyDrop::new(handle),
             transmit,
@@ -433,6 +463,12 @@ impl Endpoint {
         if result.is_ok() {
             self.transmit.member.left(&self.transmit.queue);
             self.receive.member.left(&self.receive.queue);
+        } else {
+            // The provider may still use all of it: what the endpoint was made from,
+            // and the memory in its queues, must never be freed.
+            std::mem::forget((self.transmit.clone(), self.receive.clone()));
+            std::mem::forget((self.addresses.clone(), self.events.clone()));
+            std::mem::forget((self.counters.clone(), self.domain.clone()));
         }
         result
     }

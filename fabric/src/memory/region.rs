@@ -178,6 +178,18 @@ impl MemoryRegion {
         self.0.enabled.load(Ordering::Acquire)
     }
 
+    /// What is bound together must come from one domain: providers cast without a look.
+    fn check_same_domain(&self, other: &Domain) -> Result<()> {
+        if self.0.domain.is_same(other) {
+            return Ok(());
+        }
+        Err(self.0.domain.blame(Error::new(
+            ErrorKind::InvalidArgument,
+            "fi_mr_bind",
+            "the two objects belong to different domains",
+        )))
+    }
+
     fn handle(&self, operation: &'static str) -> Result<&Handle<sys::fid_mr>> {
         self.0.handle.as_ref().ok_or_else(|| {
             self.0.domain.blame(Error::new(
@@ -248,7 +260,8 @@ impl MemoryRegion {
     /// `NotSupported` where the provider does not count accesses to regions.
     pub fn bind_counter(&self, counter: &Counter) -> Result<()> {
         let handle = self.handle("fi_mr_bind")?;
-        // SAFETY: both objects are alive, and the counter is kept below.
+        self.check_same_domain(counter.domain())?;
+        // SAFETY: both objects are alive, of one domain, and the counter is kept below.
         let code =
             unsafe { sys::fcs_mr_bind(handle.as_ptr(), counter.as_fid(), sys::FI_REMOTE_WRITE) };
         Error::check("fi_mr_bind", i64::from(code)).map_err(|e| {
@@ -270,7 +283,8 @@ impl MemoryRegion {
     /// What the provider says.
     pub fn bind_endpoint(&self, endpoint: &Endpoint) -> Result<()> {
         let handle = self.handle("fi_mr_bind")?;
-        // SAFETY: both objects are alive.
+        self.check_same_domain(endpoint.domain())?;
+        // SAFETY: both objects are alive, and of one domain.
         let code = unsafe { sys::fcs_mr_bind(handle.as_ptr(), endpoint.as_fid(), 0) };
         Error::check("fi_mr_bind", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
     }

@@ -439,7 +439,8 @@ impl Domain {
                 auth_key: options.authorization_key.as_ptr().cast_mut(),
                 iface: extent.kind.interface(),
                 device: u64::from(extent.kind.device().cast_unsigned()),
-                flags: options.flags.bits(),
+                // Bits without a name here could mean anything to the provider.
+                flags: (options.flags & RegistrationFlags::all()).bits(),
                 ..Default::default()
             };
             if options.authorization_key.is_empty() {
@@ -539,8 +540,18 @@ fn random_key(size: usize) -> u64 {
         let got = unsafe {
             libc::getrandom(bytes[filled..].as_mut_ptr().cast(), bytes.len() - filled, 0)
         };
-        // Only EINTR can happen for so few bytes.
-        filled += usize::try_from(got).unwrap_or(0);
+        match usize::try_from(got) {
+            Ok(more) => filled += more,
+            Err(_) if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {
+            }
+            // Without the system call there is still the hasher's own randomness.
+            Err(_) => {
+                use std::hash::{BuildHasher, Hasher};
+                let hasher = std::collections::hash_map::RandomState::new().build_hasher();
+                bytes = hasher.finish().to_le_bytes();
+                filled = bytes.len();
+            }
+        }
     }
     let key = u64::from_le_bytes(bytes);
     match size {

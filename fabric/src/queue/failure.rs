@@ -7,13 +7,13 @@ use std::sync::PoisonError;
 use libfabric_sys as sys;
 
 use super::table::State;
-use super::{CompletionKind, CompletionQueue, Failure, OperationId};
+use super::{CompletionKind, CompletionQueue, Failure, FailureRead, OperationId};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind};
 
 impl CompletionQueue {
     #[cold]
-    pub(super) fn read_failure(&mut self) -> Option<Failure> {
+    pub(super) fn read_failure(&mut self) -> FailureRead {
         // Newer libraries append fields: leave them room.
         #[repr(C)]
         struct Roomy {
@@ -26,10 +26,11 @@ impl CompletionQueue {
         // SAFETY: the entry is at least as large as the version we speak has it.
         let got = unsafe { sys::fi_cq_readerr(queue, &mut roomy.entry, 0) };
         if got == -(sys::FI_EAGAIN as isize) || got == 0 {
-            return None;
+            return FailureRead::Nothing;
         }
         if got < 0 {
-            return Some(self.unsolicited(Error::from_code("fi_cq_readerr", got as i64)));
+            let error = Error::from_code("fi_cq_readerr", got as i64);
+            return FailureRead::Failure(Box::new(self.unsolicited(error)));
         }
         let entry = &roomy.entry;
         let text = self.failure_text(entry);
@@ -46,7 +47,8 @@ impl CompletionQueue {
         };
         let domain = self.shared.domain.clone();
         let Some(slot) = self.table().by_context(context) else {
-            return Some(self.unsolicited(blame(&domain, "progress")));
+            let failure = self.unsolicited(blame(&domain, "progress"));
+            return FailureRead::Failure(Box::new(failure));
         };
         let abandoned = slot.state == State::Abandoned;
         let (index, kind, token) = (slot.index, slot.kind, slot.token);
@@ -63,12 +65,15 @@ impl CompletionQueue {
         if ends {
             self.table().release(index);
         }
-        (!abandoned).then(|| Failure {
+        if abandoned {
+            return FailureRead::Nobodys;
+        }
+        FailureRead::Failure(Box::new(Failure {
             kind: Some(kind),
             operation: Some(operation),
             token,
             error: blame(&domain, name),
-        })
+        }))
     }
 
     /// The provider's own words for a failure. Layered providers look for them

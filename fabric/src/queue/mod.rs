@@ -75,6 +75,8 @@ pub struct CompletionQueue {
     tells_source: bool,
     members: Vec<Arc<Member>>,
     departed_seen: u32,
+    /// Members seen closed, whose last entries may still be in the queue.
+    leaving: Vec<u32>,
     sweep_due: bool,
 }
 
@@ -208,6 +210,7 @@ impl CompletionQueue {
             tells_source: domain.capabilities().caps.contains(Caps::SOURCE),
             members: Vec::new(),
             departed_seen: 0,
+            leaving: Vec::new(),
             sweep_due: false,
         })
     }
@@ -243,11 +246,12 @@ impl CompletionQueue {
                     }
                     return None;
                 }
-                Refill::Failure => {
-                    if let Some(failure) = self.read_failure() {
-                        return Some(Err(failure));
-                    }
-                }
+                Refill::Failure => match self.read_failure() {
+                    FailureRead::Failure(failure) => return Some(Err(*failure)),
+                    FailureRead::Nobodys => {}
+                    // It said there was one, and there is none: no loop over that.
+                    FailureRead::Nothing => return None,
+                },
                 Refill::Broken(code) => {
                     let error = Error::from_code("fi_cq_read", code);
                     return Some(Err(self.unsolicited(self.shared.domain.blame(error))));
@@ -281,9 +285,15 @@ impl CompletionQueue {
             0 | NOTHING => {
                 let departed = self.shared.departed.load(Ordering::Acquire);
                 if departed != self.departed_seen {
-                    // Entries of the endpoint that left may have come in since
-                    // the read above: sweep at the next empty read.
+                    // Entries of the endpoints that left may have come in since the
+                    // read above: sweep those that are known to have left by now,
+                    // and no others, at the next empty read.
                     self.departed_seen = departed;
+                    for (number, member) in self.members.iter().enumerate() {
+                        if member.closed.load(Ordering::Acquire) {
+                            self.leaving.push(number as u32);
+                        }
+                    }
                     self.sweep_due = true;
                     return self.refill();
                 }
@@ -386,11 +396,8 @@ impl CompletionQueue {
     #[cold]
     fn sweep(&mut self) {
         self.sweep_due = false;
-        for number in 0..self.members.len() {
-            if !self.members[number].closed.load(Ordering::Acquire) {
-                continue;
-            }
-            for index in self.table().of_member(number as u32) {
+        for number in std::mem::take(&mut self.leaving) {
+            for index in self.table().of_member(number) {
                 let Some(slot) = self.table().slot(index) else {
                     continue;
                 };
@@ -463,6 +470,8 @@ impl CompletionQueue {
         let table = self.table.get_or_insert_with(|| Box::new(Table::new()));
         for number in 0..self.members.len() {
             if self.members[number].closed.load(Ordering::Acquire)
+                && !self.leaving.contains(&(number as u32))
+                && self.departed_seen == self.shared.departed.load(Ordering::Acquire)
                 && table.of_member(number as u32).is_empty()
             {
                 self.members[number] = Arc::clone(&member);
@@ -523,6 +532,14 @@ impl Drop for CompletionQueue {
         // operations must live on until they are closed.
         *self.shared.graveyard.lock().unwrap_or_else(PoisonError::into_inner) = self.table.take();
     }
+}
+
+/// What came of asking for a failure.
+pub(super) enum FailureRead {
+    Failure(Box<Failure>),
+    /// That of an operation nobody waits for any more.
+    Nobodys,
+    Nothing,
 }
 
 enum Refill {

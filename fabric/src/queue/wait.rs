@@ -143,7 +143,23 @@ impl CompletionQueue {
                 self.abandon(operation);
                 return outcome.map_err(Error::from);
             }
+            // A queue that is broken says so at every look: do not collect that.
+            let broken = matches!(&outcome, Err(f) if f.operation.is_none()
+                && f.error.operation() == "fi_cq_read");
+            if broken {
+                self.abandon(operation);
+                return outcome.map_err(Error::from);
+            }
             self.ready.push_back(outcome);
+            // Others' outcomes must not keep this one waiting for ever.
+            if deadline.has_passed() {
+                self.abandon(operation);
+                return Err(self.shared.domain.blame(Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "waiting for an operation",
+                    format!("not complete within {timeout:?}, though others were"),
+                )));
+            }
         }
     }
 
