@@ -73,7 +73,19 @@ impl PeerProcess {
     pub fn kill(&mut self) -> Checked {
         self.child.kill()?;
         self.child.wait()?;
+        self.tidy();
         Ok(())
+    }
+
+    /// Removes the shared-memory files that shm leaves behind when it is killed:
+    /// a later process with the same number could not open its endpoint.
+    fn tidy(&self) {
+        let prefix = format!("{}:", self.child.id());
+        for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
     }
 }
 
@@ -81,6 +93,7 @@ impl Drop for PeerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.tidy();
     }
 }
 
