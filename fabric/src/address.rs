@@ -7,6 +7,7 @@
 //! into a table of our own, which knows.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -34,6 +35,9 @@ pub struct Peer {
 impl Peer {
     /// The other end of a connected endpoint.
     pub const CONNECTED: Self = Self { index: 0, vector: 0 };
+
+    /// Nobody in particular: what a receive from anybody is directed to.
+    pub(crate) const ANY: Self = Self { index: u32::MAX, vector: 0 };
 }
 
 static NEXT_VECTOR: AtomicU32 = AtomicU32::new(1);
@@ -77,7 +81,8 @@ const REMOVED: u64 = u64::MAX;
 #[derive(Debug, Default)]
 struct PeerTable {
     buckets: [OnceLock<Box<[AtomicU64]>>; 20],
-    next: Mutex<u32>,
+    /// How many there are, and the one of each address.
+    known: Mutex<(u32, HashMap<u64, u32>)>,
 }
 
 impl PeerTable {
@@ -90,13 +95,22 @@ impl PeerTable {
     }
 
     fn push(&self, address: u64) -> Option<u32> {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (next, indices) = &mut *known;
+        // The provider's number for an address that it has already is the same one,
+        // and so is the peer: removed once, it is gone for all who inserted it.
+        if let Some(index) = indices.get(&address)
+            && self.entry(*index).is_some_and(|e| e.load(Ordering::Acquire) == address)
+        {
+            return Some(*index);
+        }
         let (bucket, at) = Self::place(*next);
         let entries = self
             .buckets
             .get(bucket)?
             .get_or_init(|| (0..Self::FIRST << bucket).map(|_| AtomicU64::new(REMOVED)).collect());
         entries[at].store(address, Ordering::Release);
+        indices.insert(address, *next);
         *next += 1;
         Some(*next - 1)
     }
@@ -108,8 +122,9 @@ impl PeerTable {
     }
 
     fn find(&self, address: u64) -> Option<u32> {
-        let count = *self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        (0..count).find(|i| self.entry(*i).is_some_and(|e| e.load(Ordering::Acquire) == address))
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = *known.1.get(&address)?;
+        self.entry(index).is_some_and(|e| e.load(Ordering::Acquire) == address).then_some(index)
     }
 }
 
@@ -141,7 +156,8 @@ impl AddressVector {
         })))
     }
 
-    /// Adds a peer by the address it sent.
+    /// Adds a peer by the address it sent. An address that is here already gives the
+    /// same peer again.
     ///
     /// # Errors
     /// `InvalidArgument` for an address whose length cannot be right; what the provider says.
@@ -264,6 +280,15 @@ impl AddressVector {
         )
     }
 
+    /// A peer's address in readable form, for messages; its number if that cannot be had.
+    #[cold]
+    pub(crate) fn name_of(&self, peer: Peer) -> String {
+        match self.lookup(peer) {
+            Ok(address) => self.display(&address),
+            Err(_) => format!("peer {}", peer.index),
+        }
+    }
+
     /// The provider's number of a peer.
     #[inline]
     pub(crate) fn resolve(&self, operation: &'static str, peer: Peer) -> Result<u64> {
@@ -330,5 +355,9 @@ mod tests {
         assert!(table.entry(20_000).is_none_or(|e| e.load(Ordering::Relaxed) == REMOVED));
         assert_eq!(table.find(2997), Some(999));
         assert_eq!(table.find(1), None);
+        assert_eq!(table.push(2997), Some(999), "the same address is the same peer");
+        table.entry(999).unwrap().store(REMOVED, Ordering::Relaxed);
+        assert_eq!(table.find(2997), None);
+        assert_eq!(table.push(2997), Some(10_000), "a removed peer does not come back");
     }
 }

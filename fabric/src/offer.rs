@@ -1,7 +1,7 @@
 //! What the providers on this machine offer (`fi_getinfo`).
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::raw::c_char;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -29,6 +29,43 @@ unsafe impl Send for Info {}
 unsafe impl Sync for Info {}
 
 impl Info {
+    /// shm names its files after the process number, and a process that was killed
+    /// leaves them behind: the next one with that number would be refused for ever.
+    /// So the name says, too, when it was given.
+    pub(crate) fn name_uniquely(&self) {
+        let number = std::process::id();
+        // SAFETY: the element is ours and not shared yet; its address is terminated
+        // where its format is a string, and malloc's, as fi_freeinfo expects.
+        unsafe {
+            let raw = &mut *self.as_ptr();
+            if raw.addr_format != sys::FI_ADDR_STR || raw.src_addr.is_null() {
+                return;
+            }
+            let given = string(raw.src_addr.cast());
+            if given.as_deref() != Some(format!("fi_shm://{number}").as_str()) {
+                return;
+            }
+            let now = std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |since| since.as_nanos());
+            let Ok(name) = CString::new(format!("fi_shm://{number}-{now:x}")) else { return };
+            let copy = libc::strdup(name.as_ptr());
+            if !copy.is_null() {
+                libc::free(raw.src_addr);
+                raw.src_addr = copy.cast();
+                raw.src_addrlen = name.as_bytes_with_nul().len();
+            }
+        }
+    }
+
+    /// Whom it leads to, for messages.
+    pub(crate) fn destination(&self) -> Option<String> {
+        // SAFETY: the element is alive, and its address as long as it says.
+        let raw = unsafe { &*self.as_ptr() };
+        (!raw.dest_addr.is_null() && raw.dest_addrlen > 0)
+            .then(|| print_address(raw.addr_format, raw.dest_addr.cast(), raw.dest_addrlen))
+    }
+
     /// Takes over an element that libfabric handed out (a connection request's, say).
     ///
     /// # Safety
@@ -110,12 +147,15 @@ impl std::fmt::Debug for Info {
 pub struct Offer {
     pub(crate) info: Arc<Info>,
     capabilities: Arc<Capabilities>,
+    /// Was it asked for `Caps::SOURCE`? Many offers have it unasked; to look up the
+    /// sender of each completion costs a few nanoseconds that most have no use for.
+    pub(crate) tells_source: bool,
 }
 
 impl Offer {
     pub(crate) fn adopt(info: Info, threading: Threading) -> Self {
         let capabilities = read_capabilities(&info, threading);
-        Self { info: Arc::new(info), capabilities: Arc::new(capabilities) }
+        Self { info: Arc::new(info), capabilities: Arc::new(capabilities), tells_source: false }
     }
 
     /// The facts.

@@ -329,7 +329,12 @@ impl Query {
             let next = unsafe { (*entry).next };
             // SAFETY: as above; fi_dupinfo copies a single element.
             if let Some(info) = NonNull::new(unsafe { sys::fi_dupinfo(entry) }) {
-                let offer = Offer::adopt(Info::new(info), self.threading);
+                let info = Info::new(info);
+                if self.source.is_none() {
+                    info.name_uniquely();
+                }
+                let mut offer = Offer::adopt(info, self.threading);
+                offer.tells_source = self.caps.contains(Caps::SOURCE);
                 let exact = self
                     .provider
                     .as_ref()

@@ -12,7 +12,7 @@
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Side, keep_mapping, keep_region};
+use super::post::{Options, Posting, Side, keep_mapping, keep_region};
 use super::rma::parts;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
@@ -218,10 +218,8 @@ impl Endpoint {
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            operation,
+            Posting::new(operation, ATOMIC, to, &options.into()),
             queue,
-            ATOMIC,
-            &options.into(),
             |slot| {
                 keep_region(slot, request.operand);
                 keep_mapping(slot, request.remote);
@@ -257,10 +255,8 @@ impl Endpoint {
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            operation,
+            Posting::new(operation, ATOMIC, to, &options.into()),
             queue,
-            ATOMIC,
-            &options.into(),
             |slot| {
                 keep_region(slot, request.operand);
                 keep_region(slot, result);
@@ -312,10 +308,8 @@ impl Endpoint {
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            operation,
+            Posting::new(operation, ATOMIC, to, &options.into()),
             queue,
-            ATOMIC,
-            &options.into(),
             |slot| {
                 keep_region(slot, request.operand);
                 keep_region(slot, compare);
@@ -353,6 +347,14 @@ impl Endpoint {
         access: Access,
     ) -> Result<()> {
         self.check_local(operation, slice, access)?;
+        let size = request.datatype.size();
+        if !(slice.as_ptr() as usize).is_multiple_of(size) {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::InvalidArgument,
+                format!("a buffer is not aligned to {size} bytes"),
+            ));
+        }
         if slice.len() == request.operand.len() {
             return Ok(());
         }
@@ -412,9 +414,11 @@ impl Endpoint {
             }
         }
         self.check_local(operation, request.operand, Access::WRITE)?;
-        let needed = match request.operation {
-            AtomicOperation::Read => Access::REMOTE_READ,
-            _ => Access::REMOTE_WRITE,
+        // What brings the old value back reads it, whatever else it does.
+        let needed = match (form, request.operation) {
+            (_, AtomicOperation::Read) => Access::REMOTE_READ,
+            (AtomicForm::Plain, _) => Access::REMOTE_WRITE,
+            _ => Access::REMOTE_READ | Access::REMOTE_WRITE,
         };
         self.check_remote(operation, request.remote, length, needed)?;
         Ok((self.resolve(operation, to)?, count))

@@ -192,6 +192,9 @@ impl Endpoint {
                 data.len(),
             )
         };
+        for attached in [&self.transmit, &self.receive] {
+            attached.member.connects_to(self.print(to));
+        }
         Error::check("fi_connect", i64::from(code))
             .map(drop)
             .map_err(|e| self.domain.blame(e).with_peer(self.print(to)))
@@ -291,7 +294,6 @@ impl Endpoint {
     }
 
     fn print(&self, address: &Address) -> String {
-        let format = self.domain.capabilities().address_format;
-        crate::offer::print_address(format, address.0.as_ptr(), address.0.len())
+        super::print(&self.domain, address)
     }
 }

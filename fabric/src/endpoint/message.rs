@@ -12,7 +12,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Side, keep_region};
+use super::post::{Options, Posting, Side, keep_region};
 use super::rma::parts;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
@@ -151,15 +151,13 @@ impl Endpoint {
         let peer = self.resolve(operation, to)?;
         let (pointer, length, descriptor) = parts(local);
         self.submit(
-            operation,
+            Posting::new(operation, SEND, to, &options),
             queue,
-            SEND,
-            &options,
             |slot| keep_region(slot, local),
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the range alive until completion.
             |endpoint, context| unsafe {
-                sys::fi_send(endpoint, pointer, length, descriptor, peer, context)
+                sys::direct::fi_send(endpoint, pointer, length, descriptor, peer, context)
             },
         )
     }
@@ -203,10 +201,8 @@ impl Endpoint {
         let flags =
             options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
         self.submit(
-            operation,
+            Posting::new(operation, SEND, to, &options),
             queue,
-            SEND,
-            &options,
             |slot| local.iter().for_each(|slice| keep_region(slot, slice)),
             |endpoint, context| {
                 let message = vectors.message(peer, context, data.unwrap_or(0));
@@ -240,7 +236,7 @@ impl Endpoint {
         self.submit_injected(
             operation,
             queue,
-            Options::PATIENCE,
+            to,
             #[allow(unsafe_code)]
             // SAFETY: the bytes are copied before the call returns.
             |endpoint| unsafe {
@@ -285,15 +281,13 @@ impl Endpoint {
         let peer = self.source(operation, from)?;
         let (pointer, length, descriptor) = parts(into);
         self.submit(
-            operation,
+            Posting::new(operation, RECEIVE, from.unwrap_or(Peer::ANY), &options),
             queue,
-            RECEIVE,
-            &options,
             |slot| keep_region(slot, into),
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the range alive until completion.
             |endpoint, context| unsafe {
-                sys::fi_recv(endpoint, pointer, length, descriptor, peer, context)
+                sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context)
             },
         )
     }
@@ -313,14 +307,14 @@ impl Endpoint {
         let peer = sys::FI_ADDR_UNSPEC;
         let null = std::ptr::null_mut();
         self.submit(
-            "fi_recv",
+            Posting::new("fi_recv", RECEIVE, Peer::ANY, &options),
             queue,
-            RECEIVE,
-            &options,
             |_| {},
             #[allow(unsafe_code)]
             // SAFETY: no buffer.
-            |endpoint, context| unsafe { sys::fi_recv(endpoint, null, 0, null, peer, context) },
+            |endpoint, context| unsafe {
+                sys::direct::fi_recv(endpoint, null, 0, null, peer, context)
+            },
         )
     }
 
@@ -340,10 +334,8 @@ impl Endpoint {
         let vectors = Vectors::new(self, operation, &[into], Access::RECEIVE)?;
         let base = into.as_ptr() as usize;
         self.submit(
-            operation,
+            Posting::new(operation, RECEIVE, Peer::ANY, &options),
             queue,
-            RECEIVE,
-            &options,
             |slot| {
                 slot.lasting = true;
                 slot.base = base;
@@ -351,7 +343,7 @@ impl Endpoint {
             },
             |endpoint, context| {
                 let message = vectors.message(sys::FI_ADDR_UNSPEC, context, 0);
-                let flags = sys::FI_MULTI_RECV | sys::FI_COMPLETION;
+                let flags = options.flags.bits() | sys::FI_MULTI_RECV | sys::FI_COMPLETION;
                 #[allow(unsafe_code)]
                 // SAFETY: as in `send_gathered`.
                 unsafe {
@@ -375,17 +367,15 @@ impl Endpoint {
         let operation = "fi_recvv";
         let vectors = Vectors::new(self, operation, into, Access::RECEIVE)?;
         self.submit(
-            operation,
+            Posting::new(operation, RECEIVE, Peer::ANY, &options),
             queue,
-            RECEIVE,
-            &options,
             |slot| into.iter().for_each(|slice| keep_region(slot, slice)),
             |endpoint, context| {
                 let message = vectors.message(sys::FI_ADDR_UNSPEC, context, 0);
                 #[allow(unsafe_code)]
                 // SAFETY: as in `send_gathered`.
                 unsafe {
-                    sys::fi_recvmsg(endpoint, &message, sys::FI_COMPLETION)
+                    sys::fi_recvmsg(endpoint, &message, options.flags.bits() | sys::FI_COMPLETION)
                 }
             },
         )
@@ -416,10 +406,8 @@ impl Endpoint {
         let flags =
             options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
         self.submit(
-            operation,
+            Posting::new(operation, SEND, to, &options),
             queue,
-            SEND,
-            &options,
             |slot| keep_region(slot, local),
             |endpoint, context| {
                 let message = vectors.tagged(peer, (tag, 0), context, data.unwrap_or(0));
@@ -449,7 +437,7 @@ impl Endpoint {
         self.submit_injected(
             operation,
             queue,
-            Options::PATIENCE,
+            to,
             #[allow(unsafe_code)]
             // SAFETY: the bytes are copied before the call returns.
             |endpoint| unsafe {
@@ -501,10 +489,8 @@ impl Endpoint {
         let peer = self.source(operation, from)?;
         let (pointer, length, descriptor) = parts(into);
         self.submit(
-            operation,
+            Posting::new(operation, RECEIVE, from.unwrap_or(Peer::ANY), &options),
             queue,
-            RECEIVE,
-            &options,
             |slot| keep_region(slot, into),
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the range alive until completion.
@@ -535,14 +521,12 @@ impl Endpoint {
         let peer = self.resolve(operation, to)?;
         let pointer = pointer.cast();
         self.submit(
-            operation,
+            Posting::new(operation, SEND, to, &options.into()),
             queue,
-            SEND,
-            &options.into(),
             |_| {},
             // SAFETY: by contract.
             |endpoint, context| unsafe {
-                sys::fi_send(endpoint, pointer, length, descriptor, peer, context)
+                sys::direct::fi_send(endpoint, pointer, length, descriptor, peer, context)
             },
         )
     }
@@ -564,14 +548,19 @@ impl Endpoint {
     ) -> Result<OperationId> {
         let pointer = pointer.cast();
         self.submit(
-            "fi_recv",
+            Posting::new("fi_recv", RECEIVE, Peer::ANY, &options.into()),
             queue,
-            RECEIVE,
-            &options.into(),
             |_| {},
             // SAFETY: by contract.
             |endpoint, context| unsafe {
-                sys::fi_recv(endpoint, pointer, length, descriptor, sys::FI_ADDR_UNSPEC, context)
+                sys::direct::fi_recv(
+                    endpoint,
+                    pointer,
+                    length,
+                    descriptor,
+                    sys::FI_ADDR_UNSPEC,
+                    context,
+                )
             },
         )
     }

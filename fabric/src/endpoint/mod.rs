@@ -75,10 +75,11 @@ use crate::queue::{Completion, CompletionQueue, QueueShared};
 #[derive(Debug)]
 pub struct Endpoint {
     handle: ManuallyDrop<Handle<sys::fid_ep>>,
+    /// Before the queues: rxm keeps megabytes of a vector closed after them.
+    addresses: Option<AddressVector>,
     transmit: Attached,
     receive: Attached,
     limits: Limits,
-    addresses: Option<AddressVector>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     counters: Vec<Counter>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
@@ -89,9 +90,9 @@ pub struct Endpoint {
 /// The endpoint's place in one of its queues.
 #[derive(Debug, Clone)]
 struct Attached {
+    member: Arc<crate::queue::Member>,
     queue: Arc<QueueShared>,
     number: u32,
-    member: Arc<crate::queue::Member>,
 }
 
 /// What is asked at every post, next to each other.
@@ -307,8 +308,14 @@ impl<'q> EndpointBuilder<'q> {
         Error::check("fi_enable", i64::from(code)).map_err(|e| explain_enable(domain.blame(e)))?;
         let limits = limits(&domain, &handle);
         // Only now: a queue must not count on an endpoint that did not come up.
+        let destination = self.destination.as_ref().map(|address| print(&domain, address));
+        let destination = destination.or_else(|| self.offer.info.destination());
         let attach = |queue: &mut CompletionQueue| {
-            let (number, member) = queue.join(handle.as_fid());
+            let addresses = if connectionless { self.addresses.clone() } else { None };
+            let (number, member) = queue.join(handle.as_fid(), addresses);
+            if let Some(name) = &destination {
+                member.connects_to(name.clone());
+            }
             Attached { queue: queue.share(), number, member }
         };
         let (transmit, receive) = match self.queues {
@@ -348,6 +355,12 @@ fn explain_enable(error: Error) -> Error {
     error.with_detail(format!(
         "the device may not have room for the queues that FI_UNIVERSE_SIZE = {universe} asks for; try 64"
     ))
+}
+
+/// An address in readable form, for messages.
+fn print(domain: &Domain, address: &Address) -> String {
+    let format = domain.capabilities().address_format;
+    crate::offer::print_address(format, address.0.as_ptr(), address.0.len())
 }
 
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
@@ -395,8 +408,8 @@ impl Endpoint {
         local_address(self.handle.as_fid()).map_err(|e| self.domain.blame(e))
     }
 
-    /// Who sent what a completion tells of, where the offer has `Caps::SOURCE`
-    /// and the sender is in the address vector.
+    /// Who sent what a completion tells of, if the query asked for `Caps::SOURCE` and
+    /// the sender is in the address vector.
     #[must_use]
     pub fn sender(&self, completion: &Completion) -> Option<Peer> {
         self.addresses.as_ref()?.peer_of(completion.source)
@@ -443,9 +456,9 @@ impl Endpoint {
         // SAFETY: each field is dropped once: `rest` is never dropped itself, and
         // the handle was consumed by `shut`.
         unsafe {
+            ptr::drop_in_place(&mut rest.addresses);
             ptr::drop_in_place(&mut rest.transmit);
             ptr::drop_in_place(&mut rest.receive);
-            ptr::drop_in_place(&mut rest.addresses);
             ptr::drop_in_place(&mut rest.counters);
             ptr::drop_in_place(&mut rest.events);
             ptr::drop_in_place(&mut rest.domain);

@@ -1,13 +1,14 @@
 //! What all posts have in common: checks, slots, and patience when a queue is full.
 //!
-//! A post takes a slot of the queue's table first, puts into it what must stay
-//! alive, and only then calls the provider: a completion may come before the call
-//! returns. `-FI_EAGAIN` means a full queue, or a connection that comes up in the
+//! A post takes a slot of the queue's table, calls the provider with its context,
+//! and then puts into the slot what must stay alive. Until that the caller's borrows
+//! keep it alive, and nobody can see the completion, for which the queue would have
+//! to be polled; so the counting of references is off the way to the wire.
+//! `-FI_EAGAIN` means a full queue, or a connection that comes up in the
 //! background; both go away only by progress, so the post makes some, with growing
 //! pauses, until the patience of its options ends. It never spins for ever.
 
 use std::os::raw::c_void;
-use std::sync::Arc;
 use std::time::Duration;
 
 use libfabric_sys as sys;
@@ -17,7 +18,7 @@ use crate::address::Peer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, TransferFlags};
 use crate::memory::{RegionSlice, RemoteSlice};
-use crate::queue::{CompletionKind, CompletionQueue, Keep, OperationId, Slot};
+use crate::queue::{CompletionKind, CompletionQueue, OperationId, Slot};
 use crate::waiting::{Backoff, Deadline};
 
 /// How one operation is posted. A bare number is its token.
@@ -70,7 +71,9 @@ impl Options {
 
     /// With these flags.
     ///
-    /// With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
+    /// They are for what is sent, written or read, and for the receives that take
+    /// many or several buffers (the plain receives have no form with flags). With flags
+    /// an operation takes libfabric's `*msg` form (`fi_writemsg` for
     /// `fi_write`), which costs a little more to build. Not every provider obeys
     /// every flag, and libfabric has no bit to ask.
     #[must_use]
@@ -100,6 +103,31 @@ impl From<u64> for Options {
 pub(super) enum Side {
     Transmit,
     Receive,
+}
+
+/// One operation on its way to the provider.
+#[derive(Clone, Copy)]
+pub(super) struct Posting {
+    operation: &'static str,
+    side: Side,
+    kind: CompletionKind,
+    /// Whom it is directed to.
+    peer: Peer,
+    token: u64,
+    patience: Duration,
+}
+
+impl Posting {
+    #[inline]
+    pub(super) fn new(
+        operation: &'static str,
+        (side, kind): (Side, CompletionKind),
+        peer: Peer,
+        options: &Options,
+    ) -> Self {
+        let Options { token, patience, .. } = *options;
+        Self { operation, side, kind, peer, token, patience }
+    }
 }
 
 const AGAIN: isize = -(sys::FI_EAGAIN as isize);
@@ -256,33 +284,48 @@ impl Endpoint {
         ))
     }
 
-    /// Takes a slot, lets `prepare` put into it what must stay alive, and calls
-    /// the provider until it takes the operation.
+    /// Takes a slot, calls the provider until it takes the operation, and lets
+    /// `keep` put into the slot what must stay alive.
     #[inline]
     pub(super) fn submit(
         &mut self,
-        operation: &'static str,
+        posting: Posting,
         queue: &mut CompletionQueue,
-        (side, kind): (Side, CompletionKind),
-        options: &Options,
-        prepare: impl FnOnce(&mut Slot),
+        keep: impl FnOnce(&mut Slot),
         mut call: impl FnMut(*mut sys::fid_ep, *mut c_void) -> isize,
     ) -> Result<OperationId> {
-        let member = self.check_queue(operation, queue, side)?;
-        let slot = queue.take(member, kind, options.token)?;
-        prepare(slot);
-        let id = OperationId { index: slot.index, generation: slot.generation };
-        let context = slot.context();
+        let member = self.check_queue(posting.operation, queue, posting.side)?;
+        let slot = queue.take(member, posting.kind, posting.peer, posting.token)?;
+        let (id, context) = (slot.id(), slot.context());
         let endpoint = self.handle.as_ptr();
-        let mut code = call(endpoint, context);
+        let code = call(endpoint, context);
+        if code == 0 {
+            keep(slot);
+            return Ok(id);
+        }
+        self.submit_again(code, posting, queue, id, keep, || call(endpoint, context))
+    }
+
+    /// The rest of `submit`, for when the first call did not do it.
+    #[cold]
+    fn submit_again(
+        &mut self,
+        mut code: isize,
+        posting: Posting,
+        queue: &mut CompletionQueue,
+        id: OperationId,
+        keep: impl FnOnce(&mut Slot),
+        call: impl FnMut() -> isize,
+    ) -> Result<OperationId> {
         if code == AGAIN {
-            code = self.insist(queue, options.patience, || call(endpoint, context));
+            code = self.insist(queue, posting.patience, call);
         }
         if code == 0 {
+            queue.keep(id, keep);
             return Ok(id);
         }
         queue.put_back(id.index);
-        Err(self.posting_failed(operation, code, options))
+        Err(self.posting_failed(posting.operation, posting.peer, code, posting.patience))
     }
 
     /// As [`submit`](Self::submit), for operations that leave nothing in flight.
@@ -291,19 +334,19 @@ impl Endpoint {
         &mut self,
         operation: &'static str,
         queue: &mut CompletionQueue,
-        patience: Duration,
+        peer: Peer,
         mut call: impl FnMut(*mut sys::fid_ep) -> isize,
     ) -> Result<()> {
         self.check_queue(operation, queue, Side::Transmit)?;
         let endpoint = self.handle.as_ptr();
         let mut code = call(endpoint);
         if code == AGAIN {
-            code = self.insist(queue, patience, || call(endpoint));
+            code = self.insist(queue, Options::PATIENCE, || call(endpoint));
         }
         if code == 0 {
             return Ok(());
         }
-        Err(self.posting_failed(operation, code, &Options::token(0).patience(patience)))
+        Err(self.posting_failed(operation, peer, code, Options::PATIENCE))
     }
 
     /// The provider's queue is full, or a connection is still coming up: makes
@@ -332,17 +375,25 @@ impl Endpoint {
     }
 
     #[cold]
-    fn posting_failed(&self, operation: &'static str, code: isize, options: &Options) -> Error {
-        let error = self.domain.blame(Error::from_code(operation, code as i64));
+    fn posting_failed(
+        &self,
+        operation: &'static str,
+        peer: Peer,
+        code: isize,
+        patience: Duration,
+    ) -> Error {
+        let mut error = self.domain.blame(Error::from_code(operation, code as i64));
+        if let Some(name) = self.transmit.member.name_of(peer) {
+            error = error.with_peer(name);
+        }
         if code != AGAIN {
             return error;
         }
-        if options.patience.is_zero() {
+        if patience.is_zero() {
             error.with_detail("the provider's queue is full")
         } else {
             error.with_kind(ErrorKind::DeadlineExceeded).with_detail(format!(
-                "the provider took nothing for {:?}: its queue is full, or the peer does not answer",
-                options.patience
+                "the provider took nothing for {patience:?}: its queue is full, or the peer does not answer"
             ))
         }
     }
@@ -351,13 +402,13 @@ impl Endpoint {
 /// Puts a local slice under an operation's protection.
 #[inline]
 pub(super) fn keep_region(slot: &mut Slot, slice: &RegionSlice) {
-    slot.keep(Keep::Region(Arc::clone(&slice.region)));
+    slot.keep_region(&slice.region);
 }
 
 /// Puts a mapped key, where there is one, under an operation's protection.
 #[inline]
 pub(super) fn keep_mapping(slot: &mut Slot, remote: &RemoteSlice) {
     if let Some(mapping) = &remote.mapping {
-        slot.keep(Keep::Mapping(Arc::clone(mapping)));
+        slot.keep_mapping(mapping);
     }
 }

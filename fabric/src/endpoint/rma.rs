@@ -16,7 +16,7 @@ use libfabric_sys as sys;
 
 use super::Endpoint;
 use super::message::Vectors;
-use super::post::{Options, Side, keep_mapping, keep_region};
+use super::post::{Options, Posting, Side, keep_mapping, keep_region};
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
@@ -52,10 +52,8 @@ impl Endpoint {
         let (pointer, length, descriptor) = parts(local);
         let (address, key) = (remote.address, remote.key);
         self.submit(
-            operation,
+            Posting::new(operation, WRITE, to, &options),
             queue,
-            WRITE,
-            &options,
             |slot| {
                 keep_region(slot, local);
                 keep_mapping(slot, remote);
@@ -64,7 +62,9 @@ impl Endpoint {
             // SAFETY: the slot keeps the local range alive until completion; the
             // endpoint is open, and has one-sided operations.
             |endpoint, context| unsafe {
-                sys::fi_write(endpoint, pointer, length, descriptor, peer, address, key, context)
+                sys::direct::fi_write(
+                    endpoint, pointer, length, descriptor, peer, address, key, context,
+                )
             },
         )
     }
@@ -124,10 +124,8 @@ impl Endpoint {
         let (pointer, length, descriptor) = parts(local);
         let (address, key) = (remote.address, remote.key);
         self.submit(
-            operation,
+            Posting::new(operation, WRITE, to, &options),
             queue,
-            WRITE,
-            &options,
             |slot| {
                 keep_region(slot, local);
                 keep_mapping(slot, remote);
@@ -135,7 +133,7 @@ impl Endpoint {
             #[allow(unsafe_code)]
             // SAFETY: as in `write`.
             |endpoint, context| unsafe {
-                sys::fi_writedata(
+                sys::direct::fi_writedata(
                     endpoint, pointer, length, descriptor, data, peer, address, key, context,
                 )
             },
@@ -169,10 +167,8 @@ impl Endpoint {
         let flags =
             options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
         self.submit(
-            operation,
+            Posting::new(operation, WRITE, to, &options),
             queue,
-            WRITE,
-            &options,
             |slot| {
                 local.iter().for_each(|slice| keep_region(slot, slice));
                 keep_mapping(slot, remote);
@@ -211,7 +207,7 @@ impl Endpoint {
         self.submit_injected(
             operation,
             queue,
-            Options::PATIENCE,
+            to,
             #[allow(unsafe_code)]
             // SAFETY: the bytes are copied before the call returns.
             |endpoint| unsafe {
@@ -249,7 +245,7 @@ impl Endpoint {
         self.submit_injected(
             operation,
             queue,
-            Options::PATIENCE,
+            to,
             #[allow(unsafe_code)]
             // SAFETY: the bytes are copied before the call returns.
             |endpoint| unsafe {
@@ -291,10 +287,8 @@ impl Endpoint {
         let (pointer, length, descriptor) = parts(local);
         let (address, key) = (remote.address, remote.key);
         self.submit(
-            operation,
+            Posting::new(operation, READ, from, &options),
             queue,
-            READ,
-            &options,
             |slot| {
                 keep_region(slot, local);
                 keep_mapping(slot, remote);
@@ -302,7 +296,9 @@ impl Endpoint {
             #[allow(unsafe_code)]
             // SAFETY: as in `write`.
             |endpoint, context| unsafe {
-                sys::fi_read(endpoint, pointer, length, descriptor, peer, address, key, context)
+                sys::direct::fi_read(
+                    endpoint, pointer, length, descriptor, peer, address, key, context,
+                )
             },
         )
     }
@@ -327,10 +323,8 @@ impl Endpoint {
         let peer = self.resolve(operation, from)?;
         let flags = options.flags.bits() | sys::FI_COMPLETION;
         self.submit(
-            operation,
+            Posting::new(operation, READ, from, &options),
             queue,
-            READ,
-            &options,
             |slot| {
                 local.iter().for_each(|slice| keep_region(slot, slice));
                 keep_mapping(slot, remote);
@@ -385,10 +379,8 @@ impl Endpoint {
             options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
         let target = sys::fi_rma_iov { addr: address, len: length, key };
         self.submit(
-            operation,
+            Posting::new(operation, WRITE, to, &options),
             queue,
-            WRITE,
-            &options,
             |_| {},
             |endpoint, context| {
                 let message = vectors.rma(peer, &target, context, data.unwrap_or(0));
@@ -427,10 +419,8 @@ impl Endpoint {
         let flags = options.flags.bits() | sys::FI_COMPLETION;
         let source = sys::fi_rma_iov { addr: address, len: length, key };
         self.submit(
-            operation,
+            Posting::new(operation, READ, from, &options),
             queue,
-            READ,
-            &options,
             |_| {},
             |endpoint, context| {
                 let message = vectors.rma(peer, &source, context, 0);

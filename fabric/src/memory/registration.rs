@@ -7,6 +7,7 @@
 //! not met.
 #![allow(unsafe_code)]
 
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::raw::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -298,12 +299,12 @@ impl Domain {
             unsafe { self.call(&Source::Vector(&vector), &extent, &options, context)? };
         Ok(PendingRegion {
             number,
-            handle,
+            handle: ManuallyDrop::new(handle),
             enabled,
             extent,
             access: options.access,
             domain: self.clone(),
-            memory: Keepalive(memory),
+            memory: ManuallyDrop::new(Keepalive(memory)),
         })
     }
 
@@ -584,12 +585,25 @@ fn random_key(size: usize) -> u64 {
 #[derive(Debug)]
 pub struct PendingRegion {
     number: usize,
-    handle: Handle<sys::fid_mr>,
+    handle: ManuallyDrop<Handle<sys::fid_mr>>,
     enabled: bool,
     extent: Extent,
     access: Access,
     domain: Domain,
-    memory: Keepalive,
+    memory: ManuallyDrop<Keepalive>,
+}
+
+impl Drop for PendingRegion {
+    fn drop(&mut self) {
+        // SAFETY: `finish`, which takes them too, does not let this run.
+        let (handle, memory) =
+            unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
+        if let Err(error) = handle.close() {
+            // As for a region: the provider may still be at the memory.
+            std::mem::forget(memory);
+            tracing::error!(%error, "a registration under way could not be closed; its memory is leaked");
+        }
+    }
 }
 
 impl std::fmt::Debug for Extent {
@@ -625,14 +639,18 @@ impl PendingRegion {
             );
             return Err(Box::new((self, error)));
         }
-        Ok(MemoryRegion::new(
-            self.domain,
-            Some(self.handle),
-            self.extent,
-            self.access,
-            Some(self.memory),
-            self.enabled,
-        ))
+        let mut pending = ManuallyDrop::new(self);
+        // SAFETY: each field is taken once; what is left of the pending region, which
+        // is nothing that owns anything, is never dropped.
+        let (handle, memory, domain) = unsafe {
+            (
+                ManuallyDrop::take(&mut pending.handle),
+                ManuallyDrop::take(&mut pending.memory),
+                std::ptr::read(&pending.domain),
+            )
+        };
+        let (extent, access, enabled) = (pending.extent, pending.access, pending.enabled);
+        Ok(MemoryRegion::new(domain, Some(handle), extent, access, Some(memory), enabled))
     }
 
     /// Waits for its event and finishes. Other events on the queue are dropped,

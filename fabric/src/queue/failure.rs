@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use libfabric_sys as sys;
 
 use super::table::State;
-use super::{CompletionKind, CompletionQueue, Failure, FailureRead, OperationId};
+use super::{CompletionKind, CompletionQueue, Failure, FailureRead};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind};
 
@@ -51,8 +51,8 @@ impl CompletionQueue {
             return FailureRead::Failure(Box::new(failure));
         };
         let abandoned = slot.state == State::Abandoned;
-        let (index, kind, token) = (slot.index, slot.kind, slot.token);
-        let operation = OperationId { index, generation: slot.generation };
+        let (index, kind, token, operation) = (slot.index, slot.kind, slot.token, slot.id());
+        let (member, peer) = (slot.member, slot.peer);
         let name = match kind {
             CompletionKind::Send => "fi_send",
             CompletionKind::Receive => "fi_recv",
@@ -68,12 +68,12 @@ impl CompletionQueue {
         if abandoned {
             return FailureRead::Nobodys;
         }
-        FailureRead::Failure(Box::new(Failure {
-            kind: Some(kind),
-            operation: Some(operation),
-            token,
-            error: blame(&domain, name),
-        }))
+        let mut error = blame(&domain, name);
+        if let Some(name) = self.name_of(member, peer) {
+            error = error.with_peer(name);
+        }
+        let operation = Some(operation);
+        FailureRead::Failure(Box::new(Failure { kind: Some(kind), operation, token, error }))
     }
 
     /// The provider's own words for a failure. Layered providers look for them

@@ -15,17 +15,19 @@ mod table;
 mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
-pub(crate) use table::{Keep, Slot};
+pub(crate) use table::Slot;
 
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::os::raw::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libfabric_sys as sys;
 
+use crate::address::{AddressVector, Peer};
 use crate::capabilities::EndpointKind;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
@@ -60,9 +62,11 @@ const BATCH: usize = 16;
 /// ```
 #[derive(Debug)]
 pub struct CompletionQueue {
+    /// Before the queue itself: what they hold of their peers is closed first.
+    members: Vec<Arc<Member>>,
     shared: Arc<QueueShared>,
-    /// None only while dropping.
-    table: Option<Box<Table>>,
+    /// Taken out by `drop`, and by nothing else.
+    table: ManuallyDrop<Box<Table>>,
     ready: VecDeque<Outcome>,
     batch: Box<[sys::fi_cq_tagged_entry; BATCH]>,
     /// For providers without tags, which have a shorter form of entry.
@@ -73,7 +77,6 @@ pub struct CompletionQueue {
     waiting: Waiting,
     wait_fd: Option<RawFd>,
     tells_source: bool,
-    members: Vec<Arc<Member>>,
     departed_seen: u32,
     /// Members seen closed, whose last entries may still be in the queue.
     leaving: Vec<u32>,
@@ -101,9 +104,29 @@ pub(crate) struct Member {
     /// The endpoint to cancel receives on; gone once it is being closed.
     endpoint: Mutex<Option<usize>>,
     closed: AtomicBool,
+    /// To name the peers of what failed.
+    addresses: Option<AddressVector>,
+    /// The one peer of a connected endpoint, once it is known.
+    connected_to: OnceLock<String>,
 }
 
 impl Member {
+    /// A peer's address, for messages; None for nobody in particular.
+    #[cold]
+    pub(crate) fn name_of(&self, peer: Peer) -> Option<String> {
+        match &self.addresses {
+            _ if peer == Peer::ANY => None,
+            Some(addresses) => Some(addresses.name_of(peer)),
+            None => self.connected_to.get().cloned(),
+        }
+    }
+
+    /// Takes note of whom a connected endpoint is connected to.
+    pub(crate) fn connects_to(&self, name: String) {
+        // A second attempt to connect leads to the same peer, or fails.
+        let _ = self.connected_to.set(name);
+    }
+
     /// Called before the endpoint is closed.
     pub(crate) fn leave(&self) {
         *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -198,7 +221,7 @@ impl CompletionQueue {
                 departed: AtomicU32::new(0),
                 domain: domain.clone(),
             }),
-            table: Some(Box::new(Table::new())),
+            table: ManuallyDrop::new(Box::new(Table::new())),
             ready: VecDeque::new(),
             batch: Box::new([sys::fi_cq_tagged_entry::default(); BATCH]),
             untagged,
@@ -207,7 +230,7 @@ impl CompletionQueue {
             next: 0,
             waiting: options.waiting,
             wait_fd,
-            tells_source: domain.capabilities().caps.contains(Caps::SOURCE),
+            tells_source: domain.offer().tells_source,
             members: Vec::new(),
             departed_seen: 0,
             leaving: Vec::new(),
@@ -219,8 +242,8 @@ impl CompletionQueue {
     /// leaves that to the application.
     #[inline]
     pub fn poll(&mut self) -> Option<Outcome> {
-        if let Some(outcome) = self.ready.pop_front() {
-            return Some(outcome);
+        if !self.ready.is_empty() {
+            return self.ready.pop_front();
         }
         self.poll_fresh()
     }
@@ -228,79 +251,91 @@ impl CompletionQueue {
     /// As `poll`, leaving aside what was put back.
     #[inline]
     fn poll_fresh(&mut self) -> Option<Outcome> {
-        loop {
-            while self.next < self.filled {
-                let at = self.next;
-                self.next += 1;
-                let entry = self.batch[at];
-                if let Some(completion) = self.translate(&entry, self.sources[at]) {
-                    return Some(Ok(completion));
-                }
+        // Polls that find nothing are the most, and wait for those that do.
+        if self.next == self.filled {
+            let got = self.read();
+            if got <= 0 {
+                return self.nothing_read(got);
             }
-            match self.refill() {
-                Refill::Entries => {}
-                Refill::Nothing => {
-                    if self.sweep_due {
-                        self.sweep();
-                        return self.ready.pop_front();
-                    }
-                    return None;
-                }
-                Refill::Failure => match self.read_failure() {
-                    FailureRead::Failure(failure) => return Some(Err(*failure)),
-                    FailureRead::Nobodys => {}
-                    // It said there was one, and there is none: no loop over that.
-                    FailureRead::Nothing => return None,
-                },
-                Refill::Broken(code) => {
-                    let error = Error::from_code("fi_cq_read", code);
-                    return Some(Err(self.unsolicited(self.shared.domain.blame(error))));
-                }
-            }
+            self.fill(got as usize);
         }
+        self.next_entry()
     }
 
     #[inline]
-    fn refill(&mut self) -> Refill {
+    fn read(&mut self) -> isize {
         let queue = self.shared.handle.as_ptr();
         let buffer = self.buffer();
         // SAFETY: the buffers have room for BATCH entries of the format that the
         // queue was opened with.
-        let got = unsafe {
+        unsafe {
             if self.tells_source {
                 sys::fi_cq_readfrom(queue, buffer, BATCH, self.sources.as_mut_ptr())
             } else {
-                sys::fi_cq_read(queue, buffer, BATCH)
+                sys::direct::fi_cq_read(queue, buffer, BATCH)
             }
-        };
-        self.next = 0;
-        self.filled = 0;
-        if got > 0 {
-            self.fill(got as usize);
-            return Refill::Entries;
         }
-        const NOTHING: isize = -(sys::FI_EAGAIN as isize);
-        const FAILURE: isize = -(crate::error::number::AVAILABLE as isize);
-        match got {
-            0 | NOTHING => {
-                let departed = self.shared.departed.load(Ordering::Acquire);
-                if departed != self.departed_seen {
-                    // Entries of the endpoints that left may have come in since the
-                    // read above: sweep those that are known to have left by now,
-                    // and no others, at the next empty read.
-                    self.departed_seen = departed;
-                    for (number, member) in self.members.iter().enumerate() {
-                        if member.closed.load(Ordering::Acquire) {
-                            self.leaving.push(number as u32);
-                        }
-                    }
-                    self.sweep_due = true;
-                    return self.refill();
+    }
+
+    /// The next of the entries that were read, or of those that can be read now.
+    fn next_entry(&mut self) -> Option<Outcome> {
+        loop {
+            while self.next < self.filled {
+                let at = self.next;
+                self.next += 1;
+                if let Some(completion) = self.translate(at) {
+                    return Some(Ok(completion));
                 }
-                Refill::Nothing
             }
-            FAILURE => Refill::Failure,
-            code => Refill::Broken(code as i64),
+            let got = self.read();
+            if got <= 0 {
+                return self.nothing_read(got);
+            }
+            self.fill(got as usize);
+        }
+    }
+
+    /// What a read means that brought no entry.
+    #[inline]
+    fn nothing_read(&mut self, code: isize) -> Option<Outcome> {
+        const NOTHING: isize = -(sys::FI_EAGAIN as isize);
+        let is_nothing = code == NOTHING || code == 0;
+        if is_nothing && self.shared.departed.load(Ordering::Relaxed) == self.departed_seen {
+            if !self.sweep_due {
+                return None;
+            }
+            self.sweep();
+            return self.ready.pop_front();
+        }
+        self.rarely_read(is_nothing, code)
+    }
+
+    /// An endpoint left, or something failed.
+    #[cold]
+    fn rarely_read(&mut self, is_nothing: bool, code: isize) -> Option<Outcome> {
+        const FAILURE: isize = -(crate::error::number::AVAILABLE as isize);
+        if is_nothing {
+            // Entries of the endpoints that left may have come in since the read:
+            // sweep those that are known to have left by now, and no others, at
+            // the next empty read.
+            self.departed_seen = self.shared.departed.load(Ordering::Acquire);
+            for (number, member) in self.members.iter().enumerate() {
+                if member.closed.load(Ordering::Acquire) {
+                    self.leaving.push(number as u32);
+                }
+            }
+            self.sweep_due = true;
+            return self.next_entry();
+        }
+        if code != FAILURE {
+            let error = Error::from_code("fi_cq_read", code as i64);
+            return Some(Err(self.unsolicited(self.shared.domain.blame(error))));
+        }
+        match self.read_failure() {
+            FailureRead::Failure(failure) => Some(Err(*failure)),
+            FailureRead::Nobodys => self.next_entry(),
+            // It said there was one, and there is none: no loop over that.
+            FailureRead::Nothing => None,
         }
     }
 
@@ -316,6 +351,7 @@ impl CompletionQueue {
     /// Takes note of entries that the provider wrote.
     #[inline]
     fn fill(&mut self, count: usize) {
+        self.next = 0;
         self.filled = count.min(BATCH);
         if let Some(entries) = &self.untagged {
             for (to, from) in self.batch.iter_mut().zip(entries.iter()).take(self.filled) {
@@ -331,14 +367,15 @@ impl CompletionQueue {
         }
     }
 
+    #[inline]
     fn table(&mut self) -> &mut Table {
-        // Only `drop` takes the table out.
-        self.table.get_or_insert_with(|| Box::new(Table::new()))
+        &mut self.table
     }
 
     /// None: the end of an operation nobody waits for any more.
     #[inline]
-    fn translate(&mut self, entry: &sys::fi_cq_tagged_entry, source: u64) -> Option<Completion> {
+    fn translate(&mut self, at: usize) -> Option<Completion> {
+        let (entry, source) = (&self.batch[at], self.sources[at]);
         let flags = entry.flags;
         let is_receive = flags & sys::FI_RECV != 0;
         let has_data = flags & sys::FI_REMOTE_CQ_DATA != 0;
@@ -356,36 +393,30 @@ impl CompletionQueue {
             exhausted: false,
             source,
         };
-        let table = self.table();
-        let Some(slot) = table.by_context(entry.op_context) else {
+        let ends = |slot: &Slot| !slot.lasting || flags & sys::FI_MULTI_RECV != 0;
+        let Some(note) = self.table.take_note(entry.op_context, ends) else {
             if is_arrival {
                 return Some(completion);
             }
             tracing::debug!(flags, "a completion of an operation that is not known was dropped");
             return None;
         };
-        let abandoned = slot.state == State::Abandoned;
-        completion.operation = Some(OperationId { index: slot.index, generation: slot.generation });
-        completion.token = slot.token;
+        completion.operation = Some(note.operation);
+        completion.token = note.token;
         // Only a receive can be used up by a peer's immediate.
-        if !(is_arrival && slot.kind == CompletionKind::Receive) {
-            completion.kind = slot.kind;
+        if !(is_arrival && note.kind == CompletionKind::Receive) {
+            completion.kind = note.kind;
         }
         // sockets repeats the immediate to the one who sent it.
         if !matches!(completion.kind, CompletionKind::Receive | CompletionKind::RemoteWrite) {
             completion.data = None;
         }
-        let ends = !slot.lasting || flags & sys::FI_MULTI_RECV != 0;
-        if slot.lasting {
-            completion.offset = (entry.buf as usize).wrapping_sub(slot.base);
-            completion.exhausted = ends;
-        }
-        if ends {
-            let index = slot.index;
-            table.release(index);
+        if let Some(base) = note.lasting {
+            completion.offset = (entry.buf as usize).wrapping_sub(base);
+            completion.exhausted = note.ends;
         }
         // A peer's data is news even if the receive it used up was given up.
-        (!abandoned || completion.kind == CompletionKind::RemoteWrite).then_some(completion)
+        (!note.is_abandoned || completion.kind == CompletionKind::RemoteWrite).then_some(completion)
     }
 
     fn unsolicited(&self, error: Error) -> Failure {
@@ -401,15 +432,18 @@ impl CompletionQueue {
                 let Some(slot) = self.table().slot(index) else {
                     continue;
                 };
-                let (state, kind, token) = (slot.state, slot.kind, slot.token);
-                let operation = OperationId { index, generation: slot.generation };
+                let (state, kind, token, peer) = (slot.state, slot.kind, slot.token, slot.peer);
+                let operation = slot.id();
                 self.table().release(index);
                 if state == State::InFlight {
-                    let error = self.shared.domain.blame(Error::new(
+                    let mut error = self.shared.domain.blame(Error::new(
                         ErrorKind::Closed,
                         "closing an endpoint",
                         "the operation was still in flight",
                     ));
+                    if let Some(name) = self.name_of(number, peer) {
+                        error = error.with_peer(name);
+                    }
                     self.ready.push_back(Err(Failure {
                         kind: Some(kind),
                         operation: Some(operation),
@@ -424,13 +458,13 @@ impl CompletionQueue {
     /// Operations that were posted and have not completed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.table.as_ref().map_or(0, |t| t.in_flight())
+        self.table.in_flight()
     }
 
     /// Operations that were given up and whose memory is still kept.
     #[must_use]
     pub fn quarantined(&self) -> usize {
-        self.table.as_ref().map_or(0, |t| t.abandoned())
+        self.table.abandoned()
     }
 
     /// Wakes another thread that sleeps in this queue (`fi_cq_signal`).
@@ -461,18 +495,29 @@ impl CompletionQueue {
         }
     }
 
-    pub(crate) fn join(&mut self, endpoint: *mut sys::fid) -> (u32, Arc<Member>) {
+    /// The address of the peer of a member's operation, for messages.
+    #[cold]
+    fn name_of(&self, member: u32, peer: Peer) -> Option<String> {
+        self.members.get(member as usize)?.name_of(peer)
+    }
+
+    pub(crate) fn join(
+        &mut self,
+        endpoint: *mut sys::fid,
+        addresses: Option<AddressVector>,
+    ) -> (u32, Arc<Member>) {
         let member = Arc::new(Member {
             endpoint: Mutex::new(Some(endpoint as usize)),
             closed: AtomicBool::new(false),
+            addresses,
+            connected_to: OnceLock::new(),
         });
         // A place whose endpoint is closed and swept can be taken again.
-        let table = self.table.get_or_insert_with(|| Box::new(Table::new()));
         for number in 0..self.members.len() {
             if self.members[number].closed.load(Ordering::Acquire)
                 && !self.leaving.contains(&(number as u32))
                 && self.departed_seen == self.shared.departed.load(Ordering::Acquire)
-                && table.of_member(number as u32).is_empty()
+                && self.table.of_member(number as u32).is_empty()
             {
                 self.members[number] = Arc::clone(&member);
                 return (number as u32, member);
@@ -497,12 +542,14 @@ impl CompletionQueue {
         &mut self,
         member: u32,
         kind: CompletionKind,
+        peer: Peer,
         token: u64,
     ) -> Result<&mut Slot> {
         match self.table().take() {
             Some(slot) => {
                 slot.member = member;
                 slot.kind = kind;
+                slot.peer = peer;
                 slot.token = token;
                 Ok(slot)
             }
@@ -511,6 +558,13 @@ impl CompletionQueue {
                 "posting",
                 "a million operations are in flight on this queue",
             )),
+        }
+    }
+
+    /// Puts into a slot in flight what must stay alive.
+    pub(crate) fn keep(&mut self, id: OperationId, keep: impl FnOnce(&mut Slot)) {
+        if let Some(slot) = self.table().by_id(id) {
+            keep(slot);
         }
     }
 
@@ -530,7 +584,9 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // Endpoints may outlive their queue's owner: then the memory of their
         // operations must live on until they are closed.
-        *self.shared.graveyard.lock().unwrap_or_else(PoisonError::into_inner) = self.table.take();
+        // SAFETY: nothing uses the table after this.
+        let table = unsafe { ManuallyDrop::take(&mut self.table) };
+        *self.shared.graveyard.lock().unwrap_or_else(PoisonError::into_inner) = Some(table);
     }
 }
 
@@ -540,11 +596,4 @@ pub(super) enum FailureRead {
     /// That of an operation nobody waits for any more.
     Nobodys,
     Nothing,
-}
-
-enum Refill {
-    Entries,
-    Nothing,
-    Failure,
-    Broken(i64),
 }

@@ -7,24 +7,27 @@
 //! is closed.
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::os::raw::c_void;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use libfabric_sys as sys;
 
 use super::{CompletionKind, OperationId};
+use crate::address::Peer;
 use crate::memory::{Mapping, RegionInner};
 
 /// Something that must live until an operation is done.
 #[allow(dead_code)] // held, never read
-pub(crate) enum Keep {
+enum Keep {
     Region(Arc<RegionInner>),
     Mapping(Arc<Mapping>),
 }
 
-/// Four local buffers, a result, an operand to compare with, and a mapped key.
-const MOST_KEPT: usize = 7;
+/// Beyond the first: four local buffers, a result, an operand to compare with, and
+/// a mapped key are the most.
+const MOST_KEPT: usize = 6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
@@ -34,11 +37,21 @@ pub(crate) enum State {
     Abandoned,
 }
 
+/// Where a slot lies: behind the scratch space whose address is the context. The
+/// two are apart because the provider writes the scratch space whenever it likes,
+/// while a slot is reached through references.
 #[repr(C, align(64))]
+struct Place {
+    scratch: UnsafeCell<sys::fi_context2>,
+    slot: Slot,
+}
+
 pub(crate) struct Slot {
-    /// The provider's scratch space: first, since its address is the context.
-    scratch: sys::fi_context2,
+    /// The operation's context: the address of the place.
+    context: *mut c_void,
     pub(crate) token: u64,
+    /// Whom the operation is directed to.
+    pub(crate) peer: Peer,
     pub(crate) generation: u32,
     pub(crate) index: u32,
     pub(crate) member: u32,
@@ -47,6 +60,8 @@ pub(crate) struct Slot {
     /// Stays posted until the provider says it is used up (multi-receive).
     pub(crate) lasting: bool,
     kept: u8,
+    /// What most operations have, and no more.
+    region: Option<Arc<RegionInner>>,
     keep: [Option<Keep>; MOST_KEPT],
     /// Where a lasting receive's buffer begins, to tell offsets in it.
     pub(crate) base: usize,
@@ -54,17 +69,55 @@ pub(crate) struct Slot {
 
 impl Slot {
     #[inline]
-    pub(crate) fn keep(&mut self, what: Keep) {
+    pub(crate) fn keep_region(&mut self, region: &Arc<RegionInner>) {
+        let region = Arc::clone(region);
+        if self.region.is_none() {
+            self.region = Some(region);
+        } else {
+            self.keep_more(Keep::Region(region));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn keep_mapping(&mut self, mapping: &Arc<Mapping>) {
+        self.keep_more(Keep::Mapping(Arc::clone(mapping)));
+    }
+
+    fn keep_more(&mut self, what: Keep) {
         self.keep[usize::from(self.kept)] = Some(what);
         self.kept += 1;
     }
 
     #[inline]
-    pub(crate) fn context(&mut self) -> *mut c_void {
-        std::ptr::from_mut(self).cast()
+    pub(crate) fn id(&self) -> OperationId {
+        OperationId { index: self.index, generation: self.generation }
     }
 
+    #[inline]
+    pub(crate) fn context(&self) -> *mut c_void {
+        self.context
+    }
+
+    #[inline]
     fn let_go(&mut self) {
+        self.region = None;
+        if self.kept > 0 {
+            self.let_go_of_more();
+        }
+    }
+
+    /// The operation is over; true if nobody waited for it any more.
+    #[inline]
+    fn retire(&mut self) -> bool {
+        let was_abandoned = self.state == State::Abandoned;
+        self.let_go();
+        self.state = State::Free;
+        self.lasting = false;
+        self.generation = self.generation.wrapping_add(1);
+        was_abandoned
+    }
+
+    fn let_go_of_more(&mut self) {
         for kept in &mut self.keep[..usize::from(self.kept)] {
             *kept = None;
         }
@@ -72,8 +125,19 @@ impl Slot {
     }
 }
 
+/// What a completion wants to know of its operation.
+pub(crate) struct Note {
+    pub(crate) operation: OperationId,
+    pub(crate) token: u64,
+    pub(crate) kind: CompletionKind,
+    pub(crate) is_abandoned: bool,
+    /// Where the buffer of a lasting receive begins.
+    pub(crate) lasting: Option<usize>,
+    pub(crate) ends: bool,
+}
+
 struct Chunk {
-    slots: NonNull<Slot>,
+    places: NonNull<Place>,
     length: u32,
     first: u32,
 }
@@ -103,23 +167,35 @@ impl Table {
     /// Doubles the table; chunks stay where they are.
     fn grow(&mut self) {
         let length = self.total.max(Self::FIRST_CHUNK);
-        let slots: Box<[Slot]> = (0..length)
-            .map(|i| Slot {
-                scratch: sys::fi_context2::default(),
-                token: 0,
-                generation: 0,
-                index: self.total + i,
-                member: 0,
-                state: State::Free,
-                kind: CompletionKind::Send,
-                lasting: false,
-                kept: 0,
-                keep: [const { None }; MOST_KEPT],
-                base: 0,
+        let places: Box<[Place]> = (0..length)
+            .map(|i| Place {
+                scratch: UnsafeCell::new(sys::fi_context2::default()),
+                slot: Slot {
+                    context: ptr::null_mut(),
+                    token: 0,
+                    peer: Peer::ANY,
+                    generation: 0,
+                    index: self.total + i,
+                    member: 0,
+                    state: State::Free,
+                    kind: CompletionKind::Send,
+                    lasting: false,
+                    kept: 0,
+                    region: None,
+                    keep: [const { None }; MOST_KEPT],
+                    base: 0,
+                },
             })
             .collect();
-        let slots = NonNull::from(Box::leak(slots)).cast();
-        self.chunks.push(Chunk { slots, length, first: self.total });
+        let places: NonNull<Place> = NonNull::from(Box::leak(places)).cast();
+        for at in 0..length as usize {
+            // SAFETY: inside the chunk that was just made, and nobody else's yet.
+            unsafe {
+                let place = places.as_ptr().add(at);
+                (*place).slot.context = place.cast();
+            }
+        }
+        self.chunks.push(Chunk { places, length, first: self.total });
         self.free.reserve(length as usize);
         self.free.extend((self.total..self.total + length).rev());
         self.total += length;
@@ -147,8 +223,9 @@ impl Table {
                 && offset < chunk.length
             {
                 // SAFETY: inside the chunk, which this table owns; `&mut self`
-                // makes the reference unique among ours.
-                return Some(unsafe { &mut *chunk.slots.as_ptr().add(offset as usize) });
+                // makes the reference unique among ours, and it leaves out the
+                // scratch space, which is the provider's.
+                return Some(unsafe { &mut (*chunk.places.as_ptr().add(offset as usize)).slot });
             }
         }
         None
@@ -160,8 +237,8 @@ impl Table {
     pub(crate) fn by_context(&mut self, context: *mut c_void) -> Option<&mut Slot> {
         let address = context as usize;
         for chunk in &self.chunks {
-            let first = chunk.slots.as_ptr() as usize;
-            let size = size_of::<Slot>();
+            let first = chunk.places.as_ptr() as usize;
+            let size = size_of::<Place>();
             if let Some(distance) = address.checked_sub(first)
                 && distance < chunk.length as usize * size
             {
@@ -169,7 +246,7 @@ impl Table {
                     return None;
                 }
                 // SAFETY: as in `at`.
-                let slot = unsafe { &mut *chunk.slots.as_ptr().add(distance / size) };
+                let slot = unsafe { &mut (*chunk.places.as_ptr().add(distance / size)).slot };
                 return (slot.state != State::Free).then_some(slot);
             }
         }
@@ -188,14 +265,38 @@ impl Table {
         if slot.state == State::Free {
             return;
         }
-        let was_abandoned = slot.state == State::Abandoned;
-        slot.let_go();
-        slot.state = State::Free;
-        slot.lasting = false;
-        slot.generation = slot.generation.wrapping_add(1);
-        if was_abandoned {
-            self.abandoned -= 1;
+        let was_abandoned = slot.retire();
+        self.retired(index, was_abandoned);
+    }
+
+    /// What the slot of this context knows; with `ends`, by what it says, the
+    /// operation is over, as by [`release`](Self::release).
+    #[inline]
+    pub(crate) fn take_note(
+        &mut self,
+        context: *mut c_void,
+        ends: impl FnOnce(&Slot) -> bool,
+    ) -> Option<Note> {
+        let slot = self.by_context(context)?;
+        let ends = ends(slot);
+        let note = Note {
+            operation: slot.id(),
+            token: slot.token,
+            kind: slot.kind,
+            is_abandoned: slot.state == State::Abandoned,
+            lasting: slot.lasting.then_some(slot.base),
+            ends,
+        };
+        if ends {
+            slot.retire();
+            self.retired(note.operation.index, note.is_abandoned);
         }
+        Some(note)
+    }
+
+    #[inline]
+    fn retired(&mut self, index: u32, was_abandoned: bool) {
+        self.abandoned -= usize::from(was_abandoned);
         self.free.push(index);
     }
 
@@ -233,8 +334,8 @@ impl Drop for Table {
         for chunk in &self.chunks {
             // SAFETY: exactly the boxed slice that `grow` leaked.
             unsafe {
-                drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(
-                    chunk.slots.as_ptr(),
+                drop(Box::from_raw(ptr::slice_from_raw_parts_mut(
+                    chunk.places.as_ptr(),
                     chunk.length as usize,
                 )));
             }
@@ -264,7 +365,7 @@ mod tests {
         for (i, context) in contexts.iter().enumerate() {
             assert_eq!(table.by_context(*context).unwrap().token, i as u64);
         }
-        assert!(table.by_context(std::ptr::null_mut()).is_none());
+        assert!(table.by_context(ptr::null_mut()).is_none());
         assert!(table.by_context(0x1234 as *mut c_void).is_none());
         let inside = contexts[7].cast::<u8>().wrapping_add(8).cast();
         assert!(table.by_context(inside).is_none());
@@ -274,8 +375,7 @@ mod tests {
     fn an_old_id_does_not_name_a_reused_slot() {
         let mut table = Table::new();
         let slot = table.take().unwrap();
-        let (index, old) =
-            (slot.index, OperationId { index: slot.index, generation: slot.generation });
+        let (index, old) = (slot.index, slot.id());
         let context = slot.context();
         table.release(index);
         assert!(table.by_id(old).is_none());

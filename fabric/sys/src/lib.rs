@@ -30,6 +30,8 @@
     clippy::missing_safety_doc
 )]
 
+pub mod direct;
+
 include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 
 // Macros with casts, and macros that are enum members in some versions, do not

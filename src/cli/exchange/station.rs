@@ -154,7 +154,11 @@ impl Station {
                 self.pulse.events += 1;
                 Ok(Some(completion))
             }
-            None => Ok(None),
+            None => {
+                // A short pause leaves the provider's locks to the other side.
+                std::hint::spin_loop();
+                Ok(None)
+            }
             Some(Err(failure)) => Err(self.operation_failed(failure)),
         }
     }
