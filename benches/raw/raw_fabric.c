@@ -40,6 +40,12 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() __asm__ volatile("yield")
+#endif
+
 enum { INITIATOR, TARGET };
 enum op { WRITEDATA, WRITE, READ, SEND };
 static const char *const op_names[] = {"writedata", "write", "read", "send", NULL};
@@ -50,6 +56,7 @@ static const enum fi_threading threading_values[] = {FI_THREAD_SAFE, FI_THREAD_D
 static struct {
 	const char *provider, *node;
 	int op, bandwidth, threading, core[2];
+	unsigned pauses;	/* after a poll that found nothing: some providers' peers are held up by polls */
 	bool inject;	/* post what the provider takes at once with fi_inject_*: no completion for it */
 	uint64_t iterations, warmup, window;
 	size_t size;
@@ -306,6 +313,9 @@ static inline void progress(void)
 		events += (uint64_t)count;
 	} else if (count != -FI_EAGAIN && count != 0) {
 		queue_failed(count);
+	} else {
+		for (unsigned i = 0; i < option.pauses; i++)
+			PAUSE();
 	}
 	if (++polls % 64 == 0)	/* one poll may move megabytes */
 		tick();
@@ -742,7 +752,7 @@ static void close_everything(void)
 static _Noreturn void usage(const char *problem)
 {
 	fprintf(stderr, "raw_fabric: %s\nusage: raw_fabric --provider P --op writedata|write|read|send --mode lat|bw --size N[K|M|G]\n"
-		"  --iters N [--cores A,B] [--threading safe|domain|completion] [--warmup N] [--window N] [--inject] [--node ADDRESS] --json\n", problem);
+		"  --iters N [--cores A,B] [--threading safe|domain|completion] [--warmup N] [--window N] [--inject] [--pauses N] [--node ADDRESS] --json\n", problem);
 	exit(2);
 }
 
@@ -787,6 +797,7 @@ static void parse(int argc, char **argv)
 		else if (!strcmp(name, "--iters")) option.iterations = number(value);
 		else if (!strcmp(name, "--warmup")) option.warmup = number(value);
 		else if (!strcmp(name, "--window")) option.window = number(value);
+		else if (!strcmp(name, "--pauses")) option.pauses = (unsigned)number(value);
 		else if (strcmp(name, "--cores") || sscanf(value, "%d,%d", &option.core[0], &option.core[1]) != 2 ||
 			 option.core[0] < 0 || option.core[1] < 0)
 			usage(name);

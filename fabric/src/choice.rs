@@ -233,6 +233,12 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
     provider == "verbs" && running < (Version { major: 2, minor: 2 })
 }
 
+/// Does a look at this provider's queue take a lock that its peers need to write to
+/// us? shm's did until libfabric 1.18: whoever looks all the time holds them up.
+pub(crate) fn looks_hold_peers_up(provider: &str, running: Version) -> bool {
+    names_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
+}
+
 /// Does this provider put explicit registrations into a cache that widens their
 /// rights and keeps closed regions open to peers, unless told otherwise?
 pub(crate) fn caches_registrations(provider: &str) -> bool {

@@ -66,6 +66,47 @@ impl Deadline {
     }
 }
 
+/// How long to leave a queue alone between two looks, while looking all the time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    pauses: u32,
+}
+
+impl Pace {
+    /// Where a look holds peers up: long enough that most of their writes fall
+    /// between two looks, short against the 0.6 µs that a message takes there. Measured
+    /// with 64 bytes over shm of libfabric 1.17: 0 to 80 ns between looks give 0.69
+    /// to 0.74 µs one way, 80 to 210 ns give 0.62 to 0.65 µs.
+    const GENEROUS: Duration = Duration::from_nanos(100);
+
+    /// One pause: says that this is a loop that waits, and costs next to nothing.
+    pub(crate) fn eager() -> Self {
+        Self { pauses: 1 }
+    }
+
+    /// Pauses that leave room for peers. How long one takes differs tenfold between
+    /// processors, so it is measured.
+    pub(crate) fn considerate() -> Self {
+        const SAMPLE: u32 = 32;
+        let one_sample = || {
+            let start = Instant::now();
+            (0..SAMPLE).for_each(|_| std::hint::spin_loop());
+            start.elapsed()
+        };
+        // The shortest: nothing came between.
+        let shortest = (0..4).map(|_| one_sample()).min().unwrap_or_default();
+        let pauses = Self::GENEROUS.as_nanos() * u128::from(SAMPLE) / shortest.as_nanos().max(1);
+        Self { pauses: (pauses as u32).clamp(1, 100) }
+    }
+
+    #[inline]
+    pub(crate) fn pause(self) {
+        for _ in 0..self.pauses {
+            std::hint::spin_loop();
+        }
+    }
+}
+
 /// Growing pauses for places where nothing can wake us: a short spin, then
 /// giving up the core, then sleeping up to 200 µs at a time.
 #[derive(Debug)]
@@ -126,6 +167,21 @@ mod tests {
         assert!(deadline.has_passed());
         // 32 spins, 32 yields, and pauses that grow: far from a hot loop.
         assert!(pauses < 200, "{pauses}");
+    }
+
+    #[test]
+    fn pauses_between_looks_are_short() {
+        let pace = Pace::considerate();
+        assert!((1..=100).contains(&pace.pauses), "{pace:?}");
+        let shortest = (0..100)
+            .map(|_| {
+                let start = Instant::now();
+                pace.pause();
+                start.elapsed()
+            })
+            .min()
+            .unwrap();
+        assert!(shortest < Duration::from_micros(5), "{shortest:?}");
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Endpoint {
             |slot| keep_region(slot, local),
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the range alive until completion.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_send(endpoint, pointer, length, descriptor, peer, context)
             },
         )
@@ -286,7 +286,7 @@ impl Endpoint {
             |slot| keep_region(slot, into),
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the range alive until completion.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context)
             },
         )
@@ -312,7 +312,7 @@ impl Endpoint {
             |_| {},
             #[allow(unsafe_code)]
             // SAFETY: no buffer.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_recv(endpoint, null, 0, null, peer, context)
             },
         )
@@ -494,7 +494,7 @@ impl Endpoint {
             |slot| keep_region(slot, into),
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the range alive until completion.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::fi_trecv(endpoint, pointer, length, descriptor, peer, tag, ignore, context)
             },
         )
@@ -525,7 +525,7 @@ impl Endpoint {
             queue,
             |_| {},
             // SAFETY: by contract.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_send(endpoint, pointer, length, descriptor, peer, context)
             },
         )
@@ -552,7 +552,7 @@ impl Endpoint {
             queue,
             |_| {},
             // SAFETY: by contract.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_recv(
                     endpoint,
                     pointer,

@@ -286,46 +286,54 @@ impl Endpoint {
 
     /// Takes a slot, calls the provider until it takes the operation, and lets
     /// `keep` put into the slot what must stay alive.
+    ///
+    /// Both closures are copied for the rare case, instead of lent: what they hold
+    /// can stay in registers on the way that all but a few operations go.
     #[inline]
     pub(super) fn submit(
         &mut self,
         posting: Posting,
         queue: &mut CompletionQueue,
-        keep: impl FnOnce(&mut Slot),
-        mut call: impl FnMut(*mut sys::fid_ep, *mut c_void) -> isize,
+        keep: impl FnOnce(&mut Slot) + Copy,
+        call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize + Copy,
     ) -> Result<OperationId> {
         let member = self.check_queue(posting.operation, queue, posting.side)?;
         let slot = queue.take(member, posting.kind, posting.peer, posting.token)?;
         let (id, context) = (slot.id(), slot.context());
-        let endpoint = self.handle.as_ptr();
-        let code = call(endpoint, context);
+        let code = call(self.handle.as_ptr(), context);
         if code == 0 {
             keep(slot);
             return Ok(id);
         }
-        self.submit_again(code, posting, queue, id, keep, || call(endpoint, context))
+        let Posting { operation, peer, patience, .. } = posting;
+        self.submit_again(operation, peer, patience, queue, id, keep, (code, context), call)
     }
 
     /// The rest of `submit`, for when the first call did not do it.
     #[cold]
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "one struct of them would be filled each time")]
     fn submit_again(
         &mut self,
-        mut code: isize,
-        posting: Posting,
+        operation: &'static str,
+        peer: Peer,
+        patience: Duration,
         queue: &mut CompletionQueue,
         id: OperationId,
         keep: impl FnOnce(&mut Slot),
-        call: impl FnMut() -> isize,
+        (mut code, context): (isize, *mut c_void),
+        call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize,
     ) -> Result<OperationId> {
+        let endpoint = self.handle.as_ptr();
         if code == AGAIN {
-            code = self.insist(queue, posting.patience, call);
+            code = self.insist(queue, patience, || call(endpoint, context));
         }
         if code == 0 {
             queue.keep(id, keep);
             return Ok(id);
         }
         queue.put_back(id.index);
-        Err(self.posting_failed(posting.operation, posting.peer, code, posting.patience))
+        Err(self.posting_failed(operation, peer, code, patience))
     }
 
     /// As [`submit`](Self::submit), for operations that leave nothing in flight.

@@ -61,7 +61,7 @@ impl Endpoint {
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps the local range alive until completion; the
             // endpoint is open, and has one-sided operations.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_write(
                     endpoint, pointer, length, descriptor, peer, address, key, context,
                 )
@@ -132,7 +132,7 @@ impl Endpoint {
             },
             #[allow(unsafe_code)]
             // SAFETY: as in `write`.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_writedata(
                     endpoint, pointer, length, descriptor, data, peer, address, key, context,
                 )
@@ -295,7 +295,7 @@ impl Endpoint {
             },
             #[allow(unsafe_code)]
             // SAFETY: as in `write`.
-            |endpoint, context| unsafe {
+            move |endpoint, context| unsafe {
                 sys::direct::fi_read(
                     endpoint, pointer, length, descriptor, peer, address, key, context,
                 )

@@ -14,6 +14,7 @@
 //! kind, wire protocol and key, versioned and checked. [`RemoteMemory`] is what the
 //! receiver makes of it, and the only thing a one-sided operation accepts.
 
+mod access;
 mod descriptor;
 mod host;
 mod range;

@@ -49,12 +49,12 @@ pub struct MemoryRegion(pub(crate) Arc<RegionInner>);
 pub(crate) struct RegionInner {
     /// None: the provider needs no registration for what the region is used for.
     handle: Option<Handle<sys::fid_mr>>,
-    base: *mut u8,
+    pub(super) base: *mut u8,
     length: usize,
     /// The bytes at `base`; less than `length` for a region of several buffers,
     /// of which only the first can be sliced and copied here.
-    contiguous: usize,
-    kind: MemoryKind,
+    pub(super) contiguous: usize,
+    pub(super) kind: MemoryKind,
     access: Access,
     /// What data transfer calls want as descriptor: null unless the provider asks.
     pub(crate) descriptor: *mut c_void,
@@ -397,111 +397,6 @@ impl MemoryRegion {
     #[must_use]
     pub fn all(&self) -> RegionSlice {
         RegionSlice { region: Arc::clone(&self.0), offset: 0, length: self.0.contiguous }
-    }
-
-    fn host_range(&self, operation: &'static str, offset: usize, length: usize) -> Result<*mut u8> {
-        if self.0.kind.is_device() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                operation,
-                format!("the region is {} memory, which the CPU does not copy", self.0.kind),
-            ));
-        }
-        match offset.checked_add(length) {
-            // SAFETY: inside the region, just checked.
-            Some(end) if end <= self.0.contiguous => Ok(unsafe { self.0.base.add(offset) }),
-            _ => Err(Error::new(
-                ErrorKind::OutOfBounds,
-                operation,
-                format!("{length} bytes at {offset} of a region of {} bytes", self.0.contiguous),
-            )),
-        }
-    }
-
-    /// Copies bytes out of the region. If a peer writes meanwhile, the copy may
-    /// hold old and new bytes.
-    ///
-    /// # Errors
-    /// `OutOfBounds`, or `InvalidArgument` for device memory.
-    #[inline]
-    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let from = self.host_range("reading a region", offset, into.len())?;
-        // SAFETY: both ranges are valid and, one being behind a `&mut`, distinct.
-        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
-        Ok(())
-    }
-
-    /// Copies bytes into the region.
-    ///
-    /// # Errors
-    /// `OutOfBounds`, or `InvalidArgument` for device memory.
-    #[inline]
-    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        let into = self.host_range("writing a region", offset, from.len())?;
-        // SAFETY: both ranges are valid; no reference to the region's bytes exists.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) };
-        Ok(())
-    }
-
-    /// Fills a range with one byte.
-    ///
-    /// # Errors
-    /// `OutOfBounds`, or `InvalidArgument` for device memory.
-    pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<()> {
-        let into = self.host_range("filling a region", range.start, range.len())?;
-        // SAFETY: inside the region, just checked.
-        unsafe { std::ptr::write_bytes(into, byte, range.len()) };
-        Ok(())
-    }
-
-    /// Loads an aligned 64-bit word, with acquire ordering towards a peer that
-    /// wrote it last.
-    ///
-    /// # Errors
-    /// `OutOfBounds`, or `InvalidArgument` if it is not aligned or device memory.
-    #[inline]
-    pub fn load_u64(&self, offset: usize) -> Result<u64> {
-        Ok(self.word(offset)?.load(Ordering::Acquire))
-    }
-
-    /// Stores an aligned 64-bit word.
-    ///
-    /// # Errors
-    /// As [`load_u64`](Self::load_u64).
-    #[inline]
-    pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
-        self.word(offset)?.store(value, Ordering::Release);
-        Ok(())
-    }
-
-    #[inline]
-    fn word(&self, offset: usize) -> Result<&std::sync::atomic::AtomicU64> {
-        let address = self.host_range("reaching a word of a region", offset, 8)?;
-        if !(address as usize).is_multiple_of(8) {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "reaching a word of a region",
-                format!("offset {offset} is not aligned to 8 bytes"),
-            ));
-        }
-        // SAFETY: 8 valid, aligned bytes, alive as long as `self`; atomics allow
-        // concurrent change from the other side.
-        Ok(unsafe { std::sync::atomic::AtomicU64::from_ptr(address.cast()) })
-    }
-
-    /// The bytes themselves.
-    ///
-    /// # Safety
-    /// For the life of the slice nobody may write the region: no peer that holds
-    /// its key, no operation in flight, no [`write`](Self::write).
-    ///
-    /// # Panics
-    /// Never for host memory; device memory has no bytes that a CPU could read.
-    #[must_use]
-    pub unsafe fn bytes(&self) -> &[u8] {
-        assert!(!self.0.kind.is_device(), "device memory has no host bytes");
-        // SAFETY: valid for as long as `self`; unchanging by contract.
-        unsafe { std::slice::from_raw_parts(self.0.base, self.0.contiguous) }
     }
 }
 

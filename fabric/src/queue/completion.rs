@@ -23,6 +23,7 @@
 //! ```
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use crate::error::Error;
 
@@ -31,7 +32,7 @@ use crate::error::Error;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OperationId {
     pub(crate) index: u32,
-    pub(crate) generation: u32,
+    pub(crate) generation: NonZeroU32,
 }
 
 /// What completed.

@@ -29,11 +29,13 @@ use libfabric_sys as sys;
 
 use crate::address::{AddressVector, Peer};
 use crate::capabilities::EndpointKind;
+use crate::choice::looks_hold_peers_up;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::Caps;
 use crate::handle::Handle;
-use crate::waiting::Waiting;
+use crate::version::Version;
+use crate::waiting::{Pace, Waiting};
 use table::{State, Table};
 
 /// Entries taken from the provider at a time: enough to drain a burst with few
@@ -75,6 +77,7 @@ pub struct CompletionQueue {
     filled: usize,
     next: usize,
     waiting: Waiting,
+    pace: Pace,
     wait_fd: Option<RawFd>,
     tells_source: bool,
     departed_seen: u32,
@@ -229,6 +232,11 @@ impl CompletionQueue {
             filled: 0,
             next: 0,
             waiting: options.waiting,
+            pace: if looks_hold_peers_up(&facts.provider, Version::running()) {
+                Pace::considerate()
+            } else {
+                Pace::eager()
+            },
             wait_fd,
             tells_source: domain.offer().tells_source,
             members: Vec::new(),
@@ -277,22 +285,26 @@ impl CompletionQueue {
         }
     }
 
-    /// The next of the entries that were read, or of those that can be read now.
+    /// The next of the entries that were read, of which there is at least one.
     fn next_entry(&mut self) -> Option<Outcome> {
         loop {
-            while self.next < self.filled {
-                let at = self.next;
-                self.next += 1;
-                if let Some(completion) = self.translate(at) {
-                    return Some(Ok(completion));
-                }
+            let at = self.next;
+            self.next += 1;
+            // Built once, where it goes to: a copy just after would wait for the stores.
+            let outcome = self.translate(at);
+            if outcome.is_some() {
+                return outcome;
             }
-            let got = self.read();
-            if got <= 0 {
-                return self.nothing_read(got);
+            if self.next == self.filled {
+                return self.next_if_any();
             }
-            self.fill(got as usize);
         }
+    }
+
+    /// The next of the entries that can be read now.
+    #[cold]
+    fn next_if_any(&mut self) -> Option<Outcome> {
+        self.poll_fresh()
     }
 
     /// What a read means that brought no entry.
@@ -325,7 +337,7 @@ impl CompletionQueue {
                 }
             }
             self.sweep_due = true;
-            return self.next_entry();
+            return self.next_if_any();
         }
         if code != FAILURE {
             let error = Error::from_code("fi_cq_read", code as i64);
@@ -333,7 +345,7 @@ impl CompletionQueue {
         }
         match self.read_failure() {
             FailureRead::Failure(failure) => Some(Err(*failure)),
-            FailureRead::Nobodys => self.next_entry(),
+            FailureRead::Nobodys => self.next_if_any(),
             // It said there was one, and there is none: no loop over that.
             FailureRead::Nothing => None,
         }
@@ -353,6 +365,14 @@ impl CompletionQueue {
     fn fill(&mut self, count: usize) {
         self.next = 0;
         self.filled = count.min(BATCH);
+        if self.untagged.is_some() {
+            self.widen();
+        }
+    }
+
+    /// Gives entries without tags the form of those with.
+    #[cold]
+    fn widen(&mut self) {
         if let Some(entries) = &self.untagged {
             for (to, from) in self.batch.iter_mut().zip(entries.iter()).take(self.filled) {
                 *to = sys::fi_cq_tagged_entry {
@@ -373,50 +393,61 @@ impl CompletionQueue {
     }
 
     /// None: the end of an operation nobody waits for any more.
-    #[inline]
-    fn translate(&mut self, at: usize) -> Option<Completion> {
+    #[inline(always)]
+    fn translate(&mut self, at: usize) -> Option<Outcome> {
         let (entry, source) = (&self.batch[at], self.sources[at]);
-        let flags = entry.flags;
+        let (flags, length, tag, buffer) = (entry.flags, entry.len, entry.tag, entry.buf);
         let is_receive = flags & sys::FI_RECV != 0;
         let has_data = flags & sys::FI_REMOTE_CQ_DATA != 0;
+        let data = has_data.then_some(entry.data);
         // An immediate that came with a write: the receive bit is clear
         // (providers differ in which other bits they set).
         let is_arrival = has_data && !is_receive;
-        let mut completion = Completion {
-            kind: CompletionKind::RemoteWrite,
-            operation: None,
-            token: 0,
-            length: entry.len,
-            data: has_data.then_some(entry.data),
-            tag: entry.tag,
-            offset: 0,
-            exhausted: false,
-            source,
-        };
         let ends = |slot: &Slot| !slot.lasting || flags & sys::FI_MULTI_RECV != 0;
         let Some(note) = self.table.take_note(entry.op_context, ends) else {
-            if is_arrival {
-                return Some(completion);
+            if !is_arrival {
+                nobody_knows(flags);
+                return None;
             }
-            tracing::debug!(flags, "a completion of an operation that is not known was dropped");
-            return None;
+            return Some(Ok(Completion {
+                kind: CompletionKind::RemoteWrite,
+                operation: None,
+                token: 0,
+                length,
+                data,
+                tag,
+                offset: 0,
+                exhausted: false,
+                source,
+            }));
         };
-        completion.operation = Some(note.operation);
-        completion.token = note.token;
         // Only a receive can be used up by a peer's immediate.
-        if !(is_arrival && note.kind == CompletionKind::Receive) {
-            completion.kind = note.kind;
+        let kind = if is_arrival && note.kind == CompletionKind::Receive {
+            CompletionKind::RemoteWrite
+        } else {
+            note.kind
+        };
+        // A peer's data is news even if the receive it used up was given up.
+        if note.is_abandoned && kind != CompletionKind::RemoteWrite {
+            return None;
         }
         // sockets repeats the immediate to the one who sent it.
-        if !matches!(completion.kind, CompletionKind::Receive | CompletionKind::RemoteWrite) {
-            completion.data = None;
-        }
-        if let Some(base) = note.lasting {
-            completion.offset = (entry.buf as usize).wrapping_sub(base);
-            completion.exhausted = note.ends;
-        }
-        // A peer's data is news even if the receive it used up was given up.
-        (!note.is_abandoned || completion.kind == CompletionKind::RemoteWrite).then_some(completion)
+        let is_ours = matches!(kind, CompletionKind::Receive | CompletionKind::RemoteWrite);
+        let (offset, exhausted) = match note.lasting {
+            Some(base) => ((buffer as usize).wrapping_sub(base), note.ends),
+            None => (0, false),
+        };
+        Some(Ok(Completion {
+            kind,
+            operation: Some(note.operation),
+            token: note.token,
+            length,
+            data: if is_ours { data } else { None },
+            tag,
+            offset,
+            exhausted,
+            source,
+        }))
     }
 
     fn unsolicited(&self, error: Error) -> Failure {
@@ -588,6 +619,11 @@ impl Drop for CompletionQueue {
         let table = unsafe { ManuallyDrop::take(&mut self.table) };
         *self.shared.graveyard.lock().unwrap_or_else(PoisonError::into_inner) = Some(table);
     }
+}
+
+#[cold]
+fn nobody_knows(flags: u64) {
+    tracing::debug!(flags, "a completion of an operation that is not known was dropped");
 }
 
 /// What came of asking for a failure.

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::num::NonZeroU32;
 use std::os::raw::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -46,25 +47,28 @@ struct Place {
     slot: Slot,
 }
 
+/// In this order, so that what most operations need is in one line of the cache.
+#[repr(C)]
 pub(crate) struct Slot {
     /// The operation's context: the address of the place.
     context: *mut c_void,
     pub(crate) token: u64,
     /// Whom the operation is directed to.
     pub(crate) peer: Peer,
-    pub(crate) generation: u32,
+    /// Never zero, so that names of operations can be optional for nothing.
+    pub(crate) generation: NonZeroU32,
     pub(crate) index: u32,
+    /// What most operations have, and no more.
+    region: Option<Arc<RegionInner>>,
     pub(crate) member: u32,
     pub(crate) state: State,
     pub(crate) kind: CompletionKind,
     /// Stays posted until the provider says it is used up (multi-receive).
     pub(crate) lasting: bool,
     kept: u8,
-    /// What most operations have, and no more.
-    region: Option<Arc<RegionInner>>,
-    keep: [Option<Keep>; MOST_KEPT],
     /// Where a lasting receive's buffer begins, to tell offsets in it.
     pub(crate) base: usize,
+    keep: [Option<Keep>; MOST_KEPT],
 }
 
 impl Slot {
@@ -113,10 +117,11 @@ impl Slot {
         self.let_go();
         self.state = State::Free;
         self.lasting = false;
-        self.generation = self.generation.wrapping_add(1);
+        self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         was_abandoned
     }
 
+    #[cold]
     fn let_go_of_more(&mut self) {
         for kept in &mut self.keep[..usize::from(self.kept)] {
             *kept = None;
@@ -145,13 +150,14 @@ struct Chunk {
 /// All slots of one queue.
 pub(crate) struct Table {
     chunks: Vec<Chunk>,
-    free: Vec<u32>,
+    /// Places of this table that no operation has.
+    free: Vec<NonNull<Place>>,
     total: u32,
     abandoned: usize,
 }
 
-// SAFETY: the slots are owned by the table; the provider touches only `scratch`,
-// under its own locking.
+// SAFETY: the places are owned by the table, and all its pointers lead to them; the
+// provider touches only `scratch`, under its own locking.
 unsafe impl Send for Table {}
 
 impl Table {
@@ -174,7 +180,7 @@ impl Table {
                     context: ptr::null_mut(),
                     token: 0,
                     peer: Peer::ANY,
-                    generation: 0,
+                    generation: NonZeroU32::MIN,
                     index: self.total + i,
                     member: 0,
                     state: State::Free,
@@ -188,16 +194,16 @@ impl Table {
             })
             .collect();
         let places: NonNull<Place> = NonNull::from(Box::leak(places)).cast();
-        for at in 0..length as usize {
+        self.free.reserve((self.total + length) as usize);
+        for at in (0..length as usize).rev() {
             // SAFETY: inside the chunk that was just made, and nobody else's yet.
             unsafe {
-                let place = places.as_ptr().add(at);
-                (*place).slot.context = place.cast();
+                let place = places.add(at);
+                (*place.as_ptr()).slot.context = place.as_ptr().cast();
+                self.free.push(place);
             }
         }
         self.chunks.push(Chunk { places, length, first: self.total });
-        self.free.reserve(length as usize);
-        self.free.extend((self.total..self.total + length).rev());
         self.total += length;
     }
 
@@ -210,8 +216,9 @@ impl Table {
             }
             self.grow();
         }
-        let index = self.free.pop()?;
-        let slot = self.at(index)?;
+        let place = self.free.pop()?;
+        // SAFETY: of a chunk of this table, as all that are free; the rest as in `at`.
+        let slot = unsafe { &mut (*place.as_ptr()).slot };
         slot.state = State::InFlight;
         Some(slot)
     }
@@ -265,8 +272,8 @@ impl Table {
         if slot.state == State::Free {
             return;
         }
-        let was_abandoned = slot.retire();
-        self.retired(index, was_abandoned);
+        let (context, was_abandoned) = (slot.context, slot.retire());
+        self.retired(context, was_abandoned);
     }
 
     /// What the slot of this context knows; with `ends`, by what it says, the
@@ -289,15 +296,16 @@ impl Table {
         };
         if ends {
             slot.retire();
-            self.retired(note.operation.index, note.is_abandoned);
+            self.retired(context, note.is_abandoned);
         }
         Some(note)
     }
 
     #[inline]
-    fn retired(&mut self, index: u32, was_abandoned: bool) {
+    fn retired(&mut self, context: *mut c_void, was_abandoned: bool) {
         self.abandoned -= usize::from(was_abandoned);
-        self.free.push(index);
+        // `grow` made room for all of them.
+        self.free.extend(NonNull::new(context.cast::<Place>()));
     }
 
     pub(crate) fn abandon(&mut self, index: u32) {

@@ -33,6 +33,15 @@ impl CompletionQueue {
         self.wait_fresh(&Deadline::after(timeout), timeout)
     }
 
+    /// What to do between two polls that find nothing, in a loop that polls all the
+    /// time, as [`wait`](Self::wait) does by itself. Short, and as long as it must be
+    /// for peers not to be held up by the polling: with some providers (shm before
+    /// libfabric 1.18) messages come *sooner* to who looks less often.
+    #[inline]
+    pub fn pause(&self) {
+        self.pace.pause();
+    }
+
     fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
         let spin_end = match self.waiting {
             Waiting::Busy => None,
@@ -49,7 +58,7 @@ impl CompletionQueue {
             looks = looks.wrapping_add(1);
             // The clock costs as much as a look: read it every eighth time.
             if !looks.is_multiple_of(8) && self.waiting != Waiting::Block {
-                std::hint::spin_loop();
+                self.pause();
                 continue;
             }
             if deadline.has_passed() {

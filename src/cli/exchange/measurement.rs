@@ -60,35 +60,50 @@ pub(crate) struct Payload {
 }
 
 impl Payload {
-    #[inline]
+    #[inline(always)] // measured: a call each otherwise
     fn load(&self, offset: usize) -> Result<u64, Failure> {
+        if offset.is_multiple_of(8) {
+            return Ok(u64::from_le(self.region.load_u64(offset)?));
+        }
         let mut bytes = [0; 8];
         self.region.read(offset, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    #[inline]
+    #[inline(always)] // measured: a call each otherwise
     fn stamp(&self, offset: usize, sequence: u64) -> Result<(), Failure> {
         let size = self.layout.size;
         if size < 16 {
             self.region.fill(offset..offset + size, sequence as u8)?;
         } else {
-            self.region.write(offset, &sequence.to_le_bytes())?;
-            self.region.write(offset + size - 8, &sequence.to_le_bytes())?;
+            self.store(offset, sequence)?;
+            self.store(offset + size - 8, sequence)?;
         }
         Ok(())
     }
 
+    #[inline(always)] // measured: a call each otherwise
+    fn store(&self, offset: usize, value: u64) -> Result<(), Failure> {
+        if offset.is_multiple_of(8) {
+            self.region.store_u64(offset, value.to_le())?;
+        } else {
+            self.region.write(offset, &value.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    #[inline]
     pub(crate) fn stamp_outgoing(&self, slot: usize, sequence: u64) -> Result<(), Failure> {
         self.stamp(self.layout.transmit(slot), sequence)
     }
 
+    #[inline]
     pub(crate) fn stamp_incoming(&self, slot: usize, sequence: u64) -> Result<(), Failure> {
         self.stamp(self.layout.receive(slot), sequence)
     }
 
     /// Is this message in the slot?
-    #[inline]
+    #[inline(always)] // measured: a call each otherwise
     pub(crate) fn has(&self, slot: usize, sequence: u64) -> Result<bool, Failure> {
         let (offset, size) = (self.layout.receive(slot), self.layout.size);
         if size < 16 {

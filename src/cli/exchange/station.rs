@@ -155,8 +155,7 @@ impl Station {
                 Ok(Some(completion))
             }
             None => {
-                // A short pause leaves the provider's locks to the other side.
-                std::hint::spin_loop();
+                self.queue.pause();
                 Ok(None)
             }
             Some(Err(failure)) => Err(self.operation_failed(failure)),

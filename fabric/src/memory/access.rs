@@ -1,0 +1,235 @@
+//! The bytes of a region, from this side.
+//!
+//! A region's bytes may change while they are looked at: by a peer, whom nobody
+//! here can stop, or by another thread that holds a clone of the region. So they
+//! are never lent out by reference, and copies go by atomic accesses: bytes at the
+//! edges, words in between. Such a copy may be torn, half old and half new, but it
+//! is never undefined behaviour. x86 and ARM do these accesses with plain loads and
+//! stores; what is lost to `memcpy` is at most half of its speed, in the cache.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, fence};
+
+use super::region::MemoryRegion;
+use crate::error::{Error, ErrorKind, Result};
+
+const WORD: usize = size_of::<u64>();
+
+impl MemoryRegion {
+    #[inline]
+    fn host_range(&self, operation: &'static str, offset: usize, length: usize) -> Result<*mut u8> {
+        let fits = offset.checked_add(length).is_some_and(|end| end <= self.0.contiguous);
+        if fits && !self.0.kind.is_device() {
+            // SAFETY: inside the region, just checked.
+            return Ok(unsafe { self.0.base.add(offset) });
+        }
+        Err(self.not_here(operation, offset, length))
+    }
+
+    #[cold]
+    fn not_here(&self, operation: &'static str, offset: usize, length: usize) -> Error {
+        if self.0.kind.is_device() {
+            return Error::new(
+                ErrorKind::InvalidArgument,
+                operation,
+                format!("the region is {} memory, which the CPU does not copy", self.0.kind),
+            );
+        }
+        Error::new(
+            ErrorKind::OutOfBounds,
+            operation,
+            format!("{length} bytes at {offset} of a region of {} bytes", self.0.contiguous),
+        )
+    }
+
+    /// Copies bytes out of the region. If a peer or another thread writes meanwhile,
+    /// the copy may hold old and new bytes.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` for device memory.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let from = self.host_range("reading a region", offset, into.len())?;
+        // SAFETY: valid for as long as `self`, and reached by atomics only.
+        unsafe { load(from, into) };
+        Ok(())
+    }
+
+    /// Copies bytes into the region.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` for device memory.
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let into = self.host_range("writing a region", offset, from.len())?;
+        // SAFETY: as in `read`.
+        unsafe { store(from, into) };
+        Ok(())
+    }
+
+    /// Fills a range with one byte.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` for device memory.
+    pub fn fill(&self, range: Range<usize>, byte: u8) -> Result<()> {
+        let into = self.host_range("filling a region", range.start, range.len())?;
+        // SAFETY: as in `read`.
+        unsafe { fill(into, range.len(), byte) };
+        Ok(())
+    }
+
+    /// Loads an aligned 64-bit word, with acquire ordering towards a peer that
+    /// wrote it last.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, or `InvalidArgument` if it is not aligned or device memory.
+    #[inline]
+    pub fn load_u64(&self, offset: usize) -> Result<u64> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores an aligned 64-bit word, with release ordering.
+    ///
+    /// # Errors
+    /// As [`load_u64`](Self::load_u64).
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) -> Result<()> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> Result<&AtomicU64> {
+        let address = self.host_range("reaching a word of a region", offset, WORD)?;
+        if !(address as usize).is_multiple_of(WORD) {
+            return Err(not_aligned(offset));
+        }
+        // SAFETY: 8 valid, aligned bytes, alive as long as `self`; atomics allow
+        // concurrent change from the other side.
+        Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
+    }
+
+    /// The bytes themselves.
+    ///
+    /// # Safety
+    /// For the life of the slice nobody may write the region: no peer that holds
+    /// its key, no operation in flight, no [`write`](Self::write).
+    ///
+    /// # Panics
+    /// Never for host memory; device memory has no bytes that a CPU could read.
+    #[must_use]
+    pub unsafe fn bytes(&self) -> &[u8] {
+        assert!(!self.0.kind.is_device(), "device memory has no host bytes");
+        // SAFETY: valid for as long as `self`; unchanging by contract.
+        unsafe { std::slice::from_raw_parts(self.0.base, self.0.contiguous) }
+    }
+}
+
+#[cold]
+fn not_aligned(offset: usize) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        "reaching a word of a region",
+        format!("offset {offset} is not aligned to 8 bytes"),
+    )
+}
+
+/// How many of `length` bytes lie before the first aligned word.
+#[inline]
+fn before_words(shared: *mut u8, length: usize) -> usize {
+    shared.align_offset(WORD).min(length)
+}
+
+/// # Safety
+/// `from` is valid for as many bytes as `into` has, and nobody reaches them but by
+/// atomics, or from outside of this process.
+unsafe fn load(from: *mut u8, into: &mut [u8]) {
+    let (head, rest) = into.split_at_mut(before_words(from, into.len()));
+    let (words, tail) = rest.as_chunks_mut::<WORD>();
+    // SAFETY: `from`, then what follows, stays within the range by construction; the
+    // words are aligned because the head ends where alignment begins.
+    unsafe {
+        for (at, byte) in head.iter_mut().enumerate() {
+            *byte = AtomicU8::from_ptr(from.add(at)).load(Relaxed);
+        }
+        let first: *mut u64 = from.add(head.len()).cast();
+        for (at, word) in words.iter_mut().enumerate() {
+            *word = AtomicU64::from_ptr(first.add(at)).load(Relaxed).to_ne_bytes();
+        }
+        let last: *mut u8 = first.add(words.len()).cast();
+        for (at, byte) in tail.iter_mut().enumerate() {
+            *byte = AtomicU8::from_ptr(last.add(at)).load(Relaxed);
+        }
+    }
+    // Who has seen a flag before calling sees here what was written before it.
+    fence(Ordering::Acquire);
+}
+
+/// # Safety
+/// As [`load`].
+unsafe fn store(from: &[u8], into: *mut u8) {
+    let (head, rest) = from.split_at(before_words(into, from.len()));
+    let (words, tail) = rest.as_chunks::<WORD>();
+    // SAFETY: as in `load`.
+    unsafe {
+        for (at, byte) in head.iter().enumerate() {
+            AtomicU8::from_ptr(into.add(at)).store(*byte, Relaxed);
+        }
+        let first: *mut u64 = into.add(head.len()).cast();
+        for (at, word) in words.iter().enumerate() {
+            AtomicU64::from_ptr(first.add(at)).store(u64::from_ne_bytes(*word), Relaxed);
+        }
+        let last: *mut u8 = first.add(words.len()).cast();
+        for (at, byte) in tail.iter().enumerate() {
+            AtomicU8::from_ptr(last.add(at)).store(*byte, Relaxed);
+        }
+    }
+}
+
+/// # Safety
+/// As [`load`], for `length` bytes.
+unsafe fn fill(into: *mut u8, length: usize, byte: u8) {
+    let head = before_words(into, length);
+    let words = (length - head) / WORD;
+    // SAFETY: as in `load`.
+    unsafe {
+        let first: *mut u64 = into.add(head).cast();
+        for at in (0..head).chain(head + words * WORD..length) {
+            AtomicU8::from_ptr(into.add(at)).store(byte, Relaxed);
+        }
+        for at in 0..words {
+            AtomicU64::from_ptr(first.add(at)).store(u64::from_ne_bytes([byte; WORD]), Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_whole_at_every_alignment_and_length() {
+        for offset in 0..10 {
+            for length in 0..40 {
+                let mut shared = [0xEE_u8; 64];
+                let base = shared.as_mut_ptr();
+                let bytes: Vec<u8> = (1..=length as u8).collect();
+                let mut back = vec![0; length];
+                // SAFETY: inside the array, which nobody else knows.
+                unsafe {
+                    store(&bytes, base.add(offset));
+                    load(base.add(offset), &mut back);
+                }
+                assert_eq!(back, bytes, "{length} bytes at {offset}");
+                assert!(shared[..offset].iter().all(|byte| *byte == 0xEE));
+                assert!(shared[offset + length..].iter().all(|byte| *byte == 0xEE));
+                // SAFETY: as above.
+                unsafe { fill(shared.as_mut_ptr().add(offset), length, 7) };
+                assert!(shared[offset..offset + length].iter().all(|byte| *byte == 7));
+                assert_eq!(shared.iter().filter(|byte| **byte == 0xEE).count(), 64 - length);
+            }
+        }
+    }
+}
