@@ -66,17 +66,23 @@ pub enum Event {
         endpoint: usize,
     },
     /// An asynchronous registration is done.
-    RegistrationComplete {
-        /// Which one: see [`PendingRegion::is_done_by`](crate::PendingRegion::is_done_by).
-        number: usize,
-        /// The libfabric object the provider names: the region, or its domain.
-        object: usize,
-    },
+    RegistrationComplete(RegistrationDone),
     /// Something this library did not ask for.
     Other {
         /// libfabric's event number.
         number: u32,
     },
+}
+
+/// Says which registration is done: see
+/// [`PendingRegion::is_done_by`](crate::PendingRegion::is_done_by). Only libfabric
+/// makes these, so that nobody can finish a registration that is under way.
+#[derive(Debug)]
+pub struct RegistrationDone {
+    /// The context it was started with.
+    pub(crate) number: usize,
+    /// The libfabric object that the provider names: the region, or its domain.
+    pub(crate) object: usize,
 }
 
 /// A peer's wish to connect: to be accepted with an endpoint made from its offer
@@ -281,10 +287,10 @@ unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
         sys::FI_SHUTDOWN => Event::Shutdown { endpoint: entry.head.fid as usize },
         // The context is what tells registrations apart: in place of the region's
         // fid, some providers give the domain's.
-        sys::FI_MR_COMPLETE => Event::RegistrationComplete {
+        sys::FI_MR_COMPLETE => Event::RegistrationComplete(RegistrationDone {
             number: entry.head.info as usize,
             object: entry.head.fid as usize,
-        },
+        }),
         number => Event::Other { number },
     }
 }

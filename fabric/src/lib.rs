@@ -74,7 +74,7 @@ pub use endpoint::{
     Options, PeerToPeer,
 };
 pub use error::{Error, ErrorKind, Result};
-pub use event::{ConnectionRequest, Event, EventQueue};
+pub use event::{ConnectionRequest, Event, EventQueue, RegistrationDone};
 pub use flags::{Access, Caps, Mode, MrMode, Order, RegistrationFlags, TransferFlags};
 pub use handle::failed_closes;
 pub use kind::MemoryKind;

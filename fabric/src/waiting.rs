@@ -77,7 +77,7 @@ impl Pace {
     /// between two looks, short against the 0.6 µs that a message takes there. Measured
     /// with 64 bytes over shm of libfabric 1.17: 0 to 80 ns between looks give 0.69
     /// to 0.74 µs one way, 80 to 210 ns give 0.62 to 0.65 µs.
-    const GENEROUS: Duration = Duration::from_nanos(100);
+    const GENEROUS: Duration = Duration::from_nanos(150);
 
     /// One pause: says that this is a loop that waits, and costs next to nothing.
     pub(crate) fn eager() -> Self {

@@ -17,6 +17,7 @@
 mod access;
 mod descriptor;
 mod host;
+mod pending;
 mod range;
 mod region;
 mod registration;
@@ -24,8 +25,9 @@ mod remote;
 
 pub use descriptor::{RemoteKey, RemoteRegion};
 pub use host::{HostMemory, Memory};
+pub use pending::PendingRegion;
 pub use region::{MemoryRegion, RegionSlice};
-pub use registration::{DmaBuf, PendingRegion, RegistrationOptions};
+pub use registration::{DmaBuf, RegistrationOptions};
 pub use remote::{RemoteMemory, RemoteSlice};
 
 pub(crate) use region::RegionInner;

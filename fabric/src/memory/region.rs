@@ -91,6 +91,12 @@ pub(crate) struct Extent {
     pub(crate) kind: MemoryKind,
 }
 
+impl std::fmt::Debug for Extent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes of {} at {:p}", self.length, self.kind, self.base)
+    }
+}
+
 impl MemoryRegion {
     pub(crate) fn new(
         domain: Domain,

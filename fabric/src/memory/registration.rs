@@ -7,11 +7,8 @@
 //! not met.
 #![allow(unsafe_code)]
 
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::raw::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use libfabric_sys as sys;
 
@@ -20,12 +17,10 @@ use super::range;
 use super::region::{Extent, Keepalive, MemoryRegion};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Event, EventQueue};
 use crate::flags::{Access, Caps, MrMode, RegistrationFlags};
 use crate::handle::Handle;
 use crate::kind::MemoryKind;
 use crate::version::Version;
-use crate::waiting::Deadline;
 
 /// How to register: rights, and everything else `struct fi_mr_attr` can say.
 ///
@@ -83,6 +78,12 @@ impl RegistrationOptions {
     }
 }
 
+impl RegistrationOptions {
+    pub(super) fn access(&self) -> Access {
+        self.access
+    }
+}
+
 impl From<Access> for RegistrationOptions {
     fn from(access: Access) -> Self {
         Self {
@@ -126,7 +127,7 @@ pub struct DmaBuf<'fd> {
     pub kind: MemoryKind,
 }
 
-enum Source<'a> {
+pub(super) enum Source<'a> {
     Vector(&'a [sys::iovec]),
     DmaBuf(&'a DmaBuf<'a>),
 }
@@ -269,46 +270,10 @@ impl Domain {
         }
     }
 
-    /// Starts a registration that completes on the event queue the domain was
-    /// opened with ([`open_asynchronous`](Self::open_asynchronous)).
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a domain that registers synchronously; else as
-    /// [`register`](Self::register).
-    pub fn register_asynchronously(
+    pub(super) fn check_buffers(
         &self,
-        memory: impl Memory,
-        options: impl Into<RegistrationOptions>,
-    ) -> Result<PendingRegion> {
-        let options = options.into();
-        if !self.is_asynchronous() {
-            return Err(self.blame(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_mr_regattr",
-                "the domain was not opened with an event queue for registrations",
-            )));
-        }
-        let memory: Vec<Box<dyn Memory>> = vec![Box::new(memory)];
-        let (vector, extent) = self.check_buffers(&memory)?;
-        // Never a pointer: the event brings it back as it is.
-        static NEXT: AtomicUsize = AtomicUsize::new(1);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let context = std::ptr::without_provenance_mut(number);
-        // SAFETY: `memory` keeps the range valid and moves into the pending region.
-        let (handle, enabled) =
-            unsafe { self.call(&Source::Vector(&vector), &extent, &options, context)? };
-        Ok(PendingRegion {
-            number,
-            handle: ManuallyDrop::new(handle),
-            enabled,
-            extent,
-            access: options.access,
-            domain: self.clone(),
-            memory: ManuallyDrop::new(Keepalive(memory)),
-        })
-    }
-
-    fn check_buffers(&self, memory: &[Box<dyn Memory>]) -> Result<(Vec<sys::iovec>, Extent)> {
+        memory: &[Box<dyn Memory>],
+    ) -> Result<(Vec<sys::iovec>, Extent)> {
         let operation = "fi_mr_regattr";
         let refuse =
             |detail: String| self.blame(Error::new(ErrorKind::InvalidArgument, operation, detail));
@@ -393,7 +358,7 @@ impl Domain {
     ///
     /// # Safety
     /// The source's ranges are valid as long as the registration lives.
-    unsafe fn call(
+    pub(super) unsafe fn call(
         &self,
         source: &Source<'_>,
         extent: &Extent,
@@ -418,11 +383,7 @@ impl Domain {
         let capabilities = self.capabilities();
         let mode = capabilities.mr_mode.modern();
         let chooses_key = !mode.contains(MrMode::PROV_KEY);
-        let mut enabled = !mode.contains(MrMode::ENDPOINT);
-        if options.flags.contains(RegistrationFlags::RMA_EVENT) && mode.contains(MrMode::RMA_EVENT)
-        {
-            enabled = false;
-        }
+        let enabled = starts_enabled(mode, options.flags);
         let mut attempts = 0;
         loop {
             attempts += 1;
@@ -532,6 +493,14 @@ impl Domain {
     }
 }
 
+/// Is a region open to peers as soon as it is registered, or must it be bound first?
+fn starts_enabled(mode: MrMode, flags: RegistrationFlags) -> bool {
+    let wants_endpoint = mode.contains(MrMode::ENDPOINT);
+    let wants_counter =
+        mode.contains(MrMode::RMA_EVENT) && flags.contains(RegistrationFlags::RMA_EVENT);
+    !wants_endpoint && !wants_counter
+}
+
 /// A key that a peer cannot guess, as wide as the provider takes.
 fn random_key(size: usize) -> u64 {
     let mut bytes = [0_u8; 8];
@@ -562,115 +531,28 @@ fn random_key(size: usize) -> u64 {
     }
 }
 
-/// A registration that is not finished yet. The memory belongs to it.
-///
-/// Where the provider registers asynchronously, the event ends the wait:
-///
-/// ```
-/// use std::time::Duration;
-/// use fabric::*;
-/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
-/// let fabric = Fabric::open(&offer)?;
-/// let mut events = EventQueue::open(&fabric)?;
-/// match Domain::open_asynchronous(&fabric, &offer, &events) {
-///     Ok(domain) => {
-///         let pending = domain.register_asynchronously(HostMemory::zeroed(4096)?, Access::ALL)?;
-///         let region = pending.wait(&mut events, Duration::from_secs(5))?;
-///         assert_eq!(region.len(), 4096);
-///     }
-///     Err(refused) => println!("{refused}"), // most providers register synchronously only
-/// }
-/// # Ok::<(), fabric::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct PendingRegion {
-    number: usize,
-    handle: ManuallyDrop<Handle<sys::fid_mr>>,
-    enabled: bool,
-    extent: Extent,
-    access: Access,
-    domain: Domain,
-    memory: ManuallyDrop<Keepalive>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Drop for PendingRegion {
-    fn drop(&mut self) {
-        // SAFETY: `finish`, which takes them too, does not let this run.
-        let (handle, memory) =
-            unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
-        if let Err(error) = handle.close() {
-            // As for a region: the provider may still be at the memory.
-            std::mem::forget(memory);
-            tracing::error!(%error, "a registration under way could not be closed; its memory is leaked");
-        }
-    }
-}
-
-impl std::fmt::Debug for Extent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes of {} at {:p}", self.length, self.kind, self.base)
-    }
-}
-
-// SAFETY: see RegionInner.
-unsafe impl Send for PendingRegion {}
-
-impl PendingRegion {
-    /// Is this event about this registration?
-    #[must_use]
-    pub fn is_done_by(&self, event: &Event) -> bool {
-        // The context tells registrations apart; where a provider forgets it, the
-        // event names the region itself.
-        matches!(event, Event::RegistrationComplete { number, object }
-            if *number == self.number
-                || (*number == 0 && *object == self.handle.as_fid() as usize))
+    #[test]
+    fn a_region_starts_disabled_where_it_must_be_bound_first() {
+        let (none, events) = (RegistrationFlags::empty(), RegistrationFlags::RMA_EVENT);
+        assert!(starts_enabled(MrMode::empty(), none));
+        assert!(starts_enabled(MrMode::empty(), events), "the provider counts without it");
+        assert!(starts_enabled(MrMode::RMA_EVENT, none), "this region counts nothing");
+        assert!(!starts_enabled(MrMode::RMA_EVENT, events));
+        assert!(!starts_enabled(MrMode::ENDPOINT, none));
+        assert!(!starts_enabled(MrMode::ENDPOINT | MrMode::VIRT_ADDR, events));
     }
 
-    /// Finishes, once its event was seen.
-    ///
-    /// # Errors
-    /// Gives itself back, with the reason, if the event is another's.
-    pub fn finish(self, event: &Event) -> std::result::Result<MemoryRegion, Box<(Self, Error)>> {
-        if !self.is_done_by(event) {
-            let error = Error::new(
-                ErrorKind::InvalidArgument,
-                "finishing a registration",
-                "the event is about something else",
-            );
-            return Err(Box::new((self, error)));
-        }
-        let mut pending = ManuallyDrop::new(self);
-        // SAFETY: each field is taken once; what is left of the pending region, which
-        // is nothing that owns anything, is never dropped.
-        let (handle, memory, domain) = unsafe {
-            (
-                ManuallyDrop::take(&mut pending.handle),
-                ManuallyDrop::take(&mut pending.memory),
-                std::ptr::read(&pending.domain),
-            )
-        };
-        let (extent, access, enabled) = (pending.extent, pending.access, pending.enabled);
-        Ok(MemoryRegion::new(domain, Some(handle), extent, access, Some(memory), enabled))
-    }
-
-    /// Waits for its event and finishes. Other events on the queue are dropped,
-    /// so this is for queues used for registrations alone.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded` (the memory is then lost on purpose: the provider may
-    /// still be at it), or the failure that was reported.
-    pub fn wait(self, events: &mut EventQueue, timeout: Duration) -> Result<MemoryRegion> {
-        let deadline = Deadline::after(timeout);
-        loop {
-            match events.wait(deadline.left()) {
-                Ok(event) if self.is_done_by(&event) => {
-                    return self.finish(&event).map_err(|refused| refused.1);
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    std::mem::forget(self);
-                    return Err(error);
-                }
+    #[test]
+    fn keys_fit_the_provider_and_never_mean_none() {
+        for size in 1..=8 {
+            for _ in 0..100 {
+                let key = random_key(size);
+                assert!(size == 8 || key < 1 << (8 * size), "{key:#x} in {size} bytes");
+                assert_ne!(key, sys::FI_KEY_NOTAVAIL);
             }
         }
     }

@@ -258,21 +258,33 @@ impl CompletionQueue {
                 "the queue has no wait object",
             ))));
         }
-        let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        let buffer = self.buffer();
-        // SAFETY: room for BATCH entries.
-        let got = unsafe {
-            sys::fi_cq_sread(self.shared.handle.as_ptr(), buffer, BATCH, ptr::null(), milliseconds)
-        };
-        self.next = 0;
-        self.fill(usize::try_from(got).unwrap_or(0));
-        self.sources.fill(sys::FI_ADDR_UNSPEC);
-        self.poll_fresh().unwrap_or_else(|| {
-            Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                ErrorKind::DeadlineExceeded,
-                "fi_cq_sread",
-                format!("nothing within {timeout:?}"),
-            ))))
-        })
+        const INTERRUPTED: isize = -(sys::FI_EINTR as isize);
+        let nothing = [0, -(sys::FI_EAGAIN as isize), -(sys::FI_ETIMEDOUT as isize)];
+        let deadline = Deadline::after(timeout);
+        loop {
+            let left = deadline.left().as_millis();
+            let milliseconds = i32::try_from(left).unwrap_or(i32::MAX);
+            let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
+            // SAFETY: room for BATCH entries.
+            let got = unsafe { sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), milliseconds) };
+            self.sources.fill(sys::FI_ADDR_UNSPEC);
+            self.fill(usize::try_from(got).unwrap_or(0));
+            // Entries, failures to be read, and a queue that is broken.
+            if let Some(outcome) = self.poll_fresh() {
+                return outcome;
+            }
+            let error = match got {
+                INTERRUPTED if !deadline.has_passed() => continue,
+                // Only entries of operations that nobody waits for any more.
+                1.. if !deadline.has_passed() => continue,
+                got if got > 0 || got == INTERRUPTED || nothing.contains(&got) => Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "fi_cq_sread",
+                    format!("nothing within {timeout:?}"),
+                ),
+                got => Error::from_code("fi_cq_sread", got as i64),
+            };
+            return Err(self.unsolicited(self.shared.domain.blame(error)));
+        }
     }
 }

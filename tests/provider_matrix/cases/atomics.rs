@@ -1,7 +1,7 @@
 //! One-sided atomics.
 
 use fabric::{
-    AtomicForm, AtomicOperation, AtomicRequest, Caps, Datatype, ErrorKind, MemoryRegion,
+    Access, AtomicForm, AtomicOperation, AtomicRequest, Caps, Datatype, ErrorKind, MemoryRegion,
     RegionSlice,
 };
 
@@ -10,8 +10,13 @@ use crate::cells::Cell;
 use crate::pair::{A, B, Checked, Pair, at_once, get, put};
 use crate::{cases, ensure};
 
-pub const CASES: &[Case] =
-    cases![fetch_and_add, compare_and_swap, plain_atomics, atomic_limits_are_told];
+pub const CASES: &[Case] = cases![
+    fetch_and_add,
+    compare_and_swap,
+    plain_atomics,
+    atomic_limits_are_told,
+    atomics_without_right_or_alignment_are_refused,
+];
 
 fn word(region: &MemoryRegion, at: usize) -> Checked<u64> {
     let bytes: [u8; 8] = get(region, at, 8)?.try_into().map_err(|_| "length")?;
@@ -143,5 +148,38 @@ fn atomic_limits_are_told(cell: &Cell) -> Checked {
     ensure!(kind == ErrorKind::InvalidArgument, "unaligned: {kind:?}");
     let kind = refused(&local.slice(0..8)?, AtomicOperation::CompareSwap);
     ensure!(kind == ErrorKind::NotSupported, "compare-swap in plain form: {kind:?}");
+    Ok(())
+}
+
+fn atomics_without_right_or_alignment_are_refused(cell: &Cell) -> Checked {
+    let mut pair = Pair::caps(cell, Caps::ATOMIC)?;
+    let local = pair.sides[A].region(64)?;
+    let target = pair.sides[B].region(64)?;
+    let write_only = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_WRITE)?;
+    let read_only = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
+    let side = &mut pair.sides[A];
+    let mut fetch = |remote: &MemoryRegion, result: std::ops::Range<usize>| {
+        let remote = side.attach(remote)?.slice(0..8)?;
+        let (operand, result) = (local.slice(0..8)?, local.slice(result)?);
+        let request = AtomicRequest {
+            datatype: Datatype::U64,
+            operation: AtomicOperation::Sum,
+            operand: &operand,
+            remote: &remote,
+        };
+        let posted =
+            side.endpoint.fetch_atomic(&mut side.queue, side.peer, &request, &result, at_once(0));
+        Ok::<_, crate::pair::Failure>(posted.err().map(|error| error.kind()))
+    };
+    // What is fetched is read, what is added is written: it takes both rights.
+    let kind = fetch(&write_only, 8..16)?;
+    ensure!(kind == Some(ErrorKind::AccessDenied), "without the right to read: {kind:?}");
+    let kind = fetch(&read_only, 8..16)?;
+    ensure!(kind == Some(ErrorKind::AccessDenied), "without the right to write: {kind:?}");
+    let kind = fetch(&target, 12..20)?;
+    ensure!(kind == Some(ErrorKind::InvalidArgument), "an unaligned result: {kind:?}");
+    let kind = fetch(&target, 8..12)?;
+    ensure!(kind == Some(ErrorKind::OutOfBounds), "a result too short: {kind:?}");
+    ensure!(side.queue.in_flight() == 0, "something was posted");
     Ok(())
 }

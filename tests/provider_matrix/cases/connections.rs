@@ -18,6 +18,7 @@ pub const CASES: &[Case] = cases![
     nobody_listening_is_refused,
     shutdown_is_seen_by_the_peer,
     peer_address_is_known,
+    a_request_is_taken_up_once,
 ];
 
 struct Connecting {
@@ -138,5 +139,24 @@ fn peer_address_is_known(cell: &Cell) -> Checked {
     let pair = Pair::new(cell)?;
     ensure!(pair.kind == EndpointKind::Msg, "for connected endpoints");
     ensure!(!pair.sides[A].endpoint.peer_address()?.0.is_empty(), "no address");
+    Ok(())
+}
+
+fn a_request_is_taken_up_once(cell: &Cell) -> Checked {
+    let mut c = start(cell)?;
+    c.endpoint.start_connecting(&c.listener.address()?, b"")?;
+    let request = connection_request(&mut c.listen_events, &mut c.events)?;
+    let mut queue = CompletionQueue::open(&c.domain)?;
+    let events = EventQueue::open(c.domain.fabric())?;
+    let mut open = || {
+        Endpoint::builder(&c.domain).offer(&request.offer).queue(&mut queue).events(&events).open()
+    };
+    let accepted = open()?;
+    // libfabric frees the half-open connection at its first use.
+    let again = open().err().ok_or("opened twice for one request")?;
+    ensure!(again.kind() == ErrorKind::InvalidArgument, "{again}");
+    let rejected = c.listener.reject(request, b"").err().ok_or("rejected after all")?;
+    ensure!(rejected.kind() == ErrorKind::InvalidArgument, "{rejected}");
+    drop(accepted);
     Ok(())
 }

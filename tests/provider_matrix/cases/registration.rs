@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use fabric::{
     Access, Caps, Counter, Domain, EndpointKind, ErrorKind, EventQueue, Fabric, HostMemory, Memory,
-    MemoryKind, MrMode, PeerToPeer, RegistrationFlags, RegistrationOptions, RemoteKey,
-    TransferFlags, Version, probe_registration_cache,
+    MemoryKind, MrMode, Order, PeerToPeer, Query, RegistrationFlags, RegistrationOptions,
+    RemoteKey, TransferFlags, Version, probe_registration_cache,
 };
 
 use super::Case;
@@ -50,6 +50,7 @@ pub const CASES: &[Case] = cases![
     basic_mode,
     scalable_mode,
     mode_bits_are_obeyed_as_returned,
+    regions_are_reached_where_no_order_is_promised,
     registration_cache_opens,
     region_outlives_its_owner_while_in_flight,
 ];
@@ -624,7 +625,11 @@ fn synchronous_domains_refuse_asynchronous_registration(cell: &Cell) -> Checked 
 }
 
 fn with_mode(cell: &Cell, mode: MrMode) -> Checked {
-    let offer = cell.offer_of(cell.query().mr_mode(mode), Caps::empty())?;
+    with_query(cell, cell.query().mr_mode(mode))
+}
+
+fn with_query(cell: &Cell, query: Query) -> Checked {
+    let offer = cell.offer_of(query, Caps::empty())?;
     let returned = offer.capabilities().mr_mode;
     let mut pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
     let (from, into) = (pair.sides[A].region(4096)?, pair.sides[B].region(4096)?);
@@ -664,6 +669,11 @@ fn mode_bits_are_obeyed_as_returned(cell: &Cell) -> Checked {
         }
     }
     Ok(())
+}
+
+fn regions_are_reached_where_no_order_is_promised(cell: &Cell) -> Checked {
+    // shm then wants virtual addresses, which it does not otherwise.
+    with_query(cell, cell.query().order(Order::empty()))
 }
 
 fn registration_cache_opens(cell: &Cell) -> Checked {

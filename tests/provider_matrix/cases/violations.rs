@@ -105,6 +105,8 @@ fn violate(pair: &mut Pair, local: &MemoryRegion, address: u64, key: u64, write:
     match pair.find(A, Duration::from_secs(3), is_it) {
         Some(Err(failure)) => {
             ensure!(failure.error.kind() != ErrorKind::DeadlineExceeded, "{failure}");
+            let names_peer = failure.operation.is_none() || failure.error.peer().is_some();
+            ensure!(names_peer, "a failed operation names no peer: {failure}");
             Ok(())
         }
         Some(Ok(_)) => Err("the operation was reported as successful".into()),

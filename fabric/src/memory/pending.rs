@@ -1,0 +1,170 @@
+//! Registrations that take their time.
+//!
+//! Where a provider registers in the background, what is under way belongs to a
+//! [`PendingRegion`]: only the event that says that it is done makes a region of it.
+#![allow(unsafe_code)]
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use libfabric_sys as sys;
+
+use super::host::Memory;
+use super::region::{Extent, Keepalive, MemoryRegion};
+use super::registration::{RegistrationOptions, Source};
+use crate::domain::Domain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, EventQueue};
+use crate::flags::Access;
+use crate::handle::Handle;
+use crate::waiting::Deadline;
+
+impl Domain {
+    /// Starts a registration that completes on the event queue the domain was
+    /// opened with ([`open_asynchronous`](Self::open_asynchronous)).
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a domain that registers synchronously; else as
+    /// [`register`](Self::register).
+    pub fn register_asynchronously(
+        &self,
+        memory: impl Memory,
+        options: impl Into<RegistrationOptions>,
+    ) -> Result<PendingRegion> {
+        let options = options.into();
+        if !self.is_asynchronous() {
+            return Err(self.blame(Error::new(
+                ErrorKind::InvalidArgument,
+                "fi_mr_regattr",
+                "the domain was not opened with an event queue for registrations",
+            )));
+        }
+        let memory: Vec<Box<dyn Memory>> = vec![Box::new(memory)];
+        let (vector, extent) = self.check_buffers(&memory)?;
+        // Never a pointer: the event brings it back as it is.
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let context = std::ptr::without_provenance_mut(number);
+        // SAFETY: `memory` keeps the range valid and moves into the pending region.
+        let (handle, enabled) =
+            unsafe { self.call(&Source::Vector(&vector), &extent, &options, context)? };
+        Ok(PendingRegion {
+            number,
+            handle: ManuallyDrop::new(handle),
+            enabled,
+            extent,
+            access: options.access(),
+            domain: self.clone(),
+            memory: ManuallyDrop::new(Keepalive(memory)),
+        })
+    }
+}
+
+/// A registration that is not finished yet. The memory belongs to it.
+///
+/// Where the provider registers asynchronously, the event ends the wait:
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let fabric = Fabric::open(&offer)?;
+/// let mut events = EventQueue::open(&fabric)?;
+/// match Domain::open_asynchronous(&fabric, &offer, &events) {
+///     Ok(domain) => {
+///         let pending = domain.register_asynchronously(HostMemory::zeroed(4096)?, Access::ALL)?;
+///         let region = pending.wait(&mut events, Duration::from_secs(5))?;
+///         assert_eq!(region.len(), 4096);
+///     }
+///     Err(refused) => println!("{refused}"), // most providers register synchronously only
+/// }
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PendingRegion {
+    number: usize,
+    handle: ManuallyDrop<Handle<sys::fid_mr>>,
+    enabled: bool,
+    extent: Extent,
+    access: Access,
+    domain: Domain,
+    memory: ManuallyDrop<Keepalive>,
+}
+
+impl Drop for PendingRegion {
+    fn drop(&mut self) {
+        // SAFETY: `finish`, which takes them too, does not let this run.
+        let (handle, memory) =
+            unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
+        if let Err(error) = handle.close() {
+            // As for a region: the provider may still be at the memory.
+            std::mem::forget(memory);
+            tracing::error!(%error, "a registration under way could not be closed; its memory is leaked");
+        }
+    }
+}
+
+// SAFETY: see RegionInner.
+unsafe impl Send for PendingRegion {}
+
+impl PendingRegion {
+    /// Is this event about this registration?
+    #[must_use]
+    pub fn is_done_by(&self, event: &Event) -> bool {
+        // The context tells registrations apart; where a provider forgets it, the
+        // event names the region itself.
+        matches!(event, Event::RegistrationComplete(done)
+            if done.number == self.number
+                || (done.number == 0 && done.object == self.handle.as_fid() as usize))
+    }
+
+    /// Finishes, once its event was seen.
+    ///
+    /// # Errors
+    /// Gives itself back, with the reason, if the event is another's.
+    pub fn finish(self, event: &Event) -> std::result::Result<MemoryRegion, Box<(Self, Error)>> {
+        if !self.is_done_by(event) {
+            let error = Error::new(
+                ErrorKind::InvalidArgument,
+                "finishing a registration",
+                "the event is about something else",
+            );
+            return Err(Box::new((self, error)));
+        }
+        let mut pending = ManuallyDrop::new(self);
+        // SAFETY: each field is taken once; what is left of the pending region, which
+        // is nothing that owns anything, is never dropped.
+        let (handle, memory, domain) = unsafe {
+            (
+                ManuallyDrop::take(&mut pending.handle),
+                ManuallyDrop::take(&mut pending.memory),
+                std::ptr::read(&pending.domain),
+            )
+        };
+        let (extent, access, enabled) = (pending.extent, pending.access, pending.enabled);
+        Ok(MemoryRegion::new(domain, Some(handle), extent, access, Some(memory), enabled))
+    }
+
+    /// Waits for its event and finishes. Other events on the queue are dropped,
+    /// so this is for queues used for registrations alone.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` (the memory is then lost on purpose: the provider may
+    /// still be at it), or the failure that was reported.
+    pub fn wait(self, events: &mut EventQueue, timeout: Duration) -> Result<MemoryRegion> {
+        let deadline = Deadline::after(timeout);
+        loop {
+            match events.wait(deadline.left()) {
+                Ok(event) if self.is_done_by(&event) => {
+                    return self.finish(&event).map_err(|refused| refused.1);
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    std::mem::forget(self);
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
