@@ -23,3 +23,8 @@
 //! measures.
 
 pub use fabric;
+
+// The program in the README, kept true by being run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

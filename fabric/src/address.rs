@@ -72,6 +72,9 @@ struct VectorInner {
     domain: Domain,
     number: u32,
     peers: PeerTable,
+    /// Held by those that insert and remove: the provider's table and ours change
+    /// together.
+    changes: Mutex<()>,
 }
 
 const REMOVED: u64 = u64::MAX;
@@ -153,6 +156,7 @@ impl AddressVector {
             domain: domain.clone(),
             number: NEXT_VECTOR.fetch_add(1, Ordering::Relaxed),
             peers: PeerTable::default(),
+            changes: Mutex::new(()),
         })))
     }
 
@@ -177,6 +181,7 @@ impl AddressVector {
         let mut bytes = address.0.clone();
         // Some formats are unions of several lengths: never let a provider read past the end.
         bytes.resize(bytes.len().max(256), 0);
+        let _alone = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut raw = sys::FI_ADDR_UNSPEC;
         // SAFETY: the bytes are at least as long as any address format.
         let inserted = unsafe {
@@ -207,6 +212,7 @@ impl AddressVector {
             })
         };
         let (node, service) = (c(node)?, c(service)?);
+        let _alone = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut raw = sys::FI_ADDR_UNSPEC;
         // SAFETY: terminated strings, one output.
         let inserted = unsafe {
@@ -239,9 +245,14 @@ impl AddressVector {
 
     /// Forgets a peer. Operations under way to it may still finish or fail.
     ///
+    /// An address that was inserted several times is one peer, and is forgotten here
+    /// at once; the provider may keep it until the vector is closed. No other thread
+    /// may be posting to the peer meanwhile: providers look it up without protection.
+    ///
     /// # Errors
     /// `Closed` if it was removed before; what the provider says.
     pub fn remove(&self, peer: Peer) -> Result<()> {
+        let _alone = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let raw = self.resolve("fi_av_remove", peer)?;
         // Of two that remove the same peer at once, one finds it gone.
         let was = self.0.peers.entry(peer.index).map(|e| e.swap(REMOVED, Ordering::AcqRel));

@@ -85,7 +85,7 @@ pub use memory::{
 pub use offer::Offer;
 pub use query::Query;
 pub use queue::{
-    Completion, CompletionKind, CompletionQueue, Failure, OperationId, Outcome, QueueOptions,
+    Completion, CompletionKind, CompletionQueue, Failure, OperationId, Outcome, QueueOptions, Waker,
 };
 pub use version::Version;
 pub use waiting::Waiting;

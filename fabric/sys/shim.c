@@ -195,6 +195,11 @@ int fcs_has_tagged(const struct fid_ep *endpoint)
 	return endpoint->tagged != NULL;
 }
 
+int fcs_has_msg(const struct fid_ep *endpoint)
+{
+	return endpoint->msg != NULL;
+}
+
 int fcs_has_rma(const struct fid_ep *endpoint)
 {
 	return endpoint->rma != NULL;

@@ -82,6 +82,7 @@ int fcs_av_remove(struct fid_av *av, fi_addr_t address);
 int fcs_wait_fd(struct fid *fid, int *fd);
 /* Is this operation there at all? (Tables of absent operations may be null.) */
 int fcs_has_tagged(const struct fid_ep *endpoint);
+int fcs_has_msg(const struct fid_ep *endpoint);
 int fcs_has_rma(const struct fid_ep *endpoint);
 int fcs_has_atomic(const struct fid_ep *endpoint);
 

@@ -213,12 +213,14 @@ impl Endpoint {
         options: impl Into<Options>,
     ) -> Result<OperationId> {
         let operation = "fi_atomic";
+        let options = options.into();
+        self.check_no_flags(operation, &options)?;
         let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Plain)?;
         let (operand, _, descriptor) = parts(request.operand);
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            Posting::new(operation, ATOMIC, to, &options.into()),
+            Posting::new(operation, ATOMIC, to, &options),
             queue,
             |slot| {
                 keep_region(slot, request.operand);
@@ -248,6 +250,8 @@ impl Endpoint {
         options: impl Into<Options>,
     ) -> Result<OperationId> {
         let operation = "fi_fetch_atomic";
+        let options = options.into();
+        self.check_no_flags(operation, &options)?;
         let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Fetch)?;
         self.check_operand(operation, request, result, Access::READ)?;
         let (operand, _, descriptor) = parts(request.operand);
@@ -255,7 +259,7 @@ impl Endpoint {
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            Posting::new(operation, ATOMIC, to, &options.into()),
+            Posting::new(operation, ATOMIC, to, &options),
             queue,
             |slot| {
                 keep_region(slot, request.operand);
@@ -299,6 +303,8 @@ impl Endpoint {
         options: impl Into<Options>,
     ) -> Result<OperationId> {
         let operation = "fi_compare_atomic";
+        let options = options.into();
+        self.check_no_flags(operation, &options)?;
         let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Compare)?;
         self.check_operand(operation, request, compare, Access::WRITE)?;
         self.check_operand(operation, request, result, Access::READ)?;
@@ -308,7 +314,7 @@ impl Endpoint {
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            Posting::new(operation, ATOMIC, to, &options.into()),
+            Posting::new(operation, ATOMIC, to, &options),
             queue,
             |slot| {
                 keep_region(slot, request.operand);
@@ -420,7 +426,7 @@ impl Endpoint {
             (AtomicForm::Plain, _) => Access::REMOTE_WRITE,
             _ => Access::REMOTE_READ | Access::REMOTE_WRITE,
         };
-        self.check_remote(operation, request.remote, length, needed)?;
+        self.check_range(operation, request.remote, length, needed)?;
         Ok((self.resolve(operation, to)?, count))
     }
 }

@@ -146,6 +146,7 @@ impl Endpoint {
             return self.send_gathered(queue, to, &[local], None, options);
         }
         let operation = "fi_send";
+        self.check_message(operation)?;
         self.check_length(operation, local.len())?;
         self.check_local(operation, local, Access::SEND)?;
         let peer = self.resolve(operation, to)?;
@@ -195,8 +196,10 @@ impl Endpoint {
         if let Some(data) = data {
             self.check_message_data(operation, data)?;
         }
+        self.check_message(operation)?;
         let vectors = Vectors::new(self, operation, local, Access::SEND)?;
         self.check_length(operation, vectors.length)?;
+        self.check_injected(operation, &options, vectors.length)?;
         let peer = self.resolve(operation, to)?;
         let flags =
             options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
@@ -228,6 +231,7 @@ impl Endpoint {
         data: Option<u64>,
     ) -> Result<()> {
         let operation = "fi_inject";
+        self.check_message(operation)?;
         if let Some(data) = data {
             self.check_message_data(operation, data)?;
         }
@@ -277,6 +281,8 @@ impl Endpoint {
     ) -> Result<OperationId> {
         let options = options.into();
         let operation = "fi_recv";
+        self.check_message(operation)?;
+        self.check_no_flags(operation, &options)?;
         self.check_local(operation, into, Access::RECEIVE)?;
         let peer = self.source(operation, from)?;
         let (pointer, length, descriptor) = parts(into);
@@ -304,6 +310,8 @@ impl Endpoint {
         options: impl Into<Options>,
     ) -> Result<OperationId> {
         let options = options.into();
+        self.check_message("fi_recv")?;
+        self.check_no_flags("fi_recv", &options)?;
         let peer = sys::FI_ADDR_UNSPEC;
         let null = std::ptr::null_mut();
         self.submit(
@@ -331,6 +339,7 @@ impl Endpoint {
     ) -> Result<OperationId> {
         let options = options.into();
         let operation = "fi_recvmsg";
+        self.check_message(operation)?;
         let vectors = Vectors::new(self, operation, &[into], Access::RECEIVE)?;
         let base = into.as_ptr() as usize;
         self.submit(
@@ -365,6 +374,7 @@ impl Endpoint {
     ) -> Result<OperationId> {
         let options = options.into();
         let operation = "fi_recvv";
+        self.check_message(operation)?;
         let vectors = Vectors::new(self, operation, into, Access::RECEIVE)?;
         self.submit(
             Posting::new(operation, RECEIVE, Peer::ANY, &options),
@@ -402,6 +412,7 @@ impl Endpoint {
         }
         let vectors = Vectors::new(self, operation, &[local], Access::SEND)?;
         self.check_length(operation, vectors.length)?;
+        self.check_injected(operation, &options, vectors.length)?;
         let peer = self.resolve(operation, to)?;
         let flags =
             options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
@@ -485,6 +496,7 @@ impl Endpoint {
         let options = options.into();
         let operation = "fi_trecv";
         self.check_tagged(operation)?;
+        self.check_no_flags(operation, &options)?;
         self.check_local(operation, into, Access::RECEIVE)?;
         let peer = self.source(operation, from)?;
         let (pointer, length, descriptor) = parts(into);
@@ -516,12 +528,14 @@ impl Endpoint {
         descriptor: *mut c_void,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        let operation = "fi_send";
+        let (operation, options) = ("fi_send", options.into());
+        self.check_message(operation)?;
+        self.check_no_flags(operation, &options)?;
         self.check_length(operation, length)?;
         let peer = self.resolve(operation, to)?;
         let pointer = pointer.cast();
         self.submit(
-            Posting::new(operation, SEND, to, &options.into()),
+            Posting::new(operation, SEND, to, &options),
             queue,
             |_| {},
             // SAFETY: by contract.
@@ -546,9 +560,12 @@ impl Endpoint {
         descriptor: *mut c_void,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
+        let options = options.into();
+        self.check_message("fi_recv")?;
+        self.check_no_flags("fi_recv", &options)?;
         let pointer = pointer.cast();
         self.submit(
-            Posting::new("fi_recv", RECEIVE, Peer::ANY, &options.into()),
+            Posting::new("fi_recv", RECEIVE, Peer::ANY, &options),
             queue,
             |_| {},
             // SAFETY: by contract.

@@ -105,6 +105,7 @@ struct Limits {
     inject_size: usize,
     max_message: usize,
     iov_limit: usize,
+    has_message: bool,
     has_rma: bool,
     has_tagged: bool,
     has_atomic: bool,
@@ -366,8 +367,9 @@ fn print(domain: &Domain, address: &Address) -> String {
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     let capabilities = domain.capabilities();
     // SAFETY: the endpoint is alive.
-    let (has_rma, has_tagged, has_atomic) = unsafe {
+    let (has_message, has_rma, has_tagged, has_atomic) = unsafe {
         (
+            sys::fcs_has_msg(handle.as_ptr()) != 0,
             sys::fcs_has_rma(handle.as_ptr()) != 0,
             sys::fcs_has_tagged(handle.as_ptr()) != 0,
             sys::fcs_has_atomic(handle.as_ptr()) != 0,
@@ -380,6 +382,7 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
         inject_size: capabilities.inject_size,
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,
+        has_message: has_message && capabilities.caps.contains(Caps::MESSAGE),
         has_rma: has_rma && capabilities.caps.contains(Caps::RMA),
         has_tagged: has_tagged && capabilities.caps.contains(Caps::TAGGED),
         has_atomic: has_atomic && capabilities.caps.contains(Caps::ATOMIC),

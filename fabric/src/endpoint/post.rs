@@ -72,13 +72,14 @@ impl Options {
     /// With these flags.
     ///
     /// They are for what is sent, written or read, and for the receives that take
-    /// many or several buffers (the plain receives have no form with flags). With flags
-    /// an operation takes libfabric's `*msg` form (`fi_writemsg` for
+    /// many or several buffers; the others have no form with flags, and refuse them
+    /// (`InvalidArgument`). With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
     /// `fi_write`), which costs a little more to build. Not every provider obeys
     /// every flag, and libfabric has no bit to ask.
     #[must_use]
     pub fn flags(mut self, flags: TransferFlags) -> Self {
-        self.flags = flags;
+        // Bits without a name here could change what an operation is.
+        self.flags = flags & TransferFlags::all();
         self
     }
 
@@ -203,13 +204,21 @@ impl Endpoint {
         length: usize,
         needed: Access,
     ) -> Result<()> {
-        if !self.limits.has_rma && !self.limits.has_atomic {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::NotSupported,
-                "the endpoint has no one-sided operations".to_owned(),
-            ));
+        if !self.limits.has_rma {
+            return Err(self.no_rma(operation));
         }
+        self.check_range(operation, remote, length, needed)
+    }
+
+    /// What reads, writes and atomics want of what they are directed to.
+    #[inline]
+    pub(super) fn check_range(
+        &self,
+        operation: &'static str,
+        remote: &RemoteSlice,
+        length: usize,
+        needed: Access,
+    ) -> Result<()> {
         if length as u64 > remote.length {
             return Err(self.refuse(
                 operation,
@@ -229,6 +238,50 @@ impl Endpoint {
             ));
         }
         Ok(())
+    }
+
+    /// Providers copy what is injected into room of a fixed size, and not all look.
+    #[inline]
+    pub(super) fn check_injected(
+        &self,
+        operation: &'static str,
+        options: &Options,
+        length: usize,
+    ) -> Result<()> {
+        if options.flags.contains(TransferFlags::INJECT) && length > self.limits.inject_size {
+            return Err(self.refuse(
+                operation,
+                ErrorKind::Truncated,
+                format!("{length} bytes, the provider injects at most {}", self.limits.inject_size),
+            ));
+        }
+        Ok(())
+    }
+
+    /// For operations that libfabric has no form with flags of.
+    #[inline]
+    pub(super) fn check_no_flags(&self, operation: &'static str, options: &Options) -> Result<()> {
+        if options.flags.is_empty() {
+            return Ok(());
+        }
+        Err(self.refuse(
+            operation,
+            ErrorKind::InvalidArgument,
+            format!("flags {}: it takes none", crate::flags::names(&options.flags).join(", ")),
+        ))
+    }
+
+    /// Does the endpoint have two-sided messages?
+    #[inline]
+    pub(super) fn check_message(&self, operation: &'static str) -> Result<()> {
+        if self.limits.has_message {
+            return Ok(());
+        }
+        Err(self.refuse(
+            operation,
+            ErrorKind::NotSupported,
+            "the endpoint has no messages: ask for Caps::MESSAGE".to_owned(),
+        ))
     }
 
     /// Refuses immediates of writes where there are none (some providers would

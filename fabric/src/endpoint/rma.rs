@@ -162,6 +162,7 @@ impl Endpoint {
         }
         let vectors = Vectors::new(self, operation, local, Access::WRITE)?;
         self.check_length(operation, vectors.length)?;
+        self.check_injected(operation, &options, vectors.length)?;
         self.check_remote(operation, remote, vectors.length, Access::REMOTE_WRITE)?;
         let peer = self.resolve(operation, to)?;
         let flags =
@@ -373,6 +374,7 @@ impl Endpoint {
             return Err(self.no_rma(operation));
         }
         self.check_length(operation, length)?;
+        self.check_injected(operation, &options, length)?;
         let peer = self.resolve(operation, to)?;
         let vectors = Vectors::raw(pointer.cast_mut().cast(), length, descriptor);
         let flags =
@@ -431,7 +433,7 @@ impl Endpoint {
     }
 
     #[cold]
-    fn no_rma(&self, operation: &'static str) -> crate::Error {
+    pub(super) fn no_rma(&self, operation: &'static str) -> crate::Error {
         self.refuse(
             operation,
             ErrorKind::NotSupported,
@@ -449,9 +451,6 @@ impl Endpoint {
     ) -> Result<u64> {
         self.check_length(operation, local.len())?;
         self.check_local(operation, local, Access::WRITE)?;
-        if !self.limits.has_rma {
-            return Err(self.no_rma(operation));
-        }
         self.check_remote(operation, remote, local.len(), Access::REMOTE_WRITE)?;
         self.resolve(operation, to)
     }

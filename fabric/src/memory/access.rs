@@ -3,9 +3,14 @@
 //! A region's bytes may change while they are looked at: by a peer, whom nobody
 //! here can stop, or by another thread that holds a clone of the region. So they
 //! are never lent out by reference, and copies go by atomic accesses: bytes at the
-//! edges, words in between. Such a copy may be torn, half old and half new, but it
-//! is never undefined behaviour. x86 and ARM do these accesses with plain loads and
-//! stores; what is lost to `memcpy` is at most half of its speed, in the cache.
+//! edges, words in between. Such a copy may be torn, half old and half new; the
+//! compiler makes nothing else of it. x86 and ARM do these accesses with plain loads
+//! and stores; what is lost to `memcpy` is at most half of its speed, in the cache.
+//!
+//! Two limits. What a network card or another process writes is outside of any
+//! language's memory model, and is treated as if it came by atomic stores. And two
+//! copies that overlap in words of different size are outside of Rust's model of
+//! atomics; the instructions that they become are well defined.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -146,6 +151,8 @@ fn before_words(shared: *mut u8, length: usize) -> usize {
 /// `from` is valid for as many bytes as `into` has, and nobody reaches them but by
 /// atomics, or from outside of this process.
 unsafe fn load(from: *mut u8, into: &mut [u8]) {
+    // Who has looked at a flag before calling sees here what was written before it.
+    fence(Ordering::Acquire);
     let (head, rest) = into.split_at_mut(before_words(from, into.len()));
     let (words, tail) = rest.as_chunks_mut::<WORD>();
     // SAFETY: `from`, then what follows, stays within the range by construction; the
@@ -163,7 +170,7 @@ unsafe fn load(from: *mut u8, into: &mut [u8]) {
             *byte = AtomicU8::from_ptr(last.add(at)).load(Relaxed);
         }
     }
-    // Who has seen a flag before calling sees here what was written before it.
+    // And who looks at one afterwards knows whether this was whole.
     fence(Ordering::Acquire);
 }
 

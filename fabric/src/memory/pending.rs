@@ -161,7 +161,11 @@ impl PendingRegion {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    std::mem::forget(self);
+                    // What failed is over: closing it frees the memory. What is only
+                    // late is not.
+                    if error.kind() == ErrorKind::DeadlineExceeded {
+                        std::mem::forget(self);
+                    }
                     return Err(error);
                 }
             }

@@ -169,8 +169,9 @@ impl Domain {
     /// Registers memory that somebody else owns.
     ///
     /// # Safety
-    /// The range must stay valid, for whatever the rights allow, until the region
-    /// (all clones, slices and operations) is gone, and no Rust reference to its
+    /// The range must stay valid, to be read and to be written whatever the rights are
+    /// ([`MemoryRegion::write`] does not ask), until the region (all clones, slices and
+    /// operations) is gone, and no Rust reference to its
     /// bytes may be used while peers can write it.
     ///
     /// # Errors
@@ -222,6 +223,7 @@ impl Domain {
                 ),
             )));
         }
+        self.refuse_if_asynchronous()?;
         if !self.capabilities().caps.contains(Caps::DEVICE_MEMORY) {
             return Err(self.blame(Error::new(
                 ErrorKind::NotSupported,
@@ -258,8 +260,10 @@ impl Domain {
     /// itself has shown that it knows the device.
     ///
     /// # Errors
-    /// `NotSupported`, with the reason.
+    /// `NotSupported`, with the reason; `InvalidArgument` on a domain that registers
+    /// asynchronously, where nothing can be tried.
     pub fn probe_memory(&self, kind: MemoryKind) -> Result<()> {
+        self.refuse_if_asynchronous()?;
         let page = HostMemory::zeroed(4096)?;
         // SAFETY: the page outlives the region, which is dropped right here, and
         // no key of it leaves this function.
@@ -268,6 +272,17 @@ impl Domain {
             Err(error) if error.kind() == ErrorKind::NotSupported => Err(error),
             _ => Ok(()),
         }
+    }
+
+    fn refuse_if_asynchronous(&self) -> Result<()> {
+        if !self.is_asynchronous() {
+            return Ok(());
+        }
+        Err(self.blame(Error::new(
+            ErrorKind::InvalidArgument,
+            "fi_mr_regattr",
+            "this domain registers asynchronously: use register_asynchronously",
+        )))
     }
 
     pub(super) fn check_buffers(
@@ -340,13 +355,7 @@ impl Domain {
         if !needed {
             return Ok(MemoryRegion::new(self.clone(), None, extent, options.access, memory, true));
         }
-        if self.is_asynchronous() {
-            return Err(self.blame(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_mr_regattr",
-                "this domain registers asynchronously: use register_asynchronously",
-            )));
-        }
+        self.refuse_if_asynchronous()?;
         // SAFETY: by contract.
         let (handle, enabled) =
             unsafe { self.call(&Source::Vector(vector), &extent, options, std::ptr::null_mut())? };
@@ -393,7 +402,7 @@ impl Domain {
                 None => 0,
             };
             let mut request = sys::fcs_mr_request {
-                access: options.access.bits(),
+                access: (options.access & Access::all()).bits(),
                 offset: options.offset,
                 requested_key: key,
                 context,

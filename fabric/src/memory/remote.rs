@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::descriptor::{RemoteKey, RemoteRegion};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
-use crate::flags::Access;
+use crate::flags::{Access, MrMode};
 use crate::kind::MemoryKind;
 
 /// A mapped raw key: given back when the last user is gone.
@@ -73,11 +73,27 @@ impl Domain {
                 ),
             )));
         }
+        // A raw key in the place of a plain one, or the other way round, would be
+        // taken for an address by some providers.
+        let facts = self.capabilities();
+        let takes_raw = facts.mr_mode.contains(MrMode::RAW);
         let (key, mapping) = match region.key() {
-            RemoteKey::Plain(key) => (*key, None),
-            RemoteKey::Raw(raw) => {
+            RemoteKey::Plain(key) if !takes_raw => (*key, None),
+            RemoteKey::Raw(raw) if takes_raw && raw.len() == facts.mr_key_size => {
                 let key = self.map_raw_key(region.base(), raw)?;
                 (key, Some(Arc::new(Mapping { domain: self.clone(), key })))
+            }
+            other => {
+                let form = match other {
+                    RemoteKey::Plain(_) => "a plain key".to_owned(),
+                    RemoteKey::Raw(raw) => format!("a raw key of {} bytes", raw.len()),
+                };
+                let ours = if takes_raw { "raw" } else { "plain" };
+                return Err(self.blame(Error::new(
+                    ErrorKind::MalformedDescriptor,
+                    "attaching a remote region",
+                    format!("{form}, where keys are {ours}, of {} bytes", facts.mr_key_size),
+                )));
             }
         };
         Ok(RemoteMemory {

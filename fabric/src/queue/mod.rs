@@ -1,9 +1,9 @@
 //! Completion queues.
 //!
 //! A queue does more than report: it owns everything that operations in flight may
-//! still touch. The provider is handed the address of a slot as the operation's
-//! context; the slot holds the memory, and is freed when the completion comes, or
-//! when the endpoint is closed. Dropping the queue first changes nothing of that.
+//! still touch. The provider is handed a piece of scratch space as the operation's
+//! context; the slot beside it holds the memory, and is freed when the completion
+//! comes, or when the endpoint is closed. Dropping the queue first changes nothing of that.
 //!
 //! Entries are read in batches. An entry that one call did not ask for is kept for
 //! the next, so waiting for one operation loses nothing of the others.
@@ -11,10 +11,13 @@
 
 mod completion;
 mod failure;
+mod member;
 mod table;
 mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
+pub use member::Waker;
+pub(crate) use member::{Member, QueueShared};
 pub(crate) use table::Slot;
 
 use std::collections::VecDeque;
@@ -37,6 +40,11 @@ use crate::handle::Handle;
 use crate::version::Version;
 use crate::waiting::{Pace, Waiting};
 use table::{State, Table};
+
+/// What a read answers that found nothing.
+const NOTHING: isize = -(sys::FI_EAGAIN as isize);
+/// What a read answers that found a failure, which is read by another call.
+const FAILURE: isize = -(crate::error::number::AVAILABLE as isize);
 
 /// Entries taken from the provider at a time: enough to drain a burst with few
 /// calls, few enough to stay in the first-level cache (16 × 48 bytes).
@@ -88,59 +96,6 @@ pub struct CompletionQueue {
 
 // SAFETY: entries are plain data; contexts in them are only compared.
 unsafe impl Send for CompletionQueue {}
-
-/// What endpoints hold of their queue.
-#[derive(Debug)]
-pub(crate) struct QueueShared {
-    handle: Handle<sys::fid_cq>,
-    /// The operations in flight when the queue's owner dropped it. Freed with
-    /// the queue itself: after the last endpoint is closed.
-    graveyard: Mutex<Option<Box<Table>>>,
-    /// Counts endpoints that were closed.
-    departed: AtomicU32,
-    domain: Domain,
-}
-
-/// One endpoint, as its queues know it.
-#[derive(Debug)]
-pub(crate) struct Member {
-    /// The endpoint to cancel receives on; gone once it is being closed.
-    endpoint: Mutex<Option<usize>>,
-    closed: AtomicBool,
-    /// To name the peers of what failed.
-    addresses: Option<AddressVector>,
-    /// The one peer of a connected endpoint, once it is known.
-    connected_to: OnceLock<String>,
-}
-
-impl Member {
-    /// A peer's address, for messages; None for nobody in particular.
-    #[cold]
-    pub(crate) fn name_of(&self, peer: Peer) -> Option<String> {
-        match &self.addresses {
-            _ if peer == Peer::ANY => None,
-            Some(addresses) => Some(addresses.name_of(peer)),
-            None => self.connected_to.get().cloned(),
-        }
-    }
-
-    /// Takes note of whom a connected endpoint is connected to.
-    pub(crate) fn connects_to(&self, name: String) {
-        // A second attempt to connect leads to the same peer, or fails.
-        let _ = self.connected_to.set(name);
-    }
-
-    /// Called before the endpoint is closed.
-    pub(crate) fn leave(&self) {
-        *self.endpoint.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    /// Called after the endpoint is closed: its buffers may be released.
-    pub(crate) fn left(&self, queue: &QueueShared) {
-        self.closed.store(true, Ordering::Release);
-        queue.departed.fetch_add(1, Ordering::AcqRel);
-    }
-}
 
 /// How a queue is made.
 #[derive(Debug, Clone, Copy, Default)]
@@ -296,37 +251,57 @@ impl CompletionQueue {
                 return outcome;
             }
             if self.next == self.filled {
-                return self.next_if_any();
+                return self.poll_slowly();
             }
         }
     }
 
-    /// The next of the entries that can be read now.
+    /// As `poll_fresh`, in a loop: thousands of ends that nobody waits for may come in
+    /// a row.
     #[cold]
-    fn next_if_any(&mut self) -> Option<Outcome> {
-        self.poll_fresh()
+    fn poll_slowly(&mut self) -> Option<Outcome> {
+        loop {
+            while self.next < self.filled {
+                let at = self.next;
+                self.next += 1;
+                let outcome = self.translate(at);
+                if outcome.is_some() {
+                    return outcome;
+                }
+            }
+            let got = self.read();
+            if got > 0 {
+                self.fill(got as usize);
+            } else if let Looked::At(outcome) = self.look_closer(got) {
+                return outcome;
+            }
+        }
     }
 
     /// What a read means that brought no entry.
     #[inline]
     fn nothing_read(&mut self, code: isize) -> Option<Outcome> {
-        const NOTHING: isize = -(sys::FI_EAGAIN as isize);
-        let is_nothing = code == NOTHING || code == 0;
-        if is_nothing && self.shared.departed.load(Ordering::Relaxed) == self.departed_seen {
-            if !self.sweep_due {
-                return None;
-            }
-            self.sweep();
-            return self.ready.pop_front();
+        let has_news =
+            self.sweep_due || self.shared.departed.load(Ordering::Relaxed) != self.departed_seen;
+        if (code == NOTHING || code == 0) && !has_news {
+            return None;
         }
-        self.rarely_read(is_nothing, code)
+        match self.look_closer(code) {
+            Looked::At(outcome) => outcome,
+            Looked::Away => self.poll_slowly(),
+        }
     }
 
-    /// An endpoint left, or something failed.
+    /// Nothing, or an endpoint left, or something failed.
     #[cold]
-    fn rarely_read(&mut self, is_nothing: bool, code: isize) -> Option<Outcome> {
-        const FAILURE: isize = -(crate::error::number::AVAILABLE as isize);
-        if is_nothing {
+    fn look_closer(&mut self, code: isize) -> Looked {
+        if code == NOTHING || code == 0 {
+            if self.shared.departed.load(Ordering::Relaxed) == self.departed_seen {
+                if self.sweep_due {
+                    self.sweep();
+                }
+                return Looked::At(self.ready.pop_front());
+            }
             // Entries of the endpoints that left may have come in since the read:
             // sweep those that are known to have left by now, and no others, at
             // the next empty read.
@@ -337,17 +312,17 @@ impl CompletionQueue {
                 }
             }
             self.sweep_due = true;
-            return self.next_if_any();
+            return Looked::Away;
         }
         if code != FAILURE {
             let error = Error::from_code("fi_cq_read", code as i64);
-            return Some(Err(self.unsolicited(self.shared.domain.blame(error))));
+            return Looked::At(Some(Err(self.unsolicited(self.shared.domain.blame(error)))));
         }
         match self.read_failure() {
-            FailureRead::Failure(failure) => Some(Err(*failure)),
-            FailureRead::Nobodys => self.next_if_any(),
+            FailureRead::Failure(failure) => Looked::At(Some(Err(*failure))),
+            FailureRead::Nobodys => Looked::Away,
             // It said there was one, and there is none: no loop over that.
-            FailureRead::Nothing => None,
+            FailureRead::Nothing => Looked::At(None),
         }
     }
 
@@ -498,16 +473,10 @@ impl CompletionQueue {
         self.table.abandoned()
     }
 
-    /// Wakes another thread that sleeps in this queue (`fi_cq_signal`).
-    ///
-    /// # Errors
-    /// `NotSupported` where the provider cannot.
-    pub fn signal(&self) -> Result<()> {
-        // SAFETY: the queue is alive.
-        let code = unsafe { sys::fcs_cq_signal(self.shared.handle.as_ptr()) };
-        Error::check("fi_cq_signal", i64::from(code))
-            .map(drop)
-            .map_err(|e| self.shared.domain.blame(e))
+    /// What other threads wake a sleeper in this queue with.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::clone(&self.shared))
     }
 
     /// The domain it belongs to.
@@ -605,12 +574,6 @@ impl CompletionQueue {
     }
 }
 
-impl QueueShared {
-    pub(crate) fn as_fid(&self) -> *mut sys::fid {
-        self.handle.as_fid()
-    }
-}
-
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // Endpoints may outlive their queue's owner: then the memory of their
@@ -624,6 +587,14 @@ impl Drop for CompletionQueue {
 #[cold]
 fn nobody_knows(flags: u64) {
     tracing::debug!(flags, "a completion of an operation that is not known was dropped");
+}
+
+/// What came of a closer look at a read that brought no entry.
+enum Looked {
+    /// This, or nothing.
+    At(Option<Outcome>),
+    /// Nothing that anybody waits for; there may be more.
+    Away,
 }
 
 /// What came of asking for a failure.

@@ -1,9 +1,9 @@
 //! Operations in flight: what the provider may still touch, and for whom.
 //!
-//! Every posted operation lends the provider one slot: scratch space
-//! (`struct fi_context2`), and ownership of all memory the operation reads or
-//! writes. The slot's address is the operation's context; it comes back with the
-//! completion. Slots never move, and are freed only after the provider's queue
+//! Every posted operation takes one place: scratch space for the provider
+//! (`struct fi_context2`), and a slot that owns all memory the operation reads or
+//! writes. The place's address is the operation's context; it comes back with the
+//! completion. Places never move, and are freed only after the provider's queue
 //! is closed.
 #![allow(unsafe_code)]
 

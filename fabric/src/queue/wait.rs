@@ -9,11 +9,12 @@
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
-use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Outcome};
+use super::{BATCH, Completion, CompletionKind, CompletionQueue, FAILURE, OperationId, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::waiting::{Backoff, Deadline, Waiting};
 
@@ -111,6 +112,12 @@ impl CompletionQueue {
         }
     }
 
+    /// An outcome that was put back.
+    fn take_ready(&mut self, fits: impl FnMut(&Outcome) -> bool) -> Option<Outcome> {
+        let at = self.ready.iter().position(fits)?;
+        self.ready.remove(at)
+    }
+
     /// Waits for one operation; outcomes of others stay for [`poll`](Self::poll).
     ///
     /// If the deadline passes the operation is given up as by
@@ -127,21 +134,28 @@ impl CompletionQueue {
             };
             id == Some(operation)
         };
-        if let Some(at) = self.ready.iter().position(is_it) {
-            return match self.ready.remove(at) {
-                Some(outcome) => outcome.map_err(Error::from),
-                None => Err(Error::new(ErrorKind::Other, "complete", "lost outcome")),
-            };
+        if let Some(outcome) = self.take_ready(is_it) {
+            return outcome.map_err(Error::from);
         }
-        if self.table().by_id(operation).is_none() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "waiting for an operation",
-                "it is not in flight: its outcome was already handed out",
-            ));
-        }
+        let of_whom = self.table().by_id(operation).map(|slot| (slot.member, slot.peer));
+        let name = |queue: &Self| of_whom.and_then(|(member, peer)| queue.name_of(member, peer));
+        let named = |queue: &Self, error: Error| match name(queue) {
+            Some(peer) if error.peer().is_none() => error.with_peer(peer),
+            _ => error,
+        };
         let deadline = Deadline::after(timeout);
         loop {
+            // Its outcome may have come together with others'.
+            if self.table().by_id(operation).is_none() {
+                return match self.take_ready(is_it) {
+                    Some(outcome) => outcome.map_err(Error::from),
+                    None => Err(Error::new(
+                        ErrorKind::InvalidArgument,
+                        "waiting for an operation",
+                        "it is not in flight: its outcome was already handed out",
+                    )),
+                };
+            }
             let outcome = self.wait_fresh(&deadline, timeout);
             if is_it(&outcome) {
                 return outcome.map_err(Error::from);
@@ -150,7 +164,7 @@ impl CompletionQueue {
                 && f.error.kind() == ErrorKind::DeadlineExceeded && deadline.has_passed());
             if late {
                 self.abandon(operation);
-                return outcome.map_err(Error::from);
+                return outcome.map_err(|failure| named(self, failure.error));
             }
             // A queue that is broken says so at every look: do not collect that.
             let broken = matches!(&outcome, Err(f) if f.operation.is_none()
@@ -163,11 +177,12 @@ impl CompletionQueue {
             // Others' outcomes must not keep this one waiting for ever.
             if deadline.has_passed() {
                 self.abandon(operation);
-                return Err(self.shared.domain.blame(Error::new(
+                let error = self.shared.domain.blame(Error::new(
                     ErrorKind::DeadlineExceeded,
                     "waiting for an operation",
                     format!("not complete within {timeout:?}, though others were"),
-                )));
+                ));
+                return Err(named(self, error));
             }
         }
     }
@@ -239,6 +254,8 @@ impl CompletionQueue {
         // SAFETY: one live object.
         self.ready.is_empty()
             && self.next >= self.filled
+            && !self.sweep_due
+            && self.departed_seen == self.shared.departed.load(Ordering::Acquire)
             && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
     }
 
@@ -266,8 +283,14 @@ impl CompletionQueue {
             let milliseconds = i32::try_from(left).unwrap_or(i32::MAX);
             let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
             // SAFETY: room for BATCH entries.
-            let got = unsafe { sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), milliseconds) };
-            self.sources.fill(sys::FI_ADDR_UNSPEC);
+            let got = unsafe {
+                if self.tells_source {
+                    let sources = self.sources.as_mut_ptr();
+                    sys::fi_cq_sreadfrom(queue, buffer, BATCH, sources, ptr::null(), milliseconds)
+                } else {
+                    sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), milliseconds)
+                }
+            };
             self.fill(usize::try_from(got).unwrap_or(0));
             // Entries, failures to be read, and a queue that is broken.
             if let Some(outcome) = self.poll_fresh() {
@@ -275,13 +298,18 @@ impl CompletionQueue {
             }
             let error = match got {
                 INTERRUPTED if !deadline.has_passed() => continue,
-                // Only entries of operations that nobody waits for any more.
-                1.. if !deadline.has_passed() => continue,
-                got if got > 0 || got == INTERRUPTED || nothing.contains(&got) => Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    "fi_cq_sread",
-                    format!("nothing within {timeout:?}"),
-                ),
+                // Only ends of operations that nobody waits for any more.
+                FAILURE | 1.. if !deadline.has_passed() => continue,
+                got if got > 0
+                    || [INTERRUPTED, FAILURE].contains(&got)
+                    || nothing.contains(&got) =>
+                {
+                    Error::new(
+                        ErrorKind::DeadlineExceeded,
+                        "fi_cq_sread",
+                        format!("nothing within {timeout:?}"),
+                    )
+                }
                 got => Error::from_code("fi_cq_sread", got as i64),
             };
             return Err(self.unsolicited(self.shared.domain.blame(error)));

@@ -14,6 +14,8 @@ pub const CASES: &[Case] = cases![
     waiting_does_not_burn_a_core,
     sleeping_is_woken_by_a_peer,
     abandoned_operation_is_quarantined,
+    many_given_up_at_once_are_no_burden,
+    closing_tells_all_that_was_in_flight,
     split_queues,
     full_queue_is_reported,
     busy_queue_works,
@@ -164,6 +166,66 @@ fn split_queues(cell: &Cell) -> Checked {
         }
     }
     ensure!(done && arrived, "sent {done}, received {arrived}");
+    Ok(())
+}
+
+/// The ends of operations that nobody waits for any more may come by the thousand, and
+/// are passed over without a word, and without a deep stack.
+fn many_given_up_at_once_are_no_burden(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let into = pair.sides[A].region(64)?;
+    let side = &mut pair.sides[A];
+    let mut given_up = Vec::new();
+    while given_up.len() < 4000 {
+        match side.endpoint.receive(&mut side.queue, &into.all(), at_once(0)) {
+            Ok(id) => given_up.push(id),
+            Err(error) => {
+                let full = [ErrorKind::WouldBlock, ErrorKind::ResourceExhausted];
+                ensure!(full.contains(&error.kind()), "{error}");
+                break;
+            }
+        }
+    }
+    ensure!(!given_up.is_empty(), "nothing could be posted");
+    for id in &given_up {
+        side.queue.abandon(*id);
+    }
+    let queue = &mut side.queue;
+    let outcome = std::thread::scope(|scope| {
+        let small = std::thread::Builder::new().stack_size(64 << 10);
+        let thread = small.spawn_scoped(scope, || {
+            let end = Instant::now() + Duration::from_millis(200);
+            while Instant::now() < end {
+                if let Some(outcome) = queue.poll() {
+                    return Some(format!("{outcome:?}"));
+                }
+            }
+            None
+        })?;
+        thread.join().map_err(|_| std::io::Error::other("it panicked"))
+    })?;
+    ensure!(outcome.is_none(), "{} given up, and then {outcome:?}", given_up.len());
+    Ok(())
+}
+
+fn closing_tells_all_that_was_in_flight(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let into = pair.sides[A].region(64)?;
+    let post = |pair: &mut Pair| {
+        pair.post(A, |s| s.endpoint.receive(&mut s.queue, &into.all(), at_once(0)))
+    };
+    let (first, second) = (post(&mut pair)?, post(&mut pair)?);
+    let [side, other] = pair.sides;
+    let crate::pair::Side { endpoint, mut queue, .. } = side;
+    drop(endpoint);
+    let started = Instant::now();
+    for id in [second, first] {
+        let error = queue.complete(id, Duration::from_secs(10)).unwrap_err();
+        let told = [ErrorKind::Closed, ErrorKind::Cancelled];
+        ensure!(told.contains(&error.kind()), "{error}");
+    }
+    ensure!(started.elapsed() < Duration::from_secs(5), "took {:?}", started.elapsed());
+    drop(other);
     Ok(())
 }
 
