@@ -1,0 +1,457 @@
+//! Changes to the books, by whoever holds the lock.
+//!
+//! Each change to the truth (see the layout) is one store, or goes through the log:
+//! first all new values are written down, then their number, and only then are they
+//! put in place. A holder that dies before the number has changed nothing; after it,
+//! the next one puts the values in place again, which does no harm twice.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::classes::Class;
+use super::layout::{self, Kind, NONE, State, high, low, pair, word_of};
+use super::{Allocator, AllocatorError, Block, Owner, Result};
+use crate::lock::{self, Caller, Taken};
+use crate::words::Words;
+
+/// How far to look for a block of the very class of what is wanted, after all
+/// classes that surely fit were empty.
+const LOOKS: usize = 32;
+
+/// The books, locked.
+pub(super) struct Locked<'a, W: Words> {
+    pub(super) books: &'a Allocator<W>,
+    caller: &'a Caller<'a>,
+}
+
+impl<W: Words> Drop for Locked<'_, W> {
+    #[inline]
+    fn drop(&mut self) {
+        // False would mean that we were taken for dead: then whoever did so has
+        // repaired what we left, and there is nothing to let go.
+        lock::release(&self.books.words, layout::LOCK, self.caller);
+    }
+}
+
+/// A change to the truth, being written down.
+struct Change<'a, W: Words> {
+    words: &'a W,
+    pairs: [(usize, u64); layout::LOG_ROOM],
+    length: usize,
+}
+
+impl<W: Words> Change<'_, W> {
+    #[inline]
+    fn set(&mut self, at: usize, value: u64) {
+        let place = layout::LOG + 2 * self.length;
+        self.words.store(place, at as u64, Relaxed);
+        self.words.store(place + 1, value, Relaxed);
+        self.pairs[self.length] = (at, value);
+        self.length += 1;
+    }
+
+    /// From the first of these stores on the change will happen, whoever finishes it.
+    #[inline]
+    fn make(self) {
+        self.words.store(layout::LOG_LENGTH, self.length as u64, Release);
+        for (at, value) in &self.pairs[..self.length] {
+            self.words.store(*at, *value, Release);
+        }
+        self.words.store(layout::LOG_LENGTH, 0, Release);
+    }
+}
+
+impl<W: Words> Allocator<W> {
+    /// Takes the lock, and repairs the books if their last holder died.
+    #[inline]
+    pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W>> {
+        let taken = lock::take(&self.words, layout::LOCK, caller)?;
+        let books = Locked { books: self, caller };
+        if taken == Taken::FromTheDead {
+            books.repair();
+        }
+        Ok(books)
+    }
+}
+
+impl<W: Words> Locked<'_, W> {
+    #[inline]
+    pub(super) fn words(&self) -> &W {
+        &self.books.words
+    }
+
+    #[inline]
+    pub(super) fn load(&self, at: usize) -> u64 {
+        self.words().load(at, Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn state(&self, block: u32) -> State {
+        State::from_word(self.load(word_of(block, layout::STATE)))
+    }
+
+    #[inline]
+    pub(super) fn extent(&self, block: u32) -> (u32, u32) {
+        let word = self.load(word_of(block, layout::EXTENT));
+        (high(word), low(word))
+    }
+
+    #[inline]
+    pub(super) fn beside(&self, block: u32) -> (u32, u32) {
+        let word = self.load(word_of(block, layout::BESIDE));
+        (high(word), low(word))
+    }
+
+    pub(super) fn place(&self, block: u32) -> super::Place {
+        self.books.place(block)
+    }
+
+    #[inline]
+    fn change(&self) -> Change<'_, W> {
+        Change { words: self.words(), pairs: [(0, 0); layout::LOG_ROOM], length: 0 }
+    }
+
+    #[inline]
+    fn add(&self, counter: usize, by: u64) {
+        self.words().store(counter, self.load(counter).wrapping_add(by), Relaxed);
+    }
+
+    // -------------------------------------------------------------- lists
+
+    /// Puts a free block at the front of its class.
+    #[inline]
+    pub(super) fn list(&self, block: u32, size: u32) {
+        let class = Class::of(size);
+        let head = layout::HEADS + class.index();
+        let first = low(self.load(head));
+        let words = self.words();
+        words.store(word_of(block, layout::LISTED), pair(NONE, first), Relaxed);
+        if first == NONE {
+            let parts = layout::PART_BITS + class.level;
+            words.store(parts, self.load(parts) | 1 << class.part, Relaxed);
+            let levels = self.load(layout::LEVEL_BITS) | 1 << class.level;
+            words.store(layout::LEVEL_BITS, levels, Relaxed);
+        } else {
+            let at = word_of(first, layout::LISTED);
+            words.store(at, pair(block, low(self.load(at))), Relaxed);
+        }
+        words.store(head, u64::from(block), Relaxed);
+    }
+
+    /// Takes a free block out of its class.
+    #[inline]
+    fn unlist(&self, block: u32, size: u32) {
+        let word = self.load(word_of(block, layout::LISTED));
+        let (before, after) = (high(word), low(word));
+        let words = self.words();
+        if after != NONE {
+            let at = word_of(after, layout::LISTED);
+            words.store(at, pair(before, low(self.load(at))), Relaxed);
+        }
+        if before != NONE {
+            let at = word_of(before, layout::LISTED);
+            words.store(at, pair(high(self.load(at)), after), Relaxed);
+            return;
+        }
+        let class = Class::of(size);
+        words.store(layout::HEADS + class.index(), u64::from(after), Relaxed);
+        if after == NONE {
+            let at = layout::PART_BITS + class.level;
+            let parts = self.load(at) & !(1 << class.part);
+            words.store(at, parts, Relaxed);
+            if parts == 0 {
+                let levels = self.load(layout::LEVEL_BITS) & !(1 << class.level);
+                words.store(layout::LEVEL_BITS, levels, Relaxed);
+            }
+        }
+    }
+
+    /// Keeps a place for a block for later use.
+    pub(super) fn list_unused(&self, block: u32) {
+        let first = self.load(layout::FIRST_UNUSED);
+        self.words().store(word_of(block, layout::LISTED), first, Relaxed);
+        self.words().store(layout::FIRST_UNUSED, u64::from(block), Relaxed);
+    }
+
+    /// A place for a block, its next generation, and how many were made then.
+    #[inline]
+    fn unused(&self, made: u32) -> Option<(u32, u32)> {
+        let first = low(self.load(layout::FIRST_UNUSED));
+        if first != NONE {
+            let next = self.load(word_of(first, layout::LISTED));
+            self.words().store(layout::FIRST_UNUSED, u64::from(low(next)), Relaxed);
+            return Some((first, made));
+        }
+        (made < self.books.most_blocks).then_some((made, made + 1))
+    }
+
+    // ------------------------------------------------------------- finding
+
+    /// A free block of at least this size.
+    #[inline]
+    fn find(&self, size: u32) -> Option<u32> {
+        if let Some(mut class) = Class::that_fits(size) {
+            let parts = self.load(layout::PART_BITS + class.level) & (u64::MAX << class.part);
+            if parts != 0 {
+                class.part = parts.trailing_zeros() as usize;
+                return Some(low(self.load(layout::HEADS + class.index())));
+            }
+            let levels = self.load(layout::LEVEL_BITS) & (u64::MAX << (class.level + 1));
+            if levels != 0 {
+                class.level = levels.trailing_zeros() as usize;
+                let parts = self.load(layout::PART_BITS + class.level);
+                class.part = (parts.trailing_zeros() as usize).min(super::classes::PARTS - 1);
+                return Some(low(self.load(layout::HEADS + class.index())));
+            }
+        }
+        self.find_in_own_class(size)
+    }
+
+    /// The class of what is wanted holds smaller blocks, too: look at a few.
+    #[cold]
+    fn find_in_own_class(&self, size: u32) -> Option<u32> {
+        let mut block = low(self.load(layout::HEADS + Class::of(size).index()));
+        for _ in 0..LOOKS {
+            if block == NONE {
+                return None;
+            }
+            if self.extent(block).1 >= size {
+                return Some(block);
+            }
+            block = low(self.load(word_of(block, layout::LISTED)));
+        }
+        None
+    }
+
+    pub(super) fn largest_free(&self) -> u32 {
+        let levels = self.load(layout::LEVEL_BITS);
+        if levels == 0 {
+            return 0;
+        }
+        let level = (u64::BITS - 1 - levels.leading_zeros()) as usize;
+        let parts = self.load(layout::PART_BITS + level.min(super::classes::LEVELS - 1));
+        let part = (u64::BITS - 1 - parts.max(1).leading_zeros()) as usize;
+        let mut block = low(self.load(layout::HEADS + Class { level, part }.index()));
+        let mut largest = 0;
+        for _ in 0..4096 {
+            if block == NONE {
+                break;
+            }
+            largest = largest.max(self.extent(block).1);
+            block = low(self.load(word_of(block, layout::LISTED)));
+        }
+        largest
+    }
+
+    // ------------------------------------------------------------- changing
+
+    /// Is any of this known already?
+    pub(super) fn overlaps(&self, first: u32, size: u32) -> bool {
+        let end = u64::from(first) + u64::from(size);
+        (0..self.books.blocks_made()).any(|block| {
+            let (at, length) = self.extent(block);
+            self.state(block).kind != Kind::Unused
+                && u64::from(at) < end
+                && u64::from(first) < u64::from(at) + u64::from(length)
+        })
+    }
+
+    pub(super) fn extend(&self, first: u32, size: u32) -> Result<()> {
+        let made = self.books.blocks_made();
+        let (block, made_then) = self.unused(made).ok_or_else(|| self.out_of_blocks())?;
+        let generation = self.state(block).generation;
+        let mut change = self.change();
+        change.set(word_of(block, layout::EXTENT), pair(first, size));
+        change.set(word_of(block, layout::BESIDE), pair(NONE, NONE));
+        let state = State { generation, kind: Kind::Free, owner: 0 };
+        change.set(word_of(block, layout::STATE), state.word());
+        change.set(layout::MADE, u64::from(made_then));
+        change.make();
+        self.list(block, size);
+        self.add(layout::TOTAL, u64::from(size));
+        self.add(layout::FREE, u64::from(size));
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn allocate(&self, owner: Owner, size: u32, alignment: u32) -> Result<Block> {
+        let with_alignment =
+            size.checked_add(alignment - 1).ok_or_else(|| self.out_of_memory(u32::MAX))?;
+        let mut found = self.find(with_alignment);
+        if found.is_none() && alignment > 1 {
+            // One that happens to lie right may be smaller.
+            found = self.find(size).filter(|block| {
+                let (at, length) = self.extent(*block);
+                aligned(at, alignment).is_some_and(|skip| skip + u64::from(size) <= length.into())
+            });
+        }
+        let Some(block) = found else {
+            return Err(self.out_of_memory(with_alignment));
+        };
+        let (at, length) = self.extent(block);
+        let skip = aligned(at, alignment).ok_or_else(|| self.out_of_memory(with_alignment))?;
+        let old = self.state(block);
+        // Only a scribble by somebody else brings this about; nothing was changed.
+        if old.kind != Kind::Free || skip + u64::from(size) > u64::from(length) {
+            return Err(AllocatorError::Corrupt);
+        }
+        let skip = skip as u32;
+        let taken = |generation| State { generation, kind: Kind::Taken, owner: owner.0 };
+        let rest = length - skip - size;
+        if rest == 0 && skip == 0 {
+            self.unlist(block, length);
+            // One store: this is the moment.
+            let state = taken(old.generation).word();
+            self.words().store(word_of(block, layout::STATE), state, Release);
+            self.add(layout::TAKEN, 1);
+            self.add(layout::FREE, u64::from(size).wrapping_neg());
+            return Ok(Block { number: block, generation: old.generation });
+        }
+        let (before, after) = self.beside(block);
+        let mut made = self.books.blocks_made();
+        // What is skipped stays with the old block, what is taken then is a new one.
+        let mut number = block;
+        let mut generation = old.generation;
+        if skip > 0 {
+            (number, made) = self.unused(made).ok_or_else(|| self.out_of_blocks())?;
+            generation = self.state(number).generation;
+        }
+        let mut behind = after;
+        if rest > 0 {
+            match self.unused(made) {
+                Some(place) => (behind, made) = place,
+                None => {
+                    if skip > 0 && u64::from(number) < self.load(layout::MADE) {
+                        self.list_unused(number);
+                    }
+                    return Err(self.out_of_blocks());
+                }
+            }
+        }
+        self.unlist(block, length);
+        let mut change = self.change();
+        let in_front = if skip > 0 { block } else { before };
+        if skip > 0 {
+            change.set(word_of(block, layout::EXTENT), pair(at, skip));
+            change.set(word_of(block, layout::BESIDE), pair(before, number));
+        }
+        change.set(word_of(number, layout::EXTENT), pair(at.wrapping_add(skip), size));
+        change.set(word_of(number, layout::BESIDE), pair(in_front, behind));
+        change.set(word_of(number, layout::STATE), taken(generation).word());
+        if rest > 0 {
+            change.set(
+                word_of(behind, layout::EXTENT),
+                pair(at.wrapping_add(skip).wrapping_add(size), rest),
+            );
+            change.set(word_of(behind, layout::BESIDE), pair(number, after));
+            let generation = self.state(behind).generation;
+            let state = State { generation, kind: Kind::Free, owner: 0 };
+            change.set(word_of(behind, layout::STATE), state.word());
+        }
+        if after != NONE {
+            let last = if rest > 0 { behind } else { number };
+            change.set(word_of(after, layout::BESIDE), pair(last, self.beside(after).1));
+        }
+        change.set(layout::MADE, u64::from(made));
+        change.make();
+        if skip > 0 {
+            self.list(block, skip);
+        }
+        if rest > 0 {
+            self.list(behind, rest);
+        }
+        self.add(layout::TAKEN, 1);
+        self.add(layout::FREE, u64::from(size).wrapping_neg());
+        Ok(Block { number, generation })
+    }
+
+    /// Is this allocated, and theirs?
+    #[inline]
+    pub(super) fn check(&self, block: Block, owner: Owner) -> Result<()> {
+        let at = self.books.state_at(block)?;
+        let found = self.words().load(at, Acquire);
+        let state = State { generation: block.generation, kind: Kind::Taken, owner: owner.0 };
+        if found == state.word() {
+            Ok(())
+        } else {
+            Err(Allocator::<W>::refusal(block, State::from_word(found)))
+        }
+    }
+
+    /// Frees a block that is taken, and joins it with free ones beside it.
+    #[inline]
+    pub(super) fn free(&self, block: u32) {
+        let (at, size) = self.extent(block);
+        let (before, after) = self.beside(block);
+        let next_generation = |block| State {
+            generation: self.state(block).generation.wrapping_add(1),
+            kind: Kind::Free,
+            owner: 0,
+        };
+        let is_free = |block: u32| block != NONE && self.state(block).kind == Kind::Free;
+        let (joins_before, joins_after) = (is_free(before), is_free(after));
+        self.add(layout::TAKEN, 1_u64.wrapping_neg());
+        self.add(layout::FREE, u64::from(size));
+        if !joins_before && !joins_after {
+            let state = next_generation(block).word();
+            // One store: this is the moment.
+            self.words().store(word_of(block, layout::STATE), state, Release);
+            self.list(block, size);
+            return;
+        }
+        let (mut first, mut start, mut length) = (block, at, size);
+        let (mut in_front, mut behind) = (before, after);
+        let mut change = self.change();
+        let gone = |block| State { kind: Kind::Unused, ..next_generation(block) }.word();
+        if joins_after {
+            let (_, more) = self.extent(after);
+            self.unlist(after, more);
+            length = length.wrapping_add(more);
+            behind = self.beside(after).1;
+            change.set(word_of(after, layout::STATE), gone(after));
+        }
+        if joins_before {
+            let (earlier, more) = self.extent(before);
+            self.unlist(before, more);
+            (first, start, length) = (before, earlier, length.wrapping_add(more));
+            in_front = self.beside(before).0;
+            change.set(word_of(block, layout::STATE), gone(block));
+        } else {
+            change.set(word_of(block, layout::STATE), next_generation(block).word());
+        }
+        change.set(word_of(first, layout::EXTENT), pair(start, length));
+        change.set(word_of(first, layout::BESIDE), pair(in_front, behind));
+        if behind != NONE {
+            change.set(word_of(behind, layout::BESIDE), pair(first, self.beside(behind).1));
+        }
+        change.make();
+        if joins_after {
+            self.list_unused(after);
+        }
+        if joins_before {
+            self.list_unused(block);
+        }
+        self.list(first, length);
+    }
+
+    #[cold]
+    fn out_of_blocks(&self) -> AllocatorError {
+        AllocatorError::OutOfBlocks { most: self.books.most_blocks }
+    }
+
+    #[cold]
+    fn out_of_memory(&self, wanted: u32) -> AllocatorError {
+        let bytes = |granules: u64| granules << self.books.granule;
+        AllocatorError::OutOfMemory {
+            wanted: bytes(wanted.into()),
+            free: bytes(self.load(layout::FREE)),
+            largest_free: bytes(self.largest_free().into()),
+        }
+    }
+}
+
+/// Granules to skip from here to the next multiple.
+#[inline]
+fn aligned(at: u32, alignment: u32) -> Option<u64> {
+    let next = u64::from(at).checked_next_multiple_of(alignment.into())?;
+    Some(next - u64::from(at))
+}

@@ -1,0 +1,196 @@
+//! Putting the books right after a holder of the lock has died, and auditing them.
+
+use std::fmt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::change::Locked;
+use super::classes::{CLASSES, Class, LEVELS};
+use super::layout::{self, Kind, NONE, high, low, word_of};
+use crate::words::Words;
+
+/// What an audit found wrong, first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flaw {
+    /// What is wrong.
+    pub what: &'static str,
+    /// With which block, if with one.
+    pub block: Option<u32>,
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.block {
+            Some(block) => write!(f, "block {block}: {}", self.what),
+            None => f.write_str(self.what),
+        }
+    }
+}
+
+impl std::error::Error for Flaw {}
+
+impl<W: Words> Locked<'_, W> {
+    /// Finishes what a dead holder had begun, then makes everything anew that is not
+    /// the truth. May be cut short at any point, and begun again by the next.
+    #[cold]
+    pub(super) fn repair(&self) {
+        let words = self.words();
+        let length = words.load(layout::LOG_LENGTH, Acquire);
+        if length <= layout::LOG_ROOM as u64 {
+            for pair in 0..length as usize {
+                let at = self.load(layout::LOG + 2 * pair) as usize;
+                // Into the blocks' words or their number: no change goes elsewhere.
+                if at == layout::MADE || at >= layout::BLOCKS {
+                    words.store(at, self.load(layout::LOG + 2 * pair + 1), Release);
+                }
+            }
+        }
+        words.store(layout::LOG_LENGTH, 0, Release);
+        for class in 0..CLASSES {
+            words.store(layout::HEADS + class, u64::from(NONE), Relaxed);
+        }
+        for level in 0..LEVELS {
+            words.store(layout::PART_BITS + level, 0, Relaxed);
+        }
+        words.store(layout::LEVEL_BITS, 0, Relaxed);
+        words.store(layout::FIRST_UNUSED, u64::from(NONE), Relaxed);
+        let (mut free, mut total, mut taken) = (0, 0, 0);
+        // From the last to the first, so that the first are found first again.
+        for block in (0..self.books.blocks_made()).rev() {
+            let (_, size) = self.extent(block);
+            match self.state(block).kind {
+                Kind::Unused => {
+                    self.list_unused(block);
+                    continue;
+                }
+                Kind::Free => {
+                    self.list(block, size);
+                    free += u64::from(size);
+                }
+                Kind::Taken => taken += 1,
+            }
+            total += u64::from(size);
+        }
+        words.store(layout::FREE, free, Relaxed);
+        words.store(layout::TOTAL, total, Relaxed);
+        words.store(layout::TAKEN, taken, Relaxed);
+        words.store(layout::REPAIRS, self.load(layout::REPAIRS).wrapping_add(1), Relaxed);
+    }
+
+    /// Compares everything with everything.
+    pub(super) fn audit(&self) -> Result<(), Flaw> {
+        let made = self.books.blocks_made();
+        let flaw = |what, block| Err(Flaw { what, block: Some(block) });
+        let (mut free, mut total, mut taken, mut unused) = (0_u64, 0_u64, 0_u64, 0_u32);
+        let mut by_place = Vec::new();
+        for block in 0..made {
+            let (at, size) = self.extent(block);
+            let (before, after) = self.beside(block);
+            let kind = self.state(block).kind;
+            match kind {
+                Kind::Unused => {
+                    unused += 1;
+                    continue;
+                }
+                Kind::Free => free += u64::from(size),
+                Kind::Taken => taken += 1,
+            }
+            total += u64::from(size);
+            if size == 0 {
+                return flaw("it is empty", block);
+            }
+            by_place.push((at, size, block));
+            for (neighbour, is_after) in [(before, false), (after, true)] {
+                if neighbour == NONE {
+                    continue;
+                }
+                if neighbour >= made || self.state(neighbour).kind == Kind::Unused {
+                    return flaw("its neighbour does not exist", block);
+                }
+                let (there, its_size) = self.extent(neighbour);
+                let (back_before, back_after) = self.beside(neighbour);
+                let meets = if is_after {
+                    u64::from(at) + u64::from(size) == u64::from(there) && back_before == block
+                } else {
+                    u64::from(there) + u64::from(its_size) == u64::from(at) && back_after == block
+                };
+                if !meets {
+                    return flaw("its neighbour does not lie beside it", block);
+                }
+                if kind == Kind::Free && self.state(neighbour).kind == Kind::Free {
+                    return flaw("it and its neighbour are free and not joined", block);
+                }
+            }
+        }
+        by_place.sort_unstable();
+        for two in by_place.windows(2) {
+            if u64::from(two[0].0) + u64::from(two[0].1) > u64::from(two[1].0) {
+                return flaw("it overlaps the next", two[0].2);
+            }
+        }
+        self.audit_lists(made, free, unused)?;
+        let counters = [(layout::FREE, free), (layout::TOTAL, total), (layout::TAKEN, taken)];
+        for (at, expected) in counters {
+            if self.load(at) != expected {
+                return Err(Flaw { what: "a counter is wrong", block: None });
+            }
+        }
+        if self.load(layout::LOG_LENGTH) != 0 {
+            return Err(Flaw { what: "a change is half made", block: None });
+        }
+        Ok(())
+    }
+
+    fn audit_lists(&self, made: u32, free: u64, unused: u32) -> Result<(), Flaw> {
+        let flaw = |what, block| Err(Flaw { what, block: Some(block) });
+        let (mut listed, mut steps) = (0_u64, 0_u32);
+        for level in 0..LEVELS {
+            let parts = self.load(layout::PART_BITS + level);
+            let level_is_marked = self.load(layout::LEVEL_BITS) >> level & 1 == 1;
+            if level_is_marked != (parts != 0) {
+                return Err(Flaw { what: "a level is marked wrong", block: None });
+            }
+            for part in 0..super::classes::PARTS {
+                let class = Class { level, part };
+                let mut block = low(self.load(layout::HEADS + class.index()));
+                if (parts >> part & 1 == 1) != (block != NONE) {
+                    return Err(Flaw { what: "a class is marked wrong", block: None });
+                }
+                let mut before = NONE;
+                while block != NONE {
+                    steps += 1;
+                    if steps > made || block >= made {
+                        return flaw("the list that it is in leads astray", block);
+                    }
+                    if self.state(block).kind != Kind::Free {
+                        return flaw("it is listed and not free", block);
+                    }
+                    let size = self.extent(block).1;
+                    if Class::of(size) != class {
+                        return flaw("it is listed in another class", block);
+                    }
+                    let word = self.load(word_of(block, layout::LISTED));
+                    if high(word) != before {
+                        return flaw("it does not know who comes before", block);
+                    }
+                    listed += u64::from(size);
+                    (before, block) = (block, low(word));
+                }
+            }
+        }
+        if listed != free {
+            return Err(Flaw { what: "not all free blocks are listed", block: None });
+        }
+        let (mut block, mut count) = (low(self.load(layout::FIRST_UNUSED)), 0);
+        while block != NONE {
+            count += 1;
+            if count > unused || block >= made {
+                return flaw("the list of unused places leads astray", block);
+            }
+            block = low(self.load(word_of(block, layout::LISTED)));
+        }
+        if count != unused {
+            return Err(Flaw { what: "not all unused places are listed", block: None });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,266 @@
+//! The allocator against a model, in one process.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::lock::Immortal;
+use crate::words::LocalWords;
+
+const GRANULE: u64 = 64;
+
+fn me() -> Participant {
+    Participant::new(1, 1).unwrap()
+}
+
+fn books(most_blocks: u32) -> Allocator<LocalWords> {
+    let words = LocalWords::zeroed(Allocator::<LocalWords>::words_needed(most_blocks));
+    Allocator::format(words, most_blocks, GRANULE).unwrap()
+}
+
+#[test]
+fn all_of_it_can_be_had_in_one_piece() {
+    let books = books(16);
+    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
+    books.extend(&caller, 0, 1000 * GRANULE).unwrap();
+    for _ in 0..3 {
+        let (block, place) = books.allocate(&caller, owner, 1000 * GRANULE, 1).unwrap();
+        assert_eq!(place, Place { offset: 0, length: 1000 * GRANULE });
+        let error = books.allocate(&caller, owner, 1, 1).unwrap_err();
+        assert_eq!(
+            error,
+            AllocatorError::OutOfMemory { wanted: GRANULE, free: 0, largest_free: 0 }
+        );
+        books.free(&caller, block, owner).unwrap();
+        assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+    }
+}
+
+#[test]
+fn what_is_asked_for_must_make_sense() {
+    let books = books(16);
+    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
+    books.extend(&caller, 0, 1 << 20).unwrap();
+    for (bytes, alignment) in [(0, 1), (1, 0), (1, 3), (u64::MAX, 1), (1, 1 << 63)] {
+        let error = books.allocate(&caller, owner, bytes, alignment).unwrap_err();
+        assert_eq!(error, AllocatorError::InvalidSize { bytes, alignment });
+    }
+    for (offset, length) in
+        [(0, 64), (1 << 20, 0), (1 << 20, 63), (u64::MAX - 63, 64), (0, u64::MAX)]
+    {
+        let error = books.extend(&caller, offset, length).unwrap_err();
+        assert_eq!(error, AllocatorError::InvalidExtent { offset, length });
+    }
+    let stranger = Block::from_bits(u64::MAX);
+    assert_eq!(books.free(&caller, stranger, owner), Err(AllocatorError::Stale(stranger)));
+    assert_eq!(books.find(stranger), Err(AllocatorError::Stale(stranger)));
+}
+
+#[test]
+fn only_the_owner_frees_and_only_once() {
+    let books = books(16);
+    let caller = Caller::new(me(), &Immortal);
+    let (mine, topic) = (Owner::participant(me()), Owner::other(7).unwrap());
+    books.extend(&caller, 0, 1 << 20).unwrap();
+    let (block, place) = books.allocate(&caller, mine, 100, 1).unwrap();
+    assert_eq!(books.find(block), Ok(place));
+    books.transfer(block, mine, topic).unwrap();
+    assert_eq!(books.owner(block), Ok(topic));
+    let not_yours = AllocatorError::NotYours { block, owner: topic };
+    assert_eq!(books.free(&caller, block, mine), Err(not_yours));
+    assert_eq!(books.transfer(block, mine, mine), Err(not_yours));
+    assert_eq!(books.reclaim(&caller, mine, |_| false), Ok(0));
+    assert_eq!(books.reclaim(&caller, topic, |_| true), Ok(0), "spared");
+    assert_eq!(books.reclaim(&caller, topic, |_| false), Ok(1));
+    assert_eq!(books.free(&caller, block, topic), Err(AllocatorError::Stale(block)));
+    let (again, _) = books.allocate(&caller, mine, 100, 1).unwrap();
+    assert_ne!(again, block, "a name is not used again");
+}
+
+#[test]
+fn extents_stay_apart_though_they_touch() {
+    let books = books(16);
+    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
+    books.extend(&caller, 4096, 4096).unwrap();
+    books.extend(&caller, 0, 4096).unwrap();
+    let (first, _) = books.allocate(&caller, owner, 4096, 1).unwrap();
+    let (second, _) = books.allocate(&caller, owner, 4096, 1).unwrap();
+    books.free(&caller, first, owner).unwrap();
+    books.free(&caller, second, owner).unwrap();
+    assert!(books.allocate(&caller, owner, 8192, 1).is_err());
+    assert_eq!(books.statistics(&caller).unwrap().free, 8192);
+    assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+}
+
+#[test]
+fn books_that_are_full_say_so_and_lose_nothing() {
+    let books = books(4);
+    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
+    books.extend(&caller, 0, 1 << 20).unwrap();
+    let mut blocks = Vec::new();
+    let error = loop {
+        match books.allocate(&caller, owner, 64, 256) {
+            Ok((block, _)) => blocks.push(block),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, AllocatorError::OutOfBlocks { most: 4 });
+    assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+    for block in blocks {
+        books.free(&caller, block, owner).unwrap();
+    }
+    assert_eq!(books.statistics(&caller).unwrap().largest_free, 1 << 20);
+}
+
+#[test]
+fn strange_words_are_no_books() {
+    let refused = |words: &LocalWords| match Allocator::attach(words) {
+        Err(AllocatorError::NotAnAllocator { why }) => why,
+        other => panic!("{other:?}"),
+    };
+    let words = LocalWords::zeroed(Allocator::<LocalWords>::words_needed(8));
+    assert_eq!(refused(&words), "not made, or something else");
+    Allocator::format(&words, 8, 64).unwrap();
+    let set = |at, value| words.store(at, value, Relaxed);
+    set(layout::KIND, layout::LAYOUT + 1);
+    assert_eq!(refused(&words), "another version");
+    set(layout::KIND, layout::LAYOUT);
+    set(layout::MOST_BLOCKS, 9);
+    assert_eq!(refused(&words), "it is cut off");
+    set(layout::MOST_BLOCKS, u64::MAX);
+    assert_eq!(refused(&words), "too many blocks");
+    set(layout::MOST_BLOCKS, 8);
+    set(layout::GRANULE, 64);
+    assert_eq!(refused(&words), "its numbers make no sense");
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Allocate { bytes: u64, alignment: u32 },
+    Free { which: usize },
+    Extend { granules: u64, gap: u64 },
+    Transfer { which: usize, to: u32 },
+    Reclaim { of: u32 },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (1..20_000_u64, 0..13_u32)
+            .prop_map(|(bytes, alignment)| Step::Allocate { bytes, alignment }),
+        6 => any::<usize>().prop_map(|which| Step::Free { which }),
+        1 => (1..2000_u64, 0..3_u64).prop_map(|(granules, gap)| Step::Extend { granules, gap }),
+        1 => (any::<usize>(), 0..4_u32).prop_map(|(which, to)| Step::Transfer { which, to }),
+        1 => (0..4_u32).prop_map(|of| Step::Reclaim { of }),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+proptest! {
+    /// Allocations never overlap, are aligned and large enough, stay where they are,
+    /// and what is free is all the rest.
+    #[test]
+    fn it_does_as_the_model(steps in steps(), most_blocks in 8..200_u32) {
+        let books = books(most_blocks);
+        let caller = Caller::new(me(), &Immortal);
+        let owner = |number| Owner::other(number).unwrap();
+        let (mut end, mut total) = (0, 0);
+        let mut taken: Vec<(Block, Place, Owner)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Allocate { bytes, alignment } => {
+                    let alignment = 1 << alignment;
+                    match books.allocate(&caller, owner(0), bytes, alignment) {
+                        Ok((block, place)) => {
+                            prop_assert!(place.length >= bytes);
+                            prop_assert!(place.length < bytes + GRANULE);
+                            prop_assert_eq!(place.offset % alignment.max(GRANULE), 0);
+                            let clear = taken.iter().all(|(_, other, _)| {
+                                other.offset + other.length <= place.offset
+                                    || place.offset + place.length <= other.offset
+                            });
+                            prop_assert!(clear, "{place:?} overlaps");
+                            taken.push((block, place, owner(0)));
+                        }
+                        Err(AllocatorError::OutOfBlocks { .. }) => {}
+                        Err(AllocatorError::OutOfMemory { largest_free, .. }) => {
+                            // Never refused while a whole class above has room.
+                            let size = bytes.next_multiple_of(GRANULE) + alignment.max(GRANULE);
+                            prop_assert!(largest_free <= size + size / 16, "{largest_free}, {size}");
+                        }
+                        Err(error) => prop_assert!(false, "{error}"),
+                    }
+                }
+                Step::Free { which } if !taken.is_empty() => {
+                    let (block, _, owner) = taken.swap_remove(which % taken.len());
+                    prop_assert_eq!(books.free(&caller, block, owner), Ok(()));
+                    prop_assert_eq!(books.free(&caller, block, owner), Err(AllocatorError::Stale(block)));
+                }
+                Step::Extend { granules, gap } => {
+                    let (offset, length) = (end + gap * GRANULE, granules * GRANULE);
+                    if books.extend(&caller, offset, length).is_ok() {
+                        end = offset + length;
+                        total += length;
+                    }
+                }
+                Step::Transfer { which, to } if !taken.is_empty() => {
+                    let at = which % taken.len();
+                    let (block, _, from) = taken[at];
+                    prop_assert_eq!(books.transfer(block, from, owner(to)), Ok(()));
+                    taken[at].2 = owner(to);
+                }
+                Step::Reclaim { of } => {
+                    let before = taken.len();
+                    taken.retain(|(_, _, whose)| *whose != owner(of));
+                    let freed = books.reclaim(&caller, owner(of), |_| false);
+                    prop_assert_eq!(freed, Ok(before - taken.len()));
+                }
+                Step::Free { .. } | Step::Transfer { .. } => {}
+            }
+            prop_assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+        }
+        let listed: HashMap<_, _> = books
+            .blocks(&caller)
+            .unwrap()
+            .into_iter()
+            .filter_map(|listed| Some((listed.block, (listed.place, listed.owner?))))
+            .collect();
+        prop_assert_eq!(listed.len(), taken.len());
+        for (block, place, owner) in &taken {
+            prop_assert_eq!(listed.get(block), Some(&(*place, *owner)));
+            prop_assert_eq!(books.find(*block), Ok(*place));
+        }
+        let statistics = books.statistics(&caller).unwrap();
+        let in_use: u64 = taken.iter().map(|(_, place, _)| place.length).sum();
+        prop_assert_eq!(statistics.total, total);
+        prop_assert_eq!(statistics.free, total - in_use);
+        prop_assert_eq!(statistics.blocks_taken, taken.len() as u64);
+    }
+
+    /// Whatever is scribbled into the books: no panic, no endless loop.
+    #[test]
+    fn scribbles_do_no_harm(
+        scribbles in prop::collection::vec((0..3000_usize, any::<u64>()), 1..40),
+        sizes in prop::collection::vec(1..5000_u64, 1..20),
+    ) {
+        let books = books(64);
+        let caller = Caller { patience: std::time::Duration::ZERO, ..Caller::new(me(), &Immortal) };
+        books.extend(&caller, 0, 1 << 20).unwrap();
+        let owner = Owner::participant(me());
+        let mut blocks = Vec::new();
+        for (at, size) in sizes.iter().enumerate() {
+            if let Ok((block, _)) = books.allocate(&caller, owner, *size, 64) {
+                blocks.push(block);
+            }
+            let (word, value) = scribbles[at % scribbles.len()];
+            // Not the numbers that were checked at the beginning: `attach` keeps those.
+            books.words.store(3 + word, value, Relaxed);
+            let _ = books.free(&caller, blocks.get(at / 2).copied().unwrap_or(Block::from_bits(0)), owner);
+            let _ = books.reclaim(&caller, Owner(1), |_| false);
+            let _ = books.audit(&caller);
+            let _ = books.statistics(&caller);
+            let _ = books.blocks(&caller);
+            books.words.store(layout::LOCK, 0x7fff_fffe, Relaxed);
+        }
+    }
+}

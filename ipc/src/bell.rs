@@ -1,0 +1,138 @@
+//! Waking those that sleep until something changes in shared memory.
+//!
+//! Two words: a count that moves at each ring, on which sleepers sleep, and whether
+//! anybody sleeps. Ringing while nobody sleeps is a look at a word that seldom
+//! changes. Nothing is counted up and down, so a sleeper that dies leaves at most one
+//! needless ring behind.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::{Duration, Instant};
+
+use crate::words::Words;
+
+/// How those wait that do not find what they wait for.
+///
+/// ```
+/// use std::time::Duration;
+/// use ipc::Spin;
+/// let eager = Spin::Always;
+/// let sleepy = Spin::Never;
+/// let usual = Spin::default(); // for as long as it has been worth it lately
+/// assert!(matches!(usual, Spin::Adaptive { .. }));
+/// # let _ = (eager, sleepy, Duration::ZERO);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spin {
+    /// Looks all the time: lowest latency, a whole core.
+    Always,
+    /// Sleeps at once.
+    Never,
+    /// Looks for some time, and then sleeps. The time follows what waiting was like:
+    /// it grows where that ended while looking, and shrinks where it did not.
+    Adaptive {
+        /// How long now.
+        now: Duration,
+        /// Never longer than this.
+        most: Duration,
+    },
+}
+
+impl Default for Spin {
+    /// Going to sleep and being woken costs 4 to 25 µs: so long it may pay to look.
+    fn default() -> Self {
+        Self::Adaptive { now: Duration::from_micros(10), most: Duration::from_micros(25) }
+    }
+}
+
+impl Spin {
+    /// Shorter than this it makes no difference.
+    const LEAST: Duration = Duration::from_micros(1);
+
+    fn learn(&mut self, took: Duration, slept: bool) {
+        if let Self::Adaptive { now, most } = self {
+            *now =
+                if slept { (*now / 2).max(Self::LEAST) } else { (took * 2).max(*now).min(*most) };
+        }
+    }
+}
+
+/// A bell at two words.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bell {
+    /// The count; the sleepers come right after.
+    pub(crate) at: usize,
+}
+
+/// Looks between two looks at the clock.
+const LOOKS: u32 = 16;
+/// The longest sleep: bounds how long a lost wake-up could hold anybody up. None is
+/// known; a peer that was killed between its change and its ring is the reason.
+const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+
+impl Bell {
+    /// Rings, after what sleepers wait for was stored.
+    #[inline]
+    pub(crate) fn ring<W: Words>(self, words: &W) {
+        // Either the sleeper sees what was stored, or we see the sleeper.
+        words.fence();
+        if words.load(self.at + 1, Relaxed) != 0 {
+            self.wake(words);
+        }
+    }
+
+    #[cold]
+    fn wake<W: Words>(self, words: &W) {
+        words.swap(self.at + 1, 0);
+        words.fetch_add(self.at, 1);
+        words.wake(self.at, u32::MAX);
+    }
+
+    /// Waits until `look` finds something; None once the deadline has passed.
+    pub(crate) fn wait<W: Words, T>(
+        self,
+        words: &W,
+        spin: &mut Spin,
+        deadline: Instant,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        let start = Instant::now();
+        let spin_end = match *spin {
+            Spin::Always => deadline,
+            Spin::Never => start,
+            Spin::Adaptive { now, .. } => deadline.min(start + now),
+        };
+        loop {
+            for _ in 0..LOOKS {
+                words.pause();
+                if let Some(found) = look() {
+                    spin.learn(start.elapsed(), false);
+                    return Some(found);
+                }
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return None;
+            }
+            if now >= spin_end {
+                break;
+            }
+        }
+        spin.learn(start.elapsed(), true);
+        loop {
+            let count = words.load(self.at, Acquire);
+            words.swap(self.at + 1, 1);
+            words.fence();
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            words.sleep(self.at, count as u32, left.min(LONGEST_SLEEP));
+        }
+    }
+}

@@ -1,0 +1,624 @@
+//! Messages and file descriptors between processes of one machine.
+//!
+//! A socket with a path in the file system: whoever sees the directory can connect,
+//! also from another PID or network namespace, and nothing else is needed to hand
+//! over memory. Messages keep their bounds, are bounded in length, and come whole or
+//! not at all. Descriptors arrive close-on-exec, and each has one owner from the first
+//! moment on: those of a message that is refused are closed.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The longest message, in bytes.
+pub const MOST_BYTES: usize = 64 << 10;
+/// The most descriptors of a message.
+pub const MOST_DESCRIPTORS: usize = 64;
+
+/// Why a channel did not do what it was asked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ChannelError {
+    /// The system refused.
+    System {
+        /// The call.
+        call: &'static str,
+        /// Where to, if somewhere.
+        path: Option<PathBuf>,
+        /// Why.
+        cause: io::Error,
+    },
+    /// Nothing happened in time.
+    DeadlineExceeded {
+        /// What was waited for.
+        waiting_for: &'static str,
+    },
+    /// The other side closed the channel, or is dead.
+    Closed,
+    /// More than a message may hold: not sent, or received and thrown away.
+    TooLong {
+        /// Bytes, or descriptors.
+        length: usize,
+        /// At most.
+        most: usize,
+    },
+    /// Somebody listens at this path already.
+    InUse(PathBuf),
+    /// A path of a socket has at most 107 bytes and no zero in it.
+    InvalidPath(PathBuf),
+}
+
+impl fmt::Display for ChannelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System { call, path: Some(path), cause } => {
+                write!(f, "{call} {}: {cause}", path.display())
+            }
+            Self::System { call, path: None, cause } => write!(f, "{call}: {cause}"),
+            Self::DeadlineExceeded { waiting_for } => {
+                write!(f, "the deadline passed waiting for {waiting_for}")
+            }
+            Self::Closed => f.write_str("the other side closed the channel"),
+            Self::TooLong { length, most } => {
+                write!(f, "a message of {length}, where {most} is the most")
+            }
+            Self::InUse(path) => write!(f, "somebody listens at {} already", path.display()),
+            Self::InvalidPath(path) => {
+                write!(f, "{} cannot be the path of a socket", path.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for ChannelError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::System { cause, .. } => Some(cause),
+            _ => None,
+        }
+    }
+}
+
+/// What channel calls give.
+pub type Result<T> = std::result::Result<T, ChannelError>;
+
+fn system(call: &'static str, path: Option<&Path>) -> ChannelError {
+    let cause = io::Error::last_os_error();
+    ChannelError::System { call, path: path.map(Path::to_owned), cause }
+}
+
+/// Who is at the other end, as the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// Its user.
+    pub user: u32,
+    /// Its group.
+    pub group: u32,
+    /// Its number here; None if it has none in this PID namespace.
+    pub process: Option<u32>,
+}
+
+/// A message that arrived.
+#[derive(Debug, Default)]
+pub struct Message {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Descriptors that came with it, in order.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// One end of a connection.
+///
+/// ```
+/// use std::os::fd::AsFd;
+/// use std::time::Duration;
+/// use ipc::Channel;
+/// let (here, there) = Channel::pair()?;
+/// let file = std::fs::File::open("/dev/null").unwrap();
+/// let patience = Duration::from_secs(5);
+/// here.send(b"a file for you", &[file.as_fd()], patience)?;
+/// let message = there.receive(patience)?;
+/// assert_eq!(message.bytes, b"a file for you");
+/// assert_eq!(message.descriptors.len(), 1);
+/// # Ok::<(), ipc::ChannelError>(())
+/// ```
+#[derive(Debug)]
+pub struct Channel(OwnedFd);
+
+/// Waits for connections at a path. The path goes with it.
+#[derive(Debug)]
+pub struct ChannelListener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and number of the path's file: not to remove another's.
+    file: (u64, u64),
+}
+
+fn new_socket() -> Result<OwnedFd> {
+    // SAFETY: no pointers; what comes back is checked.
+    let socket =
+        unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return Err(system("socket", None));
+    }
+    // SAFETY: just opened, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
+
+fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: all bytes zero is a valid address.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let bytes = path.as_os_str().as_bytes();
+    // An abstract name would stop at the network namespace.
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() || bytes.contains(&0) {
+        return Err(ChannelError::InvalidPath(path.to_owned()));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = from.cast_signed();
+    }
+    Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
+}
+
+/// Waits until the descriptor is ready for this.
+fn wait(fd: &OwnedFd, events: i16, end: Instant, waiting_for: &'static str) -> Result<()> {
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let milliseconds = i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+        let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+        // SAFETY: one valid entry.
+        match unsafe { libc::poll(&raw mut entry, 1, milliseconds) } {
+            0 => return Err(ChannelError::DeadlineExceeded { waiting_for }),
+            1.. => return Ok(()),
+            _ if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            _ => return Err(system("poll", None)),
+        }
+    }
+}
+
+fn end_of(patience: Duration) -> Instant {
+    Instant::now() + patience.min(Duration::from_secs(1 << 30))
+}
+
+impl ChannelListener {
+    /// Listens at a path, for this user alone. A socket that nobody listens at any
+    /// more, left by one that was killed, is replaced.
+    ///
+    /// # Errors
+    /// `InUse`, `InvalidPath`, `System`.
+    pub fn bind(path: &Path) -> Result<Self> {
+        let (to, length) = address(path)?;
+        let socket = new_socket()?;
+        let bind = || {
+            // SAFETY: a valid address, with its length.
+            unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), length) == 0 }
+        };
+        if !bind() {
+            if io::Error::last_os_error().raw_os_error() != Some(libc::EADDRINUSE) {
+                return Err(system("bind", Some(path)));
+            }
+            match Channel::connect(path, Duration::from_secs(1)) {
+                Err(ChannelError::System { cause, .. })
+                    if cause.kind() == io::ErrorKind::ConnectionRefused => {}
+                _ => return Err(ChannelError::InUse(path.to_owned())),
+            }
+            let is_socket =
+                std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+            if !is_socket {
+                return Err(ChannelError::InUse(path.to_owned()));
+            }
+            let removed = std::fs::remove_file(path);
+            removed.map_err(|cause| ChannelError::System {
+                call: "unlink",
+                path: Some(path.to_owned()),
+                cause,
+            })?;
+            if !bind() {
+                return Err(system("bind", Some(path)));
+            }
+        }
+        let failed =
+            |call| move |cause| ChannelError::System { call, path: Some(path.to_owned()), cause };
+        // Before anybody can connect, which is from `listen` on.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+            .map_err(failed("chmod"))?;
+        let status = std::fs::symlink_metadata(path).map_err(failed("stat"))?;
+        // SAFETY: a socket of ours.
+        if unsafe { libc::listen(socket.as_raw_fd(), 128) } < 0 {
+            return Err(system("listen", Some(path)));
+        }
+        Ok(Self { socket, path: path.to_owned(), file: (status.dev(), status.ino()) })
+    }
+
+    /// The next that connects.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`, `System`.
+    pub fn accept(&self, patience: Duration) -> Result<Channel> {
+        let end = end_of(patience);
+        loop {
+            wait(&self.socket, libc::POLLIN, end, "a connection")?;
+            // SAFETY: no address is asked for; what comes back is checked.
+            let fd = unsafe {
+                libc::accept4(
+                    self.socket.as_raw_fd(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_CLOEXEC,
+                )
+            };
+            if fd >= 0 {
+                // SAFETY: just opened, and nobody else's.
+                return Ok(Channel(unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                // Who came is gone again.
+                Some(libc::EINTR | libc::ECONNABORTED | libc::EAGAIN) => {}
+                _ => return Err(system("accept", Some(&self.path))),
+            }
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for ChannelListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for ChannelListener {
+    fn drop(&mut self) {
+        // Not that of a successor.
+        let is_ours = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
+        if is_ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Room for the descriptors of a message, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct Control([u8; 16 + MOST_DESCRIPTORS * size_of::<RawFd>()]);
+
+impl Channel {
+    /// Connects to whoever listens at the path.
+    ///
+    /// # Errors
+    /// `System` if nobody does, or not for us; `DeadlineExceeded`.
+    pub fn connect(path: &Path, patience: Duration) -> Result<Self> {
+        let (to, length) = address(path)?;
+        let end = end_of(patience);
+        let socket = new_socket()?;
+        // A full queue of connections makes a blocking call wait for ever.
+        // SAFETY: a socket of ours.
+        unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        loop {
+            // SAFETY: a valid address, with its length.
+            let code = unsafe { libc::connect(socket.as_raw_fd(), (&raw const to).cast(), length) };
+            if code == 0 {
+                break;
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Some(libc::EAGAIN) => {
+                    return Err(ChannelError::DeadlineExceeded { waiting_for: "a connection" });
+                }
+                _ => return Err(system("connect", Some(path))),
+            }
+        }
+        // SAFETY: a socket of ours. Waiting is done by poll, so this changes only what
+        // happens between poll and call.
+        unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, 0) };
+        Ok(Self(socket))
+    }
+
+    /// Two ends of one connection.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn pair() -> Result<(Self, Self)> {
+        let mut fds = [0; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        // SAFETY: room for two descriptors.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) } < 0 {
+            return Err(system("socketpair", None));
+        }
+        // SAFETY: just opened, and nobody else's.
+        unsafe { Ok((Self(OwnedFd::from_raw_fd(fds[0])), Self(OwnedFd::from_raw_fd(fds[1])))) }
+    }
+
+    /// Who is at the other end: who it was when the connection was made.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn credentials(&self) -> Result<Credentials> {
+        let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: room for the answer, with its length.
+        let code = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut length,
+            )
+        };
+        if code < 0 {
+            return Err(system("SO_PEERCRED", None));
+        }
+        let process = u32::try_from(found.pid).ok().filter(|process| *process != 0);
+        Ok(Credentials { user: found.uid, group: found.gid, process })
+    }
+
+    /// Sends a message, and descriptors with it. They stay open here.
+    ///
+    /// # Errors
+    /// `TooLong`, `Closed`, `DeadlineExceeded`, `System`.
+    pub fn send(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<()> {
+        if bytes.len() > MOST_BYTES {
+            return Err(ChannelError::TooLong { length: bytes.len(), most: MOST_BYTES });
+        }
+        if descriptors.len() > MOST_DESCRIPTORS {
+            let (length, most) = (descriptors.len(), MOST_DESCRIPTORS);
+            return Err(ChannelError::TooLong { length, most });
+        }
+        // An empty message would look like the end of the connection.
+        let mut framed = Vec::with_capacity(bytes.len() + 1);
+        framed.push(descriptors.len() as u8);
+        framed.extend_from_slice(bytes);
+        let raw: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut control = Control([0; size_of::<Control>()]);
+        let mut part = libc::iovec { iov_base: framed.as_mut_ptr().cast(), iov_len: framed.len() };
+        // SAFETY: all bytes zero is a valid, empty message.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        if !raw.is_empty() {
+            let length = size_of_val(raw.as_slice());
+            message.msg_control = (&raw mut control).cast();
+            // SAFETY: only computes; then the first header lies in `control`, which has
+            // room for it and for all descriptors.
+            unsafe {
+                message.msg_controllen = libc::CMSG_SPACE(length as u32) as usize;
+                let head = libc::CMSG_FIRSTHDR(&raw const message);
+                (*head).cmsg_level = libc::SOL_SOCKET;
+                (*head).cmsg_type = libc::SCM_RIGHTS;
+                (*head).cmsg_len = libc::CMSG_LEN(length as u32) as usize;
+                std::ptr::copy_nonoverlapping(raw.as_ptr().cast(), libc::CMSG_DATA(head), length);
+            }
+        }
+        let end = end_of(patience);
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        loop {
+            // SAFETY: the message and all it points to live until the call returns.
+            let sent = unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, flags) };
+            if sent >= 0 {
+                return Ok(());
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) => wait(&self.0, libc::POLLOUT, end, "room for a message")?,
+                Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
+                    return Err(ChannelError::Closed);
+                }
+                _ => return Err(system("sendmsg", None)),
+            }
+        }
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`, `Closed`, `TooLong` for one that does not keep to the
+    /// limits, `System`.
+    pub fn receive(&self, patience: Duration) -> Result<Message> {
+        let end = end_of(patience);
+        let mut bytes = vec![0; MOST_BYTES + 1];
+        loop {
+            let mut control = Control([0; size_of::<Control>()]);
+            let mut part =
+                libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            // SAFETY: all bytes zero is a valid, empty message.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = (&raw mut control).cast();
+            message.msg_controllen = size_of::<Control>();
+            let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+            // SAFETY: the message and all it points to live until the call returns.
+            let got = unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, flags) };
+            if got < 0 {
+                match io::Error::last_os_error().raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN) => wait(&self.0, libc::POLLIN, end, "a message")?,
+                    Some(libc::ECONNRESET) => return Err(ChannelError::Closed),
+                    _ => return Err(system("recvmsg", None)),
+                }
+                continue;
+            }
+            // Owned from here on, whatever becomes of the message.
+            let descriptors = descriptors_of(&message);
+            if got == 0 {
+                return Err(ChannelError::Closed);
+            }
+            if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+                return Err(ChannelError::TooLong { length: MOST_BYTES + 1, most: MOST_BYTES });
+            }
+            bytes.truncate(got as usize);
+            // Descriptors can be lost on the way, if this process has too many.
+            let announced = usize::from(bytes.remove(0));
+            if announced != descriptors.len() {
+                let (length, most) = (announced, descriptors.len());
+                return Err(ChannelError::TooLong { length, most });
+            }
+            return Ok(Message { bytes, descriptors });
+        }
+    }
+}
+
+/// Takes the descriptors out of a message that was received.
+fn descriptors_of(message: &libc::msghdr) -> Vec<OwnedFd> {
+    let mut descriptors = Vec::new();
+    // SAFETY: the kernel wrote the headers into room of ours, which is still there; a
+    // header's length bounds its data; and each descriptor is new, and nobody else's.
+    unsafe {
+        let mut head = libc::CMSG_FIRSTHDR(message);
+        while !head.is_null() {
+            if (*head).cmsg_level == libc::SOL_SOCKET && (*head).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*head).cmsg_len - libc::CMSG_LEN(0) as usize;
+                let data = std::slice::from_raw_parts(libc::CMSG_DATA(head), bytes);
+                for raw in data.as_chunks().0 {
+                    descriptors.push(OwnedFd::from_raw_fd(RawFd::from_ne_bytes(*raw)));
+                }
+            }
+            head = libc::CMSG_NXTHDR(message, head);
+        }
+    }
+    descriptors
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(20);
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("fabricast-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn messages_keep_their_bounds_and_bring_their_files() {
+        let (a, b) = Channel::pair().unwrap();
+        a.send(b"", &[], PATIENCE).unwrap();
+        a.send(&[7; MOST_BYTES], &[], PATIENCE).unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        a.send(b"files", &[null.as_fd(); MOST_DESCRIPTORS], PATIENCE).unwrap();
+        assert_eq!(b.receive(PATIENCE).unwrap().bytes, b"");
+        assert_eq!(b.receive(PATIENCE).unwrap().bytes, [7; MOST_BYTES]);
+        let message = b.receive(PATIENCE).unwrap();
+        assert_eq!(message.descriptors.len(), MOST_DESCRIPTORS);
+        for fd in message.descriptors {
+            // SAFETY: a descriptor of ours.
+            let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+            assert_ne!(flags & libc::FD_CLOEXEC, 0);
+            let mut nothing = [0; 1];
+            assert_eq!(std::fs::File::from(fd).read(&mut nothing).unwrap(), 0);
+        }
+        let late = b.receive(SOON).unwrap_err();
+        assert!(matches!(late, ChannelError::DeadlineExceeded { waiting_for: "a message" }));
+        drop(a);
+        assert!(matches!(b.receive(PATIENCE), Err(ChannelError::Closed)));
+        assert!(matches!(b.send(b"x", &[], PATIENCE), Err(ChannelError::Closed)));
+    }
+
+    #[test]
+    fn what_is_too_long_is_not_sent() {
+        let (a, _b) = Channel::pair().unwrap();
+        let error = a.send(&[0; MOST_BYTES + 1], &[], PATIENCE).unwrap_err();
+        assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let error = a.send(b"", &[null.as_fd(); MOST_DESCRIPTORS + 1], PATIENCE).unwrap_err();
+        assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
+    }
+
+    #[test]
+    fn what_does_not_keep_to_the_limits_is_thrown_away() {
+        let (a, b) = Channel::pair().unwrap();
+        let long = [9_u8; MOST_BYTES + 100];
+        // SAFETY: the bytes are valid, with their length.
+        let sent =
+            unsafe { libc::send(a.as_fd().as_raw_fd(), long.as_ptr().cast(), long.len(), 0) };
+        assert_eq!(sent as usize, long.len());
+        assert!(matches!(b.receive(PATIENCE), Err(ChannelError::TooLong { .. })));
+        // Three descriptors are announced, and none comes.
+        // SAFETY: as above.
+        unsafe { libc::send(a.as_fd().as_raw_fd(), [3_u8].as_ptr().cast(), 1, 0) };
+        assert!(matches!(b.receive(PATIENCE), Err(ChannelError::TooLong { .. })));
+        a.send(b"good again", &[], PATIENCE).unwrap();
+        assert_eq!(b.receive(PATIENCE).unwrap().bytes, b"good again");
+    }
+
+    #[test]
+    fn a_full_channel_makes_wait_and_then_says_so() {
+        let (a, _b) = Channel::pair().unwrap();
+        let error = loop {
+            if let Err(error) = a.send(&[1; 4096], &[], SOON) {
+                break error;
+            }
+        };
+        let room = ChannelError::DeadlineExceeded { waiting_for: "room for a message" };
+        assert_eq!(error.to_string(), room.to_string());
+    }
+
+    #[test]
+    fn a_listener_is_alone_and_replaces_the_dead() {
+        let directory = directory("listener");
+        let path = directory.join("socket");
+        let nobody = Channel::connect(&path, SOON).unwrap_err().to_string();
+        assert!(nobody.contains("socket: No such file"), "{nobody}");
+        let listener = ChannelListener::bind(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let client = Channel::connect(&path, PATIENCE).unwrap();
+        let server = listener.accept(PATIENCE).unwrap();
+        let credentials = server.credentials().unwrap();
+        assert_eq!(credentials.process, Some(std::process::id()));
+        client.send(b"hello", &[], PATIENCE).unwrap();
+        assert_eq!(server.receive(PATIENCE).unwrap().bytes, b"hello");
+        assert!(matches!(ChannelListener::bind(&path), Err(ChannelError::InUse(_))));
+        // As if it had been killed: the path stays, and nobody listens.
+        let left = path.with_extension("left");
+        std::fs::rename(&path, &left).unwrap();
+        drop(listener);
+        assert!(left.exists());
+        let successor = ChannelListener::bind(&left).unwrap();
+        drop(successor);
+        assert!(!left.exists());
+        // Other files are left alone.
+        std::fs::write(&path, "not a socket").unwrap();
+        assert!(ChannelListener::bind(&path).is_err());
+        assert!(path.exists());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_path_must_fit() {
+        for path in ["", "a\0b", &"x".repeat(108)] {
+            let error = ChannelListener::bind(Path::new(path)).unwrap_err();
+            assert!(matches!(error, ChannelError::InvalidPath(_)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! One machine: memory, queues and life shared by its processes.
+//!
+//! Nothing here knows of networks or devices. What is shared lies in
+//! [segments](segment) that travel as file descriptors, is made of
+//! [`words`], and stays whole when a process dies at any instruction.
+
+pub mod allocator;
+mod bell;
+pub mod channel;
+mod futex;
+pub mod life;
+pub mod lock;
+pub mod plain;
+pub mod queue;
+pub mod segment;
+pub mod words;
+
+// Lets the derive macro name this crate from inside of it, too.
+extern crate self as ipc;
+
+pub use allocator::{Allocator, AllocatorError, Block, Owner, Place, Statistics};
+pub use bell::Spin;
+pub use channel::{Channel, ChannelError, ChannelListener, Credentials, Message};
+pub use fabricast_ipc_derive::Plain;
+pub use life::{Incarnation, Life, Roster};
+pub use lock::{Caller, Fate, Held, Immortal, Participant};
+pub use plain::{Plain, SharedValue};
+pub use queue::{Published, Queue, QueueError, QueueSetup, Subscriber, Taken, WhenFull};
+pub use segment::{Layout, MappedWords, Segment, SegmentError};
+pub use words::{LocalWords, Part, Words};

@@ -1,0 +1,340 @@
+//! Knowing that a process is dead, for sure.
+//!
+//! A process opens a descriptor that stands for itself (a pidfd) and sends it along
+//! when it joins. The descriptor becomes readable when the process is gone, with all
+//! its threads, its memory and its device contexts. That holds across PID namespaces,
+//! where process numbers mean nothing and may be the same for two processes, and no
+//! number can be given to somebody else while the descriptor is held.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::{Once, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use crate::lock::{Fate, Participant};
+use crate::words::Words;
+
+/// Stands for a process, this one or another.
+///
+/// ```
+/// use ipc::Life;
+/// let me = Life::of_this_process()?;
+/// assert!(!me.is_over());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Life(OwnedFd);
+
+impl Life {
+    /// This process, to be sent to others. Needs Linux 5.3.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn of_this_process() -> io::Result<Self> {
+        // SAFETY: no pointers; what comes back is checked.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just opened, close-on-exec as all of its kind, and nobody else's.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
+    }
+
+    /// What another process sent of itself.
+    ///
+    /// # Errors
+    /// `InvalidData` if it is no such descriptor: others become readable for other
+    /// reasons, or never.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        let link = link.to_string_lossy();
+        if link != "anon_inode:[pidfd]" && !link.starts_with("pidfd:[") {
+            let why = format!("{link} is not the descriptor of a process");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok(Self(fd))
+    }
+
+    /// Is the process gone?
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.poll(0)
+    }
+
+    /// Waits for its end; false if it still lives then.
+    #[must_use]
+    pub fn wait(&self, longest: Duration) -> bool {
+        let end = Instant::now() + longest.min(Duration::from_secs(1 << 30));
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
+            if self.poll(milliseconds) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+        }
+    }
+
+    fn poll(&self, milliseconds: i32) -> bool {
+        let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry. An interruption looks like "still there": so it was.
+        unsafe {
+            libc::poll(&raw mut entry, 1, milliseconds) == 1 && entry.revents & libc::POLLIN != 0
+        }
+    }
+}
+
+impl AsFd for Life {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Which process this is, in a way that a fork changes.
+///
+/// A handle that was made before a fork belongs to the parent: its names in shared
+/// memory are the parent's, and two processes under one name would undo each other.
+/// It remembers this, and says so when it is used in the child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Incarnation(u32);
+
+static INCARNATION: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn after_fork_in_child() {
+    INCARNATION.fetch_add(1, Relaxed);
+}
+
+impl Incarnation {
+    /// This one.
+    #[inline]
+    #[must_use]
+    pub fn current() -> Self {
+        static WATCH: Once = Once::new();
+        WATCH.call_once(|| {
+            // SAFETY: the handler does nothing but an atomic addition.
+            unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+        });
+        Self(INCARNATION.load(Relaxed))
+    }
+
+    /// Is this still the same process?
+    #[inline]
+    #[must_use]
+    pub fn is_current(self) -> bool {
+        self.0 == INCARNATION.load(Relaxed)
+    }
+}
+
+/// Phases of a place: nobody's; somebody's; a dead one's, who is not cleaned up after.
+const EMPTY: u64 = 0;
+const LIVING: u64 = 1;
+const DEAD: u64 = 2;
+const PHASE_BITS: u32 = 2;
+
+fn place_word(round: u32, phase: u64) -> u64 {
+    u64::from(round) << PHASE_BITS | phase
+}
+
+fn taken_apart(word: u64) -> (u32, u64) {
+    ((word >> PHASE_BITS) as u32, word & ((1 << PHASE_BITS) - 1))
+}
+
+/// Who takes part: names in shared memory, and this process's knowledge of the lives
+/// behind them.
+///
+/// One process, the one that others join at, [admits](Self::admit) them. Others
+/// [learn](Self::learn) of each other's lives as they are sent to them; of those that
+/// they know nothing of they see what somebody else has noticed.
+#[derive(Debug)]
+pub struct Roster<W> {
+    words: W,
+    lives: RwLock<Vec<Option<(u32, Life)>>>,
+}
+
+impl<W: Words> Roster<W> {
+    /// Words that it takes; zeroed, they are a roster of nobody.
+    pub const WORDS: usize = Participant::PLACES as usize;
+
+    /// A roster in these words; None if there are too few.
+    #[must_use]
+    pub fn new(words: W) -> Option<Self> {
+        let lives = RwLock::new((0..Participant::PLACES).map(|_| None).collect());
+        (words.count() >= Self::WORDS).then_some(Self { words, lives })
+    }
+
+    /// Gives a process a name. None if all places are taken.
+    pub fn admit(&self, life: Life) -> Option<Participant> {
+        for place in 0..Participant::PLACES {
+            let word = self.words.load(place as usize, Acquire);
+            let (round, phase) = taken_apart(word);
+            // A place whose names are used up is never given away again.
+            let Some(name) = Participant::new(place, round.saturating_add(1)) else { continue };
+            let new = place_word(name.round(), LIVING);
+            if phase == EMPTY && self.words.compare_exchange(place as usize, word, new).is_ok() {
+                self.learn(name, life);
+                return Some(name);
+            }
+        }
+        None
+    }
+
+    /// Takes note of the life behind a name.
+    pub fn learn(&self, who: Participant, life: Life) {
+        let mut lives = self.lives.write().unwrap_or_else(PoisonError::into_inner);
+        lives[who.place() as usize] = Some((who.round(), life));
+    }
+
+    /// Those that are dead and not yet cleaned up after.
+    pub fn the_dead(&self) -> Vec<Participant> {
+        let named = |place| {
+            let (round, phase) = taken_apart(self.words.load(place as usize, Acquire));
+            (phase != EMPTY).then(|| Participant::new(place, round))?
+        };
+        (0..Participant::PLACES).filter_map(named).filter(|who| self.is_dead(Some(*who))).collect()
+    }
+
+    /// Those that live, as far as is known.
+    pub fn the_living(&self) -> Vec<Participant> {
+        let named = |place| {
+            let (round, phase) = taken_apart(self.words.load(place as usize, Acquire));
+            (phase == LIVING).then(|| Participant::new(place, round))?
+        };
+        (0..Participant::PLACES).filter_map(named).filter(|who| !self.is_dead(Some(*who))).collect()
+    }
+
+    /// Gives the place of one that left, or that is dead and cleaned up after, to the
+    /// next. Nothing may name it any more. False if it was done already.
+    pub fn strike_off(&self, who: Participant) -> bool {
+        let place = who.place() as usize;
+        let empty = place_word(who.round(), EMPTY);
+        let done = [LIVING, DEAD].into_iter().any(|phase| {
+            let word = place_word(who.round(), phase);
+            self.words.compare_exchange(place, word, empty).is_ok()
+        });
+        let mut lives = self.lives.write().unwrap_or_else(PoisonError::into_inner);
+        if lives[place].as_ref().is_some_and(|(round, _)| *round == who.round()) {
+            lives[place] = None;
+        }
+        done
+    }
+}
+
+impl<W: Words> Fate for Roster<W> {
+    fn is_dead(&self, participant: Option<Participant>) -> bool {
+        let Some(who) = participant else { return true };
+        let place = who.place() as usize;
+        let word = self.words.load(place, Acquire);
+        let (round, phase) = taken_apart(word);
+        if round != who.round() || phase != LIVING {
+            // Struck off, noticed by somebody, or never admitted: a scribble.
+            return true;
+        }
+        let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
+        let is_over = match &lives[place] {
+            Some((round, life)) if *round == who.round() => life.is_over(),
+            _ => false,
+        };
+        drop(lives);
+        if is_over {
+            // For those that do not have its life at hand.
+            let _ = self.words.compare_exchange(place, word, place_word(round, DEAD));
+        }
+        is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::LocalWords;
+
+    /// A child that waits to be killed.
+    fn child() -> (libc::pid_t, Life) {
+        // SAFETY: the child does nothing but wait, by a call that is safe after a fork.
+        let number = unsafe { libc::fork() };
+        assert!(number >= 0);
+        if number == 0 {
+            loop {
+                // SAFETY: no pointers.
+                unsafe { libc::pause() };
+            }
+        }
+        // SAFETY: no pointers; the child is not reaped, so the number is its own.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
+        // SAFETY: checked by its use.
+        (number, Life::from_fd(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).unwrap())
+    }
+
+    fn kill(number: libc::pid_t) {
+        // SAFETY: a child of ours, not yet reaped.
+        unsafe { libc::kill(number, libc::SIGKILL) };
+    }
+
+    fn reap(number: libc::pid_t) {
+        // SAFETY: a child of ours; no status is asked for.
+        unsafe { libc::waitpid(number, std::ptr::null_mut(), 0) };
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_seen_and_remembered() {
+        let roster = Roster::new(LocalWords::zeroed(256)).unwrap();
+        let me = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        let (number, life) = child();
+        let other = roster.admit(life).unwrap();
+        assert_ne!(me, other);
+        assert_eq!(roster.the_living(), [me, other]);
+        assert!(roster.the_dead().is_empty());
+        kill(number);
+        let end = Instant::now() + Duration::from_secs(20);
+        while roster.the_dead() != [other] {
+            assert!(Instant::now() < end, "its end was not seen");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        reap(number);
+        assert!(roster.strike_off(other));
+        assert!(!roster.strike_off(other));
+        assert!(roster.is_dead(Some(other)), "also when its place is free");
+        let next = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        assert_eq!(next.place(), other.place());
+        assert_ne!(next, other);
+        assert!(roster.is_dead(Some(other)) && !roster.is_dead(Some(next)));
+    }
+
+    #[test]
+    fn who_was_never_admitted_is_no_holder_of_anything() {
+        let roster = Roster::new(LocalWords::zeroed(256)).unwrap();
+        assert!(roster.is_dead(Participant::new(3, 1)));
+        assert!(roster.is_dead(None));
+        assert!(Roster::new(LocalWords::zeroed(255)).is_none());
+    }
+
+    #[test]
+    fn other_descriptors_are_no_lives() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let error = Life::from_fd(null.into()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_fork_is_noticed() {
+        let before = Incarnation::current();
+        assert!(before.is_current());
+        // SAFETY: the child only compares and ends.
+        let number = unsafe { libc::fork() };
+        if number == 0 {
+            let code = i32::from(before.is_current());
+            // SAFETY: ends the child at once, without running anything of the parent's.
+            unsafe { libc::_exit(code) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of ours.
+        unsafe { libc::waitpid(number, &raw mut status, 0) };
+        assert_eq!(libc::WEXITSTATUS(status), 0, "the child took itself for its parent");
+        assert!(before.is_current());
+    }
+}

@@ -1,0 +1,250 @@
+//! A bounded queue in shared memory: many publishers, and many subscribers each of
+//! which gets every entry.
+//!
+//! An entry is a few words, meant to name something larger. Each slot knows who has
+//! still to read it, and an entry is delivered to all who subscribe at that moment
+//! by one single store, which also counts them as its readers: no crash leaves a
+//! reader without its entry, or an entry with readers that are not counted. Who
+//! takes the last reader's mark off a slot is told so, and disposes of what the
+//! entry names.
+//!
+//! Publishers keep each other out by a robust lock. Subscribers take none: a
+//! subscriber of a queue that [refuses](WhenFull::Refuse) when it is full only looks,
+//! and takes its mark off when it is done.
+//!
+//! ```
+//! use ipc::{Caller, Immortal, LocalWords, Participant, Queue, QueueSetup, WhenFull};
+//! let setup = QueueSetup { depth: 4, when_full: WhenFull::Refuse };
+//! let words = LocalWords::zeroed(Queue::<LocalWords, 2>::words_needed(setup));
+//! let queue = Queue::<_, 2>::format(words, setup)?;
+//! let caller = Caller::new(Participant::new(0, 1).unwrap(), &Immortal);
+//!
+//! let mut reader = queue.subscribe(&caller)?;
+//! queue.publish(&caller, [7, 8], |_| {})?;
+//! let taken = queue.take(&mut reader).unwrap();
+//! assert_eq!((taken.entry, taken.position), ([7, 8], 0));
+//! assert!(queue.release(&reader, taken.position).is_some(), "nobody else reads it");
+//! assert!(queue.take(&mut reader).is_none());
+//! # Ok::<(), ipc::QueueError>(())
+//! ```
+
+mod layout;
+mod members;
+mod publish;
+mod subscribe;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use self::layout::{FIRST_SLOT, MOST_SUBSCRIBERS};
+use crate::lock::{Held, Participant};
+use crate::words::Words;
+
+pub use self::publish::Published;
+pub use self::subscribe::{Subscriber, Taken};
+
+/// A queue of entries of `E` words. See the [module](self).
+#[derive(Debug)]
+pub struct Queue<W, const E: usize> {
+    words: W,
+    slots: u64,
+    depth: u64,
+    when_full: WhenFull,
+}
+
+/// What happens to an entry for which there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It is not taken: the publisher waits, or goes on without.
+    Refuse,
+    /// The oldest one that not all have read makes room. Those who had still to read
+    /// it learn how many they missed.
+    DropOldest,
+}
+
+/// How a queue is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueSetup {
+    /// Entries that may be waiting to be read.
+    pub depth: u32,
+    /// What happens to one more.
+    pub when_full: WhenFull,
+}
+
+impl QueueSetup {
+    /// Where the oldest are dropped readers may still hold what was dropped for
+    /// others, and go on holding it: there have to be slots for those, too.
+    fn slots(self) -> u64 {
+        match self.when_full {
+            WhenFull::Refuse => u64::from(self.depth),
+            WhenFull::DropOldest => 2 * u64::from(self.depth) + u64::from(MOST_SUBSCRIBERS),
+        }
+    }
+}
+
+/// Why a queue did not do what it was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QueueError {
+    /// As many as its depth have not been read by all; or all slots are held.
+    Full,
+    /// Nobody subscribes: the entry was not taken.
+    NoSubscribers,
+    /// There is no place for one more subscriber.
+    TooManySubscribers,
+    /// The subscriber is none any more: it was removed, as dead or too slow.
+    NotSubscribed,
+    /// A living process holds the lock.
+    Held(Held),
+    /// What is said to be a queue is none, or another one.
+    NotAQueue {
+        /// What is wrong.
+        why: &'static str,
+    },
+}
+
+impl fmt::Display for QueueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Full => f.write_str("the queue is full"),
+            Self::NoSubscribers => f.write_str("nobody subscribes"),
+            Self::TooManySubscribers => {
+                write!(f, "there are {MOST_SUBSCRIBERS} subscribers already")
+            }
+            Self::NotSubscribed => f.write_str("the subscriber was removed from the queue"),
+            Self::Held(held) => held.fmt(f),
+            Self::NotAQueue { why } => write!(f, "no queue: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for QueueError {}
+
+impl From<Held> for QueueError {
+    fn from(held: Held) -> Self {
+        Self::Held(held)
+    }
+}
+
+/// What queue calls give.
+pub type Result<T> = std::result::Result<T, QueueError>;
+
+impl<W: Words, const E: usize> Queue<W, E> {
+    /// The most entries that may wait.
+    pub const MOST_DEPTH: u32 = 1 << 20;
+
+    /// Words that such a queue takes.
+    #[must_use]
+    pub fn words_needed(setup: QueueSetup) -> usize {
+        FIRST_SLOT + setup.slots() as usize * layout::stride(E)
+    }
+
+    /// Makes an empty queue. The words must be nobody else's until this is done.
+    ///
+    /// # Errors
+    /// `NotAQueue` if there are too few words, or the depth is 0 or too large.
+    pub fn format(words: W, setup: QueueSetup) -> Result<Self> {
+        if setup.depth == 0 || setup.depth > Self::MOST_DEPTH {
+            return Err(QueueError::NotAQueue { why: "a depth from 1 to 2^20 is possible" });
+        }
+        let needed = Self::words_needed(setup);
+        if words.count() < needed {
+            return Err(QueueError::NotAQueue { why: "too few words for the depth" });
+        }
+        words.store(layout::KIND, 0, Release);
+        for at in layout::KIND + 1..needed {
+            words.store(at, 0, Relaxed);
+        }
+        words.store(layout::SLOTS, setup.slots(), Relaxed);
+        words.store(layout::ENTRY, E as u64, Relaxed);
+        words.store(layout::DEPTH, u64::from(setup.depth), Relaxed);
+        let when_full = u64::from(setup.when_full == WhenFull::DropOldest);
+        words.store(layout::WHEN_FULL, when_full, Relaxed);
+        words.store(layout::KIND, layout::LAYOUT, Release);
+        Self::attach(words)
+    }
+
+    /// Opens a queue that somebody made.
+    ///
+    /// # Errors
+    /// `NotAQueue`, with what is wrong.
+    pub fn attach(words: W) -> Result<Self> {
+        let refuse = |why| Err(QueueError::NotAQueue { why });
+        match words.load(layout::KIND, Acquire) {
+            layout::LAYOUT => {}
+            other if other >> 16 == layout::LAYOUT >> 16 => return refuse("another version"),
+            _ => return refuse("not made, or something else"),
+        }
+        if words.load(layout::ENTRY, Relaxed) != E as u64 {
+            return refuse("its entries are of another size");
+        }
+        let when_full = match words.load(layout::WHEN_FULL, Relaxed) {
+            0 => WhenFull::Refuse,
+            1 => WhenFull::DropOldest,
+            _ => return refuse("its numbers make no sense"),
+        };
+        let depth = words.load(layout::DEPTH, Relaxed);
+        if depth == 0 || depth > u64::from(Self::MOST_DEPTH) {
+            return refuse("its numbers make no sense");
+        }
+        let setup = QueueSetup { depth: depth as u32, when_full };
+        let slots = words.load(layout::SLOTS, Relaxed);
+        if slots != setup.slots() {
+            return refuse("its numbers make no sense");
+        }
+        if words.count() < Self::words_needed(setup) {
+            return refuse("it is cut off");
+        }
+        Ok(Self { words, slots, depth, when_full })
+    }
+
+    /// Entries that may be waiting to be read.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.depth as u32
+    }
+
+    /// Entries that were ever published, with positions that were skipped.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.words.load(layout::TAIL, Acquire)
+    }
+
+    /// Marks that were taken off unread entries to make room, in all.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.words.load(layout::DROPPED, Relaxed)
+    }
+
+    /// How many subscribe.
+    #[must_use]
+    pub fn subscribers(&self) -> u32 {
+        self.active().count_ones()
+    }
+
+    /// Who subscribes, by place.
+    pub fn members(&self) -> impl Iterator<Item = (u32, Option<Participant>)> {
+        (0..MOST_SUBSCRIBERS).filter(|place| self.active() >> place & 1 == 1).map(|place| {
+            let who = self.words.load(layout::subscriber(place, layout::WHO), Acquire);
+            (place, Participant::from_number(who as u32))
+        })
+    }
+
+    #[inline]
+    fn active(&self) -> u32 {
+        self.words.load(layout::ACTIVE, Acquire) as u32
+    }
+
+    /// Where the slot of a position begins.
+    #[inline]
+    fn slot(&self, position: u64) -> usize {
+        FIRST_SLOT + (position % self.slots) as usize * layout::stride(E)
+    }
+
+    #[inline]
+    fn entry(&self, slot: usize) -> [u64; E] {
+        std::array::from_fn(|at| self.words.load(slot + layout::PAYLOAD + at, Relaxed))
+    }
+}

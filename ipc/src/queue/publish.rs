@@ -1,0 +1,227 @@
+//! Publishing, and what a dead publisher leaves behind.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Instant;
+
+use super::layout::{self, WAITING};
+use super::{Queue, QueueError, Result, WhenFull};
+use crate::bell::{Bell, Spin};
+use crate::lock::{self, Caller};
+use crate::words::Words;
+
+/// What became of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Published {
+    /// Its place in the order of all.
+    pub position: u64,
+    /// How many it was delivered to.
+    pub readers: u32,
+}
+
+/// The queue, locked.
+pub(super) struct Locked<'a, W: Words, const E: usize> {
+    pub(super) queue: &'a Queue<W, E>,
+    caller: &'a Caller<'a>,
+}
+
+impl<W: Words, const E: usize> Drop for Locked<'_, W, E> {
+    #[inline]
+    fn drop(&mut self) {
+        // Not ours any more: then who took us for dead has put things right.
+        lock::release(&self.queue.words, layout::LOCK, self.caller);
+    }
+}
+
+impl<W: Words, const E: usize> Queue<W, E> {
+    pub(super) const MESSAGES: Bell = Bell { at: layout::MESSAGES };
+    pub(super) const ROOM: Bell = Bell { at: layout::ROOM };
+
+    #[inline]
+    pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W, E>> {
+        let taken = lock::take(&self.words, layout::LOCK, caller)?;
+        let locked = Locked { queue: self, caller };
+        if taken == lock::Taken::FromTheDead {
+            locked.repair();
+        }
+        Ok(locked)
+    }
+
+    /// Delivers an entry to all who subscribe, if there is room.
+    ///
+    /// `dispose` is given the entries that nobody will read any more: dropped ones,
+    /// and those that are not [settled](Self::settle), since who released them last is
+    /// dead, or not yet so far. So an entry may be disposed of twice, by different
+    /// processes, and that has to be harmless.
+    ///
+    /// # Errors
+    /// `Full`, `NoSubscribers`, `Held`: then the entry is still the caller's.
+    #[inline]
+    pub fn publish(
+        &self,
+        caller: &Caller<'_>,
+        entry: [u64; E],
+        dispose: impl FnMut([u64; E]),
+    ) -> Result<Published> {
+        self.publish_with(caller, entry, || {}, dispose)
+    }
+
+    /// As [`publish`](Self::publish). `hand_over` is called when it is certain that the
+    /// entry will be delivered unless the caller dies, and before anybody can see it: the
+    /// place to give away what the entry names. Who finds the caller dead looks, with
+    /// [`find_entries`](Self::find_entries), whether that was delivered.
+    ///
+    /// # Errors
+    /// As `publish`.
+    #[inline]
+    pub fn publish_with(
+        &self,
+        caller: &Caller<'_>,
+        entry: [u64; E],
+        hand_over: impl FnOnce(),
+        mut dispose: impl FnMut([u64; E]),
+    ) -> Result<Published> {
+        let locked = self.lock(caller)?;
+        let tail = self.words.load(layout::TAIL, Relaxed);
+        let active = self.active();
+        if active == 0 {
+            return Err(QueueError::NoSubscribers);
+        }
+        let position = match self.when_full {
+            WhenFull::Refuse => {
+                if self.words.load(self.slot(tail), Acquire) != 0 {
+                    return Err(QueueError::Full);
+                }
+                tail
+            }
+            WhenFull::DropOldest => {
+                locked.drop_oldest(tail, &mut dispose);
+                let position = locked.first_not_held(tail)?;
+                // For each position that is skipped one more is too old.
+                (tail + 1..=position).for_each(|at| locked.drop_oldest(at, &mut dispose));
+                position
+            }
+        };
+        let slot = self.slot(position);
+        if self.words.load(slot + layout::SEQUENCE, Relaxed) != 0 {
+            // Its last reader died before it had disposed of it. That comes before
+            // the slot is used again, or it could be lost once more.
+            dispose(self.entry(slot));
+        }
+        hand_over();
+        locked.write(slot, position, entry, active);
+        drop(locked);
+        Self::MESSAGES.ring(&self.words);
+        Ok(Published { position, readers: active.count_ones() })
+    }
+
+    /// Waits until there is room, or the deadline has passed, and publishes.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish); `Full` once the deadline has passed.
+    pub fn publish_until(
+        &self,
+        caller: &Caller<'_>,
+        entry: [u64; E],
+        spin: &mut Spin,
+        deadline: Instant,
+        mut dispose: impl FnMut([u64; E]),
+    ) -> Result<Published> {
+        let mut attempt = || match self.publish(caller, entry, &mut dispose) {
+            Err(QueueError::Full) => None,
+            other => Some(other),
+        };
+        let waited = Self::ROOM.wait(&self.words, spin, deadline, &mut attempt);
+        waited.unwrap_or(Err(QueueError::Full))
+    }
+
+    /// Looks through all entries that were delivered and are not disposed of, while
+    /// nobody publishes.
+    ///
+    /// # Errors
+    /// `Held`.
+    pub fn find_entries(&self, caller: &Caller<'_>, mut each: impl FnMut([u64; E])) -> Result<()> {
+        let _locked = self.lock(caller)?;
+        for slot in (0..self.slots).map(|number| self.slot(number)) {
+            if self.words.load(slot + layout::SEQUENCE, Acquire) != 0 {
+                each(self.entry(slot));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<W: Words, const E: usize> Locked<'_, W, E> {
+    fn words(&self) -> &W {
+        &self.queue.words
+    }
+
+    /// Puts an entry into a slot that nobody reads. The store of the sequence is the
+    /// moment: it delivers the entry, to readers that are counted already.
+    #[inline]
+    fn write(&self, slot: usize, position: u64, entry: [u64; E], active: u32) {
+        let words = self.words();
+        words.store(slot + layout::SEQUENCE, 0, Release);
+        for (at, word) in entry.into_iter().enumerate() {
+            words.store(slot + layout::PAYLOAD + at, word, Relaxed);
+        }
+        words.store(slot + layout::READERS, u64::from(active) << 32, Release);
+        words.store(slot + layout::SEQUENCE, position + 1, Release);
+        words.store(layout::TAIL, position + 1, Release);
+    }
+
+    /// Takes the marks off the entry that is to make room, if it is still unread.
+    fn drop_oldest(&self, tail: u64, dispose: &mut impl FnMut([u64; E])) {
+        let Some(oldest) = tail.checked_sub(self.queue.depth) else { return };
+        let slot = self.queue.slot(oldest);
+        let words = self.words();
+        if words.load(slot + layout::SEQUENCE, Acquire) != oldest + 1 {
+            return;
+        }
+        let was = words.fetch_and(slot + layout::READERS, !WAITING);
+        let dropped = (was & WAITING).count_ones();
+        if dropped == 0 {
+            return;
+        }
+        let all = words.load(layout::DROPPED, Relaxed).wrapping_add(u64::from(dropped));
+        words.store(layout::DROPPED, all, Relaxed);
+        if was & !WAITING == 0 {
+            dispose(self.queue.entry(slot));
+            words.store(slot + layout::SEQUENCE, 0, Release);
+        }
+    }
+
+    /// The first position from here on whose slot nobody holds.
+    fn first_not_held(&self, tail: u64) -> Result<u64> {
+        let words = self.words();
+        let mut positions = tail..tail + self.queue.slots;
+        let free = |position: &u64| words.load(self.queue.slot(*position), Acquire) == 0;
+        let position = positions.find(free).ok_or(QueueError::Full)?;
+        if position != tail {
+            let skipped = words.load(layout::SKIPPED, Relaxed).wrapping_add(position - tail);
+            words.store(layout::SKIPPED, skipped, Relaxed);
+        }
+        Ok(position)
+    }
+
+    /// After a holder of the lock has died: was its entry delivered, or not?
+    #[cold]
+    fn repair(&self) {
+        let words = self.words();
+        let tail = words.load(layout::TAIL, Acquire);
+        for position in tail..tail.saturating_add(self.queue.slots) {
+            let slot = self.queue.slot(position);
+            match words.load(slot + layout::SEQUENCE, Acquire) {
+                // It was: the tail did not follow.
+                sequence if sequence == position + 1 => {
+                    words.store(layout::TAIL, position + 1, Release);
+                    return;
+                }
+                // It was not: nobody has seen the marks.
+                0 if words.load(slot + layout::READERS, Acquire) != 0 => {
+                    words.store(slot + layout::READERS, 0, Release);
+                }
+                _ => {}
+            }
+        }
+    }
+}

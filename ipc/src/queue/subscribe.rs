@@ -1,0 +1,206 @@
+//! Reading.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::time::Instant;
+
+use super::layout::{self, holding, waiting};
+use super::{Queue, WhenFull};
+use crate::bell::Spin;
+use crate::words::Words;
+
+/// One who reads. It belongs to one process, and to one thread at a time.
+#[derive(Debug)]
+pub struct Subscriber {
+    pub(super) place: u32,
+    /// What its line says for as long as it subscribes.
+    pub(super) name: u64,
+    pub(super) cursor: u64,
+    pub(super) missed: u64,
+    pub(super) spin: Spin,
+}
+
+impl Subscriber {
+    /// Its place among the subscribers.
+    #[must_use]
+    pub fn place(&self) -> u32 {
+        self.place
+    }
+
+    /// The position that it reads next.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.cursor
+    }
+
+    /// Entries that it missed, in all: dropped before it came to read them.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// How it waits.
+    pub fn set_spin(&mut self, spin: Spin) {
+        self.spin = spin;
+    }
+}
+
+/// An entry, held until it is [released](Queue::release).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken<const E: usize> {
+    /// What was published.
+    pub entry: [u64; E],
+    /// Its place in the order of all.
+    pub position: u64,
+    /// Entries that were dropped right before it.
+    pub missed: u64,
+}
+
+impl<W: Words, const E: usize> Queue<W, E> {
+    /// The next entry, if there is one. It is held for this subscriber until it is
+    /// released, also while it takes others.
+    #[inline]
+    pub fn take(&self, subscriber: &mut Subscriber) -> Option<Taken<E>> {
+        if !self.is_subscribed(subscriber) {
+            return None;
+        }
+        match self.when_full {
+            WhenFull::Refuse => self.take_kept(subscriber),
+            WhenFull::DropOldest => self.take_before_it_goes(subscriber),
+        }
+    }
+
+    /// Does it still subscribe, or was it removed, as dead or too slow? Then nothing is
+    /// delivered to it any more.
+    #[inline]
+    #[must_use]
+    pub fn is_subscribed(&self, subscriber: &Subscriber) -> bool {
+        let at = layout::subscriber(subscriber.place, layout::WHO);
+        self.words.load(at, Relaxed) == subscriber.name
+    }
+
+    /// Waits for the next entry; None once the deadline has passed.
+    pub fn take_until(&self, subscriber: &mut Subscriber, deadline: Instant) -> Option<Taken<E>> {
+        let mut spin = subscriber.spin;
+        let taken = Self::MESSAGES.wait(&self.words, &mut spin, deadline, || self.take(subscriber));
+        subscriber.spin = spin;
+        taken
+    }
+
+    /// What waits to be read stays: to look is enough.
+    #[inline]
+    fn take_kept(&self, subscriber: &mut Subscriber) -> Option<Taken<E>> {
+        let position = subscriber.cursor;
+        let slot = self.slot(position);
+        if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
+            return None;
+        }
+        // Without its mark it was removed, and the slot may change under its eyes.
+        let entry = self.entry(slot);
+        let readers = self.words.load(slot + layout::READERS, Acquire);
+        if readers & waiting(subscriber.place) == 0 {
+            return None;
+        }
+        self.advance(subscriber, position + 1);
+        Some(Taken { entry, position, missed: 0 })
+    }
+
+    /// What waits to be read may be dropped at any moment: it must be claimed.
+    fn take_before_it_goes(&self, subscriber: &mut Subscriber) -> Option<Taken<E>> {
+        let mut missed = 0;
+        loop {
+            let position = subscriber.cursor;
+            let slot = self.slot(position);
+            let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
+            if sequence == position + 1 {
+                if self.claim(subscriber.place, slot, position) {
+                    let entry = self.entry(slot);
+                    self.advance(subscriber, position + 1);
+                    subscriber.missed += missed;
+                    return Some(Taken { entry, position, missed });
+                }
+                // Not ours any more: dropped.
+                missed += 1;
+            } else {
+                let tail = self.words.load(layout::TAIL, Acquire);
+                if tail <= position {
+                    subscriber.missed += missed;
+                    return None;
+                }
+                // A position that was skipped, or one that was dropped and written over.
+                let oldest = tail.saturating_sub(self.slots);
+                if position < oldest {
+                    missed += oldest - position;
+                    self.advance(subscriber, oldest);
+                    continue;
+                }
+                missed += u64::from(sequence > position + 1 || sequence == 0);
+            }
+            self.advance(subscriber, position + 1);
+        }
+    }
+
+    /// Turns "has still to read" into "holds", if that is still so.
+    fn claim(&self, place: u32, slot: usize, position: u64) -> bool {
+        let (from, to) = (waiting(place), holding(place));
+        let mut readers = self.words.load(slot + layout::READERS, Acquire);
+        loop {
+            if readers & from == 0 {
+                return false;
+            }
+            let claimed = readers & !from | to;
+            match self.words.compare_exchange(slot + layout::READERS, readers, claimed) {
+                Ok(_) => break,
+                Err(found) => readers = found,
+            }
+        }
+        if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
+            return true;
+        }
+        // Meanwhile the slot was given to another entry, which we claimed unawares.
+        let mut readers = self.words.load(slot + layout::READERS, Acquire);
+        while let Err(found) =
+            self.words.compare_exchange(slot + layout::READERS, readers, readers & !to | from)
+        {
+            readers = found;
+        }
+        false
+    }
+
+    #[inline]
+    fn advance(&self, subscriber: &mut Subscriber, to: u64) {
+        subscriber.cursor = to;
+        // For others to see how far it is; nothing depends on it.
+        self.words.store(layout::subscriber(subscriber.place, layout::CURSOR), to, Relaxed);
+    }
+
+    /// Lets go of an entry. If nobody else has it still to read or holds it, it is
+    /// given to the caller to dispose of; then [`settle`](Self::settle) says that this
+    /// is done.
+    #[inline]
+    pub fn release(&self, subscriber: &Subscriber, position: u64) -> Option<[u64; E]> {
+        let slot = self.slot(position);
+        let mine = waiting(subscriber.place) | holding(subscriber.place);
+        if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
+            return None;
+        }
+        let entry = self.entry(slot);
+        let was = self.words.fetch_and(slot + layout::READERS, !mine);
+        if was & mine == 0 || was & !mine != 0 {
+            return None;
+        }
+        Self::ROOM.ring(&self.words);
+        Some(entry)
+    }
+
+    /// The entry of this position was disposed of. Without this call somebody else will
+    /// dispose of it once more.
+    #[inline]
+    pub fn settle(&self, position: u64) {
+        // Before the tail has passed it, a publisher may be dying at this very entry,
+        // and its sequence is what tells that it was delivered.
+        if self.words.load(layout::TAIL, Acquire) > position {
+            let at = self.slot(position) + layout::SEQUENCE;
+            let _ = self.words.compare_exchange(at, position + 1, 0);
+        }
+    }
+}

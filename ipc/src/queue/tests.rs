@@ -1,0 +1,339 @@
+//! The queue in one process: what is delivered, refused, dropped, counted.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::bell::Spin;
+use crate::lock::{Caller, Immortal};
+use crate::words::LocalWords;
+
+type Short = Queue<LocalWords, 1>;
+
+fn queue(depth: u32, when_full: WhenFull) -> Short {
+    let setup = QueueSetup { depth, when_full };
+    Queue::format(LocalWords::zeroed(Short::words_needed(setup)), setup).unwrap()
+}
+
+fn caller(place: u32) -> Caller<'static> {
+    Caller::new(Participant::new(place, 1).unwrap(), &Immortal)
+}
+
+#[test]
+fn all_get_every_entry_and_the_last_disposes() {
+    let queue = queue(2, WhenFull::Refuse);
+    let me = caller(0);
+    assert_eq!(queue.publish(&me, [1], |_| {}), Err(QueueError::NoSubscribers));
+    let (mut a, mut b) = (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
+    for value in [10, 11] {
+        let published = queue.publish(&me, [value], |_| {}).unwrap();
+        assert_eq!(published.readers, 2);
+    }
+    assert_eq!(queue.publish(&me, [12], |_| {}), Err(QueueError::Full));
+    let first = queue.take(&mut a).unwrap();
+    assert_eq!((first.entry, first.position, first.missed), ([10], 0, 0));
+    assert_eq!(queue.release(&a, 0), None, "b has still to read it");
+    assert_eq!(queue.release(&a, 0), None, "once is enough");
+    assert_eq!(queue.publish(&me, [12], |_| {}), Err(QueueError::Full));
+    assert_eq!(queue.take(&mut b).unwrap().entry, [10]);
+    assert_eq!(queue.release(&b, 0), Some([10]));
+    queue.settle(0);
+    assert_eq!(queue.publish(&me, [12], |entry| panic!("{entry:?}")).unwrap().position, 2);
+    // A sample may be held while others are taken.
+    assert_eq!(queue.take(&mut a).unwrap().entry, [11]);
+    assert_eq!(queue.take(&mut a).unwrap().entry, [12]);
+    assert!(queue.take(&mut a).is_none());
+    assert_eq!(queue.release(&a, 2), None);
+    assert_eq!(queue.release(&a, 1), None);
+}
+
+#[test]
+fn who_comes_later_gets_what_comes_later() {
+    let queue = queue(4, WhenFull::Refuse);
+    let me = caller(0);
+    let mut early = queue.subscribe(&me).unwrap();
+    queue.publish(&me, [1], |_| {}).unwrap();
+    let mut late = queue.subscribe(&me).unwrap();
+    queue.publish(&me, [2], |_| {}).unwrap();
+    assert_eq!(queue.take(&mut early).unwrap().entry, [1]);
+    assert_eq!(queue.take(&mut late).unwrap().entry, [2]);
+    assert_eq!(queue.release(&early, 0), Some([1]));
+}
+
+#[test]
+fn the_oldest_makes_room_and_the_gap_is_told() {
+    let queue = queue(3, WhenFull::DropOldest);
+    let me = caller(0);
+    let mut reader = queue.subscribe(&me).unwrap();
+    let mut disposed = Vec::new();
+    for value in 0..10 {
+        queue.publish(&me, [value], |entry| disposed.push(entry[0])).unwrap();
+    }
+    assert_eq!(disposed, (0..7).collect::<Vec<_>>());
+    assert_eq!(queue.dropped(), 7);
+    let taken = queue.take(&mut reader).unwrap();
+    assert_eq!((taken.entry, taken.position, taken.missed), ([7], 7, 7));
+    assert_eq!(reader.missed(), 7);
+    // What is held stays, however many come after.
+    for value in 10..50 {
+        queue.publish(&me, [value], |entry| assert_ne!(entry, [7])).unwrap();
+    }
+    assert_eq!(queue.release(&reader, 7), Some([7]));
+    queue.settle(7);
+    let taken = queue.take(&mut reader).unwrap();
+    assert_eq!(taken.entry[0], taken.entry[0].max(47));
+}
+
+#[test]
+fn one_who_leaves_gives_back_what_was_its_alone() {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+        let queue = queue(4, when_full);
+        let (me, other) = (caller(0), caller(1));
+        let (mut stays, mut goes) =
+            (queue.subscribe(&me).unwrap(), queue.subscribe(&other).unwrap());
+        for value in 0..3 {
+            queue.publish(&me, [value], |_| {}).unwrap();
+        }
+        queue.take(&mut stays).unwrap();
+        assert_eq!(queue.release(&stays, 0), None);
+        queue.take(&mut goes).unwrap();
+        let mut disposed = Vec::new();
+        assert_eq!(queue.expel(&me, other.me, |entry| disposed.push(entry[0])), Ok(1));
+        assert_eq!(disposed, [0], "the others are still to be read");
+        assert_eq!(queue.expel(&me, other.me, |_| panic!("twice")), Ok(0));
+        assert!(!queue.is_subscribed(&goes));
+        assert!(queue.take(&mut goes).is_none());
+        assert_eq!(queue.release(&goes, 1), None);
+        // Another at the same place is somebody else.
+        let again = queue.subscribe(&other).unwrap();
+        assert_eq!(again.place(), goes.place());
+        assert!(!queue.is_subscribed(&goes));
+        assert_eq!(queue.unsubscribe(&other, &goes, |_| {}), Err(QueueError::NotSubscribed));
+        queue.unsubscribe(&other, &again, |_| {}).unwrap();
+        assert_eq!(queue.subscribers(), 1);
+    }
+}
+
+#[test]
+fn places_run_out() {
+    let queue = queue(1, WhenFull::Refuse);
+    let subscribers: Vec<_> =
+        (0..MOST_SUBSCRIBERS).map(|_| queue.subscribe(&caller(0)).unwrap()).collect();
+    assert_eq!(queue.subscribe(&caller(0)).unwrap_err(), QueueError::TooManySubscribers);
+    queue.publish(&caller(0), [5], |_| {}).unwrap();
+    for (number, mut subscriber) in subscribers.into_iter().enumerate() {
+        assert_eq!(queue.take(&mut subscriber).unwrap().entry, [5]);
+        let last = number + 1 == MOST_SUBSCRIBERS as usize;
+        assert_eq!(queue.release(&subscriber, 0).is_some(), last);
+    }
+}
+
+#[test]
+fn waiting_ends_with_an_entry_with_room_or_with_the_deadline() {
+    use std::time::{Duration, Instant};
+    let queue = queue(1, WhenFull::Refuse);
+    let me = caller(0);
+    let mut reader = queue.subscribe(&me).unwrap();
+    let soon = || Instant::now() + Duration::from_millis(20);
+    let start = Instant::now();
+    assert!(queue.take_until(&mut reader, soon()).is_none());
+    assert!(start.elapsed() >= Duration::from_millis(20));
+    queue.publish(&me, [1], |_| {}).unwrap();
+    let full = queue.publish_until(&me, [2], &mut Spin::default(), soon(), |_| {});
+    assert_eq!(full, Err(QueueError::Full));
+    let far = Instant::now() + Duration::from_secs(30);
+    for spin in [Spin::Never, Spin::default()] {
+        std::thread::scope(|scope| {
+            let published = scope.spawn(|| {
+                let mut spin = spin;
+                for value in 2..200 {
+                    queue.publish_until(&caller(1), [value], &mut spin, far, |_| {}).unwrap();
+                }
+            });
+            for _ in 2..200 {
+                let taken = queue.take_until(&mut reader, far).unwrap();
+                assert!(queue.release(&reader, taken.position).is_some());
+                queue.settle(taken.position);
+            }
+            published.join().unwrap();
+        });
+    }
+    assert!(Instant::now() < far);
+}
+
+#[test]
+fn several_publishers_and_readers_at_once_lose_nothing() {
+    use std::time::{Duration, Instant};
+    const EACH: u64 = 2000;
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+        let queue = queue(8, when_full);
+        let far = Instant::now() + Duration::from_secs(60);
+        let mut readers: Vec<_> = (0..3).map(|at| queue.subscribe(&caller(at)).unwrap()).collect();
+        let disposed: Vec<_> = std::thread::scope(|scope| {
+            let publishers: Vec<_> = (0..2)
+                .map(|number| {
+                    let queue = &queue;
+                    scope.spawn(move || {
+                        let me = caller(10 + number);
+                        let mut disposed = Vec::new();
+                        for value in 0..EACH {
+                            let entry = [u64::from(number) << 32 | value];
+                            let keep = |entry: [u64; 1]| disposed.push(entry[0]);
+                            queue
+                                .publish_until(&me, entry, &mut Spin::default(), far, keep)
+                                .unwrap();
+                        }
+                        disposed
+                    })
+                })
+                .collect();
+            let readers: Vec<_> = readers
+                .iter_mut()
+                .map(|reader| {
+                    let queue = &queue;
+                    scope.spawn(move || {
+                        let (mut seen, mut next) = (0, [0, 0]);
+                        let mut disposed = Vec::new();
+                        while seen + reader.missed() < 2 * EACH {
+                            let Some(taken) = queue.take_until(reader, far) else {
+                                panic!("{seen} and {} missed", reader.missed());
+                            };
+                            seen += 1;
+                            let (who, value) = (taken.entry[0] >> 32, taken.entry[0] & 0xffff_ffff);
+                            // In order, for each publisher.
+                            assert!(value >= next[who as usize], "{value} from {who}");
+                            next[who as usize] = value + 1;
+                            if let Some(entry) = queue.release(reader, taken.position) {
+                                disposed.push(entry[0]);
+                                queue.settle(taken.position);
+                            }
+                        }
+                        disposed
+                    })
+                })
+                .collect();
+            publishers
+                .into_iter()
+                .chain(readers)
+                .flat_map(|thread| thread.join().unwrap())
+                .collect()
+        });
+        let all: BTreeSet<_> = disposed.iter().copied().collect();
+        // Some twice, where a publisher came before the last reader had settled.
+        assert_eq!(all.len() as u64, 2 * EACH, "{when_full:?}: all are disposed of");
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Publish,
+    Take(usize),
+    Release(usize, usize),
+    Subscribe,
+    Leave(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        6 => Just(Step::Publish),
+        6 => (0..4_usize).prop_map(Step::Take),
+        5 => (0..4_usize, any::<usize>()).prop_map(|(who, which)| Step::Release(who, which)),
+        1 => Just(Step::Subscribe),
+        1 => (0..4_usize).prop_map(Step::Leave),
+    ];
+    prop::collection::vec(step, 1..150)
+}
+
+proptest! {
+    /// Every subscriber gets what was published while it subscribed, in order, but for
+    /// what was dropped; and every entry is disposed of once, when nobody needs it.
+    #[test]
+    fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, drops in any::<bool>()) {
+        let when_full = if drops { WhenFull::DropOldest } else { WhenFull::Refuse };
+        let queue = queue(depth, when_full);
+        let me = caller(0);
+        // Of each subscriber: what it has still to read, and what it holds.
+        let mut readers: Vec<(Subscriber, VecDeque<u64>, Vec<u64>)> = Vec::new();
+        let mut alive = BTreeSet::new();
+        let mut next = 0;
+        for step in steps {
+            let mut disposed = Vec::new();
+            match step {
+                Step::Publish => {
+                    let value = next;
+                    match queue.publish(&me, [value], |entry| disposed.push(entry[0])) {
+                        Ok(published) => {
+                            prop_assert_eq!(published.readers as usize, readers.len());
+                            next += 1;
+                            alive.insert(value);
+                            readers.iter_mut().for_each(|(_, unread, _)| unread.push_back(value));
+                        }
+                        Err(QueueError::NoSubscribers) => prop_assert!(readers.is_empty()),
+                        Err(QueueError::Full) => {
+                            let needed = |value: &u64| readers.iter()
+                                .any(|(_, unread, held)| unread.contains(value) || held.contains(value));
+                            if drops {
+                                let held: usize = readers.iter().map(|(_, _, held)| held.len()).sum();
+                                prop_assert!(held >= depth as usize);
+                            } else {
+                                // The slot in turn is still needed by somebody.
+                                prop_assert!(alive.iter().any(needed));
+                            }
+                        }
+                        Err(error) => prop_assert!(false, "{error}"),
+                    }
+                }
+                Step::Take(who) => {
+                    if let Some((subscriber, unread, held)) = readers.get_mut(who) {
+                        match queue.take(subscriber) {
+                            Some(taken) => {
+                                let mut missed = 0;
+                                while unread.front().is_some_and(|value| *value != taken.entry[0]) {
+                                    unread.pop_front();
+                                    missed += 1;
+                                }
+                                prop_assert_eq!(unread.pop_front(), Some(taken.entry[0]));
+                                prop_assert!(drops || missed == 0);
+                                prop_assert_eq!(missed, taken.missed);
+                                held.push(taken.position);
+                            }
+                            None if drops => unread.clear(),
+                            None => prop_assert!(unread.is_empty()),
+                        }
+                    }
+                }
+                Step::Release(who, which) => {
+                    if let Some((subscriber, _, held)) = readers.get_mut(who)
+                        && !held.is_empty()
+                    {
+                        let position = held.swap_remove(which % held.len());
+                        if let Some(entry) = queue.release(subscriber, position) {
+                            disposed.push(entry[0]);
+                            queue.settle(position);
+                        }
+                    }
+                }
+                Step::Subscribe if readers.len() < 4 => {
+                    readers.push((queue.subscribe(&me).unwrap(), VecDeque::new(), Vec::new()));
+                }
+                Step::Leave(who) if who < readers.len() => {
+                    let (subscriber, _, _) = readers.remove(who);
+                    queue.unsubscribe(&me, &subscriber, |entry| disposed.push(entry[0])).unwrap();
+                }
+                Step::Subscribe | Step::Leave(_) => {}
+            }
+            for value in disposed {
+                prop_assert!(alive.remove(&value), "{value} was disposed of twice");
+            }
+        }
+        let mut rest = Vec::new();
+        for (subscriber, _, _) in readers {
+            queue.unsubscribe(&me, &subscriber, |entry| rest.push(entry[0])).unwrap();
+        }
+        for value in rest {
+            prop_assert!(alive.remove(&value), "{value} was disposed of twice");
+        }
+        prop_assert!(alive.is_empty(), "never disposed of: {alive:?}");
+    }
+}
