@@ -8,6 +8,8 @@
 //! - [`fabric`]: safe libfabric. Every provider (`verbs`, `tcp`, `shm`, …) is
 //!   chosen at run time, by facts and a policy, and the choice says why each
 //!   candidate was taken or refused.
+//! - [`ipc`]: one machine. Shared segments, an allocator and queues that stay whole
+//!   whoever dies, and liveness.
 //!
 //! ```
 //! use fabricast::fabric::{EndpointKind, Need, Policy, Query, Reach, choose};
@@ -23,6 +25,7 @@
 //! measures.
 
 pub use fabric;
+pub use ipc;
 
 // The program in the README, kept true by being run.
 #[cfg(doctest)]

@@ -10,6 +10,7 @@ mod process;
 mod size;
 mod text;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -45,25 +46,26 @@ enum Command {
     Info(info::Arguments),
     /// Measure, with the data checked
     #[command(subcommand)]
-    Bench(Bench),
+    Bench(bench::Bench),
     /// Show on this machine what Fabricast does; needs no special hardware
     Demo(demo::Arguments),
     /// The second process of a measurement: started by the first one only
     #[command(hide = true)]
     ExchangeTarget,
-}
-
-#[derive(Debug, Subcommand)]
-enum Bench {
-    /// Measure the fabric layer between two processes on this machine
-    Fabric(bench::Arguments),
+    /// A process of a measurement: started by the first one only
+    #[command(hide = true)]
+    BenchWorker {
+        /// Where to meet
+        socket: PathBuf,
+    },
 }
 
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = start_logging().and_then(|()| match arguments.command {
         Command::Info(arguments) => info::run(&arguments),
-        Command::Bench(Bench::Fabric(arguments)) => bench::run(&arguments),
+        Command::Bench(bench) => bench::run(&bench),
+        Command::BenchWorker { socket } => bench::work(&socket),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::ExchangeTarget => exchange::target::run(),
     });

@@ -218,6 +218,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.load(layout::DROPPED, Relaxed)
     }
 
+    /// Has everybody released the entry of this position that it was delivered to?
+    #[inline]
+    #[must_use]
+    pub fn is_released(&self, position: u64) -> bool {
+        let slot = self.slot(position);
+        self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1
+            || self.words.load(slot + layout::READERS, Acquire) == 0
+    }
+
     /// How many subscribe.
     #[must_use]
     pub fn subscribers(&self) -> u32 {

@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-use super::exchange::percentile::Percentiles;
-use super::exchange::pingpong::{self, Measured};
-use super::exchange::plan::{
+use crate::cli::exchange::percentile::Percentiles;
+use crate::cli::exchange::pingpong::{self, Measured};
+use crate::cli::exchange::plan::{
     Exchange, Measure, Mode, Operation, Place, Plan, ThreadingMode, WaitingMode, name_of,
 };
-use super::exchange::{initiator, stream};
-use super::exit::{Exit, Failure};
-use super::{size, text};
+use crate::cli::exchange::{initiator, stream};
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::{size, text};
 
 /// So that the sequence number fits an immediate of 32 bits.
 const MOST_ITERATIONS: u64 = 1 << 30;
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-fn parse_cores(text: &str) -> Result<(usize, usize), String> {
+pub(super) fn parse_cores(text: &str) -> Result<(usize, usize), String> {
     text.split_once(',')
         .and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)))
         .ok_or_else(|| "not two core numbers with a comma between them".to_owned())

@@ -1,0 +1,31 @@
+//! `fabricast bench`: what things cost, with the data checked.
+
+mod alloc;
+mod fabric;
+mod histogram;
+mod party;
+mod queue;
+
+use clap::Subcommand;
+
+use super::exit::Failure;
+
+pub(crate) use party::work;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Bench {
+    /// Measure the fabric layer between two processes on this machine
+    Fabric(fabric::Arguments),
+    /// Measure the allocator whose books processes share
+    Alloc(alloc::Arguments),
+    /// Measure how long an entry takes from a publisher to its readers
+    Queue(queue::Arguments),
+}
+
+pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
+    match bench {
+        Bench::Fabric(arguments) => fabric::run(arguments),
+        Bench::Alloc(arguments) => alloc::run(arguments),
+        Bench::Queue(arguments) => queue::run(arguments),
+    }
+}

@@ -1,0 +1,287 @@
+//! Processes that share a segment: this one, and some that it starts.
+//!
+//! They meet at a socket, as members of a node do: a worker sends a descriptor that
+//! stands for itself, and is given its name, its task and the segment.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use ipc::{
+    Caller, Channel, ChannelError, ChannelListener, Layout, Life, MappedWords, Part, Participant,
+    Roster, Segment, Words,
+};
+use serde::{Deserialize, Serialize};
+
+use super::histogram::Histogram;
+use super::{alloc, queue};
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::process::{end_with_parent, pin};
+
+const LAYOUT: Layout = Layout::new("fabricast bench", 1);
+/// How long a step of getting to know each other may take.
+const MEETING: Duration = Duration::from_secs(20);
+/// How long a measurement may take.
+pub(super) const LONGEST: Duration = Duration::from_secs(600);
+
+/// What a worker does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Task {
+    Alloc(alloc::Work),
+    Read(queue::Reading),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Invitation {
+    name: u32,
+    parent: u32,
+    core: Option<usize>,
+    task: Task,
+}
+
+/// What a worker says when it is done.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Done {
+    /// Nanoseconds of each.
+    pub(super) samples: Histogram,
+    /// Nanoseconds of all.
+    pub(super) elapsed: u64,
+    pub(super) iterations: u64,
+    pub(super) verified: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Ready,
+    Done(Done),
+    Failed(String),
+}
+
+/// The memory that all of them map: names first, then what is measured.
+#[derive(Debug)]
+pub(super) struct Shared {
+    roster: Roster<Part<MappedWords>>,
+    words: MappedWords,
+    me: Participant,
+}
+
+fn broken(what: &str) -> impl Fn(ChannelError) -> Failure {
+    move |error| {
+        let exit = match error {
+            ChannelError::DeadlineExceeded { .. } => Exit::Deadline,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, format!("{what}: {error}"))
+    }
+}
+
+impl Shared {
+    const FIRST: usize = Roster::<MappedWords>::WORDS;
+
+    fn new(segment: &Segment, me: Option<Participant>) -> Result<Self, Failure> {
+        let words = segment.words();
+        let short = || Failure::failed("the segment is too short");
+        let part = Part::new(words.clone(), 0, Self::FIRST).ok_or_else(short)?;
+        let roster = Roster::new(part).ok_or_else(short)?;
+        let me = match me {
+            Some(me) => me,
+            None => {
+                let life = Life::of_this_process()
+                    .map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
+                roster.admit(life).ok_or_else(|| Failure::failed("nobody else can take part"))?
+            }
+        };
+        Ok(Self { roster, words, me })
+    }
+
+    pub(super) fn caller(&self) -> Caller<'_> {
+        Caller::new(self.me, &self.roster)
+    }
+
+    /// What is measured.
+    pub(super) fn part(&self) -> Result<Part<MappedWords>, Failure> {
+        let count = self.words.count() - Self::FIRST;
+        let part = Part::new(self.words.clone(), Self::FIRST, count);
+        part.ok_or_else(|| Failure::failed("the segment is too short"))
+    }
+}
+
+struct Worker {
+    child: Child,
+    channel: Channel,
+}
+
+/// The workers, and what they share with this process. Dropping it ends them.
+pub(super) struct Party {
+    pub(super) shared: Shared,
+    segment: Segment,
+    workers: Vec<Worker>,
+    directory: PathBuf,
+}
+
+impl Drop for Party {
+    fn drop(&mut self) {
+        for worker in &mut self.workers {
+            let _ = worker.child.kill();
+            let _ = worker.child.wait();
+        }
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+impl Party {
+    /// Nobody yet, and so many words for what is measured.
+    pub(super) fn new(words: usize) -> Result<Self, Failure> {
+        let bytes = (Shared::FIRST + words) * size_of::<u64>();
+        let segment =
+            Segment::create(LAYOUT, bytes).map_err(|error| Failure::failed(error.to_string()))?;
+        let shared = Shared::new(&segment, None)?;
+        let directory =
+            std::env::temp_dir().join(format!("fabricast-bench-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&directory)
+            .map_err(|error| Failure::failed(format!("making {}: {error}", directory.display())))?;
+        Ok(Self { shared, segment, workers: Vec::new(), directory })
+    }
+
+    /// Starts a worker for each task, on the core that is named beside it.
+    pub(super) fn invite(&mut self, tasks: &[(Task, Option<usize>)]) -> Result<(), Failure> {
+        self.segment.mark_ready();
+        let path = self.directory.join("socket");
+        let listener = ChannelListener::bind(&path).map_err(broken("listening"))?;
+        for (task, core) in tasks {
+            let child = Command::new("/proc/self/exe")
+                .arg0_name()
+                .arg("bench-worker")
+                .arg(&path)
+                .spawn()
+                .map_err(|error| Failure::failed(format!("starting a worker: {error}")))?;
+            let channel = listener.accept(MEETING);
+            // Owned from here on, so that it is ended whatever happens.
+            let channel = match channel {
+                Ok(channel) => channel,
+                Err(error) => {
+                    end(child);
+                    return Err(broken("waiting for a worker")(error));
+                }
+            };
+            self.workers.push(Worker { child, channel });
+            let Some(Worker { channel, .. }) = self.workers.last() else { continue };
+            let mut hello = channel.receive(MEETING).map_err(broken("a worker's greeting"))?;
+            let life = hello.descriptors.pop().map(Life::from_fd);
+            let Some(Ok(life)) = life else {
+                return Err(Failure::failed("a worker did not send a descriptor of itself"));
+            };
+            let full = || Failure::failed("too many workers");
+            let name = self.shared.roster.admit(life).ok_or_else(full)?.number();
+            let parent = std::process::id();
+            let invitation = Invitation { name, parent, core: *core, task: task.clone() };
+            let bytes = to_bytes(&invitation)?;
+            channel
+                .send(&bytes, &[self.segment.as_fd()], MEETING)
+                .map_err(broken("inviting a worker"))?;
+        }
+        for worker in &self.workers {
+            match answer(&worker.channel, MEETING)? {
+                Answer::Ready => {}
+                Answer::Failed(why) => return Err(Failure::failed(format!("a worker: {why}"))),
+                Answer::Done(_) => return Err(Failure::failed("a worker is done too early")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets all workers begin.
+    pub(super) fn begin(&self) -> Result<(), Failure> {
+        for worker in &self.workers {
+            worker.channel.send(b"go", &[], MEETING).map_err(broken("starting a worker"))?;
+        }
+        Ok(())
+    }
+
+    /// What they all say when they are done.
+    pub(super) fn results(&self) -> Result<Vec<Done>, Failure> {
+        self.workers
+            .iter()
+            .map(|worker| match answer(&worker.channel, LONGEST)? {
+                Answer::Done(done) => Ok(done),
+                Answer::Failed(why) => Err(Failure::failed(format!("a worker: {why}"))),
+                Answer::Ready => Err(Failure::failed("a worker is ready again")),
+            })
+            .collect()
+    }
+}
+
+fn end(mut child: Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+trait NamedAsItself {
+    fn arg0_name(&mut self) -> &mut Self;
+}
+
+impl NamedAsItself for Command {
+    fn arg0_name(&mut self) -> &mut Self {
+        use std::os::unix::process::CommandExt;
+        self.arg0("fabricast")
+    }
+}
+
+fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    serde_json::to_vec(value).map_err(|error| Failure::failed(error.to_string()))
+}
+
+fn answer(channel: &Channel, patience: Duration) -> Result<Answer, Failure> {
+    let message = channel.receive(patience).map_err(broken("a worker's answer"))?;
+    serde_json::from_slice(&message.bytes)
+        .map_err(|error| Failure::failed(format!("a worker's answer: {error}")))
+}
+
+/// The life of a worker: `fabricast bench-worker SOCKET`.
+pub(crate) fn work(path: &Path) -> Result<(), Failure> {
+    let channel = Channel::connect(path, MEETING).map_err(broken("meeting the others"))?;
+    let life =
+        Life::of_this_process().map_err(|error| Failure::failed(format!("pidfd_open: {error}")))?;
+    channel.send(b"hello", &[life.as_fd()], MEETING).map_err(broken("greeting"))?;
+    let mut message = channel.receive(MEETING).map_err(broken("waiting for an invitation"))?;
+    let invitation: Invitation = serde_json::from_slice(&message.bytes)
+        .map_err(|error| Failure::failed(format!("the invitation: {error}")))?;
+    end_with_parent(invitation.parent)?;
+    let result = message
+        .descriptors
+        .pop()
+        .ok_or_else(|| Failure::failed("no segment came along"))
+        .and_then(|segment| follow(&channel, &invitation, segment));
+    let answer = match result {
+        Ok(done) => Answer::Done(done),
+        Err(failure) => Answer::Failed(failure.to_string()),
+    };
+    channel.send(&to_bytes(&answer)?, &[], MEETING).map_err(broken("answering"))
+}
+
+fn follow(
+    channel: &Channel,
+    invitation: &Invitation,
+    segment: std::os::fd::OwnedFd,
+) -> Result<Done, Failure> {
+    if let Some(core) = invitation.core {
+        pin(core)?;
+    }
+    let segment =
+        Segment::open(segment, LAYOUT).map_err(|error| Failure::failed(error.to_string()))?;
+    let me = Participant::from_number(invitation.name);
+    let me = me.ok_or_else(|| Failure::failed("the invitation has no name in it"))?;
+    let shared = Shared::new(&segment, Some(me))?;
+    let ready = || {
+        channel.send(&to_bytes(&Answer::Ready)?, &[], MEETING).map_err(broken("answering"))?;
+        channel.receive(MEETING).map_err(broken("waiting to begin")).map(drop)
+    };
+    match &invitation.task {
+        Task::Alloc(work) => alloc::work(&shared, work, ready),
+        Task::Read(reading) => queue::read(&shared, reading, ready),
+    }
+}
