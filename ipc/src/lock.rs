@@ -148,8 +148,13 @@ impl std::error::Error for Held {}
 const SLEEPERS: u64 = 1 << 31;
 const HOLDER: u64 = SLEEPERS - 1;
 
-/// Looks before sleeping: some microseconds, longer than most hold the lock.
-const LOOKS: u32 = 200;
+/// How long to look before sleeping. Most hold the lock for a fraction of a microsecond;
+/// going to sleep and being woken costs tens of them, in which eight others that want
+/// it have all had their turn.
+const LOOKING: Duration = Duration::from_micros(100);
+/// The longest rest between two looks, in pauses: who looks less often leaves the line
+/// to the one who holds the lock.
+const LONGEST_REST: u32 = 64;
 /// The first sleep, and the longest: between two of them the holder's life is
 /// looked at, so that a death holds nobody up for longer.
 const NAP: Duration = Duration::from_millis(1);
@@ -172,7 +177,8 @@ pub(crate) fn take<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Resul
 fn take_slowly<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
     let me = u64::from(caller.me.number());
     let start = Instant::now();
-    let mut looks = 0;
+    let mut rest = 1;
+    let mut is_looking = true;
     let mut nap = NAP;
     // Once we slept others may sleep, too: whoever let go woke only one.
     let mut mine = me;
@@ -184,9 +190,13 @@ fn take_slowly<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Ta
             }
             continue;
         }
-        if looks < LOOKS {
-            looks += 1;
-            words.pause();
+        if is_looking {
+            (0..rest).for_each(|_| words.pause());
+            if rest < LONGEST_REST {
+                rest *= 2;
+            } else {
+                is_looking = start.elapsed() < LOOKING;
+            }
             continue;
         }
         if caller.fate.is_dead(holder_of(seen)) {
