@@ -10,7 +10,8 @@
 //!                                            then a line or more for each slot
 //! ```
 //!
-//! A subscriber's line: who it is and the how manieth; how far it has read.
+//! A subscriber's line: who it is and the how manieth; how far it has read; how many
+//! entries were dropped that it had still to read.
 //! A slot: who has it still to read, and who holds it; the position of its entry and
 //! one; the entry.
 
@@ -39,6 +40,7 @@ pub(super) const FIRST_SLOT: usize = SUBSCRIBERS + MOST_SUBSCRIBERS as usize * L
 // A subscriber's line.
 pub(super) const WHO: usize = 0;
 pub(super) const CURSOR: usize = 1;
+pub(super) const MISSED: usize = 2;
 
 // A slot.
 /// Upper half: who has still to read it; lower half: who holds it.

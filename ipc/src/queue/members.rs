@@ -22,6 +22,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let cursor = self.words.load(layout::TAIL, Relaxed);
         let line = |which| layout::subscriber(place, which);
         self.words.store(line(layout::CURSOR), cursor, Relaxed);
+        self.words.store(line(layout::MISSED), 0, Relaxed);
         let serial = self.words.load(layout::SERIAL, Relaxed).wrapping_add(1);
         self.words.store(layout::SERIAL, serial, Relaxed);
         let name = serial << 32 | u64::from(caller.me.number());

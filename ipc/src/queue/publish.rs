@@ -182,6 +182,11 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         if dropped == 0 {
             return;
         }
+        for place in
+            (0..layout::MOST_SUBSCRIBERS).filter(|place| was & layout::waiting(*place) != 0)
+        {
+            words.fetch_add(layout::subscriber(place, layout::MISSED), 1);
+        }
         let all = words.load(layout::DROPPED, Relaxed).wrapping_add(u64::from(dropped));
         words.store(layout::DROPPED, all, Relaxed);
         if was & !WAITING == 0 {

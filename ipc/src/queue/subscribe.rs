@@ -32,7 +32,8 @@ impl Subscriber {
         self.cursor
     }
 
-    /// Entries that it missed, in all: dropped before it came to read them.
+    /// Entries that it missed before the last one that it took, in all: dropped before
+    /// it came to read them.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed
@@ -106,7 +107,6 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// What waits to be read may be dropped at any moment: it must be claimed.
     fn take_before_it_goes(&self, subscriber: &mut Subscriber) -> Option<Taken<E>> {
-        let mut missed = 0;
         loop {
             let position = subscriber.cursor;
             let slot = self.slot(position);
@@ -115,25 +115,26 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 if self.claim(subscriber.place, slot, position) {
                     let entry = self.entry(slot);
                     self.advance(subscriber, position + 1);
-                    subscriber.missed += missed;
+                    // Counted by those who dropped them: all of them came before this.
+                    let at = layout::subscriber(subscriber.place, layout::MISSED);
+                    let all = self.words.load(at, Acquire);
+                    let missed = all.wrapping_sub(subscriber.missed);
+                    subscriber.missed = all;
                     return Some(Taken { entry, position, missed });
                 }
                 // Not ours any more: dropped.
-                missed += 1;
             } else {
                 let tail = self.words.load(layout::TAIL, Acquire);
                 if tail <= position {
-                    subscriber.missed += missed;
                     return None;
                 }
-                // A position that was skipped, or one that was dropped and written over.
+                // Skipped, or dropped and written over. Far behind: go where there is
+                // something still.
                 let oldest = tail.saturating_sub(self.slots);
                 if position < oldest {
-                    missed += oldest - position;
                     self.advance(subscriber, oldest);
                     continue;
                 }
-                missed += u64::from(sequence > position + 1 || sequence == 0);
             }
             self.advance(subscriber, position + 1);
         }
