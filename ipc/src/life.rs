@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Once, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use crate::lock::{Fate, Participant};
+use crate::participant::{Fate, Participant};
 use crate::words::Words;
 
 /// Stands for a process, this one or another.

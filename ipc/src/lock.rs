@@ -9,111 +9,11 @@
 //! number, and two processes in different PID namespaces may have the same one.
 
 use std::fmt;
-use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::participant::{Caller, Participant};
 use crate::words::Words;
-
-/// One process that takes part, as shared memory knows it: small, never zero, and
-/// never given to another process again while anything may still name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Participant(NonZeroU32);
-
-impl Participant {
-    /// Places in a roster.
-    pub const PLACES: u32 = 1 << Self::PLACE_BITS;
-    const PLACE_BITS: u32 = 8;
-    const BITS: u32 = 29;
-    /// How often a place can be given away before names repeat.
-    pub const ROUNDS: u32 = (1 << (Self::BITS - Self::PLACE_BITS)) - 1;
-
-    /// The name of whoever has this place for the `round`th time, from 1 on. None if
-    /// there is no such place or round.
-    #[must_use]
-    pub fn new(place: u32, round: u32) -> Option<Self> {
-        if place >= Self::PLACES || round > Self::ROUNDS || round == 0 {
-            return None;
-        }
-        NonZeroU32::new(round << Self::PLACE_BITS | place).map(Self)
-    }
-
-    /// The name that a number in shared memory stands for; None if for none.
-    #[must_use]
-    pub fn from_number(number: u32) -> Option<Self> {
-        Self::new(number & (Self::PLACES - 1), number >> Self::PLACE_BITS)
-    }
-
-    /// As shared memory has it: below 2²⁹.
-    #[must_use]
-    pub fn number(self) -> u32 {
-        self.0.get()
-    }
-
-    /// Its place in the roster.
-    #[must_use]
-    pub fn place(self) -> u32 {
-        self.0.get() & (Self::PLACES - 1)
-    }
-
-    /// The how manieth at that place.
-    #[must_use]
-    pub fn round(self) -> u32 {
-        self.0.get() >> Self::PLACE_BITS
-    }
-}
-
-impl fmt::Display for Participant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.place(), self.round())
-    }
-}
-
-/// Knows who is dead.
-pub trait Fate {
-    /// Is this participant gone for sure, with everything that it had in execution?
-    /// Also true of numbers that never named anybody: a scribble is no holder.
-    fn is_dead(&self, participant: Option<Participant>) -> bool;
-}
-
-/// Nobody ever dies: for participants of one process.
-#[derive(Debug, Clone, Copy)]
-pub struct Immortal;
-
-impl Fate for Immortal {
-    fn is_dead(&self, participant: Option<Participant>) -> bool {
-        participant.is_none()
-    }
-}
-
-/// Who calls, and how it waits: given to every operation that may take a lock.
-#[derive(Clone, Copy)]
-pub struct Caller<'a> {
-    /// In whose name.
-    pub me: Participant,
-    /// Who tells whether others live.
-    pub fate: &'a dyn Fate,
-    /// How long to wait for a lock that a living one holds.
-    pub patience: Duration,
-}
-
-impl fmt::Debug for Caller<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Caller({}, waits {:?})", self.me, self.patience)
-    }
-}
-
-impl<'a> Caller<'a> {
-    /// Nothing that a lock protects here takes long: who holds it for a second is
-    /// stopped, or starved.
-    pub const PATIENCE: Duration = Duration::from_secs(5);
-
-    /// With the usual patience.
-    #[must_use]
-    pub fn new(me: Participant, fate: &'a dyn Fate) -> Self {
-        Self { me, fate, patience: Self::PATIENCE }
-    }
-}
 
 /// How a lock was come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,9 +64,38 @@ fn holder_of(word: u64) -> Option<Participant> {
     Participant::from_number((word & HOLDER) as u32)
 }
 
-/// Takes the lock in this word.
+/// The lock in a word, held. Dropping it lets go.
+#[derive(Debug)]
+pub(crate) struct Guard<'a, W: Words> {
+    words: &'a W,
+    at: usize,
+    caller: &'a Caller<'a>,
+}
+
+impl<'a, W: Words> Guard<'a, W> {
+    /// Takes the lock in this word.
+    #[inline]
+    pub(crate) fn take(
+        words: &'a W,
+        at: usize,
+        caller: &'a Caller<'a>,
+    ) -> Result<(Self, Taken), Held> {
+        let taken = take(words, at, caller)?;
+        Ok((Self { words, at, caller }, taken))
+    }
+}
+
+impl<W: Words> Drop for Guard<'_, W> {
+    #[inline]
+    fn drop(&mut self) {
+        // False would mean that we were taken for dead: then whoever did so has
+        // repaired what we left, and there is nothing to let go.
+        release(self.words, self.at, self.caller);
+    }
+}
+
 #[inline]
-pub(crate) fn take<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
+fn take<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
     match words.compare_exchange(at, 0, u64::from(caller.me.number())) {
         Ok(_) => Ok(Taken::Whole),
         Err(_) => take_slowly(words, at, caller),
@@ -218,9 +147,9 @@ fn take_slowly<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Ta
     }
 }
 
-/// Lets go. False if the lock was not ours any more: somebody took us for dead.
+/// False if the lock was not ours any more: somebody took us for dead.
 #[inline]
-pub(crate) fn release<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> bool {
+fn release<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> bool {
     let me = u64::from(caller.me.number());
     let mut expected = me;
     loop {
@@ -243,24 +172,11 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
+    use crate::participant::{Fate, Immortal};
     use crate::words::LocalWords;
 
     fn participant(place: u32) -> Participant {
         Participant::new(place, 1).unwrap()
-    }
-
-    #[test]
-    fn numbers_and_names_are_one_to_one() {
-        for (place, round) in [(0, 1), (1, 1), (255, 7), (255, Participant::ROUNDS)] {
-            let name = Participant::new(place, round).unwrap();
-            assert_eq!((name.place(), name.round()), (place, round));
-            assert_eq!(Participant::from_number(name.number()), Some(name));
-            assert!(name.number() < 1 << 29);
-        }
-        assert_eq!(Participant::new(256, 1), None);
-        assert_eq!(Participant::new(0, 0), None);
-        assert_eq!(Participant::from_number(0), None);
-        assert_eq!(Participant::from_number(u32::MAX), None);
     }
 
     #[test]

@@ -379,7 +379,7 @@ fn scenarios() -> Vec<(String, Scenario)> {
         let scenario = move |world: &World| -> Box<dyn FnOnce(&World)> {
             let dead = Participant::new(200, 1).unwrap();
             world.queue().subscribe(&world.caller(world.survivor)).unwrap();
-            let was_killed = world.crash.leave_half_done(world, dead, point);
+            let was_killed = Fork::new(&world.crash, point, || world.half_done(dead)).wait();
             assert!(was_killed, "there are no {point} points to be left half done at");
             Box::new(move |world| world.clean_up_after(world.victim, dead))
         };
@@ -388,8 +388,8 @@ fn scenarios() -> Vec<(String, Scenario)> {
     fixed.chain(repairs).collect()
 }
 
-impl crashing::HalfDone for World {
-    /// Another child dies in the middle of allocating, and of publishing.
+impl World {
+    /// What another child dies in the middle of.
     fn half_done(&self, dead: Participant) {
         let block = self.allocate(dead, 100, 1);
         let _ = self.publish(dead, block);

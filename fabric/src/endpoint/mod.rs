@@ -22,6 +22,7 @@ mod connection;
 mod message;
 mod post;
 mod rma;
+mod vectors;
 
 pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
 pub use connection::Listener;

@@ -15,8 +15,8 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::message::Vectors;
 use super::post::{Options, Posting, Side, keep_mapping, keep_region};
+use super::vectors::Vectors;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;

@@ -197,3 +197,28 @@ impl RemoteSlice {
         self.length == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capabilities::EndpointKind;
+    use crate::memory::HostMemory;
+    use crate::query::Query;
+
+    #[test]
+    fn a_key_of_another_form_is_refused() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let region = domain.register(HostMemory::zeroed(64).unwrap(), Access::ALL).unwrap();
+        let good = region.describe().unwrap();
+        assert!(matches!(good.key(), RemoteKey::Plain(_)), "{good:?}");
+        assert!(domain.attach(&good).is_ok());
+        let (length, base) = (good.len(), good.base());
+        let key = RemoteKey::Raw(vec![0; 16]);
+        let forged =
+            RemoteRegion::new(good.protocol(), good.kind(), good.rights(), length, base, key);
+        let error = domain.attach(&forged).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MalformedDescriptor, "{error}");
+        assert!(error.to_string().contains("a raw key of 16 bytes"), "{error}");
+    }
+}

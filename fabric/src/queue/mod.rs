@@ -242,18 +242,11 @@ impl CompletionQueue {
 
     /// The next of the entries that were read, of which there is at least one.
     fn next_entry(&mut self) -> Option<Outcome> {
-        loop {
-            let at = self.next;
-            self.next += 1;
-            // Built once, where it goes to: a copy just after would wait for the stores.
-            let outcome = self.translate(at);
-            if outcome.is_some() {
-                return outcome;
-            }
-            if self.next == self.filled {
-                return self.poll_slowly();
-            }
-        }
+        let at = self.next;
+        self.next += 1;
+        // Built once, where it goes to: a copy just after would wait for the stores.
+        let outcome = self.translate(at);
+        if outcome.is_some() { outcome } else { self.poll_slowly() }
     }
 
     /// As `poll_fresh`, in a loop: thousands of ends that nobody waits for may come in

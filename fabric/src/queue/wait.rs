@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
-use super::{BATCH, Completion, CompletionKind, CompletionQueue, FAILURE, OperationId, Outcome};
+use super::{
+    BATCH, Completion, CompletionKind, CompletionQueue, FAILURE, NOTHING, OperationId, Outcome,
+};
 use crate::error::{Error, ErrorKind, Result};
 use crate::waiting::{Backoff, Deadline, Waiting};
 
@@ -138,10 +140,12 @@ impl CompletionQueue {
             return outcome.map_err(Error::from);
         }
         let of_whom = self.table().by_id(operation).map(|slot| (slot.member, slot.peer));
-        let name = |queue: &Self| of_whom.and_then(|(member, peer)| queue.name_of(member, peer));
-        let named = |queue: &Self, error: Error| match name(queue) {
-            Some(peer) if error.peer().is_none() => error.with_peer(peer),
-            _ => error,
+        // A deadline names nobody by itself.
+        let named = |queue: &Self, error: Error| match of_whom
+            .and_then(|(member, peer)| queue.name_of(member, peer))
+        {
+            Some(peer) => error.with_peer(peer),
+            None => error,
         };
         let deadline = Deadline::after(timeout);
         loop {
@@ -249,14 +253,14 @@ impl CompletionQueue {
 
     /// May the caller sleep on the descriptor now, or is there work to poll for?
     pub fn may_sleep(&mut self) -> bool {
+        let has_news = !self.ready.is_empty()
+            || self.next < self.filled
+            || self.sweep_due
+            || self.departed_seen != self.shared.departed.load(Ordering::Acquire);
         let fabric = self.shared.domain.fabric().as_ptr();
         let mut fid = self.shared.handle.as_fid();
         // SAFETY: one live object.
-        self.ready.is_empty()
-            && self.next >= self.filled
-            && !self.sweep_due
-            && self.departed_seen == self.shared.departed.load(Ordering::Acquire)
-            && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
+        !has_news && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
     }
 
     /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome.
@@ -276,7 +280,7 @@ impl CompletionQueue {
             ))));
         }
         const INTERRUPTED: isize = -(sys::FI_EINTR as isize);
-        let nothing = [0, -(sys::FI_EAGAIN as isize), -(sys::FI_ETIMEDOUT as isize)];
+        const TIME_OVER: isize = -(sys::FI_ETIMEDOUT as isize);
         let deadline = Deadline::after(timeout);
         loop {
             let left = deadline.left().as_millis();
@@ -297,20 +301,14 @@ impl CompletionQueue {
                 return outcome;
             }
             let error = match got {
-                INTERRUPTED if !deadline.has_passed() => continue,
-                // Only ends of operations that nobody waits for any more.
-                FAILURE | 1.. if !deadline.has_passed() => continue,
-                got if got > 0
-                    || [INTERRUPTED, FAILURE].contains(&got)
-                    || nothing.contains(&got) =>
-                {
-                    Error::new(
-                        ErrorKind::DeadlineExceeded,
-                        "fi_cq_sread",
-                        format!("nothing within {timeout:?}"),
-                    )
-                }
-                got => Error::from_code("fi_cq_sread", got as i64),
+                // A signal; or only ends of operations that nobody waits for any more.
+                INTERRUPTED | FAILURE | 1.. if !deadline.has_passed() => continue,
+                INTERRUPTED | FAILURE | NOTHING | TIME_OVER | 0.. => Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "fi_cq_sread",
+                    format!("nothing within {timeout:?}"),
+                ),
+                code => Error::from_code("fi_cq_sread", code as i64),
             };
             return Err(self.unsolicited(self.shared.domain.blame(error)));
         }

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use super::classes::Class;
 use super::layout::{self, Kind, NONE, State, high, low, pair, word_of};
 use super::{Allocator, AllocatorError, Block, Owner, Result};
-use crate::lock::{self, Caller, Taken};
+use crate::lock::{Guard, Taken};
+use crate::participant::Caller;
 use crate::words::Words;
 
 /// How far to look for a block of the very class of what is wanted, after all
@@ -20,16 +21,7 @@ const LOOKS: usize = 32;
 /// The books, locked.
 pub(super) struct Locked<'a, W: Words> {
     pub(super) books: &'a Allocator<W>,
-    caller: &'a Caller<'a>,
-}
-
-impl<W: Words> Drop for Locked<'_, W> {
-    #[inline]
-    fn drop(&mut self) {
-        // False would mean that we were taken for dead: then whoever did so has
-        // repaired what we left, and there is nothing to let go.
-        lock::release(&self.books.words, layout::LOCK, self.caller);
-    }
+    _guard: Guard<'a, W>,
 }
 
 /// A change to the truth, being written down.
@@ -64,8 +56,8 @@ impl<W: Words> Allocator<W> {
     /// Takes the lock, and repairs the books if their last holder died.
     #[inline]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W>> {
-        let taken = lock::take(&self.words, layout::LOCK, caller)?;
-        let books = Locked { books: self, caller };
+        let (guard, taken) = Guard::take(&self.words, layout::LOCK, caller)?;
+        let books = Locked { books: self, _guard: guard };
         if taken == Taken::FromTheDead {
             books.repair();
         }

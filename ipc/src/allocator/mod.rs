@@ -39,7 +39,8 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use self::layout::{BLOCKS, Kind, State, high, low, word_of};
-use crate::lock::{Caller, Held, Participant};
+use crate::lock::Held;
+use crate::participant::{Caller, Participant};
 use crate::words::Words;
 
 pub use self::repair::Flaw;

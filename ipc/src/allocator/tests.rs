@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::lock::Immortal;
+use crate::participant::Immortal;
 use crate::words::LocalWords;
 
 const GRANULE: u64 = 64;

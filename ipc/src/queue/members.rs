@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use super::layout::{self, MOST_SUBSCRIBERS, holding, waiting};
 use super::{Queue, QueueError, Result, Subscriber};
 use crate::bell::Spin;
-use crate::lock::{Caller, Participant};
+use crate::participant::{Caller, Participant};
 use crate::words::Words;
 
 impl<W: Words, const E: usize> Queue<W, E> {

@@ -39,7 +39,8 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use self::layout::{FIRST_SLOT, MOST_SUBSCRIBERS};
-use crate::lock::{Held, Participant};
+use crate::lock::Held;
+use crate::participant::Participant;
 use crate::words::Words;
 
 pub use self::publish::Published;

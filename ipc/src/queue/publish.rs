@@ -6,7 +6,8 @@ use std::time::Instant;
 use super::layout::{self, WAITING};
 use super::{Queue, QueueError, Result, WhenFull};
 use crate::bell::{Bell, Spin};
-use crate::lock::{self, Caller};
+use crate::lock::{Guard, Taken};
+use crate::participant::Caller;
 use crate::words::Words;
 
 /// What became of an entry.
@@ -20,16 +21,8 @@ pub struct Published {
 
 /// The queue, locked.
 pub(super) struct Locked<'a, W: Words, const E: usize> {
-    pub(super) queue: &'a Queue<W, E>,
-    caller: &'a Caller<'a>,
-}
-
-impl<W: Words, const E: usize> Drop for Locked<'_, W, E> {
-    #[inline]
-    fn drop(&mut self) {
-        // Not ours any more: then who took us for dead has put things right.
-        lock::release(&self.queue.words, layout::LOCK, self.caller);
-    }
+    queue: &'a Queue<W, E>,
+    _guard: Guard<'a, W>,
 }
 
 impl<W: Words, const E: usize> Queue<W, E> {
@@ -38,9 +31,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     #[inline]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W, E>> {
-        let taken = lock::take(&self.words, layout::LOCK, caller)?;
-        let locked = Locked { queue: self, caller };
-        if taken == lock::Taken::FromTheDead {
+        let (guard, taken) = Guard::take(&self.words, layout::LOCK, caller)?;
+        let locked = Locked { queue: self, _guard: guard };
+        if taken == Taken::FromTheDead {
             locked.repair();
         }
         Ok(locked)

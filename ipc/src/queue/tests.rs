@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bell::Spin;
-use crate::lock::{Caller, Immortal};
+use crate::participant::{Caller, Immortal};
 use crate::words::LocalWords;
 
 type Short = Queue<LocalWords, 1>;

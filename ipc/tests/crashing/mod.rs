@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::time::Duration;
 
-use ipc::{Layout, Life, MappedWords, Part, Participant, Segment, Words};
+use ipc::{Layout, Life, MappedWords, Part, Segment, Words};
 
 /// The sources whose stores are points.
 const SOURCES: &[&str] = &[
@@ -109,25 +109,9 @@ struct State {
     times: HashMap<(Place, bool), u32>,
 }
 
-/// What is to be left half done by one that dies.
-pub(crate) trait HalfDone {
-    /// Does it, in the name of one that is dead.
-    fn half_done(&self, dead: Participant);
-}
-
 impl Crash {
     pub(crate) fn new() -> Self {
         Self::default()
-    }
-
-    /// Another child does this, and dies at the given point.
-    pub(crate) fn leave_half_done(
-        &self,
-        what: &impl HalfDone,
-        dead: Participant,
-        point: u64,
-    ) -> bool {
-        Fork::new(self, point, || what.half_done(dead)).wait()
     }
 
     /// Right before the next compare-and-exchange in this source, somebody else does

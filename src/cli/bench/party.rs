@@ -5,6 +5,7 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -154,7 +155,7 @@ impl Party {
         let listener = ChannelListener::bind(&path).map_err(broken("listening"))?;
         for (task, core) in tasks {
             let child = Command::new("/proc/self/exe")
-                .arg0_name()
+                .arg0("fabricast")
                 .arg("bench-worker")
                 .arg(&path)
                 .spawn()
@@ -218,17 +219,6 @@ impl Party {
 fn end(mut child: Child) {
     let _ = child.kill();
     let _ = child.wait();
-}
-
-trait NamedAsItself {
-    fn arg0_name(&mut self) -> &mut Self;
-}
-
-impl NamedAsItself for Command {
-    fn arg0_name(&mut self) -> &mut Self {
-        use std::os::unix::process::CommandExt;
-        self.arg0("fabricast")
-    }
 }
 
 fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {

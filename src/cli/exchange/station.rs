@@ -142,7 +142,13 @@ impl Station {
     #[inline(always)] // what polls is measured: a call and a copy less each time
     pub(crate) fn turn(&mut self) -> Result<Option<Completion>, Failure> {
         let outcome = match self.waiting {
-            WaitingMode::Busy => self.queue.poll(),
+            WaitingMode::Busy => {
+                let outcome = self.queue.poll();
+                if outcome.is_none() {
+                    self.queue.pause();
+                }
+                outcome
+            }
             WaitingMode::Adaptive | WaitingMode::Block => self.nap()?,
         };
         self.polls = self.polls.wrapping_add(1);
@@ -154,10 +160,7 @@ impl Station {
                 self.pulse.events += 1;
                 Ok(Some(completion))
             }
-            None => {
-                self.queue.pause();
-                Ok(None)
-            }
+            None => Ok(None),
             Some(Err(failure)) => Err(self.operation_failed(failure)),
         }
     }

@@ -18,6 +18,7 @@ use crate::{cases, ensure};
 pub const CASES: &[Case] = cases![
     out_of_bounds_is_refused_before_sending,
     missing_rights_are_refused_before_sending,
+    injecting_more_than_fits_is_refused_before_sending,
     wrong_key_is_an_error_and_no_data,
     write_beyond_the_region_is_an_error_and_no_data,
     write_without_right_is_an_error_and_no_data,
@@ -73,6 +74,26 @@ fn missing_rights_are_refused_before_sending(cell: &Cell) -> Checked {
         let error = result.err().ok_or("it was posted")?;
         ensure!(error.kind() == ErrorKind::AccessDenied, "{error}");
     }
+    Ok(())
+}
+
+/// Some providers copy without looking how much room they have.
+fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> Checked {
+    let mut pair = Pair::new(cell)?;
+    let length = pair.sides[A].domain.capabilities().inject_size + 1;
+    let (from, into) = (pair.sides[A].region(length)?, pair.sides[B].region(length)?);
+    let remote = pair.sides[A].attach(&into)?;
+    let side = &mut pair.sides[A];
+    let options = at_once(0).flags(TransferFlags::INJECT);
+    let errors = [
+        side.endpoint.write(&mut side.queue, side.peer, &from.all(), &remote.all(), options),
+        side.endpoint.send(&mut side.queue, side.peer, &from.all(), options),
+    ];
+    for result in errors {
+        let error = result.err().ok_or("it was posted")?;
+        ensure!(error.kind() == ErrorKind::Truncated, "{error}");
+    }
+    ensure!(side.queue.in_flight() == 0, "something was posted");
     Ok(())
 }
 

@@ -1,0 +1,116 @@
+//! Channels, and what does not keep to their rules.
+
+use std::io::Read;
+
+use super::*;
+
+const SOON: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn directory(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("fabricast-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[test]
+fn messages_keep_their_bounds_and_bring_their_files() {
+    let (a, b) = Channel::pair().unwrap();
+    a.send(b"", &[], PATIENCE).unwrap();
+    a.send(&[7; MOST_BYTES], &[], PATIENCE).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    a.send(b"files", &[null.as_fd(); MOST_DESCRIPTORS], PATIENCE).unwrap();
+    assert_eq!(b.receive(PATIENCE).unwrap().bytes, b"");
+    assert_eq!(b.receive(PATIENCE).unwrap().bytes, [7; MOST_BYTES]);
+    let message = b.receive(PATIENCE).unwrap();
+    assert_eq!(message.descriptors.len(), MOST_DESCRIPTORS);
+    for fd in message.descriptors {
+        // SAFETY: a descriptor of ours.
+        let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+        assert_ne!(flags & libc::FD_CLOEXEC, 0);
+        let mut nothing = [0; 1];
+        assert_eq!(std::fs::File::from(fd).read(&mut nothing).unwrap(), 0);
+    }
+    let late = b.receive(SOON).unwrap_err();
+    assert!(matches!(late, ChannelError::DeadlineExceeded { waiting_for: "a message" }));
+    drop(a);
+    assert!(matches!(b.receive(PATIENCE), Err(ChannelError::Closed)));
+    assert!(matches!(b.send(b"x", &[], PATIENCE), Err(ChannelError::Closed)));
+}
+
+#[test]
+fn what_is_too_long_is_not_sent() {
+    let (a, _b) = Channel::pair().unwrap();
+    let error = a.send(&[0; MOST_BYTES + 1], &[], PATIENCE).unwrap_err();
+    assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let error = a.send(b"", &[null.as_fd(); MOST_DESCRIPTORS + 1], PATIENCE).unwrap_err();
+    assert!(matches!(error, ChannelError::TooLong { .. }), "{error}");
+}
+
+#[test]
+fn what_does_not_keep_to_the_limits_is_thrown_away() {
+    let (a, b) = Channel::pair().unwrap();
+    let long = [9_u8; MOST_BYTES + 100];
+    // SAFETY: the bytes are valid, with their length.
+    let sent = unsafe { libc::send(a.as_fd().as_raw_fd(), long.as_ptr().cast(), long.len(), 0) };
+    assert_eq!(sent as usize, long.len());
+    assert!(matches!(b.receive(PATIENCE), Err(ChannelError::TooLong { .. })));
+    // Three descriptors are announced, and none comes.
+    // SAFETY: as above.
+    unsafe { libc::send(a.as_fd().as_raw_fd(), [3_u8].as_ptr().cast(), 1, 0) };
+    assert!(matches!(b.receive(PATIENCE), Err(ChannelError::TooLong { .. })));
+    a.send(b"good again", &[], PATIENCE).unwrap();
+    assert_eq!(b.receive(PATIENCE).unwrap().bytes, b"good again");
+}
+
+#[test]
+fn a_full_channel_makes_wait_and_then_says_so() {
+    let (a, _b) = Channel::pair().unwrap();
+    let error = loop {
+        if let Err(error) = a.send(&[1; 4096], &[], SOON) {
+            break error;
+        }
+    };
+    let room = ChannelError::DeadlineExceeded { waiting_for: "room for a message" };
+    assert_eq!(error.to_string(), room.to_string());
+}
+
+#[test]
+fn a_listener_is_alone_and_replaces_the_dead() {
+    let directory = directory("listener");
+    let path = directory.join("socket");
+    let nobody = Channel::connect(&path, SOON).unwrap_err().to_string();
+    assert!(nobody.contains("socket: No such file"), "{nobody}");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let client = Channel::connect(&path, PATIENCE).unwrap();
+    let server = listener.accept(PATIENCE).unwrap();
+    let credentials = server.credentials().unwrap();
+    assert_eq!(credentials.process, Some(std::process::id()));
+    client.send(b"hello", &[], PATIENCE).unwrap();
+    assert_eq!(server.receive(PATIENCE).unwrap().bytes, b"hello");
+    assert!(matches!(ChannelListener::bind(&path), Err(ChannelError::InUse(_))));
+    // As if it had been killed: the path stays, and nobody listens.
+    let left = path.with_extension("left");
+    std::fs::rename(&path, &left).unwrap();
+    drop(listener);
+    assert!(left.exists());
+    let successor = ChannelListener::bind(&left).unwrap();
+    drop(successor);
+    assert!(!left.exists());
+    // Other files are left alone.
+    std::fs::write(&path, "not a socket").unwrap();
+    assert!(ChannelListener::bind(&path).is_err());
+    assert!(path.exists());
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_path_must_fit() {
+    for path in ["", "a\0b", &"x".repeat(108)] {
+        let error = ChannelListener::bind(Path::new(path)).unwrap_err();
+        assert!(matches!(error, ChannelError::InvalidPath(_)), "{error}");
+    }
+}

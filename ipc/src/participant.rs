@@ -1,0 +1,124 @@
+//! Who takes part, who knows whether they live, and in whose name a call is made.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// One process that takes part, as shared memory knows it: small, never zero, and
+/// never given to another process again while anything may still name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Participant(NonZeroU32);
+
+impl Participant {
+    /// Places in a roster.
+    pub const PLACES: u32 = 1 << Self::PLACE_BITS;
+    const PLACE_BITS: u32 = 8;
+    const BITS: u32 = 29;
+    /// How often a place can be given away before names repeat.
+    pub const ROUNDS: u32 = (1 << (Self::BITS - Self::PLACE_BITS)) - 1;
+
+    /// The name of whoever has this place for the `round`th time, from 1 on. None if
+    /// there is no such place or round.
+    #[must_use]
+    pub fn new(place: u32, round: u32) -> Option<Self> {
+        if place >= Self::PLACES || round > Self::ROUNDS || round == 0 {
+            return None;
+        }
+        NonZeroU32::new(round << Self::PLACE_BITS | place).map(Self)
+    }
+
+    /// The name that a number in shared memory stands for; None if for none.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::new(number & (Self::PLACES - 1), number >> Self::PLACE_BITS)
+    }
+
+    /// As shared memory has it: below 2²⁹.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.0.get()
+    }
+
+    /// Its place in the roster.
+    #[must_use]
+    pub fn place(self) -> u32 {
+        self.0.get() & (Self::PLACES - 1)
+    }
+
+    /// The how manieth at that place.
+    #[must_use]
+    pub fn round(self) -> u32 {
+        self.0.get() >> Self::PLACE_BITS
+    }
+}
+
+impl fmt::Display for Participant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.place(), self.round())
+    }
+}
+
+/// Knows who is dead.
+pub trait Fate {
+    /// Is this participant gone for sure, with everything that it had in execution?
+    /// Also true of numbers that never named anybody: a scribble is no holder.
+    fn is_dead(&self, participant: Option<Participant>) -> bool;
+}
+
+/// Nobody ever dies: for participants of one process.
+#[derive(Debug, Clone, Copy)]
+pub struct Immortal;
+
+impl Fate for Immortal {
+    fn is_dead(&self, participant: Option<Participant>) -> bool {
+        participant.is_none()
+    }
+}
+
+/// Who calls, and how it waits: given to every operation that may take a lock.
+#[derive(Clone, Copy)]
+pub struct Caller<'a> {
+    /// In whose name.
+    pub me: Participant,
+    /// Who tells whether others live.
+    pub fate: &'a dyn Fate,
+    /// How long to wait for a lock that a living one holds.
+    pub patience: Duration,
+}
+
+impl fmt::Debug for Caller<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Caller({}, waits {:?})", self.me, self.patience)
+    }
+}
+
+impl<'a> Caller<'a> {
+    /// Nothing that a lock protects here takes long: who holds it for a second is
+    /// stopped, or starved.
+    pub const PATIENCE: Duration = Duration::from_secs(5);
+
+    /// With the usual patience.
+    #[must_use]
+    pub fn new(me: Participant, fate: &'a dyn Fate) -> Self {
+        Self { me, fate, patience: Self::PATIENCE }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_are_one_to_one() {
+        for (place, round) in [(0, 1), (1, 1), (255, 7), (255, Participant::ROUNDS)] {
+            let name = Participant::new(place, round).unwrap();
+            assert_eq!((name.place(), name.round()), (place, round));
+            assert_eq!(Participant::from_number(name.number()), Some(name));
+            assert!(name.number() < 1 << 29);
+        }
+        assert_eq!(Participant::new(256, 1), None);
+        assert_eq!(Participant::new(0, 0), None);
+        assert_eq!(Participant::from_number(0), None);
+        assert_eq!(Participant::from_number(u32::MAX), None);
+    }
+}
