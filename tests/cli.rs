@@ -252,6 +252,28 @@ fn the_json_line_has_the_agreed_keys() {
     }
 }
 
+/// Several processes share the allocator and the queue, and all is there at the end.
+#[test]
+fn what_processes_share_is_measured() {
+    let _alone = alone();
+    for more in [
+        &["alloc", "--processes", "2", "--iters", "2000"][..],
+        &["alloc", "--fixed", "--size", "4K", "--iters", "2000"],
+        &["queue", "--readers", "2", "--waiting", "block", "--iters", "200"],
+        &["queue", "--waiting", "adaptive", "--iters", "200"],
+    ] {
+        let out = succeed(&[&["bench"], more].concat());
+        assert_eq!(out.lines().count(), 2, "a line for people, then the JSON line: {out}");
+        let line = out.lines().last().unwrap_or_default();
+        assert!(line.starts_with("{\"p50_us\":"), "{line}");
+        assert_eq!(last_line(&out)["verified"], true, "{out}");
+    }
+    for more in [&["alloc", "--processes", "2", "--cores", "0"][..], &["queue", "--readers", "33"]]
+    {
+        assert_eq!(fail(&[&["bench"], more].concat()).0, 2, "{more:?}");
+    }
+}
+
 #[test]
 fn sleeping_sides_get_there_too() {
     let _alone = alone();

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
 use super::party::{Done, LONGEST, Party, Shared, Task};
+use super::report::{Common, conclude};
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::{size, text};
+use crate::cli::size;
 
 /// Bytes of a granule.
 const GRANULE: u64 = 256;
@@ -54,16 +55,8 @@ pub(super) struct Work {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    p50_us: Option<f64>,
-    p99_us: Option<f64>,
-    p999_us: Option<f64>,
-    gb_per_s: f64,
-    bytes: u64,
-    iterations: u64,
-    provider: &'static str,
-    waiting: &'static str,
-    cores: Option<Vec<usize>>,
-    verified: bool,
+    #[serde(flatten)]
+    common: Common,
     p9999_us: Option<f64>,
     max_us: Option<f64>,
     /// Of a pair, without the clock that is read around each for the others.
@@ -117,44 +110,45 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_sound = books.audit(&caller).map_err(failed)?.is_ok()
         && books.statistics(&caller).map_err(failed)?.free == memory;
     let report = report(arguments, &results, is_sound);
-    let line = serde_json::to_string(&report).map_err(|e| Failure::failed(e.to_string()))?;
-    if !arguments.json {
-        text::print(&format!(
-            "{processes} processes, {:.1} ns a pair; with the clock around each: p50 {:.3}, p99 {:.3}, p99.9 {:.3}, p99.99 {:.3} us\n",
-            report.mean_ns,
-            report.p50_us.unwrap_or(0.0),
-            report.p99_us.unwrap_or(0.0),
-            report.p999_us.unwrap_or(0.0),
-            report.p9999_us.unwrap_or(0.0),
-        ))?;
-    }
-    text::print(&format!("{line}\n"))?;
-    if report.verified {
-        Ok(())
-    } else {
-        Err(Failure::new(Exit::Corrupt, "blocks overlapped, or were lost"))
-    }
+    let for_people = (!arguments.json).then(|| for_people(&report));
+    let verified = report.common.verified;
+    conclude(&report, for_people.as_deref(), verified, "blocks overlapped, or were lost")
+}
+
+fn for_people(report: &Report) -> String {
+    let number = |value: Option<f64>| value.unwrap_or(0.0);
+    let common = &report.common;
+    format!(
+        "{} processes, {:.1} ns a pair; with the clock around each: p50 {:.3}, p99 {:.3}, p99.9 {:.3}, p99.99 {:.3} us\n",
+        report.processes,
+        report.mean_ns,
+        number(common.p50_us),
+        number(common.p99_us),
+        number(common.p999_us),
+        number(report.p9999_us),
+    )
 }
 
 fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report {
     let mut samples = Histogram::default();
     results.iter().for_each(|done| samples.merge(&done.samples));
-    let microseconds = |quantile| samples.quantile(quantile).map(|ns| ns as f64 / 1000.0);
     let pairs: u64 = results.iter().map(|done| done.iterations).sum();
     let elapsed: u64 = results.iter().map(|done| done.elapsed).sum();
     Report {
-        p50_us: microseconds(0.5),
-        p99_us: microseconds(0.99),
-        p999_us: microseconds(0.999),
-        gb_per_s: 0.0,
-        bytes: arguments.size,
-        iterations: arguments.iterations,
-        provider: "tlsf",
-        waiting: "lock",
-        cores: arguments.cores.clone(),
-        verified: is_sound && results.iter().all(|done| done.verified),
-        p9999_us: microseconds(0.9999),
-        max_us: microseconds(1.0),
+        common: Common {
+            p50_us: samples.microseconds(0.5),
+            p99_us: samples.microseconds(0.99),
+            p999_us: samples.microseconds(0.999),
+            gb_per_s: 0.0,
+            bytes: arguments.size,
+            iterations: arguments.iterations,
+            provider: "tlsf".to_owned(),
+            waiting: "lock".to_owned(),
+            cores: arguments.cores.clone(),
+            verified: is_sound && results.iter().all(|done| done.verified),
+        },
+        p9999_us: samples.microseconds(0.9999),
+        max_us: samples.microseconds(1.0),
         mean_ns: elapsed as f64 / pairs.max(1) as f64,
         processes: arguments.processes,
         live: arguments.live,

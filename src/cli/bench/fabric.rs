@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::report::{Common, conclude};
 use crate::cli::exchange::percentile::Percentiles;
 use crate::cli::exchange::pingpong::{self, Measured};
 use crate::cli::exchange::plan::{
@@ -64,19 +65,11 @@ pub(super) fn parse_cores(text: &str) -> Result<(usize, usize), String> {
         .ok_or_else(|| "not two core numbers with a comma between them".to_owned())
 }
 
-/// The last line. The first ten names are fixed: scripts read them.
+/// The last line.
 #[derive(Debug, Serialize)]
 struct Report {
-    p50_us: Option<f64>,
-    p99_us: Option<f64>,
-    p999_us: Option<f64>,
-    gb_per_s: f64,
-    bytes: usize,
-    iterations: u64,
-    provider: String,
-    waiting: String,
-    cores: Option<(usize, usize)>,
-    verified: bool,
+    #[serde(flatten)]
+    common: Common,
     op: String,
     mode: String,
     window: Option<usize>,
@@ -93,16 +86,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Mode::Bw => stream::run(station, &measure)?,
     };
     let report = report(arguments, &measure, measured)?;
-    let line = serde_json::to_string(&report).map_err(|e| Failure::failed(e.to_string()))?;
-    if !arguments.json {
-        text::print(&table(&report))?;
-    }
-    text::print(&format!("{line}\n"))?;
-    if report.verified {
-        Ok(())
-    } else {
-        Err(Failure::new(Exit::Corrupt, "data did not arrive as it was sent"))
-    }
+    let for_people = (!arguments.json).then(|| table(&report));
+    let verified = report.common.verified;
+    conclude(&report, for_people.as_deref(), verified, "data did not arrive as it was sent")
 }
 
 fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {
@@ -171,16 +157,18 @@ fn report(
         nanoseconds.as_ref().map(|percentiles| rounded(pick(percentiles) / 1e3))
     };
     Ok(Report {
-        p50_us: microseconds(|p| p.p50),
-        p99_us: microseconds(|p| p.p99),
-        p999_us: microseconds(|p| p.p999),
-        gb_per_s: rounded(rate),
-        bytes: measure.size,
-        iterations: measure.iterations,
-        provider: arguments.provider.clone(),
-        waiting: name_of(arguments.waiting),
-        cores: arguments.cores,
-        verified: measured.verified,
+        common: Common {
+            p50_us: microseconds(|p| p.p50),
+            p99_us: microseconds(|p| p.p99),
+            p999_us: microseconds(|p| p.p999),
+            gb_per_s: rounded(rate),
+            bytes: measure.size as u64,
+            iterations: measure.iterations,
+            provider: arguments.provider.clone(),
+            waiting: name_of(arguments.waiting),
+            cores: arguments.cores.map(|(a, b)| vec![a, b]),
+            verified: measured.verified,
+        },
         op: name_of(measure.operation),
         mode: name_of(measure.mode),
         window: (measure.mode == Mode::Bw).then_some(measure.slots),
@@ -192,7 +180,10 @@ fn report(
 
 fn table(report: &Report) -> String {
     let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
-    let cores = report.cores.map_or("any".to_owned(), |(a, b)| format!("{a},{b}"));
+    let common = &report.common;
+    let cores = common.cores.as_ref().map_or("any".to_owned(), |cores| {
+        cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+    });
     let head = [
         "provider",
         "op",
@@ -208,18 +199,18 @@ fn table(report: &Report) -> String {
         "data",
     ];
     let row = [
-        report.provider.clone(),
+        common.provider.clone(),
         report.op.clone(),
         report.mode.clone(),
-        size::print(report.bytes as u64),
-        report.iterations.to_string(),
-        number(report.p50_us),
-        number(report.p99_us),
-        number(report.p999_us),
-        number(Some(report.gb_per_s)),
-        report.waiting.clone(),
+        size::print(common.bytes),
+        common.iterations.to_string(),
+        number(common.p50_us),
+        number(common.p99_us),
+        number(common.p999_us),
+        number(Some(common.gb_per_s)),
+        common.waiting.clone(),
         cores,
-        if report.verified { "verified" } else { "ALTERED" }.to_owned(),
+        if common.verified { "verified" } else { "ALTERED" }.to_owned(),
     ];
     text::table(&[head.map(str::to_owned).to_vec(), row.to_vec()])
 }

@@ -68,6 +68,11 @@ impl Histogram {
         position.map(top)
     }
 
+    /// The same, of samples in nanoseconds.
+    pub(crate) fn microseconds(&self, quantile: f64) -> Option<f64> {
+        self.quantile(quantile).map(|nanoseconds| nanoseconds as f64 / 1000.0)
+    }
+
     /// The buckets that have samples: the largest of each, and how many.
     pub(crate) fn buckets(&self) -> Vec<(u64, u64)> {
         let counted = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);

@@ -5,6 +5,7 @@ mod fabric;
 mod histogram;
 mod party;
 mod queue;
+mod report;
 
 use clap::Subcommand;
 

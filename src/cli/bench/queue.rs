@@ -7,9 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
 use super::party::{Done, LONGEST, Party, Shared, Task};
+use super::report::{Common, conclude};
+use crate::cli::exchange::plan::name_of;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::pin;
-use crate::cli::{size, text};
+use crate::cli::size;
 
 /// The time when it was published, its number, and the two together.
 type Line = Queue<Part<MappedWords>, 3>;
@@ -34,14 +36,6 @@ impl Wait {
             Self::Busy => Spin::Always,
             Self::Adaptive => Spin::default(),
             Self::Block => Spin::Never,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Busy => "busy",
-            Self::Adaptive => "adaptive",
-            Self::Block => "block",
         }
     }
 }
@@ -78,16 +72,8 @@ pub(super) struct Reading {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    p50_us: Option<f64>,
-    p99_us: Option<f64>,
-    p999_us: Option<f64>,
-    gb_per_s: f64,
-    bytes: u64,
-    iterations: u64,
-    provider: &'static str,
-    waiting: &'static str,
-    cores: Option<Vec<usize>>,
-    verified: bool,
+    #[serde(flatten)]
+    common: Common,
     readers: u64,
     program: &'static str,
 }
@@ -150,40 +136,40 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let results = party.results()?;
     let report = report(arguments, &results);
-    let line = serde_json::to_string(&report).map_err(|e| Failure::failed(e.to_string()))?;
-    if !arguments.json {
-        text::print(&format!(
-            "{} readers, {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us one way\n",
-            report.readers,
-            report.waiting,
-            report.p50_us.unwrap_or(0.0),
-            report.p99_us.unwrap_or(0.0),
-            report.p999_us.unwrap_or(0.0),
-        ))?;
-    }
-    text::print(&format!("{line}\n"))?;
-    if report.verified {
-        Ok(())
-    } else {
-        Err(Failure::new(Exit::Corrupt, "entries were lost, or altered"))
-    }
+    let for_people = (!arguments.json).then(|| for_people(&report));
+    let verified = report.common.verified;
+    conclude(&report, for_people.as_deref(), verified, "entries were lost, or altered")
+}
+
+fn for_people(report: &Report) -> String {
+    let number = |value: Option<f64>| value.unwrap_or(0.0);
+    let common = &report.common;
+    format!(
+        "{} readers, {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us one way\n",
+        report.readers,
+        common.waiting,
+        number(common.p50_us),
+        number(common.p99_us),
+        number(common.p999_us),
+    )
 }
 
 fn report(arguments: &Arguments, results: &[Done]) -> Report {
     let mut samples = Histogram::default();
     results.iter().for_each(|done| samples.merge(&done.samples));
-    let microseconds = |quantile| samples.quantile(quantile).map(|ns| ns as f64 / 1000.0);
     Report {
-        p50_us: microseconds(0.5),
-        p99_us: microseconds(0.99),
-        p999_us: microseconds(0.999),
-        gb_per_s: 0.0,
-        bytes: 24,
-        iterations: arguments.iterations,
-        provider: "queue",
-        waiting: arguments.waiting.name(),
-        cores: arguments.cores.clone(),
-        verified: results.iter().all(|done| done.verified),
+        common: Common {
+            p50_us: samples.microseconds(0.5),
+            p99_us: samples.microseconds(0.99),
+            p999_us: samples.microseconds(0.999),
+            gb_per_s: 0.0,
+            bytes: 24,
+            iterations: arguments.iterations,
+            provider: "queue".to_owned(),
+            waiting: name_of(arguments.waiting),
+            cores: arguments.cores.clone(),
+            verified: results.iter().all(|done| done.verified),
+        },
         readers: arguments.readers,
         program: "fabricast",
     }

@@ -3,6 +3,7 @@
 mod atomics;
 mod connections;
 mod immediates;
+mod keys;
 mod lifecycle;
 mod messages;
 mod processes;
@@ -36,6 +37,7 @@ const FILES: &[&[Case]] = &[
     immediates::CASES,
     atomics::CASES,
     registration::CASES,
+    keys::CASES,
     violations::CASES,
     waiting::CASES,
     connections::CASES,

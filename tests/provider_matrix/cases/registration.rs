@@ -1,11 +1,11 @@
-//! All of memory registration.
+//! All of memory registration but the keys.
 
 use std::time::Duration;
 
 use fabric::{
     Access, Caps, Counter, Domain, EndpointKind, ErrorKind, EventQueue, Fabric, HostMemory, Memory,
     MemoryKind, MrMode, Order, PeerToPeer, Query, RegistrationFlags, RegistrationOptions,
-    RemoteKey, TransferFlags, Version, probe_registration_cache,
+    TransferFlags, Version, probe_registration_cache,
 };
 
 use super::Case;
@@ -19,16 +19,11 @@ pub const CASES: &[Case] = cases![
     thousand_regions,
     registering_in_a_loop_leaks_nothing,
     local_region_needs_no_registration,
-    requested_key_is_honoured,
-    requested_key_in_use_is_refused,
-    requested_key_is_ignored_where_the_provider_chooses,
-    no_key_cannot_be_requested,
     binding_answers,
     peer_to_peer_choice_answers,
     asynchronous_domains_answer,
     collective_right_is_passed,
     deprecated_modes_stand_alone,
-    keys_are_random,
     register_several_buffers,
     too_many_buffers_are_refused,
     nonzero_offset_is_refused,
@@ -36,8 +31,6 @@ pub const CASES: &[Case] = cases![
     unmapped_pages_are_refused_where_pages_are_demanded,
     unbacked_ranges_can_be_registered,
     descriptor_is_given_where_it_is_demanded,
-    raw_key_is_exchanged,
-    raw_calls_answer,
     refresh_region,
     enable_is_idempotent,
     remote_writes_are_counted_by_region,
@@ -150,42 +143,6 @@ fn local_region_needs_no_registration(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn requested_key_is_honoured(cell: &Cell) -> Checked {
-    let mut pair = Pair::new(cell)?;
-    let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234);
-    let into = pair.sides[B].region_for(64, options)?;
-    ensure!(into.key()? == 0x1234, "key {:#x}", into.key()?);
-    let from = pair.sides[A].region(64)?;
-    put(&from, 0, &pattern(1, 64))?;
-    let remote = pair.sides[A].attach(&into)?;
-    let flags = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
-    let id = pair
-        .post(A, |s| s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), flags))?;
-    pair.complete(A, id)?;
-    check_bytes("by the key", &get(&into, 0, 64)?, &pattern(1, 64))
-}
-
-fn requested_key_in_use_is_refused(cell: &Cell) -> Checked {
-    let pair = Pair::new(cell)?;
-    let options = RegistrationOptions::new(Access::ALL).requested_key(77);
-    let first = pair.sides[B].region_for(64, options.clone())?;
-    let error =
-        pair.sides[B].domain.register(HostMemory::zeroed(64)?, options.clone()).unwrap_err();
-    ensure!(error.kind() == ErrorKind::KeyInUse, "{error}");
-    drop(first);
-    // Free again.
-    pair.sides[B].region_for(64, options)?;
-    Ok(())
-}
-
-fn no_key_cannot_be_requested(cell: &Cell) -> Checked {
-    let pair = Pair::new(cell)?;
-    let options = RegistrationOptions::new(Access::ALL).requested_key(u64::MAX);
-    let error = pair.sides[A].domain.register(HostMemory::zeroed(64)?, options).unwrap_err();
-    ensure!(error.kind() == ErrorKind::KeyUnavailable, "{error}");
-    Ok(())
-}
-
 /// Binding works, or is refused by its name; never a crash, never a bare "other".
 fn binding_answers(cell: &Cell) -> Checked {
     let known = |error: &fabric::Error| {
@@ -255,33 +212,6 @@ fn deprecated_modes_stand_alone(cell: &Cell) -> Checked {
         let error = cell.offer_of(cell.query().mr_mode(mode), Caps::empty()).unwrap_err();
         ensure!(error.kind() == ErrorKind::InvalidArgument, "{mode:?}: {error}");
     }
-    Ok(())
-}
-
-fn requested_key_is_ignored_where_the_provider_chooses(cell: &Cell) -> Checked {
-    let pair = Pair::new(cell)?;
-    let mode = pair.sides[A].domain.capabilities().mr_mode.modern();
-    ensure!(mode.contains(MrMode::PROV_KEY), "the application chooses the keys here");
-    // The manual page: the requested key is ignored.
-    let options = RegistrationOptions::new(Access::ALL).requested_key(0x1234_5678_9abc);
-    let region = pair.sides[A].domain.register(HostMemory::zeroed(64)?, options)?;
-    ensure!(region.key()? != 0x1234_5678_9abc, "the provider took our key");
-    Ok(())
-}
-
-fn keys_are_random(cell: &Cell) -> Checked {
-    let pair = Pair::new(cell)?;
-    let mut keys = std::collections::HashSet::new();
-    for _ in 0..100 {
-        let region = pair.sides[A].region(64)?;
-        let key = match region.describe()?.key() {
-            RemoteKey::Plain(key) => *key,
-            _ => return Err("raw key".into()),
-        };
-        ensure!(keys.insert(key), "key {key:#x} twice, after its region was closed");
-    }
-    let bits = keys.iter().fold(0, |all, key| all | key);
-    ensure!(bits.count_ones() > 50, "keys use only the bits {bits:#x}");
     Ok(())
 }
 
@@ -414,49 +344,6 @@ fn descriptor_is_given_where_it_is_demanded(cell: &Cell) -> Checked {
     pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &from.all(), at_once(0)))?;
     pair.complete(B, receive)?;
     check_bytes("registered", &get(&into, 0, 64)?, &pattern(1, 64))
-}
-
-fn raw_key_is_exchanged(cell: &Cell) -> Checked {
-    let mut pair = Pair::new(cell)?;
-    let mode = pair.sides[A].domain.capabilities().mr_mode.modern();
-    ensure!(mode.contains(MrMode::RAW), "keys are plain here");
-    let into = pair.sides[B].region(4096)?;
-    let (_, key) = into.raw_key()?;
-    ensure!(key.len() > 8, "a raw key of {} bytes", key.len());
-    let plain = into.key();
-    ensure!(plain.as_ref().is_err_and(|e| e.kind() == ErrorKind::KeyUnavailable), "{plain:?}");
-    let description = into.describe()?;
-    ensure!(matches!(description.key(), RemoteKey::Raw(k) if *k == key), "{description:?}");
-    let from = pair.sides[A].region(4096)?;
-    put(&from, 0, &pattern(1, 4096))?;
-    // Mapped and released again and again.
-    for _ in 0..10 {
-        let remote = pair.sides[A].attach(&into)?;
-        ensure!(remote.is_mapped(), "the key was not mapped");
-        let options = at_once(0).flags(TransferFlags::DELIVERY_COMPLETE);
-        let id = pair.post(A, |s| {
-            s.endpoint.write(&mut s.queue, s.peer, &from.all(), &remote.all(), options)
-        })?;
-        // Dropped while the operation is in flight: which keeps it.
-        drop(remote);
-        pair.complete(A, id)?;
-    }
-    check_bytes("by raw key", &get(&into, 0, 4096)?, &pattern(1, 4096))
-}
-
-/// "It is safe to use this call with any memory region", says the manual page;
-/// providers without raw keys mostly answer that they do not know it.
-fn raw_calls_answer(cell: &Cell) -> Checked {
-    let pair = Pair::new(cell)?;
-    let region = pair.sides[A].region(64)?;
-    match region.raw_key() {
-        Ok((_, key)) => ensure!(!key.is_empty(), "an empty raw key"),
-        Err(error) => ensure!(
-            matches!(error.kind(), ErrorKind::NotSupported | ErrorKind::InvalidArgument),
-            "{error}"
-        ),
-    }
-    Ok(())
 }
 
 fn refresh_region(cell: &Cell) -> Checked {

@@ -44,7 +44,8 @@ fn main() {
     }
     report("offset-allocator", start.elapsed().as_nanos() as f64 / pairs as f64);
 
-    let mut memory = vec![std::mem::MaybeUninit::<u8>::uninit(); (2 * (live + 1) * largest) as usize];
+    let mut memory =
+        vec![std::mem::MaybeUninit::<u8>::uninit(); (2 * (live + 1) * largest) as usize];
     let mut tlsf: Tlsf<'_, u32, u32, 32, 32> = Tlsf::new();
     tlsf.insert_free_block(&mut memory);
     let layout = |bytes: u64| Layout::from_size_align(bytes as usize, 64).expect("a layout");

@@ -139,8 +139,7 @@ fn read(plan: &Plan, name: &str, number: usize) -> Result<(), Box<dyn Error>> {
         pin(*core);
     }
     let node = NodeBuilder::new().create::<ipc::Service>()?;
-    let service =
-        node.service_builder(&name.try_into()?).publish_subscribe::<Message>().open()?;
+    let service = node.service_builder(&name.try_into()?).publish_subscribe::<Message>().open()?;
     let event = node.service_builder(&name.try_into()?).event().open()?;
     let listener = event.listener_builder().create()?;
     let subscriber = service.subscriber_builder().create()?;

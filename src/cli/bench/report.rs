@@ -1,0 +1,37 @@
+//! What all measurements print last.
+
+use serde::Serialize;
+
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::text;
+
+/// The keys that every report begins with, in this order: scripts read them.
+#[derive(Debug, Serialize)]
+pub(super) struct Common {
+    pub(super) p50_us: Option<f64>,
+    pub(super) p99_us: Option<f64>,
+    pub(super) p999_us: Option<f64>,
+    pub(super) gb_per_s: f64,
+    pub(super) bytes: u64,
+    pub(super) iterations: u64,
+    pub(super) provider: String,
+    pub(super) waiting: String,
+    pub(super) cores: Option<Vec<usize>>,
+    pub(super) verified: bool,
+}
+
+/// Prints a report as one line of JSON, after what is for people, if anything is.
+/// Fails, with what is wrong, if the data was not verified.
+pub(super) fn conclude(
+    report: &impl Serialize,
+    for_people: Option<&str>,
+    verified: bool,
+    what_is_wrong: &str,
+) -> Result<(), Failure> {
+    let line = serde_json::to_string(report).map_err(|e| Failure::failed(e.to_string()))?;
+    if let Some(table) = for_people {
+        text::print(table)?;
+    }
+    text::print(&format!("{line}\n"))?;
+    if verified { Ok(()) } else { Err(Failure::new(Exit::Corrupt, what_is_wrong)) }
+}
