@@ -1,0 +1,78 @@
+//! The checksum that devices compute over their memory.
+//!
+//! A sum over 64-bit words, each mixed with its place: so it can be computed in any
+//! order and by any number of threads, and still notices words that changed places. It
+//! is for finding errors, not for keeping out those that want to make them.
+
+/// Mixed with a word's number.
+pub(crate) const PLACE: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Multipliers of the mixing.
+pub(crate) const FIRST: u64 = 0xbf58_476d_1ce4_e5b9;
+pub(crate) const SECOND: u64 = 0x94d0_49bb_1331_11eb;
+
+/// A word's part of the sum.
+#[inline]
+fn part(number: u64, word: u64) -> u64 {
+    let mut mixed = word ^ number.wrapping_add(1).wrapping_mul(PLACE);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(FIRST);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(SECOND);
+    mixed ^ mixed >> 31
+}
+
+/// The checksum of these bytes, as [a stream](crate::Stream::checksum) computes it on its
+/// device. What is missing of the last eight bytes counts as zero.
+///
+/// ```
+/// let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+/// let swapped = [9, 2, 3, 4, 5, 6, 7, 8, 1];
+/// assert_ne!(gpu::checksum(&bytes), gpu::checksum(&swapped));
+/// assert_eq!(gpu::checksum(&[]), 0);
+/// ```
+#[must_use]
+pub fn checksum(bytes: &[u8]) -> u64 {
+    checksum_from(0, bytes)
+}
+
+/// The part that these bytes have in the checksum of something longer, in which their
+/// first word has this number.
+pub(crate) fn checksum_from(first: u64, bytes: &[u8]) -> u64 {
+    let mut chunks = bytes.chunks_exact(8);
+    let mut sum = 0_u64;
+    let mut number = first;
+    for chunk in &mut chunks {
+        let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
+        sum = sum.wrapping_add(part(number, word));
+        number += 1;
+    }
+    let rest = chunks.remainder();
+    if !rest.is_empty() {
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        sum = sum.wrapping_add(part(number, u64::from_le_bytes(word)));
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_and_its_place_count() {
+        let bytes: Vec<u8> = (0..100).map(|at| (at * 7) as u8).collect();
+        let sum = checksum(&bytes);
+        for at in 0..bytes.len() {
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            assert_ne!(checksum(&other), sum, "byte {at}");
+        }
+        // Words that changed places.
+        let mut other = bytes.clone();
+        other.rotate_left(8);
+        assert_ne!(checksum(&other), sum);
+        // A shorter one that differs only by zeroes: the length is not part of it.
+        assert_eq!(checksum(&[1, 0, 0]), checksum(&[1]));
+        let (front, back) = bytes.split_at(48);
+        assert_eq!(checksum_from(0, front).wrapping_add(checksum_from(6, back)), sum);
+    }
+}

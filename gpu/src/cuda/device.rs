@@ -1,0 +1,366 @@
+//! A device, its context, and what is known of it.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys;
+use sys::CUdevice_attribute_enum as Attribute;
+
+use super::library::{self, Address, Code, Functions, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
+use super::memory::{self, Block, Physical, Space};
+use super::stream::{Event, Kernel, Stream};
+use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::DeviceName;
+use crate::pointer::Attributes;
+use crate::properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
+
+/// How many devices the driver shows this process.
+pub(crate) fn count() -> Result<u32> {
+    let functions = library::driver()?;
+    let mut count = 0;
+    // SAFETY: one valid number.
+    let code = unsafe { (functions.device_count)(&raw mut count) };
+    library::check(functions, "count devices", code)?;
+    Ok(count.max(0) as u32)
+}
+
+/// The primary context of a device, retained: the one that frameworks use, too.
+pub(super) struct Context {
+    pub(super) functions: &'static Functions,
+    pub(super) number: u32,
+    device: c_int,
+    raw: sys::CUcontext,
+    pub(super) kernel: OnceLock<Kernel>,
+}
+
+// SAFETY: the driver's objects may be used from any thread; a context is made current in
+// each before it is used there.
+unsafe impl Send for Context {}
+// SAFETY: the same.
+unsafe impl Sync for Context {}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Context({})", self.number)
+    }
+}
+
+impl Context {
+    fn retain(functions: &'static Functions, number: u32) -> Result<Arc<Self>> {
+        let operation = "open";
+        let mut device = 0;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: valid places for the results.
+        unsafe {
+            let code = (functions.device_get)(&raw mut device, number as c_int);
+            library::check(functions, operation, code)?;
+            let code = (functions.context_retain)(&raw mut raw, device);
+            library::check(functions, operation, code)?;
+        }
+        let kernel = OnceLock::new();
+        Ok(Arc::new(Self { functions, number, device, raw, kernel }))
+    }
+
+    /// An error unless the code is 0.
+    pub(super) fn check(&self, operation: &'static str, code: Code) -> Result<()> {
+        library::check(self.functions, operation, code)
+            .map_err(|error| error.on(DeviceName::cuda(self.number)))
+    }
+
+    /// Makes the context this thread's, for the calls that follow.
+    pub(super) fn enter(&self, operation: &'static str) -> Result<&'static Functions> {
+        // SAFETY: retained as long as `self` lives.
+        self.check(operation, unsafe { (self.functions.context_set_current)(self.raw) })?;
+        Ok(self.functions)
+    }
+
+    /// True for done, false for not yet.
+    pub(super) fn is_ready(&self, operation: &'static str, code: Code) -> Result<bool> {
+        if code == NOT_READY {
+            return Ok(false);
+        }
+        self.check(operation, code).map(|()| true)
+    }
+
+    fn attribute(&self, attribute: Attribute) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: one valid number.
+        let code = unsafe {
+            (self.functions.device_attribute)(&raw mut value, attribute as u32, self.device)
+        };
+        self.check("read properties", code).map(|()| value)
+    }
+
+    fn has(&self, attribute: Attribute) -> bool {
+        self.attribute(attribute).is_ok_and(|value| value != 0)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(kernel) = self.kernel.take() {
+            kernel.unload(self);
+        }
+        // SAFETY: retained once, by `retain`. Nobody is left to tell if it fails.
+        let _ = unsafe { (self.functions.context_release)(self.device) };
+    }
+}
+
+/// A device behind NVIDIA's driver.
+#[derive(Debug)]
+pub(crate) struct Device {
+    context: Arc<Context>,
+    properties: Properties,
+}
+
+impl Device {
+    pub(crate) fn open(number: u32) -> Result<Self> {
+        let name = DeviceName::cuda(number);
+        let count = count()?;
+        if number >= count {
+            let detail = format!("there are {count}");
+            return Err(Error::new("open", ErrorKind::NoSuchDevice, detail).on(name));
+        }
+        let functions = library::driver()?;
+        let context = Context::retain(functions, number).map_err(|error| error.on(name))?;
+        let properties = properties_of(&context)?;
+        Ok(Self { context, properties })
+    }
+
+    /// Another device's context, for as long as it is needed.
+    fn peer(&self, peer: u32) -> Result<Arc<Context>> {
+        Context::retain(self.context.functions, peer)
+    }
+}
+
+fn properties_of(context: &Context) -> Result<Properties> {
+    let operation = "read properties";
+    let functions = context.enter(operation)?;
+    let mut name = [0; 256];
+    let mut uuid = [0; 16];
+    let mut total = 0;
+    let mut version = 0;
+    // SAFETY: valid places of the lengths told.
+    unsafe {
+        let length = name.len() as c_int;
+        let code = (functions.device_name)(name.as_mut_ptr(), length, context.device);
+        context.check(operation, code)?;
+        context.check(operation, (functions.device_uuid)(&raw mut uuid, context.device))?;
+        let code = (functions.device_total_memory)(&raw mut total, context.device);
+        context.check(operation, code)?;
+        context.check(operation, (functions.driver_version)(&raw mut version))?;
+    }
+    name[255] = 0;
+    // SAFETY: ends in zero.
+    let product = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let number = |attribute| context.attribute(attribute).map(|value| value.max(0) as u32);
+    let pci = PciAddress {
+        domain: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+        bus: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+        device: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+    };
+    Ok(Properties {
+        product,
+        uuid: Uuid(uuid),
+        pci: Some(pci),
+        numa_node: numa_node(pci),
+        total_memory: total as u64,
+        granularity: memory::granularity(context)?,
+        copy_engines: number(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
+        multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        compute_capability: (
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        driver: library::version_text(version),
+        handle_types: HandleTypes {
+            file_descriptor: context
+                .has(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+            // Linux drivers have them on every device with unified addresses.
+            legacy: context.has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
+            fabric: has_fabric_handles(context),
+            dma_buf: context.has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+            events: context.has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
+        },
+    })
+}
+
+/// An attribute that came with CUDA 12.4: older drivers do not know it.
+fn has_fabric_handles(context: &Context) -> bool {
+    const HANDLE_TYPE_FABRIC_SUPPORTED: u32 = 128;
+    let mut value = 0;
+    // SAFETY: one valid number.
+    let code = unsafe {
+        let get = context.functions.device_attribute;
+        get(&raw mut value, HANDLE_TYPE_FABRIC_SUPPORTED, context.device)
+    };
+    code == 0 && value != 0
+}
+
+/// As the system tells it; -1 there means that it does not know.
+fn numa_node(pci: PciAddress) -> Option<u32> {
+    let path = format!("/sys/bus/pci/devices/{pci}/numa_node");
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+impl DeviceDriver for Device {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn free_memory(&self) -> Result<u64> {
+        let operation = "free memory";
+        let functions = self.context.enter(operation)?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two valid numbers.
+        let code = unsafe { (functions.memory_info)(&raw mut free, &raw mut total) };
+        self.context.check(operation, code).map(|()| free as u64)
+    }
+
+    fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
+        const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
+        let operation = "peer access";
+        if peer == self.context.number {
+            return Ok(PeerAccess::Same);
+        }
+        let functions = self.context.functions;
+        let (mut can, mut atomics, mut other) = (0, 0, 0);
+        // SAFETY: valid numbers.
+        unsafe {
+            let code = (functions.device_get)(&raw mut other, peer as c_int);
+            self.context.check(operation, code)?;
+            let mine = self.context.device;
+            let code = (functions.device_can_access_peer)(&raw mut can, mine, other);
+            self.context.check(operation, code)?;
+            let get = functions.device_peer_attribute;
+            // Only a nicety: a driver that does not know has none.
+            let _ = get(&raw mut atomics, NATIVE_ATOMIC_SUPPORTED, mine, other);
+        }
+        Ok(match can {
+            0 => PeerAccess::None,
+            _ => PeerAccess::Direct { atomics: atomics != 0 },
+        })
+    }
+
+    fn enable_peer(&self, peer: u32) -> Result<()> {
+        let operation = "enable peer access";
+        let peer = self.peer(peer)?;
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the peer's context is retained during the call; the grant ends with
+        // either context.
+        match unsafe { (functions.context_enable_peer)(peer.raw, 0) } {
+            PEER_ACCESS_ALREADY_ENABLED => {}
+            code => self.context.check(operation, code)?,
+        }
+        // It must outlive the grant, or a context made anew later would not be reachable.
+        std::mem::forget(peer);
+        Ok(())
+    }
+
+    fn allocate(&self, length: u64) -> Result<u64> {
+        memory::allocate(&self.context, length)
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<()> {
+        let operation = "free";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        self.context.check(operation, unsafe { (functions.memory_free)(address) })
+    }
+
+    fn create(&self, length: u64) -> Result<driver::Physical> {
+        Physical::create(&self.context, length).map(driver::Physical::Cuda)
+    }
+
+    fn export(&self, physical: &driver::Physical) -> Result<OwnedFd> {
+        match physical {
+            driver::Physical::Cuda(physical) => physical.export(),
+            driver::Physical::StandIn(_) => Err(driver::mixed("export")),
+        }
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(driver::Physical, u32)> {
+        let (physical, resident) = Physical::import(&self.context, descriptor, length)?;
+        Ok((driver::Physical::Cuda(physical), resident))
+    }
+
+    fn reserve(&self, length: u64) -> Result<Box<dyn SpaceDriver>> {
+        Ok(Box::new(Space::reserve(&self.context, length)?))
+    }
+
+    fn legacy_export(&self, address: u64) -> Result<[u8; 64]> {
+        memory::legacy_export(&self.context, address)
+    }
+
+    fn legacy_open(&self, handle: [u8; 64]) -> Result<(u64, u64)> {
+        memory::legacy_open(&self.context, handle)
+    }
+
+    unsafe fn legacy_close(&self, address: Address) -> Result<()> {
+        let operation = "close a legacy handle";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        self.context.check(operation, unsafe { (functions.ipc_memory_close)(address) })
+    }
+
+    fn attributes(&self, address: u64) -> Result<Attributes> {
+        memory::attributes(&self.context, address)
+    }
+
+    fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd> {
+        memory::dma_buf(&self.context, address, length)
+    }
+
+    unsafe fn register(&self, address: u64, length: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { memory::register(&self.context, address, length) }
+    }
+
+    unsafe fn unregister(&self, address: u64) -> Result<()> {
+        let operation = "unregister host memory";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        self.context.check(operation, unsafe { (functions.host_unregister)(address as *mut _) })
+    }
+
+    fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>> {
+        Ok(Box::new(Block::new(&self.context, length)?))
+    }
+
+    fn stream(&self) -> Result<Box<dyn StreamDriver>> {
+        Ok(Box::new(Stream::new(&self.context)?))
+    }
+
+    fn event(&self, is_shared: bool) -> Result<driver::Event> {
+        Event::new(&self.context, is_shared).map(driver::Event::Cuda)
+    }
+
+    fn export_event(&self, event: &driver::Event) -> Result<ExportedEvent> {
+        match event {
+            driver::Event::Cuda(event) => event.export().map(ExportedEvent::Legacy),
+            driver::Event::StandIn(_) => Err(driver::mixed("export an event")),
+        }
+    }
+
+    fn import_event(&self, exported: ExportedEvent) -> Result<driver::Event> {
+        match exported {
+            ExportedEvent::Legacy(bytes) => {
+                Event::import(&self.context, bytes).map(driver::Event::Cuda)
+            }
+            ExportedEvent::File(_) => {
+                let detail = "CUDA's events are 64 bytes, not a descriptor";
+                Err(Error::new("open an event", ErrorKind::InvalidHandle, detail))
+            }
+        }
+    }
+
+    fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
+        match event {
+            driver::Event::Cuda(event) => event.is_done(),
+            driver::Event::StandIn(_) => Err(driver::mixed("look at an event")),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The driver's functions, found at run time.
+//!
+//! Nothing is linked: a machine without CUDA runs the same program. All functions are
+//! looked up at once, so that a driver that lacks one is refused with the name of what is
+//! missing. They are declared to return plain numbers, since a newer driver may return
+//! ones that no enumeration here knows.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What every function returns.
+pub(super) type Code = u32;
+/// An address on a device, or of registered host memory.
+pub(super) type Address = u64;
+
+/// The oldest driver interface that has all of the functions.
+const OLDEST: i32 = 12_000;
+
+macro_rules! functions {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),* $(,)?);)*) => {
+        /// The driver's functions.
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> Code,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// The library is the CUDA driver.
+            unsafe fn find(library: &'static Library) -> std::result::Result<Self, &'static str> {
+                Ok(Self {
+                    // SAFETY: the driver's symbols have had these types since they exist.
+                    $($field: *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| $symbol)?,)*
+                })
+            }
+        }
+    };
+}
+
+/// The loaded library, whose type belongs to the loader that cudarc uses.
+struct Library;
+
+impl Library {
+    /// # Safety
+    /// `F` is the type of the symbol.
+    unsafe fn get<F: Copy>(&'static self, symbol: &[u8]) -> std::result::Result<Symbol<F>, ()> {
+        // SAFETY: the library was loaded once, and stays; the type is the caller's promise.
+        let found = unsafe { sys::culib().get::<F>(symbol) };
+        found.map(|symbol| Symbol(*symbol)).map_err(drop)
+    }
+}
+
+struct Symbol<F>(F);
+
+impl<F> std::ops::Deref for Symbol<F> {
+    type Target = F;
+    fn deref(&self) -> &F {
+        &self.0
+    }
+}
+
+functions! {
+    init = "cuInit": fn(c_uint);
+    driver_version = "cuDriverGetVersion": fn(*mut c_int);
+    error_name = "cuGetErrorName": fn(Code, *mut *const c_char);
+    error_string = "cuGetErrorString": fn(Code, *mut *const c_char);
+
+    device_count = "cuDeviceGetCount": fn(*mut c_int);
+    device_get = "cuDeviceGet": fn(*mut c_int, c_int);
+    device_name = "cuDeviceGetName": fn(*mut c_char, c_int, c_int);
+    device_uuid = "cuDeviceGetUuid_v2": fn(*mut [u8; 16], c_int);
+    device_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_uint, c_int);
+    device_total_memory = "cuDeviceTotalMem_v2": fn(*mut usize, c_int);
+    device_can_access_peer = "cuDeviceCanAccessPeer": fn(*mut c_int, c_int, c_int);
+    device_peer_attribute = "cuDeviceGetP2PAttribute": fn(*mut c_int, c_uint, c_int, c_int);
+
+    context_retain = "cuDevicePrimaryCtxRetain": fn(*mut sys::CUcontext, c_int);
+    context_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int);
+    context_set_current = "cuCtxSetCurrent": fn(sys::CUcontext);
+    context_enable_peer = "cuCtxEnablePeerAccess": fn(sys::CUcontext, c_uint);
+
+    memory_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
+    memory_allocate = "cuMemAlloc_v2": fn(*mut Address, usize);
+    memory_free = "cuMemFree_v2": fn(Address);
+    memory_range = "cuMemGetAddressRange_v2": fn(*mut Address, *mut usize, Address);
+
+    physical_create = "cuMemCreate": fn(*mut u64, usize, *const sys::CUmemAllocationProp, u64);
+    physical_release = "cuMemRelease": fn(u64);
+    physical_export = "cuMemExportToShareableHandle": fn(*mut c_void, u64, c_uint, u64);
+    physical_import = "cuMemImportFromShareableHandle": fn(*mut u64, *mut c_void, c_uint);
+    physical_properties = "cuMemGetAllocationPropertiesFromHandle":
+        fn(*mut sys::CUmemAllocationProp, u64);
+    physical_retain = "cuMemRetainAllocationHandle": fn(*mut u64, *mut c_void);
+    granularity = "cuMemGetAllocationGranularity":
+        fn(*mut usize, *const sys::CUmemAllocationProp, c_uint);
+    address_reserve = "cuMemAddressReserve": fn(*mut Address, usize, usize, Address, u64);
+    address_free = "cuMemAddressFree": fn(Address, usize);
+    map = "cuMemMap": fn(Address, usize, usize, u64, u64);
+    unmap = "cuMemUnmap": fn(Address, usize);
+    set_access = "cuMemSetAccess": fn(Address, usize, *const sys::CUmemAccessDesc, usize);
+    address_handle = "cuMemGetHandleForAddressRange":
+        fn(*mut c_void, Address, usize, c_uint, u64);
+
+    ipc_memory_handle = "cuIpcGetMemHandle": fn(*mut sys::CUipcMemHandle, Address);
+    ipc_memory_open = "cuIpcOpenMemHandle_v2": fn(*mut Address, sys::CUipcMemHandle, c_uint);
+    ipc_memory_close = "cuIpcCloseMemHandle": fn(Address);
+    ipc_event_handle = "cuIpcGetEventHandle": fn(*mut sys::CUipcEventHandle, sys::CUevent);
+    ipc_event_open = "cuIpcOpenEventHandle": fn(*mut sys::CUevent, sys::CUipcEventHandle);
+
+    host_allocate = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
+    host_free = "cuMemFreeHost": fn(*mut c_void);
+    host_register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister": fn(*mut c_void);
+    pointer_attributes = "cuPointerGetAttributes":
+        fn(c_uint, *const c_uint, *const *mut c_void, Address);
+
+    stream_create = "cuStreamCreate": fn(*mut sys::CUstream, c_uint);
+    stream_destroy = "cuStreamDestroy_v2": fn(sys::CUstream);
+    stream_query = "cuStreamQuery": fn(sys::CUstream);
+    stream_wait_event = "cuStreamWaitEvent": fn(sys::CUstream, sys::CUevent, c_uint);
+    copy = "cuMemcpyAsync": fn(Address, Address, usize, sys::CUstream);
+    fill_bytes = "cuMemsetD8Async": fn(Address, u8, usize, sys::CUstream);
+
+    event_create = "cuEventCreate": fn(*mut sys::CUevent, c_uint);
+    event_destroy = "cuEventDestroy_v2": fn(sys::CUevent);
+    event_record = "cuEventRecord": fn(sys::CUevent, sys::CUstream);
+    event_query = "cuEventQuery": fn(sys::CUevent);
+
+    module_load = "cuModuleLoadData": fn(*mut sys::CUmodule, *const c_void);
+    module_unload = "cuModuleUnload": fn(sys::CUmodule);
+    module_function = "cuModuleGetFunction":
+        fn(*mut sys::CUfunction, sys::CUmodule, *const c_char);
+    launch = "cuLaunchKernel": fn(
+        sys::CUfunction,
+        c_uint, c_uint, c_uint,
+        c_uint, c_uint, c_uint,
+        c_uint,
+        sys::CUstream,
+        *mut *mut c_void,
+        *mut *mut c_void,
+    );
+}
+
+/// The driver, if there is one. What was found out is remembered.
+pub(super) fn driver() -> Result<&'static Functions> {
+    static FOUND: OnceLock<Result<Functions>> = OnceLock::new();
+    FOUND.get_or_init(find).as_ref().map_err(Clone::clone)
+}
+
+fn find() -> Result<Functions> {
+    let missing = |detail: String| Error::new("load CUDA", ErrorKind::Unavailable, detail);
+    // SAFETY: loads and closes the library; its initialisers are NVIDIA's.
+    if !unsafe { sys::is_culib_present() } {
+        let detail = "libcuda.so.1 is not here: no NVIDIA driver, or not in this container";
+        return Err(missing(detail.to_owned()));
+    }
+    // SAFETY: it is the CUDA driver: found by its name.
+    let functions = unsafe { Functions::find(&Library) };
+    let functions =
+        functions.map_err(|symbol| missing(format!("libcuda has no {symbol}: too old a driver")))?;
+    let mut version = 0;
+    // SAFETY: one valid number.
+    check(&functions, "load CUDA", unsafe { (functions.driver_version)(&raw mut version) })?;
+    if version < OLDEST {
+        let detail = format!(
+            "the driver speaks CUDA {}, {} is the oldest that will do",
+            version_text(version),
+            version_text(OLDEST)
+        );
+        return Err(missing(detail));
+    }
+    // SAFETY: no pointers.
+    check(&functions, "load CUDA", unsafe { (functions.init)(0) })
+        .map_err(|error| error.with_kind(ErrorKind::Unavailable))?;
+    Ok(functions)
+}
+
+/// As `13.0`.
+pub(super) fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// What the driver answers while something is not done.
+pub(super) const NOT_READY: Code = 600;
+pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+
+fn kind_of(code: Code) -> ErrorKind {
+    match code {
+        1 => ErrorKind::InvalidArgument,
+        2 => ErrorKind::OutOfMemory,
+        3 | 4 | 100 | 803 | 804 => ErrorKind::Unavailable,
+        101 => ErrorKind::NoSuchDevice,
+        217 => ErrorKind::NoPeerAccess,
+        400 => ErrorKind::InvalidHandle,
+        712 | 713 => ErrorKind::InvalidArgument,
+        801 => ErrorKind::NotSupported,
+        // Addresses, instructions and assertions that went wrong, errors of the hardware:
+        // the context is gone.
+        214 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
+        _ => ErrorKind::Other,
+    }
+}
+
+/// An error unless the code is 0.
+pub(super) fn check(functions: &Functions, operation: &'static str, code: Code) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    let text = |get: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+        let mut text = std::ptr::null();
+        // SAFETY: a valid place for a pointer to a literal of the driver.
+        unsafe {
+            if get(code, &raw mut text) != 0 || text.is_null() {
+                return "unknown".to_owned();
+            }
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    };
+    let detail =
+        format!("{} ({code}, {})", text(functions.error_string), text(functions.error_name));
+    Err(Error::new(operation, kind_of(code), detail).with_code(i64::from(code)))
+}

@@ -1,0 +1,401 @@
+//! Memory: plain, mapped, of other processes, of the host.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::device::Context;
+use super::library::Address;
+use crate::driver::{self, HostBlock, SpaceDriver};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::DeviceName;
+use crate::pointer::{Allocator, Attributes};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const FILE_DESCRIPTOR: u32 = 1;
+
+/// Memory on this device that can leave as a descriptor, and that network cards may reach
+/// where they can.
+fn shareable(context: &Context) -> sys::CUmemAllocationProp {
+    const GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED: u32 = 110;
+    let mut rdma = 0;
+    let mut device = 0;
+    // SAFETY: valid numbers. A driver that does not know the attribute says so.
+    unsafe {
+        let functions = context.functions;
+        let _ = (functions.device_get)(&raw mut device, context.number as c_int);
+        let get = functions.device_attribute;
+        let _ = get(&raw mut rdma, GPU_DIRECT_RDMA_WITH_VMM_SUPPORTED, device);
+    }
+    sys::CUmemAllocationProp {
+        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes:
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: location(context.number),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: u8::from(rdma != 0),
+            usage: 0,
+            reserved: [0; 4],
+        },
+    }
+}
+
+fn location(number: u32) -> sys::CUmemLocation {
+    sys::CUmemLocation {
+        type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+        id: number as c_int,
+    }
+}
+
+pub(super) fn granularity(context: &Context) -> Result<u64> {
+    const RECOMMENDED: u32 = 1;
+    let operation = "read properties";
+    let functions = context.enter(operation)?;
+    let wanted = shareable(context);
+    let mut bytes = 0;
+    // SAFETY: a valid number, a valid description.
+    let code = unsafe { (functions.granularity)(&raw mut bytes, &raw const wanted, RECOMMENDED) };
+    context.check(operation, code).map(|()| bytes as u64)
+}
+
+pub(super) fn allocate(context: &Context, length: u64) -> Result<Address> {
+    let operation = "allocate";
+    let functions = context.enter(operation)?;
+    let mut address = 0;
+    // SAFETY: one valid number.
+    let code = unsafe { (functions.memory_allocate)(&raw mut address, length as usize) };
+    context.check(operation, code).map(|()| address)
+}
+
+/// Physical memory, created or imported.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    context: Arc<Context>,
+    handle: u64,
+    length: u64,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if let Ok(functions) = self.context.enter("release memory") {
+            // SAFETY: ours, released once; what is mapped stays until it is unmapped.
+            let _ = unsafe { (functions.physical_release)(self.handle) };
+        }
+    }
+}
+
+impl Physical {
+    pub(super) fn create(context: &Arc<Context>, length: u64) -> Result<Self> {
+        let operation = "allocate";
+        let functions = context.enter(operation)?;
+        let wanted = shareable(context);
+        let mut handle = 0;
+        // SAFETY: a valid number, a valid description.
+        let code = unsafe {
+            (functions.physical_create)(&raw mut handle, length as usize, &raw const wanted, 0)
+        };
+        context.check(operation, code)?;
+        Ok(Self { context: Arc::clone(context), handle, length })
+    }
+
+    pub(super) fn export(&self) -> Result<OwnedFd> {
+        let operation = "export";
+        let functions = self.context.enter(operation)?;
+        let mut number: c_int = -1;
+        // SAFETY: room for a descriptor's number.
+        let code = unsafe {
+            let place = (&raw mut number).cast::<c_void>();
+            (functions.physical_export)(place, self.handle, FILE_DESCRIPTOR, 0)
+        };
+        self.context.check(operation, code)?;
+        owned(operation, number)
+    }
+
+    /// The memory, and the device that it lies on.
+    pub(super) fn import(
+        context: &Arc<Context>,
+        descriptor: BorrowedFd<'_>,
+        length: u64,
+    ) -> Result<(Self, u32)> {
+        let operation = "import";
+        let functions = context.enter(operation)?;
+        let mut handle = 0;
+        // SAFETY: the driver takes the number of a descriptor for a pointer, looks at
+        // what it is, and keeps nothing of it.
+        let code = unsafe {
+            let number = ptr::without_provenance_mut(descriptor.as_raw_fd() as usize);
+            (functions.physical_import)(&raw mut handle, number, FILE_DESCRIPTOR)
+        };
+        context.check(operation, code).map_err(|error| match error.kind() {
+            ErrorKind::OutOfMemory | ErrorKind::DeviceFailed => error,
+            _ => error.with_kind(ErrorKind::InvalidHandle),
+        })?;
+        let physical = Self { context: Arc::clone(context), handle, length };
+        let mut found = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
+        // SAFETY: room for a description, of which only a plain number is read: its
+        // enumerations may have values that nobody here knows.
+        let (code, resident) = unsafe {
+            let code = (functions.physical_properties)(found.as_mut_ptr(), handle);
+            (code, (&raw const (*found.as_ptr()).location.id).read())
+        };
+        context.check(operation, code)?;
+        match u32::try_from(resident) {
+            Ok(resident) => Ok((physical, resident)),
+            Err(_) => {
+                let detail = "memory of no device of this process";
+                Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
+            }
+        }
+    }
+}
+
+/// The descriptor behind a number that the driver gave, which goes to nobody's child.
+fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
+    // SAFETY: no pointers.
+    if number < 0 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+        return Err(Error::system(operation, "fcntl F_SETFD"));
+    }
+    // SAFETY: just made for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// A reserved range of addresses.
+#[derive(Debug)]
+pub(super) struct Space {
+    context: Arc<Context>,
+    address: Address,
+    length: u64,
+}
+
+impl Space {
+    pub(super) fn reserve(context: &Arc<Context>, length: u64) -> Result<Self> {
+        let operation = "reserve addresses";
+        let functions = context.enter(operation)?;
+        let mut address = 0;
+        // SAFETY: one valid number.
+        let code = unsafe {
+            (functions.address_reserve)(&raw mut address, length as usize, 0, 0, 0)
+        };
+        context.check(operation, code)?;
+        Ok(Self { context: Arc::clone(context), address, length })
+    }
+}
+
+impl SpaceDriver for Space {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn map(&self, offset: u64, physical: &driver::Physical, devices: &[u32]) -> Result<()> {
+        let operation = "map";
+        let driver::Physical::Cuda(physical) = physical else {
+            return Err(driver::mixed(operation));
+        };
+        let functions = self.context.enter(operation)?;
+        let (at, length) = (self.address + offset, physical.length as usize);
+        // SAFETY: inside of the reserved range: `space.rs` keeps count of it.
+        let code = unsafe { (functions.map)(at, length, 0, physical.handle, 0) };
+        self.context.check(operation, code)?;
+        let access: Vec<_> = devices
+            .iter()
+            .map(|number| sys::CUmemAccessDesc {
+                location: location(*number),
+                flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            })
+            .collect();
+        // SAFETY: as many descriptions as told.
+        let code = unsafe { (functions.set_access)(at, length, access.as_ptr(), access.len()) };
+        self.context.check("set access", code).inspect_err(|_| {
+            // SAFETY: mapped a moment ago, and used by nobody yet.
+            let _ = unsafe { (functions.unmap)(at, length) };
+        })
+    }
+
+    unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
+        let operation = "unmap";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (functions.unmap)(self.address + offset, length as usize) };
+        self.context.check(operation, code)
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        if let Ok(functions) = self.context.enter("free addresses") {
+            // SAFETY: reserved by us; the pieces are unmapped, or this is refused.
+            let _ = unsafe { (functions.address_free)(self.address, self.length as usize) };
+        }
+    }
+}
+
+pub(super) fn legacy_export(context: &Context, address: Address) -> Result<[u8; 64]> {
+    let operation = "export by legacy handle";
+    let functions = context.enter(operation)?;
+    let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+    // SAFETY: room for a handle.
+    let code = unsafe { (functions.ipc_memory_handle)(&raw mut handle, address) };
+    context.check(operation, code).map_err(|error| match error.kind() {
+        // What the driver says of memory that was not allocated the plain way.
+        ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
+        _ => error,
+    })?;
+    Ok(handle.reserved.map(|byte| byte as u8))
+}
+
+/// Address and length of the whole allocation.
+pub(super) fn legacy_open(context: &Context, handle: [u8; 64]) -> Result<(Address, u64)> {
+    const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+    let operation = "open a legacy handle";
+    let functions = context.enter(operation)?;
+    let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte as _) };
+    let (mut address, mut base, mut length) = (0, 0, 0);
+    // SAFETY: valid numbers; the driver checks the handle.
+    unsafe {
+        let code = (functions.ipc_memory_open)(&raw mut address, handle, LAZY_ENABLE_PEER_ACCESS);
+        context.check(operation, code).map_err(|error| match error.kind() {
+            ErrorKind::OutOfMemory | ErrorKind::DeviceFailed | ErrorKind::NoPeerAccess => error,
+            _ => error.with_kind(ErrorKind::InvalidHandle),
+        })?;
+        let code = (functions.memory_range)(&raw mut base, &raw mut length, address);
+        context.check(operation, code).inspect_err(|_| {
+            let _ = (functions.ipc_memory_close)(address);
+        })?;
+    }
+    Ok((address, (length as u64).saturating_sub(address - base)))
+}
+
+pub(super) fn attributes(context: &Context, address: Address) -> Result<Attributes> {
+    use sys::CUpointer_attribute_enum as Attribute;
+    const HOST: u64 = 1;
+    let operation = "look at an address";
+    let functions = context.enter(operation)?;
+    let mut memory_type = 0_u64;
+    let mut ordinal = 0_u64;
+    let mut buffer_id = 0_u64;
+    let mut is_managed = 0_u64;
+    let mut base = 0_u64;
+    let mut length = 0_u64;
+    let mut handle_types = 0_u64;
+    let mut pool = 0_u64;
+    let wanted = [
+        (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut memory_type),
+        (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &raw mut ordinal),
+        (Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, &raw mut buffer_id),
+        (Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, &raw mut is_managed),
+        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &raw mut base),
+        (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut length),
+        (Attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, &raw mut handle_types),
+        (Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, &raw mut pool),
+    ];
+    let numbers = wanted.map(|(attribute, _)| attribute as u32);
+    let places = wanted.map(|(_, place)| place.cast::<c_void>());
+    // SAFETY: eight attributes, and for each of them eight bytes, which is the most any has.
+    let code = unsafe {
+        let count = numbers.len() as u32;
+        (functions.pointer_attributes)(count, numbers.as_ptr(), places.as_ptr(), address)
+    };
+    context.check(operation, code)?;
+    if memory_type == 0 {
+        let detail = format!("the driver knows nothing of {address:#x}");
+        return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+    }
+    let allocator = if is_managed & 0xff != 0 {
+        Allocator::Managed
+    } else if memory_type as u32 as u64 == HOST {
+        Allocator::Host
+    } else if pool != 0 {
+        Allocator::Pool
+    } else if is_mapped(context, address) {
+        Allocator::Mapped { exportable: handle_types & u64::from(FILE_DESCRIPTOR) != 0 }
+    } else {
+        Allocator::Plain
+    };
+    let device = (allocator != Allocator::Host).then(|| DeviceName::cuda(ordinal as u32));
+    Ok(Attributes { device, allocator, base, length, buffer_id })
+}
+
+/// Was physical memory mapped here, by whoever?
+fn is_mapped(context: &Context, address: Address) -> bool {
+    let functions = context.functions;
+    let mut handle = 0;
+    // SAFETY: a valid number; what is retained is released at once.
+    unsafe {
+        let at = ptr::without_provenance_mut(address as usize);
+        let is_mapped = (functions.physical_retain)(&raw mut handle, at) == 0;
+        if is_mapped {
+            let _ = (functions.physical_release)(handle);
+        }
+        is_mapped
+    }
+}
+
+pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Result<OwnedFd> {
+    const DMA_BUF: u32 = 1;
+    let operation = "export as dma-buf";
+    let functions = context.enter(operation)?;
+    let mut number: c_int = -1;
+    // SAFETY: room for a descriptor's number.
+    let code = unsafe {
+        let place = (&raw mut number).cast::<c_void>();
+        (functions.address_handle)(place, address, length as usize, DMA_BUF, 0)
+    };
+    context.check(operation, code)?;
+    owned(operation, number)
+}
+
+/// # Safety
+/// Stays mapped until it is unregistered.
+pub(super) unsafe fn register(context: &Context, address: u64, length: u64) -> Result<()> {
+    const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+    let operation = "register host memory";
+    let functions = context.enter(operation)?;
+    // SAFETY: the caller's promise.
+    let code = unsafe {
+        let at = ptr::with_exposed_provenance_mut(address as usize);
+        (functions.host_register)(at, length as usize, PORTABLE_AND_MAPPED)
+    };
+    context.check(operation, code)
+}
+
+/// Memory of the host, allocated with the driver.
+#[derive(Debug)]
+pub(super) struct Block {
+    context: Arc<Context>,
+    address: u64,
+}
+
+impl Block {
+    pub(super) fn new(context: &Arc<Context>, length: usize) -> Result<Self> {
+        const PORTABLE: u32 = 1;
+        let operation = "allocate host memory";
+        let functions = context.enter(operation)?;
+        let mut place = ptr::null_mut();
+        // SAFETY: room for an address.
+        let code = unsafe { (functions.host_allocate)(&raw mut place, length, PORTABLE) };
+        context.check(operation, code)?;
+        Ok(Self { context: Arc::clone(context), address: place.expose_provenance() as u64 })
+    }
+}
+
+impl HostBlock for Block {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Ok(functions) = self.context.enter("free host memory") {
+            // SAFETY: ours, and no operation on it is left.
+            let _ = unsafe { (functions.host_free)(self.address as *mut c_void) };
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Devices behind NVIDIA's driver.
+
+mod device;
+mod library;
+mod memory;
+mod stream;
+
+pub(crate) use device::{Device, count};
+pub(crate) use memory::Physical;
+pub(crate) use stream::Event;

@@ -1,0 +1,265 @@
+//! Streams, events, and the one kernel.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys;
+
+use super::device::Context;
+use super::library::Address;
+use crate::driver::{self, StreamDriver};
+use crate::error::{ErrorKind, Result};
+
+/// A stream of the driver's.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    raw: sys::CUstream,
+    /// Where the kernel adds up.
+    sum: OnceLock<Address>,
+}
+
+// SAFETY: the driver's streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: the same.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        /// Does not wait for the default stream, which others may use.
+        const NON_BLOCKING: u32 = 1;
+        let operation = "make a stream";
+        let functions = context.enter(operation)?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: room for a handle.
+        let code = unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) };
+        context.check(operation, code)?;
+        Ok(Self { context: Arc::clone(context), raw, sum: OnceLock::new() })
+    }
+
+    fn sum(&self) -> Result<Address> {
+        if let Some(address) = self.sum.get() {
+            return Ok(*address);
+        }
+        let made = super::memory::allocate(&self.context, 8)?;
+        // Under the lock of the stream that this belongs to: nobody was faster.
+        Ok(*self.sum.get_or_init(|| made))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Ok(functions) = self.context.enter("close a stream") {
+            // SAFETY: ours, and all operations are done.
+            unsafe {
+                let _ = (functions.stream_destroy)(self.raw);
+                if let Some(sum) = self.sum.take() {
+                    let _ = (functions.memory_free)(sum);
+                }
+            }
+        }
+    }
+}
+
+impl StreamDriver for Stream {
+    unsafe fn copy(&self, to: u64, from: u64, length: u64) -> Result<()> {
+        if length == 0 {
+            return Ok(());
+        }
+        let operation = "copy";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (functions.copy)(to, from, length as usize, self.raw) };
+        self.context.check(operation, code)
+    }
+
+    unsafe fn fill(&self, to: u64, byte: u8, length: u64) -> Result<()> {
+        if length == 0 {
+            return Ok(());
+        }
+        let operation = "fill";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (functions.fill_bytes)(to, byte, length as usize, self.raw) };
+        self.context.check(operation, code)
+    }
+
+    unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
+        const THREADS: u32 = 256;
+        /// Enough to keep the memory of any device busy; each thread takes many words.
+        const MOST_BLOCKS: u64 = 1024;
+        let operation = "checksum";
+        let functions = self.context.enter(operation)?;
+        let function = Kernel::of(&self.context)?;
+        let mut sum = self.sum()?;
+        let blocks = length.div_ceil(8 * u64::from(THREADS)).clamp(1, MOST_BLOCKS) as u32;
+        let (mut from, mut length) = (from, length);
+        let mut arguments = [
+            (&raw mut from).cast::<c_void>(),
+            (&raw mut length).cast(),
+            (&raw mut sum).cast(),
+        ];
+        // SAFETY: the caller's promise for the range; three arguments, as the kernel has,
+        // which are copied by the launch; the sum belongs to this stream.
+        unsafe {
+            self.context.check(operation, (functions.fill_bytes)(sum, 0, 8, self.raw))?;
+            let code = (functions.launch)(
+                function,
+                blocks,
+                1,
+                1,
+                THREADS,
+                1,
+                1,
+                0,
+                self.raw,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            );
+            self.context.check(operation, code)?;
+            self.context.check(operation, (functions.copy)(result, sum, 8, self.raw))
+        }
+    }
+
+    fn record(&self, event: &driver::Event) -> Result<()> {
+        let operation = "record an event";
+        let driver::Event::Cuda(event) = event else { return Err(driver::mixed(operation)) };
+        let functions = self.context.enter(operation)?;
+        // SAFETY: both are alive.
+        self.context.check(operation, unsafe { (functions.event_record)(event.raw, self.raw) })
+    }
+
+    fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
+        let operation = "wait for an event";
+        let driver::Event::Cuda(event) = &**event else { return Err(driver::mixed(operation)) };
+        let functions = self.context.enter(operation)?;
+        // SAFETY: both are alive; the driver remembers the point, not the event.
+        let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
+        self.context.check(operation, code)
+    }
+
+    fn is_done(&self) -> Result<bool> {
+        let operation = "look at a stream";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: alive.
+        self.context.is_ready(operation, unsafe { (functions.stream_query)(self.raw) })
+    }
+}
+
+/// An event of the driver's.
+#[derive(Debug)]
+pub(crate) struct Event {
+    context: Arc<Context>,
+    raw: sys::CUevent,
+}
+
+// SAFETY: the driver's events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: the same.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(super) fn new(context: &Arc<Context>, is_shared: bool) -> Result<Self> {
+        const WITHOUT_TIME: u32 = 2;
+        const SHARED: u32 = 4;
+        let operation = "make an event";
+        let functions = context.enter(operation)?;
+        let flags = if is_shared { WITHOUT_TIME | SHARED } else { WITHOUT_TIME };
+        let mut raw = ptr::null_mut();
+        // SAFETY: room for a handle.
+        let code = unsafe { (functions.event_create)(&raw mut raw, flags) };
+        context.check(operation, code)?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn import(context: &Arc<Context>, bytes: [u8; 64]) -> Result<Self> {
+        let operation = "open an event";
+        let functions = context.enter(operation)?;
+        let handle = sys::CUipcEventHandle { reserved: bytes.map(|byte| byte as _) };
+        let mut raw = ptr::null_mut();
+        // SAFETY: room for a handle; the driver checks the bytes.
+        let code = unsafe { (functions.ipc_event_open)(&raw mut raw, handle) };
+        context.check(operation, code).map_err(|error| match error.kind() {
+            ErrorKind::OutOfMemory | ErrorKind::DeviceFailed => error,
+            _ => error.with_kind(ErrorKind::InvalidHandle),
+        })?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn export(&self) -> Result<[u8; 64]> {
+        let operation = "export an event";
+        let functions = self.context.enter(operation)?;
+        let mut handle = sys::CUipcEventHandle { reserved: [0; 64] };
+        // SAFETY: room for a handle.
+        let code = unsafe { (functions.ipc_event_handle)(&raw mut handle, self.raw) };
+        self.context.check(operation, code).map_err(|error| match error.kind() {
+            // What the driver says of an event that was not made to be shared.
+            ErrorKind::InvalidArgument | ErrorKind::InvalidHandle => {
+                error.with_kind(ErrorKind::NotSupported)
+            }
+            _ => error,
+        })?;
+        Ok(handle.reserved.map(|byte| byte as u8))
+    }
+
+    pub(super) fn is_done(&self) -> Result<bool> {
+        let operation = "look at an event";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: alive.
+        self.context.is_ready(operation, unsafe { (functions.event_query)(self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(functions) = self.context.enter("close an event") {
+            // SAFETY: ours. The driver lets go of it when it was reached.
+            let _ = unsafe { (functions.event_destroy)(self.raw) };
+        }
+    }
+}
+
+/// The checksum's code on a device.
+pub(super) struct Kernel {
+    module: sys::CUmodule,
+    function: sys::CUfunction,
+}
+
+// SAFETY: the driver's modules may be used from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: the same.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    /// Has the driver compile it, the first time.
+    fn of(context: &Context) -> Result<sys::CUfunction> {
+        const TEXT: &str = concat!(include_str!("checksum.ptx"), "\0");
+        if let Some(kernel) = context.kernel.get() {
+            return Ok(kernel.function);
+        }
+        let operation = "load the checksum kernel";
+        let functions = context.enter(operation)?;
+        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: room for handles; texts that end in zero.
+        unsafe {
+            let code = (functions.module_load)(&raw mut module, TEXT.as_ptr().cast());
+            context.check(operation, code)?;
+            let name = c"checksum".as_ptr();
+            let code = (functions.module_function)(&raw mut function, module, name);
+            context.check(operation, code)?;
+        }
+        if let Err(late) = context.kernel.set(Self { module, function }) {
+            late.unload(context);
+        }
+        Ok(context.kernel.get().map_or(function, |kernel| kernel.function))
+    }
+
+    pub(super) fn unload(self, context: &Context) {
+        if let Ok(functions) = context.enter("unload the checksum kernel") {
+            // SAFETY: loaded by us; nothing of it runs any more.
+            let _ = unsafe { (functions.module_unload)(self.module) };
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Devices.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use crate::budget::Budget;
+use crate::driver::DeviceDriver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{Event, EventTicket};
+use crate::fork::Birth;
+use crate::legacy;
+use crate::name::{DeviceName, Implementation};
+use crate::pointer::Attributes;
+use crate::properties::{PeerAccess, Properties};
+use crate::stream::Stream;
+use crate::{cuda, stand_in};
+
+/// A device, opened. Copies of the handle are the same device.
+///
+/// All handles of a process share one context and one budget, however often the device
+/// is opened.
+///
+/// ```
+/// use gpu::Device;
+/// let device = Device::open("stand-in:0".parse()?)?;
+/// let memory = device.allocate(1 << 20)?;
+/// let stream = device.stream()?;
+/// stream.fill(&memory.slice(0, 4096)?, 7)?;
+/// let mut bytes = [0; 4096];
+/// stream.download(&memory.slice(0, 4096)?, &mut bytes, gpu::PATIENCE)?;
+/// assert_eq!(bytes, [7; 4096]);
+/// # Ok::<(), gpu::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Device(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) name: DeviceName,
+    pub(crate) birth: Birth,
+    pub(crate) driver: Box<dyn DeviceDriver>,
+    pub(crate) budget: Budget,
+    /// Devices whose plain memory this one may reach, a bit each.
+    peers: AtomicU64,
+    pub(crate) legacy: Mutex<legacy::Table>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.birth.is_here() {
+            // The context is the parent's: nothing of it may be closed here.
+            let nothing: Box<dyn DeviceDriver> = Box::new(stand_in::Device::none());
+            std::mem::forget(std::mem::replace(&mut self.driver, nothing));
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.0.name)
+    }
+}
+
+/// Devices that are open in this process.
+static OPEN: LazyLock<Mutex<HashMap<DeviceName, Weak<Inner>>>> = LazyLock::new(Mutex::default);
+
+/// What is there.
+#[derive(Debug)]
+pub struct Survey {
+    /// Devices that can be opened.
+    pub devices: Vec<(DeviceName, Properties)>,
+    /// What is not there, or cannot be opened, and why.
+    pub missing: Vec<(Implementation, Error)>,
+}
+
+impl Device {
+    /// Opens a device, or gives the one that is open.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable) with the reason if there is no driver;
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice).
+    pub fn open(name: DeviceName) -> Result<Self> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = open.get(&name).and_then(Weak::upgrade).filter(|inner| inner.birth.is_here());
+        if let Some(inner) = found {
+            return Ok(Self(inner));
+        }
+        let driver: Box<dyn DeviceDriver> = match name.implementation {
+            Implementation::Cuda => Box::new(cuda::Device::open(name.number)?),
+            Implementation::StandIn => Box::new(stand_in::Device::open(name.number)?),
+        };
+        let budget = Budget::new(driver.properties().total_memory);
+        let inner = Arc::new(Inner {
+            name,
+            birth: Birth::now(),
+            driver,
+            budget,
+            peers: AtomicU64::new(0),
+            legacy: Mutex::default(),
+        });
+        open.insert(name, Arc::downgrade(&inner));
+        Ok(Self(inner))
+    }
+
+    /// How many devices of an implementation there are.
+    ///
+    /// # Errors
+    /// [`Unavailable`](ErrorKind::Unavailable), with the reason.
+    pub fn count(implementation: Implementation) -> Result<u32> {
+        match implementation {
+            Implementation::Cuda => cuda::count(),
+            Implementation::StandIn => Ok(stand_in::COUNT),
+        }
+    }
+
+    /// Looks at everything there is. Contexts are made for it, which takes a while.
+    #[must_use]
+    pub fn survey() -> Survey {
+        let mut survey = Survey { devices: Vec::new(), missing: Vec::new() };
+        for implementation in [Implementation::Cuda, Implementation::StandIn] {
+            let count = Self::count(implementation).unwrap_or_else(|error| {
+                survey.missing.push((implementation, error));
+                0
+            });
+            for number in 0..count {
+                let name = DeviceName { implementation, number };
+                match Self::open(name) {
+                    Ok(device) => survey.devices.push((name, device.properties().clone())),
+                    Err(error) => survey.missing.push((implementation, error)),
+                }
+            }
+        }
+        survey
+    }
+
+    /// What it is called here.
+    #[must_use]
+    pub fn name(&self) -> DeviceName {
+        self.0.name
+    }
+
+    /// What is known of it.
+    #[must_use]
+    pub fn properties(&self) -> &Properties {
+        self.0.driver.properties()
+    }
+
+    /// Free now, in bytes, on the whole device.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn free_memory(&self) -> Result<u64> {
+        self.driver("free memory")?.free_memory().map_err(|error| error.on(self.0.name))
+    }
+
+    /// What all allocations of this process may take together, in bytes.
+    pub fn set_budget(&self, bytes: u64) {
+        self.0.budget.set_limit(bytes);
+    }
+
+    /// What they may take, and what they have taken, in bytes.
+    #[must_use]
+    pub fn budget(&self) -> (u64, u64) {
+        (self.0.budget.limit(), self.0.budget.used())
+    }
+
+    /// How this device reaches another one's memory.
+    ///
+    /// # Errors
+    /// If the other is of another implementation.
+    pub fn peer_access(&self, peer: &Self) -> Result<PeerAccess> {
+        let operation = "peer access";
+        let driver = self.driver(operation)?;
+        if peer.0.name == self.0.name {
+            return Ok(PeerAccess::Same);
+        }
+        self.same_implementation(operation, peer)?;
+        driver.peer_access(peer.0.name.number).map_err(|error| error.on(self.0.name))
+    }
+
+    /// Lets this device reach another one's plain memory directly. Without it a driver
+    /// copies by way of the host at a tenth of the speed, and says nothing; here such a
+    /// copy is refused.
+    ///
+    /// # Errors
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if it cannot.
+    pub fn enable_peer(&self, peer: &Self) -> Result<()> {
+        let operation = "enable peer access";
+        let bit = 1_u64 << (peer.0.name.number & 63);
+        match self.peer_access(peer)? {
+            PeerAccess::Same => return Ok(()),
+            _ if self.0.peers.load(Ordering::Acquire) & bit != 0 => return Ok(()),
+            PeerAccess::Direct { .. } => {}
+            PeerAccess::None => {
+                let detail = format!("{} cannot reach {} directly", self.0.name, peer.0.name);
+                let error = Error::new(operation, ErrorKind::NoPeerAccess, detail);
+                return Err(error.on(self.0.name));
+            }
+        }
+        self.0.driver.enable_peer(peer.0.name.number).map_err(|error| error.on(self.0.name))?;
+        self.0.peers.fetch_or(bit, Ordering::Release);
+        Ok(())
+    }
+
+    /// May it reach that device's plain memory?
+    pub(crate) fn has_peer(&self, number: u32) -> bool {
+        self.0.peers.load(Ordering::Acquire) & 1 << (number & 63) != 0
+    }
+
+    /// Makes a stream: a queue of operations that are done in order.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn stream(&self) -> Result<Stream> {
+        let raw = self.driver("make a stream")?.stream().map_err(|e| e.on(self.0.name))?;
+        Ok(Stream::new(self.clone(), raw))
+    }
+
+    /// Makes an event, which marks a point in a stream.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn event(&self) -> Result<Event> {
+        self.make_event(false)
+    }
+
+    /// Makes an event that other processes may wait for, too.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn shared_event(&self) -> Result<Event> {
+        self.make_event(true)
+    }
+
+    fn make_event(&self, is_shared: bool) -> Result<Event> {
+        let raw = self.driver("make an event")?.event(is_shared).map_err(|e| e.on(self.0.name))?;
+        Ok(Event::new(self.clone(), raw))
+    }
+
+    /// Opens an event of another process.
+    ///
+    /// # Errors
+    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if it is none.
+    pub fn open_event(&self, ticket: EventTicket) -> Result<Event> {
+        let driver = self.driver("open an event")?;
+        let raw = driver.import_event(ticket.0).map_err(|error| error.on(self.0.name))?;
+        Ok(Event::new(self.clone(), raw))
+    }
+
+    /// What the driver knows of an address.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if it knows nothing of it.
+    pub fn attributes(&self, address: u64) -> Result<Attributes> {
+        let driver = self.driver("look at an address")?;
+        driver.attributes(address).map_err(|error| error.on(self.0.name))
+    }
+
+    /// The driver, unless the process forked.
+    pub(crate) fn driver(&self, operation: &'static str) -> Result<&dyn DeviceDriver> {
+        self.0.birth.check(operation).map_err(|error| error.on(self.0.name))?;
+        Ok(&*self.0.driver)
+    }
+
+    pub(crate) fn same_implementation(&self, operation: &'static str, peer: &Self) -> Result<()> {
+        if peer.0.name.implementation == self.0.name.implementation {
+            return Ok(());
+        }
+        Err(crate::driver::mixed(operation).on(self.0.name))
+    }
+}

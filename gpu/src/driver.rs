@@ -1,0 +1,118 @@
+//! What an implementation does: the seam between the interface and the two behind it.
+//!
+//! Everything above this line checks bounds, rights, budgets and forks and keeps memory
+//! alive; everything below does as it is told, with addresses.
+#![allow(unsafe_code)]
+
+use std::fmt::Debug;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::pointer::Attributes;
+use crate::properties::{PeerAccess, Properties};
+use crate::{cuda, stand_in};
+
+/// Physical memory of a device, not yet anywhere in the address space.
+#[derive(Debug)]
+pub(crate) enum Physical {
+    Cuda(cuda::Physical),
+    StandIn(stand_in::Physical),
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Cuda(cuda::Event),
+    StandIn(stand_in::Event),
+}
+
+/// An event on its way to another process.
+#[derive(Debug)]
+pub(crate) enum ExportedEvent {
+    Legacy([u8; 64]),
+    File(OwnedFd),
+}
+
+/// Memory, events and streams of different implementations do not go together.
+pub(crate) fn mixed(operation: &'static str) -> Error {
+    let detail = "the other one belongs to another implementation";
+    Error::new(operation, ErrorKind::InvalidArgument, detail)
+}
+
+pub(crate) trait DeviceDriver: Debug + Send + Sync {
+    fn properties(&self) -> &Properties;
+    /// Free now, on the whole device.
+    fn free_memory(&self) -> Result<u64>;
+    fn peer_access(&self, peer: u32) -> Result<PeerAccess>;
+    /// Lets this device reach what `peer` allocated the plain way.
+    fn enable_peer(&self, peer: u32) -> Result<()>;
+
+    fn allocate(&self, length: u64) -> Result<u64>;
+    /// # Safety
+    /// From `allocate`, freed once, and used by nobody any more.
+    unsafe fn free(&self, address: u64) -> Result<()>;
+
+    fn create(&self, length: u64) -> Result<Physical>;
+    fn export(&self, physical: &Physical) -> Result<OwnedFd>;
+    /// The memory, and the number of the device that it lies on.
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(Physical, u32)>;
+    fn reserve(&self, length: u64) -> Result<Box<dyn SpaceDriver>>;
+
+    fn legacy_export(&self, address: u64) -> Result<[u8; 64]>;
+    /// Address and length of the whole allocation.
+    fn legacy_open(&self, handle: [u8; 64]) -> Result<(u64, u64)>;
+    /// # Safety
+    /// From `legacy_open`, closed once, and used by nobody any more.
+    unsafe fn legacy_close(&self, address: u64) -> Result<()>;
+
+    fn attributes(&self, address: u64) -> Result<Attributes>;
+    fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd>;
+
+    /// # Safety
+    /// Stays mapped until `unregister`.
+    unsafe fn register(&self, address: u64, length: u64) -> Result<()>;
+    /// # Safety
+    /// Registered, and in no transfer any more.
+    unsafe fn unregister(&self, address: u64) -> Result<()>;
+    /// Memory of the host that it copies from and to fastest.
+    fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>>;
+
+    fn stream(&self) -> Result<Box<dyn StreamDriver>>;
+    fn event(&self, is_shared: bool) -> Result<Event>;
+    fn export_event(&self, event: &Event) -> Result<ExportedEvent>;
+    fn import_event(&self, exported: ExportedEvent) -> Result<Event>;
+    fn is_event_done(&self, event: &Event) -> Result<bool>;
+}
+
+/// A reserved range of addresses, in which physical memory is mapped.
+pub(crate) trait SpaceDriver: Debug + Send + Sync {
+    fn address(&self) -> u64;
+    /// Maps all of it at this offset, for these devices to read and write.
+    fn map(&self, offset: u64, physical: &Physical, devices: &[u32]) -> Result<()>;
+    /// # Safety
+    /// Mapped before, and used by nobody any more. Dropping the space needs it, too.
+    unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()>;
+}
+
+pub(crate) trait HostBlock: Debug + Send + Sync {
+    fn address(&self) -> u64;
+}
+
+/// Operations in order. Each is only begun when it is called.
+pub(crate) trait StreamDriver: Debug + Send + Sync {
+    /// # Safety
+    /// Both ranges stay valid until the operation is done.
+    unsafe fn copy(&self, to: u64, from: u64, length: u64) -> Result<()>;
+    /// # Safety
+    /// As for copying.
+    unsafe fn fill(&self, to: u64, byte: u8, length: u64) -> Result<()>;
+    /// Writes the [checksum](crate::checksum) of the range to `result`.
+    ///
+    /// # Safety
+    /// As for copying; `result` is 8 bytes of a host block.
+    unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()>;
+    fn record(&self, event: &Event) -> Result<()>;
+    fn wait(&self, event: &Arc<Event>) -> Result<()>;
+    fn is_done(&self) -> Result<bool>;
+}

@@ -1,0 +1,164 @@
+//! Memory that others allocated the plain way, by 64 bytes.
+//!
+//! A process may open such a handle once; opening it again, or closing it while somebody
+//! still uses it, fails or worse. So a table counts: one opening per allocation, closed
+//! when the last user goes.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Memory;
+
+/// A place in another process's allocation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct LegacyHandle {
+    /// What the driver made of the allocation.
+    pub bytes: [u8; 64],
+    /// Where the memory begins in the allocation, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+impl fmt::Debug for LegacyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LegacyHandle({} bytes at {})", self.length, self.offset)
+    }
+}
+
+/// Allocations that are open for one device of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    open: HashMap<[u8; 64], Entry>,
+    hits: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    address: u64,
+    length: u64,
+    users: u64,
+}
+
+/// Open handles in the whole process.
+static OPEN: AtomicU64 = AtomicU64::new(0);
+
+/// How many legacy handles this process has open.
+#[must_use]
+pub fn open_legacy_handles() -> u64 {
+    OPEN.load(Ordering::Relaxed)
+}
+
+impl Table {
+    /// Counts a user of an allocation that is open; `open` opens it otherwise. Gives its
+    /// address and length.
+    fn enter(
+        &mut self,
+        bytes: [u8; 64],
+        open: impl FnOnce() -> Result<(u64, u64)>,
+    ) -> Result<(u64, u64)> {
+        if let Some(entry) = self.open.get_mut(&bytes) {
+            entry.users += 1;
+            self.hits += 1;
+            return Ok((entry.address, entry.length));
+        }
+        let (address, length) = open()?;
+        OPEN.fetch_add(1, Ordering::Relaxed);
+        self.open.insert(bytes, Entry { address, length, users: 1 });
+        Ok((address, length))
+    }
+
+    /// One user less; the address to close if that was the last.
+    fn leave(&mut self, bytes: &[u8; 64]) -> Option<u64> {
+        let entry = self.open.get_mut(bytes)?;
+        entry.users -= 1;
+        if entry.users > 0 {
+            return None;
+        }
+        OPEN.fetch_sub(1, Ordering::Relaxed);
+        self.open.remove(bytes).map(|entry| entry.address)
+    }
+}
+
+/// One user of an open allocation.
+pub(crate) struct Opened {
+    device: Device,
+    bytes: [u8; 64],
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Opened({:?})", self.device)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.device.0.birth.is_here() {
+            return;
+        }
+        let mut table = self.device.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(address) = table.leave(&self.bytes) {
+            // Under the table's lock: who opens the same handle next finds it closed.
+            // SAFETY: opened by us; no slice, thus no operation, is left.
+            let _ = unsafe { self.device.0.driver.legacy_close(address) };
+        }
+    }
+}
+
+impl Device {
+    /// Opens memory of another process, for this device.
+    ///
+    /// # Errors
+    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the bytes mean nothing here, if they
+    /// were made by this very process, or if they claim more than the allocation has.
+    pub fn open_legacy(&self, handle: &LegacyHandle) -> Result<Memory> {
+        let operation = "open a legacy handle";
+        let driver = self.driver(operation)?;
+        let on = |error: Error| error.on(self.name());
+        let (base, whole) = {
+            let mut table = self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
+            table.enter(handle.bytes, || driver.legacy_open(handle.bytes)).map_err(on)?
+        };
+        let opened = Opened { device: self.clone(), bytes: handle.bytes };
+        let is_inside = handle.offset.checked_add(handle.length).is_some_and(|end| end <= whole);
+        if !is_inside || handle.length == 0 {
+            let detail = format!(
+                "{} bytes from {} on, in an allocation of {whole} bytes",
+                handle.length, handle.offset
+            );
+            return Err(on(Error::new(operation, ErrorKind::InvalidHandle, detail)));
+        }
+        // Another than this one, if it was opened for a peer.
+        let resident = driver.attributes(base).ok().and_then(|attributes| attributes.device);
+        let (address, length) = (base + handle.offset, handle.length);
+        Ok(Memory::of_legacy(self, resident.unwrap_or(self.name()), opened, address, length))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_is_opened_once_and_closed_by_the_last() {
+        let mut table = Table::default();
+        let bytes = [7; 64];
+        assert_eq!(table.enter(bytes, || Ok((0x1000, 64))).unwrap(), (0x1000, 64));
+        let again = table.enter(bytes, || panic!("it is open"));
+        assert_eq!(again.unwrap(), (0x1000, 64));
+        assert_eq!(table.hits, 1);
+        assert_eq!(table.leave(&bytes), None);
+        assert_eq!(table.leave(&bytes), Some(0x1000));
+        assert_eq!(table.leave(&bytes), None, "nothing is closed twice");
+        // What could not be opened is not counted.
+        let refused = || Err(Error::new("test", ErrorKind::InvalidHandle, ""));
+        assert!(table.enter(bytes, refused).is_err());
+        assert!(table.enter(bytes, || Ok((0x2000, 64))).is_ok(), "and can be tried again");
+    }
+}

@@ -1,0 +1,53 @@
+//! Devices and their memory, behind one interface.
+//!
+//! Two implementations pass the same conformance suite: CUDA, through the driver, which
+//! is looked for at run time (nothing is linked, and a machine without it is told what is
+//! missing), and a [stand-in] made of host memory and threads, which is there everywhere.
+//!
+//! Memory that is [allocated to be shared](Device::allocate_shared) leaves its process as
+//! a file descriptor, works in any namespace, and outlives who made it. A [`Pool`] of it
+//! grows piece by piece without moving. Memory that something else allocated can leave by
+//! [legacy handle](Memory::export_legacy).
+//!
+//! Nothing here falls back in silence: a copy between devices that were not let at each
+//! other is refused, where a driver would take the long way.
+//!
+//! Nothing here knows of networks, or of what other processes do with what they were given.
+
+mod budget;
+mod checksum;
+mod cuda;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod fork;
+mod legacy;
+mod links;
+mod memory;
+mod name;
+mod pointer;
+mod pool;
+mod properties;
+mod space;
+pub mod stand_in;
+mod stream;
+mod waiting;
+
+use std::time::Duration;
+
+pub use checksum::checksum;
+pub use device::{Device, Survey};
+pub use error::{Error, ErrorKind, Result};
+pub use event::{Event, EventTicket};
+pub use legacy::{LegacyHandle, open_legacy_handles};
+pub use links::{LinkBytes, LinkCounters, PcieLink};
+pub use memory::{HostMapping, Memory, Slice};
+pub use name::{DeviceName, Implementation};
+pub use pointer::{Allocator, Attributes};
+pub use pool::{Pool, PoolPiece};
+pub use properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
+pub use stream::{Stream, leaked_streams};
+
+/// A deadline for waits on devices that are expected to succeed.
+pub const PATIENCE: Duration = Duration::from_secs(10);

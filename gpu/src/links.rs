@@ -1,0 +1,257 @@
+//! Which link carried how many bytes: NVIDIA's counters, read through its management
+//! library, which is looked for at run time.
+//!
+//! Counters are the only proof of a path: a transfer that should go by NVLink and moves
+//! nothing there went somewhere else, whatever anybody says.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_int, c_longlong, c_uint, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::device::Device;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::{DeviceName, Implementation};
+
+/// Bytes that a device's links carried since some time in the past; None where the device
+/// does not count. Only differences mean something.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkBytes {
+    /// Sent by NVLink, payload only.
+    pub nvlink_sent: Option<u64>,
+    /// Received by NVLink, payload only.
+    pub nvlink_received: Option<u64>,
+    /// Sent by PCIe.
+    pub pcie_sent: Option<u64>,
+    /// Received by PCIe.
+    pub pcie_received: Option<u64>,
+}
+
+impl LinkBytes {
+    /// What was carried since `earlier`.
+    ///
+    /// ```
+    /// use gpu::LinkBytes;
+    /// let earlier = LinkBytes { nvlink_sent: Some(10), ..LinkBytes::default() };
+    /// let later = LinkBytes { nvlink_sent: Some(30), ..LinkBytes::default() };
+    /// assert_eq!(later.since(&earlier).nvlink_sent, Some(20));
+    /// assert_eq!(later.since(&earlier).pcie_sent, None);
+    /// ```
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let since = |now: Option<u64>, then: Option<u64>| Some(now?.wrapping_sub(then?));
+        Self {
+            nvlink_sent: since(self.nvlink_sent, earlier.nvlink_sent),
+            nvlink_received: since(self.nvlink_received, earlier.nvlink_received),
+            pcie_sent: since(self.pcie_sent, earlier.pcie_sent),
+            pcie_received: since(self.pcie_received, earlier.pcie_received),
+        }
+    }
+}
+
+/// How a device is connected to its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PcieLink {
+    /// PCIe generation, now. Idle devices may tell a lower one.
+    pub generation: u32,
+    /// Lanes, now.
+    pub width: u32,
+    /// Generation and lanes at best.
+    pub best: (u32, u32),
+}
+
+/// A device's counters.
+#[derive(Debug)]
+pub struct LinkCounters {
+    name: DeviceName,
+    library: &'static Management,
+    handle: Handle,
+}
+
+/// As the management library has it: opaque, and good for any thread.
+#[derive(Debug, Clone, Copy)]
+struct Handle(*mut c_void);
+
+// SAFETY: the library's handles may be used from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: the same.
+unsafe impl Sync for Handle {}
+
+type Code = u32;
+const NOT_SUPPORTED: Code = 3;
+
+/// A value, or why there is none, as the library fills it in.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Field {
+    number: c_uint,
+    scope: c_uint,
+    timestamp: c_longlong,
+    latency: c_longlong,
+    value_type: c_uint,
+    code: Code,
+    value: u64,
+}
+
+macro_rules! functions {
+    ($($field:ident = $symbol:literal: fn($($argument:ty),*);)*) => {
+        /// The management library's functions.
+        #[derive(Debug)]
+        struct Management {
+            $($field: unsafe extern "C" fn($($argument),*) -> Code,)*
+            _library: Library,
+        }
+
+        impl Management {
+            fn find(library: Library) -> std::result::Result<Self, &'static str> {
+                Ok(Self {
+                    // SAFETY: the library's symbols have these types.
+                    $($field: *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| $symbol)?,)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    init = "nvmlInit_v2": fn();
+    handle_by_uuid = "nvmlDeviceGetHandleByUUID": fn(*const c_char, *mut *mut c_void);
+    field_values = "nvmlDeviceGetFieldValues": fn(*mut c_void, c_int, *mut Field);
+    pcie_generation = "nvmlDeviceGetCurrPcieLinkGeneration": fn(*mut c_void, *mut c_uint);
+    pcie_width = "nvmlDeviceGetCurrPcieLinkWidth": fn(*mut c_void, *mut c_uint);
+    best_generation = "nvmlDeviceGetMaxPcieLinkGeneration": fn(*mut c_void, *mut c_uint);
+    best_width = "nvmlDeviceGetMaxPcieLinkWidth": fn(*mut c_void, *mut c_uint);
+}
+
+const OPERATION: &str = "read link counters";
+
+fn management() -> Result<&'static Management> {
+    static FOUND: OnceLock<Result<Management>> = OnceLock::new();
+    let find = || {
+        let missing = |detail| Error::new(OPERATION, ErrorKind::Unavailable, detail);
+        // SAFETY: NVIDIA's library, found by its name; its initialisers are NVIDIA's.
+        let library = unsafe { Library::new("libnvidia-ml.so.1") };
+        let library = library.map_err(|_| missing("libnvidia-ml.so.1 is not here".to_owned()))?;
+        let found = Management::find(library)
+            .map_err(|symbol| missing(format!("libnvidia-ml has no {symbol}: too old a driver")))?;
+        // SAFETY: no arguments.
+        check(unsafe { (found.init)() })?;
+        Ok(found)
+    };
+    FOUND.get_or_init(find).as_ref().map_err(Clone::clone)
+}
+
+fn check(code: Code) -> Result<()> {
+    let kind = match code {
+        0 => return Ok(()),
+        NOT_SUPPORTED => ErrorKind::NotSupported,
+        _ => ErrorKind::Other,
+    };
+    let detail = format!("the management library answers {code}");
+    Err(Error::new(OPERATION, kind, detail).with_code(i64::from(code)))
+}
+
+/// All links of a device together.
+const ALL_LINKS: c_uint = c_uint::MAX;
+/// In units of 1024 bytes.
+const NVLINK_DATA_SENT: c_uint = 138;
+const NVLINK_DATA_RECEIVED: c_uint = 139;
+const PCIE_BYTES_SENT: c_uint = 197;
+const PCIE_BYTES_RECEIVED: c_uint = 198;
+
+impl LinkCounters {
+    /// The counters of a device.
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) for a stand-in;
+    /// [`Unavailable`](ErrorKind::Unavailable) without the management library.
+    pub fn of(device: &Device) -> Result<Self> {
+        let name = device.name();
+        if name.implementation != Implementation::Cuda {
+            let detail = "a stand-in has no links";
+            return Err(Error::new(OPERATION, ErrorKind::NotSupported, detail).on(name));
+        }
+        let library = management()?;
+        let uuid = format!("GPU-{}", device.properties().uuid);
+        let uuid = CString::new(uuid).map_err(|_| {
+            Error::new(OPERATION, ErrorKind::InvalidArgument, "a zero in the UUID").on(name)
+        })?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a text that ends in zero, and room for a handle.
+        check(unsafe { (library.handle_by_uuid)(uuid.as_ptr(), &raw mut handle) })
+            .map_err(|error| error.on(name))?;
+        Ok(Self { name, library, handle: Handle(handle) })
+    }
+
+    /// What they say now.
+    ///
+    /// # Errors
+    /// If the library refuses; what a device does not count is None.
+    pub fn read(&self) -> Result<LinkBytes> {
+        let ask = |number, scope| Field {
+            number,
+            scope,
+            timestamp: 0,
+            latency: 0,
+            value_type: 0,
+            code: NOT_SUPPORTED,
+            value: 0,
+        };
+        let mut fields = [
+            ask(NVLINK_DATA_SENT, ALL_LINKS),
+            ask(NVLINK_DATA_RECEIVED, ALL_LINKS),
+            ask(PCIE_BYTES_SENT, 0),
+            ask(PCIE_BYTES_RECEIVED, 0),
+        ];
+        // SAFETY: as many fields as told.
+        let code = unsafe {
+            let count = fields.len() as c_int;
+            (self.library.field_values)(self.handle.0, count, fields.as_mut_ptr())
+        };
+        check(code).map_err(|error| error.on(self.name))?;
+        let [sent, received, pcie_sent, pcie_received] = fields.map(Field::number_in_it);
+        let bytes = |kibibytes: Option<u64>| kibibytes.map(|number| number.wrapping_mul(1024));
+        Ok(LinkBytes {
+            nvlink_sent: bytes(sent),
+            nvlink_received: bytes(received),
+            pcie_sent,
+            pcie_received,
+        })
+    }
+
+    /// How the device is connected to its host.
+    ///
+    /// # Errors
+    /// If the library does not know.
+    pub fn pcie(&self) -> Result<PcieLink> {
+        let read = |get: unsafe extern "C" fn(*mut c_void, *mut c_uint) -> Code| {
+            let mut number = 0;
+            // SAFETY: one valid number.
+            check(unsafe { get(self.handle.0, &raw mut number) })
+                .map_err(|error| error.on(self.name))?;
+            Ok(number)
+        };
+        let library = self.library;
+        Ok(PcieLink {
+            generation: read(library.pcie_generation)?,
+            width: read(library.pcie_width)?,
+            best: (read(library.best_generation)?, read(library.best_width)?),
+        })
+    }
+}
+
+impl Field {
+    /// If it was given, and is a whole number.
+    fn number_in_it(self) -> Option<u64> {
+        const UNSIGNED: c_uint = 1;
+        const UNSIGNED_LONG: c_uint = 2;
+        const UNSIGNED_LONG_LONG: c_uint = 3;
+        match (self.code, self.value_type) {
+            (0, UNSIGNED) => Some(self.value & u64::from(u32::MAX)),
+            (0, UNSIGNED_LONG | UNSIGNED_LONG_LONG) => Some(self.value),
+            _ => None,
+        }
+    }
+}

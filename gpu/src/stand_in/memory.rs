@@ -1,0 +1,311 @@
+//! A stand-in's memory: sealed memory files, and ranges of addresses.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::State;
+use crate::driver::{self, HostBlock, SpaceDriver};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::DeviceName;
+use crate::pointer::{Allocator, Attributes};
+
+/// What is known of the addresses of this process.
+static KNOWN: Mutex<BTreeMap<u64, Attributes>> = Mutex::new(BTreeMap::new());
+static NEXT_BUFFER: AtomicU64 = AtomicU64::new(1);
+
+fn known() -> MutexGuard<'static, BTreeMap<u64, Attributes>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn remember(device: Option<u32>, allocator: Allocator, base: u64, length: u64) {
+    let buffer_id = NEXT_BUFFER.fetch_add(1, Ordering::Relaxed);
+    let device = device.map(DeviceName::stand_in);
+    known().insert(base, Attributes { device, allocator, base, length, buffer_id });
+}
+
+pub(super) fn attributes(address: u64) -> Option<Attributes> {
+    let known = known();
+    let (_, found) = known.range(..=address).next_back()?;
+    (address - found.base < found.length).then(|| found.clone())
+}
+
+fn map(
+    operation: &'static str,
+    at: *mut libc::c_void,
+    length: u64,
+    protection: i32,
+    flags: i32,
+    file: Option<(BorrowedFd<'_>, u64)>,
+) -> Result<u64> {
+    let (descriptor, offset) = file.map_or((-1, 0), |(file, offset)| (file.as_raw_fd(), offset));
+    // SAFETY: without MAP_FIXED it takes nothing away; with it, the caller gives a range
+    // of its own.
+    let address = unsafe {
+        libc::mmap(at, length as usize, protection, flags, descriptor, offset as libc::off_t)
+    };
+    if address == libc::MAP_FAILED {
+        return Err(Error::system(operation, "mmap"));
+    }
+    Ok(address as u64)
+}
+
+fn unmap(address: u64, length: u64) -> Result<()> {
+    // SAFETY: a mapping of our own that nobody uses any more.
+    match unsafe { libc::munmap(address as *mut libc::c_void, length as usize) } {
+        0 => Ok(()),
+        _ => Err(Error::system("free", "munmap")),
+    }
+}
+
+const READ_AND_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+const NOWHERE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+pub(super) fn allocate(device: u32, length: u64) -> Result<u64> {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let address = map("allocate", ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
+    remember(Some(device), Allocator::Plain, address, length);
+    Ok(address)
+}
+
+/// Gives its length.
+pub(super) fn free(address: u64) -> Result<u64> {
+    let Some(found) = known().remove(&address) else {
+        return Err(Error::new("free", ErrorKind::InvalidArgument, "it was not allocated"));
+    };
+    unmap(address, found.length)?;
+    Ok(found.length)
+}
+
+pub(super) fn register(address: u64, length: u64) -> Result<()> {
+    let known_now = known();
+    let overlaps = known_now
+        .range(..address.saturating_add(length))
+        .next_back()
+        .is_some_and(|(base, found)| base + found.length > address);
+    drop(known_now);
+    if overlaps || length == 0 {
+        let detail = format!("{length} bytes at {address:#x} are known already, or nothing");
+        return Err(Error::new("register host memory", ErrorKind::InvalidArgument, detail));
+    }
+    remember(None, Allocator::Host, address, length);
+    Ok(())
+}
+
+pub(super) fn unregister(address: u64) -> Result<()> {
+    known().remove(&address);
+    Ok(())
+}
+
+/// Memory of the host that belongs to a stream.
+#[derive(Debug)]
+pub(super) struct Block {
+    address: u64,
+    length: u64,
+}
+
+impl Block {
+    pub(super) fn new(length: usize) -> Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let length = length as u64;
+        let operation = "allocate host memory";
+        let address = map(operation, ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
+        Ok(Self { address, length })
+    }
+}
+
+impl HostBlock for Block {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let _ = unmap(self.address, self.length);
+    }
+}
+
+/// Before the bytes of a memory file: what it is. A page, so that the rest can be mapped.
+const HEADER: u64 = 4096;
+const MAGIC: u64 = u64::from_le_bytes(*b"FCSTNDIN");
+const VERSION: u64 = 1;
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// A memory file that cannot change its size any more.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    file: OwnedFd,
+    resident: u32,
+    length: u64,
+    /// Whose memory it counts as; None if it was imported.
+    charged: Option<&'static State>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("State")
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if let Some(state) = self.charged {
+            state.give_back(self.length);
+        }
+    }
+}
+
+/// An empty file in memory, without a name.
+pub(super) fn memory_file(operation: &'static str, length: u64) -> Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a literal that ends in zero.
+    let number = unsafe { libc::memfd_create(c"fabricast-stand-in".as_ptr(), flags) };
+    if number < 0 {
+        return Err(Error::system(operation, "memfd_create"));
+    }
+    // SAFETY: just made, and nobody else's.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(number) });
+    file.set_len(length).map_err(|_| Error::system(operation, "ftruncate"))?;
+    // SAFETY: no pointers.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
+        return Err(Error::system(operation, "fcntl F_ADD_SEALS"));
+    }
+    Ok(file.into())
+}
+
+fn is_sealed(file: BorrowedFd<'_>) -> bool {
+    // SAFETY: no pointers.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & SEALS == SEALS
+}
+
+/// A sealed file of at least so many bytes, and a copy of its descriptor.
+pub(super) fn checked(
+    operation: &'static str,
+    descriptor: BorrowedFd<'_>,
+    length: u64,
+) -> Result<File> {
+    let refuse = |detail: String| Error::new(operation, ErrorKind::InvalidHandle, detail);
+    if !is_sealed(descriptor) {
+        return Err(refuse("the descriptor is no sealed memory file".to_owned()));
+    }
+    let copy = descriptor.try_clone_to_owned();
+    let file = File::from(copy.map_err(|_| Error::system(operation, "dup"))?);
+    let size = file.metadata().map_err(|_| Error::system(operation, "fstat"))?.len();
+    if size < length {
+        return Err(refuse(format!("{size} bytes, where {length} are wanted")));
+    }
+    Ok(file)
+}
+
+impl Physical {
+    pub(super) fn create(resident: u32, length: u64, state: &'static State) -> Result<Self> {
+        let operation = "allocate";
+        let file = File::from(memory_file(operation, HEADER + length)?);
+        let mut header = [0; 32];
+        for (bytes, word) in
+            header.chunks_exact_mut(8).zip([MAGIC, VERSION, u64::from(resident), length])
+        {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        file.write_all_at(&header, 0).map_err(|_| Error::system(operation, "pwrite"))?;
+        Ok(Self { file: file.into(), resident, length, charged: Some(state) })
+    }
+
+    pub(super) fn import(descriptor: BorrowedFd<'_>, length: u64) -> Result<Self> {
+        let operation = "import";
+        let file = checked(operation, descriptor, HEADER + length)?;
+        let mut header = [0; 32];
+        file.read_exact_at(&mut header, 0).map_err(|_| Error::system(operation, "pread"))?;
+        let word = |at: usize| {
+            let bytes = header[8 * at..].first_chunk().copied().unwrap_or_default();
+            u64::from_le_bytes(bytes)
+        };
+        let resident = word(2);
+        let detail = if (word(0), word(1)) != (MAGIC, VERSION) {
+            "not memory of a stand-in, or of another version".to_owned()
+        } else if resident >= u64::from(super::COUNT) {
+            format!("memory of stand-in {resident}, which is not there")
+        } else if word(3) < length {
+            format!("{} bytes, where {length} are wanted", word(3))
+        } else {
+            let (resident, file) = (resident as u32, file.into());
+            return Ok(Self { file, resident, length, charged: None });
+        };
+        Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
+    }
+
+    pub(super) fn export(&self) -> Result<OwnedFd> {
+        self.file.try_clone().map_err(|_| Error::system("export", "dup"))
+    }
+
+    pub(super) fn resident(&self) -> u32 {
+        self.resident
+    }
+}
+
+/// A reserved range of addresses.
+#[derive(Debug)]
+pub(super) struct Space {
+    address: u64,
+    length: u64,
+}
+
+impl Space {
+    pub(super) fn reserve(length: u64) -> Result<Self> {
+        let operation = "reserve addresses";
+        let address =
+            map(operation, ptr::null_mut(), length, libc::PROT_NONE, NOWHERE, None)?;
+        Ok(Self { address, length })
+    }
+
+    fn is_inside(&self, offset: u64, length: u64) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.length)
+    }
+}
+
+impl SpaceDriver for Space {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn map(&self, offset: u64, physical: &driver::Physical, _devices: &[u32]) -> Result<()> {
+        let operation = "map";
+        let driver::Physical::StandIn(physical) = physical else {
+            return Err(driver::mixed(operation));
+        };
+        if !self.is_inside(offset, physical.length) {
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
+        }
+        let at = (self.address + offset) as *mut libc::c_void;
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let file = Some((physical.file.as_fd(), HEADER));
+        let address = map(operation, at, physical.length, READ_AND_WRITE, flags, file)?;
+        let allocator = Allocator::Mapped { exportable: true };
+        remember(Some(physical.resident), allocator, address, physical.length);
+        Ok(())
+    }
+
+    unsafe fn unmap(&self, offset: u64, length: u64) -> Result<()> {
+        let operation = "unmap";
+        if !self.is_inside(offset, length) {
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
+        }
+        known().remove(&(self.address + offset));
+        let at = (self.address + offset) as *mut libc::c_void;
+        // Reserved again, not free for others.
+        map(operation, at, length, libc::PROT_NONE, NOWHERE | libc::MAP_FIXED, None).map(drop)
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        let _ = unmap(self.address, self.length);
+    }
+}

@@ -1,0 +1,302 @@
+//! Devices made of host memory and threads.
+//!
+//! They do what real ones do, on any machine: memory that leaves the process only as a
+//! descriptor, streams that go on while the caller does something else, events, peers.
+//! They can be told to be slow, to fail, or to be unreachable for each other, so that
+//! overlap, order and failure can be tested where no GPU is.
+#![allow(unsafe_code)]
+
+mod memory;
+mod stream;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+pub(crate) use memory::Physical;
+pub(crate) use stream::Event;
+
+use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::DeviceName;
+use crate::pointer::Attributes;
+use crate::properties::{HandleTypes, PeerAccess, Properties, Uuid};
+
+/// How many there are.
+pub const COUNT: u32 = 2;
+/// What each claims to have. Pages are only taken when they are touched.
+const TOTAL: u64 = 16 << 30;
+const GRANULARITY: u64 = 2 << 20;
+
+/// How a stand-in behaves, for all its streams in this process from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Behaviour {
+    /// Time that each operation takes, whatever its length.
+    pub delay: Duration,
+    /// Bytes per second; None for as fast as the host can.
+    pub rate: Option<u64>,
+    /// Can stand-ins reach each other's memory?
+    pub are_peers: bool,
+}
+
+impl Default for Behaviour {
+    fn default() -> Self {
+        Self { delay: Duration::ZERO, rate: None, are_peers: true }
+    }
+}
+
+/// What all handles of a stand-in have in common.
+pub(crate) struct State {
+    delay: AtomicU64,
+    rate: AtomicU64,
+    are_not_peers: AtomicBool,
+    /// Operations until one fails; below 0 for never.
+    until_failure: AtomicI64,
+    used: AtomicU64,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self {
+            delay: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
+            are_not_peers: AtomicBool::new(false),
+            until_failure: AtomicI64::new(-1),
+            used: AtomicU64::new(0),
+        }
+    }
+
+    /// How long an operation on so many bytes takes at least.
+    fn duration(&self, length: u64) -> Duration {
+        let delay = Duration::from_nanos(self.delay.load(Ordering::Relaxed));
+        match self.rate.load(Ordering::Relaxed) {
+            0 => delay,
+            rate => delay + Duration::from_secs_f64(length as f64 / rate as f64),
+        }
+    }
+
+    fn fails_now(&self) -> bool {
+        self.until_failure.load(Ordering::Relaxed) >= 0
+            && self.until_failure.fetch_sub(1, Ordering::Relaxed) == 0
+    }
+
+    fn take(&self, operation: &'static str, length: u64) -> Result<()> {
+        let taken = |used: u64| used.checked_add(length).filter(|sum| *sum <= TOTAL);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).map(drop).map_err(
+            |used| {
+                let detail = format!("{length} bytes wanted, {used} of {TOTAL} taken");
+                Error::new(operation, ErrorKind::OutOfMemory, detail)
+            },
+        )
+    }
+
+    fn give_back(&self, length: u64) {
+        self.used.fetch_sub(length, Ordering::Relaxed);
+    }
+}
+
+static STATES: [State; COUNT as usize] = [const { State::new() }; COUNT as usize];
+
+fn state(number: u32) -> &'static State {
+    &STATES[number as usize % STATES.len()]
+}
+
+/// Makes a stand-in behave so. Numbers that none has are ignored.
+pub fn behave(number: u32, behaviour: Behaviour) {
+    if number < COUNT {
+        let state = state(number);
+        let nanoseconds = behaviour.delay.as_nanos().min(u128::from(u64::MAX)) as u64;
+        state.delay.store(nanoseconds, Ordering::Relaxed);
+        state.rate.store(behaviour.rate.unwrap_or(0), Ordering::Relaxed);
+        state.are_not_peers.store(!behaviour.are_peers, Ordering::Relaxed);
+    }
+}
+
+/// Lets the stand-in's next copy, fill or checksum but `operations` fail, and with it all
+/// that follow on its stream.
+pub fn fail_after(number: u32, operations: u32) {
+    if number < COUNT {
+        state(number).until_failure.store(i64::from(operations), Ordering::Relaxed);
+    }
+}
+
+/// A stand-in.
+#[derive(Debug)]
+pub(crate) struct Device {
+    number: u32,
+    properties: Properties,
+}
+
+impl Device {
+    pub(crate) fn open(number: u32) -> Result<Self> {
+        if number < COUNT {
+            return Ok(Self::new(number));
+        }
+        let detail = format!("there are {COUNT}");
+        Err(Error::new("open", ErrorKind::NoSuchDevice, detail).on(DeviceName::stand_in(number)))
+    }
+
+    /// One that nobody opened: it owns nothing.
+    pub(crate) fn none() -> Self {
+        Self::new(0)
+    }
+
+    fn new(number: u32) -> Self {
+        let mut uuid = *b"fabricast-host-0";
+        uuid[15] += number as u8;
+        let properties = Properties {
+            product: "host memory".to_owned(),
+            uuid: Uuid(uuid),
+            pci: None,
+            numa_node: None,
+            total_memory: TOTAL,
+            granularity: GRANULARITY,
+            copy_engines: 1,
+            multiprocessors: 0,
+            compute_capability: (0, 0),
+            driver: env!("CARGO_PKG_VERSION").to_owned(),
+            handle_types: HandleTypes {
+                file_descriptor: true,
+                events: true,
+                ..HandleTypes::default()
+            },
+        };
+        Self { number, properties }
+    }
+
+    fn state(&self) -> &'static State {
+        state(self.number)
+    }
+}
+
+fn not_supported<T>(operation: &'static str, what: &str) -> Result<T> {
+    Err(Error::new(operation, ErrorKind::NotSupported, format!("a stand-in has no {what}")))
+}
+
+impl DeviceDriver for Device {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn free_memory(&self) -> Result<u64> {
+        Ok(TOTAL - self.state().used.load(Ordering::Relaxed).min(TOTAL))
+    }
+
+    fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
+        let are_apart = |number: u32| state(number).are_not_peers.load(Ordering::Relaxed);
+        Ok(if peer == self.number {
+            PeerAccess::Same
+        } else if are_apart(peer) || are_apart(self.number) {
+            PeerAccess::None
+        } else {
+            PeerAccess::Direct { atomics: true }
+        })
+    }
+
+    fn enable_peer(&self, _peer: u32) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, length: u64) -> Result<u64> {
+        self.state().take("allocate", length)?;
+        memory::allocate(self.number, length).inspect_err(|_| self.state().give_back(length))
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<()> {
+        let length = memory::free(address)?;
+        self.state().give_back(length);
+        Ok(())
+    }
+
+    fn create(&self, length: u64) -> Result<driver::Physical> {
+        self.state().take("allocate", length)?;
+        let physical = Physical::create(self.number, length, self.state());
+        physical.map(driver::Physical::StandIn).inspect_err(|_| self.state().give_back(length))
+    }
+
+    fn export(&self, physical: &driver::Physical) -> Result<OwnedFd> {
+        match physical {
+            driver::Physical::StandIn(physical) => physical.export(),
+            driver::Physical::Cuda(_) => Err(driver::mixed("export")),
+        }
+    }
+
+    fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(driver::Physical, u32)> {
+        let physical = Physical::import(descriptor, length)?;
+        let resident = physical.resident();
+        Ok((driver::Physical::StandIn(physical), resident))
+    }
+
+    fn reserve(&self, length: u64) -> Result<Box<dyn SpaceDriver>> {
+        Ok(Box::new(memory::Space::reserve(length)?))
+    }
+
+    fn legacy_export(&self, _address: u64) -> Result<[u8; 64]> {
+        not_supported("export by legacy handle", "legacy handles")
+    }
+
+    fn legacy_open(&self, _handle: [u8; 64]) -> Result<(u64, u64)> {
+        not_supported("open a legacy handle", "legacy handles")
+    }
+
+    unsafe fn legacy_close(&self, _address: u64) -> Result<()> {
+        not_supported("close a legacy handle", "legacy handles")
+    }
+
+    fn attributes(&self, address: u64) -> Result<Attributes> {
+        memory::attributes(address).ok_or_else(|| {
+            let detail = format!("nothing is known of {address:#x}");
+            Error::new("look at an address", ErrorKind::InvalidArgument, detail)
+        })
+    }
+
+    fn dma_buf(&self, _address: u64, _length: u64) -> Result<OwnedFd> {
+        not_supported("export as dma-buf", "dma-buf")
+    }
+
+    unsafe fn register(&self, address: u64, length: u64) -> Result<()> {
+        memory::register(address, length)
+    }
+
+    unsafe fn unregister(&self, address: u64) -> Result<()> {
+        memory::unregister(address)
+    }
+
+    fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>> {
+        Ok(Box::new(memory::Block::new(length)?))
+    }
+
+    fn stream(&self) -> Result<Box<dyn StreamDriver>> {
+        Ok(Box::new(stream::Stream::start(self.state())?))
+    }
+
+    fn event(&self, is_shared: bool) -> Result<driver::Event> {
+        let event = if is_shared { Event::shared()? } else { Event::local() };
+        Ok(driver::Event::StandIn(event))
+    }
+
+    fn export_event(&self, event: &driver::Event) -> Result<ExportedEvent> {
+        match event {
+            driver::Event::StandIn(event) => event.export().map(ExportedEvent::File),
+            driver::Event::Cuda(_) => Err(driver::mixed("export an event")),
+        }
+    }
+
+    fn import_event(&self, exported: ExportedEvent) -> Result<driver::Event> {
+        match exported {
+            ExportedEvent::File(file) => Ok(driver::Event::StandIn(Event::import(file.as_fd())?)),
+            ExportedEvent::Legacy(_) => {
+                let detail = "a stand-in's event is a descriptor";
+                Err(Error::new("open an event", ErrorKind::InvalidHandle, detail))
+            }
+        }
+    }
+
+    fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
+        match event {
+            driver::Event::StandIn(event) => event.is_done(),
+            driver::Event::Cuda(_) => Err(driver::mixed("look at an event")),
+        }
+    }
+}
+

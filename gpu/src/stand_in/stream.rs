@@ -1,0 +1,321 @@
+//! A stand-in's streams: a thread each, which does what it is told, in order.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::State;
+use super::memory::{checked, memory_file};
+use crate::checksum::checksum_from;
+use crate::driver::{self, StreamDriver};
+use crate::error::{Error, ErrorKind, Result};
+
+fn failed(operation: &'static str) -> Error {
+    Error::new(operation, ErrorKind::DeviceFailed, "an operation before it failed, as it was told")
+}
+
+/// How often an event was recorded, and how often that point was reached.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Points {
+    recorded: AtomicU64,
+    reached: AtomicU64,
+    has_failed: AtomicU64,
+}
+
+const PAGE: usize = 4096;
+
+#[derive(Debug)]
+enum Storage {
+    Local(Points),
+    /// A page of a memory file.
+    Shared { points: NonNull<Points>, file: OwnedFd },
+}
+
+// SAFETY: a page of atomics that stays mapped until the storage is dropped.
+unsafe impl Send for Storage {}
+// SAFETY: the same.
+unsafe impl Sync for Storage {}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        if let Self::Shared { points, .. } = self {
+            // SAFETY: our own mapping.
+            unsafe { libc::munmap(points.as_ptr().cast(), PAGE) };
+        }
+    }
+}
+
+impl Storage {
+    fn points(&self) -> &Points {
+        match self {
+            Self::Local(points) => points,
+            // SAFETY: mapped, aligned to a page, of atomics, and of fixed size.
+            Self::Shared { points, .. } => unsafe { points.as_ref() },
+        }
+    }
+}
+
+/// A point in a stand-in's stream.
+#[derive(Debug, Clone)]
+pub(crate) struct Event(Arc<Storage>);
+
+impl Event {
+    pub(super) fn local() -> Self {
+        Self(Arc::new(Storage::Local(Points::default())))
+    }
+
+    pub(super) fn shared() -> Result<Self> {
+        Self::map("make an event", memory_file("make an event", PAGE as u64)?)
+    }
+
+    pub(super) fn import(descriptor: BorrowedFd<'_>) -> Result<Self> {
+        let operation = "open an event";
+        Self::map(operation, checked(operation, descriptor, PAGE as u64)?.into())
+    }
+
+    fn map(operation: &'static str, file: OwnedFd) -> Result<Self> {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping of a file that is sealed at a page or more.
+        let address = unsafe {
+            libc::mmap(ptr::null_mut(), PAGE, protection, flags, file.as_raw_fd(), 0)
+        };
+        let points = NonNull::new(address.cast::<Points>());
+        match points.filter(|_| address != libc::MAP_FAILED) {
+            Some(points) => Ok(Self(Arc::new(Storage::Shared { points, file }))),
+            None => Err(Error::system(operation, "mmap")),
+        }
+    }
+
+    pub(super) fn export(&self) -> Result<OwnedFd> {
+        let operation = "export an event";
+        match &*self.0 {
+            Storage::Shared { file, .. } => {
+                file.as_fd().try_clone_to_owned().map_err(|_| Error::system(operation, "dup"))
+            }
+            Storage::Local(_) => {
+                let detail = "it was not made to be shared";
+                Err(Error::new(operation, ErrorKind::NotSupported, detail))
+            }
+        }
+    }
+
+    pub(super) fn is_done(&self) -> Result<bool> {
+        let points = self.0.points();
+        if points.has_failed.load(Ordering::Acquire) != 0 {
+            return Err(failed("look at an event"));
+        }
+        Ok(self.has_reached(points.recorded.load(Ordering::Acquire)))
+    }
+
+    fn has_reached(&self, point: u64) -> bool {
+        self.0.points().reached.load(Ordering::Acquire) >= point
+    }
+}
+
+enum Operation {
+    Copy { to: u64, from: u64, length: u64 },
+    Fill { to: u64, byte: u8, length: u64 },
+    Checksum { from: u64, length: u64, result: u64 },
+    Reach { event: Event, point: u64 },
+    Wait { event: Event, point: u64 },
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Operation>,
+    is_busy: bool,
+    has_failed: bool,
+    is_over: bool,
+}
+
+struct Line {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    state: &'static State,
+}
+
+impl Line {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread and its line of operations.
+pub(super) struct Stream {
+    line: Arc<Line>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("stand_in::Stream")
+    }
+}
+
+impl Stream {
+    pub(super) fn start(state: &'static State) -> Result<Self> {
+        let queue = Mutex::default();
+        let line = Arc::new(Line { queue, changed: Condvar::new(), state });
+        let theirs = Arc::clone(&line);
+        let worker = std::thread::Builder::new()
+            .name("stand-in".to_owned())
+            .spawn(move || work(&theirs))
+            .map_err(|_| Error::system("make a stream", "clone"))?;
+        Ok(Self { line, worker: Some(worker) })
+    }
+
+    fn push(&self, operation: Operation) {
+        self.line.queue().waiting.push_back(operation);
+        self.line.changed.notify_one();
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.line.queue().is_over = true;
+        self.line.changed.notify_one();
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl StreamDriver for Stream {
+    unsafe fn copy(&self, to: u64, from: u64, length: u64) -> Result<()> {
+        self.push(Operation::Copy { to, from, length });
+        Ok(())
+    }
+
+    unsafe fn fill(&self, to: u64, byte: u8, length: u64) -> Result<()> {
+        self.push(Operation::Fill { to, byte, length });
+        Ok(())
+    }
+
+    unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
+        self.push(Operation::Checksum { from, length, result });
+        Ok(())
+    }
+
+    fn record(&self, event: &driver::Event) -> Result<()> {
+        let driver::Event::StandIn(event) = event else {
+            return Err(driver::mixed("record an event"));
+        };
+        let point = event.0.points().recorded.fetch_add(1, Ordering::AcqRel) + 1;
+        self.push(Operation::Reach { event: event.clone(), point });
+        Ok(())
+    }
+
+    fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
+        let driver::Event::StandIn(event) = &**event else {
+            return Err(driver::mixed("wait for an event"));
+        };
+        let point = event.0.points().recorded.load(Ordering::Acquire);
+        self.push(Operation::Wait { event: event.clone(), point });
+        Ok(())
+    }
+
+    fn is_done(&self) -> Result<bool> {
+        let queue = self.line.queue();
+        if queue.has_failed {
+            return Err(failed("look at a stream"));
+        }
+        Ok(queue.waiting.is_empty() && !queue.is_busy)
+    }
+}
+
+fn work(line: &Line) {
+    let mut queue = line.queue();
+    loop {
+        let Some(operation) = queue.waiting.pop_front() else {
+            if queue.is_over {
+                return;
+            }
+            queue = line.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        queue.is_busy = true;
+        let has_failed = queue.has_failed;
+        drop(queue);
+        let is_good = perform(line, operation, has_failed);
+        queue = line.queue();
+        queue.is_busy = false;
+        queue.has_failed |= !is_good;
+    }
+}
+
+/// False if it failed. After a failure only events are attended to.
+fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
+    let length = match &operation {
+        Operation::Copy { length, .. }
+        | Operation::Fill { length, .. }
+        | Operation::Checksum { length, .. } => *length,
+        Operation::Reach { event, point } => {
+            let points = event.0.points();
+            if has_failed {
+                points.has_failed.store(1, Ordering::Release);
+            }
+            points.reached.fetch_max(*point, Ordering::AcqRel);
+            return true;
+        }
+        Operation::Wait { event, point } => return wait(line, event, *point),
+    };
+    if has_failed || line.state.fails_now() {
+        return false;
+    }
+    let duration = line.state.duration(length);
+    if !duration.is_zero() {
+        std::thread::sleep(duration);
+    }
+    // SAFETY: who began the operation keeps both ranges valid until it is done, and knows
+    // that devices read and write beside programs: nobody holds references to the bytes.
+    unsafe {
+        match operation {
+            Operation::Copy { to, from, length } => {
+                ptr::copy(from as *const u8, to as *mut u8, length as usize);
+            }
+            Operation::Fill { to, byte, length } => {
+                ptr::write_bytes(to as *mut u8, byte, length as usize);
+            }
+            Operation::Checksum { from, length, result } => {
+                let sum = checksum_of(from as *const u8, length as usize);
+                (result as *mut u64).write_volatile(sum);
+            }
+            Operation::Reach { .. } | Operation::Wait { .. } => {}
+        }
+    }
+    true
+}
+
+/// By way of a buffer: others may write the bytes meanwhile, so no reference to them.
+///
+/// # Safety
+/// The range is valid for reads.
+unsafe fn checksum_of(from: *const u8, length: usize) -> u64 {
+    let mut buffer = [0; 4096];
+    let mut sum = 0_u64;
+    for at in (0..length).step_by(buffer.len()) {
+        let chunk = buffer.len().min(length - at);
+        // SAFETY: inside of the range, and of the buffer.
+        unsafe { ptr::copy_nonoverlapping(from.add(at), buffer.as_mut_ptr(), chunk) };
+        sum = sum.wrapping_add(checksum_from(at as u64 / 8, &buffer[..chunk]));
+    }
+    sum
+}
+
+fn wait(line: &Line, event: &Event, point: u64) -> bool {
+    let mut rest = Duration::from_micros(20);
+    while !event.has_reached(point) {
+        if line.queue().is_over {
+            return false;
+        }
+        std::thread::sleep(rest);
+        rest = (rest * 2).min(Duration::from_millis(1));
+    }
+    true
+}

@@ -1,0 +1,367 @@
+//! Operations in order, and what keeps their memory alive.
+//!
+//! An operation is only begun by the call that asks for it; until it is done nobody may
+//! free what it touches. So a stream holds a reference to all memory that its operations
+//! touch, and lets go of it when an event behind them is done.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::device::Device;
+use crate::driver::{self, HostBlock, StreamDriver};
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::memory::{Holding, Memory, Slice};
+use crate::waiting;
+
+/// Operations after which an event of the stream's own is recorded, so that memory is
+/// let go of while the stream is never waited for.
+const KEPT: usize = 64;
+/// Bytes that are moved at once between the caller's memory and a device.
+const BOUNCE: usize = 1 << 20;
+/// How long a stream that is dropped waits for its operations.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+static LEAKS: AtomicU64 = AtomicU64::new(0);
+
+/// Streams that were dropped while an operation of theirs hung, and whose memory was
+/// therefore left as it was.
+#[must_use]
+pub fn leaked_streams() -> u64 {
+    LEAKS.load(Ordering::Relaxed)
+}
+
+/// A queue of operations, which are done in order while the caller goes on.
+///
+/// ```
+/// # use gpu::Device;
+/// let device = Device::open("stand-in:0".parse()?)?;
+/// let (from, to) = (device.allocate(4096)?, device.allocate(4096)?);
+/// let (first, second) = (device.stream()?, device.stream()?);
+/// first.fill(&from.whole(), 1)?;
+/// let filled = device.event()?;
+/// first.record(&filled)?;
+/// second.wait_for(&filled)?; // orders the streams; the caller does not wait
+/// second.copy(&to.whole(), &from.whole())?;
+/// second.synchronize(gpu::PATIENCE)?;
+/// # Ok::<(), gpu::Error>(())
+/// ```
+pub struct Stream {
+    device: Device,
+    raw: Option<Box<dyn StreamDriver>>,
+    in_flight: Mutex<InFlight>,
+    /// For transfers of the caller's own memory: one at a time.
+    bounce: Mutex<Option<Arc<dyn HostBlock>>>,
+}
+
+#[derive(Default)]
+struct InFlight {
+    since_last: Vec<Kept>,
+    marked: VecDeque<(Arc<driver::Event>, Vec<Kept>)>,
+}
+
+/// What an operation touches.
+enum Kept {
+    Memory { _held: Arc<Holding> },
+    Block { _held: Arc<dyn HostBlock> },
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({})", self.device.name())
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(device: Device, raw: Box<dyn StreamDriver>) -> Self {
+        Self { device, raw: Some(raw), in_flight: Mutex::default(), bounce: Mutex::default() }
+    }
+
+    /// The device that works on it.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Copies, between any memory that this device can reach.
+    ///
+    /// # Errors
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if one side lies on another device, and
+    /// this one was not let at it; lengths that differ.
+    pub fn copy(&self, to: &Slice, from: &Slice) -> Result<()> {
+        let operation = "copy";
+        if to.length() != from.length() {
+            let detail = format!("{} bytes to {} bytes", from.length(), to.length());
+            return Err(self.refuse(operation, ErrorKind::InvalidArgument, detail));
+        }
+        self.check_reach(operation, to)?;
+        self.check_reach(operation, from)?;
+        self.begin(operation, &[to, from], |raw| {
+            // SAFETY: both are kept alive until an event behind the copy is done.
+            unsafe { raw.copy(to.address(), from.address(), to.length()) }
+        })
+    }
+
+    /// Fills with a byte.
+    ///
+    /// # Errors
+    /// As for [copying](Self::copy).
+    pub fn fill(&self, to: &Slice, byte: u8) -> Result<()> {
+        let operation = "fill";
+        self.check_reach(operation, to)?;
+        self.begin(operation, &[to], |raw| {
+            // SAFETY: kept alive until an event behind it is done.
+            unsafe { raw.fill(to.address(), byte, to.length()) }
+        })
+    }
+
+    /// The [checksum](crate::checksum) of a range, computed by the device, after
+    /// everything before it on this stream. Waits for it.
+    ///
+    /// # Errors
+    /// As for [copying](Self::copy);
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
+    pub fn checksum(&self, from: &Slice, longest: Duration) -> Result<u64> {
+        let operation = "checksum";
+        self.check_reach(operation, from)?;
+        let mut guard = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = self.bounce_block(&mut guard)?;
+        let result = block.address();
+        self.begin_with(operation, &[from], Some(&block), |raw| {
+            // SAFETY: range and block are kept alive until an event behind it is done.
+            unsafe { raw.checksum(from.address(), from.length(), result) }
+        })?;
+        self.finish_with(&mut guard, longest)?;
+        // SAFETY: 8 bytes at the start of the block, which the device has finished writing.
+        Ok(unsafe { (result as *const u64).read_volatile() })
+    }
+
+    /// Copies the caller's bytes to a range, and waits for it.
+    ///
+    /// # Errors
+    /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
+    pub fn upload(&self, to: &Slice, bytes: &[u8], longest: Duration) -> Result<()> {
+        self.check_length("upload", to, bytes.len())?;
+        let end = Instant::now() + longest;
+        for (number, chunk) in bytes.chunks(BOUNCE).enumerate() {
+            let part = to.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
+            let guard = self.bounced("upload", &part, end, |block| {
+                // SAFETY: the block has at least a chunk's length, and nobody else uses it
+                // while we hold its lock: the last transfer from it is done.
+                unsafe {
+                    let to = block as *mut u8;
+                    to.copy_from_nonoverlapping(chunk.as_ptr(), chunk.len());
+                }
+                (part.address(), block)
+            })?;
+            drop(guard);
+        }
+        Ok(())
+    }
+
+    /// Copies a range to the caller's bytes, and waits for it.
+    ///
+    /// # Errors
+    /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
+    pub fn download(&self, from: &Slice, bytes: &mut [u8], longest: Duration) -> Result<()> {
+        self.check_length("download", from, bytes.len())?;
+        let end = Instant::now() + longest;
+        for (number, chunk) in bytes.chunks_mut(BOUNCE).enumerate() {
+            let part = from.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
+            let guard = self.bounced("download", &part, end, |block| (block, part.address()))?;
+            let Some(block) = &*guard else { continue };
+            // SAFETY: as in `upload`; the transfer is done, and the lock still held.
+            unsafe {
+                let from = block.address() as *const u8;
+                chunk.as_mut_ptr().copy_from_nonoverlapping(from, chunk.len());
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks this point of the stream with an event.
+    ///
+    /// # Errors
+    /// If the event belongs to another implementation.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        self.begin("record an event", &[], |raw| raw.record(&event.raw))
+    }
+
+    /// What follows on this stream waits for the event, also for one of another process.
+    /// The caller does not wait. Such a wait has no deadline of its own.
+    ///
+    /// # Errors
+    /// If the event belongs to another implementation.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        self.begin("wait for an event", &[], |raw| raw.wait(&event.raw))
+    }
+
+    /// Is everything done?
+    ///
+    /// # Errors
+    /// If something of it failed.
+    pub fn is_done(&self) -> Result<bool> {
+        self.device.driver("look at a stream")?;
+        self.raw().is_done().map_err(|error| error.on(self.device.name()))
+    }
+
+    /// Waits until everything is done that was begun so far.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on nevertheless. Or what
+    /// failed.
+    pub fn synchronize(&self, longest: Duration) -> Result<()> {
+        let operation = "synchronize";
+        let driver = self.device.driver(operation)?;
+        let last = self.mark(&mut self.in_flight())?;
+        waiting::until(operation, longest, || driver.is_event_done(&last))
+            .map_err(|error| error.on(self.device.name()))?;
+        let mut in_flight = self.in_flight();
+        self.sweep(&mut in_flight);
+        Ok(())
+    }
+
+    fn raw(&self) -> &dyn StreamDriver {
+        // Taken by nobody but the drop.
+        self.raw.as_deref().unwrap_or_else(|| unreachable!("a stream in use"))
+    }
+
+    fn in_flight(&self) -> MutexGuard<'_, InFlight> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refuse(&self, operation: &'static str, kind: ErrorKind, detail: String) -> Error {
+        Error::new(operation, kind, detail).on(self.device.name())
+    }
+
+    fn check_length(&self, operation: &'static str, slice: &Slice, length: usize) -> Result<()> {
+        if slice.length() == length as u64 {
+            return Ok(());
+        }
+        let detail = format!("{length} bytes of the caller, {} of the range", slice.length());
+        Err(self.refuse(operation, ErrorKind::InvalidArgument, detail))
+    }
+
+    fn check_reach(&self, operation: &'static str, slice: &Slice) -> Result<()> {
+        let memory: &Memory = slice.memory();
+        if memory.is_reachable_from(&self.device) {
+            return Ok(());
+        }
+        let place = memory.device().map_or("the host".to_owned(), |device| device.to_string());
+        let detail = format!("{} was not let at memory of {place}", self.device.name());
+        Err(self.refuse(operation, ErrorKind::NoPeerAccess, detail))
+    }
+
+    fn begin(
+        &self,
+        operation: &'static str,
+        touched: &[&Slice],
+        begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
+    ) -> Result<()> {
+        self.begin_with(operation, touched, None, begin)
+    }
+
+    /// Begins an operation, under the lock that orders it with what keeps its memory.
+    fn begin_with(
+        &self,
+        operation: &'static str,
+        touched: &[&Slice],
+        block: Option<&Arc<dyn HostBlock>>,
+        begin: impl FnOnce(&dyn StreamDriver) -> Result<()>,
+    ) -> Result<()> {
+        self.device.driver(operation)?;
+        let mut in_flight = self.in_flight();
+        let kept = touched.iter().map(|slice| Kept::Memory { _held: slice.memory().hold() });
+        in_flight.since_last.extend(kept);
+        let kept = block.map(|block| Kept::Block { _held: Arc::clone(block) });
+        in_flight.since_last.extend(kept);
+        begin(self.raw()).map_err(|error| error.on(self.device.name()))?;
+        if in_flight.since_last.len() >= KEPT {
+            self.mark(&mut in_flight)?;
+            self.sweep(&mut in_flight);
+        }
+        Ok(())
+    }
+
+    /// Records an event behind all that was begun so far.
+    fn mark(&self, in_flight: &mut InFlight) -> Result<Arc<driver::Event>> {
+        let driver = self.device.driver("make an event")?;
+        let event = driver.event(false).map_err(|error| error.on(self.device.name()))?;
+        let event = Arc::new(event);
+        self.raw().record(&event).map_err(|error| error.on(self.device.name()))?;
+        let kept = std::mem::take(&mut in_flight.since_last);
+        if !kept.is_empty() {
+            in_flight.marked.push_back((Arc::clone(&event), kept));
+        }
+        Ok(event)
+    }
+
+    /// Lets go of what is done with. What failed is kept: the device may be at it still.
+    fn sweep(&self, in_flight: &mut InFlight) {
+        while let Some((event, _)) = in_flight.marked.front() {
+            if !matches!(self.device.0.driver.is_event_done(event), Ok(true)) {
+                return;
+            }
+            in_flight.marked.pop_front();
+        }
+    }
+
+    fn bounce_block(&self, block: &mut Option<Arc<dyn HostBlock>>) -> Result<Arc<dyn HostBlock>> {
+        if let Some(block) = block {
+            return Ok(Arc::clone(block));
+        }
+        let made = self.device.driver("allocate host memory")?.host_block(BOUNCE)?;
+        Ok(Arc::clone(block.insert(Arc::from(made))))
+    }
+
+    /// One transfer by way of the block: `ends` gives where to and where from.
+    fn bounced(
+        &self,
+        operation: &'static str,
+        part: &Slice,
+        end: Instant,
+        ends: impl FnOnce(u64) -> (u64, u64),
+    ) -> Result<MutexGuard<'_, Option<Arc<dyn HostBlock>>>> {
+        self.check_reach(operation, part)?;
+        let mut guard = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = self.bounce_block(&mut guard)?;
+        let (to, from) = ends(block.address());
+        self.begin_with(operation, &[part], Some(&block), |raw| {
+            // SAFETY: range and block are kept alive until an event behind it is done; the
+            // part is no longer than the block.
+            unsafe { raw.copy(to, from, part.length()) }
+        })?;
+        self.finish_with(&mut guard, end.saturating_duration_since(Instant::now()))?;
+        Ok(guard)
+    }
+
+    /// Waits; if in vain, the block stays with the operation that still uses it.
+    fn finish_with(
+        &self,
+        block: &mut Option<Arc<dyn HostBlock>>,
+        longest: Duration,
+    ) -> Result<()> {
+        self.synchronize(longest).inspect_err(|_| *block = None)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // A device that failed does nothing any more.
+        let is_done = || Ok(self.raw().is_done().unwrap_or(true));
+        let is_here = self.device.0.birth.is_here();
+        if is_here && waiting::until("drop a stream", FAREWELL, is_done).is_ok() {
+            return;
+        }
+        // A hanging operation, or somebody else's process: what may still be touched stays.
+        LEAKS.fetch_add(1, Ordering::Relaxed);
+        let in_flight = std::mem::take(&mut *self.in_flight());
+        std::mem::forget(in_flight);
+        std::mem::forget(self.raw.take());
+        std::mem::forget(self.bounce.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
