@@ -66,7 +66,8 @@ impl Pool {
     /// [`OverBudget`](ErrorKind::OverBudget), with the numbers, beyond the pool's limit or
     /// the device's budget; [`OutOfMemory`](ErrorKind::OutOfMemory).
     pub fn grow(&self, length: u64) -> Result<PoolPiece> {
-        let (offset, length) = self.space()?.create(length).map_err(|e| e.on(self.device.name()))?;
+        let (offset, length) =
+            self.space()?.create(length).map_err(|e| e.on(self.device.name()))?;
         self.memory.set_length(offset + length);
         Ok(PoolPiece { offset, length })
     }

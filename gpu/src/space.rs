@@ -90,8 +90,7 @@ impl Space {
         self.device.0.budget.charge(operation, length)?;
         let charged = Charge { device: &self.device, length };
         let physical = driver.create(length)?;
-        let offset =
-            self.map(&mut pieces, physical, length, self.device.name().number, true)?;
+        let offset = self.map(&mut pieces, physical, length, self.device.name().number, true)?;
         std::mem::forget(charged);
         Ok((offset, length))
     }

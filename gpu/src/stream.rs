@@ -340,11 +340,7 @@ impl Stream {
     }
 
     /// Waits; if in vain, the block stays with the operation that still uses it.
-    fn finish_with(
-        &self,
-        block: &mut Option<Arc<dyn HostBlock>>,
-        longest: Duration,
-    ) -> Result<()> {
+    fn finish_with(&self, block: &mut Option<Arc<dyn HostBlock>>, longest: Duration) -> Result<()> {
         self.synchronize(longest).inspect_err(|_| *block = None)
     }
 }

@@ -57,9 +57,6 @@ mod tests {
         .unwrap();
         assert_eq!(asked, 3);
         let broken = || Err(Error::new("test", ErrorKind::DeviceFailed, ""));
-        assert_eq!(
-            until("test", longest, broken).unwrap_err().kind(),
-            ErrorKind::DeviceFailed
-        );
+        assert_eq!(until("test", longest, broken).unwrap_err().kind(), ErrorKind::DeviceFailed);
     }
 }

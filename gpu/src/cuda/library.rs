@@ -160,8 +160,8 @@ fn find() -> Result<Functions> {
     }
     // SAFETY: it is the CUDA driver: found by its name.
     let functions = unsafe { Functions::find(&Library) };
-    let functions =
-        functions.map_err(|symbol| missing(format!("libcuda has no {symbol}: too old a driver")))?;
+    let functions = functions
+        .map_err(|symbol| missing(format!("libcuda has no {symbol}: too old a driver")))?;
     let mut version = 0;
     // SAFETY: one valid number.
     check(&functions, "load CUDA", unsafe { (functions.driver_version)(&raw mut version) })?;

@@ -180,9 +180,8 @@ impl Space {
         let functions = context.enter(operation)?;
         let mut address = 0;
         // SAFETY: one valid number.
-        let code = unsafe {
-            (functions.address_reserve)(&raw mut address, length as usize, 0, 0, 0)
-        };
+        let code =
+            unsafe { (functions.address_reserve)(&raw mut address, length as usize, 0, 0, 0) };
         context.check(operation, code)?;
         Ok(Self { context: Arc::clone(context), address, length })
     }

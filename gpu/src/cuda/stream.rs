@@ -96,11 +96,8 @@ impl StreamDriver for Stream {
         let mut sum = self.sum()?;
         let blocks = length.div_ceil(8 * u64::from(THREADS)).clamp(1, MOST_BLOCKS) as u32;
         let (mut from, mut length) = (from, length);
-        let mut arguments = [
-            (&raw mut from).cast::<c_void>(),
-            (&raw mut length).cast(),
-            (&raw mut sum).cast(),
-        ];
+        let mut arguments =
+            [(&raw mut from).cast::<c_void>(), (&raw mut length).cast(), (&raw mut sum).cast()];
         // SAFETY: the caller's promise for the range; three arguments, as the kernel has,
         // which are copied by the launch; the sum belongs to this stream.
         unsafe {

@@ -260,8 +260,7 @@ pub(super) struct Space {
 impl Space {
     pub(super) fn reserve(length: u64) -> Result<Self> {
         let operation = "reserve addresses";
-        let address =
-            map(operation, ptr::null_mut(), length, libc::PROT_NONE, NOWHERE, None)?;
+        let address = map(operation, ptr::null_mut(), length, libc::PROT_NONE, NOWHERE, None)?;
         Ok(Self { address, length })
     }
 

@@ -34,7 +34,10 @@ const PAGE: usize = 4096;
 enum Storage {
     Local(Points),
     /// A page of a memory file.
-    Shared { points: NonNull<Points>, file: OwnedFd },
+    Shared {
+        points: NonNull<Points>,
+        file: OwnedFd,
+    },
 }
 
 // SAFETY: a page of atomics that stays mapped until the storage is dropped.
@@ -82,9 +85,8 @@ impl Event {
     fn map(operation: &'static str, file: OwnedFd) -> Result<Self> {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         // SAFETY: a new mapping of a file that is sealed at a page or more.
-        let address = unsafe {
-            libc::mmap(ptr::null_mut(), PAGE, protection, flags, file.as_raw_fd(), 0)
-        };
+        let address =
+            unsafe { libc::mmap(ptr::null_mut(), PAGE, protection, flags, file.as_raw_fd(), 0) };
         let points = NonNull::new(address.cast::<Points>());
         match points.filter(|_| address != libc::MAP_FAILED) {
             Some(points) => Ok(Self(Arc::new(Storage::Shared { points, file }))),

@@ -1,0 +1,130 @@
+//! Devices as such.
+#![allow(unsafe_code)]
+
+use gpu::{Device, DeviceName, ErrorKind, LinkCounters, PeerAccess};
+
+use super::{Skip, second, skip};
+use crate::house::House;
+
+pub fn properties_make_sense(house: &House) -> Result<(), Skip> {
+    for device in std::iter::once(&house.first).chain(&house.second) {
+        let properties = device.properties();
+        assert!(!properties.product.is_empty() && !properties.driver.is_empty());
+        assert!(properties.granularity.is_power_of_two() && properties.granularity >= 4096);
+        let free = device.free_memory().unwrap();
+        assert!(free > 0 && free <= properties.total_memory);
+        assert!(properties.handle_types.file_descriptor && properties.handle_types.events);
+        assert_eq!(device.peer_access(device).unwrap(), PeerAccess::Same);
+        println!("{}: {properties:?}", device.name());
+    }
+    if let Some(other) = &house.second {
+        assert_ne!(house.first.properties().uuid, other.properties().uuid);
+    }
+    Ok(())
+}
+
+pub fn a_device_that_is_not_there_is_refused(house: &House) -> Result<(), Skip> {
+    let name = DeviceName { number: 999, ..house.first.name() };
+    let error = Device::open(name).unwrap_err();
+    assert_eq!((error.kind(), error.device()), (ErrorKind::NoSuchDevice, Some(name)));
+    Ok(())
+}
+
+pub fn opened_twice_it_is_the_same(house: &House) -> Result<(), Skip> {
+    let again = Device::open(house.first.name()).unwrap();
+    let (_, used) = again.budget();
+    let memory = house.first.allocate(1 << 20).unwrap();
+    assert_eq!(again.budget().1, used + (1 << 20), "one budget");
+    drop(memory);
+    assert_eq!(again.budget().1, used);
+    Ok(())
+}
+
+pub fn a_survey_finds_it(house: &House) -> Result<(), Skip> {
+    let survey = Device::survey();
+    let mut names = survey.devices.iter().map(|(name, _)| *name);
+    assert!(names.any(|name| name == house.first.name()), "{survey:?}");
+    // The stand-in is always there; what is missing says why.
+    assert!(survey.devices.iter().any(|(name, _)| *name == DeviceName::stand_in(0)));
+    for (_, error) in &survey.missing {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    Ok(())
+}
+
+pub fn threads_share_a_device(house: &House) -> Result<(), Skip> {
+    std::thread::scope(|scope| {
+        for seed in 0..4_u8 {
+            scope.spawn(move || {
+                let stream = house.first.stream().unwrap();
+                let (from, to) =
+                    (house.first.allocate(40_000).unwrap(), house.first.allocate(40_000).unwrap());
+                for _ in 0..50 {
+                    stream.fill(&from.whole(), seed).unwrap();
+                    stream.copy(&to.whole(), &from.whole()).unwrap();
+                }
+                let expected = gpu::checksum(&vec![seed; 40_000]);
+                assert_eq!(stream.checksum(&to.whole(), gpu::PATIENCE).unwrap(), expected);
+            });
+        }
+    });
+    Ok(())
+}
+
+pub fn a_handle_says_that_the_process_forked(house: &House) -> Result<(), Skip> {
+    let memory = house.first.allocate(4096).unwrap();
+    // SAFETY: the child asks handles, which know nothing of threads, and leaves without
+    // running anybody's clean-up.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let said = [
+            house.first.allocate(4096).map(drop),
+            house.first.stream().map(drop),
+            house.stream.fill(&memory.whole(), 1),
+            house.stream.synchronize(gpu::PATIENCE),
+            memory.export().map(drop),
+        ];
+        let all = said
+            .iter()
+            .all(|result| result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Forked));
+        drop(memory);
+        // SAFETY: ends this process, at once.
+        unsafe { libc::_exit(i32::from(!all)) };
+    }
+    let mut status = 0;
+    // SAFETY: our child, one valid number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "not every handle said so");
+    // The parent's are as good as before.
+    house.fill(&memory.whole(), 1);
+    house.check(&memory.whole(), 1);
+    Ok(())
+}
+
+pub fn links_count_what_they_carry(house: &House) -> Result<(), Skip> {
+    if house.is_stand_in() {
+        assert_eq!(LinkCounters::of(&house.first).unwrap_err().kind(), ErrorKind::NotSupported);
+        return skip("a stand-in has no links");
+    }
+    let counters = match LinkCounters::of(&house.first) {
+        Ok(counters) => counters,
+        Err(error) => return skip(&error.to_string()),
+    };
+    println!("{:?}", counters.pcie());
+    let other = second(house)?;
+    house.first.enable_peer(other).unwrap();
+    let length = 1 << 30;
+    let (from, to) = (house.first.allocate(length).unwrap(), other.allocate(length).unwrap());
+    let before = counters.read().unwrap();
+    house.stream.copy(&to.whole(), &from.whole()).unwrap();
+    house.stream.synchronize(gpu::PATIENCE).unwrap();
+    let moved = counters.read().unwrap().since(&before);
+    println!("{moved:?} for {length} bytes");
+    match moved.nvlink_sent {
+        // The counters tell of payload; what else is on the link is little.
+        Some(sent) => assert!(sent >= length && sent < length + length / 10, "{moved:?}"),
+        None => return skip("this device does not count"),
+    }
+    Ok(())
+}

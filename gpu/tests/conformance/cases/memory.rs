@@ -1,0 +1,130 @@
+//! Memory of one process.
+
+use std::os::fd::AsRawFd;
+
+use gpu::{Allocator, ErrorKind};
+
+use super::streams::Pages;
+use super::{Skip, skip};
+use crate::house::House;
+
+pub fn what_is_freed_is_free(house: &House) -> Result<(), Skip> {
+    let length = 256 << 20;
+    for _ in 0..3 {
+        let free = house.first.free_memory().unwrap();
+        let plain = house.first.allocate(length).unwrap();
+        let shared = house.first.allocate_shared(length, &[]).unwrap();
+        assert!(free - house.first.free_memory().unwrap() >= 2 * length);
+        drop(plain);
+        drop(shared);
+        assert_eq!(house.first.free_memory().unwrap(), free);
+    }
+    Ok(())
+}
+
+pub fn a_budget_refuses_with_numbers(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let (limit, used) = device.budget();
+    let granule = device.properties().granularity;
+    device.set_budget(used + 4 * granule);
+    let first = device.allocate_shared(3 * granule, &[]).unwrap();
+    for refused in [
+        device.allocate_shared(2 * granule, &[]),
+        device.allocate(2 * granule),
+        device.allocate_shared(granule + 1, &[]),
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OverBudget);
+        assert!(error.to_string().contains(&format!("{granule} left")), "{error}");
+    }
+    drop(first);
+    drop(device.allocate_shared(4 * granule, &[]).unwrap());
+    assert_eq!(device.budget().1, used, "all of it is given back");
+    device.set_budget(limit);
+    Ok(())
+}
+
+pub fn more_than_there_is_is_refused(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let (limit, used) = device.budget();
+    device.set_budget(u64::MAX);
+    let twice = 2 * device.properties().total_memory;
+    for refused in [device.allocate(twice), device.allocate_shared(twice, &[])] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+    for length in [0, u64::MAX, u64::MAX - 4096] {
+        let error = device.allocate_shared(length, &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{length} bytes");
+    }
+    assert_eq!(device.allocate(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    device.set_budget(limit);
+    assert_eq!(device.budget().1, used);
+    // And goes on as if nothing had been.
+    let memory = device.allocate(4096).unwrap();
+    house.fill(&memory.whole(), 1);
+    house.check(&memory.whole(), 1);
+    Ok(())
+}
+
+pub fn the_host_is_registered_once(house: &House) -> Result<(), Skip> {
+    let pages = std::sync::Arc::new(Pages::new(1 << 20));
+    let first = house.first.register(Same(pages.clone())).unwrap();
+    let again = house.first.register(Same(pages.clone())).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::InvalidArgument, "{again}");
+    drop(first);
+    drop(house.first.register(Same(pages)).unwrap());
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Same(std::sync::Arc<Pages>);
+
+// SAFETY: the pages' own promise, held as long as this is.
+#[allow(unsafe_code)]
+unsafe impl gpu::HostMapping for Same {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+    fn length(&self) -> u64 {
+        self.0.length()
+    }
+}
+
+pub fn an_address_tells_who_allocated_it(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let plain = device.allocate(1 << 20).unwrap();
+    let shared = device.allocate_shared(1 << 20, &[]).unwrap();
+    let host = device.register(Pages::new(1 << 20)).unwrap();
+    let found = device.attributes(plain.address() + 1000).unwrap();
+    assert_eq!((found.device, found.allocator), (Some(device.name()), Allocator::Plain));
+    assert!(found.base <= plain.address());
+    assert!(found.base + found.length >= plain.address() + plain.length());
+    let other = device.attributes(shared.address()).unwrap();
+    let exportable = Allocator::Mapped { exportable: true };
+    assert_eq!((other.device, other.allocator), (Some(device.name()), exportable));
+    assert_ne!(found.buffer_id, other.buffer_id);
+    let found = device.attributes(host.address()).unwrap();
+    assert_eq!((found.device, found.allocator), (None, Allocator::Host));
+    let unknown = Box::new(5_u64);
+    let error = device.attributes(&raw const *unknown as u64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    // Another allocation, be it at the same address, has another number.
+    let (address, number) =
+        (plain.address(), device.attributes(plain.address()).unwrap().buffer_id);
+    drop(plain);
+    let next = device.allocate(1 << 20).unwrap();
+    assert!(next.address() != address || device.attributes(address).unwrap().buffer_id != number);
+    Ok(())
+}
+
+pub fn a_dma_buf_comes_out(house: &House) -> Result<(), Skip> {
+    let memory = house.first.allocate_shared(4 << 20, &[]).unwrap();
+    if !house.first.properties().handle_types.dma_buf {
+        assert_eq!(memory.whole().dma_buf().unwrap_err().kind(), ErrorKind::NotSupported);
+        return skip("the device has none");
+    }
+    let descriptor = memory.whole().dma_buf().unwrap();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap();
+    assert!(link.to_string_lossy().contains("dmabuf"), "{}", link.display());
+    Ok(())
+}

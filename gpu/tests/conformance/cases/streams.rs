@@ -1,0 +1,256 @@
+//! Operations: that they do what they should, in order, while the caller goes on.
+
+use std::time::{Duration, Instant};
+
+use gpu::stand_in::{Behaviour, behave};
+use gpu::{ErrorKind, HostMapping, PATIENCE};
+
+use super::{Skip, second, skip};
+use crate::house::{House, pattern};
+
+/// Memory of the host, as a shared segment would be.
+#[derive(Debug)]
+pub struct Pages(pub Box<[std::sync::atomic::AtomicU64]>);
+
+impl Pages {
+    pub fn new(length: usize) -> Self {
+        Self((0..length / 8).map(|_| 0.into()).collect())
+    }
+}
+
+// SAFETY: a box of atomics, which stays where it is and is reached by nobody else.
+#[allow(unsafe_code)]
+unsafe impl HostMapping for Pages {
+    fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+    fn length(&self) -> u64 {
+        self.0.len() as u64 * 8
+    }
+}
+
+pub fn bytes_arrive_whatever_their_number(house: &House) -> Result<(), Skip> {
+    let (from, to) = (
+        house.first.allocate(20 << 20).unwrap(),
+        house.first.allocate_shared(20 << 20, &[]).unwrap(),
+    );
+    for (seed, (length, offset)) in
+        [(0, 0), (1, 0), (7, 3), (4096, 1), (65_537, 4095), ((1 << 20) + 3, 9), (16 << 20, 64)]
+            .into_iter()
+            .enumerate()
+    {
+        let seed = seed as u64 + 1;
+        let (part, target) =
+            (from.slice(offset, length).unwrap(), to.slice(2 * offset, length).unwrap());
+        house.fill(&part, seed);
+        house.stream.copy(&target, &part).unwrap();
+        house.check(&target, seed);
+    }
+    Ok(())
+}
+
+pub fn the_host_is_reached_by_registered_memory(house: &House) -> Result<(), Skip> {
+    let length = 4 << 20;
+    let host = house.first.register(Pages::new(length)).unwrap();
+    assert_eq!(host.device(), None);
+    let device = house.first.allocate(length as u64).unwrap();
+    house.fill(&device.whole(), 1);
+    house.stream.copy(&host.whole(), &device.whole()).unwrap();
+    house.stream.fill(&device.whole(), 0).unwrap();
+    house.stream.copy(&device.whole(), &host.whole()).unwrap();
+    house.check(&device.whole(), 1);
+    house.check(&host.slice(100, 1000).unwrap().slice(0, 0).unwrap(), 1);
+    if let Some(other) = &house.second {
+        // Registered once, for all devices.
+        let stream = other.stream().unwrap();
+        let theirs = other.allocate(length as u64).unwrap();
+        stream.copy(&theirs.whole(), &host.whole()).unwrap();
+        let sum = stream.checksum(&theirs.whole(), PATIENCE).unwrap();
+        assert_eq!(sum, gpu::checksum(&pattern(length, 1)));
+    }
+    Ok(())
+}
+
+pub fn filling_fills_exactly_that(house: &House) -> Result<(), Skip> {
+    let memory = house.first.allocate(10_000).unwrap();
+    house.stream.fill(&memory.whole(), 1).unwrap();
+    house.stream.fill(&memory.slice(1001, 2000).unwrap(), 2).unwrap();
+    let mut bytes = vec![0; 10_000];
+    house.stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
+    let expected = |at| if (1001..3001).contains(&at) { 2 } else { 1 };
+    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == expected(at)));
+    Ok(())
+}
+
+pub fn the_checksum_is_that_of_the_host(house: &House) -> Result<(), Skip> {
+    let length = 3 << 20;
+    let memory = house.first.allocate(length as u64).unwrap();
+    house.fill(&memory.whole(), 9);
+    let bytes = pattern(length, 9);
+    for (offset, length) in
+        [(0, 0), (0, 1), (0, 8), (3, 5), (1, 64), (5, 4093), (8, 65_536), (7, 1 << 20), (0, length)]
+    {
+        let part = memory.slice(offset as u64, length as u64).unwrap();
+        let sum = house.stream.checksum(&part, PATIENCE).unwrap();
+        assert_eq!(sum, gpu::checksum(&bytes[offset..offset + length]), "{offset} + {length}");
+    }
+    Ok(())
+}
+
+/// Makes a stand-in slow enough to be watched; a GPU gets more to do instead.
+fn slow(house: &House, delay: Duration) {
+    if house.is_stand_in() {
+        behave(0, Behaviour { delay, ..Behaviour::default() });
+    }
+}
+
+pub fn events_order_streams(house: &House) -> Result<(), Skip> {
+    let length = 64 << 20;
+    let first = house.first.stream().unwrap();
+    let second = house.first.stream().unwrap();
+    let event = house.first.event().unwrap();
+    assert!(event.is_done().unwrap(), "never recorded");
+    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
+    slow(house, Duration::from_millis(5));
+    for round in 1..6 {
+        first.fill(&from.whole(), round).unwrap();
+        first.record(&event).unwrap();
+        second.wait_for(&event).unwrap();
+        second.copy(&to.whole(), &from.whole()).unwrap();
+        let back = house.first.event().unwrap();
+        second.record(&back).unwrap();
+        // The next round must not fill what is still being copied.
+        first.wait_for(&back).unwrap();
+        back.wait(PATIENCE).unwrap();
+        let mut end = [0; 16];
+        second.download(&to.slice(length - 16, 16).unwrap(), &mut end, PATIENCE).unwrap();
+        assert_eq!(end, [round; 16]);
+    }
+    slow(house, Duration::ZERO);
+    Ok(())
+}
+
+pub fn memory_lives_as_long_as_its_operations(house: &House) -> Result<(), Skip> {
+    let length = 32 << 20;
+    let to = house.first.allocate(length).unwrap();
+    let stream = house.first.stream().unwrap();
+    let (_, used) = house.first.budget();
+    slow(house, Duration::from_millis(20));
+    for seed in 0..4 {
+        let from = house.first.allocate_shared(length, &[]).unwrap();
+        house.fill(&from.slice(0, 1 << 20).unwrap(), seed);
+        for _ in 0..20 {
+            stream.copy(&to.whole(), &from.whole()).unwrap();
+        }
+        // Nobody holds it any more but the stream.
+        drop(from);
+        stream.synchronize(PATIENCE).unwrap();
+        assert_eq!(house.first.budget().1, used, "and when they are done it goes");
+        house.check(&to.slice(0, 1 << 20).unwrap(), seed);
+        slow(house, Duration::ZERO);
+    }
+    Ok(())
+}
+
+pub fn the_caller_goes_on_meanwhile(house: &House) -> Result<(), Skip> {
+    let length = 1 << 30;
+    // A stand-in's pages are not touched: it is slow by being told so, not by its length.
+    let length = if house.is_stand_in() { 1 << 20 } else { length };
+    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
+    house.stream.synchronize(PATIENCE).unwrap();
+    slow(house, Duration::from_millis(5));
+    let start = Instant::now();
+    for _ in 0..20 {
+        house.stream.copy(&to.whole(), &from.whole()).unwrap();
+    }
+    let begun = start.elapsed();
+    let was_done = house.stream.is_done().unwrap();
+    house.stream.synchronize(PATIENCE).unwrap();
+    let done = start.elapsed();
+    slow(house, Duration::ZERO);
+    assert!(!was_done && begun < done / 2, "begun after {begun:?}, done after {done:?}");
+    Ok(())
+}
+
+pub fn a_deadline_is_kept(house: &House) -> Result<(), Skip> {
+    let length = if house.is_stand_in() { 1 << 20 } else { 1 << 30 };
+    let (from, to) = (house.first.allocate(length).unwrap(), house.first.allocate(length).unwrap());
+    house.fill(&from.slice(0, 4096).unwrap(), 1);
+    slow(house, Duration::from_millis(10));
+    for _ in 0..20 {
+        house.stream.copy(&to.whole(), &from.whole()).unwrap();
+    }
+    let event = house.first.event().unwrap();
+    house.stream.record(&event).unwrap();
+    let little = Duration::from_micros(200);
+    assert_eq!(event.wait(little).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    let error = house.stream.synchronize(little).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    // The caller's bytes are not touched after its deadline.
+    let mut bytes = [7; 4096];
+    let error = house.stream.download(&to.slice(0, 4096).unwrap(), &mut bytes, little);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    slow(house, Duration::ZERO);
+    house.stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(bytes, [7; 4096]);
+    house.check(&to.slice(0, 4096).unwrap(), 1);
+    Ok(())
+}
+
+pub fn a_peer_is_reached_directly(house: &House) -> Result<(), Skip> {
+    let other = second(house)?;
+    let length = 8 << 20;
+    let (here, there) = (house.first.allocate(length).unwrap(), other.allocate(length).unwrap());
+    house.first.enable_peer(other).unwrap();
+    house.first.enable_peer(other).unwrap();
+    house.fill(&here.whole(), 1);
+    house.stream.copy(&there.whole(), &here.whole()).unwrap();
+    house.stream.fill(&here.whole(), 0).unwrap();
+    house.stream.copy(&here.whole(), &there.whole()).unwrap();
+    house.check(&here.whole(), 1);
+    // A kernel reads over the link.
+    let sum = house.stream.checksum(&there.whole(), PATIENCE).unwrap();
+    assert_eq!(sum, gpu::checksum(&pattern(length as usize, 1)));
+    Ok(())
+}
+
+pub fn a_peer_is_not_reached_without_leave(house: &House) -> Result<(), Skip> {
+    let other = second(house)?;
+    // Leave is given for good: so from the other side, where no case gives it.
+    let (here, there) = (house.first.allocate(4096).unwrap(), other.allocate(4096).unwrap());
+    let stream = other.stream().unwrap();
+    for result in [
+        stream.copy(&here.whole(), &there.whole()),
+        stream.copy(&there.whole(), &here.whole()),
+        stream.fill(&here.whole(), 0),
+        stream.checksum(&here.whole(), PATIENCE).map(drop),
+    ] {
+        let error = result.unwrap_err();
+        assert_eq!((error.kind(), error.device()), (ErrorKind::NoPeerAccess, Some(other.name())));
+    }
+    Ok(())
+}
+
+pub fn lengths_and_bounds_are_checked(house: &House) -> Result<(), Skip> {
+    let memory = house.first.allocate(1000).unwrap();
+    for (offset, length) in [(0, 1001), (1000, 1), (1001, 0), (u64::MAX, 2), (2, u64::MAX)] {
+        let error = memory.slice(offset, length).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfBounds);
+    }
+    let part = memory.slice(500, 500).unwrap();
+    assert_eq!(part.slice(1, 500).unwrap_err().kind(), ErrorKind::OutOfBounds);
+    let error = house.stream.copy(&part, &memory.whole()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let error = house.stream.upload(&part, &[0; 501], PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    if house.is_stand_in() {
+        return Ok(());
+    }
+    // Different makers' memory does not go together.
+    let Ok(stand_in) = gpu::Device::open(gpu::DeviceName::stand_in(0)) else {
+        return skip("no stand-in beside it");
+    };
+    let foreign = stand_in.allocate(500).unwrap();
+    assert!(house.stream.copy(&part, &foreign.whole()).is_err());
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! Other processes: what they are told, and what they do.
+//!
+//! A child gets descriptors by inheritance, texts by its arguments, says "ready" on its
+//! standard output, and goes when its standard input is closed, or when it is killed.
+#![allow(unsafe_code)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child as Process, Command, ExitCode, Stdio};
+
+use gpu::{EventTicket, LegacyHandle};
+
+use crate::house::{House, pattern};
+
+/// The first descriptor that a child finds.
+const FIRST: i32 = 100;
+
+/// A child, killed at the latest when it is dropped.
+pub struct Child {
+    process: Process,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Child {
+    pub fn start(role: &str, descriptors: &[&OwnedFd], arguments: &[String]) -> Self {
+        let numbers: Vec<_> = descriptors.iter().map(|fd| fd.as_fd().as_raw_fd()).collect();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--child", role]).args(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // SAFETY: only dup2, which is safe between fork and exec; copies are not
+        // close-on-exec.
+        unsafe {
+            command.pre_exec(move || {
+                for (number, to) in numbers.iter().zip(FIRST..) {
+                    if libc::dup2(*number, to) < 0 {
+                        return Err(std::io::Error::last_os_error());
+                    }
+                }
+                Ok(())
+            });
+        }
+        let mut process = command.spawn().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap());
+        Self { process, output }
+    }
+
+    /// The next line that it prints.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn tell(&mut self, line: &str) {
+        let input = self.process.stdin.as_mut().unwrap();
+        writeln!(input, "{line}").unwrap();
+        input.flush().unwrap();
+    }
+
+    /// Lets it end by itself.
+    #[track_caller]
+    pub fn finish(mut self) {
+        drop(self.process.stdin.take());
+        assert!(self.process.wait().unwrap().success(), "the other process failed");
+    }
+
+    /// Ends it at once, whatever it does.
+    pub fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn inherited(number: i32) -> OwnedFd {
+    // SAFETY: put there by the parent for us, taken once.
+    unsafe { OwnedFd::from_raw_fd(FIRST + number) }
+}
+
+fn say(line: &str) {
+    println!("{line}");
+    std::io::stdout().flush().unwrap();
+}
+
+fn next_line() -> Option<String> {
+    let mut line = String::new();
+    // Byte by byte: what follows belongs to the next call.
+    for byte in std::io::stdin().lock().bytes() {
+        match byte.unwrap() {
+            b'\n' => return Some(line),
+            other => line.push(char::from(other)),
+        }
+    }
+    None
+}
+
+fn wait_for_the_end() {
+    while next_line().is_some() {}
+}
+
+/// Bytes as text, and back.
+pub fn to_text(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub fn from_text(text: &str) -> Vec<u8> {
+    (0..text.len() / 2)
+        .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
+        .collect()
+}
+
+pub fn handle_to_text(handle: &LegacyHandle) -> [String; 3] {
+    [to_text(&handle.bytes), handle.offset.to_string(), handle.length.to_string()]
+}
+
+pub fn handle_from_text(text: &[String]) -> LegacyHandle {
+    LegacyHandle {
+        bytes: from_text(&text[0]).try_into().unwrap(),
+        offset: text[1].parse().unwrap(),
+        length: text[2].parse().unwrap(),
+    }
+}
+
+/// What a child does.
+pub fn serve(arguments: &[String]) -> ExitCode {
+    let house = House::open().unwrap();
+    let (role, arguments) = arguments.split_first().unwrap();
+    match role.as_str() {
+        "import" => import(&house, arguments),
+        "export-and-die" => export_and_die(&house, arguments),
+        "open-legacy" => open_legacy(&house, arguments),
+        "hold-legacy" => hold_legacy(&house, arguments),
+        "take-memory" => take_memory(&house, arguments),
+        "wait-for-event" => wait_for_event(&house, arguments),
+        other => panic!("no role {other}"),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Finds seed 1 in the memory, and puts seed 2 there.
+fn import(house: &House, arguments: &[String]) {
+    let length = arguments[0].parse().unwrap();
+    let memory = house.first.import(inherited(0).as_fd(), length).unwrap();
+    house.check(&memory.whole(), 1);
+    house.fill(&memory.whole(), 2);
+    say("ready");
+    wait_for_the_end();
+}
+
+/// Makes memory with seed 3, gives it to the parent by the socket it inherited, and waits
+/// to be killed.
+fn export_and_die(house: &House, arguments: &[String]) {
+    let length = arguments[0].parse().unwrap();
+    let memory = house.first.allocate_shared(length, &[]).unwrap();
+    house.fill(&memory.whole(), 3);
+    let exported = memory.export().unwrap();
+    send(&inherited(0), &exported);
+    say("ready");
+    wait_for_the_end();
+}
+
+fn open_legacy(house: &House, arguments: &[String]) {
+    let memory = house.first.open_legacy(&handle_from_text(arguments)).unwrap();
+    // Open once, however often it is asked for.
+    let again = house.first.open_legacy(&handle_from_text(arguments)).unwrap();
+    assert_eq!(memory.address(), again.address());
+    assert_eq!(gpu::open_legacy_handles(), 1);
+    drop(again);
+    assert_eq!(gpu::open_legacy_handles(), 1);
+    house.check(&memory.whole(), 1);
+    house.fill(&memory.whole(), 2);
+    drop(memory);
+    assert_eq!(gpu::open_legacy_handles(), 0);
+    say("ready");
+    wait_for_the_end();
+}
+
+/// Makes plain memory with seed 4, tells its handle, and waits to be killed.
+fn hold_legacy(house: &House, arguments: &[String]) {
+    let memory = house.first.allocate(arguments[0].parse().unwrap()).unwrap();
+    house.fill(&memory.whole(), 4);
+    say(&handle_to_text(&memory.export_legacy().unwrap()).join(" "));
+    wait_for_the_end();
+}
+
+/// Takes and fills so much memory: what was free before is somebody's now.
+fn take_memory(house: &House, arguments: &[String]) {
+    let memory = house.first.allocate(arguments[0].parse().unwrap()).unwrap();
+    house.stream.fill(&memory.whole(), 0xee).unwrap();
+    house.stream.synchronize(gpu::PATIENCE).unwrap();
+    say("ready");
+    wait_for_the_end();
+}
+
+/// Copies the memory as soon as the parent's event is reached, and tells the checksum.
+fn wait_for_event(house: &House, arguments: &[String]) {
+    let length: u64 = arguments[0].parse().unwrap();
+    let memory = house.first.import(inherited(0).as_fd(), length).unwrap();
+    let ticket: EventTicket = match arguments.get(1) {
+        Some(text) => <[u8; 64]>::try_from(from_text(text)).unwrap().into(),
+        None => inherited(1).into(),
+    };
+    let event = house.first.open_event(ticket).unwrap();
+    say("open");
+    assert_eq!(next_line().as_deref(), Some("recorded"));
+    let copy = house.first.allocate(length).unwrap();
+    house.stream.wait_for(&event).unwrap();
+    house.stream.copy(&copy.whole(), &memory.whole()).unwrap();
+    house.stream.synchronize(gpu::PATIENCE).unwrap();
+    let expected = gpu::checksum(&pattern(length as usize, 5));
+    assert_eq!(house.stream.checksum(&copy.whole(), gpu::PATIENCE).unwrap(), expected);
+    say("ready");
+    wait_for_the_end();
+}
+
+/// Sends a descriptor by a socket: `gpu` itself leaves that to others.
+fn send(socket: &OwnedFd, descriptor: &OwnedFd) {
+    let mut byte = [1_u8];
+    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut control = Control::default();
+    // SAFETY: zeroes are a message; room for one descriptor.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut vector;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(descriptor.as_raw_fd());
+        assert_eq!(libc::sendmsg(socket.as_raw_fd(), &raw const message, 0), 1);
+    }
+}
+
+pub fn receive(socket: &OwnedFd) -> OwnedFd {
+    let mut byte = [0_u8];
+    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    let mut control = Control::default();
+    // SAFETY: as in `send`; what arrives is a descriptor of ours.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut vector;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control.0);
+        let flags = libc::MSG_CMSG_CLOEXEC;
+        assert_eq!(libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags), 1);
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        assert!(!header.is_null(), "no descriptor came");
+        OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<i32>().read_unaligned())
+    }
+}
+
+#[derive(Default)]
+#[repr(align(8))]
+struct Control([u64; 4]);
