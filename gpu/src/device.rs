@@ -13,7 +13,7 @@ use crate::fork::Birth;
 use crate::legacy;
 use crate::name::{DeviceName, Implementation};
 use crate::pointer::Attributes;
-use crate::properties::{PeerAccess, Properties};
+use crate::properties::{PeerAccess, Properties, Uuid};
 use crate::stream::Stream;
 use crate::{cuda, stand_in};
 
@@ -112,6 +112,26 @@ impl Device {
             Implementation::Cuda => cuda::count(),
             Implementation::StandIn => Ok(stand_in::COUNT),
         }
+    }
+
+    /// Opens the device that has this name on the machine, whatever its number here.
+    ///
+    /// # Errors
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees none of that name.
+    pub fn find(uuid: Uuid) -> Result<Self> {
+        for implementation in [Implementation::StandIn, Implementation::Cuda] {
+            for number in 0..Self::count(implementation).unwrap_or(0) {
+                let is_it = match implementation {
+                    Implementation::Cuda => cuda::uuid(number)? == uuid,
+                    Implementation::StandIn => stand_in::uuid(number) == uuid,
+                };
+                if is_it {
+                    return Self::open(DeviceName { implementation, number });
+                }
+            }
+        }
+        let detail = format!("this process sees no device {uuid}");
+        Err(Error::new("find a device", ErrorKind::NoSuchDevice, detail))
     }
 
     /// Looks at everything there is. Contexts are made for it, which takes a while.

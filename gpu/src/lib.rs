@@ -42,7 +42,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventTicket};
 pub use legacy::{LegacyHandle, open_legacy_handles};
 pub use links::{LinkBytes, LinkCounters, PcieLink};
-pub use memory::{HostMapping, Memory, Slice};
+pub use memory::{HostMapping, Memory, Slice, WeakMemory};
 pub use name::{DeviceName, Implementation};
 pub use pointer::{Allocator, Attributes};
 pub use pool::{Pool, PoolPiece};

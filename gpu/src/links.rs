@@ -153,8 +153,10 @@ fn check(code: Code) -> Result<()> {
     Err(Error::new(OPERATION, kind, detail).with_code(i64::from(code)))
 }
 
-/// All links of a device together.
+/// All links of a device together; not every driver adds them up.
 const ALL_LINKS: c_uint = c_uint::MAX;
+/// More than any device has.
+const MOST_LINKS: c_uint = 36;
 /// In units of 1024 bytes.
 const NVLINK_DATA_SENT: c_uint = 138;
 const NVLINK_DATA_RECEIVED: c_uint = 139;
@@ -190,7 +192,31 @@ impl LinkCounters {
     /// # Errors
     /// If the library refuses; what a device does not count is None.
     pub fn read(&self) -> Result<LinkBytes> {
-        let ask = |number, scope| Field {
+        let [sent, received] = self.nvlink(ALL_LINKS)?;
+        let (mut nvlink_sent, mut nvlink_received) = (sent, received);
+        for link in (0..MOST_LINKS).take_while(|_| sent.is_none()) {
+            let [sent, received] = self.nvlink(link)?;
+            let add = |sum: Option<u64>, one: Option<u64>| match (sum, one) {
+                (Some(sum), Some(one)) => Some(sum.wrapping_add(one)),
+                (sum, one) => sum.or(one),
+            };
+            nvlink_sent = add(nvlink_sent, sent);
+            nvlink_received = add(nvlink_received, received);
+        }
+        let [pcie_sent, pcie_received] =
+            self.fields([(PCIE_BYTES_SENT, 0), (PCIE_BYTES_RECEIVED, 0)])?;
+        Ok(LinkBytes { nvlink_sent, nvlink_received, pcie_sent, pcie_received })
+    }
+
+    /// Sent and received by a link, in bytes.
+    fn nvlink(&self, link: c_uint) -> Result<[Option<u64>; 2]> {
+        let kibibytes = self.fields([(NVLINK_DATA_SENT, link), (NVLINK_DATA_RECEIVED, link)])?;
+        Ok(kibibytes.map(|number| number.map(|number| number.wrapping_mul(1024))))
+    }
+
+    /// Two values, each by its number and scope.
+    fn fields(&self, asked: [(c_uint, c_uint); 2]) -> Result<[Option<u64>; 2]> {
+        let mut fields = asked.map(|(number, scope)| Field {
             number,
             scope,
             timestamp: 0,
@@ -198,27 +224,14 @@ impl LinkCounters {
             value_type: 0,
             code: NOT_SUPPORTED,
             value: 0,
-        };
-        let mut fields = [
-            ask(NVLINK_DATA_SENT, ALL_LINKS),
-            ask(NVLINK_DATA_RECEIVED, ALL_LINKS),
-            ask(PCIE_BYTES_SENT, 0),
-            ask(PCIE_BYTES_RECEIVED, 0),
-        ];
+        });
         // SAFETY: as many fields as told.
         let code = unsafe {
             let count = fields.len() as c_int;
             (self.library.field_values)(self.handle.0, count, fields.as_mut_ptr())
         };
         check(code).map_err(|error| error.on(self.name))?;
-        let [sent, received, pcie_sent, pcie_received] = fields.map(Field::number_in_it);
-        let bytes = |kibibytes: Option<u64>| kibibytes.map(|number| number.wrapping_mul(1024));
-        Ok(LinkBytes {
-            nvlink_sent: bytes(sent),
-            nvlink_received: bytes(received),
-            pcie_sent,
-            pcie_received,
-        })
+        Ok(fields.map(Field::number_in_it))
     }
 
     /// How the device is connected to its host.

@@ -3,8 +3,8 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -69,6 +69,12 @@ impl Drop for Holding {
             // These look after themselves.
             Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign { .. } => Ok(()),
         };
+    }
+}
+
+impl fmt::Debug for Holding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Holding({:?})", self.kind)
     }
 }
 
@@ -201,14 +207,29 @@ impl Memory {
     ///
     /// # Errors
     /// [`NotSupported`](ErrorKind::NotSupported) unless it was
-    /// [allocated to be shared](Device::allocate_shared).
+    /// [allocated to be shared](Device::allocate_shared), in one piece.
     pub fn export(&self) -> Result<OwnedFd> {
+        let mut pieces = self.export_pieces()?;
+        match (pieces.pop(), pieces.is_empty()) {
+            (Some((descriptor, _)), true) => Ok(descriptor),
+            _ => Err(self.refuse("export", "it does not consist of one piece")),
+        }
+    }
+
+    /// As file descriptors, one for each of the pieces that it consists of, with their
+    /// lengths: a [pool](crate::Pool) has many.
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) unless it was allocated to be shared.
+    pub fn export_pieces(&self) -> Result<Vec<(OwnedFd, u64)>> {
         let operation = "export";
         self.0.device.driver(operation)?;
-        match self.space() {
-            Some(space) => space.export(0).map_err(|error| error.on(self.0.device.name())),
-            None => Err(self.refuse(operation, "it was not allocated to be shared")),
-        }
+        let Some(space) = self.space() else {
+            return Err(self.refuse(operation, "it was not allocated to be shared"));
+        };
+        let layout = space.layout().into_iter().enumerate();
+        let exported = layout.map(|(number, (_, length))| Ok((space.export(number)?, length)));
+        exported.collect::<Result<_>>().map_err(|error| error.on(self.0.device.name()))
     }
 
     /// As 64 bytes and a place in the allocation they stand for, for other processes to
@@ -238,6 +259,24 @@ impl Memory {
 
     pub(crate) fn hold(&self) -> Arc<Holding> {
         Arc::clone(&self.0)
+    }
+
+    /// A handle that does not keep it alive.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakMemory {
+        WeakMemory(Arc::downgrade(&self.0))
+    }
+}
+
+/// Memory that goes when others let go of it.
+#[derive(Debug, Clone)]
+pub struct WeakMemory(Weak<Holding>);
+
+impl WeakMemory {
+    /// The memory, if somebody still holds it.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Memory> {
+        self.0.upgrade().map(Memory)
     }
 }
 
@@ -347,9 +386,31 @@ impl Device {
     /// has less than `length` bytes;
     /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if this device cannot reach it.
     pub fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Memory> {
-        let space = Space::reserve(self, length, &[])?;
-        let (_, resident) =
-            space.import(descriptor.as_fd(), length).map_err(|error| error.on(self.name()))?;
+        self.import_pieces(&[(descriptor, length)], length)
+    }
+
+    /// Imports memory of `length` bytes that another process exported in pieces, one behind
+    /// the other.
+    ///
+    /// # Errors
+    /// As for [one piece](Self::import); [`InvalidHandle`](ErrorKind::InvalidHandle) if all
+    /// pieces together have fewer bytes.
+    pub fn import_pieces(&self, pieces: &[(BorrowedFd<'_>, u64)], length: u64) -> Result<Memory> {
+        let on = |error: Error| error.on(self.name());
+        let limit = pieces.iter().try_fold(0_u64, |sum, (_, length)| {
+            let length = length.checked_next_multiple_of(self.properties().granularity)?;
+            sum.checked_add(length)
+        });
+        let space = Space::reserve(self, limit.unwrap_or(u64::MAX), &[])?;
+        let mut resident = self.name();
+        for (descriptor, length) in pieces {
+            (_, resident) = space.import(descriptor.as_fd(), *length).map_err(on)?;
+        }
+        let mapped = space.layout().last().map_or(0, |(offset, length)| offset + length);
+        if length > mapped {
+            let detail = format!("{length} bytes, in pieces of {mapped} together");
+            return Err(on(Error::new("import", ErrorKind::InvalidHandle, detail)));
+        }
         Ok(Memory::of_space(self, resident, space, length))
     }
 

@@ -120,8 +120,10 @@ impl Space {
         }
         let mapped = self.map(&mut pieces, physical, length, resident, false);
         let offset = mapped.map_err(|error| match error.kind() {
-            // What a driver says of memory that is shorter than it is said to be.
-            ErrorKind::InvalidArgument => error.with_kind(ErrorKind::InvalidHandle),
+            // What drivers say of memory that is shorter than it is said to be.
+            ErrorKind::InvalidArgument | ErrorKind::NotSupported => {
+                error.with_kind(ErrorKind::InvalidHandle)
+            }
             _ => error,
         })?;
         Ok((offset, name))

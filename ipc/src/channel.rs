@@ -103,6 +103,16 @@ pub struct Credentials {
     pub process: Option<u32>,
 }
 
+impl Credentials {
+    /// As others see this process.
+    #[must_use]
+    pub fn of_this_process() -> Self {
+        // SAFETY: no pointers, and they cannot fail.
+        let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+        Self { user, group, process: Some(std::process::id()) }
+    }
+}
+
 /// A message that arrived.
 #[derive(Debug, Default)]
 pub struct Message {

@@ -27,6 +27,20 @@ pub(crate) fn count() -> Result<u32> {
     Ok(count.max(0) as u32)
 }
 
+/// A device's name on this machine. Makes no context.
+pub(crate) fn uuid(number: u32) -> Result<Uuid> {
+    let operation = "read properties";
+    let functions = library::driver()?;
+    let (mut device, mut uuid) = (0, [0; 16]);
+    // SAFETY: valid places for the results.
+    unsafe {
+        let code = (functions.device_get)(&raw mut device, number as c_int);
+        library::check(functions, operation, code)?;
+        library::check(functions, operation, (functions.device_uuid)(&raw mut uuid, device))?;
+    }
+    Ok(Uuid(uuid))
+}
+
 /// The primary context of a device, retained: the one that frameworks use, too.
 pub(super) struct Context {
     pub(super) functions: &'static Functions,

@@ -5,6 +5,6 @@ mod library;
 mod memory;
 mod stream;
 
-pub(crate) use device::{Device, count};
+pub(crate) use device::{Device, count, uuid};
 pub(crate) use memory::Physical;
 pub(crate) use stream::Event;

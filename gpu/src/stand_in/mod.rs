@@ -120,6 +120,13 @@ pub fn fail_after(number: u32, operations: u32) {
     }
 }
 
+/// The same in every process, as a real device's.
+pub(crate) fn uuid(number: u32) -> Uuid {
+    let mut bytes = *b"fabricast-host-0";
+    bytes[15] += number as u8;
+    Uuid(bytes)
+}
+
 /// A stand-in.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -142,11 +149,9 @@ impl Device {
     }
 
     fn new(number: u32) -> Self {
-        let mut uuid = *b"fabricast-host-0";
-        uuid[15] += number as u8;
         let properties = Properties {
             product: "host memory".to_owned(),
-            uuid: Uuid(uuid),
+            uuid: uuid(number),
             pci: None,
             numa_node: None,
             total_memory: TOTAL,

@@ -37,6 +37,10 @@ pub fn opened_twice_it_is_the_same(house: &House) -> Result<(), Skip> {
     assert_eq!(again.budget().1, used + (1 << 20), "one budget");
     drop(memory);
     assert_eq!(again.budget().1, used);
+    let found = Device::find(house.first.properties().uuid).unwrap();
+    assert_eq!(found.name(), house.first.name());
+    let error = Device::find(gpu::Uuid([9; 16])).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
     Ok(())
 }
 

@@ -1,0 +1,152 @@
+//! The one error type of this crate.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// What went wrong, as far as a program can act on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Bytes from outside that are truncated, altered or contradict themselves.
+    Malformed,
+    /// A version that this build does not speak.
+    VersionMismatch,
+    /// The description does not fit the memory.
+    OutOfBounds,
+    /// The memory lies on a device that this process does not see.
+    NoSuchDevice,
+    /// The device cannot reach the memory.
+    NoPeerAccess,
+    /// The descriptors that came are not the memory that was described.
+    WrongMemory,
+    /// Nothing is shared under this name.
+    Unknown,
+    /// The other side may not, or we may not trust it.
+    Denied,
+    /// The deadline passed.
+    DeadlineExceeded,
+    /// The other side closed the connection, or is dead.
+    Closed,
+    /// The handle was made before a fork, and belongs to the parent.
+    Forked,
+    /// Something below failed; the cause says what.
+    Failed,
+}
+
+impl ErrorKind {
+    fn label(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::VersionMismatch => "version mismatch",
+            Self::OutOfBounds => "out of bounds",
+            Self::NoSuchDevice => "no such device",
+            Self::NoPeerAccess => "no peer access",
+            Self::WrongMemory => "not the memory described",
+            Self::Unknown => "unknown",
+            Self::Denied => "denied",
+            Self::DeadlineExceeded => "deadline exceeded",
+            Self::Closed => "closed",
+            Self::Forked => "used after a fork",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// An error: what was tried, with whom, and why it failed.
+#[derive(Debug)]
+pub struct Error(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    operation: &'static str,
+    kind: ErrorKind,
+    peer: Option<String>,
+    detail: String,
+    cause: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What calls of this crate give.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn new(operation: &'static str, kind: ErrorKind, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        Self(Box::new(Inner { operation, kind, peer: None, detail, cause: None }))
+    }
+
+    /// What a device said.
+    pub(crate) fn of_device(operation: &'static str, cause: gpu::Error) -> Self {
+        let kind = match cause.kind() {
+            gpu::ErrorKind::NoSuchDevice | gpu::ErrorKind::Unavailable => ErrorKind::NoSuchDevice,
+            gpu::ErrorKind::NoPeerAccess => ErrorKind::NoPeerAccess,
+            gpu::ErrorKind::InvalidHandle => ErrorKind::WrongMemory,
+            gpu::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
+            gpu::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+            gpu::ErrorKind::Forked => ErrorKind::Forked,
+            _ => ErrorKind::Failed,
+        };
+        let mut error = Self::new(operation, kind, "");
+        error.0.cause = Some(Box::new(cause));
+        error
+    }
+
+    /// What a channel said.
+    pub(crate) fn of_channel(operation: &'static str, cause: ipc::ChannelError) -> Self {
+        let kind = match cause {
+            ipc::ChannelError::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
+            ipc::ChannelError::Closed => ErrorKind::Closed,
+            ipc::ChannelError::TooLong { .. } => ErrorKind::Malformed,
+            _ => ErrorKind::Failed,
+        };
+        let mut error = Self::new(operation, kind, "");
+        error.0.cause = Some(Box::new(cause));
+        error
+    }
+
+    pub(crate) fn with(mut self, peer: impl fmt::Display) -> Self {
+        self.0.peer = Some(peer.to_string());
+        self
+    }
+
+    /// What was tried.
+    #[must_use]
+    pub fn operation(&self) -> &'static str {
+        self.0.operation
+    }
+
+    /// What kind of failure it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// With whom, if with somebody.
+    #[must_use]
+    pub fn peer(&self) -> Option<&str> {
+        self.0.peer.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { operation, kind, peer, detail, cause } = &*self.0;
+        write!(f, "{operation}")?;
+        if let Some(peer) = peer {
+            write!(f, " ({peer})")?;
+        }
+        write!(f, ": {}", kind.label())?;
+        if !detail.is_empty() {
+            write!(f, ": {detail}")?;
+        }
+        if let Some(cause) = cause {
+            write!(f, ": {cause}")?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.cause.as_deref().map(|cause| cause as _)
+    }
+}

@@ -1,0 +1,341 @@
+//! How shared memory is named on its way to another process: some bytes, and file
+//! descriptors beside them.
+//!
+//! ```text
+//! offset  size  field (little endian)
+//!      0     4  "FcSH"
+//!      4     2  version, now 1
+//!      6     2  length of the whole
+//!      8    16  identity: random, one for each time memory is shared
+//!     24    16  UUID of the device that it lies on
+//!     40     1  kind: 1 file descriptors, 2 legacy handle
+//!     41     1  element type
+//!     42     1  dimensions, n
+//!     43     1  pieces, p: as many descriptors travel beside the bytes
+//!     44     8  length of the memory
+//!     52     8  byte offset of the tensor
+//!     60   16n  for each dimension its length (8) and its stride (8, signed)
+//!  …      8p    for each piece its length
+//!  …   64 + 8   legacy only: what the driver made of it, and an offset
+//!  …        4   CRC-32 of all that stands before
+//! ```
+//!
+//! The checksum finds accidents, not attackers. Whoever sends a handle is asked for
+//! credentials by the channel; what the bytes claim is checked here, and against the
+//! memory behind the descriptors when it is opened.
+
+use std::os::fd::OwnedFd;
+
+use gpu::{LegacyHandle, Uuid};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::tensor::{ElementType, MOST_DIMENSIONS, Tensor};
+
+const MAGIC: [u8; 4] = *b"FcSH";
+const VERSION: u16 = 1;
+const FIXED: usize = 60;
+const LEGACY: usize = 72;
+const CHECKSUM: usize = 4;
+/// As many as a message can carry.
+pub(crate) const MOST_PIECES: usize = ipc::channel::MOST_DESCRIPTORS;
+const OPERATION: &str = "decode a handle";
+
+/// How the memory is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route {
+    /// By file descriptors, one for each piece of so many bytes.
+    Descriptors {
+        /// Lengths of the pieces.
+        pieces: Vec<u64>,
+    },
+    /// By what the driver made of a plain allocation.
+    Legacy(LegacyHandle),
+}
+
+/// What the bytes of a handle say.
+///
+/// ```
+/// use gpu::Uuid;
+/// use transfer::{Facts, Route, Tensor};
+/// let facts = Facts {
+///     identity: [1; 16],
+///     device: Uuid([2; 16]),
+///     length: 4096,
+///     route: Route::Descriptors { pieces: vec![4096] },
+///     tensor: Tensor::bytes(4096),
+/// };
+/// let bytes = facts.encode();
+/// assert_eq!(Facts::decode(&bytes)?, facts);
+/// assert!(Facts::decode(&bytes[..bytes.len() - 1]).is_err());
+/// # Ok::<(), transfer::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Facts {
+    /// Random, one for each time memory is shared: the same memory is mapped once.
+    pub identity: [u8; 16],
+    /// The device that it lies on.
+    pub device: Uuid,
+    /// Length of the memory in bytes.
+    pub length: u64,
+    /// How it is reached.
+    pub route: Route,
+    /// What the bytes mean.
+    pub tensor: Tensor,
+}
+
+/// What crosses to another process: the facts, and the descriptors that they speak of.
+#[derive(Debug)]
+pub struct Handle {
+    /// What the bytes say.
+    pub facts: Facts,
+    /// One for each piece.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl Facts {
+    /// The bytes that travel.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let tensor = &self.tensor;
+        let (kind, pieces): (u8, &[u64]) = match &self.route {
+            Route::Descriptors { pieces } => (1, pieces),
+            Route::Legacy(_) => (2, &[]),
+        };
+        let mut bytes = Vec::with_capacity(256);
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend([0; 2]);
+        bytes.extend(self.identity);
+        bytes.extend(self.device.0);
+        let dimensions = tensor.shape.len().min(MOST_DIMENSIONS);
+        bytes.extend([kind, tensor.element.code(), dimensions as u8, pieces.len() as u8]);
+        bytes.extend(self.length.to_le_bytes());
+        bytes.extend(tensor.byte_offset.to_le_bytes());
+        for (length, stride) in tensor.shape.iter().zip(&tensor.strides).take(dimensions) {
+            bytes.extend(length.to_le_bytes());
+            bytes.extend(stride.to_le_bytes());
+        }
+        pieces.iter().for_each(|length| bytes.extend(length.to_le_bytes()));
+        if let Route::Legacy(handle) = &self.route {
+            bytes.extend(handle.bytes);
+            bytes.extend(handle.offset.to_le_bytes());
+        }
+        let length = (bytes.len() + CHECKSUM) as u16;
+        bytes[6..8].copy_from_slice(&length.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes);
+        bytes.extend(checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    ///
+    /// # Errors
+    /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch),
+    /// and [`OutOfBounds`](ErrorKind::OutOfBounds) for a tensor beyond its memory.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let malformed = |detail: &str| Error::new(OPERATION, ErrorKind::Malformed, detail);
+        let mut reader = Reader { rest: bytes };
+        if reader.take::<4>()? != MAGIC {
+            return Err(malformed("it does not begin as a handle does"));
+        }
+        let version = u16::from_le_bytes(reader.take()?);
+        if version != VERSION {
+            let detail = format!("version {version}, where this build speaks {VERSION}");
+            return Err(Error::new(OPERATION, ErrorKind::VersionMismatch, detail));
+        }
+        let length = usize::from(u16::from_le_bytes(reader.take()?));
+        if length != bytes.len() || length < FIXED + CHECKSUM {
+            let detail = format!("{} bytes that claim to be {length}", bytes.len());
+            return Err(malformed(&detail));
+        }
+        let (body, checksum) = bytes.split_at(length - CHECKSUM);
+        if crc32fast::hash(body).to_le_bytes() != checksum {
+            return Err(malformed("the checksum does not fit"));
+        }
+        let identity = reader.take()?;
+        let device = Uuid(reader.take()?);
+        let [kind, element, dimensions, pieces] = reader.take()?;
+        let (dimensions, pieces) = (usize::from(dimensions), usize::from(pieces));
+        let rest = match kind {
+            1 if (1..=MOST_PIECES).contains(&pieces) => 8 * pieces,
+            2 if pieces == 0 => LEGACY,
+            _ => return Err(malformed("an unknown kind, or pieces that do not go with it")),
+        };
+        if dimensions > MOST_DIMENSIONS || length != FIXED + 16 * dimensions + rest + CHECKSUM {
+            return Err(malformed("its parts have other lengths than the whole"));
+        }
+        let Some(element) = ElementType::from_code(element) else {
+            return Err(malformed("an unknown element type"));
+        };
+        let length = u64::from_le_bytes(reader.take()?);
+        let byte_offset = u64::from_le_bytes(reader.take()?);
+        let (mut shape, mut strides) = (Vec::new(), Vec::new());
+        for _ in 0..dimensions {
+            shape.push(u64::from_le_bytes(reader.take()?));
+            strides.push(i64::from_le_bytes(reader.take()?));
+        }
+        let route = if kind == 1 {
+            let read = (0..pieces).map(|_| reader.take().map(u64::from_le_bytes));
+            let pieces = read.collect::<Result<Vec<_>>>()?;
+            let sum = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(*piece));
+            if sum.is_none_or(|sum| sum < length) || pieces.contains(&0) {
+                return Err(malformed("its pieces are not as long as the whole"));
+            }
+            Route::Descriptors { pieces }
+        } else {
+            let bytes = reader.take()?;
+            Route::Legacy(LegacyHandle {
+                bytes,
+                offset: u64::from_le_bytes(reader.take()?),
+                length,
+            })
+        };
+        let tensor = Tensor { element, shape, strides, byte_offset };
+        tensor.check(OPERATION, length)?;
+        Ok(Self { identity, device, length, route, tensor })
+    }
+
+    /// How many descriptors belong to it.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        match &self.route {
+            Route::Descriptors { pieces } => pieces.len(),
+            Route::Legacy(_) => 0,
+        }
+    }
+}
+
+impl Handle {
+    /// From what a message brought.
+    ///
+    /// # Errors
+    /// As for [decoding](Facts::decode); [`Malformed`](ErrorKind::Malformed) if more or fewer
+    /// descriptors came than are spoken of. They are closed.
+    pub fn from_parts(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
+        let facts = Facts::decode(bytes)?;
+        if descriptors.len() == facts.pieces() {
+            return Ok(Self { facts, descriptors });
+        }
+        let detail = format!("{} descriptors, not {}", descriptors.len(), facts.pieces());
+        Err(Error::new(OPERATION, ErrorKind::Malformed, detail))
+    }
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let Some((taken, rest)) = self.rest.split_first_chunk() else {
+            let detail = format!("{} bytes left, {N} wanted", self.rest.len());
+            return Err(Error::new(OPERATION, ErrorKind::Malformed, detail));
+        };
+        self.rest = rest;
+        Ok(*taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn facts(route: Route) -> Facts {
+        let tensor = Tensor {
+            element: ElementType::Bf16,
+            shape: vec![3, 5],
+            strides: vec![-5, 1],
+            byte_offset: 40,
+        };
+        Facts { identity: [7; 16], device: Uuid([8; 16]), length: 4096, route, tensor }
+    }
+
+    fn both() -> [Facts; 2] {
+        let legacy = LegacyHandle { bytes: [3; 64], offset: 512, length: 4096 };
+        [facts(Route::Descriptors { pieces: vec![2048, 4096] }), facts(Route::Legacy(legacy))]
+    }
+
+    fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+        bytes.truncate(bytes.len() - CHECKSUM);
+        let checksum = crc32fast::hash(&bytes);
+        bytes.extend(checksum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        for facts in both() {
+            assert_eq!(Facts::decode(&facts.encode()).unwrap(), facts);
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_changed_byte_is_noticed() {
+        for facts in both() {
+            let bytes = facts.encode();
+            for length in 0..bytes.len() {
+                assert!(Facts::decode(&bytes[..length]).is_err(), "{length} bytes");
+            }
+            for at in 0..bytes.len() {
+                let mut changed = bytes.clone();
+                changed[at] ^= 0x10;
+                assert!(Facts::decode(&changed).is_err(), "byte {at}");
+            }
+            assert!(Facts::decode(&[bytes, vec![0]].concat()).is_err(), "one byte more");
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused_though_its_checksum_fits() {
+        let refused = |at: usize, new: &[u8]| {
+            let mut bytes = both()[0].encode();
+            bytes[at..at + new.len()].copy_from_slice(new);
+            Facts::decode(&sealed(bytes)).unwrap_err().kind()
+        };
+        assert_eq!(refused(4, &[9, 0]), ErrorKind::VersionMismatch);
+        assert_eq!(refused(40, &[3]), ErrorKind::Malformed, "a kind that is none");
+        assert_eq!(refused(40, &[2]), ErrorKind::Malformed, "a legacy handle with pieces");
+        assert_eq!(refused(41, &[0]), ErrorKind::Malformed, "an element type that is none");
+        assert_eq!(refused(42, &[17]), ErrorKind::Malformed, "dimensions");
+        assert_eq!(refused(43, &[0]), ErrorKind::Malformed, "pieces");
+        assert_eq!(refused(44, &[0xff; 8]), ErrorKind::Malformed, "longer than its pieces");
+        assert_eq!(refused(52, &[0xff; 8]), ErrorKind::OutOfBounds, "the offset");
+        assert_eq!(refused(60, &[0xff; 8]), ErrorKind::OutOfBounds, "the shape");
+        assert_eq!(refused(92, &[0; 8]), ErrorKind::Malformed, "an empty piece");
+    }
+
+    #[test]
+    fn descriptors_are_counted() {
+        let bytes = both()[0].encode();
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        for count in [0, 1, 3] {
+            let descriptors = (0..count).map(|_| file()).collect();
+            let error = Handle::from_parts(&bytes, descriptors).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Malformed);
+        }
+        assert!(Handle::from_parts(&bytes, vec![file(), file()]).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(Facts::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn garbage_with_a_good_frame_never_panics(
+            mut body in proptest::collection::vec(any::<u8>(), 52..400),
+            dimensions in 0..20_u8,
+        ) {
+            let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
+            bytes.extend(((8 + body.len() + CHECKSUM) as u16).to_le_bytes());
+            body[32] = 1 + dimensions % 2;
+            body[34] = dimensions;
+            bytes.extend(body);
+            bytes.extend([0; CHECKSUM]);
+            let _ = Facts::decode(&sealed(bytes));
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! One buffer, without a copy, in as many processes as want it.
+//!
+//! Only descriptors (or 64 bytes) cross: no path in a file system, no process number, no
+//! capability. So it works between containers as between threads.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use gpu::{Device, DeviceName, LegacyHandle, Memory, Slice, WeakMemory};
+use ipc::{Channel, Incarnation};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::handle::{Facts, Handle, MOST_PIECES, Route};
+use crate::tensor::Tensor;
+
+/// Memory that is shared: as long as this lives, handles of it can be made.
+///
+/// Memory that was [allocated to be shared](gpu::Device::allocate_shared) stays with those
+/// that opened it when this, or its process, is gone. Memory that was allocated the plain
+/// way goes with the process that allocated it.
+///
+/// ```
+/// use gpu::Device;
+/// use transfer::{ElementType, Opener, Shared, Tensor};
+/// let device = Device::open("stand-in:0".parse()?)?;
+/// let memory = device.allocate_shared(12, &[])?;
+/// let tensor = Tensor::contiguous(ElementType::F32, &[3]);
+/// let shared = Shared::new(&memory, &tensor)?;
+/// let handle = shared.handle()?; // … which travels to another process …
+/// let opened = Opener::default().open(&handle, None)?;
+/// assert_eq!(opened.tensor, tensor);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Shared {
+    _memory: Memory,
+    /// Exported once: a driver takes its time for it.
+    descriptors: Vec<OwnedFd>,
+    facts: Facts,
+    born: Incarnation,
+}
+
+impl Shared {
+    /// Shares memory that holds a tensor.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`](ErrorKind::OutOfBounds) if the tensor reaches beyond the memory;
+    /// [`Failed`](ErrorKind::Failed) for memory that cannot leave its process.
+    pub fn new(memory: &Memory, tensor: &Tensor) -> Result<Self> {
+        let operation = "share";
+        let device = memory.mapped_for();
+        if memory.device() != Some(device.name()) {
+            let detail = "it lies on another device, or on the host: share it where it was made";
+            return Err(Error::new(operation, ErrorKind::Failed, detail));
+        }
+        tensor.check(operation, memory.length())?;
+        let of_device = |error| Error::of_device(operation, error);
+        let (route, descriptors) = match memory.export_pieces() {
+            Ok(pieces) if pieces.len() > MOST_PIECES => {
+                let detail = format!("{} pieces, {MOST_PIECES} are the most", pieces.len());
+                return Err(Error::new(operation, ErrorKind::Failed, detail));
+            }
+            Ok(pieces) => {
+                let (descriptors, pieces) = pieces.into_iter().unzip();
+                (Route::Descriptors { pieces }, descriptors)
+            }
+            Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
+                (Route::Legacy(memory.export_legacy().map_err(of_device)?), Vec::new())
+            }
+            Err(error) => return Err(of_device(error)),
+        };
+        let facts = Facts {
+            identity: random(operation)?,
+            device: device.properties().uuid,
+            length: memory.length(),
+            route,
+            tensor: tensor.clone(),
+        };
+        let born = Incarnation::current();
+        Ok(Self { _memory: memory.clone(), descriptors, facts, born })
+    }
+
+    /// What its handles say.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// A handle, for one receiver.
+    ///
+    /// # Errors
+    /// If descriptors run out, or the process forked.
+    pub fn handle(&self) -> Result<Handle> {
+        let operation = "make a handle";
+        check_fork(self.born, operation)?;
+        let copies = self.descriptors.iter().map(|descriptor| descriptor.try_clone());
+        match copies.collect() {
+            Ok(descriptors) => Ok(Handle { facts: self.facts.clone(), descriptors }),
+            Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
+        }
+    }
+
+    /// Sends a handle by a channel.
+    ///
+    /// # Errors
+    /// As for [making one](Self::handle), and what the channel says.
+    pub fn send(&self, channel: &Channel, patience: Duration) -> Result<()> {
+        let operation = "send a handle";
+        check_fork(self.born, operation)?;
+        let descriptors: Vec<_> = self.descriptors.iter().map(AsFd::as_fd).collect();
+        channel
+            .send(&self.facts.encode(), &descriptors, patience)
+            .map_err(|error| Error::of_channel(operation, error))
+    }
+}
+
+/// A buffer of another process, mapped here. Whoever has a copy keeps it mapped.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// The memory, as long as it is.
+    pub memory: Memory,
+    /// What the bytes mean.
+    pub tensor: Tensor,
+}
+
+impl Opened {
+    /// The bytes that the tensor reaches.
+    #[must_use]
+    pub fn slice(&self) -> Slice {
+        // Checked when it was opened.
+        let (first, end) = self.tensor.extent().unwrap_or_default();
+        self.memory.slice(first, end - first).unwrap_or_else(|_| self.memory.whole())
+    }
+
+    /// Where the element with all indices 0 lies in this process.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.memory.address() + self.tensor.byte_offset
+    }
+}
+
+/// Opens handles, each memory once: what is mapped already is found again.
+#[derive(Debug)]
+pub struct Opener {
+    mapped: Mutex<HashMap<([u8; 16], DeviceName), Mapped>>,
+    born: Incarnation,
+}
+
+impl Default for Opener {
+    fn default() -> Self {
+        Self { mapped: Mutex::default(), born: Incarnation::current() }
+    }
+}
+
+#[derive(Debug)]
+struct Mapped {
+    memory: WeakMemory,
+    facts: Facts,
+}
+
+/// Entries above which those whose memory is gone are looked for.
+const SWEEP_ABOVE: usize = 64;
+
+impl Opener {
+    /// Maps the memory of a handle, for the device that it lies on, or for another one.
+    ///
+    /// # Errors
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process does not see the device;
+    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if the other one cannot reach it;
+    /// [`WrongMemory`](ErrorKind::WrongMemory) if what came is not what was described.
+    pub fn open(&self, handle: &Handle, device: Option<&Device>) -> Result<Opened> {
+        let operation = "open a handle";
+        check_fork(self.born, operation)?;
+        let facts = &handle.facts;
+        facts.tensor.check(operation, facts.length)?;
+        let of_device = |error| Error::of_device(operation, error);
+        let found;
+        let device = match device {
+            Some(device) => device,
+            None => {
+                found = Device::find(facts.device).map_err(of_device)?;
+                &found
+            }
+        };
+        let key = (facts.identity, device.name());
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = mapped.get(&key);
+        if let Some((entry, memory)) =
+            entry.and_then(|entry| Some((entry, entry.memory.upgrade()?)))
+        {
+            // The tensor may differ; the memory may not.
+            if (entry.facts.device, entry.facts.length, &entry.facts.route)
+                != (facts.device, facts.length, &facts.route)
+            {
+                let detail = "another memory was opened under its identity";
+                return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
+            }
+            return Ok(Opened { memory, tensor: facts.tensor.clone() });
+        }
+        let memory = open_memory(operation, handle, device)?;
+        // The device may be named otherwise here; what matters is that it is that one.
+        let resident = memory.device().map(Device::open).transpose().map_err(of_device)?;
+        if resident.is_none_or(|resident| resident.properties().uuid != facts.device) {
+            let detail = "it lies on another device than was said";
+            return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
+        }
+        if mapped.len() >= SWEEP_ABOVE {
+            mapped.retain(|_, entry| entry.memory.upgrade().is_some());
+        }
+        mapped.insert(key, Mapped { memory: memory.downgrade(), facts: facts.clone() });
+        Ok(Opened { memory, tensor: facts.tensor.clone() })
+    }
+
+    /// Receives a handle by a channel and opens it.
+    ///
+    /// # Errors
+    /// As for [opening](Self::open), for decoding, and what the channel says.
+    pub fn receive(
+        &self,
+        channel: &Channel,
+        device: Option<&Device>,
+        patience: Duration,
+    ) -> Result<Opened> {
+        let message = channel.receive(patience);
+        let message = message.map_err(|error| Error::of_channel("receive a handle", error))?;
+        self.open(&Handle::from_parts(&message.bytes, message.descriptors)?, device)
+    }
+}
+
+fn check_fork(born: Incarnation, operation: &'static str) -> Result<()> {
+    if born.is_current() {
+        return Ok(());
+    }
+    let detail = "it belongs to the parent process; make one in the child";
+    Err(Error::new(operation, ErrorKind::Forked, detail))
+}
+
+fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Result<Memory> {
+    let facts = &handle.facts;
+    let of_device = |error| Error::of_device(operation, error);
+    let pieces = match &facts.route {
+        Route::Legacy(legacy) => {
+            let whole = LegacyHandle { length: facts.length, ..*legacy };
+            return device.open_legacy(&whole).map_err(of_device);
+        }
+        Route::Descriptors { pieces } => pieces,
+    };
+    if pieces.len() != handle.descriptors.len() {
+        let detail =
+            format!("{} descriptors for {} pieces", handle.descriptors.len(), pieces.len());
+        return Err(Error::new(operation, ErrorKind::Malformed, detail));
+    }
+    let pairs: Vec<_> =
+        handle.descriptors.iter().map(AsFd::as_fd).zip(pieces.iter().copied()).collect();
+    device.import_pieces(&pairs, facts.length).map_err(of_device)
+}
+
+fn random(operation: &'static str) -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
+    match read {
+        Ok(()) => Ok(bytes),
+        Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
+    }
+}

@@ -1,0 +1,10 @@
+//! One buffer in several processes: honest ones, broken ones, malicious ones; in the same
+//! namespaces and in others.
+//!
+//! On the stand-in, or on the device that `FABRICAST_TEST_DEVICE` names.
+#![allow(missing_docs, unreachable_pub)]
+
+mod hostile;
+mod house;
+mod other_side;
+mod processes;
