@@ -9,7 +9,7 @@ setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint doc test-unit test-matrix test-matrix-2x \
-	test-verbs bench-fabric bench-ipc fuzz test-fresh clean
+	test-verbs bench-fabric bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench-fabric: ## Measure the fabric layer against the same written in C
 
 bench-ipc: ## Measure allocator and queue against others; wants 10 cores
 	@$(setup) && scripts/bench-ipc
+
+gpu-bundle: ## Collect in target/gpu what a machine with GPUs needs to run the tests there
+	@$(setup) && scripts/gpu-bundle
 
 fuzz: ## Fuzz each decoder for FUZZ_SECONDS (30), if cargo-fuzz is installed
 	@scripts/test fuzz

@@ -1,5 +1,6 @@
 //! `fabricast info`: what this machine offers, what would be taken, and why.
 
+mod devices;
 mod survey;
 
 use clap::ValueEnum;
@@ -11,9 +12,11 @@ use serde::Serialize;
 
 use super::exit::{Exit, Failure};
 use super::{choices, size, text};
+use devices::Devices;
 use survey::{Entry, Survey};
 
-/// Shows the providers of this machine, and which one would be taken and why.
+/// Shows the providers and devices of this machine, and which provider would be taken and
+/// why.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Only this provider: a whole name ("tcp;ofi_rxm") or one of its layers
@@ -77,6 +80,7 @@ struct Document<'a> {
     policy: &'a Policy,
     providers: Vec<&'a Entry>,
     choices: Vec<Decision>,
+    devices: Devices,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -118,6 +122,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         policy: &arguments.policy,
         providers: entries,
         choices: decisions,
+        devices: Devices::look(),
     };
     if arguments.json {
         let text = serde_json::to_string_pretty(&document)
@@ -155,6 +160,8 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
             out.push_str(&entry.description);
         }
     }
+    out.push_str(&format!("\n{}\n", text::heading("Devices")));
+    out.push_str(&document.devices.for_people());
     for decision in &document.choices {
         let place = match decision.reach {
             Reach::SameMachine => "peers on the same machine",

@@ -23,7 +23,7 @@ Exit codes:
   0  it worked
   1  it failed
   2  the command line, or a setting, is wrong
-  3  no provider satisfies what was asked for
+  3  no provider, or no device, is what was asked for
   4  a deadline passed
   5  data arrived altered
 
@@ -42,7 +42,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show which providers this machine offers, and which would be taken and why
+    /// Show which providers and devices there are, and which would be taken and why
     Info(info::Arguments),
     /// Measure, with the data checked
     #[command(subcommand)]

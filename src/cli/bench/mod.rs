@@ -6,6 +6,7 @@ mod histogram;
 mod party;
 mod queue;
 mod report;
+mod share;
 
 use clap::Subcommand;
 
@@ -21,6 +22,8 @@ pub(crate) enum Bench {
     Alloc(alloc::Arguments),
     /// Measure how long an entry takes from a publisher to its readers
     Queue(queue::Arguments),
+    /// Measure how another process's buffer is opened and read
+    Share(share::Arguments),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
@@ -28,5 +31,6 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Fabric(arguments) => fabric::run(arguments),
         Bench::Alloc(arguments) => alloc::run(arguments),
         Bench::Queue(arguments) => queue::run(arguments),
+        Bench::Share(arguments) => share::run(arguments),
     }
 }

@@ -17,7 +17,7 @@ use ipc::{
 use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
-use super::{alloc, queue};
+use super::{alloc, queue, share};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::{end_with_parent, pin};
 
@@ -32,6 +32,7 @@ pub(super) const LONGEST: Duration = Duration::from_secs(600);
 pub(super) enum Task {
     Alloc(alloc::Work),
     Read(queue::Reading),
+    Share(share::Opening),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,6 +52,9 @@ pub(super) struct Done {
     pub(super) elapsed: u64,
     pub(super) iterations: u64,
     pub(super) verified: bool,
+    /// Of a reader of a shared buffer only.
+    #[serde(default)]
+    pub(super) seen: Option<share::Seen>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -146,6 +150,11 @@ impl Party {
             .create(&directory)
             .map_err(|error| Failure::failed(format!("making {}: {error}", directory.display())))?;
         Ok(Self { shared, segment, workers: Vec::new(), directory })
+    }
+
+    /// Where the sockets of this measurement are: nobody else's.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// Starts a worker for each task, on the core that is named beside it.
@@ -273,5 +282,6 @@ fn follow(
     match &invitation.task {
         Task::Alloc(work) => alloc::work(&shared, work, ready),
         Task::Read(reading) => queue::read(&shared, reading, ready),
+        Task::Share(opening) => share::open(&shared, opening, ready),
     }
 }

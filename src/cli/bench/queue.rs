@@ -202,5 +202,5 @@ pub(super) fn read(
         }
     }
     let elapsed = start.elapsed().as_nanos() as u64;
-    Ok(Done { samples, elapsed, iterations: reading.iterations, verified })
+    Ok(Done { samples, elapsed, iterations: reading.iterations, verified, seen: None })
 }
