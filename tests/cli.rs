@@ -261,17 +261,26 @@ fn what_processes_share_is_measured() {
         &["alloc", "--fixed", "--size", "4K", "--iters", "2000"],
         &["queue", "--readers", "2", "--waiting", "block", "--iters", "200"],
         &["queue", "--waiting", "adaptive", "--iters", "200"],
+        &["share", "--device", "stand-in:0", "--size", "1M", "--iters", "5"],
+        &["share", "--device", "stand-in:0", "--reader", "stand-in:1", "--size", "4K"],
     ] {
         let out = succeed(&[&["bench"], more].concat());
-        assert_eq!(out.lines().count(), 2, "a line for people, then the JSON line: {out}");
+        let lines = if more[0] == "share" { 3 } else { 2 };
+        assert_eq!(out.lines().count(), lines, "lines for people, then the JSON line: {out}");
         let line = out.lines().last().unwrap_or_default();
         assert!(line.starts_with("{\"p50_us\":"), "{line}");
         assert_eq!(last_line(&out)["verified"], true, "{out}");
     }
-    for more in [&["alloc", "--processes", "2", "--cores", "0"][..], &["queue", "--readers", "33"]]
-    {
+    for more in [
+        &["alloc", "--processes", "2", "--cores", "0"][..],
+        &["queue", "--readers", "33"],
+        &["share", "--cores", "0"],
+        &["share", "--device", "tape:0"],
+    ] {
         assert_eq!(fail(&[&["bench"], more].concat()).0, 2, "{more:?}");
     }
+    let (code, text) = fail(&["bench", "share", "--device", "stand-in:9"]);
+    assert_eq!(code, 3, "{text}");
 }
 
 #[test]

@@ -119,8 +119,13 @@ impl Device {
     /// # Errors
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process sees none of that name.
     pub fn find(uuid: Uuid) -> Result<Self> {
+        let mut detail = format!("this process sees no device {uuid}");
         for implementation in [Implementation::StandIn, Implementation::Cuda] {
-            for number in 0..Self::count(implementation).unwrap_or(0) {
+            let count = Self::count(implementation).unwrap_or_else(|error| {
+                detail.push_str(&format!("; {error}"));
+                0
+            });
+            for number in 0..count {
                 let is_it = match implementation {
                     Implementation::Cuda => cuda::uuid(number)? == uuid,
                     Implementation::StandIn => stand_in::uuid(number) == uuid,
@@ -130,7 +135,6 @@ impl Device {
                 }
             }
         }
-        let detail = format!("this process sees no device {uuid}");
         Err(Error::new("find a device", ErrorKind::NoSuchDevice, detail))
     }
 

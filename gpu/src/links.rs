@@ -222,7 +222,8 @@ impl LinkCounters {
             timestamp: 0,
             latency: 0,
             value_type: 0,
-            code: NOT_SUPPORTED,
+            // Not an error to begin with: the library leaves such fields as they are.
+            code: 0,
             value: 0,
         });
         // SAFETY: as many fields as told.

@@ -307,6 +307,20 @@ mod tests {
     }
 
     #[test]
+    fn the_fuzzers_corpus_does_not_panic() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/share_handle");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            if let Ok(facts) = Facts::decode(&bytes) {
+                assert_eq!(facts.encode(), bytes);
+            }
+            seen += 1;
+        }
+        assert!(seen > 0, "the corpus is empty");
+    }
+
+    #[test]
     fn descriptors_are_counted() {
         let bytes = both()[0].encode();
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());

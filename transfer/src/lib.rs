@@ -7,12 +7,14 @@
 
 mod error;
 mod handle;
+mod pinned;
 mod service;
 mod share;
 mod tensor;
 
 pub use error::{Error, ErrorKind, Result};
 pub use handle::{Facts, Handle, Route};
+pub use pinned::pin;
 pub use service::{Admission, Client, LONGEST_NAME, Served, ShareService};
 pub use share::{Opened, Opener, Shared};
 pub use tensor::{ElementType, MOST_DIMENSIONS, Tensor};

@@ -44,7 +44,7 @@ pub(crate) struct Arguments {
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "50")]
     iterations: u64,
     /// Cores of the owner and of the reader, A,B [default: wherever the system puts them]
-    #[arg(long, value_name = "A,B", value_delimiter = ',', num_args = 2)]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// Only the JSON line
     #[arg(long)]
@@ -119,7 +119,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let reader = arguments.reader.unwrap_or(device.name());
     let (first, second) = match arguments.cores.as_deref() {
         Some([first, second]) => (Some(*first), Some(*second)),
-        _ => (None, None),
+        None => (None, None),
+        Some(_) => return Err(Failure::new(Exit::Usage, "--cores wants two, one for each side")),
     };
     let memory = device.allocate_shared(arguments.size, &[]).map_err(of_device)?;
     let checksum = fill(&memory)?;

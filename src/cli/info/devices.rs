@@ -3,7 +3,7 @@
 use gpu::{Device, LinkCounters, PeerAccess};
 use serde::Serialize;
 
-use crate::cli::{size, text};
+use crate::cli::text;
 
 /// What there is, and what is not, with the reason.
 #[derive(Debug, Serialize)]
@@ -89,8 +89,8 @@ impl Devices {
             rows.push(vec![
                 found.name.clone(),
                 found.product.clone(),
-                size::print(found.total_memory),
-                found.free_memory.map_or_else(|| "?".to_owned(), size::print),
+                gibibytes(found.total_memory),
+                found.free_memory.map_or_else(|| "?".to_owned(), gibibytes),
                 found.handles.join(", "),
                 found.peers.join(", "),
             ]);
@@ -101,4 +101,8 @@ impl Devices {
         }
         out
     }
+}
+
+fn gibibytes(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

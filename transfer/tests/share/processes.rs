@@ -2,9 +2,10 @@
 #![allow(unsafe_code)]
 
 use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use gpu::{Pool, stand_in};
-use ipc::{Channel, ChannelListener};
+use ipc::{Channel, ChannelListener, Layout, Segment, Words};
 use transfer::{Client, ErrorKind, Opener, Shared, Tensor};
 
 use crate::house::{Ground, House, LENGTH, PATIENCE, check, device, fill, numbers, peer, tensor};
@@ -25,7 +26,9 @@ fn so_does_one_in_other_namespaces() {
     if is_here() {
         return;
     }
-    let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--net"];
+    // With a /proc of their own, as containers have: CUDA does not start without.
+    let unshare =
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
     let works =
         Command::new("unshare").args(&unshare[1..]).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
@@ -102,6 +105,33 @@ fn a_memory_is_mapped_once() {
     drop((again, first, bytes));
     let opened = opener.open(&shared.handle().unwrap(), None).unwrap();
     check(&opened.memory, 1);
+}
+
+#[test]
+fn a_segment_is_copied_from_and_to() {
+    if is_here() {
+        return;
+    }
+    let device = device();
+    let segment = Segment::create(Layout::new("test", 1), LENGTH as usize).unwrap();
+    let pinned = transfer::pin(&segment, &device).unwrap();
+    assert!(transfer::pin(&segment, &device).is_err(), "twice");
+    let memory = device.allocate(pinned.length()).unwrap();
+    fill(&memory, 1);
+    let stream = device.stream().unwrap();
+    stream.copy(&pinned.whole(), &memory.whole()).unwrap();
+    stream.synchronize(PATIENCE).unwrap();
+    // As the words of the segment are numbered: two to each.
+    let words = segment.words();
+    for at in [0, 1, words.count() - 1] {
+        let first = 1 + 2 * at as u64;
+        assert_eq!(words.load(at, Acquire), first | (first + 1) << 32);
+    }
+    words.store(3, 0, Release);
+    stream.copy(&memory.whole(), &pinned.whole()).unwrap();
+    let mut bytes = [1; 8];
+    stream.download(&memory.slice(24, 8).unwrap(), &mut bytes, PATIENCE).unwrap();
+    assert_eq!(bytes, [0; 8]);
 }
 
 #[test]

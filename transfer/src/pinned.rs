@@ -1,0 +1,47 @@
+//! Shared segments that devices copy from and to.
+#![allow(unsafe_code)]
+
+use gpu::{Device, HostMapping, Memory};
+use ipc::Segment;
+
+use crate::error::{Error, Result};
+
+/// A segment's body, which stays mapped as long as this lives.
+#[derive(Debug)]
+struct Body(Segment);
+
+// SAFETY: a segment never moves or changes its size, and stays mapped until the last
+// handle to it is gone, of which this is one. Its bytes are reached as atomics or through
+// pointers only.
+unsafe impl HostMapping for Body {
+    fn address(&self) -> u64 {
+        self.0.body() as u64
+    }
+
+    fn length(&self) -> u64 {
+        self.0.body_length() as u64
+    }
+}
+
+/// Lets devices at the body of a segment that processes share: copies to and from it run
+/// at full speed, and beside the caller.
+///
+/// It takes a while for each gibibyte, in each process: once, not for each message.
+///
+/// ```
+/// use gpu::Device;
+/// use ipc::{Layout, Segment};
+/// let device = Device::open("stand-in:0".parse()?)?;
+/// let segment = Segment::create(Layout::new("example", 1), 1 << 20)?;
+/// let pinned = transfer::pin(&segment, &device)?;
+/// let stream = device.stream()?;
+/// stream.fill(&pinned.slice(0, 100)?, 7)?;
+/// stream.synchronize(gpu::PATIENCE)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// What the device says, such as of a segment that is pinned already.
+pub fn pin(segment: &Segment, device: &Device) -> Result<Memory> {
+    device.register(Body(segment.clone())).map_err(|error| Error::of_device("pin a segment", error))
+}
