@@ -10,6 +10,9 @@
 //!   candidate was taken or refused.
 //! - [`ipc`]: one machine. Shared segments, an allocator and queues that stay whole
 //!   whoever dies, and liveness.
+//! - [`gpu`]: devices behind one interface, CUDA or a stand-in of host memory.
+//! - [`transfer`]: memory handed from process to process; so far one buffer, shared
+//!   without a copy.
 //!
 //! ```
 //! use fabricast::fabric::{EndpointKind, Need, Policy, Query, Reach, choose};
@@ -25,9 +28,16 @@
 //! measures.
 
 pub use fabric;
+pub use gpu;
 pub use ipc;
+pub use transfer;
 
 // The program in the README, kept true by being run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+// So is the one in docs/devices.md.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/devices.md")]
+struct Devices;
