@@ -74,6 +74,20 @@ pub struct Survey {
     pub missing: Vec<(Implementation, Error)>,
 }
 
+impl DeviceName {
+    /// What the device is called for everybody on this machine. It is not opened for that:
+    /// a context takes a while to make, and a part of the device's memory.
+    ///
+    /// # Errors
+    /// If there is no such device.
+    pub fn uuid(self) -> Result<Uuid> {
+        match self.implementation {
+            Implementation::Cuda => cuda::uuid(self.number).map_err(|error| error.on(self)),
+            Implementation::StandIn => Ok(stand_in::uuid(self.number)),
+        }
+    }
+}
+
 impl Device {
     /// Opens a device, or gives the one that is open.
     ///
@@ -126,12 +140,9 @@ impl Device {
                 0
             });
             for number in 0..count {
-                let is_it = match implementation {
-                    Implementation::Cuda => cuda::uuid(number)? == uuid,
-                    Implementation::StandIn => stand_in::uuid(number) == uuid,
-                };
-                if is_it {
-                    return Self::open(DeviceName { implementation, number });
+                let name = DeviceName { implementation, number };
+                if name.uuid()? == uuid {
+                    return Self::open(name);
                 }
             }
         }

@@ -203,8 +203,8 @@ impl Opener {
         }
         let memory = open_memory(operation, handle, device)?;
         // The device may be named otherwise here; what matters is that it is that one.
-        let resident = memory.device().map(Device::open).transpose().map_err(of_device)?;
-        if resident.is_none_or(|resident| resident.properties().uuid != facts.device) {
+        let resident = memory.device().map(DeviceName::uuid).transpose().map_err(of_device)?;
+        if resident != Some(facts.device) {
             let detail = "it lies on another device than was said";
             return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
         }

@@ -39,6 +39,7 @@ pub fn opened_twice_it_is_the_same(house: &House) -> Result<(), Skip> {
     assert_eq!(again.budget().1, used);
     let found = Device::find(house.first.properties().uuid).unwrap();
     assert_eq!(found.name(), house.first.name());
+    assert_eq!(house.first.name().uuid().unwrap(), house.first.properties().uuid);
     let error = Device::find(gpu::Uuid([9; 16])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
     Ok(())
@@ -126,8 +127,10 @@ pub fn links_count_what_they_carry(house: &House) -> Result<(), Skip> {
     let moved = counters.read().unwrap().since(&before);
     println!("{moved:?} for {length} bytes");
     match moved.nvlink_sent {
-        // The counters tell of payload; what else is on the link is little.
-        Some(sent) => assert!(sent >= length && sent < length + length / 10, "{moved:?}"),
+        // Each link tells whole kibibytes, before and after; what else there is, is little.
+        Some(sent) => {
+            assert!(sent + (64 << 10) >= length && sent < length + length / 10, "{moved:?}");
+        }
         None => return skip("this device does not count"),
     }
     Ok(())
