@@ -98,7 +98,7 @@ impl Bell {
         if let Some(found) = look() {
             return Some(found);
         }
-        let start = Instant::now();
+        let start = words.now();
         let spin_end = match *spin {
             Spin::Always => deadline,
             Spin::Never => start,
@@ -106,13 +106,13 @@ impl Bell {
         };
         loop {
             for _ in 0..LOOKS {
-                words.pause();
+                words.pause(1);
                 if let Some(found) = look() {
-                    spin.learn(start.elapsed(), false);
+                    spin.learn(words.now().saturating_duration_since(start), false);
                     return Some(found);
                 }
             }
-            let now = Instant::now();
+            let now = words.now();
             if now >= deadline {
                 return None;
             }
@@ -120,7 +120,7 @@ impl Bell {
                 break;
             }
         }
-        spin.learn(start.elapsed(), true);
+        spin.learn(words.now().saturating_duration_since(start), true);
         loop {
             let count = words.load(self.at, Acquire);
             words.swap(self.at + 1, 1);
@@ -128,7 +128,7 @@ impl Bell {
             if let Some(found) = look() {
                 return Some(found);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(words.now());
             if left.is_zero() {
                 return None;
             }
