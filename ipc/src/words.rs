@@ -135,8 +135,9 @@ impl LocalWords {
     }
 }
 
-/// The words as a slice of atomics does them: shared by the local and the mapped kind.
-macro_rules! words_of_a_slice {
+/// What the words of a slice of atomics do one by one: shared by the local kind, the
+/// mapped kind, and models of both.
+macro_rules! atomics_of_a_slice {
     () => {
         #[inline]
         fn count(&self) -> usize {
@@ -182,6 +183,14 @@ macro_rules! words_of_a_slice {
         fn fetch_add(&self, at: usize, value: u64) -> u64 {
             self.slice().get(at).map_or(0, |word| word.fetch_add(value, Ordering::AcqRel))
         }
+    };
+}
+pub(crate) use atomics_of_a_slice;
+
+/// The words as a slice of atomics does them: shared by the local and the mapped kind.
+macro_rules! words_of_a_slice {
+    () => {
+        $crate::words::atomics_of_a_slice!();
         fn sleep(&self, at: usize, low: u32, longest: Duration) {
             if let Some(word) = self.slice().get(at) {
                 $crate::futex::sleep(word, low, longest);

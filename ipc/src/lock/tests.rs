@@ -72,13 +72,15 @@ fn a_scribbled_holder_is_nobody() {
     }
 }
 
+type Act<'a> = Box<dyn FnMut(&LocalWords, Duration) + 'a>;
+
 /// A lock whose time passes as it is looked at, and at which something happens at each
 /// rest of the one who waits.
 struct Played<'a> {
     words: LocalWords,
     began: Instant,
     passed: Cell<Duration>,
-    act: RefCell<Box<dyn FnMut(&LocalWords, Duration) + 'a>>,
+    act: RefCell<Act<'a>>,
 }
 
 impl<'a> Played<'a> {
