@@ -10,6 +10,8 @@ pub mod channel;
 mod futex;
 pub mod life;
 pub mod lock;
+#[cfg(all(test, loom))]
+mod models;
 pub mod participant;
 pub mod plain;
 pub mod queue;

@@ -1,19 +1,36 @@
-//! A lock whose holder may die.
+//! A lock whose holder may die, and for which nobody waits for ever.
 //!
-//! One word: who holds it, and whether anybody sleeps. Who waits too long asks
+//! One word says who holds it, and whether anybody sleeps. Who waits too long asks
 //! whether the holder still lives, takes the lock from a dead one, and is told so:
 //! what the lock protects may then be half changed, and is for the new holder to
 //! repair before anything else. Should that one die, too, the next is told the same.
+//!
+//! A lock that is let go is anybody's, which is fast: mostly the one takes it again in
+//! whose cache everything is. Who has had no luck for some time stands in line. For
+//! that there is a second word, with a bit for each that stands there. Whoever lets go
+//! and sees that somebody stands in line does not free the lock but keeps it for the
+//! next one in line, in turn; the third word knows who had it last in this way.
+//!
+//! The line is a courtesy and no more. A lock that is kept for somebody is free, but
+//! that the others leave it alone for a moment: if it was not taken then, since the one
+//! in turn is asleep, or dead, or there never was one, anybody takes it, and
+//! strikes the spot off the line. So the lock changes hands by a compare-and-exchange
+//! of the first word only, and that alone says who holds it. A bit that is wrong,
+//! whoever left it there, costs somebody a turn or all a moment, and nothing else; a
+//! death leaves nothing behind that anybody would have to look for.
 //!
 //! The kernel's own robust futexes are no help here: they know holders by thread
 //! number, and two processes in different PID namespaces may have the same one.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::participant::{Caller, Participant};
 use crate::words::Words;
+
+#[cfg(test)]
+mod tests;
 
 /// How a lock was come by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,27 +61,45 @@ impl fmt::Display for Held {
 
 impl std::error::Error for Held {}
 
+/// Words of a lock, all of them in one cache line.
+pub(crate) const WORDS: usize = 3;
+/// A bit for each that stands in line.
+const LINE: usize = 1;
+/// The spot in line that the lock was kept for last.
+const LAST: usize = 2;
+
 /// Somebody sleeps on the word.
 const SLEEPERS: u64 = 1 << 31;
-const HOLDER: u64 = SLEEPERS - 1;
+/// Nobody holds the lock; it is kept for whoever stands at the spot that the lower
+/// bits tell.
+const KEPT: u64 = 1 << 30;
+/// Who holds it. Some bits more than a number has: those name nobody.
+const HOLDER: u64 = KEPT - 1;
+/// Spots in line: bits of a word.
+const SPOTS: u32 = u64::BITS;
 
+/// How long to try one's luck before standing in line. If it were shorter than it takes
+/// eight to have their turn, all would always stand in line, and the lock would go
+/// from core to core each time.
+const LUCK: Duration = Duration::from_micros(15);
+/// How long a lock that is kept for somebody is left alone. Who is about to take it
+/// takes it in less than one, but for an interruption.
+const KEEPING: Duration = Duration::from_micros(10);
 /// How long to look before sleeping. Most hold the lock for a fraction of a microsecond;
 /// going to sleep and being woken costs tens of them, in which eight others that want
 /// it have all had their turn.
 const LOOKING: Duration = Duration::from_micros(100);
-/// The longest rest between two looks, in pauses: who looks less often leaves the line
-/// to the one who holds the lock.
+/// The longest rest between two looks, in pauses: who looks less often leaves the cache
+/// line to the one who holds the lock.
 const LONGEST_REST: u32 = 64;
+/// The rest of one who stands in line: all wait for it to see that it is in turn.
+const REST_IN_LINE: u32 = 4;
 /// The first sleep, and the longest: between two of them the holder's life is
 /// looked at, so that a death holds nobody up for longer.
 const NAP: Duration = Duration::from_millis(1);
 const LONGEST_NAP: Duration = Duration::from_millis(20);
 
-fn holder_of(word: u64) -> Option<Participant> {
-    Participant::from_number((word & HOLDER) as u32)
-}
-
-/// The lock in a word, held. Dropping it lets go.
+/// The lock in some words, held. Dropping it lets go.
 #[derive(Debug)]
 pub(crate) struct Guard<'a, W: Words> {
     words: &'a W,
@@ -73,7 +108,7 @@ pub(crate) struct Guard<'a, W: Words> {
 }
 
 impl<'a, W: Words> Guard<'a, W> {
-    /// Takes the lock in this word.
+    /// Takes the lock in the [`WORDS`] from here on.
     #[inline]
     pub(crate) fn take(
         words: &'a W,
@@ -98,52 +133,7 @@ impl<W: Words> Drop for Guard<'_, W> {
 fn take<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
     match words.compare_exchange(at, 0, u64::from(caller.me.number())) {
         Ok(_) => Ok(Taken::Whole),
-        Err(_) => take_slowly(words, at, caller),
-    }
-}
-
-#[cold]
-fn take_slowly<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
-    let me = u64::from(caller.me.number());
-    let start = Instant::now();
-    let mut rest = 1;
-    let mut is_looking = true;
-    let mut nap = NAP;
-    // Once we slept others may sleep, too: whoever let go woke only one.
-    let mut mine = me;
-    loop {
-        let seen = words.load(at, Ordering::Relaxed);
-        if seen & HOLDER == 0 {
-            if words.compare_exchange(at, seen, mine | (seen & SLEEPERS)).is_ok() {
-                return Ok(Taken::Whole);
-            }
-            continue;
-        }
-        if is_looking {
-            (0..rest).for_each(|_| words.pause());
-            if rest < LONGEST_REST {
-                rest *= 2;
-            } else {
-                is_looking = start.elapsed() < LOOKING;
-            }
-            continue;
-        }
-        if caller.fate.is_dead(holder_of(seen)) {
-            if words.compare_exchange(at, seen, me | SLEEPERS).is_ok() {
-                return Ok(Taken::FromTheDead);
-            }
-            continue;
-        }
-        let waited = start.elapsed();
-        if waited >= caller.patience {
-            return Err(Held { by: holder_of(seen), waited });
-        }
-        if seen & SLEEPERS == 0 && words.compare_exchange(at, seen, seen | SLEEPERS).is_err() {
-            continue;
-        }
-        words.sleep(at, (seen | SLEEPERS) as u32, nap.min(caller.patience - waited));
-        nap = (nap * 2).min(LONGEST_NAP);
-        mine = me | SLEEPERS;
+        Err(_) => Wait::new(words, at, caller).take(),
     }
 }
 
@@ -152,86 +142,183 @@ fn take_slowly<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Ta
 fn release<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> bool {
     let me = u64::from(caller.me.number());
     let mut expected = me;
+    let next = if words.load(at + LINE, Relaxed) == 0 { 0 } else { next_in_line(words, at) };
     loop {
-        match words.compare_exchange(at, expected, 0) {
+        match words.compare_exchange(at, expected, next) {
             Ok(was) => {
+                // Also if it is kept for another one: that one will not know.
                 if was & SLEEPERS != 0 {
                     words.wake(at, 1);
                 }
                 return true;
             }
-            Err(found) if found & HOLDER == me => expected = found,
+            Err(found) if found & (KEPT | HOLDER) == me => expected = found,
             Err(_) => return false,
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
+/// What the word is to say so that the lock is kept for the next in line, if any. Called
+/// by the holder.
+#[cold]
+fn next_in_line<W: Words>(words: &W, at: usize) -> u64 {
+    let line = words.load(at + LINE, Relaxed);
+    if line == 0 {
+        return 0;
+    }
+    // All others in line come before the last one comes again.
+    let first = (words.load(at + LAST, Relaxed) as u32 % SPOTS + 1) % SPOTS;
+    let spot = (first + line.rotate_right(first).trailing_zeros()) % SPOTS;
+    words.store(at + LAST, spot.into(), Relaxed);
+    KEPT | u64::from(spot)
+}
 
-    use super::*;
-    use crate::participant::{Fate, Immortal};
-    use crate::words::LocalWords;
+/// One that did not find the lock free.
+struct Wait<'a, W: Words> {
+    words: &'a W,
+    at: usize,
+    caller: &'a Caller<'a>,
+    /// Where it stands in line.
+    spot: Option<u32>,
+    /// What the word will say when the lock is ours. Once we slept others may sleep,
+    /// too: whoever let go woke only one.
+    mine: u64,
+    /// What the word said when the lock was kept for another, and since when.
+    kept: Option<(u64, Instant)>,
+}
 
-    fn participant(place: u32) -> Participant {
-        Participant::new(place, 1).unwrap()
+impl<'a, W: Words> Wait<'a, W> {
+    fn new(words: &'a W, at: usize, caller: &'a Caller<'a>) -> Self {
+        Self { words, at, caller, spot: None, mine: caller.me.number().into(), kept: None }
     }
 
-    #[test]
-    fn it_keeps_others_out() {
-        let words = Arc::new(LocalWords::zeroed(2));
-        let threads: Vec<_> = (0..4)
-            .map(|place| {
-                let words = Arc::clone(&words);
-                std::thread::spawn(move || {
-                    let caller = Caller::new(participant(place), &Immortal);
-                    for _ in 0..2000 {
-                        assert_eq!(take(&*words, 0, &caller), Ok(Taken::Whole));
-                        // No atomic addition: only the lock makes this right.
-                        let count = words.load(1, Ordering::Relaxed);
-                        words.store(1, count + 1, Ordering::Relaxed);
-                        assert!(release(&*words, 0, &caller));
-                    }
-                })
-            })
-            .collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(words.load(1, Ordering::Relaxed), 8000);
-    }
-
-    struct Grave(Participant, AtomicBool);
-
-    impl Fate for Grave {
-        fn is_dead(&self, who: Option<Participant>) -> bool {
-            who == Some(self.0) && self.1.load(Ordering::Relaxed)
+    #[cold]
+    fn take(mut self) -> Result<Taken, Held> {
+        let words = self.words;
+        let start = words.now();
+        // None: we have looked for long enough.
+        let mut looking_since = Some(start);
+        let mut luck = LUCK;
+        let mut rest = 1;
+        let mut nap = NAP;
+        loop {
+            let seen = words.load(self.at, Relaxed);
+            if (is_free(seen) || self.is_for_us(seen))
+                && let Some(taken) = self.try_to_take(seen)
+            {
+                return Ok(taken);
+            }
+            let now = words.now();
+            let waited = now.saturating_duration_since(start);
+            let is_late = waited >= self.caller.patience;
+            if (self.was_kept_for_long(seen, now) || is_late && seen & KEPT != 0)
+                && let Some(taken) = self.try_to_take(seen)
+            {
+                return Ok(taken);
+            }
+            if let Some(since) = looking_since {
+                let looked = now.saturating_duration_since(since);
+                if is_late || looked >= LOOKING {
+                    // Nobody is to wait for one who sleeps, or is gone.
+                    self.leave_line(0);
+                    looking_since = None;
+                    continue;
+                }
+                if looked >= luck {
+                    self.stand_in_line();
+                }
+                words.pause(if self.spot.is_some() { REST_IN_LINE } else { rest });
+                rest = (2 * rest).min(LONGEST_REST);
+                continue;
+            }
+            if is_free(seen) || seen & KEPT != 0 {
+                // Somebody was faster, or is about to take it: no time to sleep.
+                words.pause(REST_IN_LINE);
+            } else if self.caller.fate.is_dead(holder_of(seen)) {
+                if words.compare_exchange(self.at, seen, self.mine | SLEEPERS).is_ok() {
+                    return Ok(Taken::FromTheDead);
+                }
+            } else if !is_late
+                && (seen & SLEEPERS != 0
+                    || words.compare_exchange(self.at, seen, seen | SLEEPERS).is_ok())
+            {
+                let longest = nap.min(self.caller.patience - waited);
+                words.sleep(self.at, (seen | SLEEPERS) as u32, longest);
+                nap = (nap * 2).min(LONGEST_NAP);
+                self.mine |= SLEEPERS;
+                // Our turn, after so long.
+                looking_since = Some(words.now());
+                luck = Duration::ZERO;
+                rest = 1;
+            }
+            if is_late {
+                return Err(Held { by: holder_of(seen), waited });
+            }
         }
     }
 
-    #[test]
-    fn the_living_are_waited_for_and_the_dead_are_not() {
-        let words = LocalWords::zeroed(1);
-        let grave = Grave(participant(1), AtomicBool::new(false));
-        let first = Caller::new(participant(1), &grave);
-        let patience = Duration::from_millis(30);
-        let second = Caller { me: participant(2), fate: &grave, patience };
-        assert_eq!(take(&words, 0, &first), Ok(Taken::Whole));
-        let held = take(&words, 0, &second).unwrap_err();
-        assert_eq!(held.by, Some(participant(1)));
-        assert!(held.waited >= patience && held.waited < patience * 100, "{held}");
-        grave.1.store(true, Ordering::Relaxed);
-        assert_eq!(take(&words, 0, &second), Ok(Taken::FromTheDead));
-        // Who was taken for dead and was not learns of it.
-        assert!(!release(&words, 0, &first));
+    fn is_for_us(&self, seen: u64) -> bool {
+        self.spot.is_some_and(|spot| seen & (KEPT | HOLDER) == KEPT | u64::from(spot))
     }
 
-    #[test]
-    fn a_scribbled_holder_is_nobody() {
-        let words = LocalWords::zeroed(1);
-        words.store(0, 0x7fff_ffff, Ordering::Relaxed);
-        let caller = Caller::new(participant(3), &Immortal);
-        assert_eq!(take(&words, 0, &caller), Ok(Taken::FromTheDead));
-        assert!(release(&words, 0, &caller));
+    fn was_kept_for_long(&mut self, seen: u64, now: Instant) -> bool {
+        match self.kept {
+            _ if seen & KEPT == 0 => self.kept = None,
+            Some((word, since)) if word == seen => {
+                return now.saturating_duration_since(since) >= KEEPING;
+            }
+            _ => self.kept = Some((seen, now)),
+        }
+        false
     }
+
+    /// Takes the lock that nobody holds, if the word still says so.
+    fn try_to_take(&mut self, seen: u64) -> Option<Taken> {
+        let mine = self.mine | seen & SLEEPERS;
+        self.words.compare_exchange(self.at, seen, mine).ok()?;
+        let spot = seen & HOLDER;
+        if seen & KEPT == 0 {
+            self.leave_line(0);
+            Some(Taken::Whole)
+        } else if spot < SPOTS.into() {
+            // It was in turn, and did not come: if it lives, it will stand in line anew.
+            self.leave_line(1 << spot);
+            Some(Taken::Whole)
+        } else {
+            // Nobody keeps it for such a spot: a scribble, over who knows what.
+            self.leave_line(0);
+            Some(Taken::FromTheDead)
+        }
+    }
+
+    /// Stands in line, if we do not, and if there is a spot.
+    fn stand_in_line(&mut self) {
+        let line = self.words.load(self.at + LINE, Relaxed);
+        if self.spot.is_some_and(|spot| line >> spot & 1 == 1) || line == u64::MAX {
+            return;
+        }
+        // Not there, or struck off since we did not come when we were in turn.
+        let first = self.caller.me.place() % SPOTS;
+        let spot = (first + (!line).rotate_right(first).trailing_zeros()) % SPOTS;
+        let was = self.words.fetch_or(self.at + LINE, 1 << spot);
+        // Else another was faster: next time.
+        self.spot = (was >> spot & 1 == 0).then_some(spot);
+    }
+
+    /// Leaves the line, and strikes off others with these bits.
+    fn leave_line(&mut self, others: u64) {
+        let bits = self.spot.take().map_or(0, |spot| 1 << spot) | others;
+        if bits != 0 {
+            self.words.fetch_and(self.at + LINE, !bits);
+        }
+    }
+}
+
+/// Nobody holds it, and it is kept for nobody.
+fn is_free(word: u64) -> bool {
+    word & (KEPT | HOLDER) == 0
+}
+
+fn holder_of(word: u64) -> Option<Participant> {
+    if word & KEPT != 0 { None } else { Participant::from_number((word & HOLDER) as u32) }
 }

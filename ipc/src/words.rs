@@ -8,7 +8,7 @@
 //! atomics; and a test can stop a process before and after each single store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An array of 64-bit words, each of which is only reached atomically.
 ///
@@ -39,8 +39,14 @@ pub trait Words {
     fn sleep(&self, at: usize, low: u32, longest: Duration);
     /// Wakes so many of those that sleep on the word.
     fn wake(&self, at: usize, how_many: u32);
-    /// A pause in a loop that waits.
-    fn pause(&self);
+    /// So many pauses in a loop that waits.
+    fn pause(&self, how_many: u32);
+    /// What time it is, for those that wait. A model of processes has a time of its
+    /// own, or it would not run twice in the same way.
+    #[inline]
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
     /// Orders all before it against all after it, for everybody.
     fn fence(&self);
 }
@@ -93,8 +99,12 @@ impl<W: Words + ?Sized> Words for &W {
         (**self).wake(at, how_many);
     }
     #[inline]
-    fn pause(&self) {
-        (**self).pause();
+    fn pause(&self, how_many: u32) {
+        (**self).pause(how_many);
+    }
+    #[inline]
+    fn now(&self) -> Instant {
+        (**self).now()
     }
     #[inline]
     fn fence(&self) {
@@ -125,8 +135,9 @@ impl LocalWords {
     }
 }
 
-/// The words as a slice of atomics does them: shared by the local and the mapped kind.
-macro_rules! words_of_a_slice {
+/// What the words of a slice of atomics do one by one: shared by the local kind, the
+/// mapped kind, and models of both.
+macro_rules! atomics_of_a_slice {
     () => {
         #[inline]
         fn count(&self) -> usize {
@@ -172,6 +183,14 @@ macro_rules! words_of_a_slice {
         fn fetch_add(&self, at: usize, value: u64) -> u64 {
             self.slice().get(at).map_or(0, |word| word.fetch_add(value, Ordering::AcqRel))
         }
+    };
+}
+pub(crate) use atomics_of_a_slice;
+
+/// The words as a slice of atomics does them: shared by the local and the mapped kind.
+macro_rules! words_of_a_slice {
+    () => {
+        $crate::words::atomics_of_a_slice!();
         fn sleep(&self, at: usize, low: u32, longest: Duration) {
             if let Some(word) = self.slice().get(at) {
                 $crate::futex::sleep(word, low, longest);
@@ -183,8 +202,8 @@ macro_rules! words_of_a_slice {
             }
         }
         #[inline]
-        fn pause(&self) {
-            std::hint::spin_loop();
+        fn pause(&self, how_many: u32) {
+            (0..how_many).for_each(|_| std::hint::spin_loop());
         }
         #[inline]
         fn fence(&self) {
@@ -274,8 +293,12 @@ impl<W: Words> Words for Part<W> {
         self.words.wake(self.at(at), how_many);
     }
     #[inline]
-    fn pause(&self) {
-        self.words.pause();
+    fn pause(&self, how_many: u32) {
+        self.words.pause(how_many);
+    }
+    #[inline]
+    fn now(&self) -> Instant {
+        self.words.now()
     }
     #[inline]
     fn fence(&self) {

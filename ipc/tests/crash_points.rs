@@ -10,12 +10,13 @@ mod crashing;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crashing::{Crash, Crashing, Fork, places_that_store};
 use ipc::{
-    Allocator, AllocatorError, Block, Caller, Layout, Life, MappedWords, Owner, Part, Participant,
-    Queue, QueueSetup, Roster, Segment, Spin, WhenFull,
+    Allocator, AllocatorError, Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part,
+    Participant, Queue, QueueSetup, Roster, Segment, Spin, WhenFull, Words,
 };
 
 const LAYOUT: Layout = Layout::new("crash points", 1);
@@ -26,6 +27,9 @@ const SETUP: [QueueSetup; 2] = [
     QueueSetup { depth: 2, when_full: WhenFull::Refuse },
     QueueSetup { depth: 2, when_full: WhenFull::DropOldest },
 ];
+
+/// The word of the queue that has a bit for each that stands in line for its lock.
+const QUEUE_LINE: usize = 9;
 
 type Books<'a> = Allocator<Crashing<'a>>;
 type Line<'a> = Queue<Crashing<'a>, 2>;
@@ -266,6 +270,43 @@ fn scenarios() -> Vec<(String, Scenario)> {
                 world.queue().subscribe(&world.caller(world.victim)).unwrap();
             })
         }),
+        ("let go of a lock for which dead ones stand in line", |world| {
+            world.queue().subscribe(&world.caller(world.survivor)).unwrap();
+            world.plain_queue_words().fetch_or(QUEUE_LINE, 1 << 7 | 1 << 20);
+            Box::new(|world| {
+                let (queue, caller) = (world.queue(), world.caller(world.victim));
+                // Kept for the dead each time, and taken after a moment.
+                for _ in 0..3 {
+                    queue.subscribe(&caller).unwrap();
+                }
+                assert_eq!(world.plain_queue_words().load(QUEUE_LINE, Relaxed), 0);
+            })
+        }),
+        ("hand a lock to one who stands in line, and stand in line", |world| {
+            let other = Fork::new(&Crash::new(), u64::MAX, || {
+                let caller = world.caller(world.survivor);
+                let queue = world.queue();
+                for _ in 0..4 {
+                    let subscriber = queue.subscribe(&caller).unwrap();
+                    queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
+                }
+            });
+            world.others.borrow_mut().push(other);
+            Box::new(|world| {
+                let (queue, caller) = (world.queue(), world.caller(world.victim));
+                let subscriber = queue.subscribe(&caller).unwrap();
+                let hold = || {
+                    // Until the other one stands in line, if it comes.
+                    let end = Instant::now() + Duration::from_millis(3);
+                    let words = world.plain_queue_words();
+                    while words.load(QUEUE_LINE, Relaxed) == 0 && Instant::now() < end {
+                        std::thread::sleep(Duration::from_micros(20));
+                    }
+                };
+                queue.publish_with(&caller, [0, 0], hold, |_| {}).unwrap();
+                queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
+            })
+        }),
         ("claim an entry that is dropped at this very moment", |_| {
             Box::new(|world| {
                 let (queue, caller) = (world.queue(), world.caller(world.victim));
@@ -405,6 +446,8 @@ fn run(name: &str, scenario: &Scenario, setup: QueueSetup, point: u64) -> bool {
     let child = Fork::new(&world.crash, point, || act(&world));
     world.roster.learn(world.victim, child.life());
     let was_killed = child.wait();
+    // Noted for those, too, that were born before the victim, and do not know its life.
+    assert!(world.roster.is_dead(Some(world.victim)));
     world.others.take().into_iter().for_each(|other| assert!(!other.wait()));
     let what = format!("{name}, {:?}, killed at point {point}", setup.when_full);
     // Whatever others do next finds a lock held by the dead, or not.

@@ -4,9 +4,9 @@
 //! 0  what this is: LAYOUT            8  free granules        16  log: number of pairs
 //! 1  most blocks                     9  granules in all      17  log: pairs (word, value)
 //! 2  bytes of a granule, as a power 10  blocks taken         64  bitmap of levels
-//! 3  lock                           11  blocks made          65  bitmap of parts, a word a level
-//! 4  first unused block             12  repairs made         96  first free block of each class
-//!                                                          then  four words a block
+//! 3  lock: three words              11  blocks made          65  bitmap of parts, a word a level
+//!                                   12  repairs made         96  first free block of each class
+//!                                   13  first unused block   then  four words a block
 //! ```
 //!
 //! A block's words: place and size; physical neighbours; neighbours in its list;
@@ -15,20 +15,21 @@
 //! else can be told from them, and is told again when a holder of the lock has died.
 
 use super::classes::{CLASSES, LEVELS};
+use crate::lock;
 
 /// Says that this is an allocator, of this version of the layout.
-pub(super) const LAYOUT: u64 = 0x6661_6272_746c_0001;
+pub(super) const LAYOUT: u64 = 0x6661_6272_746c_0002;
 
 pub(super) const KIND: usize = 0;
 pub(super) const MOST_BLOCKS: usize = 1;
 pub(super) const GRANULE: usize = 2;
 pub(super) const LOCK: usize = 3;
-pub(super) const FIRST_UNUSED: usize = 4;
 pub(super) const FREE: usize = 8;
 pub(super) const TOTAL: usize = 9;
 pub(super) const TAKEN: usize = 10;
 pub(super) const MADE: usize = 11;
 pub(super) const REPAIRS: usize = 12;
+pub(super) const FIRST_UNUSED: usize = 13;
 pub(super) const LOG_LENGTH: usize = 16;
 pub(super) const LOG: usize = 17;
 /// Pairs that the log has room for; an aligned allocation needs 11.
@@ -38,6 +39,8 @@ pub(super) const PART_BITS: usize = 65;
 pub(super) const HEADS: usize = 96;
 pub(super) const BLOCKS: usize = HEADS + CLASSES;
 
+// In the line of its words nothing changes but the lock: others look at it all the time.
+const _: () = assert!(LOCK + lock::WORDS <= FREE);
 const _: () = assert!(PART_BITS + LEVELS <= HEADS && LOG_ROOM >= 16);
 
 /// Words of a block.

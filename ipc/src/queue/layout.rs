@@ -1,12 +1,12 @@
 //! Where everything lies in a queue's words.
 //!
 //! ```text
-//!  0 what this is     8 lock                 16 bell of messages   24 bell of room
-//!  1 slots            9 tail                 17 its sleepers       25 its sleepers
-//!  2 words an entry  10 who subscribes
-//!  3 depth           11 messages dropped
-//!  4 when full       12 positions skipped    32 a line for each subscriber
-//!                    13 subscriptions made
+//!  0 what this is     8 lock: three words    16 bell of messages   24 bell of room
+//!  1 slots           11 tail                 17 its sleepers       25 its sleepers
+//!  2 words an entry  12 who subscribes
+//!  3 depth           13 messages dropped
+//!  4 when full       14 positions skipped    32 a line for each subscriber
+//!                    15 subscriptions made
 //!                                            then a line or more for each slot
 //! ```
 //!
@@ -15,7 +15,9 @@
 //! A slot: who has it still to read, and who holds it; the position of its entry and
 //! one; the entry.
 
-pub(super) const LAYOUT: u64 = 0x6661_6272_7175_0001;
+use crate::lock;
+
+pub(super) const LAYOUT: u64 = 0x6661_6272_7175_0002;
 
 pub(super) const KIND: usize = 0;
 pub(super) const SLOTS: usize = 1;
@@ -23,11 +25,11 @@ pub(super) const ENTRY: usize = 2;
 pub(super) const DEPTH: usize = 3;
 pub(super) const WHEN_FULL: usize = 4;
 pub(super) const LOCK: usize = 8;
-pub(super) const TAIL: usize = 9;
-pub(super) const ACTIVE: usize = 10;
-pub(super) const DROPPED: usize = 11;
-pub(super) const SKIPPED: usize = 12;
-pub(super) const SERIAL: usize = 13;
+pub(super) const TAIL: usize = 11;
+pub(super) const ACTIVE: usize = 12;
+pub(super) const DROPPED: usize = 13;
+pub(super) const SKIPPED: usize = 14;
+pub(super) const SERIAL: usize = 15;
 pub(super) const MESSAGES: usize = 16;
 pub(super) const ROOM: usize = 24;
 pub(super) const SUBSCRIBERS: usize = 32;
@@ -36,6 +38,8 @@ pub(super) const LINE: usize = 8;
 /// Subscribers at a time: their bits are half a word.
 pub(super) const MOST_SUBSCRIBERS: u32 = 32;
 pub(super) const FIRST_SLOT: usize = SUBSCRIBERS + MOST_SUBSCRIBERS as usize * LINE;
+
+const _: () = assert!(LOCK + lock::WORDS == TAIL && SERIAL < MESSAGES);
 
 // A subscriber's line.
 pub(super) const WHO: usize = 0;

@@ -255,6 +255,6 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     #[inline]
     fn entry(&self, slot: usize) -> [u64; E] {
-        std::array::from_fn(|at| self.words.load(slot + layout::PAYLOAD + at, Relaxed))
+        std::array::from_fn(|at| self.words.load(slot + layout::PAYLOAD + at, Acquire))
     }
 }

@@ -155,7 +155,8 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         let words = self.words();
         words.store(slot + layout::SEQUENCE, 0, Release);
         for (at, word) in entry.into_iter().enumerate() {
-            words.store(slot + layout::PAYLOAD + at, word, Relaxed);
+            // Who sees this sees that the sequence is gone, too.
+            words.store(slot + layout::PAYLOAD + at, word, Release);
         }
         words.store(slot + layout::READERS, u64::from(active) << 32, Release);
         words.store(slot + layout::SEQUENCE, position + 1, Release);

@@ -96,7 +96,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return None;
         }
         // Without its mark it was removed, and the slot may change under its eyes.
-        let entry = self.entry(slot);
+        let entry = self.entry_of(slot, position)?;
         let readers = self.words.load(slot + layout::READERS, Acquire);
         if readers & waiting(subscriber.place) == 0 {
             return None;
@@ -113,7 +113,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
             if sequence == position + 1 {
                 if self.claim(subscriber.place, slot, position) {
-                    let entry = self.entry(slot);
+                    let entry = self.entry_of(slot, position)?;
                     self.advance(subscriber, position + 1);
                     // Counted by those who dropped them: all of them came before this.
                     let at = layout::subscriber(subscriber.place, layout::MISSED);
@@ -128,6 +128,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 if tail <= position {
                     return None;
                 }
+                // Only now: it may have been published since we looked.
+                if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
+                    continue;
+                }
                 // Skipped, or dropped and written over. Far behind: go where there is
                 // something still.
                 let oldest = tail.saturating_sub(self.slots);
@@ -138,6 +142,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
             }
             self.advance(subscriber, position + 1);
         }
+    }
+
+    /// What is in the slot, if that is still the entry of this position: one that was
+    /// removed, as dead or too slow, may read while others write.
+    #[inline]
+    fn entry_of(&self, slot: usize, position: u64) -> Option<[u64; E]> {
+        let entry = self.entry(slot);
+        let is_still = self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1;
+        is_still.then_some(entry)
     }
 
     /// Turns "has still to read" into "holds", if that is still so.

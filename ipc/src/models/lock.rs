@@ -1,0 +1,139 @@
+//! The lock: it keeps others out, and lets all in.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
+
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicBool;
+
+use super::{ModelWords, Waiting, caller, check, check_with};
+use crate::lock::{Guard, Taken, WORDS};
+use crate::participant::{Caller, Fate, Immortal, Participant};
+use crate::words::{LocalWords, Words};
+
+/// What the lock protects: each adds one, and not atomically.
+const COUNT: usize = WORDS;
+/// The lock's second word: who stands in line.
+const LINE: usize = 1;
+
+/// So many threads that take the lock so many times each, while the dead stand in line
+/// at these spots.
+fn run(waiting: Waiting, threads: u32, times: u64, line: u64) {
+    let values = LocalWords::zeroed(WORDS + 1);
+    values.store(LINE, line, Relaxed);
+    let words = ModelWords::new(&values, &[0], waiting);
+    let others: Vec<_> = (1..threads)
+        .map(|place| {
+            let words = words.clone();
+            loom::thread::spawn(move || (0..times).for_each(|_| add(&words, &caller(place))))
+        })
+        .collect();
+    (0..times).for_each(|_| add(&words, &caller(0)));
+    others.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(words.load(COUNT, Relaxed), u64::from(threads) * times);
+}
+
+fn add(words: &ModelWords, caller: &Caller<'_>) {
+    let (guard, taken) = Guard::take(words, 0, caller).unwrap();
+    assert_eq!(taken, Taken::Whole);
+    let count = words.load(COUNT, Relaxed);
+    words.store(COUNT, count + 1, Relaxed);
+    drop(guard);
+}
+
+#[test]
+fn two_who_look_are_kept_apart() {
+    check_with(3, || run(Waiting::Looking, 2, 2, 0));
+}
+
+#[test]
+fn two_who_sleep_are_kept_apart_and_woken() {
+    check_with(3, || run(Waiting::Sleeping, 2, 2, 0));
+}
+
+#[test]
+fn two_who_nap_are_kept_apart() {
+    check_with(3, || run(Waiting::Napping, 2, 2, 0));
+}
+
+#[test]
+fn three_who_look_are_kept_apart() {
+    check(|| run(Waiting::Looking, 3, 1, 0));
+}
+
+#[test]
+fn three_who_sleep_are_kept_apart_and_woken() {
+    check(|| run(Waiting::Sleeping, 3, 1, 0));
+}
+
+#[test]
+fn the_dead_in_line_are_passed_over() {
+    check_with(3, || run(Waiting::Looking, 2, 1, 1 << 1 | 1 << 40));
+}
+
+#[test]
+fn the_dead_in_line_are_no_reason_to_sleep_on() {
+    check(|| run(Waiting::Sleeping, 2, 2, 1 << 40));
+}
+
+#[test]
+fn two_of_one_name_are_two() {
+    check_with(3, || {
+        let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[0], Waiting::Sleeping);
+        let other = words.clone();
+        let thread = loom::thread::spawn(move || add(&other, &caller(3)));
+        add(&words, &caller(3));
+        thread.join().unwrap();
+        assert_eq!(words.load(COUNT, Relaxed), 2);
+    });
+}
+
+struct Grave {
+    dead: Participant,
+    is_over: AtomicBool,
+}
+
+impl Fate for Grave {
+    fn is_dead(&self, who: Option<Participant>) -> bool {
+        who.is_none() || who == Some(self.dead) && self.is_over.load(Acquire)
+    }
+}
+
+/// One dies with the lock, two others want it: one of them is told.
+#[test]
+fn what_a_dead_one_held_is_taken_once() {
+    check_with(3, || {
+        let words = ModelWords::new(&LocalWords::zeroed(WORDS + 1), &[], Waiting::Napping);
+        let dead = Participant::new(9, 1).unwrap();
+        let grave = Arc::new(Grave { dead, is_over: AtomicBool::new(false) });
+        let patience = Duration::from_secs(1 << 19);
+        let survive = move |words: &ModelWords, grave: &Grave, place| {
+            let me = Participant::new(place, 1).unwrap();
+            let caller = Caller { me, fate: grave, patience };
+            let (guard, taken) = Guard::take(words, 0, &caller).unwrap();
+            let count = words.load(COUNT, Relaxed);
+            // It died right after its addition; who is told adds no more than the others.
+            words.store(COUNT, count + 1, Relaxed);
+            drop(guard);
+            u64::from(taken == Taken::FromTheDead)
+        };
+        let other = loom::thread::spawn({
+            let (words, grave) = (words.clone(), Arc::clone(&grave));
+            move || {
+                let caller = Caller::new(dead, &Immortal);
+                let (guard, taken) = Guard::take(&words, 0, &caller).unwrap();
+                assert_eq!(taken, Taken::Whole);
+                let count = words.load(COUNT, Relaxed);
+                words.store(COUNT, count + 1, Relaxed);
+                std::mem::forget(guard);
+                grave.is_over.store(true, Release);
+            }
+        });
+        let told = survive(&words, &grave, 1);
+        other.join().unwrap();
+        // Whoever comes after it died is told, once.
+        let told = told + survive(&words, &grave, 2);
+        assert_eq!(told, 1);
+        assert_eq!(words.load(COUNT, Relaxed), 3);
+    });
+}

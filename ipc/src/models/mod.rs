@@ -1,0 +1,190 @@
+//! Models of what processes do to the same words, for loom, which tries all ways in
+//! which they can come between each other, and all old values that a load may see.
+//!
+//! `scripts/test loom` runs them.
+
+mod bell;
+mod lock;
+mod queue;
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use loom::sync::atomic::AtomicU64;
+use loom::sync::{Arc, Condvar, Mutex};
+
+use crate::participant::{Caller, Immortal, Participant};
+use crate::words::{LocalWords, Words, atomics_of_a_slice};
+
+/// What a look at the clock takes in a model: the phases of waiting are over after
+/// a look or two.
+const LOOK: Duration = Duration::from_micros(40);
+
+/// What those do that wait. Nobody is woken by the clock but nappers: who is forgotten
+/// hangs the model, and loom says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    /// At each look they let others go first.
+    Looking,
+    /// They go on until they sleep, and sleep until they are woken.
+    Sleeping,
+    /// As the former, and wake by themselves.
+    Napping,
+}
+
+/// A word of a model. A store is an exchange here: loom does not know otherwise that no
+/// store comes between what a compare-and-exchange finds and what it leaves.
+#[derive(Debug)]
+struct Word(AtomicU64);
+
+impl Word {
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.swap(value, order);
+    }
+    fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        self.0.compare_exchange(current, new, success, failure)
+    }
+    fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.0.swap(value, order)
+    }
+    fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+        self.0.fetch_and(bits, order)
+    }
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        self.0.fetch_or(bits, order)
+    }
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, order)
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    words: Vec<Word>,
+    /// Changed before each use of a word. Loom tries two orders of two uses only where it
+    /// takes the order to matter, and for that it knows but the last use of each word:
+    /// a thread's own look at a word hides the one of another from what it then stores.
+    turn: AtomicU64,
+    /// For each word that is slept on.
+    beds: HashMap<usize, (Mutex<()>, Condvar)>,
+    waiting: Waiting,
+}
+
+/// Words as one thread of a model has them: each needs a clone, with a time of its own.
+#[derive(Debug)]
+struct ModelWords {
+    shared: Arc<Shared>,
+    began: Instant,
+    passed: Cell<Duration>,
+}
+
+impl ModelWords {
+    /// With these values to begin with; `beds` are the words that may be slept on.
+    fn new(values: &LocalWords, beds: &[usize], waiting: Waiting) -> Self {
+        let word = |at| Word(AtomicU64::new(values.load(at, Ordering::Relaxed)));
+        let bed = |at: &usize| (*at, (Mutex::new(()), Condvar::new()));
+        let shared = Shared {
+            words: (0..values.count()).map(word).collect(),
+            turn: AtomicU64::new(0),
+            beds: beds.iter().map(bed).collect(),
+            waiting,
+        };
+        Self { shared: Arc::new(shared), began: Instant::now(), passed: Cell::default() }
+    }
+
+    fn slice(&self) -> &[Word] {
+        self.shared.turn.fetch_add(1, Ordering::Relaxed);
+        &self.shared.words
+    }
+
+    /// A deadline that never comes.
+    fn never(&self) -> Instant {
+        self.began + Duration::from_secs(1 << 20)
+    }
+}
+
+impl Clone for ModelWords {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), began: self.began, passed: Cell::default() }
+    }
+}
+
+impl Words for ModelWords {
+    atomics_of_a_slice!();
+
+    /// As the kernel does it: between the look at the word and the sleep nobody wakes.
+    fn sleep(&self, at: usize, low: u32, _: Duration) {
+        if self.shared.waiting == Waiting::Napping {
+            loom::thread::yield_now();
+            return;
+        }
+        let (bed, woken) = &self.shared.beds[&at];
+        let guard = bed.lock().unwrap();
+        if self.load(at, Ordering::SeqCst) as u32 == low {
+            drop(woken.wait(guard).unwrap());
+        }
+    }
+
+    fn wake(&self, at: usize, how_many: u32) {
+        if self.shared.waiting == Waiting::Napping {
+            return;
+        }
+        let (bed, woken) = &self.shared.beds[&at];
+        let _guard = bed.lock().unwrap();
+        if how_many == 1 { woken.notify_one() } else { woken.notify_all() }
+    }
+
+    fn pause(&self, _: u32) {
+        if self.shared.waiting == Waiting::Looking {
+            loom::thread::yield_now();
+        }
+    }
+
+    fn now(&self) -> Instant {
+        self.passed.set(self.passed.get() + LOOK);
+        self.began + self.passed.get()
+    }
+
+    fn fence(&self) {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// Runs a model in all ways, with so many moments at which a thread is stopped although
+/// it could go on, or as many as LOOM_MAX_PREEMPTIONS says.
+fn check_with(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+    builder.max_branches = 50_000;
+    let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    builder.check({
+        let runs = std::sync::Arc::clone(&runs);
+        move || {
+            runs.fetch_add(1, Ordering::Relaxed);
+            model();
+        }
+    });
+    println!("{} ways", runs.load(Ordering::Relaxed));
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    check_with(2, model);
+}
+
+fn caller(place: u32) -> Caller<'static> {
+    Caller {
+        patience: Duration::from_secs(1 << 19),
+        ..Caller::new(Participant::new(place, 1).unwrap(), &Immortal)
+    }
+}

@@ -1,0 +1,207 @@
+//! The queue: nothing is lost, nothing is torn, nobody sleeps on.
+
+use super::*;
+use crate::bell::Spin;
+use crate::queue::{Queue, QueueError, QueueSetup, Subscriber, WhenFull};
+
+type Line = Queue<ModelWords, 2>;
+
+/// Words that are slept on: the lock, and both bells.
+const BEDS: [usize; 3] = [8, 16, 24];
+
+/// A queue, and what another thread needs to have it, too.
+fn queue(depth: u32, when_full: WhenFull) -> (Line, ModelWords) {
+    let setup = QueueSetup { depth, when_full };
+    let values = LocalWords::zeroed(Line::words_needed(setup));
+    Queue::<_, 2>::format(&values, setup).unwrap();
+    let words = ModelWords::new(&values, &BEDS, Waiting::Sleeping);
+    (attach(&words), words)
+}
+
+fn attach(words: &ModelWords) -> Line {
+    Queue::attach(words.clone()).unwrap()
+}
+
+/// An entry of which no part fits another.
+fn entry(value: u64) -> [u64; 2] {
+    [value, !value]
+}
+
+fn value(entry: [u64; 2]) -> u64 {
+    assert_eq!(entry[1], !entry[0], "torn");
+    entry[0]
+}
+
+fn subscribe(queue: &Line, place: u32) -> Subscriber {
+    let mut subscriber = queue.subscribe(&caller(place)).unwrap();
+    subscriber.set_spin(Spin::Never);
+    subscriber
+}
+
+/// Publishes, and waits for room; what nobody reads any more goes nowhere.
+fn publish(queue: &Line, words: &ModelWords, place: u32, value: u64) {
+    let mut spin = Spin::Never;
+    queue
+        .publish_until(&caller(place), entry(value), &mut spin, words.never(), |old| {
+            self::value(old);
+        })
+        .unwrap();
+}
+
+fn read(queue: &Line, words: &ModelWords, subscriber: &mut Subscriber) -> u64 {
+    let taken = queue.take_until(subscriber, words.never()).unwrap();
+    if queue.release(subscriber, taken.position).is_some() {
+        queue.settle(taken.position);
+    }
+    value(taken.entry)
+}
+
+#[test]
+fn all_entries_come_in_order_through_one_slot() {
+    check(|| {
+        let (queue, words) = queue(1, WhenFull::Refuse);
+        let mut subscriber = subscribe(&queue, 0);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            (0..2).for_each(|value| publish(&queue, &other, 1, value));
+        });
+        (0..2).for_each(|value| assert_eq!(read(&queue, &words, &mut subscriber), value));
+        publisher.join().unwrap();
+    });
+}
+
+#[test]
+fn who_only_looks_misses_nothing() {
+    check_with(3, || {
+        let (queue, words) = queue(2, WhenFull::Refuse);
+        let mut subscriber = subscribe(&queue, 0);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            let publish = |value| queue.publish(&caller(1), entry(value), |_| {});
+            (0..3)
+                .filter(|value| match publish(*value) {
+                    Ok(_) => true,
+                    Err(QueueError::Full) => false,
+                    Err(error) => panic!("{error}"),
+                })
+                .collect::<Vec<_>>()
+        });
+        let mut seen = Vec::new();
+        let mut take = |seen: &mut Vec<u64>| {
+            if let Some(taken) = queue.take(&mut subscriber) {
+                seen.push(value(taken.entry));
+                if queue.release(&subscriber, taken.position).is_some() {
+                    queue.settle(taken.position);
+                }
+            }
+        };
+        (0..2).for_each(|_| take(&mut seen));
+        let published = publisher.join().unwrap();
+        (0..3).for_each(|_| take(&mut seen));
+        assert_eq!(seen, published);
+    });
+}
+
+#[test]
+fn what_is_dropped_is_told() {
+    check(|| {
+        let (queue, words) = queue(1, WhenFull::DropOldest);
+        let mut subscriber = subscribe(&queue, 0);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            (0..2).for_each(|value| publish(&queue, &other, 1, value));
+        });
+        let (mut seen, mut last) = (0, None);
+        let mut take = || {
+            if let Some(taken) = queue.take(&mut subscriber) {
+                let value = value(taken.entry);
+                assert!(last < Some(value));
+                last = Some(value);
+                seen += 1 + taken.missed;
+                if queue.release(&subscriber, taken.position).is_some() {
+                    queue.settle(taken.position);
+                }
+            }
+        };
+        (0..2).for_each(|_| take());
+        publisher.join().unwrap();
+        (0..2).for_each(|_| take());
+        assert_eq!((seen, last), (2, Some(1)));
+    });
+}
+
+#[test]
+fn who_joins_gets_all_from_then_on() {
+    check(|| {
+        let (queue, words) = queue(4, WhenFull::Refuse);
+        let _reader = subscribe(&queue, 0);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            (0..2).for_each(|value| publish(&queue, &other, 1, value));
+        });
+        let mut late = subscribe(&queue, 2);
+        let first = late.position();
+        for value in first..2 {
+            assert_eq!(read(&queue, &words, &mut late), value);
+        }
+        publisher.join().unwrap();
+        assert!(queue.take(&mut late).is_none());
+    });
+}
+
+#[test]
+fn two_publishers_lose_nothing_of_each_other() {
+    check(|| {
+        let (queue, words) = queue(2, WhenFull::Refuse);
+        let mut subscriber = subscribe(&queue, 0);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || publish(&attach(&other), &other, 1, 1));
+        publish(&queue, &words, 2, 2);
+        let seen = [(); 2].map(|()| read(&queue, &words, &mut subscriber));
+        assert!(seen == [1, 2] || seen == [2, 1], "{seen:?}");
+        publisher.join().unwrap();
+    });
+}
+
+/// Two publish, and one reads meanwhile: at most one of them has to come between the
+/// others at a moment of loom's choice, or it would take too long.
+#[test]
+fn two_publishers_and_a_reader() {
+    check_with(1, || {
+        let (queue, words) = queue(2, WhenFull::Refuse);
+        let mut subscriber = subscribe(&queue, 0);
+        let publishers = [1, 2].map(|place| {
+            let words = words.clone();
+            loom::thread::spawn(move || publish(&attach(&words), &words, place, place.into()))
+        });
+        let seen = [(); 2].map(|()| read(&queue, &words, &mut subscriber));
+        assert!(seen == [1, 2] || seen == [2, 1], "{seen:?}");
+        publishers.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// One that was taken for dead, and is not, reads; another comes to its place.
+#[test]
+fn one_who_is_removed_sees_nothing_torn() {
+    check_with(3, || {
+        let (queue, words) = queue(1, WhenFull::Refuse);
+        let mut removed = subscribe(&queue, 0);
+        publish(&queue, &words, 2, 0);
+        let other = words.clone();
+        let publisher = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            let dispose = |old| assert_eq!(value(old), 0);
+            queue.expel(&caller(2), caller(0).me, dispose).unwrap();
+            assert_eq!(subscribe(&queue, 3).place(), 0);
+            queue.publish(&caller(2), entry(1), dispose).unwrap();
+        });
+        if let Some(taken) = queue.take(&mut removed) {
+            assert_eq!(value(taken.entry), 0);
+        }
+        publisher.join().unwrap();
+    });
+}
