@@ -27,6 +27,7 @@ struct World {
     books: Allocator<Part<MappedWords>>,
     queue: Queue<Part<MappedWords>, 2>,
     claims: Part<MappedWords>,
+    parts: [Part<MappedWords>; 2],
 }
 
 fn delivered() -> Owner {
@@ -45,9 +46,20 @@ impl World {
             Part::new(all.clone(), next - count, count).unwrap()
         };
         let roster = Roster::new(part(256)).unwrap();
-        let books = Allocator::format(part(books), MOST_BLOCKS, GRANULE).unwrap();
-        let queue = Queue::format(part(queue), setup).unwrap();
-        Self { roster, books, queue, claims: part(CLAIMS) }
+        let parts = [part(books), part(queue)];
+        let books = Allocator::format(parts[0].clone(), MOST_BLOCKS, GRANULE).unwrap();
+        let queue = Queue::format(parts[1].clone(), setup).unwrap();
+        Self { roster, books, queue, claims: part(CLAIMS), parts }
+    }
+
+    /// What a forked child does with its copies first of all: those are its parent's.
+    fn attach_again(&mut self) {
+        let me = Participant::new(0, 1).unwrap();
+        let caller = Caller::new(me, &self.roster);
+        assert_eq!(self.books.statistics(&caller), Err(AllocatorError::Forked));
+        assert!(matches!(self.queue.subscribe(&caller), Err(QueueError::Forked)));
+        self.books = Allocator::attach(self.parts[0].clone()).unwrap();
+        self.queue = Queue::attach(self.parts[1].clone()).unwrap();
     }
 
     fn caller(&self, me: Participant) -> Caller<'_> {
@@ -201,14 +213,18 @@ struct Worker {
     me: Participant,
 }
 
-fn start(world: &World, random: u64) -> Worker {
+fn start(world: &mut World, random: u64) -> Worker {
     // Its life is learnt once it has one; its place is kept by ours until then.
     let me = world.roster.admit(Life::of_this_process().unwrap()).unwrap();
     // SAFETY: the child goes on with a copy of everything, and never returns from here.
     let number = unsafe { libc::fork() };
     assert!(number >= 0);
     if number == 0 {
-        let failed = catch_unwind(AssertUnwindSafe(|| world.work(me, random))).is_err();
+        let life = || {
+            world.attach_again();
+            world.work(me, random);
+        };
+        let failed = catch_unwind(AssertUnwindSafe(life)).is_err();
         // SAFETY: ends the child without running anything that is the parent's.
         unsafe { libc::_exit(i32::from(failed)) };
     }
@@ -231,7 +247,7 @@ fn kill(world: &World, worker: &Worker) {
 }
 
 fn thousand_kills(when_full: WhenFull, kills: usize) {
-    let world = World::new(when_full);
+    let mut world = World::new(when_full);
     let me = world.roster.admit(Life::of_this_process().unwrap()).unwrap();
     world.books.extend(&world.caller(me), 0, MEMORY).unwrap();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
@@ -239,13 +255,13 @@ fn thousand_kills(when_full: WhenFull, kills: usize) {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         random >> 33 | 1
     };
-    let mut workers: Vec<_> = (0..WORKERS).map(|_| start(&world, next())).collect();
+    let mut workers: Vec<_> = (0..WORKERS).map(|_| start(&mut world, next())).collect();
     for round in 0..kills {
         std::thread::sleep(Duration::from_micros(next() % 3000));
         let at = next() as usize % WORKERS;
         kill(&world, &workers[at]);
         world.clean_up_after(me, workers[at].me);
-        workers[at] = start(&world, next());
+        workers[at] = start(&mut world, next());
         if round % 20 == 0 {
             let flaw = world.books.audit(&world.caller(me)).unwrap();
             assert_eq!(flaw, Ok(()), "after {round} kills");

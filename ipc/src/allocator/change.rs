@@ -56,6 +56,7 @@ impl<W: Words> Allocator<W> {
     /// Takes the lock, and repairs the books if their last holder died.
     #[inline]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W>> {
+        self.check_fork()?;
         let (guard, taken) = Guard::take(&self.words, layout::LOCK, caller)?;
         let books = Locked { books: self, _guard: guard };
         if taken == Taken::FromTheDead {

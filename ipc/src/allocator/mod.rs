@@ -39,6 +39,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use self::layout::{BLOCKS, Kind, State, high, low, word_of};
+use crate::life::Incarnation;
 use crate::lock::Held;
 use crate::participant::{Caller, Participant};
 use crate::words::Words;
@@ -52,6 +53,7 @@ pub struct Allocator<W> {
     most_blocks: u32,
     /// Bytes of a granule, as a power of two.
     granule: u32,
+    born: Incarnation,
 }
 
 /// Names one allocation. It goes stale when the block is freed: another allocation
@@ -199,6 +201,9 @@ pub enum AllocatorError {
     },
     /// The books contradict themselves, and could not be put right.
     Corrupt,
+    /// The process forked since it opened the books: two under one name would undo each
+    /// other's doing. A child joins and attaches by itself.
+    Forked,
 }
 
 impl fmt::Display for AllocatorError {
@@ -220,6 +225,7 @@ impl fmt::Display for AllocatorError {
             Self::Held(held) => held.fmt(f),
             Self::NotAnAllocator { why } => write!(f, "no allocator's books: {why}"),
             Self::Corrupt => f.write_str("the allocator's books contradict themselves"),
+            Self::Forked => f.write_str("the books were opened by the parent process"),
         }
     }
 }
@@ -297,7 +303,7 @@ impl<W: Words> Allocator<W> {
         if words.count() < Self::words_needed(most_blocks) {
             return refuse("it is cut off");
         }
-        Ok(Self { words, most_blocks, granule: granule as u32 })
+        Ok(Self { words, most_blocks, granule: granule as u32, born: Incarnation::current() })
     }
 
     /// Bytes of a granule.
@@ -373,6 +379,7 @@ impl<W: Words> Allocator<W> {
     /// # Errors
     /// `Stale`, `NotYours`.
     pub fn transfer(&self, block: Block, from: Owner, to: Owner) -> Result<()> {
+        self.check_fork()?;
         let at = self.state_at(block)?;
         let state = |owner: Owner| State {
             generation: block.generation,
@@ -383,6 +390,11 @@ impl<W: Words> Allocator<W> {
             Ok(_) => Ok(()),
             Err(found) => Err(Self::refusal(block, State::from_word(found))),
         }
+    }
+
+    #[inline]
+    fn check_fork(&self) -> Result<()> {
+        if self.born.is_current() { Ok(()) } else { Err(AllocatorError::Forked) }
     }
 
     /// Whose an allocation is.

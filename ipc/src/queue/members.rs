@@ -31,7 +31,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let active = self.words.load(layout::ACTIVE, Relaxed) | 1 << place;
         self.words.store(layout::ACTIVE, active, Release);
         drop(locked);
-        Ok(Subscriber { place, name, cursor, missed: 0, spin: Spin::default() })
+        let spin = Spin::default();
+        Ok(Subscriber { place, name, cursor, missed: 0, spin, born: self.born })
     }
 
     /// Ends a subscription. Entries that only this subscriber had still to read or

@@ -39,6 +39,7 @@ use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use self::layout::{FIRST_SLOT, MOST_SUBSCRIBERS};
+use crate::life::Incarnation;
 use crate::lock::Held;
 use crate::participant::Participant;
 use crate::words::Words;
@@ -53,6 +54,7 @@ pub struct Queue<W, const E: usize> {
     slots: u64,
     depth: u64,
     when_full: WhenFull,
+    born: Incarnation,
 }
 
 /// What happens to an entry for which there is no room.
@@ -99,6 +101,9 @@ pub enum QueueError {
     NotSubscribed,
     /// A living process holds the lock.
     Held(Held),
+    /// The process forked since it opened the queue: two under one name would undo each
+    /// other's doing. A child joins, attaches and subscribes by itself.
+    Forked,
     /// What is said to be a queue is none, or another one.
     NotAQueue {
         /// What is wrong.
@@ -116,6 +121,7 @@ impl fmt::Display for QueueError {
             }
             Self::NotSubscribed => f.write_str("the subscriber was removed from the queue"),
             Self::Held(held) => held.fmt(f),
+            Self::Forked => f.write_str("the queue was opened by the parent process"),
             Self::NotAQueue { why } => write!(f, "no queue: {why}"),
         }
     }
@@ -198,7 +204,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if words.count() < Self::words_needed(setup) {
             return refuse("it is cut off");
         }
-        Ok(Self { words, slots, depth, when_full })
+        Ok(Self { words, slots, depth, when_full, born: Incarnation::current() })
     }
 
     /// Entries that may be waiting to be read.

@@ -31,6 +31,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     #[inline]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W, E>> {
+        if !self.born.is_current() {
+            return Err(QueueError::Forked);
+        }
         let (guard, taken) = Guard::take(&self.words, layout::LOCK, caller)?;
         let locked = Locked { queue: self, _guard: guard };
         if taken == Taken::FromTheDead {

@@ -6,9 +6,11 @@ use std::time::Instant;
 use super::layout::{self, holding, waiting};
 use super::{Queue, WhenFull};
 use crate::bell::Spin;
+use crate::life::Incarnation;
 use crate::words::Words;
 
-/// One who reads. It belongs to one process, and to one thread at a time.
+/// One who reads. It belongs to one process, and to one thread at a time: in a child that
+/// was forked it [subscribes](Queue::is_subscribed) to nothing.
 #[derive(Debug)]
 pub struct Subscriber {
     pub(super) place: u32,
@@ -17,6 +19,7 @@ pub struct Subscriber {
     pub(super) cursor: u64,
     pub(super) missed: u64,
     pub(super) spin: Spin,
+    pub(super) born: Incarnation,
 }
 
 impl Subscriber {
@@ -70,13 +73,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
     }
 
-    /// Does it still subscribe, or was it removed, as dead or too slow? Then nothing is
-    /// delivered to it any more.
+    /// Does it still subscribe, or was it removed, as dead or too slow, or is it a forked
+    /// copy of its parent's? Then nothing is delivered to it any more.
     #[inline]
     #[must_use]
     pub fn is_subscribed(&self, subscriber: &Subscriber) -> bool {
         let at = layout::subscriber(subscriber.place, layout::WHO);
-        self.words.load(at, Relaxed) == subscriber.name
+        self.words.load(at, Relaxed) == subscriber.name && subscriber.born.is_current()
     }
 
     /// Waits for the next entry; None once the deadline has passed.
@@ -194,6 +197,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn release(&self, subscriber: &Subscriber, position: u64) -> Option<[u64; E]> {
         let slot = self.slot(position);
         let mine = waiting(subscriber.place) | holding(subscriber.place);
+        if !subscriber.born.is_current() {
+            return None;
+        }
         if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
             return None;
         }
