@@ -40,7 +40,8 @@ impl Birth {
         if self.is_here() {
             return Ok(());
         }
-        let detail = "this handle belongs to the parent process; open the device in the child";
+        let detail = "it belongs to the parent process, and a driver does not survive a fork: \
+                      use devices in a process that was started anew";
         Err(Error::new(operation, ErrorKind::Forked, detail))
     }
 }

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::fork::Birth;
 
 /// What every function returns.
 pub(super) type Code = u32;
@@ -147,8 +148,11 @@ functions! {
 
 /// The driver, if there is one. What was found out is remembered.
 pub(super) fn driver() -> Result<&'static Functions> {
-    static FOUND: OnceLock<Result<Functions>> = OnceLock::new();
-    FOUND.get_or_init(find).as_ref().map_err(Clone::clone)
+    static FOUND: OnceLock<(Birth, Result<Functions>)> = OnceLock::new();
+    let (birth, found) = FOUND.get_or_init(|| (Birth::now(), find()));
+    // A driver that the parent started answers in a child with errors that do not say why.
+    birth.check("use CUDA")?;
+    found.as_ref().map_err(Clone::clone)
 }
 
 fn find() -> Result<Functions> {

@@ -24,9 +24,19 @@ fn known() -> MutexGuard<'static, BTreeMap<u64, Attributes>> {
 }
 
 fn remember(device: Option<u32>, allocator: Allocator, base: u64, length: u64) {
+    let (base, attributes) = described(device, allocator, base, length);
+    known().insert(base, attributes);
+}
+
+fn described(
+    device: Option<u32>,
+    allocator: Allocator,
+    base: u64,
+    length: u64,
+) -> (u64, Attributes) {
     let buffer_id = NEXT_BUFFER.fetch_add(1, Ordering::Relaxed);
     let device = device.map(DeviceName::stand_in);
-    known().insert(base, Attributes { device, allocator, base, length, buffer_id });
+    (base, Attributes { device, allocator, base, length, buffer_id })
 }
 
 pub(super) fn attributes(address: u64) -> Option<Attributes> {
@@ -83,17 +93,15 @@ pub(super) fn free(address: u64) -> Result<u64> {
 }
 
 pub(super) fn register(address: u64, length: u64) -> Result<()> {
-    let known_now = known();
-    let overlaps = known_now
-        .range(..address.saturating_add(length))
-        .next_back()
-        .is_some_and(|(base, found)| base + found.length > address);
-    drop(known_now);
+    let mut known = known();
+    let before = known.range(..address.saturating_add(length)).next_back();
+    let overlaps = before.is_some_and(|(base, found)| base + found.length > address);
     if overlaps || length == 0 {
         let detail = format!("{length} bytes at {address:#x} are known already, or nothing");
         return Err(Error::new("register host memory", ErrorKind::InvalidArgument, detail));
     }
-    remember(None, Allocator::Host, address, length);
+    let (base, attributes) = described(None, Allocator::Host, address, length);
+    known.insert(base, attributes);
     Ok(())
 }
 
