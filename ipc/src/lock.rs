@@ -78,20 +78,21 @@ const HOLDER: u64 = KEPT - 1;
 /// Spots in line: bits of a word.
 const SPOTS: u32 = u64::BITS;
 
-/// How long to try one's luck before standing in line. If it were shorter than it takes
-/// eight to have their turn, all would always stand in line, and the lock would go
-/// from core to core each time.
-const LUCK: Duration = Duration::from_micros(15);
+/// How long to try one's luck before standing in line. Each time the lock goes to another
+/// core all that it protects goes there, too: the shorter this is, the less gets done.
+/// And if it were shorter than it takes eight to have their turn, all would always
+/// stand in line.
+const LUCK: Duration = Duration::from_micros(20);
 /// How long a lock that is kept for somebody is left alone. Who is about to take it
 /// takes it in less than one, but for an interruption.
-const KEEPING: Duration = Duration::from_micros(10);
+const KEEPING: Duration = Duration::from_micros(5);
 /// How long to look before sleeping. Most hold the lock for a fraction of a microsecond;
 /// going to sleep and being woken costs tens of them, in which eight others that want
 /// it have all had their turn.
 const LOOKING: Duration = Duration::from_micros(100);
 /// The longest rest between two looks, in pauses: who looks less often leaves the cache
-/// line to the one who holds the lock.
-const LONGEST_REST: u32 = 64;
+/// line to the one who holds the lock. In a model any moment may come next anyway.
+const LONGEST_REST: u32 = if cfg!(loom) { 1 } else { 64 };
 /// The rest of one who stands in line: all wait for it to see that it is in turn.
 const REST_IN_LINE: u32 = 4;
 /// The first sleep, and the longest: between two of them the holder's life is
@@ -208,6 +209,13 @@ impl<'a, W: Words> Wait<'a, W> {
             {
                 return Ok(taken);
             }
+            if rest < LONGEST_REST && seen & KEPT == 0 {
+                // Mostly it is free in a moment: no time for the clock.
+                self.kept = None;
+                words.pause(rest);
+                rest *= 2;
+                continue;
+            }
             let now = words.now();
             let waited = now.saturating_duration_since(start);
             let is_late = waited >= self.caller.patience;
@@ -227,8 +235,8 @@ impl<'a, W: Words> Wait<'a, W> {
                 if looked >= luck {
                     self.stand_in_line();
                 }
-                words.pause(if self.spot.is_some() { REST_IN_LINE } else { rest });
-                rest = (2 * rest).min(LONGEST_REST);
+                let is_next_soon = self.spot.is_some() || seen & KEPT != 0;
+                words.pause(if is_next_soon { REST_IN_LINE } else { LONGEST_REST });
                 continue;
             }
             if is_free(seen) || seen & KEPT != 0 {
@@ -249,7 +257,6 @@ impl<'a, W: Words> Wait<'a, W> {
                 // Our turn, after so long.
                 looking_since = Some(words.now());
                 luck = Duration::ZERO;
-                rest = 1;
             }
             if is_late {
                 return Err(Held { by: holder_of(seen), waited });
