@@ -134,8 +134,15 @@ impl<W: Words> Drop for Guard<'_, W> {
 fn take<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
     match words.compare_exchange(at, 0, u64::from(caller.me.number())) {
         Ok(_) => Ok(Taken::Whole),
-        Err(_) => Wait::new(words, at, caller).take(),
+        Err(_) => take_slowly(words, at, caller),
     }
+}
+
+/// Apart, so that the code for one who finds it free stays short.
+#[cold]
+#[inline(never)]
+fn take_slowly<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
+    Wait::new(words, at, caller).take()
 }
 
 /// False if the lock was not ours any more: somebody took us for dead.
@@ -193,7 +200,6 @@ impl<'a, W: Words> Wait<'a, W> {
         Self { words, at, caller, spot: None, mine: caller.me.number().into(), kept: None }
     }
 
-    #[cold]
     fn take(mut self) -> Result<Taken, Held> {
         let words = self.words;
         let start = words.now();
