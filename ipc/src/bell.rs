@@ -107,7 +107,7 @@ impl Bell {
         };
         loop {
             for _ in 0..LOOKS {
-                words.pause(1);
+                words.pause();
                 if let Some(found) = look() {
                     spin.learn(words.now().saturating_duration_since(start), false);
                     return Some(found);

@@ -82,7 +82,7 @@ const SPOTS: u32 = u64::BITS;
 /// core all that it protects goes there, too: the shorter this is, the less gets done.
 /// And if it were shorter than it takes eight to have their turn, all would always
 /// stand in line.
-const LUCK: Duration = Duration::from_micros(20);
+const LUCK: Duration = Duration::from_micros(15);
 /// How long a lock that is kept for somebody is left alone. Who is about to take it
 /// takes it in less than one, but for an interruption.
 const KEEPING: Duration = Duration::from_micros(5);
@@ -90,9 +90,10 @@ const KEEPING: Duration = Duration::from_micros(5);
 /// going to sleep and being woken costs tens of them, in which eight others that want
 /// it have all had their turn.
 const LOOKING: Duration = Duration::from_micros(100);
-/// The longest rest between two looks, in pauses: who looks less often leaves the cache
-/// line to the one who holds the lock. In a model any moment may come next anyway.
-const LONGEST_REST: u32 = if cfg!(loom) { 1 } else { 64 };
+/// The longest rest between two looks, as [`Words::rest`] counts: who looks less often
+/// leaves the cache line to the one who holds the lock. In a model any moment may come
+/// next anyway.
+const LONGEST_REST: u32 = if cfg!(loom) { 1 } else { 32 };
 /// The rest of one who stands in line: all wait for it to see that it is in turn.
 const REST_IN_LINE: u32 = 4;
 /// The first sleep, and the longest: between two of them the holder's life is
@@ -218,7 +219,7 @@ impl<'a, W: Words> Wait<'a, W> {
             if rest < LONGEST_REST && seen & KEPT == 0 {
                 // Mostly it is free in a moment: no time for the clock.
                 self.kept = None;
-                words.pause(rest);
+                words.rest(rest);
                 rest *= 2;
                 continue;
             }
@@ -242,12 +243,12 @@ impl<'a, W: Words> Wait<'a, W> {
                     self.stand_in_line();
                 }
                 let is_next_soon = self.spot.is_some() || seen & KEPT != 0;
-                words.pause(if is_next_soon { REST_IN_LINE } else { LONGEST_REST });
+                words.rest(if is_next_soon { REST_IN_LINE } else { LONGEST_REST });
                 continue;
             }
             if is_free(seen) || seen & KEPT != 0 {
                 // Somebody was faster, or is about to take it: no time to sleep.
-                words.pause(REST_IN_LINE);
+                words.rest(REST_IN_LINE);
             } else if self.caller.fate.is_dead(holder_of(seen)) {
                 if words.compare_exchange(self.at, seen, self.mine | SLEEPERS).is_ok() {
                     return Ok(Taken::FromTheDead);

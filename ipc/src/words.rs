@@ -39,8 +39,16 @@ pub trait Words {
     fn sleep(&self, at: usize, low: u32, longest: Duration);
     /// Wakes so many of those that sleep on the word.
     fn wake(&self, at: usize, how_many: u32);
-    /// So many pauses in a loop that waits.
-    fn pause(&self, how_many: u32);
+    /// A pause in a loop that waits for what is about to happen.
+    fn pause(&self);
+    /// Waits for longer, but does not sleep: some 0.2 µs for each of `how_long`.
+    #[inline]
+    fn rest(&self, how_long: u32) {
+        for _ in 0..how_long {
+            self.pause();
+            space_out();
+        }
+    }
     /// What time it is, for those that wait. A model of processes has a time of its
     /// own, or it would not run twice in the same way.
     #[inline]
@@ -49,6 +57,17 @@ pub trait Words {
     }
     /// Orders all before it against all after it, for everybody.
     fn fence(&self);
+}
+
+/// Some arithmetic that nobody needs. A hypervisor takes pauses that follow each other
+/// closely for a sign that whoever is waited for does not run, and stops the processor
+/// for a while to let others; it does not count pauses with this between them.
+#[inline]
+fn space_out() {
+    let mut number = 1_u64;
+    for _ in 0..60 {
+        number = std::hint::black_box(number).wrapping_mul(3);
+    }
 }
 
 impl<W: Words + ?Sized> Words for &W {
@@ -99,8 +118,12 @@ impl<W: Words + ?Sized> Words for &W {
         (**self).wake(at, how_many);
     }
     #[inline]
-    fn pause(&self, how_many: u32) {
-        (**self).pause(how_many);
+    fn pause(&self) {
+        (**self).pause();
+    }
+    #[inline]
+    fn rest(&self, how_long: u32) {
+        (**self).rest(how_long);
     }
     #[inline]
     fn now(&self) -> Instant {
@@ -202,8 +225,8 @@ macro_rules! words_of_a_slice {
             }
         }
         #[inline]
-        fn pause(&self, how_many: u32) {
-            (0..how_many).for_each(|_| std::hint::spin_loop());
+        fn pause(&self) {
+            std::hint::spin_loop();
         }
         #[inline]
         fn fence(&self) {
@@ -293,8 +316,12 @@ impl<W: Words> Words for Part<W> {
         self.words.wake(self.at(at), how_many);
     }
     #[inline]
-    fn pause(&self, how_many: u32) {
-        self.words.pause(how_many);
+    fn pause(&self) {
+        self.words.pause();
+    }
+    #[inline]
+    fn rest(&self, how_long: u32) {
+        self.words.rest(how_long);
     }
     #[inline]
     fn now(&self) -> Instant {

@@ -131,8 +131,11 @@ impl Words for Played<'_> {
         self.pass(longest);
     }
     fn wake(&self, _: usize, _: u32) {}
-    fn pause(&self, how_many: u32) {
-        self.pass(Duration::from_nanos(45) * how_many);
+    fn pause(&self) {
+        self.pass(Duration::from_nanos(45));
+    }
+    fn rest(&self, how_long: u32) {
+        self.pass(Duration::from_nanos(200) * how_long);
     }
     fn now(&self) -> Instant {
         self.passed.set(self.passed.get() + Duration::from_nanos(25));

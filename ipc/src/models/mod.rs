@@ -145,7 +145,11 @@ impl Words for ModelWords {
         if how_many == 1 { woken.notify_one() } else { woken.notify_all() }
     }
 
-    fn pause(&self, _: u32) {
+    fn rest(&self, _: u32) {
+        self.pause();
+    }
+
+    fn pause(&self) {
         if self.shared.waiting == Waiting::Looking {
             loom::thread::yield_now();
         }

@@ -93,19 +93,30 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// What waits to be read stays: to look is enough.
     #[inline]
     fn take_kept(&self, subscriber: &mut Subscriber) -> Option<Taken<E>> {
-        let position = subscriber.cursor;
-        let slot = self.slot(position);
-        if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
-            return None;
+        let mut missed = 0;
+        loop {
+            let position = subscriber.cursor;
+            let slot = self.slot(position);
+            if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
+                return None;
+            }
+            // Without its mark it was removed, and the slot may change under its eyes.
+            let entry = self.entry_of(slot, position)?;
+            let readers = self.words.load(slot + layout::READERS, Acquire);
+            if readers & waiting(subscriber.place) != 0 {
+                self.advance(subscriber, position + 1);
+                return Some(Taken { entry, position, missed });
+            }
+            if !self.is_subscribed(subscriber) {
+                return None;
+            }
+            // One that had this place before, was removed while it lived, and stopped in
+            // the middle of letting go, took the mark for its own. Missed, then, rather
+            // than waited for without end.
+            missed += 1;
+            subscriber.missed = subscriber.missed.wrapping_add(1);
+            self.advance(subscriber, position + 1);
         }
-        // Without its mark it was removed, and the slot may change under its eyes.
-        let entry = self.entry_of(slot, position)?;
-        let readers = self.words.load(slot + layout::READERS, Acquire);
-        if readers & waiting(subscriber.place) == 0 {
-            return None;
-        }
-        self.advance(subscriber, position + 1);
-        Some(Taken { entry, position, missed: 0 })
     }
 
     /// What waits to be read may be dropped at any moment: it must be claimed.

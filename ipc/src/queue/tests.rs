@@ -49,6 +49,26 @@ fn all_get_every_entry_and_the_last_disposes() {
 }
 
 #[test]
+fn a_mark_that_somebody_took_off_costs_an_entry_and_no_more() {
+    let queue = queue(4, WhenFull::Refuse);
+    let me = caller(0);
+    let mut reader = queue.subscribe(&me).unwrap();
+    for value in [1, 2, 3] {
+        queue.publish(&me, [value], |_| {}).unwrap();
+    }
+    // As one would that had the place before, and came to life in the middle of `release`.
+    let mark = layout::waiting(reader.place());
+    for position in [0, 1] {
+        queue.words.fetch_and(queue.slot(position) + layout::READERS, !mark);
+    }
+    let taken = queue.take(&mut reader).unwrap();
+    assert_eq!((taken.entry, taken.position, taken.missed), ([3], 2, 2));
+    assert_eq!(reader.missed(), 2);
+    assert_eq!(queue.release(&reader, 2), Some([3]));
+    assert_eq!(queue.take(&mut reader), None);
+}
+
+#[test]
 fn who_comes_later_gets_what_comes_later() {
     let queue = queue(4, WhenFull::Refuse);
     let me = caller(0);

@@ -211,8 +211,8 @@ impl Words for Crashing<'_> {
     fn wake(&self, at: usize, how_many: u32) {
         self.words.wake(at, how_many);
     }
-    fn pause(&self, how_many: u32) {
-        self.words.pause(how_many);
+    fn pause(&self) {
+        self.words.pause();
     }
     fn fence(&self) {
         self.words.fence();
