@@ -104,6 +104,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let entry = self.entry_of(slot, position)?;
             let readers = self.words.load(slot + layout::READERS, Acquire);
             if readers & waiting(subscriber.place) != 0 {
+                // After a miss the mark may be that of the next one at this place.
+                if missed > 0 && !self.is_subscribed(subscriber) {
+                    return None;
+                }
                 self.advance(subscriber, position + 1);
                 return Some(Taken { entry, position, missed });
             }
