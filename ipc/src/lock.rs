@@ -110,8 +110,9 @@ pub(crate) struct Guard<'a, W: Words> {
 }
 
 impl<'a, W: Words> Guard<'a, W> {
-    /// Takes the lock in the [`WORDS`] from here on.
-    #[inline]
+    /// Takes the lock in the [`WORDS`] from here on. Inlined, come what may, with all that
+    /// belongs to it: a guard that is handed on in memory costs as much as the lock.
+    #[inline(always)]
     pub(crate) fn take(
         words: &'a W,
         at: usize,
@@ -123,7 +124,7 @@ impl<'a, W: Words> Guard<'a, W> {
 }
 
 impl<W: Words> Drop for Guard<'_, W> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // False would mean that we were taken for dead: then whoever did so has
         // repaired what we left, and there is nothing to let go.
@@ -131,7 +132,7 @@ impl<W: Words> Drop for Guard<'_, W> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn take<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Taken, Held> {
     match words.compare_exchange(at, 0, u64::from(caller.me.number())) {
         Ok(_) => Ok(Taken::Whole),
@@ -147,7 +148,7 @@ fn take_slowly<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> Result<Ta
 }
 
 /// False if the lock was not ours any more: somebody took us for dead.
-#[inline]
+#[inline(always)]
 fn release<W: Words>(words: &W, at: usize, caller: &Caller<'_>) -> bool {
     let me = u64::from(caller.me.number());
     let mut expected = me;

@@ -54,7 +54,7 @@ impl<W: Words> Change<'_, W> {
 
 impl<W: Words> Allocator<W> {
     /// Takes the lock, and repairs the books if their last holder died.
-    #[inline]
+    #[inline(always)]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W>> {
         self.check_fork()?;
         let (guard, taken) = Guard::take(&self.words, layout::LOCK, caller)?;

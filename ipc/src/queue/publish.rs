@@ -29,7 +29,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub(super) const MESSAGES: Bell = Bell { at: layout::MESSAGES };
     pub(super) const ROOM: Bell = Bell { at: layout::ROOM };
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W, E>> {
         if !self.born.is_current() {
             return Err(QueueError::Forked);
