@@ -141,8 +141,11 @@ impl Device {
             });
             for number in 0..count {
                 let name = DeviceName { implementation, number };
-                if name.uuid()? == uuid {
-                    return Self::open(name);
+                match name.uuid() {
+                    Ok(found) if found == uuid => return Self::open(name),
+                    Ok(_) => {}
+                    // One that is broken does not hide the others.
+                    Err(error) => detail.push_str(&format!("; {error}")),
                 }
             }
         }

@@ -83,7 +83,8 @@ impl Event {
             .map_err(|error| error.on(self.device.name()))
     }
 
-    /// For another process; of a [shared event](Device::shared_event) only.
+    /// For another process; of a [shared event](Device::shared_event) only. An event that
+    /// was exported stays with the driver until this process ends: others may wait for it.
     ///
     /// # Errors
     /// If it is not shared.

@@ -80,7 +80,7 @@ impl fmt::Debug for Holding {
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (place, length) = (self.0.resident, self.length());
+        let (place, length) = (self.device(), self.length());
         match place {
             Some(device) => write!(f, "Memory({length} bytes of {device})"),
             None => write!(f, "Memory({length} bytes of the host)"),
@@ -123,8 +123,8 @@ impl Memory {
     }
 
     /// More of it is mapped now.
-    pub(crate) fn set_length(&self, length: u64) {
-        self.0.length.store(length, Ordering::Release);
+    pub(crate) fn grow_to(&self, length: u64) {
+        self.0.length.fetch_max(length, Ordering::AcqRel);
     }
 
     /// Memory that something else allocated, such as a framework's tensor.
@@ -156,7 +156,8 @@ impl Memory {
     /// The device that it lies on; None for the host.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
-        self.0.resident
+        // An attached pool lies where its pieces lie.
+        self.space().and_then(Space::resident).or(self.0.resident)
     }
 
     /// The device that it is mapped for.
@@ -188,7 +189,7 @@ impl Memory {
     #[must_use]
     pub fn is_reachable_from(&self, device: &Device) -> bool {
         let name = device.name();
-        let Some(resident) = self.0.resident else {
+        let Some(resident) = self.device() else {
             // Registered for all contexts of an implementation.
             return self.0.device.name().implementation == name.implementation;
         };
@@ -234,7 +235,11 @@ impl Memory {
 
     /// As 64 bytes and a place in the allocation they stand for, for other processes to
     /// [open](Device::open_legacy): the only way for memory that others allocated plainly.
-    /// It ends with this process or with the memory, whichever is first.
+    ///
+    /// Keep the memory until those that opened it have closed it: what they find in memory
+    /// that was freed is up to the driver. If this process ends, they keep it.
+    /// The handle stands for the whole allocation, of which other parts may be in other use:
+    /// who opens it can reach them, too.
     ///
     /// # Errors
     /// [`NotSupported`](ErrorKind::NotSupported) for memory allocated to be shared, for
@@ -403,10 +408,12 @@ impl Device {
         });
         let space = Space::reserve(self, limit.unwrap_or(u64::MAX), &[])?;
         let mut resident = self.name();
+        let mut mapped = 0;
         for (descriptor, length) in pieces {
-            (_, resident) = space.import(descriptor.as_fd(), *length).map_err(on)?;
+            let imported = space.import(descriptor.as_fd(), *length).map_err(on)?;
+            mapped = imported.offset + imported.length;
+            resident = imported.resident;
         }
-        let mapped = space.layout().last().map_or(0, |(offset, length)| offset + length);
         if length > mapped {
             let detail = format!("{length} bytes, in pieces of {mapped} together");
             return Err(on(Error::new("import", ErrorKind::InvalidHandle, detail)));

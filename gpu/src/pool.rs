@@ -29,6 +29,8 @@ use crate::space::Space;
 pub struct Pool {
     device: Device,
     memory: Memory,
+    /// To another process's pool, which alone grows it.
+    is_attached: bool,
 }
 
 /// A piece of a pool: one export.
@@ -49,15 +51,16 @@ impl Pool {
     pub fn new(device: &Device, limit: u64, peers: &[&Device]) -> Result<Self> {
         let space = Space::reserve(device, limit, peers)?;
         let memory = Memory::of_space(device, device.name(), space, 0);
-        Ok(Self { device: device.clone(), memory })
+        Ok(Self { device: device.clone(), memory, is_attached: false })
     }
 
-    /// Reserves addresses for another process's pool.
+    /// Reserves addresses for another process's pool, for this device, which may be another
+    /// than the pool lies on. It does not grow by itself: it is [extended](Self::extend).
     ///
     /// # Errors
     /// If the addresses cannot be had.
     pub fn attach(device: &Device, limit: u64) -> Result<Self> {
-        Self::new(device, limit, &[])
+        Ok(Self { is_attached: true, ..Self::new(device, limit, &[])? })
     }
 
     /// Allocates a further piece of at least so many bytes.
@@ -66,9 +69,13 @@ impl Pool {
     /// [`OverBudget`](ErrorKind::OverBudget), with the numbers, beyond the pool's limit or
     /// the device's budget; [`OutOfMemory`](ErrorKind::OutOfMemory).
     pub fn grow(&self, length: u64) -> Result<PoolPiece> {
-        let (offset, length) =
-            self.space()?.create(length).map_err(|e| e.on(self.device.name()))?;
-        self.memory.set_length(offset + length);
+        let on = |error: Error| error.on(self.device.name());
+        if self.is_attached {
+            let detail = "it follows another process's pool: that one grows it";
+            return Err(on(Error::new("grow a pool", ErrorKind::InvalidArgument, detail)));
+        }
+        let (offset, length) = self.space()?.create(length).map_err(on)?;
+        self.memory.grow_to(offset + length);
         Ok(PoolPiece { offset, length })
     }
 
@@ -77,10 +84,14 @@ impl Pool {
     /// # Errors
     /// As for [importing](Device::import).
     pub fn extend(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<PoolPiece> {
-        let imported = self.space()?.import(descriptor, length);
-        let (offset, _) = imported.map_err(|error| error.on(self.device.name()))?;
-        let length = self.space()?.layout().last().map_or(0, |(_, length)| *length);
-        self.memory.set_length(offset + length);
+        let on = |error: Error| error.on(self.device.name());
+        if !self.is_attached {
+            let detail = "it is this process's own pool: it grows here";
+            return Err(on(Error::new("extend a pool", ErrorKind::InvalidArgument, detail)));
+        }
+        let imported = self.space()?.import(descriptor, length).map_err(on)?;
+        let (offset, length) = (imported.offset, imported.length);
+        self.memory.grow_to(offset + length);
         Ok(PoolPiece { offset, length })
     }
 

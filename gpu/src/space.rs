@@ -86,6 +86,10 @@ impl Space {
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, length)?;
         let mut pieces = self.pieces();
+        if pieces.list.iter().any(|piece| !piece.is_charged) {
+            let detail = "it follows another process's memory: that one grows it";
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        }
         self.check_room(operation, &pieces, length)?;
         self.device.0.budget.charge(operation, length)?;
         let charged = Charge { device: &self.device, length };
@@ -95,13 +99,8 @@ impl Space {
         Ok((offset, length))
     }
 
-    /// Maps another process's memory behind what is there. Gives the offset, and the
-    /// device that it lies on.
-    pub(crate) fn import(
-        &self,
-        descriptor: BorrowedFd<'_>,
-        length: u64,
-    ) -> Result<(u64, DeviceName)> {
+    /// Maps another process's memory behind what is there.
+    pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported> {
         let operation = "import";
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, length)?;
@@ -114,8 +113,9 @@ impl Space {
         {
             return Err(unreachable_from(operation, self.device.name(), name));
         }
-        if pieces.resident.is_some_and(|other| other != resident) {
-            let detail = format!("a piece of {name} among pieces of another device");
+        let is_of_another = pieces.resident.is_some_and(|other| other != resident);
+        if is_of_another || pieces.list.iter().any(|piece| piece.is_charged) {
+            let detail = format!("a piece of {name} among pieces of another device or maker");
             return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
         }
         let mapped = self.map(&mut pieces, physical, length, resident, false);
@@ -126,7 +126,7 @@ impl Space {
             }
             _ => error,
         })?;
-        Ok((offset, name))
+        Ok(Imported { offset, length, resident: name })
     }
 
     fn check_room(&self, operation: &'static str, pieces: &Pieces, length: u64) -> Result<()> {
@@ -175,10 +175,23 @@ impl Space {
         driver.export(&piece.physical)
     }
 
+    /// The device that the pieces lie on, if there are any.
+    pub(crate) fn resident(&self) -> Option<DeviceName> {
+        let number = self.pieces().resident?;
+        Some(DeviceName { number, ..self.device.name() })
+    }
+
     /// Offsets and lengths of the pieces.
     pub(crate) fn layout(&self) -> Vec<(u64, u64)> {
         self.pieces().list.iter().map(|piece| (piece.offset, piece.length)).collect()
     }
+}
+
+/// Where another process's memory was mapped, and on which device it lies.
+pub(crate) struct Imported {
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    pub(crate) resident: DeviceName,
 }
 
 /// Gives back what was charged, unless all went well.
@@ -195,7 +208,8 @@ impl Drop for Charge<'_> {
 
 impl Drop for Space {
     fn drop(&mut self) {
-        let pieces = std::mem::take(&mut *self.pieces());
+        // No lock: in a forked child a thread that is not there may hold it.
+        let pieces = std::mem::take(self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner));
         if !self.device.0.birth.is_here() {
             std::mem::forget(pieces);
             std::mem::forget(self.raw.take());

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::device::Device;
@@ -128,14 +128,15 @@ impl Stream {
     pub fn checksum(&self, from: &Slice, longest: Duration) -> Result<u64> {
         let operation = "checksum";
         self.check_reach(operation, from)?;
-        let mut guard = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = Left::new(longest);
+        let mut guard = self.lock_bounce(operation, left)?;
         let block = self.bounce_block(&mut guard)?;
         let result = block.address();
         self.begin_with(operation, &[from], Some(&block), |raw| {
             // SAFETY: range and block are kept alive until an event behind it is done.
             unsafe { raw.checksum(from.address(), from.length(), result) }
         })?;
-        self.finish_with(&mut guard, longest)?;
+        self.finish_with(&mut guard, left)?;
         // SAFETY: 8 bytes at the start of the block, which the device has finished writing.
         Ok(unsafe { (result as *const u64).read_volatile() })
     }
@@ -146,10 +147,10 @@ impl Stream {
     /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn upload(&self, to: &Slice, bytes: &[u8], longest: Duration) -> Result<()> {
         self.check_length("upload", to, bytes.len())?;
-        let end = Instant::now() + longest;
+        let left = Left::new(longest);
         for (number, chunk) in bytes.chunks(BOUNCE).enumerate() {
             let part = to.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
-            let guard = self.bounced("upload", &part, end, |block| {
+            let guard = self.bounced("upload", &part, left, |block| {
                 // SAFETY: the block has at least a chunk's length, and nobody else uses it
                 // while we hold its lock: the last transfer from it is done.
                 unsafe {
@@ -169,10 +170,10 @@ impl Stream {
     /// As for [copying](Self::copy); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn download(&self, from: &Slice, bytes: &mut [u8], longest: Duration) -> Result<()> {
         self.check_length("download", from, bytes.len())?;
-        let end = Instant::now() + longest;
+        let left = Left::new(longest);
         for (number, chunk) in bytes.chunks_mut(BOUNCE).enumerate() {
             let part = from.slice((number * BOUNCE) as u64, chunk.len() as u64)?;
-            let guard = self.bounced("download", &part, end, |block| (block, part.address()))?;
+            let guard = self.bounced("download", &part, left, |block| (block, part.address()))?;
             let Some(block) = &*guard else { continue };
             // SAFETY: as in `upload`; the transfer is done, and the lock still held.
             unsafe {
@@ -220,8 +221,8 @@ impl Stream {
         let last = self.mark(&mut self.in_flight())?;
         waiting::until(operation, longest, || driver.is_event_done(&last))
             .map_err(|error| error.on(self.device.name()))?;
-        let mut in_flight = self.in_flight();
-        self.sweep(&mut in_flight);
+        let done = self.sweep(&mut self.in_flight());
+        drop(done);
         Ok(())
     }
 
@@ -282,7 +283,9 @@ impl Stream {
         begin(self.raw()).map_err(|error| error.on(self.device.name()))?;
         if in_flight.since_last.len() >= KEPT {
             self.mark(&mut in_flight)?;
-            self.sweep(&mut in_flight);
+            let done = self.sweep(&mut in_flight);
+            drop(in_flight);
+            drop(done);
         }
         Ok(())
     }
@@ -300,14 +303,13 @@ impl Stream {
         Ok(event)
     }
 
-    /// Lets go of what is done with. What failed is kept: the device may be at it still.
-    fn sweep(&self, in_flight: &mut InFlight) {
-        while let Some((event, _)) = in_flight.marked.front() {
-            if !matches!(self.device.0.driver.is_event_done(event), Ok(true)) {
-                return;
-            }
-            in_flight.marked.pop_front();
-        }
+    /// Takes out what is done with, to be dropped when the lock is not held any more: owners
+    /// of memory may do anything then. What failed is kept: the device may be at it still.
+    #[must_use]
+    fn sweep(&self, in_flight: &mut InFlight) -> Vec<Vec<Kept>> {
+        let is_done = |event| matches!(self.device.0.driver.is_event_done(event), Ok(true));
+        let count = in_flight.marked.iter().take_while(|(event, _)| is_done(event)).count();
+        in_flight.marked.drain(..count).map(|(_, kept)| kept).collect()
     }
 
     fn bounce_block(&self, block: &mut Option<Arc<dyn HostBlock>>) -> Result<Arc<dyn HostBlock>> {
@@ -323,11 +325,11 @@ impl Stream {
         &self,
         operation: &'static str,
         part: &Slice,
-        end: Instant,
+        left: Left,
         ends: impl FnOnce(u64) -> (u64, u64),
     ) -> Result<MutexGuard<'_, Option<Arc<dyn HostBlock>>>> {
         self.check_reach(operation, part)?;
-        let mut guard = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = self.lock_bounce(operation, left)?;
         let block = self.bounce_block(&mut guard)?;
         let (to, from) = ends(block.address());
         self.begin_with(operation, &[part], Some(&block), |raw| {
@@ -335,13 +337,49 @@ impl Stream {
             // part is no longer than the block.
             unsafe { raw.copy(to, from, part.length()) }
         })?;
-        self.finish_with(&mut guard, end.saturating_duration_since(Instant::now()))?;
+        self.finish_with(&mut guard, left)?;
         Ok(guard)
     }
 
     /// Waits; if in vain, the block stays with the operation that still uses it.
-    fn finish_with(&self, block: &mut Option<Arc<dyn HostBlock>>, longest: Duration) -> Result<()> {
-        self.synchronize(longest).inspect_err(|_| *block = None)
+    fn finish_with(&self, block: &mut Option<Arc<dyn HostBlock>>, left: Left) -> Result<()> {
+        self.synchronize(left.now()).inspect_err(|_| *block = None)
+    }
+
+    /// One at a time; who comes later waits no longer than its own deadline.
+    fn lock_bounce(
+        &self,
+        operation: &'static str,
+        left: Left,
+    ) -> Result<MutexGuard<'_, Option<Arc<dyn HostBlock>>>> {
+        let mut taken = None;
+        let wait = waiting::until(operation, left.now(), || {
+            taken = match self.bounce.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            };
+            Ok(taken.is_some())
+        });
+        wait.map_err(|error| error.on(self.device.name()))?;
+        taken.ok_or_else(|| self.refuse(operation, ErrorKind::Other, "no lock".to_owned()))
+    }
+}
+
+/// What is left of a time.
+#[derive(Clone, Copy)]
+struct Left {
+    since: Instant,
+    longest: Duration,
+}
+
+impl Left {
+    fn new(longest: Duration) -> Self {
+        Self { since: Instant::now(), longest }
+    }
+
+    fn now(self) -> Duration {
+        self.longest.saturating_sub(self.since.elapsed())
     }
 }
 
@@ -355,9 +393,11 @@ impl Drop for Stream {
         }
         // A hanging operation, or somebody else's process: what may still be touched stays.
         LEAKS.fetch_add(1, Ordering::Relaxed);
-        let in_flight = std::mem::take(&mut *self.in_flight());
-        std::mem::forget(in_flight);
+        // No locks: in a forked child a thread that is not there may hold them.
+        std::mem::forget(std::mem::take(
+            self.in_flight.get_mut().unwrap_or_else(PoisonError::into_inner),
+        ));
         std::mem::forget(self.raw.take());
-        std::mem::forget(self.bounce.lock().unwrap_or_else(PoisonError::into_inner).take());
+        std::mem::forget(self.bounce.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

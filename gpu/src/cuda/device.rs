@@ -84,11 +84,12 @@ impl Context {
             .map_err(|error| error.on(DeviceName::cuda(self.number)))
     }
 
-    /// Makes the context this thread's, for the calls that follow.
-    pub(super) fn enter(&self, operation: &'static str) -> Result<&'static Functions> {
+    /// Makes the context this thread's for the calls that follow. What was there before is
+    /// there again afterwards: a framework's next call would go to another device.
+    pub(super) fn enter(&self, operation: &'static str) -> Result<Entered<'_>> {
         // SAFETY: retained as long as `self` lives.
-        self.check(operation, unsafe { (self.functions.context_set_current)(self.raw) })?;
-        Ok(self.functions)
+        self.check(operation, unsafe { (self.functions.context_push)(self.raw) })?;
+        Ok(Entered { context: self })
     }
 
     /// True for done, false for not yet.
@@ -110,6 +111,27 @@ impl Context {
 
     fn has(&self, attribute: Attribute) -> bool {
         self.attribute(attribute).is_ok_and(|value| value != 0)
+    }
+}
+
+/// The driver's functions, while a context is this thread's.
+pub(super) struct Entered<'a> {
+    context: &'a Context,
+}
+
+impl std::ops::Deref for Entered<'_> {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        self.context.functions
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: room for a handle; what is popped is what was pushed.
+        let _ = unsafe { (self.context.functions.context_pop)(&raw mut popped) };
     }
 }
 

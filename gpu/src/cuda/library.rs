@@ -81,7 +81,8 @@ functions! {
 
     context_retain = "cuDevicePrimaryCtxRetain": fn(*mut sys::CUcontext, c_int);
     context_release = "cuDevicePrimaryCtxRelease_v2": fn(c_int);
-    context_set_current = "cuCtxSetCurrent": fn(sys::CUcontext);
+    context_push = "cuCtxPushCurrent_v2": fn(sys::CUcontext);
+    context_pop = "cuCtxPopCurrent_v2": fn(*mut sys::CUcontext);
     context_enable_peer = "cuCtxEnablePeerAccess": fn(sys::CUcontext, c_uint);
 
     memory_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
@@ -196,15 +197,17 @@ fn kind_of(code: Code) -> ErrorKind {
     match code {
         1 => ErrorKind::InvalidArgument,
         2 => ErrorKind::OutOfMemory,
-        3 | 4 | 100 | 803 | 804 => ErrorKind::Unavailable,
+        // Among them: a fabric manager that does not run yet.
+        3 | 4 | 46 | 100 | 802..=804 => ErrorKind::Unavailable,
         101 => ErrorKind::NoSuchDevice,
         217 => ErrorKind::NoPeerAccess,
         400 => ErrorKind::InvalidHandle,
         712 | 713 => ErrorKind::InvalidArgument,
-        801 => ErrorKind::NotSupported,
+        // Among them: code for other devices.
+        209 | 222 | 801 => ErrorKind::NotSupported,
         // Addresses, instructions and assertions that went wrong, errors of the hardware:
         // the context is gone.
-        214 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
+        214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 => ErrorKind::DeviceFailed,
         _ => ErrorKind::Other,
     }
 }

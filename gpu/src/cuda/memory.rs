@@ -141,14 +141,17 @@ impl Physical {
         let mut found = MaybeUninit::<sys::CUmemAllocationProp>::zeroed();
         // SAFETY: room for a description, of which only a plain number is read: its
         // enumerations may have values that nobody here knows.
-        let (code, resident) = unsafe {
+        let (code, kind, resident) = unsafe {
             let code = (functions.physical_properties)(found.as_mut_ptr(), handle);
-            (code, (&raw const (*found.as_ptr()).location.id).read())
+            let location = &raw const (*found.as_ptr()).location;
+            let kind = (&raw const (*location).type_).cast::<u32>().read();
+            (code, kind, (&raw const (*location).id).read())
         };
         context.check(operation, code)?;
+        let is_device = kind == sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32;
         match u32::try_from(resident) {
-            Ok(resident) => Ok((physical, resident)),
-            Err(_) => {
+            Ok(resident) if is_device => Ok((physical, resident)),
+            _ => {
                 let detail = "memory of no device of this process";
                 Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
             }
@@ -156,7 +159,7 @@ impl Physical {
     }
 }
 
-/// The descriptor behind a number that the driver gave, which goes to nobody's child.
+/// The descriptor behind a number that the driver gave, from here on close-on-exec.
 fn owned(operation: &'static str, number: c_int) -> Result<OwnedFd> {
     // SAFETY: no pointers.
     if number < 0 || unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {

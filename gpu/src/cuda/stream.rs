@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
@@ -150,6 +151,8 @@ impl StreamDriver for Stream {
 pub(crate) struct Event {
     context: Arc<Context>,
     raw: sys::CUevent,
+    /// Others may use it for as long as this process lives.
+    is_exported: AtomicBool,
 }
 
 // SAFETY: the driver's events may be used from any thread.
@@ -168,7 +171,7 @@ impl Event {
         // SAFETY: room for a handle.
         let code = unsafe { (functions.event_create)(&raw mut raw, flags) };
         context.check(operation, code)?;
-        Ok(Self { context: Arc::clone(context), raw })
+        Ok(Self { context: Arc::clone(context), raw, is_exported: AtomicBool::new(false) })
     }
 
     pub(super) fn import(context: &Arc<Context>, bytes: [u8; 64]) -> Result<Self> {
@@ -182,7 +185,7 @@ impl Event {
             ErrorKind::OutOfMemory | ErrorKind::DeviceFailed => error,
             _ => error.with_kind(ErrorKind::InvalidHandle),
         })?;
-        Ok(Self { context: Arc::clone(context), raw })
+        Ok(Self { context: Arc::clone(context), raw, is_exported: AtomicBool::new(false) })
     }
 
     pub(super) fn export(&self) -> Result<[u8; 64]> {
@@ -198,6 +201,7 @@ impl Event {
             }
             _ => error,
         })?;
+        self.is_exported.store(true, Ordering::Relaxed);
         Ok(handle.reserved.map(|byte| byte as u8))
     }
 
@@ -211,6 +215,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        // To use an event that its maker destroyed is undefined, also in another process.
+        if *self.is_exported.get_mut() {
+            return;
+        }
         if let Ok(functions) = self.context.enter("close an event") {
             // SAFETY: ours. The driver lets go of it when it was reached.
             let _ = unsafe { (functions.event_destroy)(self.raw) };

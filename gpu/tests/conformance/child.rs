@@ -16,6 +16,12 @@ use crate::house::{House, pattern};
 /// The first descriptor that a child finds.
 const FIRST: i32 = 100;
 
+/// Ends a process and all that it started.
+pub fn end_group(process: &Process) {
+    // SAFETY: no pointers; a group that was made for this child, which is not reaped yet.
+    unsafe { libc::kill(-(process.id() as libc::pid_t), libc::SIGKILL) };
+}
+
 /// A child, killed at the latest when it is dropped.
 pub struct Child {
     process: Process,

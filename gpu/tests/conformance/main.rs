@@ -15,6 +15,8 @@ mod cases;
 mod child;
 mod house;
 
+use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -169,31 +171,26 @@ fn run_apart(case: &Case) -> Outcome {
         detail,
         seconds: start.elapsed().as_secs_f64(),
     };
-    let spawned = std::env::current_exe().and_then(|program| {
-        Command::new(program)
+    let spawned = std::io::pipe().and_then(|(reader, writer)| {
+        let child = Command::new(std::env::current_exe()?)
             .args([case.name, "--exact"])
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            // So that its own children can be ended with it.
+            .process_group(0)
+            .spawn()?;
+        Ok((child, reader))
     });
-    let mut child = match spawned {
-        Ok(child) => child,
+    let (mut child, mut reader) = match spawned {
+        Ok(spawned) => spawned,
         Err(error) => return finish("failed", error.to_string()),
     };
     // Read while it runs: a pipe holds little.
-    let mut output = child.stdout.take();
-    let mut errors = child.stderr.take();
     let reader = std::thread::spawn(move || {
-        let mut text = String::new();
-        let mut read = |from: Option<&mut dyn std::io::Read>| {
-            if let Some(from) = from {
-                let _ = from.read_to_string(&mut text);
-            }
-        };
-        read(output.as_mut().map(|from| from as _));
-        read(errors.as_mut().map(|from| from as _));
-        text
+        let mut text = Vec::new();
+        let _ = reader.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
     });
     let status = loop {
         match child.try_wait() {
@@ -202,7 +199,7 @@ fn run_apart(case: &Case) -> Outcome {
                 std::thread::sleep(Duration::from_millis(5));
             }
             _ => {
-                let _ = child.kill();
+                child::end_group(&child);
                 let _ = child.wait();
                 break None;
             }

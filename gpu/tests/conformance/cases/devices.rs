@@ -141,3 +141,47 @@ pub fn links_count_what_they_carry(house: &House) -> Result<(), Skip> {
     }
     Ok(())
 }
+
+/// A framework in the same thread has its own idea of the current device.
+pub fn the_caller_keeps_its_own_context(house: &House) -> Result<(), Skip> {
+    use cudarc::driver::sys;
+    if house.is_stand_in() {
+        return skip("a stand-in has no contexts");
+    }
+    let current = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver is there, and was started; room for a handle.
+        let code = unsafe { sys::cuCtxGetCurrent(&raw mut context) };
+        assert_eq!(code, sys::CUresult::CUDA_SUCCESS);
+        context as usize
+    };
+    let work = |device: &Device| {
+        let memory = device.allocate(4096).unwrap();
+        let stream = device.stream().unwrap();
+        stream.fill(&memory.whole(), 1).unwrap();
+        stream.checksum(&memory.whole(), gpu::PATIENCE).unwrap();
+    };
+    assert_eq!(current(), 0, "nobody has made one current");
+    work(&house.first);
+    assert_eq!(current(), 0);
+    let other = house.second.as_ref().unwrap_or(&house.first);
+    let mut theirs = std::ptr::null_mut();
+    // SAFETY: as a framework would: its device's primary context, made current.
+    unsafe {
+        let number = other.name().number as i32;
+        assert_eq!(
+            sys::cuDevicePrimaryCtxRetain(&raw mut theirs, number),
+            sys::CUresult::CUDA_SUCCESS
+        );
+        assert_eq!(sys::cuCtxSetCurrent(theirs), sys::CUresult::CUDA_SUCCESS);
+    }
+    work(&house.first);
+    assert_eq!(current(), theirs as usize, "after calls and drops");
+    // SAFETY: undoes what was done above.
+    unsafe {
+        assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()), sys::CUresult::CUDA_SUCCESS);
+        let number = other.name().number as i32;
+        assert_eq!(sys::cuDevicePrimaryCtxRelease_v2(number), sys::CUresult::CUDA_SUCCESS);
+    }
+    Ok(())
+}

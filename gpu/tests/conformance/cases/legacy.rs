@@ -1,6 +1,7 @@
 //! Memory that was allocated the plain way, in other processes.
+#![allow(unsafe_code)]
 
-use gpu::{ErrorKind, LegacyHandle};
+use gpu::{ErrorKind, LegacyHandle, Memory};
 
 use super::{Skip, skip};
 use crate::child::{Child, handle_from_text, handle_to_text};
@@ -27,6 +28,25 @@ pub fn a_handle_is_opened_once(house: &House) -> Result<(), Skip> {
     assert_eq!(child.line(), "ready");
     house.check(&memory.whole(), 2);
     child.finish();
+    Ok(())
+}
+
+/// As a framework hands out tensors: small ones, in the middle of what it allocated.
+pub fn a_part_of_an_allocation_is_opened(house: &House) -> Result<(), Skip> {
+    must_have(house)?;
+    for length in [300, 100_000, 5 << 20] {
+        let memory = house.first.allocate(length + (1 << 20)).unwrap();
+        let address = memory.address() + 4096;
+        // SAFETY: inside of the memory, which is kept by being its owner.
+        let part = unsafe { Memory::foreign(&house.first, address, length, memory.clone()) };
+        house.fill(&part.whole(), 1);
+        let handle = part.export_legacy().unwrap();
+        assert!(handle.offset >= 4096 && handle.length == length);
+        let mut child = Child::start("open-legacy", &[], &handle_to_text(&handle));
+        assert_eq!(child.line(), "ready");
+        house.check(&part.whole(), 2);
+        child.finish();
+    }
     Ok(())
 }
 

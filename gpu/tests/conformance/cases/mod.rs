@@ -32,23 +32,25 @@ cases! {
     devices:
         properties_make_sense, a_device_that_is_not_there_is_refused, opened_twice_it_is_the_same,
         a_survey_finds_it, threads_share_a_device, a_handle_says_that_the_process_forked,
-        links_count_what_they_carry;
+        links_count_what_they_carry, the_caller_keeps_its_own_context;
     streams:
         bytes_arrive_whatever_their_number, the_host_is_reached_by_registered_memory,
         filling_fills_exactly_that, the_checksum_is_that_of_the_host,
         events_order_streams, memory_lives_as_long_as_its_operations,
         the_caller_goes_on_meanwhile, a_deadline_is_kept, a_peer_is_reached_directly,
-        a_peer_is_not_reached_without_leave, lengths_and_bounds_are_checked;
+        a_peer_is_not_reached_without_leave, lengths_and_bounds_are_checked,
+        owners_may_do_anything_when_they_are_dropped;
     memory:
         what_is_freed_is_free, a_budget_refuses_with_numbers, more_than_there_is_is_refused,
         the_host_is_registered_once, an_address_tells_who_allocated_it, a_dma_buf_comes_out;
     sharing:
         another_process_reads_and_writes_it, memory_outlives_its_maker,
         a_peer_imports_it, what_is_no_memory_is_refused, a_pool_grows_in_two_places,
+        threads_grow_a_pool, a_pool_lies_where_its_pieces_lie,
         an_event_crosses_processes, what_is_no_event_is_refused,
         only_what_was_made_to_be_shared_is_exported;
     legacy:
-        a_handle_is_opened_once, a_handle_means_nothing_at_home,
+        a_handle_is_opened_once, a_part_of_an_allocation_is_opened, a_handle_means_nothing_at_home,
         what_is_no_handle_is_refused, memory_whose_maker_died_is_no_garbage;
 }
 

@@ -121,6 +121,45 @@ pub fn a_pool_grows_in_two_places(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
+pub fn threads_grow_a_pool(house: &House) -> Result<(), Skip> {
+    let granule = house.first.properties().granularity;
+    for _ in 0..20 {
+        let pool = Pool::new(&house.first, 16 * granule, &[]).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..4 {
+                        let piece = pool.grow(granule).unwrap();
+                        // What was given is there, whatever others do.
+                        pool.memory().slice(piece.offset, piece.length).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!((pool.length(), pool.pieces().len()), (16 * granule, 16));
+    }
+    Ok(())
+}
+
+pub fn a_pool_lies_where_its_pieces_lie(house: &House) -> Result<(), Skip> {
+    let other = second(house)?;
+    let granule = house.first.properties().granularity;
+    let pool = Pool::new(&house.first, 4 * granule, &[]).unwrap();
+    let piece = pool.grow(granule).unwrap();
+    let theirs = Pool::attach(other, 4 * granule).unwrap();
+    theirs.extend(pool.export(0).unwrap().as_fd(), piece.length).unwrap();
+    assert_eq!(theirs.memory().device(), Some(house.first.name()));
+    // Each grows in one place only.
+    assert_eq!(theirs.grow(granule).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let exported = pool.export(0).unwrap();
+    let error = pool.extend(exported.as_fd(), granule).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let elsewhere = other.allocate_shared(granule, &[]).unwrap().export().unwrap();
+    let error = theirs.extend(elsewhere.as_fd(), granule).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
+    Ok(())
+}
+
 pub fn an_event_crosses_processes(house: &House) -> Result<(), Skip> {
     let length = 64 << 20;
     let memory = house.first.allocate_shared(length, &[]).unwrap();

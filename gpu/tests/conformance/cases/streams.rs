@@ -97,6 +97,52 @@ pub fn the_checksum_is_that_of_the_host(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
+/// Memory whose owner waits for the stream when it is dropped.
+#[derive(Debug)]
+struct Waits {
+    pages: Pages,
+    stream: std::sync::Arc<gpu::Stream>,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.stream.synchronize(PATIENCE).unwrap();
+    }
+}
+
+// SAFETY: the pages' own promise.
+#[allow(unsafe_code)]
+unsafe impl HostMapping for Waits {
+    fn address(&self) -> u64 {
+        self.pages.address()
+    }
+    fn length(&self) -> u64 {
+        self.pages.length()
+    }
+}
+
+pub fn owners_may_do_anything_when_they_are_dropped(house: &House) -> Result<(), Skip> {
+    let stream = std::sync::Arc::new(house.first.stream().unwrap());
+    let device = house.first.allocate(1 << 20).unwrap();
+    let owner = Waits { pages: Pages::new(1 << 20), stream: stream.clone() };
+    let host = house.first.register(owner).unwrap();
+    for _ in 0..200 {
+        stream.copy(&device.whole(), &host.whole()).unwrap();
+    }
+    // The stream has the last reference; it goes in the middle of one of these calls.
+    drop(host);
+    for _ in 0..200 {
+        stream.fill(&device.whole(), 3).unwrap();
+    }
+    // A time that is no end.
+    stream.synchronize(Duration::MAX).unwrap();
+    let mut bytes = [0; 100];
+    stream.download(&device.slice(0, 100).unwrap(), &mut bytes, Duration::MAX).unwrap();
+    assert_eq!(bytes, [3; 100]);
+    stream.upload(&device.slice(0, 100).unwrap(), &[4; 100], Duration::MAX).unwrap();
+    Ok(())
+}
+
 /// Makes a stand-in slow enough to be watched; a GPU gets more to do instead.
 fn slow(house: &House, delay: Duration) {
     if house.is_stand_in() {
