@@ -68,8 +68,8 @@ static OPEN: LazyLock<Mutex<HashMap<DeviceName, Weak<Inner>>>> = LazyLock::new(M
 /// What is there.
 #[derive(Debug)]
 pub struct Survey {
-    /// Devices that can be opened.
-    pub devices: Vec<(DeviceName, Properties)>,
+    /// Devices that can be opened, and are.
+    pub devices: Vec<Device>,
     /// What is not there, or cannot be opened, and why.
     pub missing: Vec<(Implementation, Error)>,
 }
@@ -164,7 +164,7 @@ impl Device {
             for number in 0..count {
                 let name = DeviceName { implementation, number };
                 match Self::open(name) {
-                    Ok(device) => survey.devices.push((name, device.properties().clone())),
+                    Ok(device) => survey.devices.push(device),
                     Err(error) => survey.missing.push((implementation, error)),
                 }
             }

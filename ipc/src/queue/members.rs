@@ -32,7 +32,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.store(layout::ACTIVE, active, Release);
         drop(locked);
         let spin = Spin::default();
-        Ok(Subscriber { place, name, cursor, missed: 0, spin, born: self.born })
+        Ok(Subscriber { place, name, cursor, missed: 0, told: 0, spin, born: self.born })
     }
 
     /// Ends a subscription. Entries that only this subscriber had still to read or

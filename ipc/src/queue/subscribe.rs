@@ -17,7 +17,9 @@ pub struct Subscriber {
     /// What its line says for as long as it subscribes.
     pub(super) name: u64,
     pub(super) cursor: u64,
+    /// In all, and as many as were told with an entry.
     pub(super) missed: u64,
+    pub(super) told: u64,
     pub(super) spin: Spin,
     pub(super) born: Incarnation,
 }
@@ -35,11 +37,19 @@ impl Subscriber {
         self.cursor
     }
 
-    /// Entries that it missed before the last one that it took, in all: dropped before
-    /// it came to read them.
+    /// Entries that it is known to have missed, in all: dropped before it came to read them.
+    /// In sum this is exact, but one that is being dropped just now may be counted with the
+    /// next entry; and if its publisher dies in the middle of that, not at all.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed
+    }
+
+    /// How many it has missed that it was not told of yet.
+    fn tell(&mut self) -> u64 {
+        let untold = self.missed.wrapping_sub(self.told);
+        self.told = self.missed;
+        untold
     }
 
     /// How it waits.
@@ -55,7 +65,7 @@ pub struct Taken<const E: usize> {
     pub entry: [u64; E],
     /// Its place in the order of all.
     pub position: u64,
-    /// Entries that were dropped right before it.
+    /// Entries that were missed since the one before, as [`Subscriber::missed`] counts.
     pub missed: u64,
 }
 
@@ -93,7 +103,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// What waits to be read stays: to look is enough.
     #[inline]
     fn take_kept(&self, subscriber: &mut Subscriber) -> Option<Taken<E>> {
-        let mut missed = 0;
+        let mut has_missed = false;
         loop {
             let position = subscriber.cursor;
             let slot = self.slot(position);
@@ -105,11 +115,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let readers = self.words.load(slot + layout::READERS, Acquire);
             if readers & waiting(subscriber.place) != 0 {
                 // After a miss the mark may be that of the next one at this place.
-                if missed > 0 && !self.is_subscribed(subscriber) {
+                if has_missed && !self.is_subscribed(subscriber) {
                     return None;
                 }
                 self.advance(subscriber, position + 1);
-                return Some(Taken { entry, position, missed });
+                return Some(Taken { entry, position, missed: subscriber.tell() });
             }
             if !self.is_subscribed(subscriber) {
                 return None;
@@ -117,7 +127,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             // One that had this place before, was removed while it lived, and stopped in
             // the middle of letting go, took the mark for its own. Missed, then, rather
             // than waited for without end.
-            missed += 1;
+            has_missed = true;
             subscriber.missed = subscriber.missed.wrapping_add(1);
             self.advance(subscriber, position + 1);
         }
@@ -133,12 +143,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 if self.claim(subscriber.place, slot, position) {
                     let entry = self.entry_of(slot, position)?;
                     self.advance(subscriber, position + 1);
-                    // Counted by those who dropped them: all of them came before this.
+                    // Counted by those who dropped them, a moment after they did.
                     let at = layout::subscriber(subscriber.place, layout::MISSED);
-                    let all = self.words.load(at, Acquire);
-                    let missed = all.wrapping_sub(subscriber.missed);
-                    subscriber.missed = all;
-                    return Some(Taken { entry, position, missed });
+                    subscriber.missed = self.words.load(at, Acquire);
+                    return Some(Taken { entry, position, missed: subscriber.tell() });
                 }
                 // Not ours any more: dropped.
             } else {
@@ -212,7 +220,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn release(&self, subscriber: &Subscriber, position: u64) -> Option<[u64; E]> {
         let slot = self.slot(position);
         let mine = waiting(subscriber.place) | holding(subscriber.place);
-        if !subscriber.born.is_current() {
+        // One that was removed has nothing to let go of: its marks are another's by now.
+        if !self.is_subscribed(subscriber) {
             return None;
         }
         if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {

@@ -66,6 +66,12 @@ fn a_mark_that_somebody_took_off_costs_an_entry_and_no_more() {
     assert_eq!(reader.missed(), 2);
     assert_eq!(queue.release(&reader, 2), Some([3]));
     assert_eq!(queue.take(&mut reader), None);
+    // Told with the next entry, however long that takes to come.
+    queue.publish(&me, [4], |_| {}).unwrap();
+    queue.words.fetch_and(queue.slot(3) + layout::READERS, !mark);
+    assert_eq!(queue.take(&mut reader), None);
+    queue.publish(&me, [5], |_| {}).unwrap();
+    assert_eq!(queue.take(&mut reader).map(|taken| taken.missed), Some(1));
 }
 
 #[test]

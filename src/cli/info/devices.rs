@@ -26,8 +26,8 @@ struct Found {
     handles: Vec<&'static str>,
     /// Others whose memory it reaches directly.
     peers: Vec<String>,
-    /// Whether the links' counters can be read; else why not.
-    counters: Result<(), String>,
+    /// Why the links' counters cannot be read, if they cannot.
+    no_counters: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -39,14 +39,11 @@ struct Missing {
 impl Devices {
     pub(super) fn look() -> Self {
         let survey = Device::survey();
-        let names: Vec<_> = survey.devices.iter().map(|(name, _)| *name).collect();
-        let found = survey.devices.iter().map(|(name, properties)| {
-            let device = Device::open(*name);
-            let reaches = |other: &&gpu::DeviceName| {
-                let (Ok(device), Ok(other)) = (&device, Device::open(**other)) else {
-                    return false;
-                };
-                matches!(device.peer_access(&other), Ok(PeerAccess::Direct { .. }))
+        let open = &survey.devices;
+        let found = open.iter().map(|device| {
+            let properties = device.properties();
+            let reaches = |other: &&Device| {
+                matches!(device.peer_access(other), Ok(PeerAccess::Direct { .. }))
             };
             let types = properties.handle_types;
             let handles = [
@@ -56,22 +53,19 @@ impl Devices {
                 (types.dma_buf, "dma-buf"),
                 (types.events, "events"),
             ];
-            let counters = match &device {
-                Ok(device) => LinkCounters::of(device).map(drop),
-                Err(error) => Err(error.clone()),
-            };
+            let counters = LinkCounters::of(device);
             Found {
-                name: name.to_string(),
+                name: device.name().to_string(),
                 product: properties.product.clone(),
                 uuid: properties.uuid.to_string(),
                 pci: properties.pci.map(|pci| pci.to_string()),
                 numa_node: properties.numa_node,
                 total_memory: properties.total_memory,
-                free_memory: device.as_ref().ok().and_then(|device| device.free_memory().ok()),
+                free_memory: device.free_memory().ok(),
                 driver: properties.driver.clone(),
                 handles: handles.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect(),
-                peers: names.iter().filter(reaches).map(ToString::to_string).collect(),
-                counters: counters.map_err(|error| error.to_string()),
+                peers: open.iter().filter(reaches).map(|other| other.name().to_string()).collect(),
+                no_counters: counters.err().map(|error| error.to_string()),
             }
         });
         let found = found.collect();

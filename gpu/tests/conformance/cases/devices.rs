@@ -47,10 +47,10 @@ pub fn opened_twice_it_is_the_same(house: &House) -> Result<(), Skip> {
 
 pub fn a_survey_finds_it(house: &House) -> Result<(), Skip> {
     let survey = Device::survey();
-    let mut names = survey.devices.iter().map(|(name, _)| *name);
+    let mut names = survey.devices.iter().map(Device::name);
     assert!(names.any(|name| name == house.first.name()), "{survey:?}");
     // The stand-in is always there; what is missing says why.
-    assert!(survey.devices.iter().any(|(name, _)| *name == DeviceName::stand_in(0)));
+    assert!(survey.devices.iter().any(|device| device.name() == DeviceName::stand_in(0)));
     for (_, error) in &survey.missing {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     }
