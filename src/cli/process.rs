@@ -10,6 +10,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
+use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{Pid, alarm, getppid};
 
@@ -28,6 +29,12 @@ pub(crate) fn pin(core: usize) -> Result<(), Failure> {
     set.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {
         Failure::new(Exit::Usage, format!("cannot run on core {core}: {}", error.desc()))
     })
+}
+
+/// How often the system gave this process's core to another that did not wait for it.
+pub(crate) fn times_preempted() -> u64 {
+    let usage = getrusage(UsageWho::RUSAGE_SELF);
+    usage.map_or(0, |usage| usage.involuntary_context_switches().max(0) as u64)
 }
 
 /// This process is asked to end when the one that started it does. That is how

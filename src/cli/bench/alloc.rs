@@ -9,6 +9,7 @@ use super::histogram::Histogram;
 use super::party::{Done, LONGEST, Party, Shared, Task};
 use super::report::{Common, conclude};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::process::times_preempted;
 use crate::cli::size;
 
 /// Bytes of a granule.
@@ -62,6 +63,9 @@ struct Report {
     /// Of a pair, without the clock that is read around each for the others.
     mean_ns: f64,
     processes: u64,
+    /// How often the system took a core away from one of them. Who holds the lock then
+    /// holds up all.
+    preempted: u64,
     live: u64,
     fixed: bool,
     histogram_ns: Vec<(u64, u64)>,
@@ -151,6 +155,7 @@ fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report {
         max_us: samples.microseconds(1.0),
         mean_ns: elapsed as f64 / pairs.max(1) as f64,
         processes: arguments.processes,
+        preempted: results.iter().map(|done| done.preempted).sum(),
         live: arguments.live,
         fixed: arguments.fixed,
         histogram_ns: samples.buckets(),
@@ -184,6 +189,7 @@ pub(super) fn work(
         kept.push(block);
     }
     ready()?;
+    let preempted = times_preempted();
     let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
     let mut pair = |which: u64, size: u64| {
         let kept = &mut kept[(which % work.live) as usize];
@@ -212,5 +218,6 @@ pub(super) fn work(
     }
     places.sort_unstable_by_key(|place| place.offset);
     let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);
-    Ok(Done { samples, elapsed, iterations: half, verified, seen: None })
+    let preempted = times_preempted() - preempted;
+    Ok(Done { samples, elapsed, iterations: half, verified, preempted, seen: None })
 }

@@ -52,6 +52,8 @@ pub(super) struct Done {
     pub(super) elapsed: u64,
     pub(super) iterations: u64,
     pub(super) verified: bool,
+    /// How often its core was given to another meanwhile.
+    pub(super) preempted: u64,
     /// Of a reader of a shared buffer only.
     #[serde(default)]
     pub(super) seen: Option<share::Seen>,

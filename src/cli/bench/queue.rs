@@ -202,5 +202,12 @@ pub(super) fn read(
         }
     }
     let elapsed = start.elapsed().as_nanos() as u64;
-    Ok(Done { samples, elapsed, iterations: reading.iterations, verified, seen: None })
+    Ok(Done {
+        samples,
+        elapsed,
+        iterations: reading.iterations,
+        verified,
+        preempted: 0,
+        seen: None,
+    })
 }

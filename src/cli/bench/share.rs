@@ -244,6 +244,7 @@ pub(super) fn open(
         elapsed: since(start),
         iterations: opening.iterations,
         verified,
+        preempted: 0,
         seen: Some(Seen { asked, cached, through, own, ratio }),
     })
 }
