@@ -11,9 +11,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+mod listener;
+
+pub use listener::ChannelListener;
 
 /// The longest message, in bytes.
 pub const MOST_BYTES: usize = 64 << 10;
@@ -140,15 +143,6 @@ pub struct Message {
 #[derive(Debug)]
 pub struct Channel(OwnedFd);
 
-/// Waits for connections at a path. The path goes with it.
-#[derive(Debug)]
-pub struct ChannelListener {
-    socket: OwnedFd,
-    path: PathBuf,
-    /// Device and number of the path's file: not to remove another's.
-    file: (u64, u64),
-}
-
 fn new_socket() -> Result<OwnedFd> {
     // SAFETY: no pointers; what comes back is checked.
     let socket =
@@ -193,109 +187,6 @@ fn wait(fd: &OwnedFd, events: i16, end: Instant, waiting_for: &'static str) -> R
 
 fn end_of(patience: Duration) -> Instant {
     Instant::now() + patience.min(Duration::from_secs(1 << 30))
-}
-
-impl ChannelListener {
-    /// Listens at a path, for this user alone. A socket that nobody listens at any
-    /// more, left by one that was killed, is replaced.
-    ///
-    /// # Errors
-    /// `InUse`, `InvalidPath`, `System`.
-    pub fn bind(path: &Path) -> Result<Self> {
-        let (to, length) = address(path)?;
-        let socket = new_socket()?;
-        let bind = || {
-            // SAFETY: a valid address, with its length.
-            unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), length) == 0 }
-        };
-        if !bind() {
-            if io::Error::last_os_error().raw_os_error() != Some(libc::EADDRINUSE) {
-                return Err(system("bind", Some(path)));
-            }
-            match Channel::connect(path, Duration::from_secs(1)) {
-                Err(ChannelError::System { cause, .. })
-                    if cause.kind() == io::ErrorKind::ConnectionRefused => {}
-                _ => return Err(ChannelError::InUse(path.to_owned())),
-            }
-            let is_socket =
-                std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-            if !is_socket {
-                return Err(ChannelError::InUse(path.to_owned()));
-            }
-            let removed = std::fs::remove_file(path);
-            removed.map_err(|cause| ChannelError::System {
-                call: "unlink",
-                path: Some(path.to_owned()),
-                cause,
-            })?;
-            if !bind() {
-                return Err(system("bind", Some(path)));
-            }
-        }
-        let failed =
-            |call| move |cause| ChannelError::System { call, path: Some(path.to_owned()), cause };
-        // Before anybody can connect, which is from `listen` on.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-            .map_err(failed("chmod"))?;
-        let status = std::fs::symlink_metadata(path).map_err(failed("stat"))?;
-        // SAFETY: a socket of ours.
-        if unsafe { libc::listen(socket.as_raw_fd(), 128) } < 0 {
-            return Err(system("listen", Some(path)));
-        }
-        Ok(Self { socket, path: path.to_owned(), file: (status.dev(), status.ino()) })
-    }
-
-    /// The next that connects.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded`, `System`.
-    pub fn accept(&self, patience: Duration) -> Result<Channel> {
-        let end = end_of(patience);
-        loop {
-            wait(&self.socket, libc::POLLIN, end, "a connection")?;
-            // SAFETY: no address is asked for; what comes back is checked.
-            let fd = unsafe {
-                libc::accept4(
-                    self.socket.as_raw_fd(),
-                    std::ptr::null_mut(),
-                    std::ptr::null_mut(),
-                    libc::SOCK_CLOEXEC,
-                )
-            };
-            if fd >= 0 {
-                // SAFETY: just opened, and nobody else's.
-                return Ok(Channel(unsafe { OwnedFd::from_raw_fd(fd) }));
-            }
-            match io::Error::last_os_error().raw_os_error() {
-                // Who came is gone again.
-                Some(libc::EINTR | libc::ECONNABORTED | libc::EAGAIN) => {}
-                _ => return Err(system("accept", Some(&self.path))),
-            }
-        }
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl AsFd for ChannelListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl Drop for ChannelListener {
-    fn drop(&mut self) {
-        // Not that of a successor.
-        let is_ours = std::fs::symlink_metadata(&self.path)
-            .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
-        if is_ours {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
 }
 
 /// Room for the descriptors of a message, aligned as the kernel wants it.
@@ -374,6 +265,50 @@ impl Channel {
         }
         let process = u32::try_from(found.pid).ok().filter(|process| *process != 0);
         Ok(Credentials { user: found.uid, group: found.gid, process })
+    }
+
+    /// The supplementary groups of who is at the other end, as they were when the
+    /// connection was made.
+    ///
+    /// # Errors
+    /// `System`.
+    pub fn groups(&self) -> Result<Vec<u32>> {
+        let mut groups: Vec<u32> = vec![0; 64];
+        loop {
+            let mut length = size_of_val(groups.as_slice()) as libc::socklen_t;
+            // SAFETY: room for the answer, with its length in bytes.
+            let code = unsafe {
+                libc::getsockopt(
+                    self.0.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    libc::SO_PEERGROUPS,
+                    groups.as_mut_ptr().cast(),
+                    &raw mut length,
+                )
+            };
+            let found = length as usize / size_of::<u32>();
+            if code == 0 {
+                groups.truncate(found);
+                return Ok(groups);
+            }
+            // Too little room: the length says now how much it takes.
+            let error = system("SO_PEERGROUPS", None);
+            match &error {
+                ChannelError::System { cause, .. }
+                    if cause.raw_os_error() == Some(libc::ERANGE) && found > groups.len() =>
+                {
+                    groups.resize(found, 0);
+                }
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Ends the connection, for both sides and all that hold a copy of either end, and
+    /// wakes those that wait at it. What was sent already can still be received.
+    pub fn end(&self) {
+        // SAFETY: a socket of ours. It fails only if the connection is over already.
+        unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
     /// Sends a message, and descriptors with it. They stay open here.

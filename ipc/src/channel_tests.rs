@@ -1,6 +1,7 @@
 //! Channels, and what does not keep to their rules.
 
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
@@ -113,4 +114,67 @@ fn a_path_must_fit() {
         let error = ChannelListener::bind(Path::new(path)).unwrap_err();
         assert!(matches!(error, ChannelError::InvalidPath(_)), "{error}");
     }
+}
+
+#[test]
+fn a_listener_is_for_whom_its_mode_says() {
+    let directory = directory("mode");
+    let path = directory.join("socket");
+    let listener = ChannelListener::bind_with_mode(&path, 0o666).unwrap();
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o666);
+    drop(listener);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn of_many_that_replace_the_dead_one_succeeds() {
+    let directory = directory("many");
+    let path = directory.join("socket");
+    for round in 0..20 {
+        let dead = ChannelListener::bind(&directory.join("elsewhere")).unwrap();
+        std::fs::rename(dead.path(), &path).unwrap();
+        drop(dead);
+        let barrier = std::sync::Barrier::new(8);
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let bind = || {
+                barrier.wait();
+                ChannelListener::bind(&path)
+            };
+            let binding: Vec<_> = (0..8).map(|_| scope.spawn(bind)).collect();
+            binding.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let (good, bad): (Vec<_>, Vec<_>) = results.into_iter().partition(|found| found.is_ok());
+        assert_eq!(good.len(), 1, "round {round}: {bad:?}");
+        assert!(bad.iter().all(|found| matches!(found, Err(ChannelError::InUse(_)))), "{bad:?}");
+        Channel::connect(&path, PATIENCE).unwrap();
+        let listener = good.into_iter().next().unwrap().unwrap();
+        listener.accept(PATIENCE).unwrap();
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn the_groups_of_the_other_side_are_known() {
+    let (here, _there) = Channel::pair().unwrap();
+    let mut own = vec![0_u32; 1 << 16];
+    // SAFETY: room for as many groups as a process can have.
+    let count = unsafe { libc::getgroups(own.len() as i32, own.as_mut_ptr()) };
+    own.truncate(count as usize);
+    assert_eq!(here.groups().unwrap(), own);
+}
+
+#[test]
+fn ending_a_connection_wakes_those_that_wait_at_it() {
+    let (here, there) = Channel::pair().unwrap();
+    here.send(b"sent before", &[], PATIENCE).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| here.receive(PATIENCE));
+        std::thread::sleep(SOON);
+        here.end();
+        assert!(matches!(waiting.join().unwrap(), Err(ChannelError::Closed)));
+    });
+    assert_eq!(there.receive(PATIENCE).unwrap().bytes, b"sent before");
+    assert!(matches!(there.receive(PATIENCE), Err(ChannelError::Closed)));
+    assert!(matches!(there.send(b"x", &[], PATIENCE), Err(ChannelError::Closed)));
 }

@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::path::Path;
 
 /// What went wrong, as far as a program can act on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -101,6 +102,32 @@ impl Error {
         let mut error = Self::new(operation, kind, "");
         error.0.cause = Some(Box::new(cause));
         error
+    }
+
+    /// What a channel said, where the peer is known by the path of its socket, which is
+    /// then named once.
+    pub(crate) fn of_channel_at(
+        operation: &'static str,
+        path: &Path,
+        cause: ipc::ChannelError,
+    ) -> Self {
+        use ipc::ChannelError::{InUse, InvalidPath, System};
+        let failed = |detail| Self::new(operation, ErrorKind::Failed, detail);
+        let error = match cause {
+            System { call, cause, .. } => {
+                Self::of_channel(operation, System { call, path: None, cause })
+            }
+            InUse(_) => failed("somebody listens there already"),
+            InvalidPath(_) => failed("the path of a socket has 1 to 107 bytes, and no zero"),
+            other => Self::of_channel(operation, other),
+        };
+        error.with(path.display())
+    }
+
+    /// The same failure, of another kind.
+    pub(crate) fn and_kind(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
+        self
     }
 
     pub(crate) fn with(mut self, peer: impl fmt::Display) -> Self {

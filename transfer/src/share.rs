@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use gpu::{Device, DeviceName, LegacyHandle, Memory, Slice, WeakMemory};
@@ -31,7 +31,7 @@ use crate::tensor::Tensor;
 /// let tensor = Tensor::contiguous(ElementType::F32, &[3]);
 /// let shared = Shared::new(&memory, &tensor)?;
 /// let handle = shared.handle()?; // … which travels to another process …
-/// let opened = Opener::default().open(&handle, None)?;
+/// let opened = Opener::shared().open(&handle, None)?;
 /// assert_eq!(opened.tensor, tensor);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -57,7 +57,6 @@ impl Shared {
             let detail = "it lies on another device, or on the host: share it where it was made";
             return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
-        tensor.check(operation, memory.length())?;
         let of_device = |error| Error::of_device(operation, error);
         let (route, descriptors) = match memory.export_pieces() {
             Ok(pieces) if pieces.len() > MOST_PIECES => {
@@ -73,10 +72,20 @@ impl Shared {
             }
             Err(error) => return Err(of_device(error)),
         };
+        // Read once, for it grows if the memory is a pool's; and pieces that came after
+        // the export are not among those that travel.
+        let length = match &route {
+            Route::Descriptors { pieces } => {
+                let sum = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(*piece));
+                memory.length().min(sum)
+            }
+            Route::Legacy(_) => memory.length(),
+        };
+        tensor.check(operation, length)?;
         let facts = Facts {
             identity: random(operation)?,
             device: device.properties().uuid,
-            length: memory.length(),
+            length,
             route,
             tensor: tensor.clone(),
         };
@@ -144,6 +153,9 @@ impl Opened {
 }
 
 /// Opens handles, each memory once: what is mapped already is found again.
+///
+/// One of its own knows nothing of what others mapped; mostly [that of the
+/// process](Self::shared) is what is wanted.
 #[derive(Debug)]
 pub struct Opener {
     mapped: Mutex<HashMap<([u8; 16], DeviceName), Mapped>>,
@@ -166,6 +178,15 @@ struct Mapped {
 const SWEEP_ABOVE: usize = 64;
 
 impl Opener {
+    /// The one that the process has in common: with it a memory is mapped once per process
+    /// and device, whoever asks. In a forked child it says
+    /// [`Forked`](ErrorKind::Forked), as the devices do.
+    #[must_use]
+    pub fn shared() -> Arc<Self> {
+        static SHARED: OnceLock<Arc<Opener>> = OnceLock::new();
+        Arc::clone(SHARED.get_or_init(Arc::default))
+    }
+
     /// Maps the memory of a handle, for the device that it lies on, or for another one.
     ///
     /// # Errors
@@ -231,7 +252,7 @@ impl Opener {
     }
 }
 
-fn check_fork(born: Incarnation, operation: &'static str) -> Result<()> {
+pub(crate) fn check_fork(born: Incarnation, operation: &'static str) -> Result<()> {
     if born.is_current() {
         return Ok(());
     }

@@ -128,7 +128,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let socket = party.directory().join("share");
     let service = ShareService::start(&socket, Admission::own_user()).map_err(of_transfer)?;
     let tensor = Tensor::bytes(arguments.size);
-    service.offer(NAME, SharedMemory::new(&memory, &tensor).map_err(of_transfer)?);
+    let shared = SharedMemory::new(&memory, &tensor).map_err(of_transfer)?;
+    service.offer(NAME, shared).map_err(of_transfer)?;
     if let Some(core) = first {
         crate::cli::process::pin(core)?;
     }

@@ -3,13 +3,24 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Memory};
 use transfer::{Admission, ElementType, ShareService, Shared, Tensor};
 
+use crate::other_side::is_here;
+
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const LENGTH: u64 = 6 << 20;
+
+/// What every test begins with: they count descriptors, mappings and free memory, and
+/// change how the stand-in behaves, so there is one at a time in a process. None in the
+/// other process of a test, which has only its role to play.
+pub fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    (!is_here()).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
 pub fn device() -> Device {
     let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or("stand-in:0".to_owned());
@@ -58,6 +69,10 @@ pub struct House {
 
 impl House {
     pub fn open() -> Self {
+        Self::open_for(Admission::own_user())
+    }
+
+    pub fn open_for(admission: Admission) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("fabricast-share-{}-{number}", std::process::id());
@@ -66,9 +81,9 @@ impl House {
         let device = device();
         let memory = device.allocate_shared(LENGTH, &[]).unwrap();
         fill(&memory, 1);
-        let service =
-            ShareService::start(&directory.join("socket"), Admission::own_user()).unwrap();
-        assert!(service.offer("numbers", Shared::new(&memory, &tensor()).unwrap()).is_none());
+        let service = ShareService::start(&directory.join("socket"), admission).unwrap();
+        let before = service.offer("numbers", Shared::new(&memory, &tensor()).unwrap());
+        assert!(before.unwrap().is_none());
         Self { device, memory, service: Some(service), directory }
     }
 

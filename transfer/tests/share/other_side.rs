@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use ipc::Channel;
-use transfer::{Client, ErrorKind, Shared};
+use transfer::{Admission, Client, ErrorKind, ShareService, Shared};
 
 use crate::house::{LENGTH, PATIENCE, check, device, fill, peer, tensor};
 
@@ -96,16 +96,27 @@ fn the_other_side() {
             let _ = channel.receive(PATIENCE);
         }
         "is-not-served" => {
-            // It does not even trust the service of another user; so by hand.
-            let channel = Channel::connect(path, PATIENCE).unwrap();
-            let _ = channel.send(b"FcRQ\x01\x00numbers", &[], PATIENCE);
-            let answer = channel.receive(PATIENCE).unwrap();
-            assert_eq!(answer.bytes, b"FcAN\x01\x00\x02");
-            assert!(answer.descriptors.is_empty());
-        }
-        "does-not-trust" => {
-            let error = Client::connect(path, PATIENCE).unwrap_err();
+            let client = Client::connect(path, PATIENCE).unwrap();
+            let error = client.handle("numbers", PATIENCE).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            // More than there are places; not one of them is held up, or served.
+            let crowd: Vec<_> =
+                (1..99).map(|_| Channel::connect(path, PATIENCE).unwrap()).collect();
+            let channel = Channel::connect(path, PATIENCE).unwrap();
+            let request = b"FcRQ\x02\x00\x01\0\0\0\0\0\0\0numbers";
+            let _ = channel.send(request, &[], PATIENCE);
+            let answer = channel.receive(PATIENCE).unwrap();
+            assert_eq!(answer.bytes, b"FcAN\x02\x00\x02\0\0\0\0\0\0\0\0");
+            assert!(answer.descriptors.is_empty());
+            drop(crowd);
+        }
+        "serves" => {
+            let memory = device().allocate_shared(LENGTH, &[]).unwrap();
+            fill(&memory, 3);
+            let admission = Admission { users: vec![0], groups: Vec::new() };
+            let service = ShareService::start(path, admission).unwrap();
+            service.offer("numbers", Shared::new(&memory, &tensor()).unwrap()).unwrap();
+            std::thread::sleep(PATIENCE);
         }
         other => panic!("no role {other}"),
     }

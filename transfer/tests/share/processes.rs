@@ -1,21 +1,23 @@
 //! Honest processes.
 #![allow(unsafe_code)]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use gpu::{Pool, stand_in};
 use ipc::{Channel, ChannelListener, Layout, Segment, Words};
-use transfer::{Client, ErrorKind, Opener, Shared, Tensor};
+use transfer::{Admission, Client, ErrorKind, Opener, ShareService, Shared, Tensor};
 
-use crate::house::{Ground, House, LENGTH, PATIENCE, check, device, fill, numbers, peer, tensor};
-use crate::other_side::{is_here, start};
+use crate::house::{
+    Ground, House, LENGTH, PATIENCE, alone, check, device, fill, numbers, peer, tensor,
+};
+use crate::other_side::start;
 
 #[test]
 fn another_process_reads_and_writes_what_is_shared() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let house = House::open();
     start("reads-and-writes", &house.path(), &[], None).finish();
     check(&house.memory, 7);
@@ -23,9 +25,7 @@ fn another_process_reads_and_writes_what_is_shared() {
 
 #[test]
 fn so_does_one_in_other_namespaces() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     // With a /proc of their own, as containers have: CUDA does not start without.
     let unshare =
         ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
@@ -42,9 +42,7 @@ fn so_does_one_in_other_namespaces() {
 
 #[test]
 fn memory_stays_when_its_maker_is_killed() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let house = House::open();
     let path = house.directory().join("theirs");
     let listener = ChannelListener::bind(&path).unwrap();
@@ -59,9 +57,7 @@ fn memory_stays_when_its_maker_is_killed() {
 
 #[test]
 fn plain_memory_is_shared_where_the_device_can() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let house = House::open();
     if !house.device.properties().handle_types.legacy {
         let memory = house.device.allocate(LENGTH).unwrap();
@@ -84,34 +80,87 @@ fn plain_memory_is_shared_where_the_device_can() {
 
 #[test]
 fn a_memory_is_mapped_once() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let house = House::open();
     let shared = Shared::new(&house.memory, &tensor()).unwrap();
     let opener = Opener::default();
+    // The first time a driver keeps things for later.
+    drop(opener.open(&shared.handle().unwrap(), None).unwrap());
+    let before = Ground::now(&house.device);
     let first = opener.open(&shared.handle().unwrap(), None).unwrap();
     let ground = Ground::now(&house.device);
     let again: Vec<_> =
         (0..10).map(|_| opener.open(&shared.handle().unwrap(), None).unwrap()).collect();
     assert!(again.iter().all(|opened| opened.memory.address() == first.memory.address()));
-    assert_eq!(ground, Ground::now(&house.device), "nothing more is mapped");
+    // Nothing more is mapped.
+    ground.compare(&house.device);
     // Another tensor in the same memory is no other mapping.
     let mut handle = shared.handle().unwrap();
     handle.facts.tensor = Tensor::bytes(100);
     let bytes = opener.open(&handle, None).unwrap();
     assert_eq!((bytes.memory.address(), bytes.slice().length()), (first.memory.address(), 100));
     // Gone when the last user goes, and there again when somebody wants it.
-    drop((again, first, bytes));
+    drop((again, first, bytes, handle));
+    before.compare(&house.device);
     let opened = opener.open(&shared.handle().unwrap(), None).unwrap();
     check(&opened.memory, 1);
 }
 
 #[test]
+fn clients_of_one_process_map_a_memory_once() {
+    let Some(_alone) = alone() else { return };
+    let house = House::open();
+    let connect = || Client::connect(&house.path(), PATIENCE).unwrap();
+    let open = |client: &Client| client.open("numbers", None, PATIENCE).unwrap();
+    let (one, other) = (connect(), connect());
+    let address = open(&one).memory;
+    assert_eq!(open(&other).memory.address(), address.address());
+    let apart = connect().with_opener(Arc::new(Opener::default()));
+    let elsewhere = open(&apart).memory;
+    assert_ne!(elsewhere.address(), address.address());
+    check(&elsewhere, 1);
+}
+
+#[test]
+fn threads_share_a_client() {
+    let Some(_alone) = alone() else { return };
+    let house = House::open();
+    let offer = |name: &str, length| {
+        let shared = Shared::new(&house.memory, &Tensor::bytes(length)).unwrap();
+        house.service().offer(name, shared).unwrap();
+    };
+    (1..5).for_each(|number| offer(&number.to_string(), number));
+    let client = Client::connect(&house.path(), PATIENCE).unwrap();
+    std::thread::scope(|scope| {
+        for number in 1..5 {
+            let client = &client;
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    let handle = client.handle(&number.to_string(), PATIENCE).unwrap();
+                    assert_eq!(handle.facts.tensor, Tensor::bytes(number));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_service_that_is_started_anew_is_found_again() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let client = Client::connect(&house.path(), PATIENCE).unwrap();
+    client.handle("numbers", PATIENCE).unwrap();
+    house.service = None;
+    let error = client.handle("numbers", PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    let service = ShareService::start(&house.path(), Admission::own_user()).unwrap();
+    service.offer("numbers", Shared::new(&house.memory, &tensor()).unwrap()).unwrap();
+    check(&client.open("numbers", None, PATIENCE).unwrap().memory, 1);
+}
+
+#[test]
 fn a_segment_is_copied_from_and_to() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let device = device();
     let segment = Segment::create(Layout::new("test", 1), LENGTH as usize).unwrap();
     let pinned = transfer::pin(&segment, &device).unwrap();
@@ -136,9 +185,7 @@ fn a_segment_is_copied_from_and_to() {
 
 #[test]
 fn a_pool_is_shared_with_all_its_pieces() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let device = device();
     let granule = device.properties().granularity;
     let pool = Pool::new(&device, 8 * granule, &[]).unwrap();
@@ -157,10 +204,30 @@ fn a_pool_is_shared_with_all_its_pieces() {
 }
 
 #[test]
+fn a_pool_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
+    let Some(_alone) = alone() else { return };
+    let device = device();
+    let granule = device.properties().granularity;
+    let pool = Pool::new(&device, 32 * granule, &[]).unwrap();
+    pool.grow(granule).unwrap();
+    std::thread::scope(|scope| {
+        let growing = scope.spawn(|| while pool.grow(granule).is_ok() {});
+        loop {
+            let is_last = growing.is_finished();
+            let shared = Shared::new(pool.memory(), &Tensor::bytes(granule)).unwrap();
+            let bytes = shared.facts().encode();
+            assert_eq!(transfer::Facts::decode(&bytes).unwrap(), *shared.facts());
+            if is_last {
+                assert_eq!(shared.facts().length, 32 * granule);
+                return;
+            }
+        }
+    });
+}
+
+#[test]
 fn devices_that_do_not_reach_each_other_are_told_apart() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let device = device();
     let Some(peer) = peer(&device).filter(|_| device.name().to_string().starts_with("stand-in"))
     else {
@@ -178,14 +245,15 @@ fn devices_that_do_not_reach_each_other_are_told_apart() {
 
 #[test]
 fn handles_say_that_the_process_forked() {
-    if is_here() {
-        return;
-    }
-    let house = House::open();
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
     let shared = Shared::new(&house.memory, &tensor()).unwrap();
     let handle = shared.handle().unwrap();
     let opener = Opener::default();
     let (one, _other) = Channel::pair().unwrap();
+    let client = Client::connect(&house.path(), PATIENCE).unwrap();
+    client.handle("numbers", PATIENCE).unwrap();
+    let more = Shared::new(&house.memory, &tensor()).unwrap();
     // SAFETY: the child asks handles, and leaves without running anybody's clean-up.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
@@ -195,7 +263,13 @@ fn handles_say_that_the_process_forked() {
         };
         let all = is_forked(shared.handle().map(drop))
             && is_forked(shared.send(&one, PATIENCE))
-            && is_forked(opener.open(&handle, None).map(drop));
+            && is_forked(opener.open(&handle, None).map(drop))
+            && is_forked(Opener::shared().open(&handle, None).map(drop))
+            && is_forked(client.handle("numbers", PATIENCE).map(drop))
+            && is_forked(house.service().withdraw("numbers").map(drop))
+            && is_forked(house.service().offer("more", more).map(drop));
+        let service = AssertUnwindSafe(|| drop(house.service.take()));
+        let all = all && catch_unwind(service).is_ok();
         // SAFETY: ends this process, at once.
         unsafe { libc::_exit(i32::from(!all)) };
     }
@@ -204,13 +278,12 @@ fn handles_say_that_the_process_forked() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "not every handle said so");
     assert!(opener.open(&handle, None).is_ok(), "the parent's are as good as before");
+    check(&client.open("numbers", None, PATIENCE).unwrap().memory, 1);
 }
 
 #[test]
 fn nothing_is_left_behind() {
-    if is_here() {
-        return;
-    }
+    let Some(_alone) = alone() else { return };
     let device = device();
     let round = || {
         let house = House::open();

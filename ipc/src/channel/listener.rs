@@ -1,0 +1,191 @@
+//! Where others connect: a socket with a path.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::{Channel, ChannelError, Result, address, end_of, new_socket, system, wait};
+
+/// Waits for connections at a path. The path goes with it.
+#[derive(Debug)]
+pub struct ChannelListener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and number of the path's file: not to remove another's.
+    file: (u64, u64),
+}
+
+impl ChannelListener {
+    /// Listens at a path, for this user alone. A socket that nobody listens at any
+    /// more, left by one that was killed, is replaced.
+    ///
+    /// # Errors
+    /// `InUse`, `InvalidPath`, `DeadlineExceeded`, `System`.
+    pub fn bind(path: &Path) -> Result<Self> {
+        Self::bind_with_mode(path, 0o600)
+    }
+
+    /// As [`bind`](Self::bind), for those whom the mode of the socket lets write to it.
+    /// Whether they reach it at all is up to the directories above it.
+    ///
+    /// # Errors
+    /// As for [`bind`](Self::bind).
+    pub fn bind_with_mode(path: &Path, mode: u32) -> Result<Self> {
+        let (to, length) = address(path)?;
+        let socket = new_socket()?;
+        // Between `bind` and `listen` a socket looks as if its owner were dead, and between
+        // that look and the removal somebody else may have replaced it.
+        let _alone = DirectoryLock::take(path)?;
+        let bind = || {
+            // SAFETY: a valid address, with its length.
+            unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), length) == 0 }
+        };
+        if !bind() {
+            if io::Error::last_os_error().raw_os_error() != Some(libc::EADDRINUSE) {
+                return Err(system("bind", Some(path)));
+            }
+            remove_dead(path)?;
+            if !bind() {
+                return Err(system("bind", Some(path)));
+            }
+        }
+        let failed =
+            |call| move |cause| ChannelError::System { call, path: Some(path.to_owned()), cause };
+        // Before anybody can connect, which is from `listen` on.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+            .map_err(failed("chmod"))?;
+        let status = std::fs::symlink_metadata(path).map_err(failed("stat"))?;
+        // SAFETY: a socket of ours.
+        if unsafe { libc::listen(socket.as_raw_fd(), 128) } < 0 {
+            return Err(system("listen", Some(path)));
+        }
+        Ok(Self { socket, path: path.to_owned(), file: (status.dev(), status.ino()) })
+    }
+
+    /// The next that connects.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`, `System`.
+    pub fn accept(&self, patience: Duration) -> Result<Channel> {
+        let end = end_of(patience);
+        loop {
+            wait(&self.socket, libc::POLLIN, end, "a connection")?;
+            // SAFETY: no address is asked for; what comes back is checked.
+            let fd = unsafe {
+                libc::accept4(
+                    self.socket.as_raw_fd(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_CLOEXEC,
+                )
+            };
+            if fd >= 0 {
+                // SAFETY: just opened, and nobody else's.
+                return Ok(Channel(unsafe { OwnedFd::from_raw_fd(fd) }));
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                // Who came is gone again.
+                Some(libc::EINTR | libc::ECONNABORTED | libc::EAGAIN) => {}
+                _ => return Err(system("accept", Some(&self.path))),
+            }
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for ChannelListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for ChannelListener {
+    fn drop(&mut self) {
+        // Not that of a successor.
+        let is_ours = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
+        if is_ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes a socket that nobody listens at.
+fn remove_dead(path: &Path) -> Result<()> {
+    match Channel::connect(path, Duration::from_secs(1)) {
+        Err(ChannelError::System { cause, .. })
+            if cause.kind() == io::ErrorKind::ConnectionRefused => {}
+        _ => return Err(ChannelError::InUse(path.to_owned())),
+    }
+    let is_socket =
+        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    if !is_socket {
+        return Err(ChannelError::InUse(path.to_owned()));
+    }
+    std::fs::remove_file(path).map_err(|cause| ChannelError::System {
+        call: "unlink",
+        path: Some(path.to_owned()),
+        cause,
+    })
+}
+
+/// Held while a socket is made in a directory: a lock on the directory itself, which
+/// leaves no file behind and ends with the process.
+struct DirectoryLock(Option<File>);
+
+impl DirectoryLock {
+    /// Nobody holds it for longer than it takes to find out whether a listener is alive.
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn take(path: &Path) -> Result<Self> {
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+        let directory = above.unwrap_or(Path::new("."));
+        let failed = |call, cause| {
+            let path = Some(directory.to_owned());
+            Err(ChannelError::System { call, path, cause })
+        };
+        let file = match File::open(directory) {
+            Ok(file) => file,
+            // Where files may be made but not be seen there is no lock to be had.
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Ok(Self(None)),
+            Err(cause) => return failed("open", cause),
+        };
+        let end = end_of(Self::PATIENCE);
+        loop {
+            // SAFETY: a file of ours.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+                return Ok(Self(Some(file)));
+            }
+            let cause = io::Error::last_os_error();
+            match cause.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock if Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                io::ErrorKind::WouldBlock => {
+                    let waiting_for = "others that make sockets in the same directory";
+                    return Err(ChannelError::DeadlineExceeded { waiting_for });
+                }
+                _ => return failed("flock", cause),
+            }
+        }
+    }
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        if let Some(file) = &self.0 {
+            // Closing alone would leave it with a child that was forked meanwhile.
+            // SAFETY: a file of ours.
+            unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) };
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Answers that come late, or from nobody.
+
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use ipc::ChannelListener;
+
+use super::super::protocol::{answer, read_request};
+use super::*;
+
+const SOON: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn directory(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("fabricast-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[test]
+fn an_answer_that_comes_late_is_not_taken_for_the_next() {
+    let directory = directory("late");
+    let path = directory.join("socket");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let client = Client::connect(&path, PATIENCE).unwrap();
+    let service = listener.accept(PATIENCE).unwrap();
+    let error = client.handle("first", SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    let (mut here, there) = UnixStream::pair().unwrap();
+    let number_of = |name| {
+        let message = service.receive(PATIENCE).unwrap();
+        let (number, asked) = read_request(&message.bytes).unwrap();
+        assert_eq!(asked, name);
+        number
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let first = number_of("first");
+            let second = number_of("second");
+            assert_ne!(first, second);
+            let late = answer(Verdict::Here, first, b"a handle");
+            service.send(&late, &[there.as_fd()], PATIENCE).unwrap();
+            service.send(&answer(Verdict::Unknown, second, &[]), &[], PATIENCE).unwrap();
+        });
+        let error = client.handle("second", PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        assert!(error.to_string().contains("second"), "{error}");
+    });
+    // What came with the late one is closed: nobody has the other end.
+    drop(there);
+    here.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(here.read(&mut [0; 1]).unwrap(), 0);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn late_answers_without_end_do_not_hold_up_beyond_the_deadline() {
+    let directory = directory("flood");
+    let path = directory.join("socket");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let client = Client::connect(&path, PATIENCE).unwrap();
+    let service = listener.accept(PATIENCE).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let late = answer(Verdict::Unknown, u64::MAX, &[]);
+            while service.send(&late, &[], PATIENCE).is_ok() {}
+        });
+        let error = client.handle("numbers", SOON).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+        drop(client);
+    });
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_call_waits_for_the_one_before_it_no_longer_than_it_may() {
+    let directory = directory("turn");
+    let path = directory.join("socket");
+    let _listener = ChannelListener::bind(&path).unwrap();
+    let client = Client::connect(&path, PATIENCE).unwrap();
+    let held = client.turn(end_of(SOON)).unwrap();
+    let error = client.handle("numbers", SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(error.to_string().contains("another thread"), "{error}");
+    drop(held);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_service_that_is_not_there_yet_is_waited_for() {
+    let directory = directory("awaited");
+    let path = directory.join("socket");
+    let error = Client::connect(&path, SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    let text = error.to_string();
+    assert_eq!(text.matches(&path.display().to_string()).count(), 1, "{text}");
+    assert!(text.contains("No such file"), "{text}");
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| Client::connect(&path, PATIENCE));
+        std::thread::sleep(SOON);
+        let _listener = ChannelListener::bind(&path).unwrap();
+        connecting.join().unwrap().unwrap();
+    });
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -1,0 +1,213 @@
+//! Where other processes ask for shared memory by name: a socket with a path.
+//!
+//! Whoever connects is asked for nothing but what the kernel says of it, and served in a
+//! thread of its own, with deadlines, so that one who sends garbage or nothing at all
+//! holds up nobody else.
+
+mod client;
+mod places;
+mod protocol;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use ipc::{Channel, ChannelListener, Credentials, Incarnation};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::share::{Shared, check_fork};
+
+pub use client::Client;
+pub use protocol::LONGEST_NAME;
+
+/// Who may ask.
+///
+/// If it is this process's own user alone, nobody else but root can even connect. For
+/// others the socket is open to everybody, and the kernel says who it is that connects:
+/// who is not admitted hears that, and nothing more. Whether others reach the socket at
+/// all is up to the directories above it, which are never changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Admission {
+    /// Users, by number.
+    pub users: Vec<u32>,
+    /// Groups, by number: those whose effective group or one of whose supplementary
+    /// groups is among them.
+    pub groups: Vec<u32>,
+}
+
+impl Admission {
+    /// The user that this process runs as, and nobody else.
+    #[must_use]
+    pub fn own_user() -> Self {
+        Self { users: vec![Credentials::of_this_process().user], groups: Vec::new() }
+    }
+
+    /// The mode of the socket that lets in all who may.
+    fn mode(&self) -> u32 {
+        let own = Credentials::of_this_process().user;
+        let is_own = self.groups.is_empty() && self.users.iter().all(|user| *user == own);
+        if is_own { 0o600 } else { 0o666 }
+    }
+
+    /// The user at the other end, if it may ask.
+    fn user_of(&self, channel: &Channel) -> Option<u32> {
+        let who = channel.credentials().ok()?;
+        let has = |group: &u32| self.groups.contains(group);
+        let may = self.users.contains(&who.user)
+            || has(&who.group)
+            || (!self.groups.is_empty() && channel.groups().ok()?.iter().any(has));
+        may.then_some(who.user)
+    }
+}
+
+/// What a service has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Handles given out.
+    pub handles: usize,
+    /// Requests for names that are not shared.
+    pub unknown: usize,
+    /// Connections turned away for who they were.
+    pub denied: usize,
+    /// Requests that were none.
+    pub malformed: usize,
+}
+
+#[derive(Default)]
+struct Counts {
+    handles: AtomicUsize,
+    unknown: AtomicUsize,
+    denied: AtomicUsize,
+    malformed: AtomicUsize,
+}
+
+struct State {
+    shared: Mutex<HashMap<String, Arc<Shared>>>,
+    admission: Admission,
+    is_over: AtomicBool,
+    counts: Counts,
+}
+
+impl State {
+    fn new(admission: Admission) -> Self {
+        Self {
+            shared: Mutex::default(),
+            admission,
+            is_over: AtomicBool::new(false),
+            counts: Counts::default(),
+        }
+    }
+
+    fn shared(&self) -> MutexGuard<'_, HashMap<String, Arc<Shared>>> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Gives handles of shared memory to those that ask for them by name, until dropped.
+///
+/// It belongs to the process that started it: in a forked child it does nothing, and
+/// dropping it there leaves the parent's alone.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use gpu::Device;
+/// # use transfer::{Admission, Client, Shared, ShareService, Tensor};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory)?;
+/// # let path = directory.join("share");
+/// # let device = Device::open("stand-in:0".parse()?)?;
+/// # let memory = device.allocate_shared(4096, &[])?;
+/// let service = ShareService::start(&path, Admission::own_user())?;
+/// service.offer("weights", Shared::new(&memory, &Tensor::bytes(4096))?)?;
+/// // In another process, container or not:
+/// let client = Client::connect(&path, Duration::from_secs(1))?;
+/// let opened = client.open("weights", None, Duration::from_secs(1))?;
+/// assert_eq!(opened.memory.length(), memory.length());
+/// # drop(service);
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ShareService {
+    state: Arc<State>,
+    accepting: Option<JoinHandle<()>>,
+    born: Incarnation,
+}
+
+impl fmt::Debug for ShareService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ShareService({:?})", self.served())
+    }
+}
+
+impl ShareService {
+    /// Listens at a path, in a thread of its own.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) if somebody listens there already, or the path is no
+    /// good.
+    pub fn start(path: &Path, admission: Admission) -> Result<Self> {
+        let operation = "listen";
+        let listener = ChannelListener::bind_with_mode(path, admission.mode())
+            .map_err(|error| Error::of_channel_at(operation, path, error))?;
+        let state = Arc::new(State::new(admission));
+        let theirs = Arc::clone(&state);
+        let accepting = std::thread::Builder::new()
+            .name("fabricast-share".to_owned())
+            .spawn(move || places::accept(&listener, &theirs))
+            .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
+        Ok(Self { state, accepting: Some(accepting), born: Incarnation::current() })
+    }
+
+    /// Gives this to those that ask for the name, from now on. Gives what they got before.
+    ///
+    /// # Errors
+    /// [`Malformed`](ErrorKind::Malformed) for a name that is empty or longer than
+    /// [`LONGEST_NAME`]: nobody could ask for it; [`Forked`](ErrorKind::Forked).
+    pub fn offer(&self, name: &str, shared: Shared) -> Result<Option<Arc<Shared>>> {
+        let operation = "offer shared memory";
+        check_fork(self.born, operation)?;
+        if !protocol::is_name(name) {
+            let detail = "a name has 1 to 255 bytes";
+            return Err(Error::new(operation, ErrorKind::Malformed, detail));
+        }
+        Ok(self.state.shared().insert(name.to_owned(), Arc::new(shared)))
+    }
+
+    /// Gives nobody the name any more. Those that have it keep it.
+    ///
+    /// # Errors
+    /// [`Forked`](ErrorKind::Forked).
+    pub fn withdraw(&self, name: &str) -> Result<Option<Arc<Shared>>> {
+        check_fork(self.born, "withdraw shared memory")?;
+        Ok(self.state.shared().remove(name))
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn served(&self) -> Served {
+        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+        let counts = &self.state.counts;
+        Served {
+            handles: count(&counts.handles),
+            unknown: count(&counts.unknown),
+            denied: count(&counts.denied),
+            malformed: count(&counts.malformed),
+        }
+    }
+}
+
+impl Drop for ShareService {
+    fn drop(&mut self) {
+        let Some(accepting) = self.accepting.take() else { return };
+        if !self.born.is_current() {
+            // A thread of the parent's: there is none to be joined, or let go of, here.
+            std::mem::forget(accepting);
+            return;
+        }
+        self.state.is_over.store(true, Ordering::Relaxed);
+        let _ = accepting.join();
+    }
+}
