@@ -60,6 +60,7 @@ mod memory;
 mod offer;
 mod query;
 mod queue;
+pub mod ring;
 mod version;
 mod waiting;
 mod worker;

@@ -1,0 +1,140 @@
+//! The 32 bits that come with a write: all that the narrowest providers carry.
+//!
+//! ```text
+//! 31 30   29 … 26   25 … 16   15 … 0
+//! kind    epoch     ring      amount
+//!
+//! kind 0  a chunk arrived; amount: its sequence number, its lower 16 bits
+//!      1  not given away
+//!      2  credit; amount: the reader's head in credit units, its lower 16 bits
+//!      3  the ring is closed by who says so; amount: 0
+//! ```
+//!
+//! What does not fit here (a message's length and number, its topic, the whole epoch)
+//! stands in the chunk's header. The four bits of the epoch tell a straggler of the last
+//! few epochs from what is meant; the header has all of it.
+
+/// Rings that one pair of queues can tell apart.
+pub(super) const RINGS: u16 = 1 << 10;
+const EPOCHS: u32 = 1 << 4;
+
+/// What a notice says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// A chunk with a header is there.
+    Chunk {
+        /// The lower bits of its sequence number.
+        sequence: u16,
+    },
+    /// The reader let go of chunks.
+    Credit {
+        /// The lower bits of its head, in credit units.
+        head: u16,
+    },
+    /// There will be nothing more.
+    Closed,
+    /// A notice that this build does not know.
+    Unknown,
+}
+
+/// The 32 bits, and what they mean.
+///
+/// ```
+/// use fabric::ring::{Immediate, Notice};
+/// let notice = Notice::Chunk { sequence: 40_000 };
+/// let immediate = Immediate { ring: 1023, epoch: 17, notice };
+/// let bits = immediate.encode();
+/// // Of the epoch the lower bits travel.
+/// assert_eq!(Immediate::decode(bits), Immediate { epoch: 1, ..immediate });
+/// assert!(immediate.is_of(17) && !immediate.is_of(18));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Immediate {
+    /// Whose ring.
+    pub ring: u16,
+    /// Its epoch, of which the lower four bits travel.
+    pub epoch: u32,
+    /// What happened.
+    pub notice: Notice,
+}
+
+impl Immediate {
+    /// The bits that travel. Numbers of rings from 1024 on lose their upper bits: no
+    /// [`Shape`](super::Shape) has them.
+    #[must_use]
+    pub fn encode(&self) -> u32 {
+        let (kind, amount) = match self.notice {
+            Notice::Chunk { sequence } => (0, sequence),
+            Notice::Credit { head } => (2, head),
+            Notice::Closed => (3, 0),
+            Notice::Unknown => (1, 0),
+        };
+        kind << 30
+            | (self.epoch % EPOCHS) << 26
+            | u32::from(self.ring % RINGS) << 16
+            | u32::from(amount)
+    }
+
+    /// What bits mean: every pattern means something.
+    #[must_use]
+    pub fn decode(bits: u32) -> Self {
+        let amount = bits as u16;
+        let notice = match bits >> 30 {
+            0 => Notice::Chunk { sequence: amount },
+            1 => Notice::Unknown,
+            2 => Notice::Credit { head: amount },
+            _ => Notice::Closed,
+        };
+        Self { ring: (bits >> 16) as u16 % RINGS, epoch: bits >> 26 & (EPOCHS - 1), notice }
+    }
+
+    /// Could it be of this epoch?
+    #[must_use]
+    pub fn is_of(&self, epoch: u32) -> bool {
+        self.epoch % EPOCHS == epoch % EPOCHS
+    }
+}
+
+/// The whole of a number of which the lower 16 bits are told: the one nearest to what is
+/// expected, up to 2¹⁵ before it or behind. None before 0.
+pub(super) fn nearest(expected: u64, lower: u16) -> Option<u64> {
+    let difference = lower.wrapping_sub(expected as u16) as i16;
+    expected.checked_add_signed(difference.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_nearest_is_found() {
+        assert_eq!(nearest(0, 0), Some(0));
+        assert_eq!(nearest(0, 5), Some(5));
+        assert_eq!(nearest(0, 0xffff), None, "before the first");
+        assert_eq!(nearest(0x1_0000, 0xffff), Some(0xffff));
+        assert_eq!(nearest(0xffff, 0), Some(0x1_0000));
+        assert_eq!(nearest(0x1_0000, 0x7fff), Some(0x1_7fff));
+        assert_eq!(nearest(0x1_0000, 0x8000), Some(0x8000), "the past");
+    }
+
+    proptest! {
+        #[test]
+        fn every_pattern_means_one_thing(bits: u32) {
+            let immediate = Immediate::decode(bits);
+            let again = immediate.encode();
+            // But for the amount of those that have none.
+            let has_none = matches!(immediate.notice, Notice::Closed | Notice::Unknown);
+            prop_assert!(again == bits || has_none);
+            prop_assert_eq!(Immediate::decode(again), immediate);
+        }
+
+        #[test]
+        fn what_is_near_is_found(expected in 0_u64..1 << 48, difference in -32_768_i64..32_768) {
+            if let Some(meant) = expected.checked_add_signed(difference) {
+                prop_assert_eq!(nearest(expected, meant as u16), Some(meant));
+            }
+        }
+    }
+}

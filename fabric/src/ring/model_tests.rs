@@ -1,0 +1,428 @@
+//! A writer and a reader, the ring between them, and a wire that delays, reorders,
+//! repeats and breaks.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Bytes that a message of this number has.
+fn byte(message: u64, at: u64) -> u8 {
+    (message.wrapping_mul(31) ^ at.wrapping_mul(7) ^ at >> 8) as u8
+}
+
+/// What is on its way to the reader: data, and the notice that comes after it.
+struct Flying {
+    offset: u64,
+    bytes: Vec<u8>,
+    immediate: u32,
+    epoch: u32,
+}
+
+struct World {
+    shape: Shape,
+    writer: Writer,
+    reader: Reader,
+    memory: Vec<u8>,
+    flying: Vec<Flying>,
+    credits: VecDeque<(u32, u32)>,
+    epoch: u32,
+    /// Lengths of all messages, and the one that is being written.
+    lengths: Vec<u64>,
+    current: Option<Message>,
+    /// What the reader has of the message that is next.
+    partial: Vec<u8>,
+    whole: u64,
+    held: Vec<Span>,
+    watermark: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Begin(u64),
+    Write,
+    /// Deliver one of those on their way: in order, or any.
+    Land(usize),
+    Repeat(usize),
+    Take,
+    Release(usize),
+    Credit {
+        is_quiet: bool,
+    },
+    CreditLands,
+    Break,
+}
+
+fn steps(most_length: u64) -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        3 => (0..most_length).prop_map(Step::Begin),
+        8 => Just(Step::Write),
+        8 => any::<usize>().prop_map(Step::Land),
+        1 => any::<usize>().prop_map(Step::Repeat),
+        8 => Just(Step::Take),
+        6 => any::<usize>().prop_map(Step::Release),
+        4 => any::<bool>().prop_map(|is_quiet| Step::Credit { is_quiet }),
+        4 => Just(Step::CreditLands),
+        1 => Just(Step::Break),
+    ];
+    proptest::collection::vec(step, 1..400)
+}
+
+impl World {
+    fn new(capacity: u64, longest_payload: u64, watermark: u64) -> Self {
+        let shape = Shape::new(capacity, 5).unwrap();
+        Self {
+            shape,
+            writer: Writer::new(shape, 1, longest_payload),
+            reader: Reader::new(shape, 1, watermark),
+            memory: vec![0xee; capacity as usize],
+            flying: Vec::new(),
+            credits: VecDeque::new(),
+            epoch: 1,
+            lengths: Vec::new(),
+            current: None,
+            partial: Vec::new(),
+            whole: 0,
+            held: Vec::new(),
+            watermark,
+        }
+    }
+
+    fn check(&self) {
+        let (tail, credit) = (self.writer.tail(), self.writer.known_head());
+        assert!(tail - credit <= self.shape.capacity(), "production");
+        assert!(self.reader.head() <= tail, "consumption");
+        assert!(credit <= self.reader.head(), "lag");
+    }
+
+    /// False if there was no room, or nothing to write.
+    fn write(&mut self) -> bool {
+        let Some(message) = &mut self.current else { return false };
+        let Ok(chunk) = self.writer.plan(message) else { return false };
+        assert!(chunk.taken() <= self.shape.longest_chunk());
+        assert!(chunk.offset + chunk.taken() <= self.shape.capacity(), "around the end");
+        let (number, from) = (message.number(), message.written());
+        let mut bytes = chunk.header.encode().to_vec();
+        let payload = u64::from(chunk.header.payload);
+        bytes.extend((from..from + payload).map(|at| byte(number, at)));
+        self.writer.commit(message, &chunk);
+        if message.is_written() {
+            self.current = None;
+        }
+        let (offset, immediate) = (chunk.offset, chunk.immediate);
+        self.flying.push(Flying { offset, bytes, immediate, epoch: self.epoch });
+        true
+    }
+
+    fn land(&mut self, which: usize) {
+        if self.flying.is_empty() {
+            return;
+        }
+        let which = which % self.flying.len();
+        let Flying { offset, bytes, immediate, epoch } = self.flying.remove(which);
+        // Late writes of an old epoch land in memory that nobody looks at any more.
+        if epoch == self.epoch {
+            let place = offset as usize..offset as usize + bytes.len();
+            self.memory[place].copy_from_slice(&bytes);
+        }
+        self.reader.notice(&Immediate::decode(immediate)).unwrap();
+    }
+
+    fn take(&mut self) -> bool {
+        let memory = &self.memory;
+        let look = |offset: u64| *memory[offset as usize..].first_chunk().unwrap();
+        let Some(arrived) = self.reader.take(look).unwrap() else { return false };
+        let header = arrived.header;
+        assert_eq!(header.message, self.whole, "once, and in order");
+        assert_eq!(header.length, self.lengths[self.whole as usize]);
+        assert_eq!(header.offset, self.partial.len() as u64);
+        let place = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
+        self.partial.extend(&self.memory[place]);
+        self.held.push(arrived.span);
+        if arrived.is_last {
+            let expected = (0..header.length).map(|at| byte(self.whole, at));
+            assert!(self.partial.iter().copied().eq(expected), "message {}", self.whole);
+            self.partial.clear();
+            self.whole += 1;
+            assert_eq!(self.reader.whole(), self.whole);
+        }
+        true
+    }
+
+    fn credit(&mut self, is_quiet: bool) {
+        if let Some(bits) = self.reader.credit(is_quiet) {
+            self.credits.push_back((bits, self.epoch));
+        }
+    }
+
+    fn credit_lands(&mut self) {
+        if let Some((bits, _)) = self.credits.pop_front() {
+            self.writer.credit(&Immediate::decode(bits));
+            // Told again, and late, it changes nothing.
+            assert!(!self.writer.credit(&Immediate::decode(bits)));
+        }
+    }
+
+    /// The connection is lost, with what was on its way in part.
+    fn break_down(&mut self) {
+        self.epoch += 1;
+        let whole = self.reader.restart(self.epoch);
+        assert_eq!(whole, self.whole);
+        self.writer.restart(self.epoch, whole);
+        self.partial.clear();
+        self.memory.fill(0xdd);
+        // All that is not whole is written again.
+        self.current = None;
+        // A connection that is closed does not deliver for ever: longer ago than the bits of
+        // a notice can tell there is nothing.
+        let epoch = self.epoch;
+        self.flying.retain(|flying| epoch - flying.epoch < 8);
+        self.credits.retain(|(_, of)| epoch - of < 8);
+    }
+
+    fn next_message(&mut self, length: u64) {
+        if self.current.is_some() {
+            return;
+        }
+        let number = self.writer.messages() as usize;
+        if number == self.lengths.len() {
+            self.lengths.push(length);
+        }
+        // Else it is written again, after a break.
+        self.current = Some(self.writer.begin(3, self.lengths[number]));
+    }
+
+    fn step(&mut self, step: &Step, in_order: bool) {
+        match *step {
+            Step::Begin(length) => self.next_message(length),
+            Step::Write => drop(self.write()),
+            Step::Land(which) => self.land(if in_order { 0 } else { which }),
+            Step::Repeat(which) if !self.flying.is_empty() => {
+                // A notice without its data would be a lie: only one of what has landed.
+                let which = which % self.flying.len();
+                let bits = self.flying[which].immediate;
+                self.land(which);
+                self.reader.notice(&Immediate::decode(bits)).unwrap();
+            }
+            Step::Repeat(_) => {}
+            Step::Take => drop(self.take()),
+            Step::Release(which) if !self.held.is_empty() => {
+                let which = which % self.held.len();
+                let span = self.held.swap_remove(which);
+                self.reader.release(span);
+            }
+            Step::Release(_) => {}
+            Step::Credit { is_quiet } => self.credit(is_quiet),
+            Step::CreditLands => self.credit_lands(),
+            Step::Break => self.break_down(),
+        }
+        self.check();
+    }
+
+    /// Everything that can move does. False if nothing could.
+    fn pump(&mut self) -> bool {
+        if self.writer.messages() < self.lengths.len() as u64 {
+            self.next_message(0);
+        }
+        let mut has_moved = self.write();
+        while !self.flying.is_empty() {
+            self.land(0);
+        }
+        while self.take() {
+            has_moved = true;
+        }
+        for span in std::mem::take(&mut self.held) {
+            self.reader.release(span);
+        }
+        // Quiet only when nothing else moves: the watermark does the rest.
+        self.credit(!has_moved);
+        while !self.credits.is_empty() {
+            has_moved = true;
+            self.credit_lands();
+        }
+        self.check();
+        has_moved
+    }
+
+    fn pump_until(&mut self, is_enough: impl Fn(&Self) -> bool) {
+        let mut idle = 0;
+        while !is_enough(self) {
+            idle = if self.pump() { 0 } else { idle + 1 };
+            assert!(idle < 3, "stuck at message {} with watermark {}", self.whole, self.watermark);
+        }
+    }
+
+    /// Whatever happened before: from here on all goes through.
+    fn finish(&mut self) {
+        self.pump_until(|world| world.whole == world.lengths.len() as u64);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn every_message_comes_once_whole_and_in_order(
+        steps in steps(5000),
+        granules in 8_u64..64,
+        longest_payload in 1_u64..3000,
+        watermark in prop_oneof![Just(0_u64), Just(256), Just(1024), Just(u64::MAX)],
+        in_order: bool,
+    ) {
+        let mut world = World::new(granules * 128, longest_payload, watermark);
+        for step in &steps {
+            world.step(step, in_order);
+        }
+        world.finish();
+    }
+
+    #[test]
+    fn the_check_is_that_of_both_geometries(
+        capacity in 1_u64..200,
+        head in 0_u64..1000,
+        used in 0_u64..200,
+        length in 0_u64..300,
+    ) {
+        prop_assume!(used <= capacity);
+        let tail = head + used;
+        // As one would with offsets: free room in one piece, or around the end.
+        let (write, read) = (tail % capacity, head % capacity);
+        let free = if used == capacity {
+            0
+        } else if write >= read {
+            capacity - write + read
+        } else {
+            read - write
+        };
+        prop_assert_eq!(exceeds(tail, length, head, capacity), length > free);
+    }
+}
+
+#[test]
+fn messages_may_be_many_times_the_ring() {
+    for (capacity, longest_payload) in [(1024, 64), (4096, 3000), (1 << 20, u64::MAX)] {
+        let mut world = World::new(capacity, longest_payload, capacity / 4);
+        for length in [0, 1, 20 * capacity + 13, 7, capacity, capacity - 64] {
+            world.pump_until(|world| world.current.is_none());
+            world.next_message(length);
+        }
+        world.finish();
+        assert_eq!(world.whole, 6);
+    }
+}
+
+#[test]
+fn a_full_ring_is_given_back_in_one_credit() {
+    for capacity in [1024, 2 << 20, (2 << 20) + 128, 4 << 20, 1 << 30, (1 << 30) + 384, LARGEST] {
+        let shape = Shape::new(capacity, 0).unwrap();
+        let mut writer = Writer::new(shape, 0, u64::MAX);
+        let mut reader = Reader::new(shape, 0, u64::MAX);
+        // Several rounds, so that positions lie anywhere.
+        for _ in 0..5 {
+            let mut headers = Vec::new();
+            let mut message = writer.begin(0, 4 * capacity);
+            while let Ok(chunk) = writer.plan(&message) {
+                writer.commit(&mut message, &chunk);
+                reader.notice(&Immediate::decode(chunk.immediate)).unwrap();
+                headers.push(chunk.header);
+            }
+            assert!(!headers.is_empty(), "an empty ring of {capacity} refuses");
+            let free_before = writer.free();
+            for header in headers {
+                let look = |offset| {
+                    let is_here = offset == shape.offset(header.position);
+                    if is_here { header.encode() } else { [0; 64] }
+                };
+                let arrived = reader.take(look).unwrap().unwrap();
+                reader.release(arrived.span);
+            }
+            let bits = reader.credit(true).unwrap();
+            assert!(writer.credit(&Immediate::decode(bits)));
+            assert!(writer.free() > free_before);
+            assert!(capacity - writer.free() < shape.credit_unit());
+            // The message is far from written; the next round goes on with another epoch.
+            let epoch = 0;
+            let whole = reader.restart(epoch);
+            writer.restart(epoch, whole);
+        }
+    }
+}
+
+#[test]
+fn as_many_chunks_as_there_may_be_fit_and_no_more() {
+    let shape = Shape::new(4 << 20, 0).unwrap();
+    let mut writer = Writer::new(shape, 0, 1);
+    let mut reader = Reader::new(shape, 0, 0);
+    let mut sent = 0;
+    loop {
+        let mut message = writer.begin(0, 0);
+        let Ok(chunk) = writer.plan(&message) else { break };
+        writer.commit(&mut message, &chunk);
+        reader.notice(&Immediate::decode(chunk.immediate)).unwrap();
+        sent += 1;
+    }
+    assert_eq!(sent, MOST_CHUNKS);
+    // A peer that goes on all the same is found out.
+    let notice = Notice::Chunk { sequence: sent as u16 };
+    let beyond = Immediate { ring: 0, epoch: 0, notice };
+    let error = reader.notice(&beyond).unwrap_err();
+    assert_eq!(error, ProtocolError::TooFarAhead { sequence: sent, next: 0 });
+}
+
+#[test]
+fn a_peer_that_lies_is_found_out() {
+    let shape = Shape::new(4096, 1).unwrap();
+    let told = |reader: &mut Reader, sequence| {
+        let notice = Notice::Chunk { sequence };
+        reader.notice(&Immediate { ring: 1, epoch: 0, notice })
+    };
+    let honest = Header {
+        epoch: 0,
+        position: 0,
+        sequence: 0,
+        message: 0,
+        length: 100,
+        offset: 0,
+        payload: 100,
+        topic: 0,
+    };
+    let refused = |header: Header| {
+        let mut reader = Reader::new(shape, 0, 0);
+        told(&mut reader, 0).unwrap();
+        reader.take(|_| header.encode()).unwrap_err()
+    };
+    let nothing = ProtocolError::NoChunk { position: 0 };
+    assert_eq!(refused(Header { position: 64, ..honest }), nothing);
+    assert_eq!(refused(Header { sequence: 1, ..honest }), nothing);
+    assert_eq!(refused(Header { epoch: 16, ..honest }), nothing);
+    let misplaced = ProtocolError::Misplaced { sequence: 0 };
+    assert_eq!(refused(Header { message: 1, ..honest }), misplaced);
+    assert_eq!(refused(Header { offset: 50, length: 150, ..honest }), misplaced);
+    assert_eq!(refused(Header { payload: 0, ..honest }), misplaced);
+    assert_eq!(refused(Header { payload: 5000, length: 5000, ..honest }), misplaced);
+    // Notices of other rings, and of this one's past, are nobody's business.
+    let mut reader = Reader::new(shape, 0, 0);
+    let notice = Notice::Chunk { sequence: 0 };
+    reader.notice(&Immediate { ring: 2, epoch: 0, notice }).unwrap();
+    reader.notice(&Immediate { ring: 1, epoch: 3, notice }).unwrap();
+    assert_eq!((reader.take(|_| honest.encode()), reader.ignored()), (Ok(None), (0, 2)));
+}
+
+#[test]
+fn credit_that_cannot_be_is_not_believed() {
+    let shape = Shape::new(4096, 1).unwrap();
+    let mut writer = Writer::new(shape, 2, 64);
+    let mut message = writer.begin(0, 64);
+    let chunk = writer.plan(&message).unwrap();
+    writer.commit(&mut message, &chunk);
+    let credit = |head, ring, epoch| Immediate { ring, epoch, notice: Notice::Credit { head } };
+    assert!(!writer.credit(&credit(3, 1, 2)), "more than was written");
+    assert!(!writer.credit(&credit(2, 1, 1)), "another epoch");
+    assert!(!writer.credit(&credit(2, 0, 2)), "another ring");
+    assert_eq!(writer.next_read(), None);
+    assert!(writer.credit(&credit(2, 1, 2)));
+    assert_eq!((writer.next_read(), writer.next_read()), (Some(0), None));
+    assert!(!writer.credit(&credit(1, 1, 2)), "the past");
+    assert_eq!(writer.free(), 4096);
+}

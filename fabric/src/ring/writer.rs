@@ -1,0 +1,249 @@
+//! The side that writes: where chunks go, and whether there is room.
+
+use std::collections::VecDeque;
+
+use super::header::{HEADER, Header};
+use super::immediate::{Immediate, Notice, nearest};
+use super::{GRANULE, MOST_CHUNKS, Shape};
+
+/// Would writing so many bytes at the tail pass what the reader is known to have let go
+/// of by more than the ring holds? A check of local numbers only.
+///
+/// Positions do not wrap, so it is the same comparison whether the free room lies in one
+/// piece or around the end of the ring.
+///
+/// ```
+/// use fabric::ring::exceeds;
+/// assert!(!exceeds(1000, 24, 0, 1024));
+/// assert!(exceeds(1000, 25, 0, 1024));
+/// assert!(!exceeds(1000, 25, 64, 1024), "the reader let go of 64 bytes");
+/// ```
+#[must_use]
+pub fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> bool {
+    (tail - credit).saturating_add(length) > capacity
+}
+
+/// A message that is being written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Message {
+    number: u64,
+    topic: u32,
+    length: u64,
+    written: u64,
+    has_begun: bool,
+}
+
+impl Message {
+    /// Its number: one more than that of the message before.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Bytes that chunks were made of so far.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Is there nothing left to write? Also a message of no bytes has a chunk.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.has_begun && self.written == self.length
+    }
+}
+
+/// Where a chunk goes, and what goes with it. It counts once it is
+/// [committed](Writer::commit).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk {
+    /// What stands before the payload.
+    pub header: Header,
+    /// Where the header goes in the ring; the payload follows.
+    pub offset: u64,
+    /// Bytes at the end of the ring that are left out before it.
+    pub skipped: u64,
+    /// What to tell the reader.
+    pub immediate: u32,
+}
+
+impl Chunk {
+    /// Bytes that it takes of the ring, without what is left out before it.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        taken(self.header.payload.into())
+    }
+}
+
+fn taken(payload: u64) -> u64 {
+    HEADER + payload.next_multiple_of(GRANULE)
+}
+
+/// There is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocked {
+    /// Bytes that are wanted, with what is left out at the end of the ring.
+    pub wanted: u64,
+    /// Bytes that are known to be free.
+    pub free: u64,
+}
+
+/// The side that writes.
+#[derive(Debug)]
+pub struct Writer {
+    shape: Shape,
+    epoch: u32,
+    tail: u64,
+    /// The last that is known of the reader's head: behind it, never before it.
+    credit: u64,
+    sequence: u64,
+    next_message: u64,
+    longest_payload: u64,
+    /// Chunks that credit has not passed: their ends, and the message that ends with them.
+    unread: VecDeque<(u64, Option<u64>)>,
+    /// Messages that it has passed, until somebody asks.
+    read: VecDeque<u64>,
+}
+
+impl Writer {
+    /// A writer of an empty ring, with chunks of at most so many bytes of payload (or what
+    /// the ring allows, if that is less).
+    #[must_use]
+    pub fn new(shape: Shape, epoch: u32, longest_payload: u64) -> Self {
+        let most = (shape.longest_chunk() - HEADER) / GRANULE * GRANULE;
+        // A payload's length has 32 bits in the header.
+        let most = most.min(u64::from(u32::MAX) / GRANULE * GRANULE);
+        Self {
+            shape,
+            epoch,
+            tail: 0,
+            credit: 0,
+            sequence: 0,
+            next_message: 0,
+            longest_payload: longest_payload.clamp(1, most),
+            unread: VecDeque::new(),
+            read: VecDeque::new(),
+        }
+    }
+
+    /// Begins a message. The one before must be written first: chunks of two messages do
+    /// not mix.
+    pub fn begin(&mut self, topic: u32, length: u64) -> Message {
+        let number = self.next_message;
+        self.next_message += 1;
+        Message { number, topic, length, written: 0, has_begun: false }
+    }
+
+    /// Where the message's next chunk goes. Nothing is changed: it may be asked again.
+    ///
+    /// # Errors
+    /// How much room is missing.
+    pub fn plan(&self, message: &Message) -> Result<Chunk, Blocked> {
+        let left = message.length - message.written;
+        let mut payload = left.min(self.longest_payload);
+        let until_end = self.shape.until_end(self.tail);
+        let mut skipped = 0;
+        if taken(payload) > until_end {
+            // A part of it may fit before the end, unless that is hardly more than a header.
+            let fits = (until_end - HEADER.min(until_end)) / GRANULE * GRANULE;
+            if fits >= self.longest_payload / 4 && fits > 0 {
+                payload = fits;
+            } else {
+                skipped = until_end;
+            }
+        }
+        let wanted = skipped + taken(payload);
+        let is_full = self.unread.len() as u64 >= MOST_CHUNKS;
+        if is_full || exceeds(self.tail, wanted, self.credit, self.shape.capacity()) {
+            return Err(Blocked { wanted, free: self.free() });
+        }
+        let position = self.tail + skipped;
+        let header = Header {
+            epoch: self.epoch,
+            position,
+            sequence: self.sequence,
+            message: message.number,
+            length: message.length,
+            offset: message.written,
+            payload: payload as u32,
+            topic: message.topic,
+        };
+        let notice = Notice::Chunk { sequence: self.sequence as u16 };
+        let immediate = Immediate { ring: self.shape.ring(), epoch: self.epoch, notice }.encode();
+        Ok(Chunk { header, offset: self.shape.offset(position), skipped, immediate })
+    }
+
+    /// The chunk was posted.
+    pub fn commit(&mut self, message: &mut Message, chunk: &Chunk) {
+        debug_assert_eq!(chunk.header.sequence, self.sequence, "planned, then committed");
+        debug_assert_eq!(chunk.header.position, self.tail + chunk.skipped);
+        self.tail += chunk.skipped + chunk.taken();
+        self.sequence += 1;
+        message.written += u64::from(chunk.header.payload);
+        message.has_begun = true;
+        self.unread.push_back((self.tail, message.is_written().then_some(message.number)));
+        debug_assert!(self.tail - self.credit <= self.shape.capacity(), "beyond the credit");
+    }
+
+    /// The reader told how far it is. Gives whether that was news; what is behind what is
+    /// known, or beyond what was written, is not believed.
+    pub fn credit(&mut self, immediate: &Immediate) -> bool {
+        let Notice::Credit { head } = immediate.notice else { return false };
+        if !immediate.is_of(self.epoch) || immediate.ring != self.shape.ring() {
+            return false;
+        }
+        let unit = self.shape.credit_unit();
+        let told = nearest(self.credit / unit, head).and_then(|units| units.checked_mul(unit));
+        match told {
+            Some(told) if told > self.credit && told <= self.tail => {
+                self.credit = told;
+                while self.unread.front().is_some_and(|(end, _)| *end <= told) {
+                    self.read.extend(self.unread.pop_front().and_then(|(_, message)| message));
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The next message that the reader is known to be done with: its memory is free.
+    pub fn next_read(&mut self) -> Option<u64> {
+        self.read.pop_front()
+    }
+
+    /// Messages that were begun, over all epochs: the number of the next one.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        self.next_message
+    }
+
+    /// Bytes that are known to be free.
+    #[must_use]
+    pub fn free(&self) -> u64 {
+        self.shape.capacity() - (self.tail - self.credit)
+    }
+
+    /// Bytes written in this epoch, with headers and what was left out.
+    #[must_use]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
+    /// The last that is known of the reader's head.
+    #[must_use]
+    pub fn known_head(&self) -> u64 {
+        self.credit
+    }
+
+    /// After the connection was lost: an empty ring, in a later epoch. The reader has told
+    /// how many messages it had whole; the number of the first to be written again is
+    /// that. Numbers go on from there; what was [read](Self::next_read) and not asked for is
+    /// among those.
+    pub fn restart(&mut self, epoch: u32, whole: u64) {
+        self.epoch = epoch;
+        (self.tail, self.credit, self.sequence) = (0, 0, 0);
+        self.next_message = whole;
+        self.unread.clear();
+        self.read.clear();
+    }
+}
