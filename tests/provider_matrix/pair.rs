@@ -217,6 +217,11 @@ impl Pair {
         any
     }
 
+    /// What a side's queue gave, in order, and nobody asked for yet.
+    pub fn next_outcome(&mut self, side: usize) -> Option<Outcome> {
+        self.sides[side].outcomes.pop_front()
+    }
+
     /// Calls until it is not refused for lack of room, moving both sides between.
     pub fn act<T>(
         &mut self,

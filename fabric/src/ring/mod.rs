@@ -13,6 +13,8 @@
 mod header;
 mod immediate;
 mod reader;
+mod receiver;
+mod sender;
 mod writer;
 
 #[cfg(test)]
@@ -21,6 +23,8 @@ mod model_tests;
 pub use header::{HEADER, Header};
 pub use immediate::{Immediate, Notice};
 pub use reader::{Arrived, ProtocolError, Reader, Span};
+pub use receiver::{RingReceiver, View};
+pub use sender::{Pushed, RingSender};
 pub use writer::{Blocked, Chunk, Message, Writer, exceeds};
 
 /// Chunks begin at multiples of this, in bytes: a cache line.

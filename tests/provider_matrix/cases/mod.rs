@@ -8,6 +8,7 @@ mod lifecycle;
 mod messages;
 mod processes;
 mod registration;
+mod ring;
 mod rma;
 mod violations;
 mod waiting;
@@ -38,6 +39,7 @@ const FILES: &[&[Case]] = &[
     atomics::CASES,
     registration::CASES,
     keys::CASES,
+    ring::CASES,
     violations::CASES,
     waiting::CASES,
     connections::CASES,
