@@ -284,6 +284,23 @@ fn what_processes_share_is_measured() {
 }
 
 #[test]
+fn messages_through_a_ring_are_checked() {
+    let _alone = alone();
+    for provider in providers() {
+        for more in [
+            &["--iters", "200"][..],
+            &["--iters", "50", "--size", "1", "--watermark", "0"],
+            &["--mode", "bw", "--size", "300K", "--ring-size", "64K", "--iters", "20"],
+            &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "adaptive"],
+        ] {
+            let out = succeed(&[&["bench", "ring", "--provider", &provider], more].concat());
+            assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
+        }
+    }
+    assert_eq!(fail(&["bench", "ring", "--provider", "shm", "--ring-size", "1000"]).0, 2);
+}
+
+#[test]
 fn sleeping_sides_get_there_too() {
     let _alone = alone();
     for provider in providers() {

@@ -27,7 +27,7 @@ pub use receiver::{RingReceiver, View};
 pub use sender::{Pushed, RingSender};
 pub use writer::{Blocked, Chunk, Message, Writer, exceeds};
 
-/// Chunks begin at multiples of this, in bytes: a cache line.
+/// The smallest granule, in bytes: a cache line.
 pub const GRANULE: u64 = 64;
 /// Chunks that may be in a ring at the same time: a notice tells the lower 16 bits of
 /// their numbers, and those that came already are to be told from those ahead.
@@ -46,13 +46,14 @@ pub struct Shape {
 
 impl Shape {
     /// A ring of so many bytes, known to both sides by a number below 1024. None if it is
-    /// too small, too large, or no multiple of 128 bytes.
+    /// too small, too large, or no even number of [granules](Self::granule).
     #[must_use]
     pub fn new(capacity: u64, ring: u16) -> Option<Self> {
+        let shape = Self { capacity, ring };
         let is_good = (SMALLEST..=LARGEST).contains(&capacity)
-            && capacity.is_multiple_of(2 * GRANULE)
+            && capacity.is_multiple_of(2 * shape.granule())
             && ring < immediate::RINGS;
-        is_good.then_some(Self { capacity, ring })
+        is_good.then_some(shape)
     }
 
     /// Bytes of the ring.
@@ -83,14 +84,21 @@ impl Shape {
     /// wherever its end lies.
     #[must_use]
     pub fn longest_chunk(&self) -> u64 {
-        // Up to a unit of what the reader let go of cannot be told.
-        (self.capacity - self.credit_unit()) / 2 / GRANULE * GRANULE
+        self.capacity / 2
     }
 
-    /// Credit is told in units of so many bytes: as fine as it fits a notice, in which half
-    /// the numbers stand for the past. So a whole ring is less than half of them.
+    /// Chunks begin at multiples of so many bytes, and credit is told in these: as fine as
+    /// it fits a notice, in which half the numbers stand for the past. So a whole ring is
+    /// less than half of them. A large ring has large granules, but no larger than its
+    /// share of [`MOST_CHUNKS`].
     #[must_use]
-    pub fn credit_unit(&self) -> u64 {
+    pub fn granule(&self) -> u64 {
         self.capacity.div_ceil((1 << 15) - 1).next_power_of_two().max(GRANULE)
+    }
+
+    /// Bytes that a chunk with so much payload takes.
+    #[must_use]
+    pub fn taken(&self, payload: u64) -> u64 {
+        (HEADER + payload).next_multiple_of(self.granule())
     }
 }

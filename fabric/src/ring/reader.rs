@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::header::{HEADER, Header};
 use super::immediate::{Immediate, Notice, nearest};
-use super::{GRANULE, MOST_CHUNKS, Shape};
+use super::{MOST_CHUNKS, Shape};
 
 /// A piece of the ring that belongs to a chunk, with what was left out before it. To be
 /// [released](Reader::release) once.
@@ -86,6 +86,8 @@ pub struct Reader {
     /// Chunks that were taken, from the first that is not released on: where each ends,
     /// and whether it was released.
     taken: VecDeque<(u64, bool)>,
+    /// Chunks that were released since the writer was told.
+    untold: u64,
     /// Bytes to be released before the writer is told.
     watermark: u64,
     /// The message that is next, and how much of it arrived.
@@ -109,6 +111,7 @@ impl Reader {
             sequence: 0,
             arrived: vec![0; (MOST_CHUNKS / 64) as usize].into(),
             taken: VecDeque::new(),
+            untold: 0,
             watermark: watermark.min(shape.longest_chunk()),
             message: 0,
             received: 0,
@@ -172,7 +175,7 @@ impl Reader {
         let Some(header) = header else {
             return Err(ProtocolError::NoChunk { position: self.next });
         };
-        let taken = HEADER + u64::from(header.payload).next_multiple_of(GRANULE);
+        let taken = self.shape.taken(header.payload.into());
         let end = header.position + taken;
         let continues = header.message == self.message && header.offset == self.received;
         let fits = taken <= self.shape.until_end(header.position)
@@ -208,22 +211,24 @@ impl Reader {
         }
         while let Some((end, true)) = self.taken.front() {
             self.head = *end;
+            self.untold += 1;
             self.taken.pop_front();
         }
         debug_assert!(self.head <= self.next, "beyond what arrived");
     }
 
     /// What to tell the writer, if it is time: so much was released that the watermark is
-    /// passed, or nothing else is going on and something was released at all.
+    /// passed, or so many chunks that the writer would soon have no numbers left; or
+    /// nothing else is going on and something was released at all.
     pub fn credit(&mut self, is_quiet: bool) -> Option<u32> {
-        let unit = self.shape.credit_unit();
-        let head = self.head / unit * unit;
-        let untold = head - self.told;
-        if untold == 0 || (untold < self.watermark && !is_quiet) {
+        let untold = self.head - self.told;
+        let is_due = untold >= self.watermark || self.untold >= MOST_CHUNKS / 4;
+        if untold == 0 || !(is_due || is_quiet) {
             return None;
         }
-        self.told = head;
-        let notice = Notice::Credit { head: (head / unit) as u16 };
+        self.untold = 0;
+        self.told = self.head;
+        let notice = Notice::Credit { head: (self.head / self.shape.granule()) as u16 };
         Some(Immediate { ring: self.shape.ring(), epoch: self.epoch, notice }.encode())
     }
 
@@ -259,6 +264,7 @@ impl Reader {
         (self.head, self.told, self.next, self.sequence) = (0, 0, 0, 0);
         self.arrived.fill(0);
         self.taken.clear();
+        self.untold = 0;
         self.received = 0;
         self.message
     }

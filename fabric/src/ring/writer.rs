@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::header::{HEADER, Header};
 use super::immediate::{Immediate, Notice, nearest};
-use super::{GRANULE, MOST_CHUNKS, Shape};
+use super::{MOST_CHUNKS, Shape};
 
 /// Would writing so many bytes at the tail pass what the reader is known to have let go
 /// of by more than the ring holds? A check of local numbers only.
@@ -68,15 +68,11 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// Bytes that it takes of the ring, without what is left out before it.
+    /// Bytes that are written: header and payload.
     #[must_use]
-    pub fn taken(&self) -> u64 {
-        taken(self.header.payload.into())
+    pub fn length(&self) -> u64 {
+        HEADER + u64::from(self.header.payload)
     }
-}
-
-fn taken(payload: u64) -> u64 {
-    HEADER + payload.next_multiple_of(GRANULE)
 }
 
 /// There is no room.
@@ -110,9 +106,8 @@ impl Writer {
     /// the ring allows, if that is less).
     #[must_use]
     pub fn new(shape: Shape, epoch: u32, longest_payload: u64) -> Self {
-        let most = (shape.longest_chunk() - HEADER) / GRANULE * GRANULE;
         // A payload's length has 32 bits in the header.
-        let most = most.min(u64::from(u32::MAX) / GRANULE * GRANULE);
+        let most = (shape.longest_chunk() - HEADER).min(u32::MAX.into());
         Self {
             shape,
             epoch,
@@ -143,16 +138,16 @@ impl Writer {
         let mut payload = left.min(self.longest_payload);
         let until_end = self.shape.until_end(self.tail);
         let mut skipped = 0;
-        if taken(payload) > until_end {
+        if self.shape.taken(payload) > until_end {
             // A part of it may fit before the end, unless that is hardly more than a header.
-            let fits = (until_end - HEADER.min(until_end)) / GRANULE * GRANULE;
+            let fits = until_end.saturating_sub(HEADER);
             if fits >= self.longest_payload / 4 && fits > 0 {
                 payload = fits;
             } else {
                 skipped = until_end;
             }
         }
-        let wanted = skipped + taken(payload);
+        let wanted = skipped + self.shape.taken(payload);
         let is_full = self.unread.len() as u64 >= MOST_CHUNKS;
         if is_full || exceeds(self.tail, wanted, self.credit, self.shape.capacity()) {
             return Err(Blocked { wanted, free: self.free() });
@@ -177,7 +172,7 @@ impl Writer {
     pub fn commit(&mut self, message: &mut Message, chunk: &Chunk) {
         debug_assert_eq!(chunk.header.sequence, self.sequence, "planned, then committed");
         debug_assert_eq!(chunk.header.position, self.tail + chunk.skipped);
-        self.tail += chunk.skipped + chunk.taken();
+        self.tail += chunk.skipped + self.shape.taken(chunk.header.payload.into());
         self.sequence += 1;
         message.written += u64::from(chunk.header.payload);
         message.has_begun = true;
@@ -192,7 +187,7 @@ impl Writer {
         if !immediate.is_of(self.epoch) || immediate.ring != self.shape.ring() {
             return false;
         }
-        let unit = self.shape.credit_unit();
+        let unit = self.shape.granule();
         let told = nearest(self.credit / unit, head).and_then(|units| units.checked_mul(unit));
         match told {
             Some(told) if told > self.credit && told <= self.tail => {

@@ -6,6 +6,7 @@ mod histogram;
 mod party;
 mod queue;
 mod report;
+mod ring;
 mod share;
 
 use clap::Subcommand;
@@ -18,6 +19,8 @@ pub(crate) use party::work;
 pub(crate) enum Bench {
     /// Measure the fabric layer between two processes on this machine
     Fabric(fabric::Arguments),
+    /// Measure messages through a ring between two processes on this machine
+    Ring(ring::Arguments),
     /// Measure the allocator whose books processes share
     Alloc(alloc::Arguments),
     /// Measure how long an entry takes from a publisher to its readers
@@ -29,6 +32,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::Fabric(arguments) => fabric::run(arguments),
+        Bench::Ring(arguments) => ring::run(arguments),
         Bench::Alloc(arguments) => alloc::run(arguments),
         Bench::Queue(arguments) => queue::run(arguments),
         Bench::Share(arguments) => share::run(arguments),

@@ -19,6 +19,8 @@ pub(crate) enum Frame {
     Plan(Plan),
     /// Where the sender's endpoint and memory are.
     Hello { address: Address, region: RemoteRegion },
+    /// Where the sender's ring is, and where it wants to be told of credit.
+    Rings { ring: RemoteRegion, credit: RemoteRegion },
     /// The sender has come to the next meeting point.
     Meet,
     /// The sender got something done since it last said so.

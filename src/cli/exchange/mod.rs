@@ -9,6 +9,7 @@
 //! C library and libfabric pay for locks that the C program that we are compared
 //! with does not pay for.
 
+pub(crate) mod flow;
 pub(crate) mod frame;
 pub(crate) mod initiator;
 pub(crate) mod link;

@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use fabric::{EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading, Waiting};
 use serde::{Deserialize, Serialize};
 
+use super::flow::Flow;
 use crate::cli::exit::{Exit, Failure};
 
 /// The address of this machine that every machine has.
@@ -118,6 +119,8 @@ impl Measure {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Exchange {
     Measure(Measure),
+    /// Messages through rings.
+    Flow(Flow),
     /// A demonstration of a ring.
     Ring,
 }

@@ -82,6 +82,8 @@ impl Station {
                 check_size(domain.capabilities(), measure.size)?;
                 (Layout::new(measure).length(), measure.slots * 4)
             }
+            // Rings bring their own memory.
+            Exchange::Flow(_) => (4096, 4096),
             Exchange::Ring => (ring::LENGTH, ring::SLOTS * 4),
         };
         let options = QueueOptions { size: entries.max(256), waiting: plan.waiting.waiting() };

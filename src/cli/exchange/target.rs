@@ -7,7 +7,7 @@ use super::frame::Frame;
 use super::link::{Link, Look};
 use super::plan::{Exchange, Plan, STALL};
 use super::station::{Role, Station};
-use super::{pingpong, ring, stream};
+use super::{flow, pingpong, ring, stream};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::{end_with_parent, pin, stop_watching, watch_over};
 
@@ -46,6 +46,7 @@ fn follow(plan: &Plan, link: Link) -> Result<(), Failure> {
             super::plan::Mode::Lat => pingpong::serve(station, measure),
             super::plan::Mode::Bw => stream::serve(station, measure),
         },
+        Exchange::Flow(flow) => flow::serve(station, flow),
         Exchange::Ring => ring::serve(station),
     }
 }

@@ -1,0 +1,156 @@
+//! `fabricast bench ring`: messages through a ring.
+
+use serde::Serialize;
+
+use super::fabric::parse_cores;
+use super::report::{Common, conclude};
+use crate::cli::exchange::flow::{self, Flow};
+use crate::cli::exchange::initiator;
+use crate::cli::exchange::percentile::Percentiles;
+use crate::cli::exchange::pingpong::Measured;
+use crate::cli::exchange::plan::{
+    Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode, name_of,
+};
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::size;
+
+/// Two processes send messages through rings, by write with immediate, and check them.
+///
+/// Both sides poll inline, in one thread each. The last line of the output is one JSON
+/// object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Exact name of the provider: shm, tcp, net, "tcp;ofi_rxm", …
+    #[arg(long, value_name = "NAME")]
+    provider: String,
+    /// Latency or bandwidth
+    #[arg(long, value_enum, default_value_t = Mode::Lat)]
+    mode: Mode,
+    /// Bytes of a message, which may be many times the ring; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
+    size: u64,
+    /// Bytes of the ring; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "8M")]
+    ring_size: u64,
+    /// Bytes that are read before the writer is told, 0: after each chunk [default: a
+    /// quarter of the ring]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    watermark: Option<u64>,
+    /// Bytes of payload in a chunk, at most; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
+    chunk: u64,
+    /// Messages that are measured; takes K, M, G
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
+    iterations: u64,
+    /// Cores of the two processes, A,B [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_parser = parse_cores)]
+    cores: Option<(usize, usize)>,
+    /// How both sides wait
+    #[arg(long, value_enum, default_value_t = WaitingMode::Busy)]
+    waiting: WaitingMode,
+    /// Local address to bind to [default: the loopback address where one is needed]
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<String>,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    common: Common,
+    mode: String,
+    notify: &'static str,
+    ring_size: u64,
+    watermark: u64,
+    chunk: u64,
+    libfabric: String,
+    program: &'static str,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let flow = Flow {
+        mode: arguments.mode,
+        size: arguments.size,
+        capacity: arguments.ring_size,
+        watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
+        chunk: arguments.chunk,
+        iterations: arguments.iterations,
+        warmup: (arguments.iterations / 10 + 1).min(1000),
+    };
+    let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
+    if flow.shape().is_none() {
+        return refuse(
+            "--ring-size is from 1K to 1024G, and a power of two or a few of them together",
+        );
+    }
+    if flow.iterations > 1 << 30 || flow.size > 1 << 40 {
+        return refuse("at most 1G messages, of 1024G each");
+    }
+    let plan = Plan {
+        parent: std::process::id(),
+        place: Place {
+            provider: arguments.provider.clone(),
+            domain: None,
+            source: arguments.source.clone(),
+            threading: ThreadingMode::Safe,
+        },
+        waiting: arguments.waiting,
+        core: arguments.cores.map(|(_, second)| second),
+        exchange: Exchange::Flow(flow.clone()),
+    };
+    let station = initiator::start(&plan, arguments.cores.map(|(first, _)| first))?;
+    let report = report(arguments, &flow, flow::run(station, &flow)?);
+    let for_people = (!arguments.json).then(|| for_people(&report));
+    let verified = report.common.verified;
+    conclude(&report, for_people.as_deref(), verified, "data did not arrive as it was sent")
+}
+
+fn report(arguments: &Arguments, flow: &Flow, mut measured: Measured) -> Report {
+    // One way for a ping-pong, one message's share of a stream.
+    let share = if flow.mode == Mode::Lat { 0.5e-3 } else { 1e-3 };
+    let microseconds = Percentiles::of(&mut measured.samples).map(|all| all.scaled(share));
+    let rounded = |value: f64| (value * 1e4).round() / 1e4;
+    let bytes = flow.size as f64;
+    let rate = match flow.mode {
+        Mode::Bw => bytes * flow.iterations as f64 / measured.elapsed as f64,
+        Mode::Lat => microseconds.as_ref().map_or(0.0, |all| bytes / all.p50 / 1e3),
+    };
+    Report {
+        common: Common {
+            p50_us: microseconds.as_ref().map(|all| rounded(all.p50)),
+            p99_us: microseconds.as_ref().map(|all| rounded(all.p99)),
+            p999_us: microseconds.as_ref().map(|all| rounded(all.p999)),
+            gb_per_s: rounded(rate),
+            bytes: flow.size,
+            iterations: flow.iterations,
+            provider: arguments.provider.clone(),
+            waiting: name_of(arguments.waiting),
+            cores: arguments.cores.map(|(a, b)| vec![a, b]),
+            verified: measured.verified,
+        },
+        mode: name_of(flow.mode),
+        notify: "imm",
+        ring_size: flow.capacity,
+        watermark: flow.watermark,
+        chunk: flow.chunk,
+        libfabric: fabric::Version::running().to_string(),
+        program: env!("FABRICAST_VERSION_LINE"),
+    }
+}
+
+fn for_people(report: &Report) -> String {
+    let number = |value: Option<f64>| value.unwrap_or(0.0);
+    let common = &report.common;
+    format!(
+        "{} through a ring of {} over {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us; {:.3} GB/s\n",
+        size::print(common.bytes),
+        size::print(report.ring_size),
+        common.provider,
+        number(common.p50_us),
+        number(common.p99_us),
+        number(common.p999_us),
+        common.gb_per_s,
+    )
+}
