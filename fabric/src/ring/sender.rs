@@ -101,7 +101,8 @@ impl RingSender {
     /// message.
     ///
     /// # Errors
-    /// What the fabric says; the message can be pushed again.
+    /// `OutOfBounds` if the payload is shorter than the message; what the fabric says. The
+    /// message can be pushed again.
     pub fn push(
         &mut self,
         endpoint: &mut Endpoint,
@@ -116,11 +117,16 @@ impl RingSender {
             Ok(chunk) => chunk,
             Err(blocked) => return Ok(Pushed::Blocked(blocked)),
         };
+        let (from, length) = (chunk.header.offset as usize, chunk.header.payload as usize);
+        if from + length > payload.len() {
+            let detail =
+                format!("{} bytes, of a message of {}", payload.len(), chunk.header.length);
+            return Err(Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail));
+        }
         let Some(slot) = self.free.last().copied() else { return Ok(Pushed::Busy) };
         let at = slot as usize * HEADER as usize;
         self.headers.write(at, &chunk.header.encode())?;
         let header = self.headers.slice(at..at + HEADER as usize)?;
-        let length = chunk.header.payload as usize;
         let target = self.ring.slice(chunk.offset..chunk.offset + HEADER + length as u64)?;
         let token = TOKEN | u64::from(self.shape.ring()) << 16 | u64::from(slot);
         let options = Options::token(token).patience(std::time::Duration::ZERO);
@@ -128,7 +134,7 @@ impl RingSender {
         let posted = if length == 0 {
             endpoint.write_gathered(queue, self.peer, &[&header], &target, data, options)
         } else {
-            let from = payload.offset() + chunk.header.offset as usize;
+            let from = payload.offset() + from;
             let body = payload.region().slice(from..from + length)?;
             endpoint.write_gathered(queue, self.peer, &[&header, &body], &target, data, options)
         };

@@ -274,10 +274,11 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
     if !duration.is_zero() {
         std::thread::sleep(duration);
     }
+    // Two streams that are not ordered may copy the same bytes at once, as on any device; what
+    // is there then is up to chance, here as there. Nothing but such copies ever looks at it.
+    //
     // SAFETY: who began the operation keeps both ranges valid until it is done, and nobody
-    // holds references to the bytes. Two streams that are not ordered may copy the same bytes
-    // at once, as on any device; what is there then is up to chance, here as there. Nothing
-    // but such copies ever looks at it.
+    // holds references to the bytes.
     unsafe {
         match operation {
             Operation::Copy { to, from, length } => {

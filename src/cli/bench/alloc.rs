@@ -114,9 +114,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_sound = books.audit(&caller).map_err(failed)?.is_ok()
         && books.statistics(&caller).map_err(failed)?.free == memory;
     let report = report(arguments, &results, is_sound);
-    let for_people = (!arguments.json).then(|| for_people(&report));
-    let verified = report.common.verified;
-    conclude(&report, for_people.as_deref(), verified, "blocks overlapped, or were lost")
+    conclude(&report, &report.common, arguments.json, for_people, "blocks overlapped, or were lost")
 }
 
 fn for_people(report: &Report) -> String {

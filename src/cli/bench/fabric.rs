@@ -86,9 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Mode::Bw => stream::run(station, &measure)?,
     };
     let report = report(arguments, &measure, measured)?;
-    let for_people = (!arguments.json).then(|| table(&report));
-    let verified = report.common.verified;
-    conclude(&report, for_people.as_deref(), verified, "data did not arrive as it was sent")
+    conclude(&report, &report.common, arguments.json, table, "data did not arrive as it was sent")
 }
 
 fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {

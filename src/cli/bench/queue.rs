@@ -136,9 +136,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let results = party.results()?;
     let report = report(arguments, &results);
-    let for_people = (!arguments.json).then(|| for_people(&report));
-    let verified = report.common.verified;
-    conclude(&report, for_people.as_deref(), verified, "entries were lost, or altered")
+    conclude(&report, &report.common, arguments.json, for_people, "entries were lost, or altered")
 }
 
 fn for_people(report: &Report) -> String {

@@ -20,18 +20,19 @@ pub(super) struct Common {
     pub(super) verified: bool,
 }
 
-/// Prints a report as one line of JSON, after what is for people, if anything is.
-/// Fails, with what is wrong, if the data was not verified.
-pub(super) fn conclude(
-    report: &impl Serialize,
-    for_people: Option<&str>,
-    verified: bool,
+/// Prints a report as one line of JSON, after what is for people, if that is wanted. Fails,
+/// with what is wrong, if the data was not verified.
+pub(super) fn conclude<R: Serialize>(
+    report: &R,
+    common: &Common,
+    is_json_only: bool,
+    for_people: impl FnOnce(&R) -> String,
     what_is_wrong: &str,
 ) -> Result<(), Failure> {
     let line = serde_json::to_string(report).map_err(|e| Failure::failed(e.to_string()))?;
-    if let Some(table) = for_people {
-        text::print(table)?;
+    if !is_json_only {
+        text::print(&for_people(report))?;
     }
     text::print(&format!("{line}\n"))?;
-    if verified { Ok(()) } else { Err(Failure::new(Exit::Corrupt, what_is_wrong)) }
+    if common.verified { Ok(()) } else { Err(Failure::new(Exit::Corrupt, what_is_wrong)) }
 }

@@ -102,9 +102,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let station = initiator::start(&plan, arguments.cores.map(|(first, _)| first))?;
     let report = report(arguments, &flow, flow::run(station, &flow)?);
-    let for_people = (!arguments.json).then(|| for_people(&report));
-    let verified = report.common.verified;
-    conclude(&report, for_people.as_deref(), verified, "data did not arrive as it was sent")
+    conclude(
+        &report,
+        &report.common,
+        arguments.json,
+        for_people,
+        "data did not arrive as it was sent",
+    )
 }
 
 fn report(arguments: &Arguments, flow: &Flow, mut measured: Measured) -> Report {

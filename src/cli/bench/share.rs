@@ -164,8 +164,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ratio_to_own: seen.ratio,
         program: env!("FABRICAST_VERSION_LINE"),
     };
-    let for_people = (!arguments.json).then(|| for_people(&report));
-    conclude(&report, for_people.as_deref(), done.verified, "the reader saw other bytes")
+    conclude(&report, &report.common, arguments.json, for_people, "the reader saw other bytes")
 }
 
 fn for_people(report: &Report) -> String {

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use fabric::ring::{GRANULE, Pushed, RingReceiver, RingSender, Shape, View};
-use fabric::{CompletionKind, Outcome};
+use fabric::{CompletionKind, ErrorKind, Outcome};
 
 use super::Case;
 use crate::cells::{Cell, Memory};
@@ -152,10 +152,18 @@ fn ring_views_outlive_later_ones(cell: &Cell) -> Checked {
     let source = world.pair.sides[A].region(64)?;
     let mut held: Vec<View> = Vec::new();
     let end = Instant::now() + patience();
+    // A payload that is shorter than its message is refused, and nothing is sent of it.
+    let (mut message, short) = (world.sender.begin(0, 64), source.slice(0..63)?);
+    let side = &mut world.pair.sides[A];
+    let refused = world.sender.push(&mut side.endpoint, &mut side.queue, &mut message, &short);
+    let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::OutOfBounds);
+    ensure!(is_refused, "a payload that is too short was taken");
     // A chunk takes two granules: 32 messages fill the ring.
     for number in 0..32 {
         put(&source, 0, &pattern(number, 64))?;
-        let mut message = world.sender.begin(0, 64);
+        if number > 0 {
+            message = world.sender.begin(0, 64);
+        }
         while held.len() as u64 <= number {
             ensure!(Instant::now() < end, "message {number} did not come");
             let side = &mut world.pair.sides[A];
