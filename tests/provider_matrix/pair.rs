@@ -152,7 +152,27 @@ pub struct Pair {
     pub kind: EndpointKind,
 }
 
+/// What is left of a pair whose endpoints and queues are somebody else's now.
+#[allow(dead_code)] // kept alive
+pub struct Parts {
+    pub peers: [Peer; 2],
+    rest: [(Option<AddressVector>, Option<EventQueue>, Domain); 2],
+    listener: Option<Listener>,
+}
+
 impl Pair {
+    /// Endpoints and queues, and all the rest.
+    pub fn split(self) -> ([(Endpoint, CompletionQueue); 2], Parts) {
+        let peers = [A, B].map(|side| self.sides[side].peer);
+        let mut rest = Vec::new();
+        let sides = self.sides.map(|side| {
+            rest.push((side.addresses, side.events, side.domain));
+            (side.endpoint, side.queue)
+        });
+        let [b, a] = [rest.pop(), rest.pop()].map(|side| side.expect("there are two"));
+        (sides, Parts { peers, rest: [a, b], listener: self.listener })
+    }
+
     pub fn new(cell: &Cell) -> Checked<Self> {
         Self::with(cell, Setup::default())
     }
@@ -215,11 +235,6 @@ impl Pair {
             }
         }
         any
-    }
-
-    /// What a side's queue gave, in order, and nobody asked for yet.
-    pub fn next_outcome(&mut self, side: usize) -> Option<Outcome> {
-        self.sides[side].outcomes.pop_front()
     }
 
     /// Calls until it is not refused for lack of room, moving both sides between.

@@ -18,6 +18,7 @@
 #![allow(unsafe_code)]
 
 mod atomic;
+mod chunk;
 mod connection;
 mod message;
 mod post;
@@ -25,6 +26,7 @@ mod rma;
 mod vectors;
 
 pub use atomic::{AtomicForm, AtomicOperation, AtomicRequest, Datatype};
+pub(crate) use chunk::{Piece, Target};
 pub use connection::Listener;
 pub use post::Options;
 
@@ -391,6 +393,12 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
 }
 
 impl Endpoint {
+    /// A peer's address, for messages.
+    #[cold]
+    pub(crate) fn name_of(&self, peer: Peer) -> Option<String> {
+        self.transmit.member.name_of(peer)
+    }
+
     /// Starts making an endpoint of a domain.
     pub fn builder<'q>(domain: &Domain) -> EndpointBuilder<'q> {
         EndpointBuilder {

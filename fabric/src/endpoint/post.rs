@@ -436,7 +436,7 @@ impl Endpoint {
     }
 
     #[cold]
-    fn posting_failed(
+    pub(super) fn posting_failed(
         &self,
         operation: &'static str,
         peer: Peer,

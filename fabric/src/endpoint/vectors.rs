@@ -5,6 +5,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
+use super::chunk::Piece;
 use super::rma::parts;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
@@ -51,6 +52,38 @@ impl Vectors {
             vectors.length += iov_len;
         }
         Ok(vectors)
+    }
+
+    /// The same of a few pieces of regions that are to be written from.
+    #[inline]
+    pub(super) fn of_pieces(
+        endpoint: &Endpoint,
+        operation: &'static str,
+        pieces: &[Piece<'_>],
+    ) -> Result<Self> {
+        let limit = endpoint.limits.iov_limit.min(Self::MOST);
+        let mut vectors = Self::raw(std::ptr::null_mut(), 0, std::ptr::null_mut());
+        vectors.count = pieces.len();
+        let mut is_good = !pieces.is_empty() && pieces.len() <= limit;
+        for (at, piece) in pieces.iter().enumerate().take(limit) {
+            let region = &*piece.region.0;
+            let end = piece.offset.checked_add(piece.length);
+            is_good &= end.is_some_and(|end| end <= region.contiguous())
+                && piece.region.access().contains(Access::WRITE)
+                && piece.region.domain().is_same(&endpoint.domain);
+            let iov_base = piece.region.as_ptr().wrapping_add(piece.offset).cast();
+            vectors.vector[at] = sys::iovec { iov_base, iov_len: piece.length };
+            vectors.descriptors[at] = region.descriptor;
+            vectors.length += piece.length;
+        }
+        if is_good {
+            return Ok(vectors);
+        }
+        Err(endpoint.refuse(
+            operation,
+            ErrorKind::InvalidArgument,
+            format!("what is written from are 1 to {limit} pieces of regions, each inside of one of this domain that may be written from"),
+        ))
     }
 
     /// One buffer that nobody checked.

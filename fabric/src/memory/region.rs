@@ -406,6 +406,14 @@ impl MemoryRegion {
     }
 }
 
+impl RegionInner {
+    /// Bytes that lie in one piece at the base.
+    #[inline]
+    pub(crate) fn contiguous(&self) -> usize {
+        self.contiguous
+    }
+}
+
 impl Drop for RegionInner {
     fn drop(&mut self) {
         let Some(handle) = self.handle.take() else {

@@ -138,6 +138,17 @@ impl RemoteMemory {
         self.mapping.is_some()
     }
 
+    /// The address of an offset that is known to lie inside, and the key.
+    #[inline]
+    pub(crate) fn address(&self, offset: u64) -> (u64, u64) {
+        (self.base + offset, self.key)
+    }
+
+    #[inline]
+    pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
+        self.mapping.as_ref()
+    }
+
     /// A part of the region.
     ///
     /// # Errors

@@ -12,11 +12,14 @@
 //!     48     4  length of the payload
 //!     52     4  topic
 //!     56     4  0
-//!     60     4  CRC-32 of all that stands before
+//!     60     4  checksum of all that stands before
 //! ```
 //!
 //! The position makes an old header that the ring still holds from an earlier round
-//! another one than the one expected.
+//! another one than the one expected. The checksum is for headers that are not all there, or
+//! were never headers; against a peer that lies a checksum is of no use, and what it says is
+//! checked by the reader. It is one of sums and products, since a CRC of so few bytes would
+//! take as long as all else that is done for a message.
 
 /// Bytes of a header: a granule.
 pub const HEADER: u64 = 64;
@@ -46,42 +49,71 @@ pub struct Header {
 impl Header {
     /// The bytes that travel.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER as usize] {
+        let mut words = [
+            u64::from(u32::from_le_bytes(MAGIC)) | u64::from(self.epoch) << 32,
+            self.position,
+            self.sequence,
+            self.message,
+            self.length,
+            self.offset,
+            u64::from(self.payload) | u64::from(self.topic) << 32,
+            0,
+        ];
+        words[7] = u64::from(checksum(&words)) << 32;
         let mut bytes = [0; HEADER as usize];
-        bytes[..4].copy_from_slice(&MAGIC);
-        bytes[4..8].copy_from_slice(&self.epoch.to_le_bytes());
-        let words = [self.position, self.sequence, self.message, self.length, self.offset];
-        for (place, word) in bytes[8..48].chunks_exact_mut(8).zip(words) {
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        bytes[48..52].copy_from_slice(&self.payload.to_le_bytes());
-        bytes[52..56].copy_from_slice(&self.topic.to_le_bytes());
-        let checksum = crc32fast::hash(&bytes[..60]);
-        bytes[60..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
     /// What the bytes say; None if they are no header, or contradict themselves.
     #[must_use]
+    #[inline]
     pub fn decode(bytes: &[u8; HEADER as usize]) -> Option<Self> {
-        let half = |at: usize| bytes[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-        let word = |at: usize| bytes[at..].first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        if bytes[..4] != MAGIC || half(60)? != crc32fast::hash(&bytes[..60]) || half(56)? != 0 {
+        let mut words = [0; HEADER as usize / 8];
+        for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(place.try_into().ok()?);
+        }
+        let magic = u64::from(u32::from_le_bytes(MAGIC));
+        if words[0] & 0xffff_ffff != magic || words[7] != u64::from(checksum(&words)) << 32 {
             return None;
         }
         let header = Self {
-            epoch: half(4)?,
-            position: word(8)?,
-            sequence: word(16)?,
-            message: word(24)?,
-            length: word(32)?,
-            offset: word(40)?,
-            payload: half(48)?,
-            topic: half(52)?,
+            epoch: (words[0] >> 32) as u32,
+            position: words[1],
+            sequence: words[2],
+            message: words[3],
+            length: words[4],
+            offset: words[5],
+            payload: words[6] as u32,
+            topic: (words[6] >> 32) as u32,
         };
         let end = header.offset.checked_add(header.payload.into())?;
         (end <= header.length).then_some(header)
     }
+}
+
+/// Of the first seven words. Each is multiplied by an odd number of its own, so that one
+/// that changed always changes the sum, and two that changed places do.
+#[inline]
+fn checksum(words: &[u64; HEADER as usize / 8]) -> u32 {
+    const ODD: [u64; 7] = [
+        0x9e37_79b9_7f4a_7c15,
+        0xc2b2_ae3d_27d4_eb4f,
+        0x1656_67b1_9e37_79f9,
+        0x27d4_eb2f_1656_67c5,
+        0x85eb_ca77_c2b2_ae63,
+        0xff51_afd7_ed55_8ccd,
+        0xc4ce_b9fe_1a85_ec53,
+    ];
+    let sum = words.iter().zip(ODD).fold(0_u64, |sum, (word, odd)| {
+        // Folded first: a product's lower half knows nothing of the upper bits.
+        sum.wrapping_add((word ^ word >> 32).wrapping_mul(odd))
+    });
+    (sum ^ sum >> 32) as u32
 }
 
 #[cfg(test)]
@@ -104,8 +136,10 @@ mod tests {
         assert_eq!(Header::decode(&bytes), Some(header));
         for at in 0..bytes.len() {
             let mut changed = bytes;
-            changed[at] ^= 4;
-            assert_eq!(Header::decode(&changed), None, "byte {at}");
+            for bit in 0..8 {
+                changed[at] = bytes[at] ^ 1 << bit;
+                assert_eq!(Header::decode(&changed), None, "bit {bit} of byte {at}");
+            }
         }
         assert_eq!(Header::decode(&[0; 64]), None);
         let beyond = Header { payload: 1001, ..header };

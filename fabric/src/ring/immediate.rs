@@ -5,10 +5,13 @@
 //! kind    epoch     ring      amount
 //!
 //! kind 0  a chunk arrived; amount: its sequence number, its lower 16 bits
-//!      1  not given away
-//!      2  credit; amount: the reader's head in credit units, its lower 16 bits
-//!      3  the ring is closed by who says so; amount: 0
+//!      1  the reader lets go of the ring; amount: 0
+//!      2  credit; amount: the reader's head in granules, its lower 16 bits
+//!      3  the writer is done; amount: how many chunks it wrote, the lower 16 bits
 //! ```
+//!
+//! Kinds 0 and 3 go to the reader and name the ring by the reader's number, 1 and 2 go to the
+//! writer and name it by the writer's.
 //!
 //! What does not fit here (a message's length and number, its topic, the whole epoch)
 //! stands in the chunk's header. The four bits of the epoch tell a straggler of the last
@@ -32,9 +35,12 @@ pub enum Notice {
         head: u16,
     },
     /// There will be nothing more.
-    Closed,
-    /// A notice that this build does not know.
-    Unknown,
+    Done {
+        /// The lower bits of the number of chunks that there were.
+        sequence: u16,
+    },
+    /// Nobody reads any more.
+    Gone,
 }
 
 /// The 32 bits, and what they mean.
@@ -66,8 +72,8 @@ impl Immediate {
         let (kind, amount) = match self.notice {
             Notice::Chunk { sequence } => (0, sequence),
             Notice::Credit { head } => (2, head),
-            Notice::Closed => (3, 0),
-            Notice::Unknown => (1, 0),
+            Notice::Done { sequence } => (3, sequence),
+            Notice::Gone => (1, 0),
         };
         kind << 30
             | (self.epoch % EPOCHS) << 26
@@ -81,9 +87,9 @@ impl Immediate {
         let amount = bits as u16;
         let notice = match bits >> 30 {
             0 => Notice::Chunk { sequence: amount },
-            1 => Notice::Unknown,
+            1 => Notice::Gone,
             2 => Notice::Credit { head: amount },
-            _ => Notice::Closed,
+            _ => Notice::Done { sequence: amount },
         };
         Self { ring: (bits >> 16) as u16 % RINGS, epoch: bits >> 26 & (EPOCHS - 1), notice }
     }
@@ -124,8 +130,8 @@ mod tests {
         fn every_pattern_means_one_thing(bits: u32) {
             let immediate = Immediate::decode(bits);
             let again = immediate.encode();
-            // But for the amount of those that have none.
-            let has_none = matches!(immediate.notice, Notice::Closed | Notice::Unknown);
+            // But for the amount of the one that has none.
+            let has_none = immediate.notice == Notice::Gone;
             prop_assert!(again == bits || has_none);
             prop_assert_eq!(Immediate::decode(again), immediate);
         }

@@ -12,11 +12,13 @@ fn byte(message: u64, at: u64) -> u8 {
     (message.wrapping_mul(31) ^ at.wrapping_mul(7) ^ at >> 8) as u8
 }
 
-/// What is on its way to the reader: data, and the notice that comes after it.
+/// What is on its way to the reader: data, and the notice that comes after it, if one does.
 struct Flying {
-    offset: u64,
+    place: Place,
     bytes: Vec<u8>,
-    immediate: u32,
+    /// A flag, and where.
+    flag: Option<(u64, u64)>,
+    immediate: Option<u32>,
     epoch: u32,
 }
 
@@ -25,6 +27,8 @@ struct World {
     writer: Writer,
     reader: Reader,
     memory: Vec<u8>,
+    /// Where headers lie, if apart.
+    headers: Vec<u8>,
     flying: Vec<Flying>,
     credits: VecDeque<(u32, u32)>,
     epoch: u32,
@@ -34,7 +38,8 @@ struct World {
     /// What the reader has of the message that is next.
     partial: Vec<u8>,
     whole: u64,
-    held: Vec<Span>,
+    /// With what is to be cleaned for each, where the reader looks for flags.
+    held: Vec<(Span, std::ops::Range<usize>)>,
     watermark: u64,
 }
 
@@ -70,13 +75,17 @@ fn steps(most_length: u64) -> impl Strategy<Value = Vec<Step>> {
 }
 
 impl World {
-    fn new(capacity: u64, longest_payload: u64, watermark: u64) -> Self {
-        let shape = Shape::new(capacity, 5).unwrap();
+    fn new(capacity: u64, layout: Layout, longest_payload: u64, watermark: u64) -> Self {
+        let shape = Shape::new(capacity, 5).unwrap().laid_out(layout);
+        // Credit comes back under another number than the ring's.
+        let mut reader = Reader::new(shape, 1, watermark);
+        reader.tell_as(9);
         Self {
             shape,
-            writer: Writer::new(shape, 1, longest_payload),
-            reader: Reader::new(shape, 1, watermark),
-            memory: vec![0xee; capacity as usize],
+            writer: Writer::new(shape, 1, longest_payload).known_as(9),
+            reader,
+            memory: vec![Self::fresh(layout, 0xee); capacity as usize],
+            headers: vec![0xee; (MOST_CHUNKS_APART * HEADER) as usize],
             flying: Vec::new(),
             credits: VecDeque::new(),
             epoch: 1,
@@ -87,6 +96,11 @@ impl World {
             held: Vec::new(),
             watermark,
         }
+    }
+
+    /// Memory that is looked at for flags has to be clean.
+    fn fresh(layout: Layout, other: u8) -> u8 {
+        if layout == Layout::Flagged { 0 } else { other }
     }
 
     fn check(&self) {
@@ -100,18 +114,38 @@ impl World {
     fn write(&mut self) -> bool {
         let Some(message) = &mut self.current else { return false };
         let Ok(chunk) = self.writer.plan(message) else { return false };
-        assert!(chunk.length() <= self.shape.longest_chunk());
-        assert!(chunk.offset + chunk.length() <= self.shape.capacity(), "around the end");
-        let (number, from) = (message.number(), message.written());
-        let mut bytes = chunk.header.encode().to_vec();
         let payload = u64::from(chunk.header.payload);
-        bytes.extend((from..from + payload).map(|at| byte(number, at)));
+        let taken = self.shape.taken(payload);
+        assert!(taken <= self.shape.longest_chunk());
+        let offset = self.shape.offset(chunk.header.position);
+        assert!(offset + taken <= self.shape.capacity(), "around the end");
+        let (number, from) = (message.number(), message.written());
+        let header = chunk.header.encode().to_vec();
+        let body: Vec<u8> = (from..from + payload).map(|at| byte(number, at)).collect();
         self.writer.commit(message, &chunk);
         if message.is_written() {
             self.current = None;
         }
-        let (offset, immediate) = (chunk.offset, chunk.immediate);
-        self.flying.push(Flying { offset, bytes, immediate, epoch: self.epoch });
+        let epoch = self.epoch;
+        let fly = |place, bytes, immediate| Flying { place, bytes, flag: None, immediate, epoch };
+        let notice = Some(chunk.immediate);
+        match self.shape.layout() {
+            Layout::Together => {
+                let place = Place::Ring(chunk.header_at);
+                self.flying.push(fly(place, [header, body].concat(), notice));
+            }
+            // Two writes, that need not land in order.
+            Layout::Apart => {
+                self.flying.push(fly(Place::Headers(chunk.header_at), header, None));
+                self.flying.push(fly(Place::Ring(chunk.payload_at), body, notice));
+            }
+            Layout::Flagged => {
+                let place = Place::Ring(chunk.header_at);
+                let flag = (chunk.flag_at.unwrap(), Chunk::flag(chunk.header.sequence));
+                let flying = fly(place, [header, body].concat(), None);
+                self.flying.push(Flying { flag: Some(flag), ..flying });
+            }
+        }
         true
     }
 
@@ -120,18 +154,35 @@ impl World {
             return;
         }
         let which = which % self.flying.len();
-        let Flying { offset, bytes, immediate, epoch } = self.flying.remove(which);
+        let Flying { place, bytes, flag, immediate, epoch } = self.flying.remove(which);
         // Late writes of an old epoch land in memory that nobody looks at any more.
         if epoch == self.epoch {
-            let place = offset as usize..offset as usize + bytes.len();
-            self.memory[place].copy_from_slice(&bytes);
+            let (memory, offset) = match place {
+                Place::Ring(offset) => (&mut self.memory, offset as usize),
+                Place::Headers(offset) => (&mut self.headers, offset as usize),
+            };
+            memory[offset..offset + bytes.len()].copy_from_slice(&bytes);
+            if let Some((at, flag)) = flag {
+                self.memory[at as usize..][..8].copy_from_slice(&flag.to_le_bytes());
+            }
         }
-        self.reader.notice(&Immediate::decode(immediate)).unwrap();
+        if let Some(immediate) = immediate {
+            // Of headers apart, the length is that of the payload alone, if there is one.
+            let length = bytes.len() as u64;
+            self.reader.notice(&Immediate::decode(immediate), length).unwrap();
+        }
     }
 
     fn take(&mut self) -> bool {
-        let memory = &self.memory;
-        let look = |offset: u64| *memory[offset as usize..].first_chunk().unwrap();
+        let (memory, headers) = (&self.memory, &self.headers);
+        let look = |place: Place| match place {
+            Place::Ring(offset) => *memory[offset as usize..].first_chunk().unwrap(),
+            Place::Headers(offset) => *headers[offset as usize..].first_chunk().unwrap(),
+        };
+        if self.shape.layout() == Layout::Flagged {
+            let flag = |at: u64| u64::from_le_bytes(*memory[at as usize..].first_chunk().unwrap());
+            self.reader.look(look, flag);
+        }
         let Some(arrived) = self.reader.take(look).unwrap() else { return false };
         let header = arrived.header;
         assert_eq!(header.message, self.whole, "once, and in order");
@@ -139,7 +190,9 @@ impl World {
         assert_eq!(header.offset, self.partial.len() as u64);
         let place = arrived.offset as usize..arrived.offset as usize + header.payload as usize;
         self.partial.extend(&self.memory[place]);
-        self.held.push(arrived.span);
+        let start = self.shape.offset(header.position) as usize;
+        let end = start + self.shape.taken(header.payload.into()) as usize;
+        self.held.push((arrived.span, start..end));
         if arrived.is_last {
             let expected = (0..header.length).map(|at| byte(self.whole, at));
             assert!(self.partial.iter().copied().eq(expected), "message {}", self.whole);
@@ -148,6 +201,14 @@ impl World {
             assert_eq!(self.reader.whole(), self.whole);
         }
         true
+    }
+
+    fn release(&mut self, which: usize) {
+        let (span, place) = self.held.swap_remove(which);
+        if self.shape.layout() == Layout::Flagged {
+            self.memory[place].fill(0);
+        }
+        self.reader.release(span);
     }
 
     fn credit(&mut self, is_quiet: bool) {
@@ -171,7 +232,11 @@ impl World {
         assert_eq!(whole, self.whole);
         self.writer.restart(self.epoch, whole);
         self.partial.clear();
-        self.memory.fill(0xdd);
+        // Others are let go of late, and do nothing.
+        if self.shape.layout() == Layout::Flagged {
+            self.held.clear();
+        }
+        self.memory.fill(Self::fresh(self.shape.layout(), 0xdd));
         // All that is not whole is written again.
         self.current = None;
         // A connection that is closed does not deliver for ever: longer ago than the bits of
@@ -203,14 +268,14 @@ impl World {
                 let which = which % self.flying.len();
                 let bits = self.flying[which].immediate;
                 self.land(which);
-                self.reader.notice(&Immediate::decode(bits)).unwrap();
+                if let Some(bits) = bits {
+                    self.reader.notice(&Immediate::decode(bits), 0).unwrap();
+                }
             }
             Step::Repeat(_) => {}
             Step::Take => drop(self.take()),
             Step::Release(which) if !self.held.is_empty() => {
-                let which = which % self.held.len();
-                let span = self.held.swap_remove(which);
-                self.reader.release(span);
+                self.release(which % self.held.len());
             }
             Step::Release(_) => {}
             Step::Credit { is_quiet } => self.credit(is_quiet),
@@ -232,8 +297,8 @@ impl World {
         while self.take() {
             has_moved = true;
         }
-        for span in std::mem::take(&mut self.held) {
-            self.reader.release(span);
+        while !self.held.is_empty() {
+            self.release(0);
         }
         // Quiet only when nothing else moves: the watermark does the rest.
         self.credit(!has_moved);
@@ -260,7 +325,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn every_message_comes_once_whole_and_in_order(
@@ -268,9 +333,12 @@ proptest! {
         granules in 8_u64..64,
         longest_payload in 1_u64..3000,
         watermark in prop_oneof![Just(0_u64), Just(256), Just(1024), Just(u64::MAX)],
+        layout in prop_oneof![
+            2 => Just(Layout::Together), 1 => Just(Layout::Apart), 1 => Just(Layout::Flagged)
+        ],
         in_order: bool,
     ) {
-        let mut world = World::new(granules * 128, longest_payload, watermark);
+        let mut world = World::new(granules * 128, layout, longest_payload, watermark);
         for step in &steps {
             world.step(step, in_order);
         }
@@ -301,8 +369,12 @@ proptest! {
 
 #[test]
 fn messages_may_be_many_times_the_ring() {
-    for (capacity, longest_payload) in [(1024, 64), (4096, 3000), (1 << 20, u64::MAX)] {
-        let mut world = World::new(capacity, longest_payload, capacity / 4);
+    let sizes = [(1024, 64), (4096, 3000), (1 << 20, u64::MAX)];
+    let layouts = [Layout::Together, Layout::Apart, Layout::Flagged];
+    for ((capacity, longest_payload), layout) in
+        sizes.into_iter().flat_map(|size| layouts.map(|layout| (size, layout)))
+    {
+        let mut world = World::new(capacity, layout, longest_payload, capacity / 4);
         for length in [0, 1, 20 * capacity + 13, 7, capacity, capacity - 64] {
             world.pump_until(|world| world.current.is_none());
             world.next_message(length);
@@ -324,14 +396,14 @@ fn a_full_ring_is_given_back_in_one_credit() {
             let mut message = writer.begin(0, 4 * capacity);
             while let Ok(chunk) = writer.plan(&message) {
                 writer.commit(&mut message, &chunk);
-                reader.notice(&Immediate::decode(chunk.immediate)).unwrap();
+                reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
                 headers.push(chunk.header);
             }
             assert!(!headers.is_empty(), "an empty ring of {capacity} refuses");
             let free_before = writer.free();
             for header in headers {
-                let look = |offset| {
-                    let is_here = offset == shape.offset(header.position);
+                let look = |place| {
+                    let is_here = place == Place::Ring(shape.offset(header.position));
                     if is_here { header.encode() } else { [0; 64] }
                 };
                 let arrived = reader.take(look).unwrap().unwrap();
@@ -359,7 +431,7 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
         let mut message = writer.begin(0, 0);
         let Ok(chunk) = writer.plan(&message) else { break };
         writer.commit(&mut message, &chunk);
-        reader.notice(&Immediate::decode(chunk.immediate)).unwrap();
+        reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         sent += 1;
     }
     assert!(sent <= MOST_CHUNKS && sent * shape.granule() <= shape.capacity());
@@ -367,7 +439,7 @@ fn as_many_chunks_as_there_may_be_fit_and_no_more() {
     // A peer that goes on all the same is found out.
     let notice = Notice::Chunk { sequence: sent as u16 };
     let beyond = Immediate { ring: 0, epoch: 0, notice };
-    let error = reader.notice(&beyond).unwrap_err();
+    let error = reader.notice(&beyond, 0).unwrap_err();
     assert_eq!(error, ProtocolError::TooFarAhead { sequence: sent, next: 0 });
 }
 
@@ -380,7 +452,7 @@ fn many_small_chunks_need_no_quiet() {
         let mut message = writer.begin(0, 64);
         let chunk = writer.plan(&message).expect("always room: all is released at once");
         writer.commit(&mut message, &chunk);
-        reader.notice(&Immediate::decode(chunk.immediate)).unwrap();
+        reader.notice(&Immediate::decode(chunk.immediate), chunk.length()).unwrap();
         let arrived = reader.take(|_| chunk.header.encode()).unwrap().unwrap();
         assert_eq!(arrived.header.message, number);
         reader.release(arrived.span);
@@ -395,7 +467,7 @@ fn a_peer_that_lies_is_found_out() {
     let shape = Shape::new(4096, 1).unwrap();
     let told = |reader: &mut Reader, sequence| {
         let notice = Notice::Chunk { sequence };
-        reader.notice(&Immediate { ring: 1, epoch: 0, notice })
+        reader.notice(&Immediate { ring: 1, epoch: 0, notice }, 0)
     };
     let honest = Header {
         epoch: 0,
@@ -416,6 +488,12 @@ fn a_peer_that_lies_is_found_out() {
     assert_eq!(refused(Header { position: 64, ..honest }), nothing);
     assert_eq!(refused(Header { sequence: 1, ..honest }), nothing);
     assert_eq!(refused(Header { epoch: 16, ..honest }), nothing);
+    let mut reader = Reader::new(shape, 0, 0);
+    reader
+        .notice(&Immediate { ring: 1, epoch: 0, notice: Notice::Chunk { sequence: 0 } }, 163)
+        .unwrap();
+    let wrong = ProtocolError::WrongLength { sequence: 0, came: 163, announced: 164 };
+    assert_eq!(reader.take(|_| honest.encode()), Err(wrong));
     let misplaced = ProtocolError::Misplaced { sequence: 0 };
     assert_eq!(refused(Header { message: 1, ..honest }), misplaced);
     assert_eq!(refused(Header { offset: 50, length: 150, ..honest }), misplaced);
@@ -424,8 +502,8 @@ fn a_peer_that_lies_is_found_out() {
     // Notices of other rings, and of this one's past, are nobody's business.
     let mut reader = Reader::new(shape, 0, 0);
     let notice = Notice::Chunk { sequence: 0 };
-    reader.notice(&Immediate { ring: 2, epoch: 0, notice }).unwrap();
-    reader.notice(&Immediate { ring: 1, epoch: 3, notice }).unwrap();
+    reader.notice(&Immediate { ring: 2, epoch: 0, notice }, 0).unwrap();
+    reader.notice(&Immediate { ring: 1, epoch: 3, notice }, 0).unwrap();
     assert_eq!((reader.take(|_| honest.encode()), reader.ignored()), (Ok(None), (0, 2)));
 }
 

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 
 use super::header::{HEADER, Header};
 use super::immediate::{Immediate, Notice, nearest};
-use super::{MOST_CHUNKS, Shape};
+use super::shape::{FLAG, Layout, Shape};
+use super::writer::Chunk;
 
 /// A piece of the ring that belongs to a chunk, with what was left out before it. To be
 /// [released](Reader::release) once.
@@ -14,6 +16,23 @@ use super::{MOST_CHUNKS, Shape};
 pub struct Span {
     epoch: u32,
     sequence: u64,
+}
+
+impl Span {
+    /// The number of its chunk.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+}
+
+/// Where a header is to be looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// At an offset of the ring.
+    Ring(u64),
+    /// At an offset of the headers that lie [apart](Layout::Apart).
+    Headers(u64),
 }
 
 /// A chunk that arrived.
@@ -50,6 +69,15 @@ pub enum ProtocolError {
         /// Its sequence number.
         sequence: u64,
     },
+    /// Another number of bytes came than its header announces.
+    WrongLength {
+        /// Its sequence number.
+        sequence: u64,
+        /// Bytes that came.
+        came: u64,
+        /// Bytes that were announced.
+        announced: u64,
+    },
 }
 
 impl fmt::Display for ProtocolError {
@@ -62,6 +90,9 @@ impl fmt::Display for ProtocolError {
             Self::Misplaced { sequence } => {
                 write!(f, "chunk {sequence} does not continue its message")
             }
+            Self::WrongLength { sequence, came, announced } => {
+                write!(f, "{came} bytes came for chunk {sequence}, which announces {announced}")
+            }
         }
     }
 }
@@ -73,6 +104,8 @@ impl std::error::Error for ProtocolError {}
 pub struct Reader {
     shape: Shape,
     epoch: u32,
+    /// The number that credit is told under.
+    writer_name: u16,
     /// The lowest position that is not released.
     head: u64,
     /// What the writer was told of it.
@@ -81,8 +114,11 @@ pub struct Reader {
     next: u64,
     sequence: u64,
     /// Chunks from the next one on that arrived: a bit each, by their numbers modulo
-    /// [`MOST_CHUNKS`].
+    /// [`Shape::most_chunks`].
     arrived: Box<[u64]>,
+    /// How many bytes came with each, their lower 32 bits; 0 where the provider does not
+    /// tell.
+    lengths: Box<[u32]>,
     /// Chunks that were taken, from the first that is not released on: where each ends,
     /// and whether it was released.
     taken: VecDeque<(u64, bool)>,
@@ -90,6 +126,8 @@ pub struct Reader {
     untold: u64,
     /// Bytes to be released before the writer is told.
     watermark: u64,
+    /// How many chunks there are, once the writer said that it is done.
+    ends: Option<u64>,
     /// The message that is next, and how much of it arrived.
     message: u64,
     received: u64,
@@ -105,14 +143,17 @@ impl Reader {
         Self {
             shape,
             epoch,
+            writer_name: shape.ring(),
             head: 0,
             told: 0,
             next: 0,
             sequence: 0,
-            arrived: vec![0; (MOST_CHUNKS / 64) as usize].into(),
+            arrived: vec![0; (shape.most_chunks() / 64) as usize].into(),
+            lengths: vec![0; shape.most_chunks() as usize].into(),
             taken: VecDeque::new(),
             untold: 0,
             watermark: watermark.min(shape.longest_chunk()),
+            ends: None,
             message: 0,
             received: 0,
             duplicates: 0,
@@ -120,68 +161,141 @@ impl Reader {
         }
     }
 
-    /// A notice came: with its data, whatever came or did not come before it. One of
+    /// Goes on after so many messages, which came whole to a reader that is no more.
+    #[must_use]
+    pub fn after(self, whole: u64) -> Self {
+        Self { message: whole, ..self }
+    }
+
+    /// The number that the writer wants to be told of credit under, if it is not the
+    /// ring's.
+    pub fn tell_as(&mut self, name: u16) {
+        self.writer_name = name;
+    }
+
+    /// A notice came: with its data, whatever came or did not come before it. `length` is
+    /// how many bytes came, as the provider tells it; 0 where it does not. A notice of
     /// another epoch or ring is counted and forgotten, and so is one that came already.
     ///
     /// # Errors
     /// [`TooFarAhead`](ProtocolError::TooFarAhead).
-    pub fn notice(&mut self, immediate: &Immediate) -> Result<(), ProtocolError> {
-        let Notice::Chunk { sequence } = immediate.notice else { return Ok(()) };
+    #[inline]
+    pub fn notice(&mut self, immediate: &Immediate, length: u64) -> Result<(), ProtocolError> {
         if !immediate.is_of(self.epoch) || immediate.ring != self.shape.ring() {
             self.strangers += 1;
             return Ok(());
         }
+        let sequence = match immediate.notice {
+            Notice::Chunk { sequence } => sequence,
+            Notice::Done { sequence } => {
+                // It may overtake the notices of the last chunks.
+                self.ends = nearest(self.sequence, sequence).filter(|end| *end >= self.sequence);
+                return Ok(());
+            }
+            Notice::Credit { .. } | Notice::Gone => return Ok(()),
+        };
         match nearest(self.sequence, sequence) {
             Some(sequence) if sequence >= self.sequence => {
                 // Those that are taken and not released are in the ring, too.
                 let before = self.taken.len() as u64;
-                if sequence - self.sequence + before >= MOST_CHUNKS {
+                if sequence - self.sequence + before >= self.shape.most_chunks() {
                     let next = self.sequence;
                     return Err(ProtocolError::TooFarAhead { sequence, next });
                 }
-                let (word, bit) = place(sequence);
+                let (number, word, bit) = self.place(sequence);
                 if self.arrived[word] & bit != 0 {
                     self.duplicates += 1;
                 }
                 self.arrived[word] |= bit;
+                self.lengths[number] = length as u32;
             }
             _ => self.duplicates += 1,
         }
         Ok(())
     }
 
-    /// The next chunk, if it is there. `look` reads a header at an offset of the ring.
-    ///
-    /// # Errors
-    /// [`NoChunk`](ProtocolError::NoChunk), [`Misplaced`](ProtocolError::Misplaced).
-    pub fn take(
+    /// Looks whether the next chunk is there, with its flag: for a reader that is not
+    /// told. `look` reads a header, `flag` a word at an offset of the ring.
+    pub fn look(
         &mut self,
-        look: impl Fn(u64) -> [u8; HEADER as usize],
-    ) -> Result<Option<Arrived>, ProtocolError> {
-        let (word, bit) = place(self.sequence);
-        if self.arrived[word] & bit == 0 {
-            return Ok(None);
+        look: impl Fn(Place) -> [u8; HEADER as usize],
+        flag: impl Fn(u64) -> u64,
+    ) -> bool {
+        let (_, word, bit) = self.place(self.sequence);
+        if self.arrived[word] & bit != 0 {
+            return true;
         }
+        let Some(header) = self.find(look) else { return false };
+        let payload = u64::from(header.payload);
+        let ends = self.shape.flag(payload) + FLAG;
+        if ends > self.shape.until_end(header.position) {
+            return false;
+        }
+        let at = self.shape.offset(header.position) + self.shape.flag(payload);
+        if flag(at) != Chunk::flag(self.sequence) {
+            return false;
+        }
+        self.arrived[word] |= bit;
+        self.lengths[(self.sequence % self.shape.most_chunks()) as usize] = 0;
+        true
+    }
+
+    /// The header of the next chunk: where the last one ended; or, if the rest of the ring was
+    /// left out, at its start.
+    #[inline]
+    fn find(&self, look: impl Fn(Place) -> [u8; HEADER as usize]) -> Option<Header> {
         let here = |position: u64| {
-            let found = Header::decode(&look(self.shape.offset(position)))?;
+            let place = match self.shape.layout() {
+                Layout::Apart => Place::Headers(self.sequence % self.shape.most_chunks() * HEADER),
+                Layout::Together | Layout::Flagged => Place::Ring(self.shape.offset(position)),
+            };
+            let found = Header::decode(&look(place))?;
             let is_it = found.epoch == self.epoch
                 && found.position == position
                 && found.sequence == self.sequence;
             is_it.then_some(found)
         };
-        // Where the last one ended; or, if the rest of the ring was left out, at its start.
-        let until_end = self.shape.until_end(self.next);
-        let header = here(self.next).or_else(|| here(self.next + until_end));
-        let Some(header) = header else {
-            return Err(ProtocolError::NoChunk { position: self.next });
+        here(self.next).or_else(|| here(self.next + self.shape.until_end(self.next)))
+    }
+
+    /// The next chunk, if it is there. `look` reads a header.
+    ///
+    /// # Errors
+    /// [`NoChunk`](ProtocolError::NoChunk), [`Misplaced`](ProtocolError::Misplaced),
+    /// [`WrongLength`](ProtocolError::WrongLength).
+    #[inline]
+    pub fn take(
+        &mut self,
+        look: impl Fn(Place) -> [u8; HEADER as usize],
+    ) -> Result<Option<Arrived>, ProtocolError> {
+        let (number, word, bit) = self.place(self.sequence);
+        if self.arrived[word] & bit == 0 {
+            return Ok(None);
+        }
+        let Some(header) = self.find(look) else {
+            return match self.shape.layout() {
+                // Another write than the one whose notice came, and not bound to be first.
+                Layout::Apart => Ok(None),
+                _ => Err(ProtocolError::NoChunk { position: self.next }),
+            };
         };
-        let taken = self.shape.taken(header.payload.into());
+        let payload = u64::from(header.payload);
+        let taken = self.shape.taken(payload);
         let end = header.position + taken;
         let continues = header.message == self.message && header.offset == self.received;
         let fits = taken <= self.shape.until_end(header.position)
             && end - self.head <= self.shape.capacity();
         if !continues || !fits || (header.payload == 0 && header.length != 0) {
             return Err(ProtocolError::Misplaced { sequence: self.sequence });
+        }
+        let announced = match self.shape.layout() {
+            Layout::Apart if payload > 0 => payload,
+            _ => HEADER + payload,
+        };
+        let came = self.lengths[number];
+        if came != 0 && came != announced as u32 {
+            let (sequence, came) = (self.sequence, came.into());
+            return Err(ProtocolError::WrongLength { sequence, came, announced });
         }
         self.arrived[word] &= !bit;
         self.taken.push_back((end, false));
@@ -194,7 +308,7 @@ impl Reader {
             self.message += 1;
             self.received = 0;
         }
-        let offset = self.shape.offset(header.position) + HEADER;
+        let offset = self.shape.offset(header.position) + self.shape.before_payload();
         Ok(Some(Arrived { header, offset, is_last, span }))
     }
 
@@ -217,19 +331,42 @@ impl Reader {
         debug_assert!(self.head <= self.next, "beyond what arrived");
     }
 
+    /// The number of the first chunk that was taken and is not released, and of the next one
+    /// to be taken.
+    #[must_use]
+    #[inline]
+    pub fn unreleased(&self) -> Range<u64> {
+        self.sequence - self.taken.len() as u64..self.sequence
+    }
+
+    /// As [`release`](Self::release), for the first that is not released.
+    #[inline]
+    pub fn release_first(&mut self) {
+        let Range { start, end } = self.unreleased();
+        if start < end {
+            self.release(Span { epoch: self.epoch, sequence: start });
+        }
+    }
+
     /// What to tell the writer, if it is time: so much was released that the watermark is
     /// passed, or so many chunks that the writer would soon have no numbers left; or
     /// nothing else is going on and something was released at all.
     pub fn credit(&mut self, is_quiet: bool) -> Option<u32> {
         let untold = self.head - self.told;
-        let is_due = untold >= self.watermark || self.untold >= MOST_CHUNKS / 4;
+        let is_due = untold >= self.watermark || self.untold >= self.shape.most_chunks() / 4;
         if untold == 0 || !(is_due || is_quiet) {
             return None;
         }
         self.untold = 0;
         self.told = self.head;
-        let notice = Notice::Credit { head: (self.head / self.shape.granule()) as u16 };
-        Some(Immediate { ring: self.shape.ring(), epoch: self.epoch, notice }.encode())
+        Some(self.told_bits())
+    }
+
+    /// What the writer was told last, or is to be told if that was not sent.
+    #[must_use]
+    pub fn told_bits(&self) -> u32 {
+        let notice = Notice::Credit { head: (self.told / self.shape.granule()) as u16 };
+        Immediate { ring: self.writer_name, epoch: self.epoch, notice }.encode()
     }
 
     /// The lowest position that is not released.
@@ -244,10 +381,41 @@ impl Reader {
         self.told
     }
 
+    /// Is the writer done, and everything taken?
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.ends == Some(self.sequence)
+    }
+
+    /// What to tell the writer if nobody is going to read any more.
+    #[must_use]
+    pub fn gone(&self) -> u32 {
+        let (ring, epoch) = (self.writer_name, self.epoch);
+        Immediate { ring, epoch, notice: Notice::Gone }.encode()
+    }
+
+    /// The epoch that it reads.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// What both sides agree on.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
     /// Messages that came whole, over all epochs.
     #[must_use]
     pub fn whole(&self) -> u64 {
         self.message
+    }
+
+    /// Bytes that came of the message that is next.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.received
     }
 
     /// Notices that came more than once, and those of other epochs or rings.
@@ -266,12 +434,14 @@ impl Reader {
         self.taken.clear();
         self.untold = 0;
         self.received = 0;
+        self.ends = None;
         self.message
     }
-}
 
-/// Word and bit of a chunk.
-fn place(sequence: u64) -> (usize, u64) {
-    let number = sequence % MOST_CHUNKS;
-    ((number / 64) as usize, 1 << (number % 64))
+    /// Number, word and bit of a chunk.
+    #[inline]
+    fn place(&self, sequence: u64) -> (usize, usize, u64) {
+        let number = sequence % self.shape.most_chunks();
+        (number as usize, (number / 64) as usize, 1 << (number % 64))
+    }
 }

@@ -1,114 +1,281 @@
 //! The side that reads, on an endpoint.
 
-use super::Shape;
-use super::header::{HEADER, Header};
-use super::immediate::Immediate;
-use super::reader::{Reader, Span};
-use super::sender::activate;
+use std::sync::Arc;
+
+use super::immediate::{Immediate, Notice};
+use super::memory::{RingMemory, View, activate};
+use super::notify::Notify;
+use super::reader::Reader;
+use super::shape::Shape;
+use super::terms::{LaneOffer, RingAnswer, RingOffer};
+use crate::endpoint::{Piece, Target};
 use crate::{
-    Access, CompletionKind, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion,
-    Options, Outcome, Peer, RegionSlice, RemoteMemory, Result,
+    Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryKind,
+    MemoryRegion, Options, Peer, RemoteMemory, Result,
 };
 
-/// A chunk of a message, where it lies in the ring. To be given back with
-/// [`release`](RingReceiver::release).
-#[derive(Debug)]
-#[must_use = "what is not released is never written again"]
-pub struct View {
-    /// What message it belongs to, and where in it.
-    pub header: Header,
-    /// Whether the message is whole with it.
-    pub is_last: bool,
-    /// Its bytes; None if there are none.
-    pub payload: Option<RegionSlice>,
-    span: Span,
+/// What credit is written from: a head and its complement.
+const WORDS: usize = 16;
+/// The token of credit that is written, where it cannot be injected.
+pub(super) const CREDIT_TOKEN: u64 = 0x5263_7264 << 32;
+
+/// How a ring is to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingOptions {
+    /// Bytes of the ring: a message may be many times longer.
+    pub capacity: u64,
+    /// Bytes that are released before the writer is told; 0: after each chunk.
+    pub watermark: u64,
+    /// How the reader learns of what was written.
+    pub notify: Notify,
+    /// Messages that came whole to a reader that is no more: this one goes on from there.
+    pub whole: u64,
+}
+
+impl RingOptions {
+    /// A ring of so many bytes, told of by the best form that the endpoint's provider can do,
+    /// with credit for each quarter.
+    ///
+    /// # Errors
+    /// `NotSupported` where rings are impossible.
+    pub fn new(endpoint: &Endpoint, capacity: u64) -> Result<Self> {
+        let notify = Notify::best(endpoint.domain().capabilities())?;
+        Ok(Self { capacity, watermark: capacity / 4, notify, whole: 0 })
+    }
+}
+
+/// What a receiver did so far, over all epochs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ReceiverStatistics {
+    /// Messages that came whole.
+    pub messages: u64,
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// Chunks that they came in.
+    pub chunks: u64,
+    /// Credits that were told.
+    pub credits: u64,
+    /// Notices that came more than once.
+    pub duplicates: u64,
+    /// Notices of other epochs.
+    pub strangers: u64,
 }
 
 /// A ring in this process's memory, which one peer writes.
+///
+/// Driven by its caller, a [`Port`](super::Port): that owns endpoint and queue and hands over
+/// what the queue gives.
 #[derive(Debug)]
 pub struct RingReceiver {
     reader: Reader,
-    region: MemoryRegion,
-    /// Where to tell what was released, once the peer said so.
+    form: Notify,
+    memory: Arc<RingMemory>,
+    /// Memory of epochs that are over: a late write may still land there, for as long as the
+    /// connection that it came by is not known to be closed.
+    past: Vec<Arc<RingMemory>>,
+    /// Where to tell what was released, once the writer said so.
     writer: Option<(Peer, RemoteMemory)>,
-    word: MemoryRegion,
+    words: MemoryRegion,
     /// Credit that the provider had no room for.
-    unsent: Option<u32>,
+    is_credit_unsent: bool,
+    statistics: ReceiverStatistics,
+    /// Why nothing more can be read.
+    broken: Option<Error>,
+    /// Nobody reads any more. It stays until the writer has nothing on its way.
+    is_closing: bool,
+    owes_gone: bool,
 }
 
 impl RingReceiver {
-    /// A ring in fresh memory, which tells its writer of every `watermark` bytes that are
-    /// released. Its [region](Self::region) is to be described to the peer.
+    /// A ring in fresh memory, known by this number among those of the endpoint.
     ///
     /// # Errors
-    /// If the memory cannot be had or registered.
-    pub fn new(endpoint: &Endpoint, shape: Shape, epoch: u32, watermark: u64) -> Result<Self> {
-        let domain = endpoint.domain();
-        let capacity = usize::try_from(shape.capacity()).map_err(|_| {
-            let detail = "larger than this machine can address";
-            Error::new(ErrorKind::InvalidArgument, "opening a ring", detail)
-        })?;
-        let region = domain.register(HostMemory::zeroed(capacity)?, Access::REMOTE_WRITE)?;
-        activate(&region, endpoint)?;
-        let word = domain.register(HostMemory::zeroed(8)?, Access::WRITE)?;
-        activate(&word, endpoint)?;
-        let reader = Reader::new(shape, epoch, watermark);
-        Ok(Self { reader, region, writer: None, word, unsent: None })
+    /// `InvalidArgument` for a capacity that no ring has, `NotSupported` where the provider
+    /// cannot do what is asked for, or if the memory cannot be had or registered.
+    pub(super) fn open(
+        endpoint: &Endpoint,
+        ring: u16,
+        epoch: u32,
+        options: &RingOptions,
+    ) -> Result<Self> {
+        let shape = shape_of(endpoint, ring, options, MemoryKind::Host)?;
+        let memory = RingMemory::host(endpoint, shape)?;
+        Self::with(endpoint, memory, epoch, options)
     }
 
-    /// The ring's memory.
-    #[must_use]
-    pub fn region(&self) -> &MemoryRegion {
-        &self.region
+    /// The same in memory that the caller made: of a device, or shared with other processes.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `OutOfBounds` if the memory is too small.
+    pub(super) fn open_over(
+        endpoint: &Endpoint,
+        ring: u16,
+        epoch: u32,
+        options: &RingOptions,
+        memory: impl Memory,
+    ) -> Result<Self> {
+        let shape = shape_of(endpoint, ring, options, memory.kind())?;
+        let memory = RingMemory::over(endpoint, shape, memory)?;
+        Self::with(endpoint, memory, epoch, options)
     }
 
-    /// Where the writer wants to be told of credit.
-    pub fn connect(&mut self, writer: Peer, credit: RemoteMemory) {
-        self.writer = Some((writer, credit));
+    fn with(
+        endpoint: &Endpoint,
+        memory: RingMemory,
+        epoch: u32,
+        options: &RingOptions,
+    ) -> Result<Self> {
+        let words = endpoint.domain().register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
+        activate(&words, endpoint)?;
+        Ok(Self {
+            reader: Reader::new(memory.shape, epoch, options.watermark).after(options.whole),
+            form: options.notify,
+            memory: Arc::new(memory),
+            past: Vec::new(),
+            writer: None,
+            words,
+            is_credit_unsent: false,
+            statistics: ReceiverStatistics::default(),
+            broken: None,
+            is_closing: false,
+            owes_gone: false,
+        })
     }
 
-    /// Looks at what a queue gave: true if it was a notice. Whose ring it speaks of is
-    /// looked at then: notices of others are counted, not believed.
+    /// What the writer has to know.
+    ///
+    /// # Errors
+    /// If the memory's keys cannot be had.
+    pub(super) fn offer(&self, slate: &MemoryRegion) -> Result<RingOffer> {
+        let shape = self.reader.shape();
+        let memory = &self.memory;
+        let headers = memory.headers.as_ref().map(MemoryRegion::describe).transpose()?;
+        Ok(RingOffer {
+            ring: shape.ring(),
+            epoch: self.reader.epoch(),
+            capacity: shape.capacity(),
+            notify: self.form,
+            layout: shape.layout(),
+            whole: self.reader.whole(),
+            lanes: vec![LaneOffer {
+                ring: memory.region.describe()?,
+                headers,
+                slate: slate.describe()?,
+            }],
+        })
+    }
+
+    /// Takes the writer's answer: from now on it is told of credit.
+    ///
+    /// # Errors
+    /// `VersionMismatch` if it answers another offer; what is wrong with its memory.
+    pub(super) fn connect(
+        &mut self,
+        endpoint: &Endpoint,
+        peer: Peer,
+        answer: &RingAnswer,
+    ) -> Result<()> {
+        let operation = "connecting a ring";
+        if answer.epoch != self.reader.epoch() {
+            let detail = format!("of epoch {}, not {}", answer.epoch, self.reader.epoch());
+            return Err(Error::new(ErrorKind::VersionMismatch, operation, detail));
+        }
+        let credit = endpoint.domain().attach(&answer.credit)?;
+        if credit.len() < WORDS as u64 || answer.name >= super::immediate::RINGS {
+            let detail = format!("{} bytes for credit, name {}", credit.len(), answer.name);
+            return Err(Error::new(ErrorKind::MalformedDescriptor, operation, detail));
+        }
+        self.reader.tell_as(answer.name);
+        self.writer = Some((peer, credit));
+        Ok(())
+    }
+
+    /// After the connection was lost: a later epoch, in fresh memory with fresh keys. Messages
+    /// that came in part are forgotten, and come again. What was written by the old
+    /// connection and comes late lands in the old memory, which is kept until
+    /// [`forget_past`](Self::forget_past).
+    pub(super) fn reopen(&mut self, endpoint: &Endpoint, epoch: u32) -> Result<()> {
+        let kind = self.memory.region.kind();
+        if kind.is_device() {
+            let detail = format!("the ring lies in {kind} memory, which only the caller can make");
+            return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring again", detail));
+        }
+        let memory = RingMemory::host(endpoint, self.reader.shape())?;
+        self.restart(endpoint, epoch, memory)
+    }
+
+    /// The same in memory that the caller made.
+    pub(super) fn reopen_over(
+        &mut self,
+        endpoint: &Endpoint,
+        epoch: u32,
+        memory: impl Memory,
+    ) -> Result<()> {
+        let shape = self.reader.shape();
+        if memory.kind().is_device() != self.memory.region.kind().is_device() {
+            let detail = format!("in {} memory it would be laid out otherwise", memory.kind());
+            return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring again", detail));
+        }
+        let memory = RingMemory::over(endpoint, shape, memory)?;
+        self.restart(endpoint, epoch, memory)
+    }
+
+    fn restart(&mut self, endpoint: &Endpoint, epoch: u32, memory: RingMemory) -> Result<()> {
+        let words = endpoint.domain().register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
+        activate(&words, endpoint)?;
+        self.words = words;
+        self.reader.restart(epoch);
+        self.past.push(std::mem::replace(&mut self.memory, Arc::new(memory)));
+        self.writer = None;
+        self.is_credit_unsent = false;
+        self.broken = None;
+        Ok(())
+    }
+
+    /// The connections of all earlier epochs are closed, or known to have nothing on its way:
+    /// lets go of their memory.
+    pub fn forget_past(&mut self) {
+        self.past.clear();
+    }
+
+    /// A notice came that may be meant for this ring.
     ///
     /// # Errors
     /// A peer that breaks the protocol.
-    pub fn accept(&mut self, outcome: &Outcome) -> Result<bool> {
-        match outcome {
-            Ok(completion) if completion.kind == CompletionKind::RemoteWrite => {
-                let Some(data) = completion.data else { return Ok(false) };
-                let notice = self.reader.notice(&Immediate::decode(data as u32));
-                notice.map_err(broken)?;
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
+    #[inline]
+    pub(super) fn hear(&mut self, immediate: &Immediate, length: u64) -> Result<()> {
+        debug_assert!(matches!(immediate.notice, Notice::Chunk { .. } | Notice::Done { .. }));
+        self.reader.notice(immediate, length).map_err(broken)
     }
 
     /// The next chunk, if it is there.
     ///
     /// # Errors
     /// A peer that breaks the protocol.
-    pub fn take(&mut self) -> Result<Option<View>> {
-        let region = &self.region;
-        let look = |offset: u64| {
-            let mut bytes = [0; HEADER as usize];
-            // Offsets are inside of the ring; beyond it there is no header.
-            let _ = region.read(offset as usize, &mut bytes);
-            bytes
+    #[inline]
+    pub(super) fn take(&mut self) -> Result<Option<View>> {
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
+        let memory = &*self.memory;
+        let look = |place| memory.look(place);
+        if self.form == Notify::Polling {
+            self.reader.look(look, |offset| memory.flag(offset));
+        }
+        let arrived = match self.reader.take(look) {
+            Ok(Some(arrived)) => arrived,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                let error = broken(error);
+                self.fail(error.clone());
+                return Err(error);
+            }
         };
-        let Some(arrived) = self.reader.take(look).map_err(broken)? else { return Ok(None) };
-        let (from, length) = (arrived.offset as usize, arrived.header.payload as usize);
-        let payload = match length {
-            0 => None,
-            _ => Some(self.region.slice(from..from + length)?),
-        };
-        let (header, is_last, span) = (arrived.header, arrived.is_last, arrived.span);
-        Ok(Some(View { header, is_last, payload, span }))
-    }
-
-    /// The chunk's bytes are not needed any more. In any order.
-    pub fn release(&mut self, view: View) {
-        self.reader.release(view.span);
+        let (header, is_last) = (arrived.header, arrived.is_last);
+        self.statistics.chunks += 1;
+        self.statistics.bytes += u64::from(header.payload);
+        self.statistics.messages += u64::from(is_last);
+        Ok(Some(View::new(header, is_last, arrived.offset, Arc::clone(&self.memory))))
     }
 
     /// Tells the writer what was released, if it is time: a watermark was passed, or
@@ -116,30 +283,140 @@ impl RingReceiver {
     ///
     /// # Errors
     /// What the fabric says.
-    pub fn tell(
+    #[inline]
+    pub(super) fn tell(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
         is_quiet: bool,
     ) -> Result<bool> {
-        let Some((peer, credit)) = &self.writer else { return Ok(false) };
-        // A later one tells all that an earlier one would have.
-        let due = self.reader.credit(is_quiet).or(self.unsent);
-        let Some(bits) = due else { return Ok(false) };
-        let options = Options::token(0).patience(std::time::Duration::ZERO);
-        let target = credit.slice(0..8)?;
-        let word = self.word.all();
-        match endpoint.write_data(queue, *peer, &word, &target, bits.into(), options) {
-            Ok(_) => {
-                self.unsent = None;
-                Ok(true)
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                self.unsent = Some(bits);
-                Ok(false)
-            }
-            Err(error) => Err(error),
+        if self.is_closing {
+            return Ok(false);
         }
+        self.collect();
+        // A later one tells all that an earlier one would have.
+        let due = self.reader.credit(is_quiet);
+        if due.is_none() && !self.is_credit_unsent {
+            return Ok(false);
+        }
+        self.send_credit(endpoint, queue)
+    }
+
+    /// Takes note of views that were dropped.
+    #[inline]
+    fn collect(&mut self) {
+        let unreleased = self.reader.unreleased();
+        for sequence in unreleased {
+            if !self.memory.take_released(sequence) {
+                break;
+            }
+            self.reader.release_first();
+        }
+    }
+
+    fn send_credit(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+    ) -> Result<bool> {
+        self.is_credit_unsent = true;
+        let is_sent = self.say(endpoint, queue, self.reader.told_bits())?;
+        self.is_credit_unsent = !is_sent;
+        self.statistics.credits += u64::from(is_sent);
+        Ok(is_sent)
+    }
+
+    /// Nobody reads any more. The memory stays until the writer said that it has nothing on
+    /// its way, and that came.
+    pub(super) fn close(&mut self) {
+        self.is_closing = true;
+        self.owes_gone = true;
+    }
+
+    /// Is nobody going to read any more?
+    #[inline]
+    pub(super) fn is_closing(&self) -> bool {
+        self.is_closing
+    }
+
+    /// Goes on with closing. True once nothing of it is needed.
+    pub(super) fn go_on_closing(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+    ) -> Result<bool> {
+        // Whoever looks, and who never had a writer, hears nothing.
+        if self.form == Notify::Polling || self.writer.is_none() || self.broken.is_some() {
+            return Ok(true);
+        }
+        while self.take()?.is_some() {}
+        if self.is_over() {
+            return Ok(true);
+        }
+        if self.owes_gone {
+            self.owes_gone = !self.say(endpoint, queue, self.reader.gone())?;
+        }
+        Ok(false)
+    }
+
+    /// Gives a notice to the writer, or writes the head where it looks for it.
+    fn say(&self, endpoint: &mut Endpoint, queue: &mut CompletionQueue, bits: u32) -> Result<bool> {
+        let Some((peer, credit)) = &self.writer else { return Ok(false) };
+        let target = Target { memory: credit, offset: 0 };
+        match self.form {
+            Notify::Message => endpoint.try_inject(queue, *peer, &bits.to_le_bytes()),
+            Notify::Immediate => {
+                self.write_credit(endpoint, queue, *peer, &[0; 8], target, Some(bits.into()))
+            }
+            Notify::Polling => {
+                let head = self.reader.told();
+                let words = u128::from(head) | u128::from(!head) << 64;
+                self.write_credit(endpoint, queue, *peer, &words.to_le_bytes(), target, None)
+            }
+        }
+    }
+
+    fn write_credit(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        peer: Peer,
+        bytes: &[u8],
+        target: Target<'_>,
+        data: Option<u64>,
+    ) -> Result<bool> {
+        if bytes.len() <= endpoint.inject_limit() {
+            return endpoint.try_inject_write(queue, peer, bytes, target, data);
+        }
+        // What an earlier credit is written from may change under it: it then tells more.
+        self.words.write(0, bytes)?;
+        let words = Piece { region: &self.words, offset: 0, length: bytes.len() };
+        let options = Options::token(CREDIT_TOKEN);
+        endpoint.try_write_pieces(queue, peer, &[words], target, data, &options)
+    }
+
+    /// Nothing more can be read, and why.
+    #[cold]
+    pub(super) fn fail(&mut self, error: Error) {
+        self.broken.get_or_insert(error);
+    }
+
+    /// Why nothing more can be read, until it is [opened again](Self::reopen).
+    #[must_use]
+    pub fn broken(&self) -> Option<&Error> {
+        self.broken.as_ref()
+    }
+
+    /// Is the writer done, and everything taken?
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.reader.is_over()
+    }
+
+    /// Is there credit that is not told, for lack of room or because it is not due?
+    #[must_use]
+    pub fn has_untold(&self) -> bool {
+        self.is_credit_unsent || self.reader.head() != self.reader.told()
     }
 
     /// The positions behind it.
@@ -147,8 +424,48 @@ impl RingReceiver {
     pub fn reader(&self) -> &Reader {
         &self.reader
     }
+
+    /// The ring's memory, of this epoch.
+    #[must_use]
+    pub fn region(&self) -> &MemoryRegion {
+        &self.memory.region
+    }
+
+    /// How the reader is told.
+    #[must_use]
+    pub fn notify(&self) -> Notify {
+        self.form
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn statistics(&self) -> ReceiverStatistics {
+        let (duplicates, strangers) = self.reader.ignored();
+        ReceiverStatistics { duplicates, strangers, ..self.statistics }
+    }
 }
 
-fn broken(error: super::ProtocolError) -> Error {
+/// The shape of a ring with these options.
+pub(super) fn shape_of(
+    endpoint: &Endpoint,
+    ring: u16,
+    options: &RingOptions,
+    memory: MemoryKind,
+) -> Result<Shape> {
+    let capabilities = endpoint.domain().capabilities();
+    options.notify.check(capabilities)?;
+    let layout = options.notify.layout(capabilities, memory)?;
+    let Some(shape) = Shape::new(options.capacity, ring) else {
+        let detail = format!(
+            "there is no ring of {} bytes with number {ring}: from 1 KiB to 1 TiB, and two halves of whole granules",
+            options.capacity
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
+    };
+    Ok(shape.laid_out(layout))
+}
+
+#[cold]
+pub(super) fn broken(error: super::ProtocolError) -> Error {
     Error::new(ErrorKind::ConnectionLost, "reading a ring", error.to_string())
 }

@@ -1,18 +1,21 @@
 //! The side that writes, on an endpoint.
 
-use super::Shape;
-use super::header::HEADER;
+use std::time::{Duration, Instant};
+
 use super::immediate::Immediate;
+use super::memory::activate;
+use super::notify::Notify;
+use super::outlet::{Outlet, Title};
+use super::shape::Shape;
+use super::terms::{RingAnswer, RingOffer};
 use super::writer::{Blocked, Message, Writer};
 use crate::{
-    Access, CompletionKind, CompletionQueue, Domain, Endpoint, Error, ErrorKind, HostMemory,
-    MemoryRegion, Options, Outcome, Peer, RegionSlice, RemoteMemory, Result,
+    Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Peer,
+    RegionSlice, Result,
 };
 
-/// Chunks that may be on their way at the same time, each with a header of its own.
-const SLOTS: u32 = 512;
-/// Tokens of ring writes: this, the ring's number, the header's slot.
-const TOKEN: u64 = 0x5269_6e67 << 32;
+/// Bytes of the memory that credit is looked for in: a head and its complement.
+const CREDIT: usize = 16;
 
 /// What came of an attempt to write a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,72 +30,116 @@ pub enum Pushed {
     Written,
 }
 
-/// Writes messages into a peer's ring, by write with immediate.
+/// What a sender did so far, over all epochs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SenderStatistics {
+    /// Messages that were written.
+    pub messages: u64,
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// Chunks that they went in.
+    pub chunks: u64,
+    /// Bytes left out at the end of the ring.
+    pub skipped: u64,
+    /// Credits that came.
+    pub credits: u64,
+    /// Times that there was no credit for the next chunk.
+    pub blocked: u64,
+    /// How long it took until there was.
+    pub blocked_for: Duration,
+    /// Times that the provider had no room for the next chunk.
+    pub busy: u64,
+}
+
+/// Writes messages into a peer's ring.
 ///
-/// Driven by its caller: whoever owns endpoint and queue [pushes](Self::push) chunks and
-/// [hands over](Self::accept) what the queue gives. Payload goes from the caller's
-/// registered memory straight into the ring; it must stay as it is until
-/// [`next_read`](Self::next_read) names its message.
+/// Driven by its caller, a [`Port`](super::Port): that owns endpoint and queue, pushes chunks
+/// and hands over what the queue gives. Payload goes from the caller's registered memory
+/// straight into the ring; it must stay as it is until [`next_read`](Self::next_read) names
+/// its message.
 #[derive(Debug)]
 pub struct RingSender {
     writer: Writer,
-    shape: Shape,
-    peer: Peer,
-    ring: RemoteMemory,
-    headers: MemoryRegion,
-    free: Vec<u32>,
-    /// Where credit arrives: its bytes mean nothing, its immediates do.
-    credit: MemoryRegion,
+    form: Notify,
+    outlet: Outlet,
+    /// Where credit is looked for, if nobody tells of it.
+    credit: Option<MemoryRegion>,
+    statistics: SenderStatistics,
+    blocked_since: Option<Instant>,
+    /// Why nothing more can be written.
+    broken: Option<Error>,
+    /// The reader is gone, and is to be told that nothing more comes.
+    owes_end: bool,
 }
 
 impl RingSender {
-    /// Memory that goes with a sender: to be described to the receiver, as where it
-    /// [tells](super::RingReceiver::connect) what it let go of.
-    ///
-    /// # Errors
-    /// If it cannot be registered.
-    pub fn credit_memory(domain: &Domain, endpoint: &Endpoint) -> Result<MemoryRegion> {
-        let region = domain.register(HostMemory::zeroed(64)?, Access::REMOTE_WRITE)?;
-        activate(&region, endpoint)?;
-        Ok(region)
+    /// A sender into a ring that a peer offered, with this title among the port's, and told of
+    /// credit through the port's slate. Chunks have at most so many bytes of payload. With
+    /// what is to be answered.
+    pub(super) fn open(
+        endpoint: &Endpoint,
+        slate: &MemoryRegion,
+        peer: Peer,
+        offer: &RingOffer,
+        title: Title,
+        longest_payload: u64,
+    ) -> Result<(Self, RingAnswer)> {
+        let shape = offer.shape()?;
+        let Connected { outlet, credit, answer } =
+            connect(endpoint, slate, peer, offer, shape, title)?;
+        let longest = longest_payload.min(longest_write(endpoint)).max(1);
+        let mut writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
+        writer.restart(offer.epoch, offer.whole);
+        let sender = Self {
+            writer,
+            form: offer.notify,
+            outlet,
+            credit,
+            statistics: SenderStatistics::default(),
+            blocked_since: None,
+            broken: None,
+            owes_end: false,
+        };
+        Ok((sender, answer))
     }
 
-    /// A sender into this ring, with chunks of at most so many bytes of payload.
-    ///
-    /// # Errors
-    /// `NotSupported` where the provider has no immediates; `OutOfBounds` if the peer's
-    /// region is smaller than the ring.
-    pub fn new(
+    /// After the connection was lost: goes on in the ring's next epoch, in the memory that the
+    /// reader offers now. Messages from the one on that the offer names are to be written
+    /// again; their numbers go on from there.
+    pub(super) fn reopen(
+        &mut self,
         endpoint: &Endpoint,
+        slate: &MemoryRegion,
         peer: Peer,
-        ring: RemoteMemory,
-        credit: MemoryRegion,
-        shape: Shape,
-        epoch: u32,
-        longest_payload: u64,
-    ) -> Result<Self> {
-        let operation = "opening a ring";
-        let domain = endpoint.domain();
-        let capabilities = domain.capabilities();
-        if !capabilities.has_write_data() || capabilities.immediate_mask() < u64::from(u32::MAX) {
-            let detail = "the provider carries no immediates of 32 bits";
-            return Err(Error::new(ErrorKind::NotSupported, operation, detail));
+        offer: &RingOffer,
+        generation: u16,
+    ) -> Result<RingAnswer> {
+        let refuse = |detail: String| {
+            Err(Error::new(ErrorKind::VersionMismatch, "opening a ring again", detail))
+        };
+        if offer.epoch <= self.writer.epoch() {
+            return refuse(format!("epoch {} comes after {}", offer.epoch, self.writer.epoch()));
         }
-        if ring.len() < shape.capacity() {
-            let detail = format!("{} bytes, for a ring of {}", ring.len(), shape.capacity());
-            return Err(Error::new(ErrorKind::OutOfBounds, operation, detail));
+        if offer.whole > self.writer.messages() {
+            let begun = self.writer.messages();
+            return refuse(format!("{} messages are said to be read, of {begun}", offer.whole));
         }
-        let most = capabilities.max_message_size as u64;
-        let longest_payload = longest_payload.min(most.saturating_sub(HEADER)).max(1);
-        let headers = HostMemory::zeroed(SLOTS as usize * HEADER as usize)?;
-        let headers = domain.register(headers, Access::WRITE)?;
-        activate(&headers, endpoint)?;
-        let writer = Writer::new(shape, epoch, longest_payload);
-        let free = (0..SLOTS).rev().collect();
-        Ok(Self { writer, shape, peer, ring, headers, free, credit })
+        let shape = offer.shape()?;
+        if shape != self.writer.shape() || offer.notify != self.form {
+            return refuse("another ring than before".to_owned());
+        }
+        let title = Title { generation, ..self.outlet.title() };
+        let Connected { outlet, credit, answer } =
+            connect(endpoint, slate, peer, offer, shape, title)?;
+        self.writer.restart(offer.epoch, offer.whole);
+        (self.outlet, self.credit) = (outlet, credit);
+        (self.broken, self.owes_end) = (None, false);
+        self.end_block();
+        Ok(answer)
     }
 
     /// Begins a message of so many bytes. The one before must be written first.
+    #[inline]
     pub fn begin(&mut self, topic: u32, length: u64) -> Message {
         self.writer.begin(topic, length)
     }
@@ -103,6 +150,7 @@ impl RingSender {
     /// # Errors
     /// `OutOfBounds` if the payload is shorter than the message; what the fabric says. The
     /// message can be pushed again.
+    #[inline]
     pub fn push(
         &mut self,
         endpoint: &mut Endpoint,
@@ -113,69 +161,137 @@ impl RingSender {
         if message.is_written() {
             return Ok(Pushed::Written);
         }
+        if let Some(broken) = &self.broken {
+            return Err(broken.clone());
+        }
         let chunk = match self.writer.plan(message) {
             Ok(chunk) => chunk,
-            Err(blocked) => return Ok(Pushed::Blocked(blocked)),
-        };
-        let (from, length) = (chunk.header.offset as usize, chunk.header.payload as usize);
-        if from + length > payload.len() {
-            let detail =
-                format!("{} bytes, of a message of {}", payload.len(), chunk.header.length);
-            return Err(Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail));
-        }
-        let Some(slot) = self.free.last().copied() else { return Ok(Pushed::Busy) };
-        let at = slot as usize * HEADER as usize;
-        self.headers.write(at, &chunk.header.encode())?;
-        let header = self.headers.slice(at..at + HEADER as usize)?;
-        let target = self.ring.slice(chunk.offset..chunk.offset + HEADER + length as u64)?;
-        let token = TOKEN | u64::from(self.shape.ring()) << 16 | u64::from(slot);
-        let options = Options::token(token).patience(std::time::Duration::ZERO);
-        let data = Some(u64::from(chunk.immediate));
-        let posted = if length == 0 {
-            endpoint.write_gathered(queue, self.peer, &[&header], &target, data, options)
-        } else {
-            let from = payload.offset() + from;
-            let body = payload.region().slice(from..from + length)?;
-            endpoint.write_gathered(queue, self.peer, &[&header, &body], &target, data, options)
-        };
-        match posted {
-            Ok(_) => {
-                self.free.pop();
-                self.writer.commit(message, &chunk);
-                Ok(Pushed::Posted(length as u64))
+            Err(blocked) => {
+                self.begin_block();
+                return Ok(Pushed::Blocked(blocked));
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Pushed::Busy),
-            Err(error) => Err(error),
+        };
+        let (from, length) = (chunk.header.offset, u64::from(chunk.header.payload));
+        if from + length > payload.len() as u64 {
+            return Err(too_short(payload, &chunk.header));
+        }
+        let region = &payload.region();
+        let body = Some((region, payload.offset() + from as usize)).filter(|_| length > 0);
+        if !self.outlet.post(endpoint, queue, &chunk, body)? {
+            self.statistics.busy += 1;
+            return Ok(Pushed::Busy);
+        }
+        self.writer.commit(message, &chunk);
+        self.statistics.chunks += 1;
+        self.statistics.bytes += length;
+        self.statistics.skipped += chunk.skipped;
+        self.statistics.messages += u64::from(message.is_written());
+        self.end_block();
+        Ok(Pushed::Posted(length))
+    }
+
+    #[cold]
+    fn begin_block(&mut self) {
+        if self.blocked_since.is_none() {
+            self.blocked_since = Some(Instant::now());
+            self.statistics.blocked += 1;
         }
     }
 
-    /// Looks at what a queue gave: true if it was this ring's business.
-    ///
-    /// # Errors
-    /// A chunk that failed: the ring is broken.
-    pub fn accept(&mut self, outcome: &Outcome) -> Result<bool> {
-        let completion = match outcome {
-            Ok(completion) => completion,
-            Err(failure) if self.is_ours(failure.token) => return Err(failure.error.clone()),
-            Err(_) => return Ok(false),
-        };
-        match (completion.kind, completion.data) {
-            (CompletionKind::Write, _) if self.is_ours(completion.token) => {
-                self.free.push(completion.token as u16 as u32);
-                Ok(true)
-            }
-            (CompletionKind::RemoteWrite, Some(data)) => {
-                Ok(self.writer.credit(&Immediate::decode(data as u32)))
-            }
-            _ => Ok(false),
+    #[inline]
+    fn end_block(&mut self) {
+        if let Some(since) = self.blocked_since.take() {
+            self.statistics.blocked_for += since.elapsed();
         }
     }
 
-    fn is_ours(&self, token: u64) -> bool {
-        token >> 16 == TOKEN >> 16 | u64::from(self.shape.ring())
+    /// A notice came that is meant for this ring.
+    #[inline]
+    pub(super) fn hear(&mut self, immediate: &Immediate) -> bool {
+        if self.writer.credit(immediate) {
+            self.statistics.credits += 1;
+            return true;
+        }
+        if self.writer.is_told_gone(immediate) {
+            let detail = "the reader let go of it";
+            self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
+            self.owes_end = true;
+            return true;
+        }
+        false
+    }
+
+    /// One of the writes of a slot completed: false if it was of an outlet that is no more.
+    #[inline]
+    pub(super) fn completed(&mut self, title: Title, slot: u16) -> bool {
+        let is_ours = self.outlet.title() == title;
+        if is_ours {
+            self.outlet.completed(slot);
+        }
+        is_ours
+    }
+
+    /// Tells the reader that there will be nothing more. False if there is no room for that
+    /// now.
+    pub(super) fn say_done(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+    ) -> Result<bool> {
+        let is_said = self.outlet.say(endpoint, queue, self.writer.done())?;
+        self.owes_end &= !is_said;
+        Ok(is_said)
+    }
+
+    /// Does the reader wait to be told that nothing more comes?
+    #[inline]
+    pub(super) fn owes_end(&self) -> bool {
+        self.owes_end
+    }
+
+    /// Does what is to be done besides pushing: sends notices that are messages, and looks
+    /// for credit where nobody is told of it. True if something happened.
+    #[inline]
+    pub(super) fn settle(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &CompletionQueue,
+    ) -> Result<bool> {
+        match self.form {
+            Notify::Immediate => Ok(false),
+            Notify::Message => {
+                self.outlet.settle(endpoint, queue)?;
+                Ok(false)
+            }
+            Notify::Polling => {
+                let Some(credit) = &self.credit else { return Ok(false) };
+                let head = credit.load_u64(0)?;
+                // Written in one piece or not: it counts when both say the same.
+                if credit.load_u64(8)? != !head {
+                    return Ok(false);
+                }
+                let is_news = self.writer.credit_to(head);
+                self.statistics.credits += u64::from(is_news);
+                Ok(is_news)
+            }
+        }
+    }
+
+    /// Nothing more can be written, and why.
+    #[cold]
+    pub(super) fn fail(&mut self, error: Error) {
+        self.end_block();
+        self.broken.get_or_insert(error);
+    }
+
+    /// Why nothing more can be written, until it is [opened again](Self::reopen).
+    #[must_use]
+    pub fn broken(&self) -> Option<&Error> {
+        self.broken.as_ref()
     }
 
     /// The next message that the reader let go of: its memory is free.
+    #[inline]
     pub fn next_read(&mut self) -> Option<u64> {
         self.writer.next_read()
     }
@@ -186,18 +302,78 @@ impl RingSender {
         &self.writer
     }
 
-    /// Where credit arrives.
+    /// What it did so far.
     #[must_use]
-    pub fn credit_region(&self) -> &MemoryRegion {
-        &self.credit
+    pub fn statistics(&self) -> SenderStatistics {
+        self.statistics
+    }
+
+    /// How the reader is told.
+    #[must_use]
+    pub fn notify(&self) -> Notify {
+        self.form
+    }
+
+    /// Writes and notices that are on their way.
+    #[must_use]
+    pub fn unfinished(&self) -> usize {
+        self.outlet.unfinished()
+    }
+
+    /// Whom it writes to.
+    #[must_use]
+    pub fn peer(&self) -> Peer {
+        self.outlet.peer()
     }
 }
 
-/// Binds and enables a region where the provider demands it.
-pub(super) fn activate(region: &MemoryRegion, endpoint: &Endpoint) -> Result<()> {
-    if region.is_registered() && !region.is_enabled() {
-        region.bind_endpoint(endpoint)?;
-        region.enable()?;
-    }
-    Ok(())
+/// The most payload of one write.
+fn longest_write(endpoint: &Endpoint) -> u64 {
+    let most = endpoint.domain().capabilities().max_message_size as u64;
+    most.saturating_sub(super::header::HEADER)
+}
+
+struct Connected {
+    outlet: Outlet,
+    credit: Option<MemoryRegion>,
+    answer: RingAnswer,
+}
+
+/// An outlet into the first of the lanes, and where to be told of credit.
+fn connect(
+    endpoint: &Endpoint,
+    slate: &MemoryRegion,
+    peer: Peer,
+    offer: &RingOffer,
+    shape: Shape,
+    title: Title,
+) -> Result<Connected> {
+    let Some(lane) = offer.lanes.first() else {
+        let detail = "without lanes";
+        return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+    };
+    let outlet = Outlet::new(endpoint, peer, lane, offer.notify, shape, title)?;
+    // Told by immediates, it does not matter where they are written to; and what comes late
+    // must find its place there. Where it is looked for, each connection has its own.
+    let credit = match offer.notify {
+        Notify::Polling => Some(remote_memory(endpoint, CREDIT)?),
+        Notify::Immediate | Notify::Message => None,
+    };
+    let credit_region = credit.as_ref().unwrap_or(slate).describe()?;
+    let answer = RingAnswer { name: title.name, epoch: offer.epoch, credit: credit_region };
+    Ok(Connected { outlet, credit, answer })
+}
+
+/// A little memory that peers write.
+pub(super) fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
+    let memory = HostMemory::zeroed(length)?;
+    let region = endpoint.domain().register(memory, Access::REMOTE_WRITE)?;
+    activate(&region, endpoint)?;
+    Ok(region)
+}
+
+#[cold]
+pub(super) fn too_short(payload: &RegionSlice, header: &super::Header) -> Error {
+    let detail = format!("{} bytes, of a message of {}", payload.len(), header.length);
+    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::header::{HEADER, Header};
 use super::immediate::{Immediate, Notice, nearest};
-use super::{MOST_CHUNKS, Shape};
+use super::shape::{Layout, Shape};
 
 /// Would writing so many bytes at the tail pass what the reader is known to have let go
 /// of by more than the ring holds? A check of local numbers only.
@@ -40,6 +40,12 @@ impl Message {
         self.number
     }
 
+    /// Its length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
     /// Bytes that chunks were made of so far.
     #[must_use]
     pub fn written(&self) -> u64 {
@@ -59,8 +65,14 @@ impl Message {
 pub struct Chunk {
     /// What stands before the payload.
     pub header: Header,
-    /// Where the header goes in the ring; the payload follows.
-    pub offset: u64,
+    /// Where the header goes: in the ring, or among the headers that lie
+    /// [apart](Layout::Apart).
+    pub header_at: u64,
+    /// Where the payload goes in the ring.
+    pub payload_at: u64,
+    /// Where a word that says [`Chunk::flag`] goes once all else is there, if the reader
+    /// looks for one.
+    pub flag_at: Option<u64>,
     /// Bytes at the end of the ring that are left out before it.
     pub skipped: u64,
     /// What to tell the reader.
@@ -72,6 +84,12 @@ impl Chunk {
     #[must_use]
     pub fn length(&self) -> u64 {
         HEADER + u64::from(self.header.payload)
+    }
+
+    /// What the flag of a chunk says: never nothing, and never what an earlier one did.
+    #[must_use]
+    pub fn flag(sequence: u64) -> u64 {
+        sequence.wrapping_add(1)
     }
 }
 
@@ -89,6 +107,8 @@ pub struct Blocked {
 pub struct Writer {
     shape: Shape,
     epoch: u32,
+    /// The number that credit comes under.
+    name: u16,
     tail: u64,
     /// The last that is known of the reader's head: behind it, never before it.
     credit: u64,
@@ -107,10 +127,11 @@ impl Writer {
     #[must_use]
     pub fn new(shape: Shape, epoch: u32, longest_payload: u64) -> Self {
         // A payload's length has 32 bits in the header.
-        let most = (shape.longest_chunk() - HEADER).min(u32::MAX.into());
+        let most = shape.payload_of(shape.longest_chunk()).min(u32::MAX.into());
         Self {
             shape,
             epoch,
+            name: shape.ring(),
             tail: 0,
             credit: 0,
             sequence: 0,
@@ -119,6 +140,13 @@ impl Writer {
             unread: VecDeque::new(),
             read: VecDeque::new(),
         }
+    }
+
+    /// The number that credit comes under, if it is not the ring's: those of two readers may
+    /// be the same.
+    #[must_use]
+    pub fn known_as(self, name: u16) -> Self {
+        Self { name, ..self }
     }
 
     /// Begins a message. The one before must be written first: chunks of two messages do
@@ -140,7 +168,7 @@ impl Writer {
         let mut skipped = 0;
         if self.shape.taken(payload) > until_end {
             // A part of it may fit before the end, unless that is hardly more than a header.
-            let fits = until_end.saturating_sub(HEADER);
+            let fits = self.shape.payload_of(until_end);
             if fits >= self.longest_payload / 4 && fits > 0 {
                 payload = fits;
             } else {
@@ -148,7 +176,7 @@ impl Writer {
             }
         }
         let wanted = skipped + self.shape.taken(payload);
-        let is_full = self.unread.len() as u64 >= MOST_CHUNKS;
+        let is_full = self.unread.len() as u64 >= self.shape.most_chunks();
         if is_full || exceeds(self.tail, wanted, self.credit, self.shape.capacity()) {
             return Err(Blocked { wanted, free: self.free() });
         }
@@ -165,7 +193,19 @@ impl Writer {
         };
         let notice = Notice::Chunk { sequence: self.sequence as u16 };
         let immediate = Immediate { ring: self.shape.ring(), epoch: self.epoch, notice }.encode();
-        Ok(Chunk { header, offset: self.shape.offset(position), skipped, immediate })
+        let at = self.shape.offset(position);
+        let flag_at = at + self.shape.flag(payload);
+        Ok(Chunk {
+            header,
+            header_at: match self.shape.layout() {
+                Layout::Apart => self.sequence % self.shape.most_chunks() * HEADER,
+                Layout::Together | Layout::Flagged => at,
+            },
+            payload_at: at + self.shape.before_payload(),
+            flag_at: (self.shape.layout() == Layout::Flagged).then_some(flag_at),
+            skipped,
+            immediate,
+        })
     }
 
     /// The chunk was posted.
@@ -184,21 +224,39 @@ impl Writer {
     /// known, or beyond what was written, is not believed.
     pub fn credit(&mut self, immediate: &Immediate) -> bool {
         let Notice::Credit { head } = immediate.notice else { return false };
-        if !immediate.is_of(self.epoch) || immediate.ring != self.shape.ring() {
+        if !immediate.is_of(self.epoch) || immediate.ring != self.name {
             return false;
         }
         let unit = self.shape.granule();
         let told = nearest(self.credit / unit, head).and_then(|units| units.checked_mul(unit));
-        match told {
-            Some(told) if told > self.credit && told <= self.tail => {
-                self.credit = told;
-                while self.unread.front().is_some_and(|(end, _)| *end <= told) {
-                    self.read.extend(self.unread.pop_front().and_then(|(_, message)| message));
-                }
-                true
-            }
-            _ => false,
+        told.is_some_and(|told| self.credit_to(told))
+    }
+
+    /// As [`credit`](Self::credit), where all of the position is known.
+    pub fn credit_to(&mut self, head: u64) -> bool {
+        if head <= self.credit || head > self.tail {
+            return false;
         }
+        self.credit = head;
+        while self.unread.front().is_some_and(|(end, _)| *end <= head) {
+            self.read.extend(self.unread.pop_front().and_then(|(_, message)| message));
+        }
+        true
+    }
+
+    /// What to tell the reader if there will be nothing more.
+    #[must_use]
+    pub fn done(&self) -> u32 {
+        let notice = Notice::Done { sequence: self.sequence as u16 };
+        Immediate { ring: self.shape.ring(), epoch: self.epoch, notice }.encode()
+    }
+
+    /// Did the reader say that nobody reads any more?
+    #[must_use]
+    pub fn is_told_gone(&self, immediate: &Immediate) -> bool {
+        immediate.notice == Notice::Gone
+            && immediate.is_of(self.epoch)
+            && immediate.ring == self.name
     }
 
     /// The next message that the reader is known to be done with: its memory is free.
@@ -216,6 +274,24 @@ impl Writer {
     #[must_use]
     pub fn free(&self) -> u64 {
         self.shape.capacity() - (self.tail - self.credit)
+    }
+
+    /// What both sides agree on.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// The epoch that it writes in.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Chunks that were written and that the reader is not known to be done with.
+    #[must_use]
+    pub fn unread(&self) -> usize {
+        self.unread.len()
     }
 
     /// Bytes written in this epoch, with headers and what was left out.

@@ -1,20 +1,20 @@
 //! `fabricast bench ring`: messages through a ring.
 
+use fabric::ring::Notify;
 use serde::Serialize;
 
 use super::fabric::parse_cores;
 use super::report::{Common, conclude};
-use crate::cli::exchange::flow::{self, Flow};
+use crate::cli::exchange::flow::{self, Flow, Flown};
 use crate::cli::exchange::initiator;
 use crate::cli::exchange::percentile::Percentiles;
-use crate::cli::exchange::pingpong::Measured;
 use crate::cli::exchange::plan::{
     Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode, name_of,
 };
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::size;
 
-/// Two processes send messages through rings, by write with immediate, and check them.
+/// Two processes send messages through rings and check them.
 ///
 /// Both sides poll inline, in one thread each. The last line of the output is one JSON
 /// object.
@@ -39,6 +39,10 @@ pub(crate) struct Arguments {
     /// Bytes of payload in a chunk, at most; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
     chunk: u64,
+    /// How the reader is told of what was written [default: the best form that the provider
+    /// can do]
+    #[arg(long, value_enum)]
+    notify: Option<NotifyMode>,
     /// Messages that are measured; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
@@ -56,6 +60,28 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// How the reader is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "lowercase")]
+enum NotifyMode {
+    /// By an immediate with the write
+    Imm,
+    /// By a small message after it
+    Msg,
+    /// Not at all: it polls its memory, and zeroes it
+    Poll,
+}
+
+impl NotifyMode {
+    fn form(self) -> Notify {
+        match self {
+            Self::Imm => Notify::Immediate,
+            Self::Msg => Notify::Message,
+            Self::Poll => Notify::Polling,
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     #[serde(flatten)]
@@ -65,6 +91,9 @@ struct Report {
     ring_size: u64,
     watermark: u64,
     chunk: u64,
+    /// Credits that came back to the writer, and how long it waited for them.
+    credits: u64,
+    blocked_us: f64,
     libfabric: String,
     program: &'static str,
 }
@@ -76,11 +105,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         capacity: arguments.ring_size,
         watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
         chunk: arguments.chunk,
+        notify: arguments.notify.map(NotifyMode::form),
         iterations: arguments.iterations,
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
     let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
-    if flow.shape().is_none() {
+    if !flow.has_shape() {
         return refuse(
             "--ring-size is from 1K to 1024G, and a power of two or a few of them together",
         );
@@ -111,7 +141,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     )
 }
 
-fn report(arguments: &Arguments, flow: &Flow, mut measured: Measured) -> Report {
+fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
+    let Flown { mut measured, notify, credits, blocked } = flown;
     // One way for a ping-pong, one message's share of a stream.
     let share = if flow.mode == Mode::Lat { 0.5e-3 } else { 1e-3 };
     let microseconds = Percentiles::of(&mut measured.samples).map(|all| all.scaled(share));
@@ -135,7 +166,9 @@ fn report(arguments: &Arguments, flow: &Flow, mut measured: Measured) -> Report 
             verified: measured.verified,
         },
         mode: name_of(flow.mode),
-        notify: "imm",
+        notify: notify.name(),
+        credits,
+        blocked_us: rounded(blocked.as_secs_f64() * 1e6),
         ring_size: flow.capacity,
         watermark: flow.watermark,
         chunk: flow.chunk,

@@ -1,28 +1,30 @@
 //! Messages through rings: one each way, in memory of whoever reads.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fabric::ring::{MOST_CHUNKS, Pushed, RingReceiver, RingSender, Shape, View};
-use fabric::{Access, CompletionKind, HostMemory, MemoryRegion};
+use fabric::ring::{
+    MOST_CHUNKS, Notify, Port, Pushed, ReceiverId, RingOptions, SenderId, Shape, Turn, View,
+};
+use fabric::{Access, HostMemory, MemoryRegion};
 use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
 use super::pingpong::Measured;
-use super::plan::Mode;
-use super::station::{Station, unexpected};
+use super::plan::{Mode, WaitingMode};
+use super::station::Station;
+use super::vigil::{Vigil, unexpected};
 use crate::cli::exit::Failure;
 
-/// Receives that are posted ahead, where immediates use them up.
-const RECEIVES: u64 = 1024;
-/// Bytes of all places to send from together, at most.
-const SOURCE: u64 = 64 << 20;
+/// Bytes of all places to send from together, at most; and how many there are at least, if
+/// messages are long.
+const SOURCE: u64 = 16 << 20;
+const LEAST_PLACES: u64 = 4;
 /// Turns without anything after which it is quiet.
 const QUIET: u32 = 1000;
 /// Messages between two samples of a stream.
 const WINDOW: u64 = 16;
-/// The ring's number and epoch: there is one each way.
-const RING: u16 = 0;
-const EPOCH: u32 = 1;
+/// Longest sleep between two looks at the other side.
+const NAP: Duration = Duration::from_millis(10);
 
 /// What is measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,14 +38,16 @@ pub(crate) struct Flow {
     pub(crate) watermark: u64,
     /// Bytes of payload in a chunk, at most.
     pub(crate) chunk: u64,
+    /// How readers are told; None: by the best form that the provider can do.
+    pub(crate) notify: Option<Notify>,
     pub(crate) iterations: u64,
     pub(crate) warmup: u64,
 }
 
 impl Flow {
-    /// The rings; None if there are none of this capacity.
-    pub(crate) fn shape(&self) -> Option<Shape> {
-        Shape::new(self.capacity, RING)
+    /// Are there rings of this capacity?
+    pub(crate) fn has_shape(&self) -> bool {
+        Shape::new(self.capacity, 0).is_some()
     }
 
     fn stride(&self) -> u64 {
@@ -54,15 +58,16 @@ impl Flow {
     /// before they are used up.
     fn places(&self) -> u64 {
         let told_after = (self.watermark / self.stride()).min(MOST_CHUNKS);
-        (SOURCE / self.stride()).clamp(1, 2 * told_after + 64)
+        (SOURCE / self.stride()).clamp(LEAST_PLACES, 2 * told_after + 64)
     }
 }
 
 /// One side.
 struct Side {
-    station: Station,
-    sender: RingSender,
-    receiver: RingReceiver,
+    port: Port,
+    vigil: Vigil,
+    sender: SenderId,
+    receiver: ReceiverId,
     source: MemoryRegion,
     flow: Flow,
     sent: u64,
@@ -73,14 +78,25 @@ struct Side {
     bytes: u64,
 }
 
+/// What came of a run.
+pub(crate) struct Flown {
+    pub(crate) measured: Measured,
+    pub(crate) notify: Notify,
+    /// Credits that came, and how long the writer waited for them, in the measured part.
+    pub(crate) credits: u64,
+    pub(crate) blocked: Duration,
+}
+
 /// The initiator's side.
-pub(crate) fn run(station: Station, flow: &Flow) -> Result<Measured, Failure> {
+pub(crate) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
     let mut side = Side::new(station, flow)?;
     let mut samples = Vec::with_capacity(flow.iterations as usize);
     let mut elapsed = 0;
+    let mut before = side.port.sender(side.sender)?.statistics();
     for count in [flow.warmup, flow.iterations] {
         side.meet()?;
         samples.clear();
+        before = side.port.sender(side.sender)?.statistics();
         let start = Instant::now();
         match flow.mode {
             Mode::Lat => side.ping(count, &mut samples)?,
@@ -88,12 +104,19 @@ pub(crate) fn run(station: Station, flow: &Flow) -> Result<Measured, Failure> {
         }
         elapsed = start.elapsed().as_nanos() as u64;
     }
+    let after = side.port.sender(side.sender)?.statistics();
+    let notify = side.port.sender(side.sender)?.notify();
     side.meet()?;
     let there = side.next_frame("what the other side found")?;
     let Frame::Checked { bad, .. } = there else { return Err(unexpected(there)) };
     let verified = side.bad == 0 && bad == 0;
-    side.station.finish()?;
-    Ok(Measured { samples, elapsed, verified })
+    side.finish()?;
+    Ok(Flown {
+        measured: Measured { samples, elapsed, verified },
+        notify,
+        credits: after.credits - before.credits,
+        blocked: after.blocked_for - before.blocked_for,
+    })
 }
 
 /// The target's side.
@@ -108,56 +131,44 @@ pub(crate) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
     }
     side.meet()?;
     let (bytes, bad) = (side.bytes, side.bad);
-    side.station.send(&Frame::Checked { bytes, bad })?;
-    side.station.finish()
+    side.vigil.send(&Frame::Checked { bytes, bad })?;
+    side.finish()
 }
 
 impl Side {
-    fn new(mut station: Station, flow: &Flow) -> Result<Self, Failure> {
-        let shape = flow.shape().ok_or_else(|| Failure::failed("no ring of this capacity"))?;
-        let domain = station.region.domain().clone();
-        let mut receiver = RingReceiver::new(&station.endpoint, shape, EPOCH, flow.watermark)?;
-        let credit = RingSender::credit_memory(&domain, &station.endpoint)?;
-        if station.capabilities().immediates_consume_receives() {
-            for _ in 0..RECEIVES {
-                station.endpoint.receive_notice(&mut station.queue, 0)?;
-            }
-        }
-        let rings =
-            Frame::Rings { ring: receiver.region().describe()?, credit: credit.describe()? };
-        station.send(&rings)?;
-        station.waiting_for = "the other side's ring";
-        let frame = loop {
-            if let Some(frame) = station.receive()? {
-                break frame;
-            }
-            station.turn()?;
+    fn new(station: Station, flow: &Flow) -> Result<Self, Failure> {
+        let Station { endpoint, queue, peer, mut vigil, .. } = station;
+        let domain = endpoint.domain().clone();
+        let notify = match flow.notify {
+            Some(notify) => notify,
+            None => Notify::best(domain.capabilities())?,
         };
-        let Frame::Rings { ring, credit: theirs } = frame else { return Err(unexpected(frame)) };
-        receiver.connect(station.peer, domain.attach(&theirs)?);
-        let sender = RingSender::new(
-            &station.endpoint,
-            station.peer,
-            domain.attach(&ring)?,
-            credit,
-            shape,
-            EPOCH,
-            flow.chunk,
-        )?;
+        let mut port = Port::new(endpoint, queue);
+        let (capacity, watermark) = (flow.capacity, flow.watermark);
+        let options = RingOptions { capacity, watermark, notify, whole: 0 };
+        let receiver = port.offer(&options)?;
+        vigil.send(&Frame::Ring(port.terms(receiver)?))?;
+        let frame = next_frame(&mut port, &mut vigil, "the other side's ring")?;
+        let Frame::Ring(offer) = frame else { return Err(unexpected(frame)) };
+        let (sender, answer) = port.accept(peer, &offer, flow.chunk)?;
+        vigil.send(&Frame::Answer(answer))?;
+        let frame = next_frame(&mut port, &mut vigil, "the other side's answer")?;
+        let Frame::Answer(answer) = frame else { return Err(unexpected(frame)) };
+        port.connect(receiver, peer, &answer)?;
         let length = (flow.places() * flow.stride()) as usize;
         let source = domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
         if source.is_registered() && !source.is_enabled() {
-            source.bind_endpoint(&station.endpoint)?;
+            source.bind_endpoint(port.endpoint())?;
             source.enable()?;
         }
         source.fill(0..length, 0x5a)?;
-        let flow = flow.clone();
         Ok(Self {
-            station,
+            port,
+            vigil,
             sender,
             receiver,
             source,
-            flow,
+            flow: flow.clone(),
             sent: 0,
             read: 0,
             taken: 0,
@@ -168,51 +179,35 @@ impl Side {
 
     /// Both sides come here before either goes on.
     fn meet(&mut self) -> Result<(), Failure> {
-        self.station.send(&Frame::Meet)?;
+        self.vigil.send(&Frame::Meet)?;
         match self.next_frame("the meeting")? {
             Frame::Meet => Ok(()),
             frame => Err(unexpected(frame)),
         }
     }
 
-    /// Rings go on meanwhile: the other side may wait for credit.
     fn next_frame(&mut self, what: &'static str) -> Result<Frame, Failure> {
-        self.station.waiting_for = what;
-        loop {
-            if let Some(frame) = self.station.receive()? {
-                return Ok(frame);
-            }
-            for _ in 0..self.station.turns_per_look() {
-                if !self.progress()? {
-                    self.tell(true)?;
-                }
-            }
-        }
+        next_frame(&mut self.port, &mut self.vigil, what)
+    }
+
+    fn finish(self) -> Result<(), Failure> {
+        let (endpoint, queue) = self.port.into_parts();
+        self.vigil.end()?;
+        endpoint.close()?;
+        drop(queue);
+        crate::cli::process::stop_watching();
+        Ok(())
     }
 
     /// False if nothing happened.
-    #[inline]
+    #[inline(always)] // what polls is measured
     fn progress(&mut self) -> Result<bool, Failure> {
-        let Some(completion) = self.station.turn()? else { return Ok(false) };
-        if completion.kind == CompletionKind::RemoteWrite && completion.operation.is_some() {
-            let Station { endpoint, queue, .. } = &mut self.station;
-            endpoint.receive_notice(queue, 0)?;
-        }
-        let outcome = Ok(completion);
-        if !self.sender.accept(&outcome)? {
-            self.receiver.accept(&outcome)?;
-        }
-        Ok(true)
-    }
-
-    fn tell(&mut self, is_quiet: bool) -> Result<bool, Failure> {
-        let Station { endpoint, queue, .. } = &mut self.station;
-        Ok(self.receiver.tell(endpoint, queue, is_quiet)?)
+        progress(&mut self.port, &mut self.vigil)
     }
 
     /// Sends the next message: its number stands at both ends of it.
     fn send(&mut self) -> Result<(), Failure> {
-        self.station.waiting_for = "room in the other side's ring";
+        self.vigil.waiting_for = "room in the other side's ring";
         while self.sent - self.read >= self.flow.places() {
             self.reap()?;
         }
@@ -223,10 +218,9 @@ impl Side {
         self.source.write(at, &stamp[..stamped])?;
         self.source.write(at + size - stamped, &stamp[..stamped])?;
         let payload = self.source.slice(at..at + size)?;
-        let mut message = self.sender.begin(0, self.flow.size);
+        let mut message = self.port.begin(self.sender, 0, self.flow.size)?;
         loop {
-            let Station { endpoint, queue, .. } = &mut self.station;
-            match self.sender.push(endpoint, queue, &mut message, &payload)? {
+            match self.port.push(self.sender, &mut message, &payload)? {
                 Pushed::Posted(_) if message.is_written() => break,
                 Pushed::Written => break,
                 Pushed::Posted(_) => {}
@@ -240,7 +234,7 @@ impl Side {
     /// Takes note of what the other side let go of.
     fn reap(&mut self) -> Result<(), Failure> {
         self.progress()?;
-        while self.sender.next_read().is_some() {
+        while self.port.next_read(self.sender)?.is_some() {
             self.read += 1;
         }
         Ok(())
@@ -249,41 +243,40 @@ impl Side {
     /// Takes the next message, and looks at both ends of it.
     #[inline]
     fn receive(&mut self) -> Result<(), Failure> {
-        self.station.waiting_for = "the other side's message";
+        self.vigil.waiting_for = "the other side's message";
         let mut idle = 0;
         loop {
-            while let Some(view) = self.receiver.take()? {
+            while let Some(view) = self.port.take(self.receiver)? {
                 let is_last = view.is_last;
                 self.look_at(&view)?;
-                self.receiver.release(view);
+                drop(view);
                 if is_last {
                     self.taken += 1;
                     return Ok(());
                 }
-                self.tell(false)?;
+                self.port.tell(self.receiver, false)?;
             }
             idle = if self.progress()? { 0 } else { idle + 1 };
             if idle % QUIET == QUIET - 1 {
                 // The other side may wait for what was read and not told.
-                self.tell(true)?;
+                self.port.tell(self.receiver, true)?;
             }
         }
     }
 
+    #[inline]
     fn look_at(&mut self, view: &View) -> Result<(), Failure> {
-        let Some(payload) = &view.payload else { return Ok(()) };
-        self.bytes += payload.len() as u64;
+        self.bytes += view.len() as u64;
         let stamp = self.taken.to_le_bytes();
         let stamped = (self.flow.size as usize).min(8);
-        let region = payload.region();
         let mut found = [0; 8];
         let is_first = view.header.offset == 0;
-        if is_first && payload.len() >= stamped {
-            region.read(payload.offset(), &mut found[..stamped])?;
+        if is_first && view.len() >= stamped {
+            view.read(0, &mut found[..stamped])?;
             self.bad += u64::from(found[..stamped] != stamp[..stamped]);
         }
-        if view.is_last && payload.len() >= stamped {
-            region.read(payload.offset() + payload.len() - stamped, &mut found[..stamped])?;
+        if view.is_last && view.len() >= stamped {
+            view.read(view.len() - stamped, &mut found[..stamped])?;
             self.bad += u64::from(found[..stamped] != stamp[..stamped]);
         }
         Ok(())
@@ -298,7 +291,7 @@ impl Side {
             samples.push((after - before).as_nanos() as u64);
             before = after;
             // After the message: nobody waits for it.
-            self.tell(false)?;
+            self.port.tell(self.receiver, false)?;
         }
         Ok(())
     }
@@ -307,7 +300,7 @@ impl Side {
         for _ in 0..count {
             self.receive()?;
             self.send()?;
-            self.tell(false)?;
+            self.port.tell(self.receiver, false)?;
         }
         Ok(())
     }
@@ -322,7 +315,7 @@ impl Side {
                 before = after;
             }
         }
-        self.station.waiting_for = "the last messages to be read";
+        self.vigil.waiting_for = "the last messages to be read";
         while self.read < self.sent {
             self.reap()?;
         }
@@ -332,9 +325,48 @@ impl Side {
     fn drink(&mut self, count: u64) -> Result<(), Failure> {
         for _ in 0..count {
             self.receive()?;
-            self.tell(false)?;
+            self.port.tell(self.receiver, false)?;
         }
-        while self.tell(true)? {}
+        while self.port.tell(self.receiver, true)? {}
         Ok(())
+    }
+}
+
+/// Rings go on meanwhile: the other side may wait for credit.
+fn next_frame(port: &mut Port, vigil: &mut Vigil, what: &'static str) -> Result<Frame, Failure> {
+    vigil.waiting_for = what;
+    loop {
+        if let Some(frame) = vigil.receive()? {
+            return Ok(frame);
+        }
+        for _ in 0..vigil.turns_per_look() {
+            if !progress(port, vigil)? {
+                port.tell_all(true);
+            }
+        }
+    }
+}
+
+/// False if nothing happened.
+#[inline(always)] // what polls is measured
+fn progress(port: &mut Port, vigil: &mut Vigil) -> Result<bool, Failure> {
+    vigil.look_up()?;
+    let turn = match vigil.waiting {
+        WaitingMode::Busy => port.turn(),
+        WaitingMode::Adaptive | WaitingMode::Block => port.rest(NAP),
+    };
+    match turn {
+        Ok(Turn::Ring) => {
+            vigil.has_moved();
+            Ok(true)
+        }
+        Ok(Turn::Idle) if vigil.waiting == WaitingMode::Busy => {
+            port.pause();
+            Ok(false)
+        }
+        Ok(Turn::Idle) => vigil.tick().map(|()| false),
+        Ok(Turn::Other(Ok(_))) => Ok(true),
+        Ok(Turn::Other(Err(failure))) => Err(vigil.failed(failure.error)),
+        Err(error) => Err(vigil.failed(error)),
     }
 }

@@ -2,6 +2,7 @@
 //! bytes of length, little endian, then JSON. What a length merely claims is
 //! never allocated.
 
+use fabric::ring::{RingAnswer, RingOffer};
 use fabric::{Address, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +20,10 @@ pub(crate) enum Frame {
     Plan(Plan),
     /// Where the sender's endpoint and memory are.
     Hello { address: Address, region: RemoteRegion },
-    /// Where the sender's ring is, and where it wants to be told of credit.
-    Rings { ring: RemoteRegion, credit: RemoteRegion },
+    /// The sender's ring.
+    Ring(RingOffer),
+    /// Where the sender wants to be told of credit.
+    Answer(RingAnswer),
     /// The sender has come to the next meeting point.
     Meet,
     /// The sender got something done since it last said so.

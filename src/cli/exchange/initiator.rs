@@ -10,7 +10,8 @@ use nix::unistd::Pid;
 use super::frame::Frame;
 use super::link::Link;
 use super::plan::Plan;
-use super::station::{Role, Station};
+use super::station::Station;
+use super::vigil::Role;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::{pin, remember_child};
 

@@ -11,7 +11,8 @@ use fabric::{Completion, CompletionKind, MemoryRegion, RegionSlice, RemoteSlice}
 
 use super::frame::Frame;
 use super::plan::{Measure, Mode, Operation};
-use super::station::{Station, unexpected};
+use super::station::Station;
+use super::vigil::unexpected;
 use crate::cli::exit::Failure;
 
 /// The token of the eight bytes that say "that was all" and "I have it all".
@@ -364,7 +365,7 @@ impl Measurement {
         self.notice_busy = true;
         let Station { endpoint, queue, peer, .. } = &mut self.station;
         endpoint.send(queue, *peer, &self.notice_out, NOTICE)?;
-        self.station.waiting_for = "a notice to leave";
+        self.station.vigil.waiting_for = "a notice to leave";
         while self.notice_busy {
             self.progress()?;
         }
@@ -373,7 +374,7 @@ impl Measurement {
 
     pub(crate) fn await_notice(&mut self, what: &'static str) -> Result<(), Failure> {
         self.notices_awaited += 1;
-        self.station.waiting_for = what;
+        self.station.vigil.waiting_for = what;
         while self.notices < self.notices_awaited {
             self.progress()?;
         }
@@ -382,7 +383,7 @@ impl Measurement {
 
     /// Waits for the operations of all slots.
     pub(crate) fn drain(&mut self) -> Result<(), Failure> {
-        self.station.waiting_for = "the last completions";
+        self.station.vigil.waiting_for = "the last completions";
         while self.busy.iter().any(|busy| *busy) {
             self.progress()?;
         }
@@ -401,7 +402,7 @@ impl Measurement {
 
     fn next_frame(&mut self, what: &'static str) -> Result<Frame, Failure> {
         loop {
-            self.station.waiting_for = what;
+            self.station.vigil.waiting_for = what;
             if let Some(frame) = self.station.receive()? {
                 return Ok(frame);
             }

@@ -21,3 +21,4 @@ pub(crate) mod ring;
 pub(crate) mod station;
 pub(crate) mod stream;
 pub(crate) mod target;
+pub(crate) mod vigil;

@@ -60,7 +60,7 @@ fn initiate(at: &mut Measurement, samples: &mut [u64]) -> Result<(), Failure> {
         // After the message: others are posted, this one is not urgent.
         at.post_used_receives()?;
         if is_read {
-            at.station.waiting_for = "a read";
+            at.station.vigil.waiting_for = "a read";
             while at.is_busy(0) {
                 at.progress()?;
             }
@@ -103,7 +103,7 @@ fn slot_of(at: &Measurement, sequence: u64) -> usize {
 /// operation is done with its slot.
 #[inline]
 fn await_message(at: &mut Measurement, slot: usize, sequence: u64) -> Result<(), Failure> {
-    at.station.waiting_for = "the other side's message";
+    at.station.vigil.waiting_for = "the other side's message";
     if at.measure.operation == Operation::Write {
         // Nobody tells: look at the memory itself.
         while !at.payload.has(0, sequence)? || at.is_busy(0) {

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
 use super::percentile::Percentiles;
-use super::station::{Station, unexpected};
+use super::station::Station;
+use super::vigil::unexpected;
 use crate::cli::exit::Failure;
 
 /// Bytes of the ring.
@@ -239,7 +240,7 @@ impl Ring {
     }
 
     fn await_arrival(&mut self, count: u64, what: &'static str) -> Result<(), Failure> {
-        self.station.waiting_for = what;
+        self.station.vigil.waiting_for = what;
         while self.arrived < count {
             self.progress()?;
         }
@@ -247,7 +248,7 @@ impl Ring {
     }
 
     fn drain(&mut self) -> Result<(), Failure> {
-        self.station.waiting_for = "the last completions";
+        self.station.vigil.waiting_for = "the last completions";
         while self.in_flight > 0 {
             self.progress()?;
         }
@@ -256,7 +257,7 @@ impl Ring {
 
     fn next_frame(&mut self, what: &'static str) -> Result<Frame, Failure> {
         loop {
-            self.station.waiting_for = what;
+            self.station.vigil.waiting_for = what;
             if let Some(frame) = self.station.receive()? {
                 return Ok(frame);
             }
@@ -329,7 +330,7 @@ impl Ring {
 
     /// Waits until the reader has made room up to this position.
     fn await_credit(&mut self, position: u64) -> Result<(), Failure> {
-        self.station.waiting_for = "credit";
+        self.station.vigil.waiting_for = "credit";
         while self.credit < position {
             let arrived = self.arrived;
             self.progress()?;

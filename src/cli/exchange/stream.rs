@@ -46,7 +46,7 @@ fn initiate(at: &mut Measurement, count: u64, samples: &mut [u64]) -> Result<u64
     for i in 0..count {
         let slot = (at.sent % slots) as usize;
         at.sent += 1;
-        at.station.waiting_for = "a slot of the window";
+        at.station.vigil.waiting_for = "a slot of the window";
         while at.is_busy(slot) {
             at.progress()?;
         }
@@ -94,12 +94,12 @@ fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
                 for slot in 0..at.measure.slots {
                     let last = at.last_of(slot);
                     while last > 0 && !at.payload.has(slot, last)? {
-                        at.station.waiting_for = "the last writes of the stream";
+                        at.station.vigil.waiting_for = "the last writes of the stream";
                         at.progress()?;
                     }
                 }
             }
-            at.station.waiting_for = "the stream";
+            at.station.vigil.waiting_for = "the stream";
             while operation != Operation::Write && at.arrived < at.sent {
                 at.progress()?;
                 at.post_used_receives()?;

@@ -1,201 +1,460 @@
 //! The ring: messages of any length through memory that one side writes and the other
-//! reads.
+//! reads, in each of the forms in which the reader can be told.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use fabric::ring::{GRANULE, Pushed, RingReceiver, RingSender, Shape, View};
-use fabric::{CompletionKind, ErrorKind, Outcome};
+use fabric::ring::{
+    GRANULE, Layout, Notify, Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions,
+    SenderId, Turn, View,
+};
+use fabric::{
+    Access, Caps, ErrorKind, HostMemory, MemoryRegion, Offer, Options, Order, TransferFlags,
+};
 
 use super::Case;
 use crate::cells::{Cell, Memory};
-use crate::pair::{A, B, Checked, Pair, check_bytes, get, patience, pattern, put};
+use crate::cuda::DeviceMemory;
+use crate::pair::{A, B, Checked, Pair, Parts, Setup, check_bytes, get, patience, pattern, put};
 use crate::{cases, ensure};
 
-pub const CASES: &[Case] = cases![ring_carries_messages, ring_views_outlive_later_ones];
+pub const CASES: &[Case] = cases![
+    ring_by_immediates,
+    ring_by_messages,
+    ring_by_polling,
+    ring_without_order,
+    ring_views_outlive_later_ones,
+    ring_begins_again_after_a_loss,
+    ring_ends_tell_each_other,
+    ring_misuse_is_refused
+];
 
-/// Receives that are posted ahead, where immediates use them up.
-const AHEAD: usize = 64;
+/// Bytes of the rings in which not the size matters.
+const CAPACITY: u64 = 64 << 10;
 
+/// A writer and a reader, driven by one thread.
 struct World {
-    pair: Pair,
-    sender: RingSender,
-    receiver: RingReceiver,
+    ports: [Port; 2],
+    parts: Parts,
+    memory: Memory,
+    sender: SenderId,
+    receiver: ReceiverId,
 }
 
 impl World {
-    fn new(cell: &Cell, shape: Shape, longest_payload: u64, watermark: u64) -> Checked<Self> {
-        if cell.memory != Memory::Host {
-            return Err("lacking: rings lie in host memory".into());
-        }
-        let mut pair = Pair::new(cell)?;
-        if !pair.sides[A].domain.capabilities().has_write_data() {
-            return Err("lacking: the provider has no immediates".into());
-        }
-        for side in [A, B] {
-            pair.expect_immediates(side, AHEAD)?;
-        }
-        let epoch = 1;
-        let mut receiver = RingReceiver::new(&pair.sides[B].endpoint, shape, epoch, watermark)?;
-        let (a, b) = (&pair.sides[A], &pair.sides[B]);
-        let credit = RingSender::credit_memory(&a.domain, &a.endpoint)?;
-        receiver.connect(b.peer, b.attach(&credit)?);
-        let ring = a.attach(receiver.region())?;
-        let sender =
-            RingSender::new(&a.endpoint, a.peer, ring, credit, shape, epoch, longest_payload)?;
-        Ok(Self { pair, sender, receiver })
+    fn new(cell: &Cell, options: &RingOptions, longest_payload: u64) -> Checked<Self> {
+        let offer = Some(ordered(cell)?);
+        let pair = Pair::with(cell, Setup { offer, ..Setup::default() })?;
+        Self::of(pair, cell.memory, options, longest_payload)
     }
 
-    /// Hands what the queues gave to whom it concerns; used-up receives are posted again.
-    fn settle(&mut self) -> Checked<bool> {
-        let mut any = self.pair.pump();
-        for side in [A, B] {
-            while let Some(outcome) = self.pair.next_outcome(side) {
-                any = true;
-                if side == A {
-                    self.sender.accept(&outcome)?;
-                } else {
-                    self.receiver.accept(&outcome)?;
-                }
-                let is_notice =
-                    matches!(&outcome, Ok(done) if done.kind == CompletionKind::RemoteWrite);
-                if is_notice {
-                    self.pair.expect_immediates(side, 1)?;
-                }
-                only_good(outcome)?;
+    fn of(
+        pair: Pair,
+        memory: Memory,
+        options: &RingOptions,
+        longest_payload: u64,
+    ) -> Checked<Self> {
+        if let Err(error) = options.notify.check(pair.sides[A].domain.capabilities()) {
+            return Err(format!("lacking: {error}").into());
+        }
+        let (sides, parts) = pair.split();
+        let mut ports = sides.map(|(endpoint, queue)| Port::new(endpoint, queue));
+        let receiver = match memory {
+            Memory::Host => ports[B].offer(options)?,
+            Memory::Cuda => {
+                let memory = DeviceMemory::new(options.capacity as usize)?;
+                ports[B].offer_over(options, memory)?
             }
+        };
+        let terms = travelled::<RingOffer>(&ports[B].terms(receiver)?)?;
+        let (sender, answer) = ports[A].accept(parts.peers[A], &terms, longest_payload)?;
+        ports[B].connect(receiver, parts.peers[B], &travelled::<RingAnswer>(&answer)?)?;
+        Ok(Self { ports, parts, memory, sender, receiver })
+    }
+
+    /// One turn of each side; true if anything happened.
+    fn turn(&mut self) -> Checked<bool> {
+        let mut any = false;
+        for port in &mut self.ports {
+            match port.turn()? {
+                Turn::Idle => {}
+                Turn::Ring => any = true,
+                Turn::Other(outcome) => return Err(format!("nobody's: {outcome:?}").into()),
+            }
+            any |= port.tell_all(false);
         }
         Ok(any)
     }
 
-    fn tell(&mut self, is_quiet: bool) -> Checked<bool> {
-        let side = &mut self.pair.sides[B];
-        Ok(self.receiver.tell(&mut side.endpoint, &mut side.queue, is_quiet)?)
-    }
-}
-
-fn only_good(outcome: Outcome) -> Checked {
-    outcome?;
-    Ok(())
-}
-
-/// From nothing to many times the ring, with several watermarks.
-fn ring_carries_messages(cell: &Cell) -> Checked {
-    for (capacity, longest_payload, watermark) in
-        [(4096, 512, 0), (64 << 10, 16 << 10, 16 << 10), (1 << 20, 1 << 20, 1 << 19)]
-    {
-        let shape = Shape::new(capacity, 7).ok_or("a shape")?;
-        let mut world = World::new(cell, shape, longest_payload, watermark)?;
-        let lengths = [0, 1, 63, 64, 65, 4000, 5 * capacity as usize + 13, 100, 0, 30_000];
-        let longest = 5 * capacity as usize + 30_000;
-        let source = world.pair.sides[A].region(longest)?;
-        for (number, length) in lengths.into_iter().enumerate() {
-            let bytes = pattern(number as u64 + 5, length);
-            put(&source, 0, &bytes)?;
-            let payload = source.slice(0..length.max(1))?;
-            let mut message = world.sender.begin(3, length as u64);
-            let mut got = Vec::with_capacity(length);
-            let mut is_whole = false;
-            let end = Instant::now() + patience();
-            while !(is_whole && message.is_written()) {
-                ensure!(Instant::now() < end, "{} of {length} bytes came", got.len());
-                let side = &mut world.pair.sides[A];
-                let pushed = world.sender.push(
-                    &mut side.endpoint,
-                    &mut side.queue,
-                    &mut message,
-                    &payload,
-                )?;
-                let mut has_moved = matches!(pushed, Pushed::Posted(_));
-                has_moved |= world.settle()?;
-                while let Some(view) = world.receiver.take()? {
-                    has_moved = true;
-                    ensure!(view.header.message == number as u64, "{:?}", view.header);
-                    ensure!(
-                        view.header.topic == 3 && view.header.length == length as u64,
-                        "{view:?}"
-                    );
-                    if let Some(payload) = &view.payload {
-                        let region = payload.region();
-                        got.extend(get(&region, payload.offset(), payload.len())?);
-                    }
-                    is_whole = view.is_last;
-                    world.receiver.release(view);
-                }
-                has_moved |= world.tell(!has_moved)?;
-                if !has_moved {
-                    std::thread::yield_now();
-                }
-            }
-            check_bytes(&format!("message {number} of {length} bytes"), &got, &bytes)?;
-        }
-        // All of it is given back, and every message's memory is free again.
+    /// Turns until something is so.
+    fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> Checked<bool>) -> Checked {
         let end = Instant::now() + patience();
-        let mut read = 0;
-        while read < lengths.len() as u64 {
-            ensure!(Instant::now() < end, "{read} messages are told to be read");
-            world.settle()?;
-            world.tell(true)?;
-            while let Some(number) = world.sender.next_read() {
+        loop {
+            if is_so(self)? {
+                return Ok(());
+            }
+            if !self.turn()? {
+                self.ports[B].tell_all(true);
+                ensure!(Instant::now() < end, "waited in vain for {what}");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Sends a message and takes it.
+    fn pass(&mut self, number: u64, length: usize) -> Checked {
+        let source = self.source(&pattern(number + 5, length))?;
+        let payload = source.slice(0..length)?;
+        let (sender, receiver) = (self.sender, self.receiver);
+        let mut message = self.ports[A].begin(sender, 3, length as u64)?;
+        let mut got = Vec::with_capacity(length);
+        let mut is_whole = false;
+        self.until(&format!("message {number} of {length} bytes"), |world| {
+            world.ports[A].push(sender, &mut message, &payload)?;
+            while let Some(view) = world.ports[B].take(receiver)? {
+                let header = view.header;
+                ensure!(header.message == number && header.topic == 3, "{header:?}");
+                ensure!(header.length == length as u64, "{header:?}");
+                ensure!(header.offset == got.len() as u64, "{header:?}");
+                got.extend(bytes_of(&view)?);
+                is_whole = view.is_last;
+            }
+            Ok(is_whole && message.is_written())
+        })?;
+        check_bytes(
+            &format!("message {number} of {length} bytes"),
+            &got,
+            &pattern(number + 5, length),
+        )
+    }
+
+    /// Memory of the cell's kind with these bytes, to write from.
+    fn source(&self, bytes: &[u8]) -> Checked<MemoryRegion> {
+        let endpoint = self.ports[A].endpoint();
+        let domain = endpoint.domain();
+        let length = bytes.len().max(1);
+        let access = Access::WRITE;
+        let region = match self.memory {
+            Memory::Host => domain.register(HostMemory::zeroed(length)?, access)?,
+            Memory::Cuda => domain.register(DeviceMemory::new(length)?, access)?,
+        };
+        if region.is_registered() && !region.is_enabled() {
+            region.bind_endpoint(endpoint)?;
+            region.enable()?;
+        }
+        if !bytes.is_empty() {
+            put(&region, 0, bytes)?;
+        }
+        Ok(region)
+    }
+
+    /// All is given back, and every message's memory is free again.
+    fn settle(&mut self, first: u64, count: u64) -> Checked {
+        let (sender, mut read) = (self.sender, first);
+        self.until("everything to be given back", |world| {
+            while let Some(number) = world.ports[A].next_read(sender)? {
                 ensure!(number == read, "message {number}, not {read}");
                 read += 1;
             }
+            let sender = world.ports[A].sender(sender)?;
+            Ok(read == first + count && sender.unfinished() == 0)
+        })?;
+        let writer = self.ports[A].sender(sender)?.writer();
+        ensure!(writer.free() == writer.shape().capacity(), "{writer:?}");
+        Ok(())
+    }
+}
+
+/// As it comes out of the bytes that would travel.
+fn travelled<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> Checked<T> {
+    Ok(serde_json::from_slice(&serde_json::to_vec(value)?)?)
+}
+
+fn bytes_of(view: &View) -> Checked<Vec<u8>> {
+    match view.slice() {
+        Some(slice) => get(&slice.region(), slice.offset(), slice.len()),
+        None => Ok(Vec::new()),
+    }
+}
+
+fn options(notify: Notify, capacity: u64, watermark: u64) -> RingOptions {
+    RingOptions { capacity, watermark, notify, whole: 0 }
+}
+
+fn ring_by_immediates(cell: &Cell) -> Checked {
+    carries_messages(cell, Notify::Immediate)
+}
+
+fn ring_by_messages(cell: &Cell) -> Checked {
+    carries_messages(cell, Notify::Message)
+}
+
+fn ring_by_polling(cell: &Cell) -> Checked {
+    carries_messages(cell, Notify::Polling)
+}
+
+/// From nothing to many times the ring, with several watermarks.
+fn carries_messages(cell: &Cell, notify: Notify) -> Checked {
+    for (capacity, longest_payload, watermark) in
+        [(4096, 512, 0), (CAPACITY, 16 << 10, 16 << 10), (1 << 20, 1 << 20, 1 << 19)]
+    {
+        let mut world = World::new(cell, &options(notify, capacity, watermark), longest_payload)?;
+        let lengths = [0, 1, 63, 64, 65, 4000, 5 * capacity as usize + 13, 100, 0, 30_000];
+        for (number, length) in lengths.into_iter().enumerate() {
+            world.pass(number as u64, length)?;
         }
-        ensure!(world.sender.writer().free() == capacity, "{:?}", world.sender.writer());
+        world.settle(0, lengths.len() as u64)?;
+        let sent = world.ports[A].sender(world.sender)?.statistics();
+        let received = world.ports[B].receiver(world.receiver)?.statistics();
+        ensure!(sent.messages == 10 && received.messages == 10, "{sent:?} {received:?}");
+        let told = (received.chunks, received.bytes, received.credits);
+        ensure!(told.0 == sent.chunks && told.1 == sent.bytes, "{sent:?} {received:?}");
+        ensure!(told.2 >= sent.credits && sent.credits > 0, "{sent:?} {received:?}");
+        ensure!(received.duplicates == 0 && received.strangers == 0, "{received:?}");
     }
     Ok(())
 }
 
-/// Views are held while later ones come, and released in another order.
-fn ring_views_outlive_later_ones(cell: &Cell) -> Checked {
-    let shape = Shape::new(64 * GRANULE, 1023).ok_or("a shape")?;
-    let mut world = World::new(cell, shape, 64, 0)?;
-    let source = world.pair.sides[A].region(64)?;
-    let mut held: Vec<View> = Vec::new();
-    let end = Instant::now() + patience();
-    // A payload that is shorter than its message is refused, and nothing is sent of it.
-    let (mut message, short) = (world.sender.begin(0, 64), source.slice(0..63)?);
-    let side = &mut world.pair.sides[A];
-    let refused = world.sender.push(&mut side.endpoint, &mut side.queue, &mut message, &short);
-    let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::OutOfBounds);
-    ensure!(is_refused, "a payload that is too short was taken");
-    // A chunk takes two granules: 32 messages fill the ring.
-    for number in 0..32 {
-        put(&source, 0, &pattern(number, 64))?;
-        if number > 0 {
-            message = world.sender.begin(0, 64);
-        }
-        while held.len() as u64 <= number {
-            ensure!(Instant::now() < end, "message {number} did not come");
-            let side = &mut world.pair.sides[A];
-            let (endpoint, queue) = (&mut side.endpoint, &mut side.queue);
-            world.sender.push(endpoint, queue, &mut message, &source.all())?;
-            world.settle()?;
-            held.extend(world.receiver.take()?);
-        }
+/// In a domain for which no order was asked: then writes and notices may come in whatever order
+/// the provider likes, and the ring must not care.
+fn ring_without_order(cell: &Cell) -> Checked {
+    let offer = cell.offer(Caps::empty())?;
+    let order = offer.capabilities().send_order;
+    let pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
+    let notify = match Notify::best(pair.sides[A].domain.capabilities()) {
+        Ok(notify) => notify,
+        Err(error) => return Err(format!("lacking: {error}").into()),
+    };
+    let mut world = World::of(pair, cell.memory, &options(notify, CAPACITY, 0), 1000)?;
+    for (number, length) in [5, 70_000, 0, 300_000, 64].into_iter().enumerate() {
+        world.pass(number as u64, length).map_err(|e| format!("with order {order:?}: {e}"))?;
     }
-    let mut message = world.sender.begin(0, 64);
-    let side = &mut world.pair.sides[A];
-    let pushed =
-        world.sender.push(&mut side.endpoint, &mut side.queue, &mut message, &source.all())?;
+    world.settle(0, 5)
+}
+
+/// Views are held while later ones come, and dropped in another order.
+fn ring_views_outlive_later_ones(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let capacity = 64 * GRANULE;
+    let mut world = World::new(cell, &options(notify, capacity, 0), 64)?;
+    let (sender, receiver) = (world.sender, world.receiver);
+    // With the header before it a chunk takes two granules.
+    let is_apart = world.ports[B].terms(receiver)?.layout == Layout::Apart;
+    let chunks = if is_apart { 64 } else { 32 };
+    let mut held: Vec<View> = Vec::new();
+    for number in 0..chunks {
+        let source = world.source(&pattern(number, 64))?;
+        let mut message = world.ports[A].begin(sender, 0, 64)?;
+        world.until("a message to come", |world| {
+            world.ports[A].push(sender, &mut message, &source.all())?;
+            held.extend(world.ports[B].take(receiver)?);
+            Ok(held.len() as u64 > number)
+        })?;
+    }
+    let source = world.source(&pattern(99, 64))?;
+    let mut message = world.ports[A].begin(sender, 0, 64)?;
+    let pushed = world.ports[A].push(sender, &mut message, &source.all())?;
     ensure!(matches!(pushed, Pushed::Blocked(blocked) if blocked.free == 0), "{pushed:?}");
     for (number, view) in held.iter().enumerate() {
-        let payload = view.payload.as_ref().ok_or("no payload")?;
-        let bytes = get(&payload.region(), payload.offset(), 64)?;
-        check_bytes("a view", &bytes, &pattern(number as u64, 64))?;
+        check_bytes("a view", &bytes_of(view)?, &pattern(number as u64, 64))?;
     }
-    // The first is released last: until then nothing is given back.
+    // The first is dropped last, by another thread: until then nothing is given back.
     let first = held.remove(0);
     while let Some(view) = held.pop() {
-        world.receiver.release(view);
+        drop(view);
     }
-    ensure!(!world.tell(true)?, "something was given back");
-    world.receiver.release(first);
-    let mut is_told = false;
-    while world.sender.writer().free() != shape.capacity() {
-        ensure!(Instant::now() < end, "credit did not come");
-        is_told |= world.tell(true)?;
-        world.settle()?;
+    ensure!(!world.ports[B].tell(receiver, true)?, "something was given back");
+    std::thread::spawn(move || drop(first)).join().map_err(|_| "the thread died")?;
+    world.until("credit", |world| Ok(world.ports[A].sender(sender)?.writer().free() == capacity))
+}
+
+/// A connection is given up in the middle of a message, with others on their way; the ring
+/// goes on in another epoch, in other memory.
+fn ring_begins_again_after_a_loss(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let mut world = World::new(cell, &options(notify, CAPACITY, 0), 1000)?;
+    let (sender, receiver) = (world.sender, world.receiver);
+    world.pass(0, 3000)?;
+    // Two whole ones that nobody takes, and a part of one that does not fit.
+    let long = world.source(&pattern(77, 200_000))?;
+    for length in [10, 5000, 200_000] {
+        let mut message = world.ports[A].begin(sender, 3, length)?;
+        while let Pushed::Posted(_) | Pushed::Busy =
+            world.ports[A].push(sender, &mut message, &long.slice(0..length as usize)?)?
+        {
+            world.turn()?;
+        }
     }
-    ensure!(is_told, "nothing was told");
+    // One of them is taken, and so is whole; its view outlives the epoch.
+    let mut taken = Vec::new();
+    world.until("a message", |world| {
+        taken.extend(world.ports[B].take(receiver)?);
+        Ok(taken.last().is_some_and(|view| view.is_last))
+    })?;
+    match cell.memory {
+        Memory::Host => world.ports[B].reopen(receiver)?,
+        Memory::Cuda => {
+            let refused = world.ports[B].reopen(receiver);
+            let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
+            ensure!(is_refused, "a ring of a device was made anew in host memory");
+            let memory = DeviceMemory::new(CAPACITY as usize)?;
+            world.ports[B].reopen_over(receiver, memory)?;
+        }
+    }
+    let terms = travelled::<RingOffer>(&world.ports[B].terms(receiver)?)?;
+    ensure!(terms.whole == 2 && terms.epoch == 2, "{terms:?}");
+    let peers = world.parts.peers;
+    let answer = world.ports[A].accept_again(sender, peers[A], &terms)?;
+    world.ports[B].connect(receiver, peers[B], &answer)?;
+    let refused = world.ports[A].accept_again(sender, peers[A], &terms);
+    let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::VersionMismatch);
+    ensure!(is_refused, "the same epoch again was taken");
+    check_bytes("an old view", &bytes_of(&taken[0])?, &pattern(77, 200_000)[..10])?;
+    drop(taken);
+    // What is not whole is written again, under its number; and it goes on.
+    for (number, length) in [(2, 5000), (3, 200_000), (4, 0), (5, 64)] {
+        world.pass(number, length)?;
+    }
+    world.settle(2, 4)?;
+    world.ports[B].receiver_mut(receiver)?.forget_past();
     Ok(())
+}
+
+/// Either side closes, and the other one hears of it.
+fn ring_ends_tell_each_other(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let mut world = World::new(cell, &options(notify, CAPACITY, CAPACITY / 2), 4096)?;
+    let (sender, receiver) = (world.sender, world.receiver);
+    world.pass(0, 10_000)?;
+    // The writer: with one thread, what would wait is called with no time to wait.
+    world.settle(0, 1)?;
+    let closed = world.ports[A].close_sender(sender, Duration::from_secs(1))?;
+    ensure!(closed.messages == 1, "{closed:?}");
+    let mut said = None;
+    world.until("the end", |world| {
+        said = world.ports[B].take(receiver).err();
+        Ok(said.is_some())
+    })?;
+    ensure!(said.as_ref().is_some_and(|e| e.kind() == ErrorKind::Closed), "{said:?}");
+    // The reader of another one, in the same places.
+    let terms = {
+        let receiver = world.ports[B].close_receiver(receiver)?;
+        ensure!(receiver.messages == 1, "{receiver:?}");
+        world.receiver = world.ports[B].offer(&options(notify, CAPACITY, 0))?;
+        world.ports[B].terms(world.receiver)?
+    };
+    let peers = world.parts.peers;
+    let (sender, answer) = world.ports[A].accept(peers[A], &terms, 4096)?;
+    world.ports[B].connect(world.receiver, peers[B], &answer)?;
+    world.sender = sender;
+    if cell.memory == Memory::Host {
+        world.pass(0, 10_000)?;
+        world.settle(0, 1)?;
+    }
+    world.ports[B].close_receiver(world.receiver)?;
+    world.until("the writer to hear of it", |world| {
+        Ok(world.ports[A].sender(sender)?.broken().is_some())
+    })?;
+    let source = world.source(&[1])?;
+    let refused = world.ports[A].send(sender, 0, &source.all(), Duration::from_secs(1));
+    ensure!(refused.as_ref().is_err_and(|e| e.kind() == ErrorKind::Closed), "{refused:?}");
+    Ok(())
+}
+
+/// What is wrong is said before anything is sent; what takes too long says how far it came.
+fn ring_misuse_is_refused(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let mut world = World::new(cell, &options(notify, CAPACITY, 0), 4096)?;
+    let (sender, receiver) = (world.sender, world.receiver);
+    let source = world.source(&pattern(1, 200_000))?;
+    let mut message = world.ports[A].begin(sender, 0, 64)?;
+    let refused = world.ports[A].push(sender, &mut message, &source.slice(0..63)?);
+    let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::OutOfBounds);
+    ensure!(is_refused, "a payload that is too short was taken");
+    let pushed = world.ports[A].push(sender, &mut message, &source.all())?;
+    ensure!(matches!(pushed, Pushed::Posted(64) | Pushed::Busy), "{pushed:?}");
+    world.until("the message", |world| {
+        world.ports[A].push(sender, &mut message, &source.all())?;
+        Ok(world.ports[B].take(receiver)?.is_some())
+    })?;
+    // Nobody reads: the deadline holds, and the error tells how much was written.
+    let short = Duration::from_millis(50);
+    let start = Instant::now();
+    let late = world.ports[A].send(sender, 0, &source.all(), short);
+    let took = start.elapsed();
+    ensure!(took < Duration::from_secs(2), "{took:?}");
+    let error = late.err().ok_or("a message without a reader was written")?;
+    ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
+    let text = error.to_string();
+    ensure!(text.contains("of 200000 bytes of message 1"), "{text}");
+    // So it does for one who reads what nobody writes: its own rings have none.
+    let lonely = world.ports[A].offer(&options(notify, CAPACITY, 0))?;
+    let late = world.ports[A].receive(lonely, short).err().ok_or("something came")?;
+    ensure!(late.kind() == ErrorKind::DeadlineExceeded, "{late}");
+    let mut terms = world.ports[B].terms(receiver)?;
+    let forged = [
+        RingOffer { capacity: 2 * CAPACITY, ..terms.clone() },
+        RingOffer { capacity: 1000, ..terms.clone() },
+        RingOffer { ring: 1024, ..terms.clone() },
+        RingOffer { lanes: Vec::new(), ..terms.clone() },
+    ];
+    for offer in forged {
+        let refused = world.ports[A].accept(world.parts.peers[A], &offer, 4096);
+        ensure!(refused.is_err(), "{offer:?} was taken");
+    }
+    terms.whole = 1 << 40;
+    terms.epoch += 1;
+    let refused = world.ports[A].accept_again(sender, world.parts.peers[A], &terms);
+    let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::VersionMismatch);
+    ensure!(is_refused, "messages that were never written are said to be read");
+    for capacity in [0, 1000, 1 << 50] {
+        let refused = world.ports[B].offer(&options(notify, capacity, 0));
+        let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
+        ensure!(is_refused, "a ring of {capacity} bytes was made");
+    }
+    // What the caller posts itself comes back to the caller.
+    let target =
+        world.ports[B].endpoint().domain().register(HostMemory::zeroed(64)?, Access::ALL)?;
+    if target.is_registered() && !target.is_enabled() {
+        target.bind_endpoint(world.ports[B].endpoint())?;
+        target.enable()?;
+    }
+    let own = world.ports[A].endpoint().domain().attach(&target.describe()?)?;
+    let options = Options::token(4711).flags(TransferFlags::DELIVERY_COMPLETE);
+    let options = options.patience(Duration::ZERO);
+    let peer = world.parts.peers[A];
+    let end = Instant::now() + patience();
+    let mut is_posted = false;
+    loop {
+        ensure!(Instant::now() < end, "the caller's own write did not complete");
+        if !is_posted {
+            let (endpoint, queue) = world.ports[A].parts();
+            let from = source.slice(0..64)?;
+            is_posted = match endpoint.write(queue, peer, &from, &own.all(), options) {
+                Ok(_) => true,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => false,
+                Err(error) => return Err(error.into()),
+            };
+        }
+        let turn = world.ports[A].turn()?;
+        if let Turn::Other(Ok(done)) = turn {
+            ensure!(done.token == 4711, "{done:?}");
+            return Ok(());
+        }
+        let _ = world.ports[B].turn()?;
+    }
+}
+
+/// An offer with order between writes, where the provider has that.
+fn ordered(cell: &Cell) -> Checked<Offer> {
+    let query = cell.query().order(Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE);
+    match cell.offer_of(query, Caps::empty()) {
+        Err(error) if error.kind() == ErrorKind::NoProvider => Ok(cell.offer(Caps::empty())?),
+        offer => Ok(offer?),
+    }
+}
+
+/// The best form; a cell that has none is lacking.
+fn best(cell: &Cell) -> Checked<Notify> {
+    let offer = ordered(cell)?;
+    Notify::best(offer.capabilities()).map_err(|error| format!("lacking: {error}").into())
 }

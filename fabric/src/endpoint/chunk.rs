@@ -1,0 +1,217 @@
+//! Posts of a ring: without patience, and without a box for saying that there was no room.
+//!
+//! What a ring posts is the same as what everybody can post. But a ring has something
+//! better to do when the provider's queue is full, which happens all the time; and it posts
+//! pieces of regions whose bounds it knows, of which it wants to count as few references
+//! as keep the memory alive.
+
+use std::os::raw::c_void;
+
+use libfabric_sys as sys;
+
+use super::Endpoint;
+use super::post::{Options, Side, keep_region};
+use super::rma::parts;
+use super::vectors::Vectors;
+use crate::address::Peer;
+use crate::error::{ErrorKind, Result};
+use crate::flags::Access;
+use crate::memory::{MemoryRegion, RegionSlice, RemoteMemory};
+use crate::queue::{CompletionKind, CompletionQueue};
+
+const AGAIN: isize = -(sys::FI_EAGAIN as isize);
+
+/// A part of a region.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece<'a> {
+    pub(crate) region: &'a MemoryRegion,
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+}
+
+/// A part of a peer's region, from an offset on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) memory: &'a RemoteMemory,
+    pub(crate) offset: u64,
+}
+
+impl Endpoint {
+    /// Bytes that are copied by a call of [`try_inject_write`](Self::try_inject_write), at most.
+    #[inline]
+    pub(crate) fn inject_limit(&self) -> usize {
+        self.limits.inject_size
+    }
+
+    /// As [`write_gathered`](Self::write_gathered); false if there is no room now.
+    #[inline]
+    pub(crate) fn try_write_pieces(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        pieces: &[Piece<'_>],
+        target: Target<'_>,
+        data: Option<u64>,
+        options: &Options,
+    ) -> Result<bool> {
+        let operation = "fi_writemsg";
+        if let Some(data) = data {
+            self.check_data(operation, data)?;
+        }
+        let vectors = Vectors::of_pieces(self, operation, pieces)?;
+        self.check_length(operation, vectors.length)?;
+        self.check_target(operation, target, vectors.length)?;
+        let peer = self.resolve(operation, to)?;
+        let flags =
+            options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
+        let member = self.check_queue(operation, queue, Side::Transmit)?;
+        let (address, key) = target.memory.address(target.offset);
+        let remote = sys::fi_rma_iov { addr: address, len: vectors.length, key };
+        let slot = queue.take(member, CompletionKind::Write, to, options.token)?;
+        let (id, context) = (slot.id(), slot.context());
+        let message = vectors.rma(peer, &remote, context, data.unwrap_or(0));
+        // SAFETY: the vectors live for the call; what they name lives until completion, by
+        // the slot, or, if the call fails, is not touched.
+        let code = unsafe { sys::fi_writemsg(self.handle.as_ptr(), &message, flags) };
+        if code == 0 {
+            for piece in pieces {
+                slot.keep_region(&piece.region.0);
+            }
+            if let Some(mapping) = target.memory.mapping() {
+                slot.keep_mapping(mapping);
+            }
+            return Ok(true);
+        }
+        queue.put_back(id.index);
+        self.no_room(operation, to, code)
+    }
+
+    /// As [`inject_write_data`](Self::inject_write_data) or
+    /// [`inject_write`](Self::inject_write); false if there is no room now.
+    #[inline]
+    pub(crate) fn try_inject_write(
+        &mut self,
+        queue: &CompletionQueue,
+        to: Peer,
+        bytes: &[u8],
+        target: Target<'_>,
+        data: Option<u64>,
+    ) -> Result<bool> {
+        let operation = if data.is_some() { "fi_inject_writedata" } else { "fi_inject_write" };
+        if let Some(data) = data {
+            self.check_data(operation, data)?;
+        }
+        let peer = self.check_inject(operation, to, bytes.len())?;
+        self.check_target(operation, target, bytes.len())?;
+        self.check_queue(operation, queue, Side::Transmit)?;
+        let (address, key) = target.memory.address(target.offset);
+        let (pointer, length, endpoint) =
+            (bytes.as_ptr().cast(), bytes.len(), self.handle.as_ptr());
+        // SAFETY: the bytes are copied before the call returns.
+        let code = unsafe {
+            match data {
+                Some(data) => {
+                    sys::fi_inject_writedata(endpoint, pointer, length, data, peer, address, key)
+                }
+                None => sys::fi_inject_write(endpoint, pointer, length, peer, address, key),
+            }
+        };
+        if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
+    }
+
+    /// As [`inject`](Self::inject); false if there is no room now.
+    pub(crate) fn try_inject(
+        &mut self,
+        queue: &CompletionQueue,
+        to: Peer,
+        bytes: &[u8],
+    ) -> Result<bool> {
+        let operation = "fi_inject";
+        self.check_message(operation)?;
+        let peer = self.check_inject(operation, to, bytes.len())?;
+        self.check_queue(operation, queue, Side::Transmit)?;
+        let (pointer, length) = (bytes.as_ptr().cast(), bytes.len());
+        // SAFETY: the bytes are copied before the call returns.
+        let code = unsafe { sys::fi_inject(self.handle.as_ptr(), pointer, length, peer) };
+        if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
+    }
+
+    /// As [`receive`](Self::receive); false if there is no room now.
+    pub(crate) fn try_receive(
+        &mut self,
+        queue: &mut CompletionQueue,
+        into: &RegionSlice,
+        options: &Options,
+    ) -> Result<bool> {
+        self.check_message("fi_recv")?;
+        self.check_local("fi_recv", into, Access::RECEIVE)?;
+        let (pointer, length, descriptor) = parts(into);
+        self.try_post_receive(queue, options, (pointer, length, descriptor), Some(into))
+    }
+
+    /// As [`receive_notice`](Self::receive_notice); false if there is no room now.
+    pub(crate) fn try_receive_notice(&mut self, queue: &mut CompletionQueue) -> Result<bool> {
+        self.check_message("fi_recv")?;
+        let nothing = (std::ptr::null_mut(), 0, std::ptr::null_mut());
+        self.try_post_receive(queue, &Options::token(0), nothing, None)
+    }
+
+    fn try_post_receive(
+        &mut self,
+        queue: &mut CompletionQueue,
+        options: &Options,
+        (pointer, length, descriptor): (*mut c_void, usize, *mut c_void),
+        keep: Option<&RegionSlice>,
+    ) -> Result<bool> {
+        let member = self.check_queue("fi_recv", queue, Side::Receive)?;
+        let slot = queue.take(member, CompletionKind::Receive, Peer::ANY, options.token)?;
+        let (id, context) = (slot.id(), slot.context());
+        let peer = sys::FI_ADDR_UNSPEC;
+        let endpoint = self.handle.as_ptr();
+        // SAFETY: no buffer, or one that the slot keeps alive until completion.
+        let code =
+            unsafe { sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context) };
+        if code == 0 {
+            keep.into_iter().for_each(|slice| keep_region(slot, slice));
+            return Ok(true);
+        }
+        queue.put_back(id.index);
+        self.no_room("fi_recv", Peer::ANY, code)
+    }
+
+    #[inline]
+    fn check_target(
+        &self,
+        operation: &'static str,
+        target: Target<'_>,
+        length: usize,
+    ) -> Result<()> {
+        if !self.limits.has_rma {
+            return Err(self.no_rma(operation));
+        }
+        let memory = target.memory;
+        let fits = target.offset.checked_add(length as u64).is_some_and(|end| end <= memory.len());
+        if fits && memory.rights().contains(Access::REMOTE_WRITE) {
+            return Ok(());
+        }
+        let (kind, why) = if fits {
+            (ErrorKind::AccessDenied, "the remote region grants no writes".to_owned())
+        } else {
+            let why = format!(
+                "{length} bytes at {} of a remote region of {}",
+                target.offset,
+                memory.len()
+            );
+            (ErrorKind::OutOfBounds, why)
+        };
+        Err(self.refuse(operation, kind, why))
+    }
+
+    #[cold]
+    fn no_room(&self, operation: &'static str, to: Peer, code: isize) -> Result<bool> {
+        if code == AGAIN {
+            return Ok(false);
+        }
+        Err(self.posting_failed(operation, to, code, std::time::Duration::ZERO))
+    }
+}

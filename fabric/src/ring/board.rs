@@ -1,0 +1,128 @@
+//! Receives that are posted ahead for notices: for messages, and where immediates use
+//! receives up.
+
+use super::memory::activate;
+use super::notify::NOTICE;
+use crate::{
+    Access, Completion, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
+    MemoryRegion, Options, Result,
+};
+
+/// Messages that may have arrived and not been looked at: as many as two rings have chunks on
+/// their way. Some providers keep what comes beyond that, some hold the sender up.
+const MESSAGES: u16 = 1024;
+/// Receives for immediates.
+const IMMEDIATES: usize = 1024;
+const STRIDE: usize = 8;
+/// Tokens of receives for messages: this, and the place.
+const TOKEN: u64 = 0x5263_7620 << 32;
+
+/// Receives that are posted ahead on one endpoint.
+#[derive(Debug)]
+pub(super) struct Board {
+    /// Where messages arrive, once some are expected.
+    messages: Option<MemoryRegion>,
+    /// Receives for immediates that are to be posted (again), and whether any are wanted.
+    missing: usize,
+    uses_receives: bool,
+    /// Places whose receive is to be posted again.
+    unposted: Vec<u16>,
+}
+
+/// What came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Heard {
+    pub(super) bits: u32,
+    /// Bytes of the write that it came with, as the provider tells; 0 where it does not.
+    pub(super) length: u64,
+}
+
+impl Board {
+    pub(super) fn new(domain: &Domain, receive_depth: usize) -> Self {
+        let uses_receives = domain.capabilities().immediates_consume_receives();
+        let missing = if uses_receives { IMMEDIATES.min(receive_depth.max(1)) } else { 0 };
+        Self { messages: None, missing, uses_receives, unposted: Vec::new() }
+    }
+
+    /// Messages are expected from now on.
+    pub(super) fn expect_messages(&mut self, endpoint: &Endpoint) -> Result<()> {
+        if self.messages.is_some() {
+            return Ok(());
+        }
+        let depth = endpoint.domain().capabilities().receive_depth;
+        let count = MESSAGES.min(u16::try_from(depth).unwrap_or(u16::MAX)).max(1);
+        let memory = HostMemory::zeroed(usize::from(count) * STRIDE)?;
+        let region = endpoint.domain().register(memory, Access::RECEIVE)?;
+        activate(&region, endpoint)?;
+        self.messages = Some(region);
+        self.unposted = (0..count).rev().collect();
+        Ok(())
+    }
+
+    /// Posts what is missing, as far as there is room.
+    #[inline]
+    pub(super) fn refill(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+    ) -> Result<()> {
+        if self.missing == 0 && self.unposted.is_empty() {
+            return Ok(());
+        }
+        self.post_missing(endpoint, queue)
+    }
+
+    fn post_missing(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<()> {
+        while self.missing > 0 {
+            if !endpoint.try_receive_notice(queue)? {
+                return Ok(());
+            }
+            self.missing -= 1;
+        }
+        let Some(region) = &self.messages else { return Ok(()) };
+        while let Some(place) = self.unposted.last().copied() {
+            let at = usize::from(place) * STRIDE;
+            let into = region.slice(at..at + NOTICE)?;
+            let options = Options::token(TOKEN | u64::from(place));
+            if !endpoint.try_receive(queue, &into, &options)? {
+                return Ok(());
+            }
+            self.unposted.pop();
+        }
+        Ok(())
+    }
+
+    /// Was it a notice? If it used a receive up, that is to be
+    /// [posted again](Self::refill).
+    #[inline]
+    pub(super) fn hear(&mut self, completion: &Completion) -> Result<Option<Heard>> {
+        match (completion.kind, completion.data) {
+            (CompletionKind::RemoteWrite, Some(data)) => {
+                if self.uses_receives && completion.operation.is_some() {
+                    self.missing += 1;
+                }
+                Ok(Some(Heard { bits: data as u32, length: completion.length as u64 }))
+            }
+            (CompletionKind::Receive, _) if completion.token >> 32 == TOKEN >> 32 => {
+                self.message(completion)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn message(&mut self, completion: &Completion) -> Result<Option<Heard>> {
+        let place = completion.token as u16;
+        self.unposted.push(place);
+        let Some(region) = &self.messages else { return Ok(None) };
+        let mut bytes = [0; NOTICE];
+        region.read(usize::from(place) * STRIDE, &mut bytes)?;
+        // One that is too short says nothing.
+        let bits = (completion.length == NOTICE).then(|| u32::from_le_bytes(bytes));
+        Ok(bits.map(|bits| Heard { bits, length: 0 }))
+    }
+
+    /// Is this the token of a receive of ours?
+    pub(super) fn is_ours(token: u64) -> bool {
+        token >> 32 == TOKEN >> 32
+    }
+}

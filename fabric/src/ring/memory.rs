@@ -1,0 +1,192 @@
+//! The memory of a ring at its reader, and views into it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::header::{HEADER, Header};
+use super::reader::Place;
+use super::shape::{FLAG, Layout, Shape};
+use crate::{
+    Access, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, RegionSlice, Result,
+};
+
+/// One epoch's memory. Views hold it: it is let go of when the last one is.
+#[derive(Debug)]
+pub(super) struct RingMemory {
+    pub(super) shape: Shape,
+    pub(super) region: MemoryRegion,
+    /// Headers that lie apart.
+    pub(super) headers: Option<MemoryRegion>,
+    /// Chunks whose views were dropped, a bit each, by number: set by whichever thread drops
+    /// one, cleared by the reader.
+    released: Box<[AtomicU64]>,
+}
+
+impl RingMemory {
+    /// Fresh host memory.
+    pub(super) fn host(endpoint: &Endpoint, shape: Shape) -> Result<Self> {
+        let capacity = usize::try_from(shape.capacity()).map_err(|_| {
+            let detail = "larger than this machine can address";
+            Error::new(ErrorKind::InvalidArgument, "opening a ring", detail)
+        })?;
+        Self::over(endpoint, shape, HostMemory::zeroed(capacity)?)
+    }
+
+    /// Memory that somebody made: of a device, or shared.
+    pub(super) fn over(endpoint: &Endpoint, shape: Shape, memory: impl Memory) -> Result<Self> {
+        let domain = endpoint.domain();
+        if (memory.len() as u64) < shape.capacity() {
+            let detail = format!("{} bytes, for a ring of {}", memory.len(), shape.capacity());
+            return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
+        }
+        let region = domain.register(memory, Access::REMOTE_WRITE)?;
+        activate(&region, endpoint)?;
+        let headers = match shape.layout() {
+            Layout::Apart => {
+                let length = shape.most_chunks() * HEADER;
+                let headers = HostMemory::zeroed(length as usize)?;
+                let headers = domain.register(headers, Access::REMOTE_WRITE)?;
+                activate(&headers, endpoint)?;
+                Some(headers)
+            }
+            Layout::Together | Layout::Flagged => None,
+        };
+        let words = shape.most_chunks().div_ceil(64);
+        let released = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let memory = Self { shape, region, headers, released };
+        if shape.layout() == Layout::Flagged {
+            // Whoever looks for flags wants clean memory.
+            memory.region.fill(0..shape.capacity() as usize, 0)?;
+        }
+        Ok(memory)
+    }
+
+    /// A header.
+    #[inline]
+    pub(super) fn look(&self, place: Place) -> [u8; HEADER as usize] {
+        let mut bytes = [0; HEADER as usize];
+        // Offsets are inside of the ring; beyond it there is no header.
+        let _ = match (place, &self.headers) {
+            (Place::Ring(offset), _) => self.region.read(offset as usize, &mut bytes),
+            (Place::Headers(offset), Some(headers)) => headers.read(offset as usize, &mut bytes),
+            (Place::Headers(_), None) => Ok(()),
+        };
+        bytes
+    }
+
+    /// A flag.
+    #[inline]
+    pub(super) fn flag(&self, offset: u64) -> u64 {
+        self.region.load_u64(offset as usize).unwrap_or(0)
+    }
+
+    /// Was the view of this chunk dropped? If so, says it once.
+    #[inline]
+    pub(super) fn take_released(&self, sequence: u64) -> bool {
+        let (word, bit) = self.place(sequence);
+        // Seen set, it stays set until it is cleared here.
+        if word.load(Ordering::Acquire) & bit == 0 {
+            return false;
+        }
+        word.fetch_and(!bit, Ordering::Relaxed);
+        true
+    }
+
+    #[inline]
+    fn place(&self, sequence: u64) -> (&AtomicU64, u64) {
+        let number = sequence % self.shape.most_chunks();
+        (&self.released[(number / 64) as usize], 1 << (number % 64))
+    }
+}
+
+/// A chunk of a message, where it lies in the ring. Dropping it, on whichever thread,
+/// gives its place back; the writer is told when the receiver next looks.
+#[derive(Debug)]
+#[must_use = "what is dropped may be written again"]
+pub struct View {
+    /// What message it belongs to, and where in it.
+    pub header: Header,
+    /// Whether the message is whole with it.
+    pub is_last: bool,
+    offset: u64,
+    memory: Arc<RingMemory>,
+}
+
+impl View {
+    #[inline]
+    pub(super) fn new(header: Header, is_last: bool, offset: u64, memory: Arc<RingMemory>) -> Self {
+        Self { header, is_last, offset, memory }
+    }
+
+    /// Bytes of the chunk.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.header.payload as usize
+    }
+
+    /// Is it the chunk of a message without bytes?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.header.payload == 0
+    }
+
+    /// Where it lies, to be sent on from or given to a device; None if there are no bytes.
+    /// A slice keeps the memory, but not the place: what it names is the writer's again
+    /// when the view is dropped.
+    #[must_use]
+    pub fn slice(&self) -> Option<RegionSlice> {
+        let from = self.offset as usize;
+        self.memory.region.slice(from..from + self.len()).ok().filter(|slice| !slice.is_empty())
+    }
+
+    /// Where its bytes begin: valid until the view is dropped.
+    #[must_use]
+    #[inline]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.memory.region.as_ptr().wrapping_add(self.offset as usize)
+    }
+
+    /// Copies bytes out, from an offset of the chunk on.
+    ///
+    /// # Errors
+    /// `OutOfBounds`; `InvalidArgument` for device memory.
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        if offset.checked_add(into.len()).is_none_or(|end| end > self.len()) {
+            let detail = format!("{} bytes at {offset} of a chunk of {}", into.len(), self.len());
+            return Err(Error::new(ErrorKind::OutOfBounds, "reading from a ring", detail));
+        }
+        self.memory.region.read(self.offset as usize + offset, into)
+    }
+}
+
+impl Drop for View {
+    #[inline]
+    fn drop(&mut self) {
+        let shape = &self.memory.shape;
+        if shape.layout() == Layout::Flagged {
+            clean(&self.memory.region, shape, &self.header);
+        }
+        let (word, bit) = self.memory.place(self.header.sequence);
+        // After all that was done with the bytes.
+        word.fetch_or(bit, Ordering::Release);
+    }
+}
+
+/// Whoever looks for flags must not find what an earlier chunk left.
+fn clean(region: &MemoryRegion, shape: &Shape, header: &Header) {
+    let start = shape.offset(header.position) as usize;
+    let end = start + (shape.flag(header.payload.into()) + FLAG) as usize;
+    // The chunk lay inside of the ring.
+    let _ = region.fill(start..end, 0);
+}
+
+/// Binds and enables a region where the provider demands it.
+pub(super) fn activate(region: &MemoryRegion, endpoint: &Endpoint) -> Result<()> {
+    if region.is_registered() && !region.is_enabled() {
+        region.bind_endpoint(endpoint)?;
+        region.enable()?;
+    }
+    Ok(())
+}

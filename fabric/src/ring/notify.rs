@@ -1,0 +1,110 @@
+//! How a reader learns of what was written.
+
+use serde::{Deserialize, Serialize};
+
+use super::shape::Layout;
+use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
+
+/// How a reader learns of what was written, and a writer of credit.
+///
+/// ```
+/// use fabric::ring::Notify;
+/// use fabric::*;
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let facts = offer.capabilities();
+/// let form = Notify::best(facts)?;
+/// assert_eq!(form == Notify::Immediate, facts.has_write_data());
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Notify {
+    /// By 32 bits that come with the write, once it is there.
+    Immediate,
+    /// By a small message, sent once the write is known to be there: where writes carry
+    /// nothing.
+    Message,
+    /// Not at all: it looks at the memory, which it cleans after use. The first design of
+    /// such rings, here to be measured, and where nothing else is to be had. It neither
+    /// lets a reader sleep nor works where writes may overtake each other.
+    Polling,
+}
+
+/// Bytes of a notice that is a message.
+pub(super) const NOTICE: usize = 4;
+
+impl Notify {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Immediate, Self::Message, Self::Polling];
+
+    /// The best that a provider can do: by what it offers, not by its name.
+    ///
+    /// # Errors
+    /// `NotSupported` if it can do none of those that tell.
+    pub fn best(capabilities: &Capabilities) -> Result<Self> {
+        match Self::Immediate.check(capabilities) {
+            Ok(()) => Ok(Self::Immediate),
+            Err(_) => Self::Message.check(capabilities).map(|()| Self::Message),
+        }
+    }
+
+    /// Can a provider do this?
+    ///
+    /// # Errors
+    /// `NotSupported`, with what it lacks.
+    pub fn check(self, capabilities: &Capabilities) -> Result<()> {
+        let has_writes = capabilities.caps.contains(Caps::RMA);
+        let whole = u64::from(u32::MAX);
+        let lack = match self {
+            _ if !has_writes => Some("no one-sided writes"),
+            Self::Immediate if capabilities.immediate_mask() < whole => {
+                Some("no immediates of 32 bits with writes")
+            }
+            Self::Message if !capabilities.caps.contains(Caps::MESSAGE) => Some("no messages"),
+            Self::Message if capabilities.inject_size < NOTICE => {
+                Some("no messages that are sent without memory of their own")
+            }
+            Self::Polling
+                if !(capabilities.send_order & capabilities.receive_order)
+                    .contains(Order::WRITE_AFTER_WRITE) =>
+            {
+                Some("no order between writes")
+            }
+            _ => None,
+        };
+        match lack {
+            None => Ok(()),
+            Some(lack) => {
+                let detail = format!("{} has {lack}", capabilities.provider);
+                Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
+            }
+        }
+    }
+
+    /// How chunks lie in a ring in such memory.
+    ///
+    /// # Errors
+    /// `NotSupported` for device memory that is to be looked at.
+    pub fn layout(self, capabilities: &Capabilities, memory: MemoryKind) -> Result<Layout> {
+        match self {
+            Self::Polling if memory.is_device() => {
+                let detail = "a processor does not look at device memory cheaply";
+                Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail))
+            }
+            Self::Polling => Ok(Layout::Flagged),
+            // Header and payload leave together only where two pieces are gathered.
+            _ if memory.is_device() || capabilities.iov_limit < 2 => Ok(Layout::Apart),
+            _ => Ok(Layout::Together),
+        }
+    }
+
+    /// Its name on a command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Immediate => "imm",
+            Self::Message => "msg",
+            Self::Polling => "poll",
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! One endpoint's share of a ring's writing side: posts chunks, in whatever form the reader
+//! is told, and says when what was posted is done.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::header::HEADER;
+use super::memory::activate;
+use super::notify::Notify;
+use super::shape::{FLAG, Layout, Shape};
+use super::terms::LaneOffer;
+use super::writer::Chunk;
+use crate::endpoint::{Piece, Target};
+use crate::{
+    Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Options, Peer,
+    RemoteMemory, Result, TransferFlags,
+};
+
+/// Chunks that may be on their way at the same time, each with a header of its own.
+pub(super) const SLOTS: u16 = 512;
+/// A header and a flag.
+const STRIDE: usize = 128;
+/// Longest write that is copied instead of gathered: a few lines of the cache.
+const SHORT: usize = 256;
+/// Tokens of a ring's writes: this, then the outlet's title, then the slot.
+const TOKEN: u64 = 0x5269 << 48;
+
+/// What tells the writes of one outlet from those of others, also of those that had the same
+/// name before: their completions may still come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Title {
+    /// The ring's name at its writer.
+    pub(super) name: u16,
+    /// Counts the outlets.
+    pub(super) generation: u16,
+}
+
+/// Whose write it was that a token names, and the slot.
+#[inline]
+pub(super) fn named(token: u64) -> Option<(Title, u16)> {
+    let title = Title { name: (token >> 16) as u16, generation: (token >> 32) as u16 };
+    (token >> 48 == TOKEN >> 48).then_some((title, token as u16))
+}
+
+/// What a chunk is written with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    /// Completions that are to come.
+    pending: u8,
+    /// What to tell the reader once they have.
+    immediate: u32,
+    /// Bytes of payload.
+    payload: u32,
+}
+
+/// One endpoint's share of a ring's writing side.
+#[derive(Debug)]
+pub(super) struct Outlet {
+    form: Notify,
+    shape: Shape,
+    peer: Peer,
+    ring: RemoteMemory,
+    /// The reader's headers, if they lie apart.
+    far_headers: Option<RemoteMemory>,
+    /// Where notices without a chunk go.
+    slate: RemoteMemory,
+    title: Title,
+    token: u64,
+    headers: MemoryRegion,
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    /// Notices that are to be sent as messages.
+    due: VecDeque<u32>,
+    /// The number and slot of a chunk of which the first write was posted, and the second one
+    /// was not.
+    half: Option<(u64, u16)>,
+}
+
+impl Outlet {
+    /// A share of a ring that the peer offered, whose writes go by this title.
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        peer: Peer,
+        offer: &LaneOffer,
+        form: Notify,
+        shape: Shape,
+        title: Title,
+    ) -> Result<Self> {
+        let domain = endpoint.domain();
+        form.check(domain.capabilities())?;
+        let ring = domain.attach(&offer.ring)?;
+        let slate = domain.attach(&offer.slate)?;
+        let needed = shape.most_chunks() * HEADER;
+        let far_headers =
+            offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
+        let refuse =
+            |detail: String| Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
+        if ring.len() < shape.capacity() {
+            return refuse(format!("{} bytes, for a ring of {}", ring.len(), shape.capacity()));
+        }
+        match (&far_headers, shape.layout()) {
+            (Some(headers), Layout::Apart) if headers.len() >= needed => {}
+            (None, Layout::Together | Layout::Flagged) => {}
+            (headers, layout) => {
+                let length = headers.as_ref().map_or(0, RemoteMemory::len);
+                return refuse(format!("{length} bytes of headers, for a ring with {layout:?}"));
+            }
+        }
+        let headers = HostMemory::zeroed(usize::from(SLOTS) * STRIDE)?;
+        let headers = domain.register(headers, Access::WRITE)?;
+        activate(&headers, endpoint)?;
+        Ok(Self {
+            form,
+            shape,
+            peer,
+            ring,
+            far_headers,
+            slate,
+            title,
+            token: TOKEN | u64::from(title.generation) << 32 | u64::from(title.name) << 16,
+            headers,
+            slots: vec![Slot { pending: 0, immediate: 0, payload: 0 }; SLOTS.into()].into(),
+            free: (0..SLOTS).rev().collect(),
+            due: VecDeque::with_capacity(SLOTS.into()),
+            half: None,
+        })
+    }
+
+    /// Posts a chunk, with payload from an offset of a region. False if there is no room now:
+    /// then it is to be posted again, as it is.
+    #[inline]
+    pub(super) fn post(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        chunk: &Chunk,
+        payload: Option<(&MemoryRegion, usize)>,
+    ) -> Result<bool> {
+        let length = chunk.header.payload as usize;
+        let whole = HEADER as usize + length;
+        let is_short = self.form == Notify::Immediate
+            && self.shape.layout() == Layout::Together
+            && whole <= SHORT.min(endpoint.inject_limit());
+        if is_short && payload.is_none_or(|(region, _)| !region.kind().is_device()) {
+            // Copied, which the provider would do, too: and there is no completion to wait for.
+            let mut bytes = [0; SHORT];
+            bytes[..HEADER as usize].copy_from_slice(&chunk.header.encode());
+            if let Some((region, from)) = payload {
+                region.read(from, &mut bytes[HEADER as usize..whole])?;
+            }
+            let target = Target { memory: &self.ring, offset: chunk.header_at };
+            let data = Some(chunk.immediate.into());
+            return endpoint.try_inject_write(queue, self.peer, &bytes[..whole], target, data);
+        }
+        self.post_long(endpoint, queue, chunk, payload)
+    }
+
+    fn post_long(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        chunk: &Chunk,
+        payload: Option<(&MemoryRegion, usize)>,
+    ) -> Result<bool> {
+        let slot = match self.half {
+            Some((of, slot)) if of == chunk.header.sequence => slot,
+            _ => match self.free.pop() {
+                Some(slot) => slot,
+                None => return Ok(false),
+            },
+        };
+        let posted = self.post_in(slot, endpoint, queue, chunk, payload);
+        let place = &mut self.slots[usize::from(slot)];
+        if matches!(posted, Ok(true)) {
+            self.half = None;
+            place.pending += 1;
+            place.immediate = chunk.immediate;
+            place.payload = chunk.header.payload;
+        } else if self.half.is_none_or(|(_, half)| half != slot) {
+            self.free.push(slot);
+        }
+        posted
+    }
+
+    /// Posts the one write of a chunk, or both; or the second one, if the first is posted.
+    fn post_in(
+        &mut self,
+        slot: u16,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        chunk: &Chunk,
+        payload: Option<(&MemoryRegion, usize)>,
+    ) -> Result<bool> {
+        let at = usize::from(slot) * STRIDE;
+        let length = chunk.header.payload as usize;
+        let headers = &self.headers;
+        let header = Piece { region: headers, offset: at, length: HEADER as usize };
+        let body = payload.map(|(region, offset)| Piece { region, offset, length });
+        let body = body.filter(|_| length > 0);
+        let both = [header, body.unwrap_or(header)];
+        let both = &both[..1 + usize::from(body.is_some())];
+        let flag_at = at + HEADER as usize;
+        let flag = [Piece { region: headers, offset: flag_at, length: FLAG as usize }];
+        let (only_header, only_body) = ([header], [body.unwrap_or(header)]);
+
+        let near = |offset| Target { memory: &self.ring, offset };
+        // The write that is posted first, if there are two; and the one that counts.
+        let (first, last) = match (&self.far_headers, chunk.flag_at, body) {
+            (Some(memory), ..) => {
+                let far = Target { memory, offset: chunk.header_at };
+                match body {
+                    Some(_) => {
+                        (Some((&only_header[..], far)), (&only_body[..], near(chunk.payload_at)))
+                    }
+                    None => (None, (&only_header[..], far)),
+                }
+            }
+            (None, Some(at), _) => (Some((both, near(chunk.header_at))), (&flag[..], near(at))),
+            (None, None, _) => (None, (both, near(chunk.header_at))),
+        };
+        let plain = Options::token(self.token | u64::from(slot)).patience(Duration::ZERO);
+        let options = match self.form {
+            Notify::Message => plain.flags(TransferFlags::DELIVERY_COMPLETE),
+            Notify::Immediate | Notify::Polling => plain,
+        };
+        let is_half = self.half.is_some_and(|(of, _)| of == chunk.header.sequence);
+        if !is_half {
+            headers.write(at, &chunk.header.encode())?;
+            headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
+            self.slots[usize::from(slot)].pending = 0;
+            if let Some((pieces, target)) = first {
+                if !endpoint.try_write_pieces(queue, self.peer, pieces, target, None, &options)? {
+                    return Ok(false);
+                }
+                self.half = Some((chunk.header.sequence, slot));
+                self.slots[usize::from(slot)].pending = 1;
+            }
+        }
+        let data = (self.form == Notify::Immediate).then_some(u64::from(chunk.immediate));
+        endpoint.try_write_pieces(queue, self.peer, last.0, last.1, data, &options)
+    }
+
+    /// One of a slot's writes completed. Gives how many bytes of payload are done with it.
+    #[inline]
+    pub(super) fn completed(&mut self, slot: u16) -> u32 {
+        let Some(place) = self.slots.get_mut(usize::from(slot)) else { return 0 };
+        place.pending = place.pending.saturating_sub(1);
+        // The first of two, while the second one is still to be posted, is nothing yet.
+        if place.pending > 0 || self.half.is_some_and(|(_, half)| half == slot) {
+            return 0;
+        }
+        if self.form == Notify::Message {
+            self.due.push_back(place.immediate);
+        }
+        self.free.push(slot);
+        place.payload
+    }
+
+    /// Sends the notices that are due as messages. False if some are left.
+    #[inline]
+    pub(super) fn settle(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &CompletionQueue,
+    ) -> Result<bool> {
+        while let Some(bits) = self.due.front() {
+            if !endpoint.try_inject(queue, self.peer, &bits.to_le_bytes())? {
+                return Ok(false);
+            }
+            self.due.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Gives a notice to the reader, with no chunk. False if there is no room now.
+    pub(super) fn say(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bits: u32,
+    ) -> Result<bool> {
+        let peer = self.peer;
+        // A write has to go somewhere.
+        let target = Target { memory: &self.slate, offset: 0 };
+        match self.form {
+            Notify::Message => endpoint.try_inject(queue, peer, &bits.to_le_bytes()),
+            // Nobody could be told.
+            Notify::Polling => Ok(true),
+            Notify::Immediate if endpoint.inject_limit() >= 8 => {
+                endpoint.try_inject_write(queue, peer, &[0; 8], target, Some(bits.into()))
+            }
+            Notify::Immediate => {
+                let Some(slot) = self.free.pop() else { return Ok(false) };
+                let offset = usize::from(slot) * STRIDE;
+                self.slots[usize::from(slot)] = Slot { pending: 1, immediate: 0, payload: 0 };
+                let word = Piece { region: &self.headers, offset, length: 8 };
+                let options = Options::token(self.token | u64::from(slot));
+                let data = Some(bits.into());
+                let posted =
+                    endpoint.try_write_pieces(queue, peer, &[word], target, data, &options);
+                if !matches!(posted, Ok(true)) {
+                    self.free.push(slot);
+                }
+                posted
+            }
+        }
+    }
+
+    /// Chunks that were posted and are not done, and notices that are to be sent.
+    pub(super) fn unfinished(&self) -> usize {
+        usize::from(SLOTS) - self.free.len() + self.due.len()
+    }
+
+    pub(super) fn title(&self) -> Title {
+        self.title
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+}

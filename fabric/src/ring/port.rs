@@ -1,0 +1,829 @@
+//! One endpoint with its queue, and all the rings that end on it.
+//!
+//! Whoever owns a port drives it: [`turn`](Port::turn) takes one thing from the queue and gives
+//! it to the ring that it concerns. The calls that wait do it by turns, so that all rings of
+//! the port go on meanwhile. One thread, no lock; a [`Worker`](crate::Worker) can own a port.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::board::{Board, Heard};
+use super::immediate::{Immediate, Notice, RINGS};
+use super::memory::View;
+use super::notify::Notify;
+use super::outlet::{Title, named};
+use super::receiver::{CREDIT_TOKEN, ReceiverStatistics, RingOptions, RingReceiver};
+use super::sender::{Pushed, RingSender, SenderStatistics, remote_memory};
+use super::terms::{RingAnswer, RingOffer};
+use super::writer::Message;
+use crate::waiting::Deadline;
+use crate::{
+    CompletionQueue, Endpoint, Error, ErrorKind, Failure, Memory, MemoryRegion, Outcome, Peer,
+    RegionSlice, Result,
+};
+
+/// Turns without anything after which it is quiet: writers are told what was released, and
+/// whoever waits may sleep.
+const QUIET: u32 = 200;
+/// Bytes of the memory that notices are written to: for a head and its complement, though
+/// nobody looks at it.
+const SLATE: usize = 64;
+/// Longest sleep while something is to be done that nothing wakes us for.
+const NAP: Duration = Duration::from_micros(50);
+/// Longest sleep otherwise.
+const SLEEP: Duration = Duration::from_millis(50);
+
+/// A ring that this side writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SenderId(u16);
+
+/// A ring that this side reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReceiverId(u16);
+
+/// What a turn did.
+#[derive(Debug)]
+#[must_use = "what is no ring's business is the caller's"]
+pub enum Turn {
+    /// Nothing.
+    Idle,
+    /// Something for a ring.
+    Ring,
+    /// The outcome of an operation that the caller posted.
+    Other(Outcome),
+}
+
+/// An endpoint with its queue, and the rings that end on it.
+///
+/// ```
+/// use std::time::Duration;
+/// use fabric::ring::*;
+/// use fabric::*;
+///
+/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+/// let domain = Domain::open(&offer)?;
+/// let addresses = AddressVector::open(&domain)?;
+/// let mut queue = CompletionQueue::open(&domain)?;
+/// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+/// // To itself, for once; two processes would exchange address, offer and answer.
+/// let peer = addresses.insert(&endpoint.address()?)?;
+/// let mut port = Port::new(endpoint, queue);
+/// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
+/// let reading = port.offer(&options)?;
+/// let (writing, answer) = port.accept(peer, &port.terms(reading)?, 64 << 10)?;
+/// port.connect(reading, peer, &answer)?;
+///
+/// let patience = Duration::from_secs(5);
+/// let source = domain.register(HostMemory::from_vec(b"payload".to_vec())?, Access::WRITE)?;
+/// let number = port.send(writing, 3, &source.all(), patience)?;
+/// let view = port.receive(reading, patience)?;
+/// assert_eq!((view.header.message, view.header.topic, view.is_last), (number, 3, true));
+/// let mut bytes = [0; 7];
+/// view.read(0, &mut bytes)?;
+/// assert_eq!(&bytes, b"payload");
+/// // Dropped, its place is the writer's again, who is told by and by.
+/// drop(view);
+/// port.flush(writing, patience)?;
+/// # Ok::<(), fabric::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Port {
+    endpoint: Endpoint,
+    queue: CompletionQueue,
+    board: Board,
+    /// By number.
+    receivers: Vec<Option<Box<RingReceiver>>>,
+    /// By name.
+    senders: Vec<Option<Box<RingSender>>>,
+    /// Rings that want more than to be told of what the queue gave: those with messages as
+    /// notices, and those that look.
+    restless: u32,
+    /// Rings that are being closed, or whose readers are to be told of it.
+    closing: u32,
+    /// Where notices without a chunk are written. It is the port's, and not a ring's, since
+    /// one that comes late to memory that is gone would break the connection.
+    slate: Option<MemoryRegion>,
+    generation: u16,
+    epoch: u32,
+    /// Notices for rings that there are none of.
+    strangers: u64,
+    /// Outcomes of what the caller posted, that came while something else was waited for.
+    others: VecDeque<Outcome>,
+}
+
+impl Port {
+    /// A port on an endpoint that reports to this queue, and has no other.
+    #[must_use]
+    pub fn new(endpoint: Endpoint, queue: CompletionQueue) -> Self {
+        let depth = endpoint.domain().capabilities().receive_depth;
+        let board = Board::new(endpoint.domain(), depth);
+        Self {
+            endpoint,
+            queue,
+            board,
+            receivers: Vec::new(),
+            senders: Vec::new(),
+            restless: 0,
+            closing: 0,
+            slate: None,
+            generation: 0,
+            epoch: 0,
+            strangers: 0,
+            others: VecDeque::new(),
+        }
+    }
+
+    /// The endpoint.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Endpoint and queue, to post other operations with. What the queue gives must be
+    /// fetched by [`turn`](Self::turn).
+    pub fn parts(&mut self) -> (&mut Endpoint, &mut CompletionQueue) {
+        (&mut self.endpoint, &mut self.queue)
+    }
+
+    /// Endpoint and queue again. The rings are gone; their memory stays until the endpoint is
+    /// closed, as far as something is on its way.
+    #[must_use]
+    pub fn into_parts(self) -> (Endpoint, CompletionQueue) {
+        (self.endpoint, self.queue)
+    }
+
+    /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms).
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a capacity that no ring has; `NotSupported` where the provider
+    /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings.
+    pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
+        let (ring, epoch) = (free_place(&self.receivers)?, self.next_epoch());
+        let receiver = RingReceiver::open(&self.endpoint, ring, epoch, options)?;
+        self.keep_receiver(ring, receiver)
+    }
+
+    /// The same in memory that the caller made: of a device, or shared with other processes.
+    ///
+    /// # Errors
+    /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
+    pub fn offer_over(&mut self, options: &RingOptions, memory: impl Memory) -> Result<ReceiverId> {
+        let (ring, epoch) = (free_place(&self.receivers)?, self.next_epoch());
+        let receiver = RingReceiver::open_over(&self.endpoint, ring, epoch, options, memory)?;
+        self.keep_receiver(ring, receiver)
+    }
+
+    fn keep_receiver(&mut self, ring: u16, receiver: RingReceiver) -> Result<ReceiverId> {
+        let form = receiver.notify();
+        self.prepare(form)?;
+        self.slate()?;
+        put(&mut self.receivers, ring, receiver);
+        self.restless += u32::from(form != Notify::Immediate);
+        Ok(ReceiverId(ring))
+    }
+
+    /// Before rings of this form are opened.
+    fn prepare(&mut self, form: Notify) -> Result<()> {
+        if form == Notify::Message {
+            self.board.expect_messages(&self.endpoint)?;
+        }
+        self.board.refill(&mut self.endpoint, &mut self.queue)
+    }
+
+    fn slate(&mut self) -> Result<MemoryRegion> {
+        match &self.slate {
+            Some(slate) => Ok(slate.clone()),
+            None => Ok(self.slate.insert(remote_memory(&self.endpoint, SLATE)?).clone()),
+        }
+    }
+
+    fn next_epoch(&mut self) -> u32 {
+        self.epoch += 1;
+        self.epoch
+    }
+
+    /// What the writer of a ring has to know.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring; if the memory's keys cannot be had.
+    pub fn terms(&self, id: ReceiverId) -> Result<RingOffer> {
+        let Some(slate) = &self.slate else { return Err(no_ring()) };
+        self.receiver(id)?.offer(slate)
+    }
+
+    /// Opens the writing side of a ring that a peer offered, with chunks of at most so many
+    /// bytes of payload. With what is to be answered.
+    ///
+    /// # Errors
+    /// `NotSupported` where the provider cannot do what the offer wants; what is wrong with
+    /// the offer; `ResourceExhausted` if there are 1024 rings.
+    pub fn accept(
+        &mut self,
+        peer: Peer,
+        offer: &RingOffer,
+        longest_payload: u64,
+    ) -> Result<(SenderId, RingAnswer)> {
+        let (name, slate) = (free_place(&self.senders)?, self.slate()?);
+        let title = Title { name, generation: self.next_generation() };
+        let (sender, answer) =
+            RingSender::open(&self.endpoint, &slate, peer, offer, title, longest_payload)?;
+        self.prepare(offer.notify)?;
+        put(&mut self.senders, name, sender);
+        self.restless += u32::from(offer.notify != Notify::Immediate);
+        Ok((SenderId(name), answer))
+    }
+
+    /// Takes the writer's answer to a ring's terms.
+    ///
+    /// # Errors
+    /// What is wrong with the answer; `Closed` if there is no such ring.
+    pub fn connect(&mut self, id: ReceiverId, peer: Peer, answer: &RingAnswer) -> Result<()> {
+        open(&mut self.receivers, id)?.connect(&self.endpoint, peer, answer)
+    }
+
+    /// After the connection was lost: the ring begins a new epoch in fresh memory. The writer
+    /// is to get the [`terms`](Self::terms) again.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring; if there is no memory; `InvalidArgument` for a ring in
+    /// device memory, which only the caller can make.
+    pub fn reopen(&mut self, id: ReceiverId) -> Result<()> {
+        let epoch = self.next_epoch();
+        open(&mut self.receivers, id)?.reopen(&self.endpoint, epoch)
+    }
+
+    /// The same in memory that the caller made, as by [`offer_over`](Self::offer_over).
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring; `OutOfBounds` if the memory is too small.
+    pub fn reopen_over(&mut self, id: ReceiverId, memory: impl Memory) -> Result<()> {
+        let epoch = self.next_epoch();
+        open(&mut self.receivers, id)?.reopen_over(&self.endpoint, epoch, memory)
+    }
+
+    /// The writing side of the same: messages from the one on that the offer names are to be
+    /// written again.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept); `VersionMismatch` for an epoch that is over.
+    pub fn accept_again(
+        &mut self,
+        id: SenderId,
+        peer: Peer,
+        offer: &RingOffer,
+    ) -> Result<RingAnswer> {
+        let (slate, generation) = (self.slate()?, self.next_generation());
+        let sender = find(&mut self.senders, id.0)?;
+        self.closing -= u32::from(sender.owes_end());
+        sender.reopen(&self.endpoint, &slate, peer, offer, generation)
+    }
+
+    /// Sixty-five thousand outlets later nothing of an earlier one is on its way.
+    fn next_generation(&mut self) -> u16 {
+        self.generation = self.generation.wrapping_add(1);
+        self.generation
+    }
+
+    /// Takes one thing from the queue, and does what is to be done for the rings.
+    ///
+    /// # Errors
+    /// What concerns all rings: receives that cannot be posted. What concerns one is
+    /// told when that one is used.
+    #[inline]
+    pub fn turn(&mut self) -> Result<Turn> {
+        if let Some(other) = self.others.pop_front() {
+            return Ok(Turn::Other(other));
+        }
+        self.fresh_turn()
+    }
+
+    #[inline]
+    fn fresh_turn(&mut self) -> Result<Turn> {
+        match self.queue.poll() {
+            Some(outcome) => self.sort(outcome),
+            None => self.idle(),
+        }
+    }
+
+    /// The queue had nothing.
+    #[inline]
+    fn idle(&mut self) -> Result<Turn> {
+        if self.restless + self.closing > 0 {
+            return self.look_around();
+        }
+        Ok(Turn::Idle)
+    }
+
+    #[inline]
+    fn sort(&mut self, outcome: Outcome) -> Result<Turn> {
+        let completion = match &outcome {
+            Ok(completion) => completion,
+            Err(_) => return self.sort_failure(outcome),
+        };
+        if let Some(heard) = self.board.hear(completion)? {
+            self.hear(heard);
+            self.board.refill(&mut self.endpoint, &mut self.queue)?;
+        } else if let Some((title, slot)) = named(completion.token) {
+            if let Ok(sender) = find(&mut self.senders, title.name) {
+                sender.completed(title, slot);
+            }
+            if self.restless > 0 {
+                self.settle_sender(title.name);
+            }
+        } else if completion.token != CREDIT_TOKEN {
+            return Ok(Turn::Other(outcome));
+        }
+        Ok(Turn::Ring)
+    }
+
+    /// Gives a notice to whom it concerns.
+    #[inline]
+    fn hear(&mut self, heard: Heard) {
+        let immediate = Immediate::decode(heard.bits);
+        let place = usize::from(immediate.ring);
+        match immediate.notice {
+            Notice::Chunk { .. } | Notice::Done { .. } => match self.receivers.get_mut(place) {
+                Some(Some(receiver)) => {
+                    if let Err(error) = receiver.hear(&immediate, heard.length) {
+                        receiver.fail(error);
+                    }
+                }
+                _ => self.strangers += 1,
+            },
+            Notice::Credit { .. } | Notice::Gone => match self.senders.get_mut(place) {
+                Some(Some(sender)) => {
+                    sender.hear(&immediate);
+                    self.closing +=
+                        u32::from(immediate.notice == Notice::Gone && sender.owes_end());
+                }
+                _ => self.strangers += 1,
+            },
+        }
+    }
+
+    /// A failure is one ring's, the caller's, or the queue's.
+    #[cold]
+    fn sort_failure(&mut self, outcome: Outcome) -> Result<Turn> {
+        let Err(failure) = &outcome else { return Ok(Turn::Other(outcome)) };
+        if failure.operation.is_none() {
+            return Err(failure.error.clone());
+        }
+        if let Some((title, slot)) = named(failure.token) {
+            if let Ok(sender) = find(&mut self.senders, title.name)
+                && sender.completed(title, slot)
+            {
+                sender.fail(failure.error.clone());
+            }
+            return Ok(Turn::Ring);
+        }
+        if Board::is_ours(failure.token) {
+            // The receives of an endpoint fail when it is closed, or its one peer is gone.
+            return Err(failure.error.clone());
+        }
+        Ok(Turn::Other(outcome))
+    }
+
+    /// For rings that nobody tells: what they want to be looked after.
+    fn look_around(&mut self) -> Result<Turn> {
+        let mut has_moved = false;
+        for name in 0..self.senders.len() {
+            has_moved |= self.settle_sender(name as u16);
+        }
+        if self.closing > 0 {
+            has_moved |= self.go_on_closing();
+        }
+        self.board.refill(&mut self.endpoint, &mut self.queue)?;
+        Ok(if has_moved { Turn::Ring } else { Turn::Idle })
+    }
+
+    /// For rings that are being closed.
+    #[cold]
+    fn go_on_closing(&mut self) -> bool {
+        let mut has_moved = false;
+        let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
+        for sender in self.senders.iter_mut().flatten().filter(|sender| sender.owes_end()) {
+            // A connection that is broken has nobody to be told.
+            if sender.say_done(endpoint, queue).unwrap_or(true) {
+                self.closing -= 1;
+                has_moved = true;
+            }
+        }
+        for place in &mut self.receivers {
+            let Some(receiver) = place.as_mut().filter(|receiver| receiver.is_closing()) else {
+                continue;
+            };
+            if receiver.go_on_closing(endpoint, queue).unwrap_or(true) {
+                self.restless -= u32::from(receiver.notify() != Notify::Immediate);
+                self.closing -= 1;
+                *place = None;
+                has_moved = true;
+            }
+        }
+        has_moved
+    }
+
+    fn settle_sender(&mut self, name: u16) -> bool {
+        let Ok(sender) = find(&mut self.senders, name) else { return false };
+        match sender.settle(&mut self.endpoint, &self.queue) {
+            Ok(has_moved) => has_moved,
+            Err(error) => {
+                sender.fail(error);
+                true
+            }
+        }
+    }
+
+    /// Begins a message of so many bytes in a ring, to be [pushed](Self::push). The one before
+    /// must be written first.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    #[inline]
+    pub fn begin(&mut self, id: SenderId, topic: u32, length: u64) -> Result<Message> {
+        Ok(find(&mut self.senders, id.0)?.begin(topic, length))
+    }
+
+    /// Posts a message's next chunk, if there is room for it. `payload` is the whole message.
+    ///
+    /// # Errors
+    /// Why nothing more can be written to this ring; `OutOfBounds` if the payload is shorter
+    /// than the message.
+    #[inline]
+    pub fn push(
+        &mut self,
+        id: SenderId,
+        message: &mut Message,
+        payload: &RegionSlice,
+    ) -> Result<Pushed> {
+        let sender = find(&mut self.senders, id.0)?;
+        sender.push(&mut self.endpoint, &mut self.queue, message, payload)
+    }
+
+    /// Writes a whole message and gives its number. The payload must stay as it is until
+    /// [`next_read`](Self::next_read) names it.
+    ///
+    /// # Errors
+    /// Why nothing more can be written to this ring; `DeadlineExceeded`, with how much was
+    /// written and what was waited for: the message is written in part then, and the ring
+    /// takes no other until it is opened again.
+    pub fn send(
+        &mut self,
+        id: SenderId,
+        topic: u32,
+        payload: &RegionSlice,
+        timeout: Duration,
+    ) -> Result<u64> {
+        let mut message = self.begin(id, topic, payload.len() as u64)?;
+        self.finish(id, &mut message, payload, timeout)?;
+        Ok(message.number())
+    }
+
+    /// Writes what is left of a message. What the caller posted and what ends meanwhile is
+    /// given by later [turns](Self::turn).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); but the message can be taken up again.
+    pub fn finish(
+        &mut self,
+        id: SenderId,
+        message: &mut Message,
+        payload: &RegionSlice,
+        timeout: Duration,
+    ) -> Result<()> {
+        let mut wait = Wait::new(timeout);
+        loop {
+            let waits_for = match self.push(id, message, payload)? {
+                Pushed::Written => return Ok(()),
+                Pushed::Posted(_) if message.is_written() => return Ok(()),
+                Pushed::Posted(_) => continue,
+                Pushed::Blocked(_) => "the reader to let go of something",
+                Pushed::Busy => "the provider to make room",
+            };
+            if !wait.turn(self)? {
+                let (written, length) = (message.written(), message.length());
+                let detail = format!(
+                    "{written} of {length} bytes of message {} are written, waiting for {waits_for}",
+                    message.number()
+                );
+                let error = late("writing to a ring", timeout, detail);
+                return Err(self.name_peer(error, id));
+            }
+        }
+    }
+
+    /// Waits until the reader has let go of all that was written.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`, with how much it has not; why the ring is broken.
+    pub fn flush(&mut self, id: SenderId, timeout: Duration) -> Result<()> {
+        let mut wait = Wait::new(timeout);
+        loop {
+            let sender = self.sender(id)?;
+            if sender.writer().unread() == 0 && sender.unfinished() == 0 {
+                return Ok(());
+            }
+            if let Some(broken) = sender.broken() {
+                return Err(broken.clone());
+            }
+            if !wait.turn(self)? {
+                let writer = self.sender(id)?.writer();
+                let detail = format!(
+                    "{} of {} bytes are read, in {} chunks that are not",
+                    writer.known_head(),
+                    writer.tail(),
+                    writer.unread()
+                );
+                let error = late("flushing a ring", timeout, detail);
+                return Err(self.name_peer(error, id));
+            }
+        }
+    }
+
+    /// The next message that the reader let go of: its memory is free.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    #[inline]
+    pub fn next_read(&mut self, id: SenderId) -> Result<Option<u64>> {
+        Ok(find(&mut self.senders, id.0)?.next_read())
+    }
+
+    /// The next chunk of a ring, if it is there.
+    ///
+    /// # Errors
+    /// Why nothing more can be read from this ring; `Closed` once the writer is done and
+    /// everything is taken.
+    #[inline]
+    pub fn take(&mut self, id: ReceiverId) -> Result<Option<View>> {
+        let receiver = open(&mut self.receivers, id)?;
+        match receiver.take()? {
+            None if receiver.is_over() => Err(over()),
+            view => Ok(view),
+        }
+    }
+
+    /// Waits for the next chunk of a ring.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take); `DeadlineExceeded`, with how much there is of the message.
+    pub fn receive(&mut self, id: ReceiverId, timeout: Duration) -> Result<View> {
+        let mut wait = Wait::new(timeout);
+        loop {
+            if let Some(view) = self.take(id)? {
+                return Ok(view);
+            }
+            if !wait.turn(self)? {
+                let reader = self.receiver(id)?.reader();
+                let detail = format!(
+                    "{} messages came whole, and {} bytes of the next one",
+                    reader.whole(),
+                    reader.received()
+                );
+                return Err(late("reading a ring", timeout, detail));
+            }
+        }
+    }
+
+    /// Tells a ring's writer what was released, if it is time: a watermark was passed, or, if
+    /// it is quiet, something was released at all. The calls that wait do this by themselves.
+    /// True if something was told.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring; what the fabric says.
+    #[inline]
+    pub fn tell(&mut self, id: ReceiverId, is_quiet: bool) -> Result<bool> {
+        let receiver = open(&mut self.receivers, id)?;
+        receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet)
+    }
+
+    /// The same for all rings. A writer that cannot be told does not keep others from it; that
+    /// ring is broken.
+    pub fn tell_all(&mut self, is_quiet: bool) -> bool {
+        let mut has_told = false;
+        for receiver in self.receivers.iter_mut().flatten() {
+            match receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet) {
+                Ok(told) => has_told |= told,
+                Err(error) => receiver.fail(error),
+            }
+        }
+        has_told
+    }
+
+    /// What to do between two turns that find nothing, in a loop that polls all the time: see
+    /// [`CompletionQueue::pause`].
+    #[inline]
+    pub fn pause(&self) {
+        self.queue.pause();
+    }
+
+    /// Waits until the queue has something, in the way it was opened with, or until something
+    /// is to be done that nothing wakes us for. Gives what a turn would; `Idle` after so
+    /// long.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    pub fn rest(&mut self, longest: Duration) -> Result<Turn> {
+        self.tell_all(true);
+        let has_work = self.restless + self.closing > 0
+            || self.receivers.iter().flatten().any(|receiver| receiver.has_untold())
+            || self.senders.iter().flatten().any(|sender| sender.broken().is_some());
+        let longest = longest.min(if has_work { NAP } else { SLEEP });
+        match self.queue.wait(longest) {
+            Err(failure) if is_late(&failure) => self.idle(),
+            outcome => self.sort(outcome),
+        }
+    }
+
+    /// Closes the writing side: the reader is told that there will be nothing more, and gets
+    /// the rest. Waits until everything is read.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush); the ring is closed all the same.
+    pub fn close_sender(&mut self, id: SenderId, timeout: Duration) -> Result<SenderStatistics> {
+        let statistics = self.sender(id)?.statistics();
+        let result = self.flush(id, timeout).and_then(|()| self.say_done(id, timeout));
+        self.drop_sender(id);
+        result.map(|()| statistics)
+    }
+
+    fn say_done(&mut self, id: SenderId, timeout: Duration) -> Result<()> {
+        let mut wait = Wait::new(timeout);
+        loop {
+            let sender = find(&mut self.senders, id.0)?;
+            if sender.say_done(&mut self.endpoint, &mut self.queue)? {
+                return Ok(());
+            }
+            if !wait.turn(self)? {
+                return Err(late("closing a ring", timeout, "the provider has no room"));
+            }
+        }
+    }
+
+    /// Lets go of the writing side, whatever is on its way.
+    pub fn drop_sender(&mut self, id: SenderId) {
+        if let Some(sender) = self.senders.get_mut(usize::from(id.0)).and_then(Option::take) {
+            self.closing -= u32::from(sender.owes_end());
+            self.restless -= u32::from(sender.notify() != Notify::Immediate);
+        }
+    }
+
+    /// Lets go of the reading side. The writer is told that nobody reads any more, and answers
+    /// that it has nothing on its way; until that came, the memory stays, and the ring's
+    /// number is nobody else's: a write to memory that is gone would break the connection
+    /// for all rings. A writer that is dead never answers: then they stay until the port is
+    /// dropped, or until [`forget`](Self::forget).
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    pub fn close_receiver(&mut self, id: ReceiverId) -> Result<ReceiverStatistics> {
+        let receiver = open(&mut self.receivers, id)?;
+        let statistics = receiver.statistics();
+        receiver.close();
+        self.closing += 1;
+        self.go_on_closing();
+        Ok(statistics)
+    }
+
+    /// Lets go of a ring that is being closed, or of which the writer is known to be dead: of
+    /// its memory with the last view, whatever may be on its way to it.
+    pub fn forget(&mut self, id: ReceiverId) {
+        let place = self.receivers.get_mut(usize::from(id.0));
+        if let Some(receiver) = place.and_then(Option::take) {
+            self.closing -= u32::from(receiver.is_closing());
+            self.restless -= u32::from(receiver.notify() != Notify::Immediate);
+        }
+    }
+
+    /// A ring's writing side.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    pub fn sender(&self, id: SenderId) -> Result<&RingSender> {
+        self.senders.get(usize::from(id.0)).and_then(Option::as_deref).ok_or_else(no_ring)
+    }
+
+    /// A ring's reading side.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    pub fn receiver(&self, id: ReceiverId) -> Result<&RingReceiver> {
+        let receiver = self.receivers.get(usize::from(id.0)).and_then(Option::as_deref);
+        receiver.filter(|receiver| !receiver.is_closing()).ok_or_else(no_ring)
+    }
+
+    /// The reading side, to let go of what it [keeps](RingReceiver::forget_past).
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    pub fn receiver_mut(&mut self, id: ReceiverId) -> Result<&mut RingReceiver> {
+        open(&mut self.receivers, id)
+    }
+
+    /// Notices for rings that there are none of.
+    #[must_use]
+    pub fn strangers(&self) -> u64 {
+        self.strangers
+    }
+
+    #[cold]
+    fn name_peer(&self, error: Error, id: SenderId) -> Error {
+        let peer = self.sender(id).ok().and_then(|sender| self.endpoint.name_of(sender.peer()));
+        match peer {
+            Some(name) => self.endpoint.domain().blame(error).with_peer(name),
+            None => self.endpoint.domain().blame(error),
+        }
+    }
+}
+
+/// A wait by turns: for a while it looks, then it sleeps.
+struct Wait {
+    deadline: Deadline,
+    turns: u32,
+    idle: u32,
+}
+
+impl Wait {
+    fn new(timeout: Duration) -> Self {
+        Self { deadline: Deadline::after(timeout), turns: 0, idle: 0 }
+    }
+
+    /// False once the time is over.
+    fn turn(&mut self, port: &mut Port) -> Result<bool> {
+        self.turns = self.turns.wrapping_add(1);
+        let is_quiet = self.idle >= QUIET;
+        let turn = if is_quiet { port.rest(self.deadline.left())? } else { port.fresh_turn()? };
+        match turn {
+            Turn::Idle => self.idle = self.idle.saturating_add(1),
+            Turn::Ring => self.idle = 0,
+            Turn::Other(outcome) => port.others.push_back(outcome),
+        }
+        if self.idle == 0 {
+            port.tell_all(false);
+        } else if !is_quiet {
+            port.queue.pause();
+        }
+        // The clock costs as much as a turn, and others may keep the port busy.
+        let is_time_to_look = is_quiet || self.turns.is_multiple_of(QUIET);
+        Ok(!is_time_to_look || !self.deadline.has_passed())
+    }
+}
+
+/// A place that no ring has.
+fn free_place<T>(places: &[Option<T>]) -> Result<u16> {
+    let free = places.iter().position(Option::is_none).unwrap_or(places.len());
+    match u16::try_from(free) {
+        Ok(free) if free < RINGS => Ok(free),
+        _ => {
+            let detail = format!("{RINGS} rings end on this endpoint");
+            Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail))
+        }
+    }
+}
+
+fn put<T>(places: &mut Vec<Option<Box<T>>>, place: u16, ring: T) {
+    let place = usize::from(place);
+    if places.len() <= place {
+        places.resize_with(place + 1, || None);
+    }
+    places[place] = Some(Box::new(ring));
+}
+
+#[inline]
+fn find<T>(places: &mut [Option<Box<T>>], place: u16) -> Result<&mut T> {
+    match places.get_mut(usize::from(place)) {
+        Some(Some(ring)) => Ok(ring),
+        _ => Err(no_ring()),
+    }
+}
+
+/// A ring that is not being closed.
+#[inline]
+fn open(places: &mut [Option<Box<RingReceiver>>], id: ReceiverId) -> Result<&mut RingReceiver> {
+    match places.get_mut(usize::from(id.0)) {
+        Some(Some(receiver)) if !receiver.is_closing() => Ok(receiver),
+        _ => Err(no_ring()),
+    }
+}
+
+#[cold]
+fn no_ring() -> Error {
+    Error::new(ErrorKind::Closed, "using a ring", "there is no such ring on this port")
+}
+
+#[cold]
+fn over() -> Error {
+    Error::new(ErrorKind::Closed, "reading a ring", "the writer is done, and all of it was read")
+}
+
+#[cold]
+fn late(operation: &'static str, timeout: Duration, detail: impl std::fmt::Display) -> Error {
+    let detail = format!("nothing for {timeout:?}; {detail}");
+    Error::new(ErrorKind::DeadlineExceeded, operation, detail)
+}
+
+/// Did a wait end because its time was over?
+fn is_late(failure: &Failure) -> bool {
+    failure.operation.is_none()
+        && failure.error.kind() == ErrorKind::DeadlineExceeded
+        && failure.error.code().is_none()
+}

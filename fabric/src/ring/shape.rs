@@ -1,0 +1,175 @@
+//! What both sides of a ring agree on: its length, its number, and how chunks lie in it.
+
+use serde::{Deserialize, Serialize};
+
+use super::header::HEADER;
+use super::immediate;
+
+/// The smallest granule, in bytes: a cache line.
+pub const GRANULE: u64 = 64;
+/// Chunks that may be in a ring at the same time: a notice tells the lower 16 bits of
+/// their numbers, and those that came already are to be told from those ahead.
+pub const MOST_CHUNKS: u64 = 1 << 14;
+/// The same for a ring whose headers lie [apart](Layout::Apart), since each of them has a
+/// place there.
+pub const MOST_CHUNKS_APART: u64 = 1 << 10;
+/// The smallest ring, in bytes.
+pub const SMALLEST: u64 = 16 * GRANULE;
+/// The largest ring, in bytes.
+pub const LARGEST: u64 = 1 << 40;
+/// Bytes of the flag behind a [flagged](Layout::Flagged) chunk.
+pub(super) const FLAG: u64 = 8;
+
+/// Where a chunk's header lies, and what else is written with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// Before the payload: one write has both.
+    Together,
+    /// In a place of its own in host memory, for a ring that the reader's processor does not
+    /// look into: device memory.
+    Apart,
+    /// Before the payload, and behind it a flag that is written last: for a reader that is
+    /// not told, but looks.
+    Flagged,
+}
+
+/// What both sides of a ring agree on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    capacity: u64,
+    ring: u16,
+    layout: Layout,
+}
+
+impl Shape {
+    /// A ring of so many bytes, known to its writer by a number below 1024, with headers
+    /// and payload [together](Layout::Together). None if it is too small, too large, or no
+    /// even number of [granules](Self::granule).
+    #[must_use]
+    pub fn new(capacity: u64, ring: u16) -> Option<Self> {
+        let shape = Self { capacity, ring, layout: Layout::Together };
+        let is_good = (SMALLEST..=LARGEST).contains(&capacity)
+            && capacity.is_multiple_of(2 * shape.granule())
+            && ring < immediate::RINGS;
+        is_good.then_some(shape)
+    }
+
+    /// The same with chunks laid out in another way.
+    #[must_use]
+    pub fn laid_out(self, layout: Layout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// Bytes of the ring.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn ring(&self) -> u16 {
+        self.ring
+    }
+
+    /// How chunks lie in it.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Chunks that may be in it at the same time.
+    #[must_use]
+    pub fn most_chunks(&self) -> u64 {
+        match self.layout {
+            Layout::Apart => MOST_CHUNKS_APART,
+            Layout::Together | Layout::Flagged => MOST_CHUNKS,
+        }
+    }
+
+    /// Where a position lies in the ring.
+    #[must_use]
+    pub fn offset(&self, position: u64) -> u64 {
+        position % self.capacity
+    }
+
+    /// Bytes from a position to the end of the ring.
+    #[must_use]
+    pub fn until_end(&self, position: u64) -> u64 {
+        self.capacity - self.offset(position)
+    }
+
+    /// The most bytes that a chunk takes, header and all: an empty ring has always room for
+    /// it, wherever its end lies.
+    #[must_use]
+    pub fn longest_chunk(&self) -> u64 {
+        self.capacity / 2
+    }
+
+    /// Chunks begin at multiples of so many bytes, and credit is told in these: as fine as
+    /// it fits a notice, in which half the numbers stand for the past. So a whole ring is
+    /// less than half of them. A large ring has large granules, but no larger than its
+    /// share of [`MOST_CHUNKS`].
+    #[must_use]
+    pub fn granule(&self) -> u64 {
+        self.capacity.div_ceil((1 << 15) - 1).next_power_of_two().max(GRANULE)
+    }
+
+    /// Bytes from where a chunk begins to its payload.
+    #[must_use]
+    pub fn before_payload(&self) -> u64 {
+        match self.layout {
+            Layout::Apart => 0,
+            Layout::Together | Layout::Flagged => HEADER,
+        }
+    }
+
+    /// Bytes that a chunk with so much payload takes. Also one with nothing takes a granule:
+    /// by that its place can be given back.
+    #[must_use]
+    pub fn taken(&self, payload: u64) -> u64 {
+        let bytes = match self.layout {
+            Layout::Together => HEADER + payload,
+            Layout::Apart => payload.max(1),
+            Layout::Flagged => self.flag(payload) + FLAG,
+        };
+        bytes.next_multiple_of(self.granule())
+    }
+
+    /// Bytes from where a chunk begins to its flag.
+    pub(super) fn flag(&self, payload: u64) -> u64 {
+        HEADER + payload.next_multiple_of(FLAG)
+    }
+
+    /// The most payload of a chunk that takes no more than so many bytes, which are whole
+    /// granules.
+    #[must_use]
+    pub fn payload_of(&self, room: u64) -> u64 {
+        match self.layout {
+            Layout::Together => room.saturating_sub(HEADER),
+            Layout::Apart => room,
+            Layout::Flagged => room.saturating_sub(HEADER + FLAG),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_fits_is_what_takes_no_more(granules in 16_u64..200, room in 1_u64..100, layout in 0_usize..3) {
+            let layout = [Layout::Together, Layout::Apart, Layout::Flagged][layout];
+            let shape = Shape::new(granules * 128, 1).unwrap().laid_out(layout);
+            let room = room * shape.granule();
+            let most = shape.payload_of(room);
+            prop_assert!(most == 0 || shape.taken(most) <= room);
+            prop_assert!(shape.taken(most + 1) > room || most + 1 > room);
+            prop_assert!(shape.taken(0) > 0);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What the two sides of a ring tell each other before the first byte.
+//!
+//! All of it comes from outside and goes through checks when it is used: a shape that
+//! there is none of, memory that is too small, or an epoch that is over is refused.
+
+use serde::{Deserialize, Serialize};
+
+use super::notify::Notify;
+use super::shape::{Layout, Shape};
+use crate::{Error, ErrorKind, RemoteRegion, Result};
+
+/// A ring that a reader made, for its writer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RingOffer {
+    /// The reader's number for the ring.
+    pub ring: u16,
+    /// Counts the connections.
+    pub epoch: u32,
+    /// Bytes of the ring.
+    pub capacity: u64,
+    /// How the reader learns of what was written.
+    pub notify: Notify,
+    /// How chunks lie in the ring.
+    pub layout: Layout,
+    /// Messages that came whole, over all epochs: the next one is this one.
+    pub whole: u64,
+    /// The ring's memory, as it is reached through each of the reader's endpoints.
+    pub lanes: Vec<LaneOffer>,
+}
+
+/// A ring's memory, as it is reached through one endpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LaneOffer {
+    /// The ring.
+    pub ring: RemoteRegion,
+    /// The headers, if they lie apart.
+    pub headers: Option<RemoteRegion>,
+    /// Where notices without a chunk are written: its bytes mean nothing.
+    pub slate: RemoteRegion,
+}
+
+/// What a writer answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RingAnswer {
+    /// The writer's number for the ring.
+    pub name: u16,
+    /// The epoch that was offered.
+    pub epoch: u32,
+    /// Where the writer is told of credit.
+    pub credit: RemoteRegion,
+}
+
+impl RingOffer {
+    /// The ring's shape.
+    ///
+    /// # Errors
+    /// `MalformedDescriptor` if there is no such ring.
+    pub fn shape(&self) -> Result<Shape> {
+        match Shape::new(self.capacity, self.ring) {
+            Some(shape) if !self.lanes.is_empty() => Ok(shape.laid_out(self.layout)),
+            _ => {
+                let detail = format!(
+                    "a ring of {} bytes with number {} and {} lanes",
+                    self.capacity,
+                    self.ring,
+                    self.lanes.len()
+                );
+                Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail))
+            }
+        }
+    }
+}
