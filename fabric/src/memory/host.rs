@@ -78,6 +78,19 @@ unsafe impl Memory for Box<dyn Memory> {
     }
 }
 
+// SAFETY: as above; the value is shared, and lives until its last owner is gone.
+unsafe impl<M: Memory> Memory for std::sync::Arc<M> {
+    fn as_ptr(&self) -> *mut u8 {
+        (**self).as_ptr()
+    }
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+    fn kind(&self) -> MemoryKind {
+        (**self).kind()
+    }
+}
+
 /// Page-aligned, zeroed host memory.
 ///
 /// A vector that is taken over keeps its own alignment. Fresh mappings are private

@@ -9,7 +9,7 @@ use libfabric_sys as sys;
 use super::table::Table;
 use crate::address::{AddressVector, Peer};
 use crate::domain::Domain;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 
 /// What endpoints hold of their queue.
@@ -22,6 +22,11 @@ pub(crate) struct QueueShared {
     /// Counts endpoints that were closed.
     pub(super) departed: AtomicU32,
     pub(super) domain: Domain,
+    /// Somebody wants a sleeper woken.
+    pub(super) wake_up: AtomicBool,
+    /// Was it opened with something to sleep on? libfabric 1.17 crashes if one without is
+    /// signalled.
+    pub(super) can_signal: bool,
 }
 
 /// Wakes whoever sleeps in a completion queue, from any thread.
@@ -42,11 +47,20 @@ pub(crate) struct QueueShared {
 pub struct Waker(pub(super) Arc<QueueShared>);
 
 impl Waker {
-    /// Wakes a sleeper (`fi_cq_signal`). Its sleep ends early, with nothing found.
+    /// Wakes a sleeper (`fi_cq_signal`). Its sleep ends early, with nothing found: it looks
+    /// whether its time is over, or, in
+    /// [`wait_or_wake`](super::CompletionQueue::wait_or_wake), gives up waiting.
     ///
     /// # Errors
-    /// `NotSupported` where the provider cannot.
+    /// `NotSupported` where the provider cannot: then a sleeper finds out when it next looks,
+    /// which is soon.
     pub fn wake(&self) -> Result<()> {
+        self.0.wake_up.store(true, Ordering::Release);
+        if !self.0.can_signal {
+            let detail = "the queue was opened without a descriptor to sleep on";
+            let error = Error::new(ErrorKind::NotSupported, "fi_cq_signal", detail);
+            return Err(self.0.domain.blame(error));
+        }
         // SAFETY: the queue is alive, and libfabric lets any thread do this.
         let code = unsafe { sys::fcs_cq_signal(self.0.handle.as_ptr()) };
         Error::check("fi_cq_signal", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))

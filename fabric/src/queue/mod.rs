@@ -178,6 +178,8 @@ impl CompletionQueue {
                 graveyard: Mutex::new(None),
                 departed: AtomicU32::new(0),
                 domain: domain.clone(),
+                wake_up: AtomicBool::new(false),
+                can_signal: wait_fd.is_some(),
             }),
             table: ManuallyDrop::new(Box::new(Table::new())),
             ready: VecDeque::new(),

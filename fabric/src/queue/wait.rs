@@ -45,6 +45,34 @@ impl CompletionQueue {
         self.pace.pause();
     }
 
+    /// As [`wait`](Self::wait); None if somebody [woke](super::Waker::wake) the sleeper, now or
+    /// since the last wait, or the time is over.
+    pub fn wait_or_wake(&mut self, timeout: Duration) -> Option<Outcome> {
+        let deadline = Deadline::after(timeout);
+        let spin_end = match self.waiting {
+            Waiting::Busy => None,
+            Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
+            Waiting::Block => Some(Instant::now()),
+        };
+        let mut backoff = Backoff::sleeping();
+        let (mut fruitless, mut looks) = (0, 0_u32);
+        loop {
+            if let Some(outcome) = self.poll() {
+                return Some(outcome);
+            }
+            if self.shared.wake_up.swap(false, Ordering::AcqRel) || deadline.has_passed() {
+                return None;
+            }
+            looks += 1;
+            let is_time_to_look = looks.is_multiple_of(8) || self.waiting == Waiting::Block;
+            if is_time_to_look && spin_end.is_some_and(|end| Instant::now() >= end) {
+                self.sleep(&deadline, &mut backoff, &mut fruitless);
+            } else {
+                self.pause();
+            }
+        }
+    }
+
     fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
         let spin_end = match self.waiting {
             Waiting::Busy => None,

@@ -17,6 +17,8 @@ pub(super) struct RingMemory {
     pub(super) region: MemoryRegion,
     /// Headers that lie apart.
     pub(super) headers: Option<MemoryRegion>,
+    /// The same memory and headers, as the domains of further lanes know them.
+    pub(super) others: Vec<(MemoryRegion, Option<MemoryRegion>)>,
     /// Chunks whose views were dropped, a bit each, by number: set by whichever thread drops
     /// one, cleared by the reader.
     released: Box<[AtomicU64]>,
@@ -29,36 +31,50 @@ impl RingMemory {
             let detail = "larger than this machine can address";
             Error::new(ErrorKind::InvalidArgument, "opening a ring", detail)
         })?;
-        Self::over(endpoint, shape, HostMemory::zeroed(capacity)?)
+        Self::over(&[endpoint], shape, HostMemory::zeroed(capacity)?)
     }
 
-    /// Memory that somebody made: of a device, or shared.
-    pub(super) fn over(endpoint: &Endpoint, shape: Shape, memory: impl Memory) -> Result<Self> {
-        let domain = endpoint.domain();
+    /// Memory that somebody made: of a device, or shared. To be written through all of these
+    /// endpoints, of which there is at least one.
+    pub(super) fn over(endpoints: &[&Endpoint], shape: Shape, memory: impl Memory) -> Result<Self> {
         if (memory.len() as u64) < shape.capacity() {
             let detail = format!("{} bytes, for a ring of {}", memory.len(), shape.capacity());
             return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
         }
-        let region = domain.register(memory, Access::REMOTE_WRITE)?;
-        activate(&region, endpoint)?;
+        let memory = Arc::new(memory);
         let headers = match shape.layout() {
             Layout::Apart => {
-                let length = shape.most_chunks() * HEADER;
-                let headers = HostMemory::zeroed(length as usize)?;
-                let headers = domain.register(headers, Access::REMOTE_WRITE)?;
-                activate(&headers, endpoint)?;
-                Some(headers)
+                Some(Arc::new(HostMemory::zeroed((shape.most_chunks() * HEADER) as usize)?))
             }
             Layout::Together | Layout::Flagged => None,
         };
+        let mut lanes = Vec::with_capacity(endpoints.len());
+        for endpoint in endpoints {
+            let region = endpoint.domain().register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
+            activate(&region, endpoint)?;
+            let headers = match &headers {
+                Some(headers) => {
+                    let headers = Arc::clone(headers);
+                    let headers = endpoint.domain().register(headers, Access::REMOTE_WRITE)?;
+                    activate(&headers, endpoint)?;
+                    Some(headers)
+                }
+                None => None,
+            };
+            lanes.push((region, headers));
+        }
+        if lanes.is_empty() {
+            let detail = "without an endpoint";
+            return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
+        }
+        let (region, headers) = lanes.remove(0);
         let words = shape.most_chunks().div_ceil(64);
         let released = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let memory = Self { shape, region, headers, released };
         if shape.layout() == Layout::Flagged {
             // Whoever looks for flags wants clean memory.
-            memory.region.fill(0..shape.capacity() as usize, 0)?;
+            region.fill(0..shape.capacity() as usize, 0)?;
         }
-        Ok(memory)
+        Ok(Self { shape, region, headers, others: lanes, released })
     }
 
     /// A header.

@@ -21,6 +21,8 @@ mod reader;
 mod receiver;
 mod sender;
 mod shape;
+mod speaker;
+mod stripes;
 mod terms;
 mod writer;
 
@@ -36,5 +38,9 @@ pub use reader::{Arrived, Place, ProtocolError, Reader, Span};
 pub use receiver::{ReceiverStatistics, RingOptions, RingReceiver};
 pub use sender::{Pushed, RingSender, SenderStatistics};
 pub use shape::{GRANULE, LARGEST, Layout, MOST_CHUNKS, MOST_CHUNKS_APART, SMALLEST, Shape};
+pub use stripes::{
+    StripedReceiver, StripedRegion, StripedSender, StripedSlice, Stripes, StripesOptions,
+    default_stripes,
+};
 pub use terms::{LaneOffer, RingAnswer, RingOffer};
 pub use writer::{Blocked, Chunk, Message, Writer, exceeds};

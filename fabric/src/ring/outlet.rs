@@ -8,6 +8,7 @@ use super::header::HEADER;
 use super::memory::activate;
 use super::notify::Notify;
 use super::shape::{FLAG, Layout, Shape};
+use super::speaker::Speaker;
 use super::terms::LaneOffer;
 use super::writer::Chunk;
 use crate::endpoint::{Piece, Target};
@@ -62,8 +63,8 @@ pub(super) struct Outlet {
     ring: RemoteMemory,
     /// The reader's headers, if they lie apart.
     far_headers: Option<RemoteMemory>,
-    /// Where notices without a chunk go.
-    slate: RemoteMemory,
+    /// For notices without a chunk.
+    speaker: Speaker,
     title: Title,
     token: u64,
     headers: MemoryRegion,
@@ -89,7 +90,7 @@ impl Outlet {
         let domain = endpoint.domain();
         form.check(domain.capabilities())?;
         let ring = domain.attach(&offer.ring)?;
-        let slate = domain.attach(&offer.slate)?;
+        let speaker = Speaker::new(endpoint, form, peer, &offer.slate)?;
         let needed = shape.most_chunks() * HEADER;
         let far_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
@@ -115,7 +116,7 @@ impl Outlet {
             peer,
             ring,
             far_headers,
-            slate,
+            speaker,
             title,
             token: TOKEN | u64::from(title.generation) << 32 | u64::from(title.name) << 16,
             headers,
@@ -240,20 +241,21 @@ impl Outlet {
         endpoint.try_write_pieces(queue, self.peer, last.0, last.1, data, &options)
     }
 
-    /// One of a slot's writes completed. Gives how many bytes of payload are done with it.
+    /// One of a slot's writes completed. If its chunk is done with that, gives the bytes of its
+    /// payload.
     #[inline]
-    pub(super) fn completed(&mut self, slot: u16) -> u32 {
-        let Some(place) = self.slots.get_mut(usize::from(slot)) else { return 0 };
+    pub(super) fn completed(&mut self, slot: u16) -> Option<u32> {
+        let place = self.slots.get_mut(usize::from(slot))?;
         place.pending = place.pending.saturating_sub(1);
         // The first of two, while the second one is still to be posted, is nothing yet.
         if place.pending > 0 || self.half.is_some_and(|(_, half)| half == slot) {
-            return 0;
+            return None;
         }
         if self.form == Notify::Message {
             self.due.push_back(place.immediate);
         }
         self.free.push(slot);
-        place.payload
+        Some(place.payload)
     }
 
     /// Sends the notices that are due as messages. False if some are left.
@@ -274,36 +276,12 @@ impl Outlet {
 
     /// Gives a notice to the reader, with no chunk. False if there is no room now.
     pub(super) fn say(
-        &mut self,
+        &self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
         bits: u32,
     ) -> Result<bool> {
-        let peer = self.peer;
-        // A write has to go somewhere.
-        let target = Target { memory: &self.slate, offset: 0 };
-        match self.form {
-            Notify::Message => endpoint.try_inject(queue, peer, &bits.to_le_bytes()),
-            // Nobody could be told.
-            Notify::Polling => Ok(true),
-            Notify::Immediate if endpoint.inject_limit() >= 8 => {
-                endpoint.try_inject_write(queue, peer, &[0; 8], target, Some(bits.into()))
-            }
-            Notify::Immediate => {
-                let Some(slot) = self.free.pop() else { return Ok(false) };
-                let offset = usize::from(slot) * STRIDE;
-                self.slots[usize::from(slot)] = Slot { pending: 1, immediate: 0, payload: 0 };
-                let word = Piece { region: &self.headers, offset, length: 8 };
-                let options = Options::token(self.token | u64::from(slot));
-                let data = Some(bits.into());
-                let posted =
-                    endpoint.try_write_pieces(queue, peer, &[word], target, data, &options);
-                if !matches!(posted, Ok(true)) {
-                    self.free.push(slot);
-                }
-                posted
-            }
-        }
+        self.speaker.say(endpoint, queue, bits)
     }
 
     /// Chunks that were posted and are not done, and notices that are to be sent.

@@ -12,8 +12,9 @@ use super::immediate::{Immediate, Notice, RINGS};
 use super::memory::View;
 use super::notify::Notify;
 use super::outlet::{Title, named};
-use super::receiver::{CREDIT_TOKEN, ReceiverStatistics, RingOptions, RingReceiver};
+use super::receiver::{ReceiverStatistics, RingOptions, RingReceiver};
 use super::sender::{Pushed, RingSender, SenderStatistics, remote_memory};
+use super::speaker::SAID;
 use super::terms::{RingAnswer, RingOffer};
 use super::writer::Message;
 use crate::waiting::Deadline;
@@ -208,7 +209,7 @@ impl Port {
     /// `Closed` if there is no such ring; if the memory's keys cannot be had.
     pub fn terms(&self, id: ReceiverId) -> Result<RingOffer> {
         let Some(slate) = &self.slate else { return Err(no_ring()) };
-        self.receiver(id)?.offer(slate)
+        self.receiver(id)?.offer(std::slice::from_ref(slate))
     }
 
     /// Opens the writing side of a ring that a peer offered, with chunks of at most so many
@@ -330,7 +331,7 @@ impl Port {
             if self.restless > 0 {
                 self.settle_sender(title.name);
             }
-        } else if completion.token != CREDIT_TOKEN {
+        } else if completion.token != SAID {
             return Ok(Turn::Other(outcome));
         }
         Ok(Turn::Ring)

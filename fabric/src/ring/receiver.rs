@@ -3,21 +3,16 @@
 use std::sync::Arc;
 
 use super::immediate::{Immediate, Notice};
-use super::memory::{RingMemory, View, activate};
+use super::memory::{RingMemory, View};
 use super::notify::Notify;
 use super::reader::Reader;
 use super::shape::Shape;
+use super::speaker::Speaker;
 use super::terms::{LaneOffer, RingAnswer, RingOffer};
-use crate::endpoint::{Piece, Target};
 use crate::{
-    Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryKind,
-    MemoryRegion, Options, Peer, RemoteMemory, Result,
+    Capabilities, CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion,
+    Peer, Result,
 };
-
-/// What credit is written from: a head and its complement.
-const WORDS: usize = 16;
-/// The token of credit that is written, where it cannot be injected.
-pub(super) const CREDIT_TOKEN: u64 = 0x5263_7264 << 32;
 
 /// How a ring is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +34,15 @@ impl RingOptions {
     /// # Errors
     /// `NotSupported` where rings are impossible.
     pub fn new(endpoint: &Endpoint, capacity: u64) -> Result<Self> {
-        let notify = Notify::best(endpoint.domain().capabilities())?;
+        Self::of(endpoint.domain().capabilities(), capacity)
+    }
+
+    /// The same for a provider that can do this.
+    ///
+    /// # Errors
+    /// `NotSupported` where rings are impossible.
+    pub fn of(capabilities: &Capabilities, capacity: u64) -> Result<Self> {
+        let notify = Notify::best(capabilities)?;
         Ok(Self { capacity, watermark: capacity / 4, notify, whole: 0 })
     }
 }
@@ -73,9 +76,8 @@ pub struct RingReceiver {
     /// Memory of epochs that are over: a late write may still land there, for as long as the
     /// connection that it came by is not known to be closed.
     past: Vec<Arc<RingMemory>>,
-    /// Where to tell what was released, once the writer said so.
-    writer: Option<(Peer, RemoteMemory)>,
-    words: MemoryRegion,
+    /// Tells what was released, once the writer said where to.
+    writer: Option<Speaker>,
     /// Credit that the provider had no room for.
     is_credit_unsent: bool,
     statistics: ReceiverStatistics,
@@ -100,7 +102,7 @@ impl RingReceiver {
     ) -> Result<Self> {
         let shape = shape_of(endpoint, ring, options, MemoryKind::Host)?;
         let memory = RingMemory::host(endpoint, shape)?;
-        Self::with(endpoint, memory, epoch, options)
+        Ok(Self::with(memory, epoch, options))
     }
 
     /// The same in memory that the caller made: of a device, or shared with other processes.
@@ -115,41 +117,39 @@ impl RingReceiver {
         memory: impl Memory,
     ) -> Result<Self> {
         let shape = shape_of(endpoint, ring, options, memory.kind())?;
-        let memory = RingMemory::over(endpoint, shape, memory)?;
-        Self::with(endpoint, memory, epoch, options)
+        let memory = RingMemory::over(&[endpoint], shape, memory)?;
+        Ok(Self::with(memory, epoch, options))
     }
 
-    fn with(
-        endpoint: &Endpoint,
-        memory: RingMemory,
-        epoch: u32,
-        options: &RingOptions,
-    ) -> Result<Self> {
-        let words = endpoint.domain().register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
-        activate(&words, endpoint)?;
-        Ok(Self {
+    pub(super) fn with(memory: RingMemory, epoch: u32, options: &RingOptions) -> Self {
+        Self {
             reader: Reader::new(memory.shape, epoch, options.watermark).after(options.whole),
             form: options.notify,
             memory: Arc::new(memory),
             past: Vec::new(),
             writer: None,
-            words,
             is_credit_unsent: false,
             statistics: ReceiverStatistics::default(),
             broken: None,
             is_closing: false,
             owes_gone: false,
-        })
+        }
     }
 
-    /// What the writer has to know.
-    ///
-    /// # Errors
-    /// If the memory's keys cannot be had.
-    pub(super) fn offer(&self, slate: &MemoryRegion) -> Result<RingOffer> {
+    /// What the writer has to know; with where notices without a chunk go, for each lane.
+    pub(super) fn offer(&self, slates: &[MemoryRegion]) -> Result<RingOffer> {
         let shape = self.reader.shape();
         let memory = &self.memory;
-        let headers = memory.headers.as_ref().map(MemoryRegion::describe).transpose()?;
+        let first = (&memory.region, memory.headers.as_ref());
+        let others = memory.others.iter().map(|(region, headers)| (region, headers.as_ref()));
+        let lanes = std::iter::once(first).chain(others).zip(slates);
+        let lanes = lanes.map(|((ring, headers), slate)| {
+            Ok(LaneOffer {
+                ring: ring.describe()?,
+                headers: headers.map(MemoryRegion::describe).transpose()?,
+                slate: slate.describe()?,
+            })
+        });
         Ok(RingOffer {
             ring: shape.ring(),
             epoch: self.reader.epoch(),
@@ -157,36 +157,35 @@ impl RingReceiver {
             notify: self.form,
             layout: shape.layout(),
             whole: self.reader.whole(),
-            lanes: vec![LaneOffer {
-                ring: memory.region.describe()?,
-                headers,
-                slate: slate.describe()?,
-            }],
+            lanes: lanes.collect::<Result<_>>()?,
         })
     }
 
     /// Takes the writer's answer: from now on it is told of credit.
-    ///
-    /// # Errors
-    /// `VersionMismatch` if it answers another offer; what is wrong with its memory.
     pub(super) fn connect(
         &mut self,
         endpoint: &Endpoint,
         peer: Peer,
         answer: &RingAnswer,
     ) -> Result<()> {
+        let speaker = Speaker::new(endpoint, self.form, peer, &answer.credit)?;
+        self.answered(answer)?;
+        self.writer = Some(speaker);
+        Ok(())
+    }
+
+    /// The same, where somebody else tells it.
+    pub(super) fn answered(&mut self, answer: &RingAnswer) -> Result<()> {
         let operation = "connecting a ring";
         if answer.epoch != self.reader.epoch() {
             let detail = format!("of epoch {}, not {}", answer.epoch, self.reader.epoch());
             return Err(Error::new(ErrorKind::VersionMismatch, operation, detail));
         }
-        let credit = endpoint.domain().attach(&answer.credit)?;
-        if credit.len() < WORDS as u64 || answer.name >= super::immediate::RINGS {
-            let detail = format!("{} bytes for credit, name {}", credit.len(), answer.name);
+        if answer.name >= super::immediate::RINGS {
+            let detail = format!("a ring by the name of {}", answer.name);
             return Err(Error::new(ErrorKind::MalformedDescriptor, operation, detail));
         }
         self.reader.tell_as(answer.name);
-        self.writer = Some((peer, credit));
         Ok(())
     }
 
@@ -201,7 +200,8 @@ impl RingReceiver {
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring again", detail));
         }
         let memory = RingMemory::host(endpoint, self.reader.shape())?;
-        self.restart(endpoint, epoch, memory)
+        self.restart(epoch, memory);
+        Ok(())
     }
 
     /// The same in memory that the caller made.
@@ -216,20 +216,17 @@ impl RingReceiver {
             let detail = format!("in {} memory it would be laid out otherwise", memory.kind());
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring again", detail));
         }
-        let memory = RingMemory::over(endpoint, shape, memory)?;
-        self.restart(endpoint, epoch, memory)
+        let memory = RingMemory::over(&[endpoint], shape, memory)?;
+        self.restart(epoch, memory);
+        Ok(())
     }
 
-    fn restart(&mut self, endpoint: &Endpoint, epoch: u32, memory: RingMemory) -> Result<()> {
-        let words = endpoint.domain().register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
-        activate(&words, endpoint)?;
-        self.words = words;
+    fn restart(&mut self, epoch: u32, memory: RingMemory) {
         self.reader.restart(epoch);
         self.past.push(std::mem::replace(&mut self.memory, Arc::new(memory)));
         self.writer = None;
         self.is_credit_unsent = false;
         self.broken = None;
-        Ok(())
     }
 
     /// The connections of all earlier epochs are closed, or known to have nothing on its way:
@@ -302,6 +299,17 @@ impl RingReceiver {
         self.send_credit(endpoint, queue)
     }
 
+    /// What to tell the writer, if it is time, where somebody else tells it.
+    pub(super) fn due(&mut self, is_quiet: bool) -> Option<u32> {
+        self.collect();
+        self.reader.credit(is_quiet)
+    }
+
+    /// Somebody else told it.
+    pub(super) fn count_credit(&mut self) {
+        self.statistics.credits += 1;
+    }
+
     /// Takes note of views that were dropped.
     #[inline]
     fn collect(&mut self) {
@@ -320,7 +328,11 @@ impl RingReceiver {
         queue: &mut CompletionQueue,
     ) -> Result<bool> {
         self.is_credit_unsent = true;
-        let is_sent = self.say(endpoint, queue, self.reader.told_bits())?;
+        let Some(speaker) = &self.writer else { return Ok(false) };
+        let is_sent = match speaker.form() {
+            Notify::Polling => speaker.show(endpoint, queue, self.reader.told())?,
+            _ => speaker.say(endpoint, queue, self.reader.told_bits())?,
+        };
         self.is_credit_unsent = !is_sent;
         self.statistics.credits += u64::from(is_sent);
         Ok(is_sent)
@@ -353,46 +365,12 @@ impl RingReceiver {
         if self.is_over() {
             return Ok(true);
         }
-        if self.owes_gone {
-            self.owes_gone = !self.say(endpoint, queue, self.reader.gone())?;
+        if self.owes_gone
+            && let Some(speaker) = &self.writer
+        {
+            self.owes_gone = !speaker.say(endpoint, queue, self.reader.gone())?;
         }
         Ok(false)
-    }
-
-    /// Gives a notice to the writer, or writes the head where it looks for it.
-    fn say(&self, endpoint: &mut Endpoint, queue: &mut CompletionQueue, bits: u32) -> Result<bool> {
-        let Some((peer, credit)) = &self.writer else { return Ok(false) };
-        let target = Target { memory: credit, offset: 0 };
-        match self.form {
-            Notify::Message => endpoint.try_inject(queue, *peer, &bits.to_le_bytes()),
-            Notify::Immediate => {
-                self.write_credit(endpoint, queue, *peer, &[0; 8], target, Some(bits.into()))
-            }
-            Notify::Polling => {
-                let head = self.reader.told();
-                let words = u128::from(head) | u128::from(!head) << 64;
-                self.write_credit(endpoint, queue, *peer, &words.to_le_bytes(), target, None)
-            }
-        }
-    }
-
-    fn write_credit(
-        &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-        peer: Peer,
-        bytes: &[u8],
-        target: Target<'_>,
-        data: Option<u64>,
-    ) -> Result<bool> {
-        if bytes.len() <= endpoint.inject_limit() {
-            return endpoint.try_inject_write(queue, peer, bytes, target, data);
-        }
-        // What an earlier credit is written from may change under it: it then tells more.
-        self.words.write(0, bytes)?;
-        let words = Piece { region: &self.words, offset: 0, length: bytes.len() };
-        let options = Options::token(CREDIT_TOKEN);
-        endpoint.try_write_pieces(queue, peer, &[words], target, data, &options)
     }
 
     /// Nothing more can be read, and why.

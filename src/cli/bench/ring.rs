@@ -16,7 +16,7 @@ use crate::cli::size;
 
 /// Two processes send messages through rings and check them.
 ///
-/// Both sides poll inline, in one thread each. The last line of the output is one JSON
+/// With one lane both sides poll inline, in one thread each. The last line of the output is one JSON
 /// object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -43,6 +43,10 @@ pub(crate) struct Arguments {
     /// can do]
     #[arg(long, value_enum)]
     notify: Option<NotifyMode>,
+    /// Lanes of the ring, each with a domain and, if there are several, a thread; only for
+    /// --mode bw
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    stripes: u8,
     /// Messages that are measured; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
@@ -91,6 +95,7 @@ struct Report {
     ring_size: u64,
     watermark: u64,
     chunk: u64,
+    stripes: usize,
     /// Credits that came back to the writer, and how long it waited for them.
     credits: u64,
     blocked_us: f64,
@@ -106,6 +111,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
         chunk: arguments.chunk,
         notify: arguments.notify.map(NotifyMode::form),
+        stripes: arguments.stripes.into(),
         iterations: arguments.iterations,
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
@@ -114,6 +120,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return refuse(
             "--ring-size is from 1K to 1024G, and a power of two or a few of them together",
         );
+    }
+    if flow.stripes > 1 && flow.mode == Mode::Lat {
+        return refuse("--stripes is for --mode bw: each message goes through two threads more");
     }
     if flow.iterations > 1 << 30 || flow.size > 1 << 40 {
         return refuse("at most 1G messages, of 1024G each");
@@ -172,6 +181,7 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
         ring_size: flow.capacity,
         watermark: flow.watermark,
         chunk: flow.chunk,
+        stripes: flow.stripes,
         libfabric: fabric::Version::running().to_string(),
         program: env!("FABRICAST_VERSION_LINE"),
     }

@@ -12,6 +12,7 @@ use super::frame::Frame;
 use super::pingpong::Measured;
 use super::plan::{Mode, WaitingMode};
 use super::station::Station;
+use super::striped;
 use super::vigil::{Vigil, unexpected};
 use crate::cli::exit::Failure;
 
@@ -40,6 +41,8 @@ pub(crate) struct Flow {
     pub(crate) chunk: u64,
     /// How readers are told; None: by the best form that the provider can do.
     pub(crate) notify: Option<Notify>,
+    /// Lanes of the ring; 1: driven inline, without threads.
+    pub(crate) stripes: usize,
     pub(crate) iterations: u64,
     pub(crate) warmup: u64,
 }
@@ -50,13 +53,13 @@ impl Flow {
         Shape::new(self.capacity, 0).is_some()
     }
 
-    fn stride(&self) -> u64 {
+    pub(super) fn stride(&self) -> u64 {
         self.size.max(8).next_multiple_of(64)
     }
 
     /// Messages that may be on their way. Enough that the other side tells of what it read
     /// before they are used up.
-    fn places(&self) -> u64 {
+    pub(super) fn places(&self) -> u64 {
         let told_after = (self.watermark / self.stride()).min(MOST_CHUNKS);
         (SOURCE / self.stride()).clamp(LEAST_PLACES, 2 * told_after + 64)
     }
@@ -89,6 +92,9 @@ pub(crate) struct Flown {
 
 /// The initiator's side.
 pub(crate) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
+    if flow.stripes > 1 {
+        return striped::run(station, flow);
+    }
     let mut side = Side::new(station, flow)?;
     let mut samples = Vec::with_capacity(flow.iterations as usize);
     let mut elapsed = 0;
@@ -121,6 +127,9 @@ pub(crate) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
 
 /// The target's side.
 pub(crate) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
+    if flow.stripes > 1 {
+        return striped::serve(station, flow);
+    }
     let mut side = Side::new(station, flow)?;
     for count in [flow.warmup, flow.iterations] {
         side.meet()?;
@@ -267,18 +276,7 @@ impl Side {
     #[inline]
     fn look_at(&mut self, view: &View) -> Result<(), Failure> {
         self.bytes += view.len() as u64;
-        let stamp = self.taken.to_le_bytes();
-        let stamped = (self.flow.size as usize).min(8);
-        let mut found = [0; 8];
-        let is_first = view.header.offset == 0;
-        if is_first && view.len() >= stamped {
-            view.read(0, &mut found[..stamped])?;
-            self.bad += u64::from(found[..stamped] != stamp[..stamped]);
-        }
-        if view.is_last && view.len() >= stamped {
-            view.read(view.len() - stamped, &mut found[..stamped])?;
-            self.bad += u64::from(found[..stamped] != stamp[..stamped]);
-        }
+        self.bad += is_wrong(view, self.flow.size, self.taken)?;
         Ok(())
     }
 
@@ -369,4 +367,23 @@ fn progress(port: &mut Port, vigil: &mut Vigil) -> Result<bool, Failure> {
         Ok(Turn::Other(Err(failure))) => Err(vigil.failed(failure.error)),
         Err(error) => Err(vigil.failed(error)),
     }
+}
+
+/// A message's number stands at both ends of it. Gives how many of them are wrong, of those
+/// that lie in this chunk.
+#[inline]
+pub(super) fn is_wrong(view: &View, size: u64, number: u64) -> Result<u64, Failure> {
+    let stamp = number.to_le_bytes();
+    let stamped = (size as usize).min(8);
+    let mut found = [0; 8];
+    let mut wrong = 0;
+    if view.header.offset == 0 && view.len() >= stamped {
+        view.read(0, &mut found[..stamped])?;
+        wrong += u64::from(found[..stamped] != stamp[..stamped]);
+    }
+    if view.is_last && view.len() >= stamped {
+        view.read(view.len() - stamped, &mut found[..stamped])?;
+        wrong += u64::from(found[..stamped] != stamp[..stamped]);
+    }
+    Ok(wrong)
 }

@@ -20,5 +20,6 @@ pub(crate) mod plan;
 pub(crate) mod ring;
 pub(crate) mod station;
 pub(crate) mod stream;
+pub(crate) mod striped;
 pub(crate) mod target;
 pub(crate) mod vigil;

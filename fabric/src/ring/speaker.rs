@@ -1,0 +1,93 @@
+//! Says what has no chunk: credit, and ends.
+
+use super::memory::activate;
+use super::notify::Notify;
+use crate::endpoint::{Piece, Target};
+use crate::{
+    Access, CompletionQueue, Endpoint, HostMemory, MemoryRegion, Options, Peer, RemoteMemory,
+    RemoteRegion, Result,
+};
+
+/// What is written: a head and its complement, or nothing of meaning.
+const WORDS: usize = 16;
+/// The token of what is written, where it cannot be injected.
+pub(super) const SAID: u64 = 0x5361_6964 << 32;
+
+/// Says bits to one peer, in the form that its ring is told in.
+#[derive(Debug)]
+pub(super) struct Speaker {
+    form: Notify,
+    peer: Peer,
+    /// Where a write goes that brings them.
+    slate: RemoteMemory,
+    /// What it is written from, where it is not injected.
+    words: MemoryRegion,
+}
+
+impl Speaker {
+    pub(super) fn new(
+        endpoint: &Endpoint,
+        form: Notify,
+        peer: Peer,
+        slate: &RemoteRegion,
+    ) -> Result<Self> {
+        let domain = endpoint.domain();
+        let slate = domain.attach(slate)?;
+        if slate.len() < WORDS as u64 {
+            let detail = format!("{} bytes to write notices to", slate.len());
+            let kind = crate::ErrorKind::MalformedDescriptor;
+            return Err(crate::Error::new(kind, "opening a ring", detail));
+        }
+        let words = domain.register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
+        activate(&words, endpoint)?;
+        Ok(Self { form, peer, slate, words })
+    }
+
+    /// Says bits. Nobody is told of a ring that is polled. False if there is no room now.
+    #[inline]
+    pub(super) fn say(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bits: u32,
+    ) -> Result<bool> {
+        match self.form {
+            Notify::Immediate => self.write(endpoint, queue, &[0; 8], Some(bits.into())),
+            Notify::Message => endpoint.try_inject(queue, self.peer, &bits.to_le_bytes()),
+            Notify::Polling => Ok(true),
+        }
+    }
+
+    /// Writes a reader's head to where the writer of a polled ring looks for it.
+    pub(super) fn show(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        head: u64,
+    ) -> Result<bool> {
+        let words = u128::from(head) | u128::from(!head) << 64;
+        self.write(endpoint, queue, &words.to_le_bytes(), None)
+    }
+
+    #[inline]
+    fn write(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bytes: &[u8],
+        data: Option<u64>,
+    ) -> Result<bool> {
+        let target = Target { memory: &self.slate, offset: 0 };
+        if bytes.len() <= endpoint.inject_limit() {
+            return endpoint.try_inject_write(queue, self.peer, bytes, target, data);
+        }
+        // What an earlier one is written from may change under it: it then tells more.
+        self.words.write(0, bytes)?;
+        let words = Piece { region: &self.words, offset: 0, length: bytes.len() };
+        endpoint.try_write_pieces(queue, self.peer, &[words], target, data, &Options::token(SAID))
+    }
+
+    pub(super) fn form(&self) -> Notify {
+        self.form
+    }
+}
