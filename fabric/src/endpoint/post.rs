@@ -463,7 +463,7 @@ impl Endpoint {
 /// Puts a local slice under an operation's protection.
 #[inline]
 pub(super) fn keep_region(slot: &mut Slot, slice: &RegionSlice) {
-    slot.keep_region(&slice.region);
+    slot.keep_region(&slice.region.0);
 }
 
 /// Puts a mapped key, where there is one, under an operation's protection.

@@ -476,5 +476,5 @@ impl Endpoint {
 /// Pointer, length and descriptor of a slice.
 #[inline]
 pub(super) fn parts(slice: &RegionSlice) -> (*mut c_void, usize, *mut c_void) {
-    (slice.as_ptr().cast(), slice.len(), slice.region.descriptor)
+    (slice.as_ptr().cast(), slice.len(), slice.region.0.descriptor)
 }

@@ -130,6 +130,7 @@ impl MemoryRegion {
 
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         self.0.length
     }
@@ -142,24 +143,28 @@ impl MemoryRegion {
 
     /// What sort of memory it is.
     #[must_use]
+    #[inline]
     pub fn kind(&self) -> MemoryKind {
         self.0.kind
     }
 
     /// What it was registered for.
     #[must_use]
+    #[inline]
     pub fn access(&self) -> Access {
         self.0.access
     }
 
     /// The domain it is registered with.
     #[must_use]
+    #[inline]
     pub fn domain(&self) -> &Domain {
         &self.0.domain
     }
 
     /// Address of the first byte.
     #[must_use]
+    #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.0.base
     }
@@ -396,13 +401,13 @@ impl MemoryRegion {
                 format!("{range:?} of a region of {} bytes", self.0.contiguous),
             ));
         }
-        Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, length: range.len() })
+        Ok(RegionSlice { region: self.clone(), offset: range.start, length: range.len() })
     }
 
     /// The whole region (of a region of several buffers, the first one).
     #[must_use]
     pub fn all(&self) -> RegionSlice {
-        RegionSlice { region: Arc::clone(&self.0), offset: 0, length: self.0.contiguous }
+        RegionSlice { region: self.clone(), offset: 0, length: self.0.contiguous }
     }
 }
 
@@ -444,7 +449,7 @@ impl Drop for RegionInner {
 /// ```
 #[derive(Debug, Clone)]
 pub struct RegionSlice {
-    pub(crate) region: Arc<RegionInner>,
+    pub(crate) region: MemoryRegion,
     offset: usize,
     length: usize,
 }
@@ -455,7 +460,7 @@ impl RegionSlice {
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: inside the region, checked when the slice was made.
-        unsafe { self.region.base.add(self.offset) }
+        unsafe { self.region.0.base.add(self.offset) }
     }
 
     /// Length in bytes.
@@ -473,6 +478,7 @@ impl RegionSlice {
 
     /// Where in its region the slice begins.
     #[must_use]
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
@@ -480,16 +486,16 @@ impl RegionSlice {
     /// The region it is a part of.
     #[must_use]
     pub fn region(&self) -> MemoryRegion {
-        MemoryRegion(Arc::clone(&self.region))
+        self.region.clone()
     }
 
     #[inline]
     pub(crate) fn access(&self) -> Access {
-        self.region.access
+        self.region.0.access
     }
 
     #[inline]
     pub(crate) fn is_in(&self, domain: &Domain) -> bool {
-        self.region.domain.is_same(domain)
+        self.region.0.domain.is_same(domain)
     }
 }

@@ -365,7 +365,7 @@ impl Reader {
     /// What the writer was told last, or is to be told if that was not sent.
     #[must_use]
     pub fn told_bits(&self) -> u32 {
-        let notice = Notice::Credit { head: (self.told / self.shape.granule()) as u16 };
+        let notice = Notice::Credit { head: self.shape.granules(self.told) as u16 };
         Immediate { ring: self.writer_name, epoch: self.epoch, notice }.encode()
     }
 

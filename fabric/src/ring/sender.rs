@@ -175,8 +175,7 @@ impl RingSender {
         if from + length > payload.len() as u64 {
             return Err(too_short(payload, &chunk.header));
         }
-        let region = &payload.region();
-        let body = Some((region, payload.offset() + from as usize)).filter(|_| length > 0);
+        let body = (length > 0).then(|| (&payload.region, payload.offset() + from as usize));
         if !self.outlet.post(endpoint, queue, &chunk, body)? {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);

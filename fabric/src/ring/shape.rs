@@ -40,6 +40,11 @@ pub struct Shape {
     capacity: u64,
     ring: u16,
     layout: Layout,
+    /// Of offsets, if the capacity is a power of two, else 0: a division by a number that the
+    /// compiler does not know takes as long as all the rest of a chunk's arithmetic.
+    mask: u64,
+    /// The granule is 2 to this.
+    granule_bits: u32,
 }
 
 impl Shape {
@@ -47,8 +52,17 @@ impl Shape {
     /// and payload [together](Layout::Together). None if it is too small, too large, or no
     /// even number of [granules](Self::granule).
     #[must_use]
+    #[inline]
     pub fn new(capacity: u64, ring: u16) -> Option<Self> {
-        let shape = Self { capacity, ring, layout: Layout::Together };
+        // As fine as it fits a notice, in which half the numbers stand for the past.
+        let granule = capacity.div_ceil((1 << 15) - 1).checked_next_power_of_two()?.max(GRANULE);
+        let shape = Self {
+            capacity,
+            ring,
+            layout: Layout::Together,
+            mask: if capacity.is_power_of_two() { capacity - 1 } else { 0 },
+            granule_bits: granule.trailing_zeros(),
+        };
         let is_good = (SMALLEST..=LARGEST).contains(&capacity)
             && capacity.is_multiple_of(2 * shape.granule())
             && ring < immediate::RINGS;
@@ -57,30 +71,35 @@ impl Shape {
 
     /// The same with chunks laid out in another way.
     #[must_use]
+    #[inline]
     pub fn laid_out(self, layout: Layout) -> Self {
         Self { layout, ..self }
     }
 
     /// Bytes of the ring.
     #[must_use]
+    #[inline]
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
     /// Its number.
     #[must_use]
+    #[inline]
     pub fn ring(&self) -> u16 {
         self.ring
     }
 
     /// How chunks lie in it.
     #[must_use]
+    #[inline]
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
     /// Chunks that may be in it at the same time.
     #[must_use]
+    #[inline]
     pub fn most_chunks(&self) -> u64 {
         match self.layout {
             Layout::Apart => MOST_CHUNKS_APART,
@@ -90,12 +109,14 @@ impl Shape {
 
     /// Where a position lies in the ring.
     #[must_use]
+    #[inline]
     pub fn offset(&self, position: u64) -> u64 {
-        position % self.capacity
+        if self.mask != 0 { position & self.mask } else { position % self.capacity }
     }
 
     /// Bytes from a position to the end of the ring.
     #[must_use]
+    #[inline]
     pub fn until_end(&self, position: u64) -> u64 {
         self.capacity - self.offset(position)
     }
@@ -103,6 +124,7 @@ impl Shape {
     /// The most bytes that a chunk takes, header and all: an empty ring has always room for
     /// it, wherever its end lies.
     #[must_use]
+    #[inline]
     pub fn longest_chunk(&self) -> u64 {
         self.capacity / 2
     }
@@ -112,12 +134,20 @@ impl Shape {
     /// less than half of them. A large ring has large granules, but no larger than its
     /// share of [`MOST_CHUNKS`].
     #[must_use]
+    #[inline]
     pub fn granule(&self) -> u64 {
-        self.capacity.div_ceil((1 << 15) - 1).next_power_of_two().max(GRANULE)
+        1 << self.granule_bits
+    }
+
+    /// A position that is a multiple of the granule, told in these.
+    #[inline]
+    pub(super) fn granules(&self, position: u64) -> u64 {
+        position >> self.granule_bits
     }
 
     /// Bytes from where a chunk begins to its payload.
     #[must_use]
+    #[inline]
     pub fn before_payload(&self) -> u64 {
         match self.layout {
             Layout::Apart => 0,
@@ -128,16 +158,19 @@ impl Shape {
     /// Bytes that a chunk with so much payload takes. Also one with nothing takes a granule:
     /// by that its place can be given back.
     #[must_use]
+    #[inline]
     pub fn taken(&self, payload: u64) -> u64 {
         let bytes = match self.layout {
             Layout::Together => HEADER + payload,
             Layout::Apart => payload.max(1),
             Layout::Flagged => self.flag(payload) + FLAG,
         };
-        bytes.next_multiple_of(self.granule())
+        let rest = self.granule() - 1;
+        (bytes + rest) & !rest
     }
 
     /// Bytes from where a chunk begins to its flag.
+    #[inline]
     pub(super) fn flag(&self, payload: u64) -> u64 {
         HEADER + payload.next_multiple_of(FLAG)
     }
@@ -145,6 +178,7 @@ impl Shape {
     /// The most payload of a chunk that takes no more than so many bytes, which are whole
     /// granules.
     #[must_use]
+    #[inline]
     pub fn payload_of(&self, room: u64) -> u64 {
         match self.layout {
             Layout::Together => room.saturating_sub(HEADER),

@@ -228,7 +228,8 @@ impl Writer {
             return false;
         }
         let unit = self.shape.granule();
-        let told = nearest(self.credit / unit, head).and_then(|units| units.checked_mul(unit));
+        let told = nearest(self.shape.granules(self.credit), head)
+            .and_then(|units| units.checked_mul(unit));
         told.is_some_and(|told| self.credit_to(told))
     }
 
