@@ -9,7 +9,7 @@ setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint doc test-unit test-matrix test-matrix-2x \
-	test-verbs bench-fabric bench-ipc gpu-bundle fuzz test-fresh clean
+	test-verbs bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-verbs: ## The verbs cells only, in a virtual machine with an RDMA device
 
 bench-fabric: ## Measure the fabric layer against the same written in C
 	@$(setup) && scripts/bench-fabric
+
+bench-ring: ## Measure messages through the ring, and what its design decisions cost
+	@$(setup) && scripts/bench-ring
 
 bench-ipc: ## Measure allocator and queue against others; wants 10 cores
 	@$(setup) && scripts/bench-ipc

@@ -301,6 +301,21 @@ fn messages_through_a_ring_are_checked() {
 }
 
 #[test]
+fn zeroing_is_measured_and_checked() {
+    let _alone = alone();
+    for provider in providers() {
+        for size in ["1", "64", "5000", "300K"] {
+            let arguments = ["--provider", &provider, "--size", size, "--iters", "20"];
+            let out = succeed(&[&["bench", "zero"], &arguments[..]].concat());
+            assert_eq!(last_line(&out)["verified"], true, "{provider} {size}: {out}");
+            assert!(last_line(&out)["memset_p50_us"].is_number(), "{out}");
+        }
+    }
+    assert_eq!(fail(&["bench", "zero", "--provider", "carrier-pigeon"]).0, 3);
+    assert_eq!(fail(&["bench", "zero", "--provider", "shm", "--size", "2048G"]).0, 2);
+}
+
+#[test]
 fn sleeping_sides_get_there_too() {
     let _alone = alone();
     for provider in providers() {

@@ -200,15 +200,60 @@ unsafe fn store(from: &[u8], into: *mut u8) {
 unsafe fn fill(into: *mut u8, length: usize, byte: u8) {
     let head = before_words(into, length);
     let words = (length - head) / WORD;
+    let word = u64::from_ne_bytes([byte; WORD]);
     // SAFETY: as in `load`.
     unsafe {
         let first: *mut u64 = into.add(head).cast();
         for at in (0..head).chain(head + words * WORD..length) {
             AtomicU8::from_ptr(into.add(at)).store(byte, Relaxed);
         }
-        for at in 0..words {
-            AtomicU64::from_ptr(first.add(at)).store(u64::from_ne_bytes([byte; WORD]), Relaxed);
+        if words >= LONG {
+            fill_long(first, words, word);
+        } else {
+            for at in 0..words {
+                AtomicU64::from_ptr(first.add(at)).store(word, Relaxed);
+            }
         }
+    }
+}
+
+/// Words from which on [`fill_long`] is the faster one: measured, 1 KiB.
+const LONG: usize = 128;
+
+/// The compiler joins no atomic stores, so that words one by one are all it makes of a loop:
+/// from 1 KiB on that takes 1.2 to 4 times as long as `memset`, which may not be called, since
+/// it stores plainly and another thread may look. What is permitted is any instruction that
+/// does the same as some loop of relaxed atomic stores: `rep stos` is one, from 4 KiB on as fast as
+/// `memset`. It stores each word whole or byte by byte, in any order, but before whatever the
+/// thread stores after it; relaxed stores of bytes promise less.
+///
+/// # Safety
+/// As [`load`], for `count` words; aligned.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn fill_long(first: *mut u64, count: usize, word: u64) {
+    // SAFETY: stores into the range, and nothing else; the direction flag is clear wherever
+    // Rust's code runs.
+    unsafe {
+        std::arch::asm!(
+            "rep stosq",
+            inout("rcx") count => _,
+            inout("rdi") first => _,
+            in("rax") word,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Elsewhere, word by word.
+///
+/// # Safety
+/// As [`load`], for `count` words; aligned.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn fill_long(first: *mut u64, count: usize, word: u64) {
+    for at in 0..count {
+        // SAFETY: as in `load`.
+        unsafe { AtomicU64::from_ptr(first.add(at)).store(word, Relaxed) };
     }
 }
 
@@ -236,6 +281,19 @@ mod tests {
                 unsafe { fill(shared.as_mut_ptr().add(offset), length, 7) };
                 assert!(shared[offset..offset + length].iter().all(|byte| *byte == 7));
                 assert_eq!(shared.iter().filter(|byte| **byte == 0xEE).count(), 64 - length);
+            }
+        }
+    }
+
+    #[test]
+    fn long_ranges_are_filled_to_their_ends_and_no_further() {
+        for offset in 0..10 {
+            for length in (LONG * WORD - 20..LONG * WORD + 20).chain([10_000, 65_536]) {
+                let mut shared = vec![0xEE_u8; length + 32];
+                // SAFETY: inside the vector, which nobody else knows.
+                unsafe { fill(shared.as_mut_ptr().add(offset), length, 7) };
+                assert!(shared[offset..offset + length].iter().all(|byte| *byte == 7));
+                assert_eq!(shared.iter().filter(|byte| **byte == 0xEE).count(), 32);
             }
         }
     }

@@ -8,6 +8,7 @@ mod queue;
 mod report;
 mod ring;
 mod share;
+mod zero;
 
 use clap::Subcommand;
 
@@ -21,6 +22,8 @@ pub(crate) enum Bench {
     Fabric(fabric::Arguments),
     /// Measure messages through a ring between two processes on this machine
     Ring(ring::Arguments),
+    /// Measure how long it takes to zero registered memory that was read
+    Zero(zero::Arguments),
     /// Measure the allocator whose books processes share
     Alloc(alloc::Arguments),
     /// Measure how long an entry takes from a publisher to its readers
@@ -33,6 +36,7 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
     match bench {
         Bench::Fabric(arguments) => fabric::run(arguments),
         Bench::Ring(arguments) => ring::run(arguments),
+        Bench::Zero(arguments) => zero::run(arguments),
         Bench::Alloc(arguments) => alloc::run(arguments),
         Bench::Queue(arguments) => queue::run(arguments),
         Bench::Share(arguments) => share::run(arguments),

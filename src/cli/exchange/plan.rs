@@ -210,22 +210,13 @@ impl Plan {
             // The n-th receive that is posted takes the n-th message.
             wanted |= Order::SEND_AFTER_SEND;
         }
-        let query = self.place.query();
-        match self.first(&query.clone().order(wanted)) {
+        match self.place.first(&self.place.query().order(wanted)) {
             Ok(offer) => Ok((offer, true)),
-            Err(error) if error.kind() == ErrorKind::NoProvider => match self.first(&query) {
-                Ok(offer) => Ok((offer, false)),
-                Err(error) if error.kind() == ErrorKind::NoProvider => {
-                    Err(self.place.explain_nothing(&error))
-                }
-                Err(error) => Err(error.into()),
-            },
+            Err(error) if error.kind() == ErrorKind::NoProvider => {
+                self.place.offer().map(|offer| (offer, false))
+            }
             Err(error) => Err(error.into()),
         }
-    }
-
-    fn first(&self, query: &Query) -> fabric::Result<Offer> {
-        Ok(offers_here(query, self.place.source.as_deref())?.remove(0).offer)
     }
 }
 
@@ -236,6 +227,21 @@ impl Place {
             Some(domain) => query.domain(domain),
             None => query,
         }
+    }
+
+    /// The offer to use where no order is asked for.
+    pub(crate) fn offer(&self) -> Result<Offer, Failure> {
+        match self.first(&self.query()) {
+            Ok(offer) => Ok(offer),
+            Err(error) if error.kind() == ErrorKind::NoProvider => {
+                Err(self.explain_nothing(&error))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn first(&self, query: &Query) -> fabric::Result<Offer> {
+        Ok(offers_here(query, self.source.as_deref())?.remove(0).offer)
     }
 
     fn explain_nothing(&self, error: &fabric::Error) -> Failure {
