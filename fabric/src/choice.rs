@@ -233,6 +233,18 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
     provider == "verbs" && running < (Version { major: 2, minor: 2 })
 }
 
+/// Kinds of messages that this provider takes and does not deliver. `ofi_mrail` labels each
+/// message as one with a tag, so that a receive without one never gets any. And since libfabric 2.0
+/// it does not get the buffers back that messages arrived in: after a few thousand it is dead,
+/// with its one-sided operations.
+pub(crate) fn lost_messages(provider: &str, running: Version) -> Caps {
+    match names_provider("ofi_mrail", provider) {
+        false => Caps::empty(),
+        true if running < (Version { major: 2, minor: 0 }) => Caps::MESSAGE,
+        true => Caps::MESSAGE | Caps::TAGGED,
+    }
+}
+
 /// Does a look at this provider's queue take a lock that its peers need to write to
 /// us? shm's did until libfabric 1.18: whoever looks all the time holds them up.
 pub(crate) fn looks_hold_peers_up(provider: &str, running: Version) -> bool {

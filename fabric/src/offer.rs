@@ -154,6 +154,12 @@ pub struct Offer {
 
 impl Offer {
     pub(crate) fn adopt(info: Info, threading: Threading) -> Self {
+        // SAFETY: the element is alive, and nobody else's yet.
+        unsafe {
+            // No structured tags are wanted. `ofi_mrail` gives the format of the layer below, and
+            // then refuses an endpoint for it.
+            (*(*info.as_ptr()).ep_attr).mem_tag_format = 0;
+        }
         let capabilities = read_capabilities(&info, threading);
         Self { info: Arc::new(info), capabilities: Arc::new(capabilities), tells_source: false }
     }
@@ -258,6 +264,7 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
         if crate::choice::breaks_atomics(&provider, Version::running()) {
             caps.remove(Caps::ATOMIC);
         }
+        caps.remove(crate::choice::lost_messages(&provider, Version::running()));
         let writes = raw.caps & sys::FI_RMA != 0 && !crate::choice::lacks_write_data(&provider);
         Capabilities {
             provider,

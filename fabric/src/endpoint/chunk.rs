@@ -136,6 +136,45 @@ impl Endpoint {
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
     }
 
+    /// As [`inject_tagged`](Self::inject_tagged); false if there is no room now.
+    pub(crate) fn try_inject_tagged(
+        &mut self,
+        queue: &CompletionQueue,
+        to: Peer,
+        bytes: &[u8],
+        tag: u64,
+    ) -> Result<bool> {
+        let operation = "fi_tinject";
+        self.check_tagged(operation)?;
+        let peer = self.check_inject(operation, to, bytes.len())?;
+        self.check_queue(operation, queue, Side::Transmit)?;
+        let (pointer, length, endpoint) =
+            (bytes.as_ptr().cast(), bytes.len(), self.handle.as_ptr());
+        // SAFETY: the bytes are copied before the call returns.
+        let code = unsafe { sys::fi_tinject(endpoint, pointer, length, peer, tag) };
+        if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
+    }
+
+    /// As [`receive_tagged`](Self::receive_tagged), of exactly this tag; false if there is no
+    /// room now.
+    pub(crate) fn try_receive_tagged(
+        &mut self,
+        queue: &mut CompletionQueue,
+        into: &RegionSlice,
+        tag: u64,
+        options: &Options,
+    ) -> Result<bool> {
+        let operation = "fi_trecv";
+        self.check_tagged(operation)?;
+        self.check_local(operation, into, Access::RECEIVE)?;
+        let (pointer, length, descriptor) = parts(into);
+        self.post_receive(operation, queue, options, Some(into), |endpoint, context| {
+            let peer = sys::FI_ADDR_UNSPEC;
+            // SAFETY: the slot keeps the bytes alive until completion.
+            unsafe { sys::fi_trecv(endpoint, pointer, length, descriptor, peer, tag, 0, context) }
+        })
+    }
+
     /// As [`receive`](Self::receive); false if there is no room now.
     pub(crate) fn try_receive(
         &mut self,
@@ -146,37 +185,41 @@ impl Endpoint {
         self.check_message("fi_recv")?;
         self.check_local("fi_recv", into, Access::RECEIVE)?;
         let (pointer, length, descriptor) = parts(into);
-        self.try_post_receive(queue, options, (pointer, length, descriptor), Some(into))
+        self.post_receive("fi_recv", queue, options, Some(into), |endpoint, context| {
+            let peer = sys::FI_ADDR_UNSPEC;
+            // SAFETY: the slot keeps the bytes alive until completion.
+            unsafe { sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context) }
+        })
     }
 
     /// As [`receive_notice`](Self::receive_notice); false if there is no room now.
     pub(crate) fn try_receive_notice(&mut self, queue: &mut CompletionQueue) -> Result<bool> {
         self.check_message("fi_recv")?;
-        let nothing = (std::ptr::null_mut(), 0, std::ptr::null_mut());
-        self.try_post_receive(queue, &Options::token(0), nothing, None)
+        self.post_receive("fi_recv", queue, &Options::token(0), None, |endpoint, context| {
+            let (null, peer) = (std::ptr::null_mut(), sys::FI_ADDR_UNSPEC);
+            // SAFETY: no buffer.
+            unsafe { sys::direct::fi_recv(endpoint, null, 0, null, peer, context) }
+        })
     }
 
-    fn try_post_receive(
+    fn post_receive(
         &mut self,
+        operation: &'static str,
         queue: &mut CompletionQueue,
         options: &Options,
-        (pointer, length, descriptor): (*mut c_void, usize, *mut c_void),
         keep: Option<&RegionSlice>,
+        call: impl FnOnce(*mut sys::fid_ep, *mut c_void) -> isize,
     ) -> Result<bool> {
-        let member = self.check_queue("fi_recv", queue, Side::Receive)?;
+        let member = self.check_queue(operation, queue, Side::Receive)?;
         let slot = queue.take(member, CompletionKind::Receive, Peer::ANY, options.token)?;
         let (id, context) = (slot.id(), slot.context());
-        let peer = sys::FI_ADDR_UNSPEC;
-        let endpoint = self.handle.as_ptr();
-        // SAFETY: no buffer, or one that the slot keeps alive until completion.
-        let code =
-            unsafe { sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context) };
+        let code = call(self.handle.as_ptr(), context);
         if code == 0 {
             keep.into_iter().for_each(|slice| keep_region(slot, slice));
             return Ok(true);
         }
         queue.put_back(id.index);
-        self.no_room("fi_recv", Peer::ANY, code)
+        self.no_room(operation, Peer::ANY, code)
     }
 
     #[inline]

@@ -487,7 +487,7 @@ impl Endpoint {
         }
     }
 
-    fn check_tagged(&self, operation: &'static str) -> Result<()> {
+    pub(super) fn check_tagged(&self, operation: &'static str) -> Result<()> {
         if self.limits.has_tagged {
             return Ok(());
         }

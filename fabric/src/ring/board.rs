@@ -2,7 +2,7 @@
 //! receives up.
 
 use super::memory::activate;
-use super::notify::NOTICE;
+use super::notify::{NOTICE, TAG, has_tags};
 use crate::{
     Access, Completion, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
     MemoryRegion, Options, Result,
@@ -22,6 +22,8 @@ const TOKEN: u64 = 0x5263_7620 << 32;
 pub(super) struct Board {
     /// Where messages arrive, once some are expected.
     messages: Option<MemoryRegion>,
+    /// Do they have a tag?
+    tagged: bool,
     /// Receives for immediates that are to be posted (again), and whether any are wanted.
     missing: usize,
     uses_receives: bool,
@@ -41,7 +43,8 @@ impl Board {
     pub(super) fn new(domain: &Domain, receive_depth: usize) -> Self {
         let uses_receives = domain.capabilities().immediates_consume_receives();
         let missing = if uses_receives { IMMEDIATES.min(receive_depth.max(1)) } else { 0 };
-        Self { messages: None, missing, uses_receives, unposted: Vec::new() }
+        let tagged = has_tags(domain.capabilities());
+        Self { messages: None, tagged, missing, uses_receives, unposted: Vec::new() }
     }
 
     /// Messages are expected from now on.
@@ -84,7 +87,11 @@ impl Board {
             let at = usize::from(place) * STRIDE;
             let into = region.slice(at..at + NOTICE)?;
             let options = Options::token(TOKEN | u64::from(place));
-            if !endpoint.try_receive(queue, &into, &options)? {
+            let is_posted = match self.tagged {
+                true => endpoint.try_receive_tagged(queue, &into, TAG, &options)?,
+                false => endpoint.try_receive(queue, &into, &options)?,
+            };
+            if !is_posted {
                 return Ok(());
             }
             self.unposted.pop();

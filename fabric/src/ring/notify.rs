@@ -22,7 +22,9 @@ pub enum Notify {
     /// By 32 bits that come with the write, once it is there.
     Immediate,
     /// By a small message, sent once the write is known to be there: where writes carry
-    /// nothing.
+    /// nothing. With a tag, if the offer that the domain was opened from has
+    /// [`Caps::TAGGED`]: else the messages are among the application's own, which then may not
+    /// have any on the same endpoint.
     Message,
     /// Not at all: it looks at the memory, which it cleans after use. The first design of
     /// such rings, here to be measured, and where nothing else is to be had. It neither
@@ -32,6 +34,13 @@ pub enum Notify {
 
 /// Bytes of a notice that is a message.
 pub(super) const NOTICE: usize = 4;
+/// The tag of those that have one: so they are not taken for the application's own.
+pub(super) const TAG: u64 = 0x5263_6e67;
+
+/// Do notices that are messages come here with a tag?
+pub(super) fn has_tags(capabilities: &Capabilities) -> bool {
+    capabilities.caps.contains(Caps::TAGGED)
+}
 
 impl Notify {
     /// All of them.
@@ -60,7 +69,9 @@ impl Notify {
             Self::Immediate if capabilities.immediate_mask() < whole => {
                 Some("no immediates of 32 bits with writes")
             }
-            Self::Message if !capabilities.caps.contains(Caps::MESSAGE) => Some("no messages"),
+            Self::Message if !capabilities.caps.intersects(Caps::MESSAGE | Caps::TAGGED) => {
+                Some("no messages")
+            }
             Self::Message if capabilities.inject_size < NOTICE => {
                 Some("no messages that are sent without memory of their own")
             }

@@ -83,14 +83,14 @@ impl Outlet {
         endpoint: &Endpoint,
         peer: Peer,
         offer: &LaneOffer,
-        form: Notify,
+        (form, tagged): (Notify, bool),
         shape: Shape,
         title: Title,
     ) -> Result<Self> {
         let domain = endpoint.domain();
         form.check(domain.capabilities())?;
         let ring = domain.attach(&offer.ring)?;
-        let speaker = Speaker::new(endpoint, form, peer, &offer.slate)?;
+        let speaker = Speaker::new(endpoint, (form, tagged), peer, &offer.slate)?;
         let needed = shape.most_chunks() * HEADER;
         let far_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
@@ -263,10 +263,10 @@ impl Outlet {
     pub(super) fn settle(
         &mut self,
         endpoint: &mut Endpoint,
-        queue: &CompletionQueue,
+        queue: &mut CompletionQueue,
     ) -> Result<bool> {
         while let Some(bits) = self.due.front() {
-            if !endpoint.try_inject(queue, self.peer, &bits.to_le_bytes())? {
+            if !self.speaker.say(endpoint, queue, *bits)? {
                 return Ok(false);
             }
             self.due.pop_front();

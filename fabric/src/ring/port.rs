@@ -425,7 +425,7 @@ impl Port {
 
     fn settle_sender(&mut self, name: u16) -> bool {
         let Ok(sender) = find(&mut self.senders, name) else { return false };
-        match sender.settle(&mut self.endpoint, &self.queue) {
+        match sender.settle(&mut self.endpoint, &mut self.queue) {
             Ok(has_moved) => has_moved,
             Err(error) => {
                 sender.fail(error);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::immediate::{Immediate, Notice};
 use super::memory::{RingMemory, View};
-use super::notify::Notify;
+use super::notify::{Notify, has_tags};
 use super::reader::Reader;
 use super::shape::Shape;
 use super::speaker::Speaker;
@@ -155,6 +155,7 @@ impl RingReceiver {
             epoch: self.reader.epoch(),
             capacity: shape.capacity(),
             notify: self.form,
+            tagged: has_tags(memory.region.domain().capabilities()),
             layout: shape.layout(),
             whole: self.reader.whole(),
             lanes: lanes.collect::<Result<_>>()?,
@@ -168,7 +169,7 @@ impl RingReceiver {
         peer: Peer,
         answer: &RingAnswer,
     ) -> Result<()> {
-        let speaker = Speaker::new(endpoint, self.form, peer, &answer.credit)?;
+        let speaker = Speaker::new(endpoint, (self.form, answer.tagged), peer, &answer.credit)?;
         self.answered(answer)?;
         self.writer = Some(speaker);
         Ok(())

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::immediate::Immediate;
 use super::memory::activate;
-use super::notify::Notify;
+use super::notify::{Notify, has_tags};
 use super::outlet::{Outlet, Title};
 use super::shape::Shape;
 use super::terms::{RingAnswer, RingOffer};
@@ -254,7 +254,7 @@ impl RingSender {
     pub(super) fn settle(
         &mut self,
         endpoint: &mut Endpoint,
-        queue: &CompletionQueue,
+        queue: &mut CompletionQueue,
     ) -> Result<bool> {
         match self.form {
             Notify::Immediate => Ok(false),
@@ -351,7 +351,8 @@ fn connect(
         let detail = "without lanes";
         return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
     };
-    let outlet = Outlet::new(endpoint, peer, lane, offer.notify, shape, title)?;
+    let form = (offer.notify, offer.tagged);
+    let outlet = Outlet::new(endpoint, peer, lane, form, shape, title)?;
     // Told by immediates, it does not matter where they are written to; and what comes late
     // must find its place there. Where it is looked for, each connection has its own.
     let credit = match offer.notify {
@@ -359,7 +360,9 @@ fn connect(
         Notify::Immediate | Notify::Message => None,
     };
     let credit_region = credit.as_ref().unwrap_or(slate).describe()?;
-    let answer = RingAnswer { name: title.name, epoch: offer.epoch, credit: credit_region };
+    let tagged = has_tags(endpoint.domain().capabilities());
+    let (name, epoch) = (title.name, offer.epoch);
+    let answer = RingAnswer { name, epoch, tagged, credit: credit_region };
     Ok(Connected { outlet, credit, answer })
 }
 

@@ -1,11 +1,11 @@
 //! Says what has no chunk: credit, and ends.
 
 use super::memory::activate;
-use super::notify::Notify;
+use super::notify::{Notify, TAG};
 use crate::endpoint::{Piece, Target};
 use crate::{
-    Access, CompletionQueue, Endpoint, HostMemory, MemoryRegion, Options, Peer, RemoteMemory,
-    RemoteRegion, Result,
+    Access, Caps, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Options,
+    Peer, RemoteMemory, RemoteRegion, Result,
 };
 
 /// What is written: a head and its complement, or nothing of meaning.
@@ -17,6 +17,8 @@ pub(super) const SAID: u64 = 0x5361_6964 << 32;
 #[derive(Debug)]
 pub(super) struct Speaker {
     form: Notify,
+    /// Do messages to the peer have a tag?
+    tagged: bool,
     peer: Peer,
     /// Where a write goes that brings them.
     slate: RemoteMemory,
@@ -27,20 +29,28 @@ pub(super) struct Speaker {
 impl Speaker {
     pub(super) fn new(
         endpoint: &Endpoint,
-        form: Notify,
+        (form, tagged): (Notify, bool),
         peer: Peer,
         slate: &RemoteRegion,
     ) -> Result<Self> {
         let domain = endpoint.domain();
+        if form == Notify::Message {
+            let caps = domain.capabilities().caps;
+            let needed = if tagged { Caps::TAGGED } else { Caps::MESSAGE };
+            if !caps.contains(needed) {
+                let with = if tagged { "with" } else { "without" };
+                let detail = format!("the peer wants messages {with} tags, and there are none");
+                return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
+            }
+        }
         let slate = domain.attach(slate)?;
         if slate.len() < WORDS as u64 {
             let detail = format!("{} bytes to write notices to", slate.len());
-            let kind = crate::ErrorKind::MalformedDescriptor;
-            return Err(crate::Error::new(kind, "opening a ring", detail));
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let words = domain.register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
         activate(&words, endpoint)?;
-        Ok(Self { form, peer, slate, words })
+        Ok(Self { form, tagged, peer, slate, words })
     }
 
     /// Says bits. Nobody is told of a ring that is polled. False if there is no room now.
@@ -53,6 +63,9 @@ impl Speaker {
     ) -> Result<bool> {
         match self.form {
             Notify::Immediate => self.write(endpoint, queue, &[0; 8], Some(bits.into())),
+            Notify::Message if self.tagged => {
+                endpoint.try_inject_tagged(queue, self.peer, &bits.to_le_bytes(), TAG)
+            }
             Notify::Message => endpoint.try_inject(queue, self.peer, &bits.to_le_bytes()),
             Notify::Polling => Ok(true),
         }

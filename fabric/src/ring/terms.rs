@@ -20,6 +20,8 @@ pub struct RingOffer {
     pub capacity: u64,
     /// How the reader learns of what was written.
     pub notify: Notify,
+    /// Do messages to the reader have a tag?
+    pub tagged: bool,
     /// How chunks lie in the ring.
     pub layout: Layout,
     /// Messages that came whole, over all epochs: the next one is this one.
@@ -46,6 +48,8 @@ pub struct RingAnswer {
     pub name: u16,
     /// The epoch that was offered.
     pub epoch: u32,
+    /// Do messages to the writer have a tag?
+    pub tagged: bool,
     /// Where the writer is told of credit.
     pub credit: RemoteRegion,
 }

@@ -8,7 +8,7 @@ use fabric::ring::{
     SenderId, Turn, View,
 };
 use fabric::{
-    Access, Caps, ErrorKind, HostMemory, MemoryRegion, Offer, Options, Order, TransferFlags,
+    Access, Caps, ErrorKind, HostMemory, MemoryRegion, Offer, Options, Order, Query, TransferFlags,
 };
 
 use super::Case;
@@ -20,6 +20,7 @@ use crate::{cases, ensure};
 pub const CASES: &[Case] = cases![
     ring_by_immediates,
     ring_by_messages,
+    ring_by_tagged_messages,
     ring_by_polling,
     ring_without_order,
     ring_views_outlive_later_ones,
@@ -42,7 +43,16 @@ struct World {
 
 impl World {
     fn new(cell: &Cell, options: &RingOptions, longest_payload: u64) -> Checked<Self> {
-        let offer = Some(ordered(cell)?);
+        Self::with(ordered(cell, Caps::empty())?, cell, options, longest_payload)
+    }
+
+    fn with(
+        offer: Offer,
+        cell: &Cell,
+        options: &RingOptions,
+        longest_payload: u64,
+    ) -> Checked<Self> {
+        let offer = Some(offer);
         let pair = Pair::with(cell, Setup { offer, ..Setup::default() })?;
         Self::of(pair, cell.memory, options, longest_payload)
     }
@@ -181,23 +191,38 @@ fn options(notify: Notify, capacity: u64, watermark: u64) -> RingOptions {
 }
 
 fn ring_by_immediates(cell: &Cell) -> Checked {
-    carries_messages(cell, Notify::Immediate)
+    carries_messages(cell, Notify::Immediate, Caps::empty())
 }
 
 fn ring_by_messages(cell: &Cell) -> Checked {
-    carries_messages(cell, Notify::Message)
+    if !cell.offer(Caps::empty())?.capabilities().caps.contains(Caps::MESSAGE) {
+        return Err("lacking: no messages without tags".into());
+    }
+    carries_messages(cell, Notify::Message, Caps::empty())
+}
+
+fn ring_by_tagged_messages(cell: &Cell) -> Checked {
+    let has_tags = match cell.offer(Caps::TAGGED) {
+        Err(error) if error.kind() == ErrorKind::NoProvider => false,
+        offer => offer?.capabilities().caps.contains(Caps::TAGGED),
+    };
+    if !has_tags {
+        return Err("lacking: no messages with tags".into());
+    }
+    carries_messages(cell, Notify::Message, Caps::TAGGED)
 }
 
 fn ring_by_polling(cell: &Cell) -> Checked {
-    carries_messages(cell, Notify::Polling)
+    carries_messages(cell, Notify::Polling, Caps::empty())
 }
 
 /// From nothing to many times the ring, with several watermarks.
-fn carries_messages(cell: &Cell, notify: Notify) -> Checked {
+fn carries_messages(cell: &Cell, notify: Notify, caps: Caps) -> Checked {
     for (capacity, longest_payload, watermark) in
         [(4096, 512, 0), (CAPACITY, 16 << 10, 16 << 10), (1 << 20, 1 << 20, 1 << 19)]
     {
-        let mut world = World::new(cell, &options(notify, capacity, watermark), longest_payload)?;
+        let options = options(notify, capacity, watermark);
+        let mut world = World::with(ordered(cell, caps)?, cell, &options, longest_payload)?;
         let lengths = [0, 1, 63, 64, 65, 4000, 5 * capacity as usize + 13, 100, 0, 30_000];
         for (number, length) in lengths.into_iter().enumerate() {
             world.pass(number as u64, length)?;
@@ -217,7 +242,7 @@ fn carries_messages(cell: &Cell, notify: Notify) -> Checked {
 /// In a domain for which no order was asked: then writes and notices may come in whatever order
 /// the provider likes, and the ring must not care.
 fn ring_without_order(cell: &Cell) -> Checked {
-    let offer = cell.offer(Caps::empty())?;
+    let offer = able(cell, cell.query(), Caps::empty())?;
     let order = offer.capabilities().send_order;
     let pair = Pair::with(cell, Setup { offer: Some(offer), ..Setup::default() })?;
     let notify = match Notify::best(pair.sides[A].domain.capabilities()) {
@@ -444,17 +469,26 @@ fn ring_misuse_is_refused(cell: &Cell) -> Checked {
     }
 }
 
-/// An offer with order between writes, where the provider has that.
-fn ordered(cell: &Cell) -> Checked<Offer> {
-    let query = cell.query().order(Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE);
-    match cell.offer_of(query, Caps::empty()) {
-        Err(error) if error.kind() == ErrorKind::NoProvider => Ok(cell.offer(Caps::empty())?),
-        offer => Ok(offer?),
+/// An offer that a ring can be told by: with tags, where it cannot be told otherwise.
+fn able(cell: &Cell, query: Query, caps: Caps) -> Checked<Offer> {
+    let offer = cell.offer_of(query.clone(), caps)?;
+    if Notify::best(offer.capabilities()).is_ok() {
+        return Ok(offer);
+    }
+    Ok(cell.offer_of(query, caps | Caps::TAGGED).unwrap_or(offer))
+}
+
+/// The same with order between writes, where the provider has that.
+fn ordered(cell: &Cell, caps: Caps) -> Checked<Offer> {
+    let order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
+    match cell.offer_of(cell.query().order(order), caps) {
+        Err(error) if error.kind() == ErrorKind::NoProvider => able(cell, cell.query(), caps),
+        _ => able(cell, cell.query().order(order), caps),
     }
 }
 
 /// The best form; a cell that has none is lacking.
 fn best(cell: &Cell) -> Checked<Notify> {
-    let offer = ordered(cell)?;
+    let offer = ordered(cell, Caps::empty())?;
     Notify::best(offer.capabilities()).map_err(|error| format!("lacking: {error}").into())
 }

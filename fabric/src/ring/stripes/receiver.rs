@@ -117,7 +117,7 @@ impl StripedReceiver {
             let Opened { mut endpoint, mut queue, .. } = lane;
             // The answer is for the first lane: by that one credit is told.
             let speaker = match number {
-                0 => Some(Speaker::new(&endpoint, form, peer, &answer.credit)?),
+                0 => Some(Speaker::new(&endpoint, (form, answer.tagged), peer, &answer.credit)?),
                 _ => None,
             };
             if form == Notify::Message {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::super::header::HEADER;
 use super::super::immediate::{Immediate, Notice};
-use super::super::notify::Notify;
+use super::super::notify::{Notify, has_tags};
 use super::super::outlet::{Outlet, Title};
 use super::super::sender::{Pushed, SenderStatistics};
 use super::super::terms::{RingAnswer, RingOffer};
@@ -67,7 +67,8 @@ impl Stripes {
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
         }
         let slate = self.lanes[0].slate.clone();
-        let answer = RingAnswer { name: 0, epoch: offer.epoch, credit: slate.describe()? };
+        let tagged = has_tags(slate.domain().capabilities());
+        let answer = RingAnswer { name: 0, epoch: offer.epoch, tagged, credit: slate.describe()? };
         let events_held = peers.len() * JOBS * 4 + 1024;
         let (sender, events) = sync_channel(events_held);
         let mut lanes = Vec::with_capacity(peers.len());
@@ -78,8 +79,8 @@ impl Stripes {
             let mut board = lane.board();
             let Opened { endpoint, mut queue, .. } = lane;
             most = most.min(endpoint.domain().capabilities().max_message_size as u64);
-            let title = Title { name: 0, generation: 0 };
-            let outlet = Outlet::new(&endpoint, peer, terms, offer.notify, shape, title)?;
+            let (title, form) = (Title { name: 0, generation: 0 }, (offer.notify, offer.tagged));
+            let outlet = Outlet::new(&endpoint, peer, terms, form, shape, title)?;
             if offer.notify == Notify::Message {
                 board.expect_messages(&endpoint)?;
             }
