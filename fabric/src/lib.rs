@@ -81,7 +81,7 @@ pub use handle::failed_closes;
 pub use kind::MemoryKind;
 pub use memory::{
     DmaBuf, HostMemory, Memory, MemoryRegion, PendingRegion, RegionSlice, RegistrationOptions,
-    RemoteKey, RemoteMemory, RemoteRegion, RemoteSlice,
+    RemoteKey, RemoteMemory, RemoteRegion, RemoteSlice, registrations,
 };
 pub use offer::Offer;
 pub use query::Query;

@@ -27,7 +27,7 @@ pub use descriptor::{RemoteKey, RemoteRegion};
 pub use host::{HostMemory, Memory};
 pub use pending::PendingRegion;
 pub use region::{MemoryRegion, RegionSlice};
-pub use registration::{DmaBuf, RegistrationOptions};
+pub use registration::{DmaBuf, RegistrationOptions, registrations};
 pub use remote::{RemoteMemory, RemoteSlice};
 
 pub(crate) use region::RegionInner;

@@ -19,8 +19,8 @@ use super::terms::{RingAnswer, RingOffer};
 use super::writer::Message;
 use crate::waiting::Deadline;
 use crate::{
-    CompletionQueue, Endpoint, Error, ErrorKind, Failure, Memory, MemoryRegion, Outcome, Peer,
-    RegionSlice, Result,
+    CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryRegion, Outcome, Peer, RegionSlice,
+    Result,
 };
 
 /// Turns without anything after which it is quiet: writers are told what was released, and
@@ -619,7 +619,7 @@ impl Port {
 
     /// Waits until the queue has something, in the way it was opened with, or until something
     /// is to be done that nothing wakes us for. Gives what a turn would; `Idle` after so
-    /// long.
+    /// long, or if another thread [woke](crate::Waker::wake) the queue's sleeper.
     ///
     /// # Errors
     /// As [`turn`](Self::turn).
@@ -629,9 +629,9 @@ impl Port {
             || self.receivers.iter().flatten().any(|receiver| receiver.has_untold())
             || self.senders.iter().flatten().any(|sender| sender.broken().is_some());
         let longest = longest.min(if has_work { NAP } else { SLEEP });
-        match self.queue.wait(longest) {
-            Err(failure) if is_late(&failure) => self.idle(),
-            outcome => self.sort(outcome),
+        match self.queue.wait_or_wake(longest) {
+            None => self.idle(),
+            Some(outcome) => self.sort(outcome),
         }
     }
 
@@ -820,11 +820,4 @@ fn over() -> Error {
 fn late(operation: &'static str, timeout: Duration, detail: impl std::fmt::Display) -> Error {
     let detail = format!("nothing for {timeout:?}; {detail}");
     Error::new(ErrorKind::DeadlineExceeded, operation, detail)
-}
-
-/// Did a wait end because its time was over?
-fn is_late(failure: &Failure) -> bool {
-    failure.operation.is_none()
-        && failure.error.kind() == ErrorKind::DeadlineExceeded
-        && failure.error.code().is_none()
 }

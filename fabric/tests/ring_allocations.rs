@@ -1,0 +1,147 @@
+//! A ring that runs allocates nothing and registers nothing, in none of its forms; and it does
+//! not with several lanes either.
+//!
+//! One test in a program of its own: the allocator counts for all threads.
+#![allow(unsafe_code, missing_docs)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fabric::ring::{
+    Notify, Port, Pushed, RingOptions, StripedReceiver, StripedSender, Stripes, StripesOptions,
+    Turn,
+};
+use fabric::{
+    Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
+    Offer, Order, Query, registrations,
+};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: all is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: by the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: by the caller's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: by the caller's contract.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const CAPACITY: u64 = 256 << 10;
+/// From nothing to more than the ring.
+const LENGTHS: [usize; 6] = [0, 64, 200, 5000, 70_000, 600_000];
+
+fn counts() -> (u64, u64) {
+    (ALLOCATIONS.load(Ordering::Relaxed), registrations())
+}
+
+#[test]
+fn nothing_is_allocated_or_registered_per_message() {
+    for notify in Notify::ALL {
+        by_one_port(notify);
+    }
+    by_lanes();
+}
+
+fn offer(notify: Notify) -> Offer {
+    let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
+    match notify {
+        Notify::Immediate => query.first().unwrap(),
+        Notify::Message => query.caps(Caps::MESSAGE | Caps::TAGGED | Caps::RMA).first().unwrap(),
+        Notify::Polling => query.order(Order::WRITE_AFTER_WRITE).first().unwrap(),
+    }
+}
+
+/// To itself.
+fn by_one_port(notify: Notify) {
+    let domain = Domain::open(&offer(notify)).unwrap();
+    let addresses = AddressVector::open(&domain).unwrap();
+    let mut queue = CompletionQueue::open(&domain).unwrap();
+    let builder = Endpoint::builder(&domain).addresses(&addresses);
+    let endpoint = builder.queue(&mut queue).open().unwrap();
+    let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
+    let mut port = Port::new(endpoint, queue);
+    let options = RingOptions { capacity: CAPACITY, watermark: CAPACITY / 8, notify, whole: 0 };
+    let reading = port.offer(&options).unwrap();
+    let (writing, answer) = port.accept(peer, &port.terms(reading).unwrap(), 32 << 10).unwrap();
+    port.connect(reading, peer, &answer).unwrap();
+    let source = domain.register(HostMemory::zeroed(600_000).unwrap(), Access::WRITE).unwrap();
+    let mut pass = |rounds: u64| {
+        for _ in 0..rounds {
+            for length in LENGTHS {
+                let payload = source.slice(0..length).unwrap();
+                let mut message = port.begin(writing, 0, length as u64).unwrap();
+                let mut is_whole = false;
+                while !is_whole {
+                    let pushed = port.push(writing, &mut message, &payload).unwrap();
+                    let has_moved = matches!(pushed, Pushed::Posted(_));
+                    let turn = if has_moved { port.turn() } else { port.rest(PATIENCE) };
+                    assert!(!matches!(turn, Ok(Turn::Other(_)) | Err(_)), "{turn:?}");
+                    while let Some(view) = port.take(reading).unwrap() {
+                        is_whole = view.is_last;
+                    }
+                    port.tell(reading, false).unwrap();
+                }
+            }
+            while port.next_read(writing).unwrap().is_some() {}
+        }
+        port.flush(writing, PATIENCE).unwrap();
+    };
+    // What grows grows in the first rounds.
+    pass(40);
+    let before = counts();
+    pass(200);
+    assert_eq!(counts(), before, "{notify:?}: allocations and registrations");
+}
+
+fn by_lanes() {
+    let offers = vec![offer(Notify::Immediate); 2];
+    let open = || Stripes::open(&offers, StripesOptions::default()).unwrap();
+    let (writing, reading) = (open(), open());
+    let (writers, readers) = (writing.addresses().unwrap(), reading.addresses().unwrap());
+    let source = writing.register(HostMemory::zeroed(600_000).unwrap()).unwrap();
+    let options = RingOptions::of(offers[0].capabilities(), CAPACITY).unwrap();
+    let mut receiver = reading.receiver(&writers, &options).unwrap();
+    let (mut sender, answer) =
+        writing.sender(&readers, &receiver.terms().unwrap(), 32 << 10).unwrap();
+    receiver.connect(&answer).unwrap();
+    let pass = |sender: &mut StripedSender, receiver: &mut StripedReceiver, rounds: u64| {
+        for _ in 0..rounds {
+            for length in LENGTHS {
+                let payload = source.slice(0..length).unwrap();
+                let mut message = sender.begin(0, length as u64);
+                let mut is_whole = false;
+                while !is_whole {
+                    sender.push(&mut message, &payload).unwrap();
+                    while let Some(view) = receiver.take().unwrap() {
+                        is_whole = view.is_last;
+                    }
+                    if !receiver.tell(true) && !is_whole {
+                        receiver.rest(Duration::from_micros(100));
+                    }
+                }
+            }
+            while sender.next_read().is_some() {}
+        }
+    };
+    pass(&mut sender, &mut receiver, 40);
+    let before = counts();
+    pass(&mut sender, &mut receiver, 100);
+    assert_eq!(counts(), before, "lanes: allocations and registrations");
+}
