@@ -292,12 +292,54 @@ fn messages_through_a_ring_are_checked() {
             &["--iters", "50", "--size", "1", "--watermark", "0"],
             &["--mode", "bw", "--size", "300K", "--ring-size", "64K", "--iters", "20"],
             &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "adaptive"],
+            &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "msg"],
+            &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "poll"],
+            &[
+                "--mode",
+                "bw",
+                "--size",
+                "1M",
+                "--iters",
+                "32",
+                "--stripes",
+                "3",
+                "--waiting",
+                "adaptive",
+            ],
         ] {
             let out = succeed(&[&["bench", "ring", "--provider", &provider], more].concat());
             assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
         }
     }
-    assert_eq!(fail(&["bench", "ring", "--provider", "shm", "--ring-size", "1000"]).0, 2);
+    for wrong in [&["--ring-size", "1000"][..], &["--stripes", "2"], &["--stripes", "65"]] {
+        let arguments = [&["bench", "ring", "--provider", "shm"], wrong].concat();
+        assert_eq!(fail(&arguments).0, 2, "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_ring_is_measured_between_a_server_and_a_client() {
+    let _alone = alone();
+    for provider in providers() {
+        for more in [&["--iters", "50"][..], &["--mode", "bw", "--size", "64K", "--iters", "64"]] {
+            let mut server = Command::new(env!("CARGO_BIN_EXE_fabricast"))
+                .args(["bench", "ring", "--provider", &provider, "--serve", "127.0.0.1:0"])
+                .stderr(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut said = std::io::BufReader::new(server.stderr.take().unwrap());
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+            let address = line.trim().rsplit(' ').next().unwrap().to_owned();
+            let arguments =
+                [&["bench", "ring", "--provider", &provider], more, &[&address]].concat();
+            let out = succeed(&arguments);
+            assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
+            assert!(server.wait().unwrap().success(), "{provider} {more:?}");
+        }
+    }
+    let nobody = ["bench", "ring", "--provider", "shm", "127.0.0.1:1"];
+    assert!(fail(&nobody).1.contains("connecting to 127.0.0.1:1"));
 }
 
 #[test]

@@ -6,15 +6,16 @@ use serde::Serialize;
 use super::fabric::parse_cores;
 use super::report::{Common, conclude};
 use crate::cli::exchange::flow::{self, Flow, Flown};
-use crate::cli::exchange::initiator;
 use crate::cli::exchange::percentile::Percentiles;
 use crate::cli::exchange::plan::{
     Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode, name_of,
 };
+use crate::cli::exchange::{initiator, remote};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::size;
 
-/// Two processes send messages through rings and check them.
+/// Two processes send messages through rings and check them: both of this machine, or one that
+/// serves, and one that is given its address.
 ///
 /// With one lane both sides poll inline, in one thread each. The last line of the output is one JSON
 /// object.
@@ -59,9 +60,16 @@ pub(crate) struct Arguments {
     /// Local address to bind to [default: the loopback address where one is needed]
     #[arg(long, value_name = "ADDRESS")]
     source: Option<String>,
+    /// Wait for a client at this address, and be its other side, once; sizes and the like are
+    /// the client's
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "server")]
+    serve: Option<String>,
     /// Only the JSON line
     #[arg(long)]
     json: bool,
+    /// Where a server waits, on this or another machine [default: a second process of this one]
+    #[arg(value_name = "HOST:PORT")]
+    server: Option<String>,
 }
 
 /// How the reader is told.
@@ -115,18 +123,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         iterations: arguments.iterations,
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
-    let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
-    if !flow.has_shape() {
-        return refuse(
-            "--ring-size is from 1K to 1024G, and a power of two or a few of them together",
-        );
+    if let Some(address) = &arguments.serve {
+        let source = arguments.source.as_deref();
+        return remote::serve(address, &arguments.provider, source, |plan| match &plan.exchange {
+            Exchange::Flow(flow) => check(flow),
+            _ => Err(Failure::new(Exit::Usage, "the client wants something else than a ring")),
+        });
     }
-    if flow.stripes > 1 && flow.mode == Mode::Lat {
-        return refuse("--stripes is for --mode bw: each message goes through two threads more");
-    }
-    if flow.iterations > 1 << 30 || flow.size > 1 << 40 {
-        return refuse("at most 1G messages, of 1024G each");
-    }
+    check(&flow)?;
     let plan = Plan {
         parent: std::process::id(),
         place: Place {
@@ -139,7 +143,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         core: arguments.cores.map(|(_, second)| second),
         exchange: Exchange::Flow(flow.clone()),
     };
-    let station = initiator::start(&plan, arguments.cores.map(|(first, _)| first))?;
+    let core = arguments.cores.map(|(first, _)| first);
+    let station = match &arguments.server {
+        Some(address) => remote::connect(&plan, address, core)?,
+        None => initiator::start(&plan, core)?,
+    };
     let report = report(arguments, &flow, flow::run(station, &flow)?);
     conclude(
         &report,
@@ -148,6 +156,26 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         for_people,
         "data did not arrive as it was sent",
     )
+}
+
+/// Also for what comes from a client.
+fn check(flow: &Flow) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
+    if !flow.has_shape() {
+        return refuse(
+            "--ring-size is from 1K to 1024G, and a power of two or a few of them together",
+        );
+    }
+    if !(1..=64).contains(&flow.stripes) || (flow.stripes > 1 && flow.mode == Mode::Lat) {
+        return refuse("--stripes is for --mode bw: each message goes through two threads more");
+    }
+    if flow.iterations > 1 << 30 || flow.warmup > 1 << 30 || flow.size > 1 << 40 || flow.size == 0 {
+        return refuse("at most 1G messages, of 1024G each");
+    }
+    if flow.chunk == 0 {
+        return refuse("--chunk is at least 1");
+    }
+    Ok(())
 }
 
 fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {

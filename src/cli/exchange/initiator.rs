@@ -22,10 +22,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(crate) fn start(plan: &Plan, core: Option<usize>) -> Result<Station, Failure> {
     // What cannot be found here is not worth a second process.
     let (offer, ordered) = plan.offer()?;
-    let provider = &offer.capabilities().provider;
-    if !ordered {
-        eprintln!("fabricast: {provider} does not promise the order that was asked for");
-    }
+    warn_of_order(&offer, ordered);
     let (target, mut link) = Target::start()?;
     if !link.send(&Frame::Plan(plan.clone()))? {
         return Err(target.explain_end());
@@ -34,6 +31,14 @@ pub(crate) fn start(plan: &Plan, core: Option<usize>) -> Result<Station, Failure
         pin(core)?;
     }
     Station::open(plan, &offer, link, Role::Initiator(target))
+}
+
+/// Says so if an offer is not what was asked for.
+pub(super) fn warn_of_order(offer: &fabric::Offer, ordered: bool) {
+    if !ordered {
+        let provider = &offer.capabilities().provider;
+        eprintln!("fabricast: {provider} does not promise the order that was asked for");
+    }
 }
 
 /// The second process. Dropping it ends it.

@@ -17,6 +17,7 @@ pub(crate) mod measurement;
 pub(crate) mod percentile;
 pub(crate) mod pingpong;
 pub(crate) mod plan;
+pub(crate) mod remote;
 pub(crate) mod ring;
 pub(crate) mod station;
 pub(crate) mod stream;

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use fabric::{EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading, Waiting};
+use fabric::ring::Notify;
+use fabric::{Caps, EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading, Waiting};
 use serde::{Deserialize, Serialize};
 
 use super::flow::Flow;
@@ -210,6 +211,11 @@ impl Plan {
             // The n-th receive that is posted takes the n-th message.
             wanted |= Order::SEND_AFTER_SEND;
         }
+        if let Exchange::Flow(flow) = &self.exchange
+            && let Some(offer) = self.tagged(wanted, flow.notify)
+        {
+            return Ok((offer, true));
+        }
         match self.place.first(&self.place.query().order(wanted)) {
             Ok(offer) => Ok((offer, true)),
             Err(error) if error.kind() == ErrorKind::NoProvider => {
@@ -218,9 +224,35 @@ impl Plan {
             Err(error) => Err(error.into()),
         }
     }
+
+    /// An offer with tags, if a ring's notices are to be messages, and the provider has them:
+    /// by tags they are told from others, and some providers deliver no other messages.
+    fn tagged(&self, order: Order, notify: Option<Notify>) -> Option<Offer> {
+        let needs_messages = match notify {
+            Some(notify) => notify == Notify::Message,
+            None => {
+                let plain = self.place.first(&self.place.query());
+                plain.is_ok_and(|offer| Notify::Immediate.check(offer.capabilities()).is_err())
+            }
+        };
+        let query = self.place.query().caps(Caps::MESSAGE | Caps::TAGGED | Caps::RMA).order(order);
+        let offer = needs_messages.then(|| self.place.first(&query).ok()).flatten()?;
+        offer.capabilities().caps.contains(Caps::TAGGED).then_some(offer)
+    }
 }
 
 impl Place {
+    /// Binds to this local address, if none is asked for and the provider leaves the machine.
+    pub(crate) fn bind_to(&mut self, local: &str) {
+        let is_network = || {
+            let offers = offers_here(&self.query(), None);
+            offers.is_ok_and(|offers| offers.first().is_some_and(|first| first.is_network))
+        };
+        if self.source.is_none() && is_network() {
+            self.source = Some(local.to_owned());
+        }
+    }
+
     fn query(&self) -> Query {
         let query = query(self.threading).provider(&self.provider);
         match &self.domain {

@@ -75,6 +75,7 @@ impl Station {
                 return Err(match role {
                     Role::Initiator(target) => target.explain_end(),
                     Role::Target => Failure::failed("the initiator is gone"),
+                    Role::Remote { .. } => Failure::failed("the other side is gone"),
                 });
             }
         };

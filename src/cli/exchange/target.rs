@@ -31,17 +31,18 @@ pub(crate) fn run() -> Result<(), Failure> {
     watch_over()?;
     // The initiator tells the user; who lost it has nobody to tell.
     let mut outcome = Reporter { link: link.try_clone()? };
-    let result = follow(&plan, link);
+    let result = follow(&plan, link, Role::Target);
     stop_watching();
     result.map_err(|failure| outcome.report(&failure))
 }
 
-fn follow(plan: &Plan, link: Link) -> Result<(), Failure> {
+/// One side of an exchange, as it was told.
+pub(super) fn follow(plan: &Plan, link: Link, role: Role) -> Result<(), Failure> {
     if let Some(core) = plan.core {
         pin(core)?;
     }
     let (offer, _) = plan.offer()?;
-    let station = Station::open(plan, &offer, link, Role::Target)?;
+    let station = Station::open(plan, &offer, link, role)?;
     match &plan.exchange {
         Exchange::Measure(measure) => match measure.mode {
             super::plan::Mode::Lat => pingpong::serve(station, measure),

@@ -27,6 +27,11 @@ pub(crate) enum Role {
     Initiator(Target),
     /// It was started.
     Target,
+    /// The other one is on another machine, or might be.
+    Remote {
+        /// Did this side bring the plan?
+        is_initiator: bool,
+    },
 }
 
 /// What one side knows of the other, besides what comes by the fabric.
@@ -71,7 +76,7 @@ impl Vigil {
     }
 
     pub(crate) fn is_initiator(&self) -> bool {
-        matches!(self.role, Some(Role::Initiator(_)))
+        matches!(self.role, Some(Role::Initiator(_) | Role::Remote { is_initiator: true }))
     }
 
     /// Something came by the fabric.
@@ -157,6 +162,7 @@ impl Vigil {
     fn gone(&mut self) -> Failure {
         match self.role.take() {
             Some(Role::Initiator(target)) => target.explain_end(),
+            Some(Role::Remote { .. }) => Failure::failed("the other side is gone"),
             _ => Failure::failed("the initiator is gone"),
         }
     }
