@@ -284,6 +284,16 @@ impl Outlet {
         self.speaker.say(endpoint, queue, bits)
     }
 
+    /// As [`Speaker::say_last`].
+    pub(super) fn say_last(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bits: u32,
+    ) -> Result<Option<bool>> {
+        self.speaker.say_last(endpoint, queue, bits)
+    }
+
     /// Chunks that were posted and are not done, and notices that are to be sent.
     pub(super) fn unfinished(&self) -> usize {
         usize::from(SLOTS) - self.free.len() + self.due.len()

@@ -5,13 +5,15 @@ use super::notify::{Notify, TAG};
 use crate::endpoint::{Piece, Target};
 use crate::{
     Access, Caps, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Options,
-    Peer, RemoteMemory, RemoteRegion, Result,
+    Peer, RemoteMemory, RemoteRegion, Result, TransferFlags,
 };
 
 /// What is written: a head and its complement, or nothing of meaning.
 const WORDS: usize = 16;
 /// The token of what is written, where it cannot be injected.
 pub(super) const SAID: u64 = 0x5361_6964 << 32;
+/// The token of what is said last, and is known to have come once it completes.
+pub(super) const LAST: u64 = SAID | 1;
 
 /// Says bits to one peer, in the form that its ring is told in.
 #[derive(Debug)]
@@ -69,6 +71,24 @@ impl Speaker {
             Notify::Message => endpoint.try_inject(queue, self.peer, &bits.to_le_bytes()),
             Notify::Polling => Ok(true),
         }
+    }
+
+    /// As [`say`](Self::say), for the last time before the endpoint is closed: a completion with
+    /// the token [`LAST`] tells that it came. None if there is no telling: then it was said.
+    pub(super) fn say_last(
+        &self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        bits: u32,
+    ) -> Result<Option<bool>> {
+        if self.form != Notify::Immediate {
+            return Ok((!self.say(endpoint, queue, bits)?).then_some(false));
+        }
+        let target = Target { memory: &self.slate, offset: 0 };
+        let words = [Piece { region: &self.words, offset: 0, length: 8 }];
+        let options = Options::token(LAST).flags(TransferFlags::DELIVERY_COMPLETE);
+        let data = Some(bits.into());
+        endpoint.try_write_pieces(queue, self.peer, &words, target, data, &options).map(Some)
     }
 
     /// Writes a reader's head to where the writer of a polled ring looks for it.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::super::board::{Board, Heard};
 use super::super::outlet::{Outlet, named};
-use super::super::speaker::Speaker;
+use super::super::speaker::{LAST, Speaker};
 use super::super::writer::Chunk;
 use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Result, Waker};
 
@@ -37,6 +37,8 @@ pub(super) enum Job {
     Write { chunk: Chunk, payload: Option<(MemoryRegion, usize)> },
     /// Give a notice to the peer.
     Say(u32),
+    /// Give the last notice to the peer, and tell when it came.
+    SayLast(u32),
 }
 
 /// What a lane tells.
@@ -46,6 +48,8 @@ pub(super) enum Event {
     Heard(Heard),
     /// A chunk with so many bytes of payload is done.
     Done { lane: usize, bytes: u64 },
+    /// The last notice came, or nobody will know.
+    Said,
     /// The lane is of no use any more.
     Failed(Error),
 }
@@ -251,6 +255,13 @@ impl Worker {
                 Ok(true)
             }
             (Job::Say(bits), Some(outlet), _) => outlet.say(endpoint, queue, *bits),
+            (Job::SayLast(bits), Some(outlet), _) => {
+                let said = outlet.say_last(endpoint, queue, *bits)?;
+                if said.is_none() {
+                    self.tell(Event::Said);
+                }
+                Ok(said != Some(false))
+            }
             (Job::Say(bits), None, Some(speaker)) => speaker.say(endpoint, queue, *bits),
             // Not given to such a lane.
             _ => Ok(true),
@@ -262,6 +273,8 @@ impl Worker {
         let Parts { board, outlet, .. } = &mut self.parts;
         if let Some(heard) = board.hear(&completion)? {
             self.tell(Event::Heard(heard));
+        } else if completion.token == LAST {
+            self.tell(Event::Said);
         } else if let Some((_, slot)) = named(completion.token)
             && let Some(bytes) = outlet.as_mut().and_then(|outlet| outlet.completed(slot))
         {

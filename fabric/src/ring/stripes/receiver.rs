@@ -234,7 +234,7 @@ impl StripedReceiver {
             Event::Failed(error) => {
                 self.broken.get_or_insert(error);
             }
-            Event::Done { .. } => {}
+            Event::Done { .. } | Event::Said => {}
         }
     }
 

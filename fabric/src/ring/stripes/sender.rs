@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::super::header::HEADER;
-use super::super::immediate::{Immediate, Notice};
+use super::super::immediate::Immediate;
 use super::super::notify::{Notify, has_tags};
 use super::super::outlet::{Outlet, Title};
 use super::super::sender::{Pushed, SenderStatistics};
@@ -235,9 +235,16 @@ impl StripedSender {
         self.flush(timeout)?;
         let deadline = Deadline::after(timeout);
         let bits = self.writer.done();
-        while self.lanes[0].give(Job::Say(bits)).is_err() {
+        let mut job = Some(Job::SayLast(bits));
+        while !self.is_done_said {
+            if let Some(unsaid) = job.take() {
+                job = self.lanes[0].give(unsaid).err();
+            }
+            if let Some(broken) = &self.broken {
+                return Err(broken.clone());
+            }
             if !self.wait(&deadline) {
-                return Err(late("closing a ring", timeout, "the lane has no room"));
+                return Err(late("closing a ring", timeout, "the reader may not know of the end"));
             }
         }
         Ok(self.statistics)
@@ -299,14 +306,11 @@ impl StripedSender {
                 } else if self.writer.is_told_gone(&immediate) {
                     let detail = "the reader let go of it";
                     self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
-                    if !self.is_done_said {
-                        let bits = self.writer.done();
-                        self.is_done_said = self.lanes[0].give(Job::Say(bits)).is_ok();
-                    }
-                } else if matches!(immediate.notice, Notice::Chunk { .. }) {
-                    // Of nobody here.
+                    // It waits for this, to let go of its memory.
+                    let _ = self.lanes[0].give(Job::Say(self.writer.done()));
                 }
             }
+            Event::Said => self.is_done_said = true,
             Event::Failed(error) => self.fail(error),
         }
     }
