@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::{Access, HostMemory, Options};
+use fabric::ring::{LaneOffer, Layout, Notify, Port, RingOffer};
+use fabric::{Access, ErrorKind, HostMemory, Options};
 
 use super::Case;
 use crate::cells::Cell;
@@ -13,6 +14,11 @@ use crate::peer::{REGION, meet};
 pub const CASES: &[Case] = &[
     Case { name: "write_to_another_process", run: write_to_another_process, leaves_objects: false },
     Case { name: "peer_killed_mid_transfer", run: peer_killed_mid_transfer, leaves_objects: true },
+    Case {
+        name: "ring_to_the_dead_fails_in_time",
+        run: ring_to_the_dead_fails_in_time,
+        leaves_objects: true,
+    },
     Case { name: "peer_killed_while_idle", run: peer_killed_while_idle, leaves_objects: true },
 ];
 
@@ -109,4 +115,62 @@ fn peer_killed_while_idle(cell: &Cell) -> Checked {
         }
     }
     Err(format!("writes to the dead succeed after {NOTICE:?}").into())
+}
+
+/// The reader of a ring dies while its writer waits for credit: the writer gets an error within
+/// its deadline, which says how much was written; and so does the next message.
+fn ring_to_the_dead_fails_in_time(cell: &Cell) -> Checked {
+    let (side, mut process, region) = meet(cell)?;
+    if let Err(error) = Notify::Immediate.check(side.domain.capabilities()) {
+        return Err(format!("lacking: {error}").into());
+    }
+    let capacity = 1 << 20;
+    let length = 4 * capacity as usize;
+    let memory = HostMemory::from_vec(pattern(4, length))?;
+    let source = side.domain.register(memory, Access::WRITE)?;
+    if source.is_registered() && !source.is_enabled() {
+        source.bind_endpoint(&side.endpoint)?;
+        source.enable()?;
+    }
+    // The peer has no ring, but memory that is as good as one that nobody reads.
+    let lane = LaneOffer { ring: region.clone(), headers: None, slate: region };
+    let terms = RingOffer {
+        ring: 0,
+        epoch: 1,
+        capacity,
+        notify: Notify::Immediate,
+        tagged: false,
+        layout: Layout::Together,
+        whole: 0,
+        lanes: vec![lane],
+    };
+    let (peer, timeout) = (side.peer, Duration::from_secs(2));
+    let crate::pair::Side { endpoint, queue, .. } = side;
+    let mut port = Port::new(endpoint, queue);
+    let (writing, _) = port.accept(peer, &terms, 64 << 10)?;
+    let mut message = port.begin(writing, 0, length as u64)?;
+    let blocked = port.finish(writing, &mut message, &source.all(), Duration::from_millis(300));
+    let error = blocked.err().ok_or("a message of four times the ring was written")?;
+    ensure!(error.kind() == ErrorKind::DeadlineExceeded, "{error}");
+    ensure!(message.written() > capacity / 2, "{error}");
+    process.kill()?;
+    let started = Instant::now();
+    for _ in 0..2 {
+        let failed = port.finish(writing, &mut message, &source.all(), timeout);
+        let error = failed.err().ok_or("a message to the dead was written")?;
+        let is_told = match error.kind() {
+            ErrorKind::DeadlineExceeded => error.to_string().contains("bytes of message 0"),
+            _ => port.sender(writing)?.broken().is_some(),
+        };
+        ensure!(is_told, "{error}");
+        println!("noticed: {error}");
+    }
+    let took = started.elapsed();
+    ensure!(took < 2 * timeout + Duration::from_secs(1), "{took:?}");
+    let started = Instant::now();
+    let (endpoint, queue) = port.into_parts();
+    drop(endpoint);
+    drop(queue);
+    ensure!(started.elapsed() < Duration::from_secs(5), "closing took {:?}", started.elapsed());
+    Ok(())
 }
