@@ -1,6 +1,6 @@
 //! `fabricast bench ring`: messages through a ring.
 
-use fabric::ring::Notify;
+use fabric::ring::{Notify, default_stripes};
 use serde::Serialize;
 
 use super::fabric::parse_cores;
@@ -37,17 +37,18 @@ pub(crate) struct Arguments {
     /// quarter of the ring]
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     watermark: Option<u64>,
-    /// Bytes of payload in a chunk, at most; takes K, M, G
-    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
-    chunk: u64,
+    /// Bytes of payload in a chunk, at most; takes K, M, G [default: 1M, or 256K with several
+    /// lanes]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive)]
+    chunk: Option<u64>,
     /// How the reader is told of what was written [default: the best form that the provider
     /// can do]
     #[arg(long, value_enum)]
     notify: Option<NotifyMode>,
-    /// Lanes of the ring, each with a domain and, if there are several, a thread; only for
-    /// --mode bw
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
-    stripes: u8,
+    /// Lanes of the ring, each with a domain and, if there are several, a thread: 1 to 64, or
+    /// "auto" for what the provider is thought to need; several only with --mode bw
+    #[arg(long, value_name = "K", default_value = "1", value_parser = parse_stripes)]
+    stripes: Lanes,
     /// Messages that are measured; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
@@ -70,6 +71,21 @@ pub(crate) struct Arguments {
     /// Where a server waits, on this or another machine [default: a second process of this one]
     #[arg(value_name = "HOST:PORT")]
     server: Option<String>,
+}
+
+/// How many lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lanes {
+    Some(usize),
+    Auto,
+}
+
+fn parse_stripes(text: &str) -> Result<Lanes, String> {
+    match text.parse() {
+        Ok(count @ 1..=64) => Ok(Lanes::Some(count)),
+        _ if text == "auto" => Ok(Lanes::Auto),
+        _ => Err("1 to 64, or auto".to_owned()),
+    }
 }
 
 /// How the reader is told.
@@ -112,14 +128,29 @@ struct Report {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let place = Place {
+        provider: arguments.provider.clone(),
+        domain: None,
+        source: arguments.source.clone(),
+        threading: ThreadingMode::Safe,
+    };
+    let stripes = match arguments.stripes {
+        Lanes::Some(count) => count,
+        Lanes::Auto if arguments.mode == Mode::Lat => 1,
+        Lanes::Auto => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            default_stripes(&[place.offer()?.capabilities().clone()], cores)
+        }
+    };
+    let chunk = if stripes > 1 { 256 << 10 } else { 1 << 20 };
     let flow = Flow {
         mode: arguments.mode,
         size: arguments.size,
         capacity: arguments.ring_size,
         watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
-        chunk: arguments.chunk,
+        chunk: arguments.chunk.unwrap_or(chunk),
         notify: arguments.notify.map(NotifyMode::form),
-        stripes: arguments.stripes.into(),
+        stripes,
         iterations: arguments.iterations,
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
@@ -133,12 +164,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     check(&flow)?;
     let plan = Plan {
         parent: std::process::id(),
-        place: Place {
-            provider: arguments.provider.clone(),
-            domain: None,
-            source: arguments.source.clone(),
-            threading: ThreadingMode::Safe,
-        },
+        place,
         waiting: arguments.waiting,
         core: arguments.cores.map(|(_, second)| second),
         exchange: Exchange::Flow(flow.clone()),

@@ -252,5 +252,34 @@ pub fn default_stripes(offers: &[Capabilities], cores: usize) -> usize {
     (cores / 4).clamp(1, COPYING_LANES)
 }
 
-/// Where more lanes of a provider that copies brought no more: see docs/ring.md.
-const COPYING_LANES: usize = 4;
+/// The most lanes of a provider that copies that were measured to bring more: see
+/// docs/ring.md.
+const COPYING_LANES: usize = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EndpointKind, Query};
+
+    #[test]
+    fn lanes_follow_cards_and_cores() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let mut copying = offer.capabilities().clone();
+        (copying.nic, copying.reaches_other_machines) = (None, true);
+        let counts = [1, 4, 8, 16, 24, 64].map(|cores| default_stripes(&[copying.clone()], cores));
+        assert_eq!(counts, [1, 1, 2, 4, 6, 6]);
+        let local = Capabilities { reaches_other_machines: false, ..copying.clone() };
+        assert_eq!(default_stripes(&[local], 64), 1);
+        let card = |name: &str| {
+            let nic = crate::Nic {
+                name: Some(name.to_owned()),
+                pci: None,
+                link_bits_per_second: 0,
+                link_up: None,
+            };
+            Capabilities { nic: Some(nic), ..copying.clone() }
+        };
+        assert_eq!(default_stripes(&[card("mlx5_0"), card("mlx5_1"), card("mlx5_0")], 4), 2);
+        assert_eq!(default_stripes(&[], 64), 1);
+    }
+}
