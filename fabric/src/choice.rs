@@ -233,6 +233,13 @@ pub(crate) fn breaks_atomics(provider: &str, running: Version) -> bool {
     provider == "verbs" && running < (Version { major: 2, minor: 2 })
 }
 
+/// Does this provider crash when an endpoint is closed while its queue has entries that nobody has
+/// read? rxm over verbs posts the receive again that an immediate used up, on a connection that is
+/// closed already (seen with 1.17).
+pub(crate) fn wants_entries_read(provider: &str) -> bool {
+    names_provider("ofi_rxm", provider)
+}
+
 /// Kinds of messages that this provider takes and does not deliver. `ofi_mrail` labels each
 /// message as one with a tag, so that a receive without one never gets any. And since libfabric 2.0
 /// it does not get the buffers back that messages arrived in: after a few thousand it is dead,

@@ -482,6 +482,10 @@ impl Endpoint {
     fn shut(&mut self) -> Result<()> {
         self.transmit.member.leave();
         self.receive.member.leave();
+        if crate::choice::wants_entries_read(&self.domain.capabilities().provider) {
+            self.transmit.queue.save_entries();
+            self.receive.queue.save_entries();
+        }
         // SAFETY: called once, by `close` (which forgets self) or by `drop`.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
         let result = handle.close();

@@ -17,6 +17,7 @@ mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
 pub use member::Waker;
+use member::widened;
 pub(crate) use member::{Member, QueueShared};
 pub(crate) use table::Slot;
 
@@ -180,6 +181,8 @@ impl CompletionQueue {
                 domain: domain.clone(),
                 wake_up: AtomicBool::new(false),
                 can_signal: wait_fd.is_some(),
+                has_tags: untagged.is_none(),
+                saved: Mutex::new(VecDeque::new()),
             }),
             table: ManuallyDrop::new(Box::new(Table::new())),
             ready: VecDeque::new(),
@@ -291,6 +294,9 @@ impl CompletionQueue {
     #[cold]
     fn look_closer(&mut self, code: isize) -> Looked {
         if code == NOTHING || code == 0 {
+            if self.take_saved() {
+                return Looked::Away;
+            }
             if self.shared.departed.load(Ordering::Relaxed) == self.departed_seen {
                 if self.sweep_due {
                     self.sweep();
@@ -321,6 +327,19 @@ impl CompletionQueue {
         }
     }
 
+    /// Takes over entries that were read when an endpoint was closed.
+    fn take_saved(&mut self) -> bool {
+        let mut saved = self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = saved.len().min(BATCH);
+        for (to, from) in self.batch.iter_mut().zip(saved.drain(..count)) {
+            *to = from.0;
+        }
+        drop(saved);
+        self.sources.fill(sys::FI_ADDR_UNSPEC);
+        (self.next, self.filled) = (0, count);
+        count > 0
+    }
+
     /// Where the provider writes entries, in the form it has.
     #[inline]
     fn buffer(&mut self) -> *mut c_void {
@@ -345,14 +364,7 @@ impl CompletionQueue {
     fn widen(&mut self) {
         if let Some(entries) = &self.untagged {
             for (to, from) in self.batch.iter_mut().zip(entries.iter()).take(self.filled) {
-                *to = sys::fi_cq_tagged_entry {
-                    op_context: from.op_context,
-                    flags: from.flags,
-                    len: from.len,
-                    buf: from.buf,
-                    data: from.data,
-                    tag: 0,
-                };
+                *to = widened(from);
             }
         }
     }

@@ -2,7 +2,7 @@
 //! receives up.
 
 use super::memory::activate;
-use super::notify::{NOTICE, TAG, has_tags};
+use super::notify::{NOTICE, Notify, TAG, has_tags};
 use crate::{
     Access, Completion, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
     MemoryRegion, Options, Result,
@@ -24,7 +24,8 @@ pub(super) struct Board {
     messages: Option<MemoryRegion>,
     /// Do they have a tag?
     tagged: bool,
-    /// Receives for immediates that are to be posted (again), and whether any are wanted.
+    /// Receives for immediates that are to be posted (again): those that have no buffer, where
+    /// messages go to others.
     missing: usize,
     uses_receives: bool,
     /// Places whose receive is to be posted again.
@@ -42,14 +43,18 @@ pub(super) struct Heard {
 impl Board {
     pub(super) fn new(domain: &Domain, receive_depth: usize) -> Self {
         let uses_receives = domain.capabilities().immediates_consume_receives();
-        let missing = if uses_receives { IMMEDIATES.min(receive_depth.max(1)) } else { 0 };
         let tagged = has_tags(domain.capabilities());
+        let apart = uses_receives && tagged;
+        let missing = if apart { IMMEDIATES.min(receive_depth.max(1)) } else { 0 };
         Self { messages: None, tagged, missing, uses_receives, unposted: Vec::new() }
     }
 
-    /// Messages are expected from now on.
-    pub(super) fn expect_messages(&mut self, endpoint: &Endpoint) -> Result<()> {
-        if self.messages.is_some() {
+    /// A ring told of in this form is about to be opened.
+    pub(super) fn expect(&mut self, endpoint: &Endpoint, form: Notify) -> Result<()> {
+        // An immediate takes the receive that is next, and so does a message: then all of them
+        // need room for one.
+        let is_shared = self.uses_receives && !self.tagged;
+        if self.messages.is_some() || !(is_shared || form == Notify::Message) {
             return Ok(());
         }
         let depth = endpoint.domain().capabilities().receive_depth;
@@ -105,7 +110,9 @@ impl Board {
     pub(super) fn hear(&mut self, completion: &Completion) -> Result<Option<Heard>> {
         match (completion.kind, completion.data) {
             (CompletionKind::RemoteWrite, Some(data)) => {
-                if self.uses_receives && completion.operation.is_some() {
+                if Self::is_ours(completion.token) {
+                    self.unposted.push(completion.token as u16);
+                } else if self.uses_receives && completion.operation.is_some() {
                     self.missing += 1;
                 }
                 Ok(Some(Heard { bits: data as u32, length: completion.length as u64 }))

@@ -185,9 +185,7 @@ impl Port {
 
     /// Before rings of this form are opened.
     fn prepare(&mut self, form: Notify) -> Result<()> {
-        if form == Notify::Message {
-            self.board.expect_messages(&self.endpoint)?;
-        }
+        self.board.expect(&self.endpoint, form)?;
         self.board.refill(&mut self.endpoint, &mut self.queue)
     }
 

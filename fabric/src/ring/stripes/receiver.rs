@@ -120,9 +120,7 @@ impl StripedReceiver {
                 0 => Some(Speaker::new(&endpoint, (form, answer.tagged), peer, &answer.credit)?),
                 _ => None,
             };
-            if form == Notify::Message {
-                board.expect_messages(&endpoint)?;
-            }
+            board.expect(&endpoint, form)?;
             board.refill(&mut endpoint, &mut queue)?;
             let parts = Parts { endpoint, queue, board, outlet: None, speaker };
             running.push(Lane::start(number, parts, sender.clone())?);

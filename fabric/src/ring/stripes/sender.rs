@@ -81,9 +81,7 @@ impl Stripes {
             most = most.min(endpoint.domain().capabilities().max_message_size as u64);
             let (title, form) = (Title { name: 0, generation: 0 }, (offer.notify, offer.tagged));
             let outlet = Outlet::new(&endpoint, peer, terms, form, shape, title)?;
-            if offer.notify == Notify::Message {
-                board.expect_messages(&endpoint)?;
-            }
+            board.expect(&endpoint, offer.notify)?;
             let mut endpoint = endpoint;
             board.refill(&mut endpoint, &mut queue)?;
             let outlet = Some(outlet);
