@@ -1,13 +1,19 @@
 //! The process that reads, compares and reports.
 
+use std::collections::VecDeque;
+use std::time::Duration;
+
 use fabric::ErrorKind;
 use fabric::ring::{ReceiverId, RingOptions, View};
 
 use crate::check::Check;
 use crate::failure::Failure;
 use crate::line::{Look, Order, Reading, Report, RingPlan};
-use crate::message::Message;
+use crate::message::{Dice, Message};
 use crate::station::{Berth, SLICE, Station, gone, is_late};
+
+/// How long to wait for another chunk while some are held: the writer may need their room.
+const BRIEF: Duration = Duration::from_micros(200);
 
 /// A reader.
 struct Reader {
@@ -20,6 +26,13 @@ struct Reader {
     is_flowing: bool,
     /// The message that is next: all before it are reported.
     check: Option<Check>,
+    /// Chunks that were taken and not compared, with so many behind the one that is: a credit
+    /// that is told too early is found out when the writer has written over one.
+    held: VecDeque<View>,
+    most_held: usize,
+    /// One that was compared and is let go of after a later one.
+    late: Option<View>,
+    dice: Dice,
 }
 
 pub fn run(provider: &str, seed: u64) -> Result<(), Failure> {
@@ -32,6 +45,10 @@ pub fn run(provider: &str, seed: u64) -> Result<(), Failure> {
         attempt: 0,
         is_flowing: false,
         check: None,
+        held: VecDeque::new(),
+        most_held: 0,
+        late: None,
+        dice: Dice::new(seed, 0),
     };
     let result = reader.live();
     if let Err(failure) = &result {
@@ -83,6 +100,10 @@ impl Reader {
 
     fn offer(&mut self, attempt: u64, plan: &RingPlan, manner: Reading) -> Result<(), Failure> {
         (self.attempt, self.is_flowing) = (attempt, false);
+        // What is whole for the ring is then reported.
+        self.compare_all()?;
+        self.dice = Dice::new(self.seed, attempt);
+        self.most_held = self.dice.below(5) as usize;
         let whole = self.check.as_ref().map_or(plan.whole, |check| check.message().number);
         if manner == Reading::Anew {
             if let Some(old) = self.berth.take() {
@@ -116,30 +137,48 @@ impl Reader {
     /// Takes what is there, or comes within a while.
     fn read(&mut self) -> Result<(), Failure> {
         let (Some(berth), Some(ring)) = (&mut self.berth, self.ring) else { return Ok(()) };
-        match berth.port.receive(ring, SLICE) {
-            Ok(view) => self.take(view),
-            Err(error) if is_late(&error) => Ok(()),
+        let is_holding = self.late.is_some() || !self.held.is_empty();
+        match berth.port.receive(ring, if is_holding { BRIEF } else { SLICE }) {
+            Ok(view) => {
+                self.held.push_back(view);
+                if self.held.len() > self.most_held { self.compare_first() } else { Ok(()) }
+            }
+            Err(error) if is_late(&error) => self.compare_all(),
             Err(error) if error.kind() == ErrorKind::Closed => {
                 self.is_flowing = false;
                 let messages = berth.port.receiver(ring)?.reader().whole();
+                self.compare_all()?;
                 self.station.report(&Report::Over { messages })
             }
             Err(error) => self.heal::<()>(Err(error)).map(drop),
         }
     }
 
-    fn take(&mut self, view: View) -> Result<(), Failure> {
-        let Some(check) = &mut self.check else { return Ok(()) };
-        check.take(&view)?;
-        if !view.is_last {
-            return Ok(());
+    fn compare_all(&mut self) -> Result<(), Failure> {
+        while !self.held.is_empty() {
+            self.compare_first()?;
         }
-        let Message { number, length, .. } = check.message();
-        let report = Report::Delivered { number, length, sum: check.sum() };
-        check.begin(Message::new(self.seed, number + 1));
-        // Before the writer may learn that it was read: what it forgets, the supervisor knows.
-        self.station.report(&report)?;
-        drop(view);
+        self.late = None;
+        Ok(())
+    }
+
+    /// Compares the chunk that is next, and lets go of it, or of one before it.
+    fn compare_first(&mut self) -> Result<(), Failure> {
+        let (Some(check), Some(view)) = (&mut self.check, self.held.pop_front()) else {
+            return Ok(());
+        };
+        check.take(&view)?;
+        if view.is_last {
+            let Message { number, length, .. } = check.message();
+            let report = Report::Delivered { number, length, sum: check.sum() };
+            check.begin(Message::new(self.seed, number + 1));
+            // Before the writer may learn that it was read: what that one forgets, the
+            // supervisor knows.
+            self.station.report(&report)?;
+        }
+        if self.most_held > 0 && self.dice.percent(25) {
+            self.late = Some(view);
+        }
         Ok(())
     }
 
