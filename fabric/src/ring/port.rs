@@ -275,8 +275,11 @@ impl Port {
     ) -> Result<RingAnswer> {
         let (slate, generation) = (self.slate()?, self.next_generation());
         let sender = find(&mut self.senders, id.0)?;
-        self.closing -= u32::from(sender.owes_end());
-        sender.reopen(&self.endpoint, &slate, peer, offer, generation)
+        let owed_end = sender.owes_end();
+        let answer = sender.reopen(&self.endpoint, &slate, peer, offer, generation)?;
+        // One that is refused still owes it.
+        self.closing -= u32::from(owed_end);
+        Ok(answer)
     }
 
     /// Sixty-five thousand outlets later nothing of an earlier one is on its way.

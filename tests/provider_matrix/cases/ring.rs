@@ -25,6 +25,7 @@ pub const CASES: &[Case] = cases![
     ring_views_outlive_later_ones,
     ring_begins_again_after_a_loss,
     ring_ends_tell_each_other,
+    ring_that_is_refused_again_still_ends,
     ring_misuse_is_refused
 ];
 
@@ -58,13 +59,7 @@ impl World {
         }
         let (sides, parts) = pair.split();
         let mut ports = sides.map(|(endpoint, queue)| Port::new(endpoint, queue));
-        let receiver = match memory {
-            Memory::Host => ports[B].offer(options)?,
-            Memory::Cuda => {
-                let memory = DeviceMemory::new(options.capacity as usize)?;
-                ports[B].offer_over(options, memory)?
-            }
-        };
+        let receiver = offer(&mut ports[B], memory, options)?;
         let terms = travelled::<RingOffer>(&ports[B].terms(receiver)?)?;
         let (sender, answer) = ports[A].accept(parts.peers[A], &terms, longest_payload)?;
         ports[B].connect(receiver, parts.peers[B], &travelled::<RingAnswer>(&answer)?)?;
@@ -161,6 +156,17 @@ impl World {
         let writer = self.ports[A].sender(sender)?.writer();
         ensure!(writer.free() == writer.shape().capacity(), "{writer:?}");
         Ok(())
+    }
+}
+
+/// A ring in memory of this kind.
+fn offer(port: &mut Port, memory: Memory, options: &RingOptions) -> Checked<ReceiverId> {
+    match memory {
+        Memory::Host => Ok(port.offer(options)?),
+        Memory::Cuda => {
+            let memory = DeviceMemory::new(options.capacity as usize)?;
+            Ok(port.offer_over(options, memory)?)
+        }
     }
 }
 
@@ -357,6 +363,35 @@ fn ring_ends_tell_each_other(cell: &Cell) -> Checked {
     let source = world.source(&[1])?;
     let refused = world.ports[A].send(sender, 0, &source.all(), Duration::from_secs(1));
     ensure!(refused.as_ref().is_err_and(|e| e.kind() == ErrorKind::Closed), "{refused:?}");
+    Ok(())
+}
+
+/// The reader is gone, and the writer is asked to go on with an epoch that is over. That is
+/// refused; the reader still has to be told that nothing more comes.
+fn ring_that_is_refused_again_still_ends(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let options = options(notify, CAPACITY, 0);
+    let mut world = World::new(cell, &options, 1000)?;
+    let (sender, receiver) = (world.sender, world.receiver);
+    world.pass(0, 3000)?;
+    world.settle(0, 1)?;
+    let terms = world.ports[B].terms(receiver)?;
+    world.ports[B].close_receiver(receiver)?;
+    world.until("the writer to hear of it", |world| {
+        Ok(world.ports[A].sender(sender)?.broken().is_some())
+    })?;
+    let refused = world.ports[A].accept_again(sender, world.parts.peers[A], &terms);
+    let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::VersionMismatch);
+    ensure!(is_refused, "an epoch that is over was taken");
+    let memory = world.memory;
+    world.until("the ring's number to be free again", |world| {
+        let port = &mut world.ports[B];
+        let other = offer(port, memory, &options)?;
+        let is_free = port.terms(other)?.ring == terms.ring;
+        port.forget(other);
+        Ok(is_free)
+    })?;
+    world.ports[A].drop_sender(sender);
     Ok(())
 }
 
