@@ -25,6 +25,7 @@ pub const CASES: &[Case] = cases![
     ring_views_outlive_later_ones,
     ring_begins_again_after_a_loss,
     ring_ends_tell_each_other,
+    ring_of_a_new_reader_hears_nothing_of_the_old_one,
     ring_that_is_refused_again_still_ends,
     ring_misuse_is_refused
 ];
@@ -363,6 +364,56 @@ fn ring_ends_tell_each_other(cell: &Cell) -> Checked {
     let source = world.source(&[1])?;
     let refused = world.ports[A].send(sender, 0, &source.all(), Duration::from_secs(1));
     ensure!(refused.as_ref().is_err_and(|e| e.kind() == ErrorKind::Closed), "{refused:?}");
+    Ok(())
+}
+
+/// A reader dies, and the writer takes the ring of another one, on the same endpoint. Each counts
+/// its epochs by itself: credit of the old one that was not looked at yet must not count for
+/// the new one, which read nothing.
+fn ring_of_a_new_reader_hears_nothing_of_the_old_one(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let options = options(notify, CAPACITY, 0);
+    let mut world = World::new(cell, &options, 1000)?;
+    let source = world.source(&pattern(7, 3000))?;
+    let write = |world: &mut World| {
+        let sender = world.sender;
+        let mut message = world.ports[A].begin(sender, 3, 3000)?;
+        world.until("a message to be written", |world| {
+            world.ports[A].push(sender, &mut message, &source.all())?;
+            Ok(message.is_written() && world.ports[A].sender(sender)?.unfinished() == 0)
+        })
+    };
+    write(&mut world)?;
+    // Read and told, while the writer looks away.
+    let end = Instant::now() + patience();
+    let mut chunks = 0;
+    while chunks < 3 || world.ports[B].receiver(world.receiver)?.has_untold() {
+        chunks += usize::from(world.ports[B].take(world.receiver)?.is_some());
+        let _ = world.ports[B].turn()?;
+        world.ports[B].tell_all(true);
+        ensure!(Instant::now() < end, "{chunks} chunks came");
+    }
+    world.ports[A].drop_sender(world.sender);
+    world.ports[B].forget(world.receiver);
+    // Of an epoch has a notice four bits: the sixteenth from now on looks like the first.
+    for _ in 1..16 {
+        let passing = offer(&mut world.ports[B], world.memory, &options)?;
+        world.ports[B].forget(passing);
+    }
+    world.receiver = offer(&mut world.ports[B], world.memory, &options)?;
+    let terms = world.ports[B].terms(world.receiver)?;
+    ensure!(terms.epoch == 17, "{terms:?}");
+    let peers = world.parts.peers;
+    let (sender, answer) = world.ports[A].accept(peers[A], &terms, 1000)?;
+    world.sender = sender;
+    world.ports[B].connect(world.receiver, peers[B], &answer)?;
+    write(&mut world)?;
+    let end = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < end {
+        world.turn()?;
+    }
+    let writer = world.ports[A].sender(sender)?.writer();
+    ensure!(writer.known_head() == 0, "credit of another reader was believed: {writer:?}");
     Ok(())
 }
 
