@@ -153,13 +153,16 @@ impl Berth {
         }
     }
 
-    /// Closes the endpoint. With it the memory is let go of that its transfers held.
+    /// Closes the endpoint. With it the memory is let go of that its transfers held, and only
+    /// after it that of its ring: of a dead writer something may still be in a socket.
     pub fn close(self) -> Result<(), Failure> {
-        let (endpoint, queue) = self.port.into_parts();
-        endpoint.close()?;
+        // Its endpoint has a share of it, so it is closed after that, and before the queue.
         drop(self.addresses);
-        drop(queue);
-        Ok(())
+        drop(self.port);
+        match fabric::failed_closes() {
+            0 => Ok(()),
+            count => Err(Failure::Found(format!("{count} objects could not be closed"))),
+        }
     }
 }
 
