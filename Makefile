@@ -9,7 +9,7 @@ setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint doc test-unit test-matrix test-matrix-2x \
-	test-verbs bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
+	test-verbs soak bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test-matrix-2x: ## The provider matrix on libfabric 2.x only
 
 test-verbs: ## The verbs cells only, in a virtual machine with an RDMA device
 	@scripts/matrix verbs verbs-2x
+
+soak: ## Kill the processes at a ring's ends for MINUTES (10), and check every byte
+	@MINUTES=$(or $(MINUTES),10) scripts/soak
 
 bench-fabric: ## Measure the fabric layer against the same written in C
 	@$(setup) && scripts/bench-fabric

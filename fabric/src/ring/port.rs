@@ -105,6 +105,10 @@ pub struct Port {
     /// one that comes late to memory that is gone would break the connection.
     slate: Option<MemoryRegion>,
     generation: u16,
+    /// The name of the next sender, if it is free. All take their turns: readers count epochs
+    /// each by itself, so credit that is late could not be told from that of another reader
+    /// whose ring has the same name.
+    next_name: u16,
     epoch: u32,
     /// Notices for rings that there are none of.
     strangers: u64,
@@ -128,6 +132,7 @@ impl Port {
             closing: 0,
             slate: None,
             generation: 0,
+            next_name: 0,
             epoch: 0,
             strangers: 0,
             others: VecDeque::new(),
@@ -159,7 +164,7 @@ impl Port {
     /// `InvalidArgument` for a capacity that no ring has; `NotSupported` where the provider
     /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings.
     pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers)?, self.next_epoch());
+        let (ring, epoch) = (free_place(&self.receivers, 0)?, self.next_epoch());
         let receiver = RingReceiver::open(&self.endpoint, ring, epoch, options)?;
         self.keep_receiver(ring, receiver)
     }
@@ -169,7 +174,7 @@ impl Port {
     /// # Errors
     /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
     pub fn offer_over(&mut self, options: &RingOptions, memory: impl Memory) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers)?, self.next_epoch());
+        let (ring, epoch) = (free_place(&self.receivers, 0)?, self.next_epoch());
         let receiver = RingReceiver::open_over(&self.endpoint, ring, epoch, options, memory)?;
         self.keep_receiver(ring, receiver)
     }
@@ -222,12 +227,13 @@ impl Port {
         offer: &RingOffer,
         longest_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
-        let (name, slate) = (free_place(&self.senders)?, self.slate()?);
+        let (name, slate) = (free_place(&self.senders, self.next_name)?, self.slate()?);
         let title = Title { name, generation: self.next_generation() };
         let (sender, answer) =
             RingSender::open(&self.endpoint, &slate, peer, offer, title, longest_payload)?;
         self.prepare(offer.notify)?;
         put(&mut self.senders, name, sender);
+        self.next_name = (name + 1) % RINGS;
         self.restless += u32::from(offer.notify != Notify::Immediate);
         Ok((SenderId(name), answer))
     }
@@ -273,8 +279,11 @@ impl Port {
     ) -> Result<RingAnswer> {
         let (slate, generation) = (self.slate()?, self.next_generation());
         let sender = find(&mut self.senders, id.0)?;
-        self.closing -= u32::from(sender.owes_end());
-        sender.reopen(&self.endpoint, &slate, peer, offer, generation)
+        let owed_end = sender.owes_end();
+        let answer = sender.reopen(&self.endpoint, &slate, peer, offer, generation)?;
+        // One that is refused still owes it.
+        self.closing -= u32::from(owed_end);
+        Ok(answer)
     }
 
     /// Sixty-five thousand outlets later nothing of an earlier one is on its way.
@@ -422,7 +431,7 @@ impl Port {
     }
 
     fn settle_sender(&mut self, name: u16) -> bool {
-        let Ok(sender) = find(&mut self.senders, name) else { return false };
+        let Some(Some(sender)) = self.senders.get_mut(usize::from(name)) else { return false };
         match sender.settle(&mut self.endpoint, &mut self.queue) {
             Ok(has_moved) => has_moved,
             Err(error) => {
@@ -767,16 +776,13 @@ impl Wait {
     }
 }
 
-/// A place that no ring has.
-fn free_place<T>(places: &[Option<T>]) -> Result<u16> {
-    let free = places.iter().position(Option::is_none).unwrap_or(places.len());
-    match u16::try_from(free) {
-        Ok(free) if free < RINGS => Ok(free),
-        _ => {
-            let detail = format!("{RINGS} rings end on this endpoint");
-            Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail))
-        }
-    }
+/// A place that no ring has: the first from this one on, around the end.
+fn free_place<T>(places: &[Option<T>], from: u16) -> Result<u16> {
+    let is_free = |place: &u16| places.get(usize::from(*place)).is_none_or(|ring| ring.is_none());
+    (from..RINGS).chain(0..from).find(is_free).ok_or_else(|| {
+        let detail = format!("{RINGS} rings end on this endpoint");
+        Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
+    })
 }
 
 fn put<T>(places: &mut Vec<Option<Box<T>>>, place: u16, ring: T) {

@@ -27,6 +27,8 @@ pub const CASES: &[Case] = cases![
     ring_views_outlive_later_ones,
     ring_begins_again_after_a_loss,
     ring_ends_tell_each_other,
+    ring_of_a_new_reader_hears_nothing_of_the_old_one,
+    ring_that_is_refused_again_still_ends,
     ring_misuse_is_refused,
     ring_over_lanes
 ];
@@ -70,13 +72,7 @@ impl World {
         }
         let (sides, parts) = pair.split();
         let mut ports = sides.map(|(endpoint, queue)| Port::new(endpoint, queue));
-        let receiver = match memory {
-            Memory::Host => ports[B].offer(options)?,
-            Memory::Cuda => {
-                let memory = DeviceMemory::new(options.capacity as usize)?;
-                ports[B].offer_over(options, memory)?
-            }
-        };
+        let receiver = offer(&mut ports[B], memory, options)?;
         let terms = travelled::<RingOffer>(&ports[B].terms(receiver)?)?;
         let (sender, answer) = ports[A].accept(parts.peers[A], &terms, longest_payload)?;
         ports[B].connect(receiver, parts.peers[B], &travelled::<RingAnswer>(&answer)?)?;
@@ -173,6 +169,17 @@ impl World {
         let writer = self.ports[A].sender(sender)?.writer();
         ensure!(writer.free() == writer.shape().capacity(), "{writer:?}");
         Ok(())
+    }
+}
+
+/// A ring in memory of this kind.
+fn offer(port: &mut Port, memory: Memory, options: &RingOptions) -> Checked<ReceiverId> {
+    match memory {
+        Memory::Host => Ok(port.offer(options)?),
+        Memory::Cuda => {
+            let memory = DeviceMemory::new(options.capacity as usize)?;
+            Ok(port.offer_over(options, memory)?)
+        }
     }
 }
 
@@ -384,6 +391,85 @@ fn ring_ends_tell_each_other(cell: &Cell) -> Checked {
     let source = world.source(&[1])?;
     let refused = world.ports[A].send(sender, 0, &source.all(), Duration::from_secs(1));
     ensure!(refused.as_ref().is_err_and(|e| e.kind() == ErrorKind::Closed), "{refused:?}");
+    Ok(())
+}
+
+/// A reader dies, and the writer takes the ring of another one, on the same endpoint. Each counts
+/// its epochs by itself: credit of the old one that was not looked at yet must not count for
+/// the new one, which read nothing.
+fn ring_of_a_new_reader_hears_nothing_of_the_old_one(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let options = options(notify, CAPACITY, 0);
+    let mut world = World::new(cell, &options, 1000)?;
+    let source = world.source(&pattern(7, 3000))?;
+    let write = |world: &mut World| {
+        let sender = world.sender;
+        let mut message = world.ports[A].begin(sender, 3, 3000)?;
+        world.until("a message to be written", |world| {
+            world.ports[A].push(sender, &mut message, &source.all())?;
+            Ok(message.is_written() && world.ports[A].sender(sender)?.unfinished() == 0)
+        })
+    };
+    write(&mut world)?;
+    // Read and told, while the writer looks away.
+    let end = Instant::now() + patience();
+    let mut chunks = 0;
+    while chunks < 3 || world.ports[B].receiver(world.receiver)?.has_untold() {
+        chunks += usize::from(world.ports[B].take(world.receiver)?.is_some());
+        let _ = world.ports[B].turn()?;
+        world.ports[B].tell_all(true);
+        ensure!(Instant::now() < end, "{chunks} chunks came");
+    }
+    world.ports[A].drop_sender(world.sender);
+    world.ports[B].forget(world.receiver);
+    // Of an epoch has a notice four bits: the sixteenth from now on looks like the first.
+    for _ in 1..16 {
+        let passing = offer(&mut world.ports[B], world.memory, &options)?;
+        world.ports[B].forget(passing);
+    }
+    world.receiver = offer(&mut world.ports[B], world.memory, &options)?;
+    let terms = world.ports[B].terms(world.receiver)?;
+    ensure!(terms.epoch == 17, "{terms:?}");
+    let peers = world.parts.peers;
+    let (sender, answer) = world.ports[A].accept(peers[A], &terms, 1000)?;
+    world.sender = sender;
+    world.ports[B].connect(world.receiver, peers[B], &answer)?;
+    write(&mut world)?;
+    let end = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < end {
+        world.turn()?;
+    }
+    let writer = world.ports[A].sender(sender)?.writer();
+    ensure!(writer.known_head() == 0, "credit of another reader was believed: {writer:?}");
+    Ok(())
+}
+
+/// The reader is gone, and the writer is asked to go on with an epoch that is over. That is
+/// refused; the reader still has to be told that nothing more comes.
+fn ring_that_is_refused_again_still_ends(cell: &Cell) -> Checked {
+    let notify = best(cell)?;
+    let options = options(notify, CAPACITY, 0);
+    let mut world = World::new(cell, &options, 1000)?;
+    let (sender, receiver) = (world.sender, world.receiver);
+    world.pass(0, 3000)?;
+    world.settle(0, 1)?;
+    let terms = world.ports[B].terms(receiver)?;
+    world.ports[B].close_receiver(receiver)?;
+    world.until("the writer to hear of it", |world| {
+        Ok(world.ports[A].sender(sender)?.broken().is_some())
+    })?;
+    let refused = world.ports[A].accept_again(sender, world.parts.peers[A], &terms);
+    let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::VersionMismatch);
+    ensure!(is_refused, "an epoch that is over was taken");
+    let memory = world.memory;
+    world.until("the ring's number to be free again", |world| {
+        let port = &mut world.ports[B];
+        let other = offer(port, memory, &options)?;
+        let is_free = port.terms(other)?.ring == terms.ring;
+        port.forget(other);
+        Ok(is_free)
+    })?;
+    world.ports[A].drop_sender(sender);
     Ok(())
 }
 

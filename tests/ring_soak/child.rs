@@ -1,0 +1,197 @@
+//! A process that the supervisor started, and what the system knows of it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child as Process, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::line::{Line, Look, Order, Report};
+
+/// How long a process that was told to end may take.
+const FAREWELL: Duration = Duration::from_secs(20);
+/// From one look at its memory to the next.
+const BETWEEN_SAMPLES: Duration = Duration::from_millis(100);
+/// So much may a process's memory differ between two parts of its life: rings of several sizes,
+/// of which some of earlier epochs are kept until the endpoint is closed.
+const SLACK: u64 = 48 << 10;
+
+/// A child. Dropping it kills it.
+#[derive(Debug)]
+pub struct Child {
+    role: &'static str,
+    process: Process,
+    line: Line<Report>,
+    born: Instant,
+    /// When, and kibibytes that were resident.
+    samples: Vec<(Instant, u64)>,
+    /// Connections that it saw.
+    pub epochs: u64,
+}
+
+impl Child {
+    pub fn start(role: &'static str, provider: &str, seed: u64) -> Result<Self, Failure> {
+        let system = |error| Failure::System("starting a process", error);
+        let (here, there) = UnixStream::pair().map_err(system)?;
+        let process = Command::new("/proc/self/exe")
+            .args([role, provider, &seed.to_string()])
+            // Debian's libfabric 1.17 leaves a trace of each crash where the process runs.
+            .current_dir(std::env::temp_dir())
+            .stdin(Stdio::from(OwnedFd::from(there)))
+            .spawn()
+            .map_err(system)?;
+        let (line, born) = (Line::new(here)?, Instant::now());
+        Ok(Self { role, process, line, born, samples: Vec::new(), epochs: 0 })
+    }
+
+    pub fn line(&self) -> &Line<Report> {
+        &self.line
+    }
+
+    pub fn tell(&mut self, order: &Order) -> Result<(), Failure> {
+        // Whether anybody is there to hear it, the next look tells.
+        self.line.send(order).map(drop)
+    }
+
+    /// The next report. A process that is gone is an error here: those that are killed are not
+    /// asked any more.
+    pub fn report(&mut self) -> Result<Option<Report>, Failure> {
+        match self.line.look(Duration::ZERO)? {
+            Look::Frame(report) => Ok(Some(report)),
+            Look::Nothing => Ok(None),
+            Look::Closed => {
+                let role = self.role;
+                let status = self.exit_status()?;
+                Err(Failure::Found(format!("the {role} ended by itself: {status:?}")))
+            }
+        }
+    }
+
+    /// Kills it, at whatever instruction it is.
+    pub fn kill(&mut self) -> Result<(), Failure> {
+        self.process.kill().map_err(|error| Failure::System("killing a process", error))
+    }
+
+    /// What it said before it was killed. All of it: the process is gone by then.
+    pub fn last_words(&mut self) -> Result<Vec<Report>, Failure> {
+        self.process.wait().map_err(|error| Failure::System("waiting for a process", error))?;
+        tidy(self.process.id());
+        let mut reports = Vec::new();
+        loop {
+            match self.line.look(Duration::ZERO)? {
+                Look::Frame(report) => reports.push(report),
+                Look::Nothing => {}
+                Look::Closed => return Ok(reports),
+            }
+        }
+    }
+
+    /// Tells it to end, and waits for that.
+    pub fn end(&mut self) -> Result<(), Failure> {
+        self.tell(&Order::End)?;
+        match self.exit_status()? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(Failure::Found(format!("the {}'s end: {status}", self.role))),
+            None => Err(Failure::Stuck(format!("the {} did not end", self.role))),
+        }
+    }
+
+    fn exit_status(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        let end = Instant::now() + FAREWELL;
+        loop {
+            let status = self.process.try_wait();
+            let status = status.map_err(|e| Failure::System("waiting for a process", e))?;
+            if status.is_some() || Instant::now() >= end {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Looks at its memory, now and then.
+    pub fn sample(&mut self) {
+        let is_due = self.samples.last().is_none_or(|(at, _)| at.elapsed() >= BETWEEN_SAMPLES);
+        // What it is before its first ring says nothing.
+        if is_due && self.epochs > 0 {
+            let resident = of_status(self.process.id(), "VmRSS:");
+            self.samples.extend(resident.map(|kib| (Instant::now(), kib)));
+        }
+    }
+
+    /// How its memory was over its life.
+    pub fn memory(&self) -> Memory {
+        let lived = self.born.elapsed();
+        let peak_between = |from: u32, until: u32| {
+            let part = self.born + lived * from / 4..self.born + lived * until / 4;
+            let samples = self.samples.iter().filter(|(at, _)| part.contains(at));
+            samples.map(|(_, kib)| *kib).max().unwrap_or(0)
+        };
+        Memory {
+            seconds: lived.as_secs(),
+            epochs: self.epochs,
+            first_kib: self.samples.first().map_or(0, |(_, kib)| *kib),
+            second_quarter_peak_kib: peak_between(1, 2),
+            last_quarter_peak_kib: peak_between(3, 4),
+            last_kib: self.samples.last().map_or(0, |(_, kib)| *kib),
+        }
+    }
+
+    /// What the system says that it does: for one that is stuck.
+    pub fn whereabouts(&self) -> String {
+        let number = self.process.id();
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/{number}/{name}"));
+            text.map_or_else(|error| error.to_string(), |text| text.trim().to_owned())
+        };
+        let stat = read("stat");
+        format!("{} {number}: stat {stat}, wchan {}", self.role, read("wchan"))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        tidy(self.process.id());
+    }
+}
+
+/// Removes what shm leaves in /dev/shm of a process that is killed.
+fn tidy(number: u32) {
+    let prefixes = [format!("{number}-"), format!("{number}:")];
+    for entry in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A number of kibibytes from a process's status.
+fn of_status(process: u32, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// What of a process was resident, in kibibytes. Peaks are compared, since the rings come in
+/// all sizes.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Memory {
+    pub seconds: u64,
+    pub epochs: u64,
+    first_kib: u64,
+    second_quarter_peak_kib: u64,
+    last_quarter_peak_kib: u64,
+    last_kib: u64,
+}
+
+impl Memory {
+    /// Did it not grow, once everything had been used for a while?
+    pub fn is_flat(&self) -> bool {
+        self.last_quarter_peak_kib <= self.second_quarter_peak_kib.max(self.first_kib) + SLACK
+    }
+}

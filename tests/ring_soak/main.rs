@@ -1,0 +1,108 @@
+//! The ring's soak test: messages go through a ring while the processes at its ends are killed,
+//! started again, and connected anew, and each comes exactly once, in order, whole.
+//!
+//! Three processes of this program take part. A *supervisor* starts a *writer* and a *reader*,
+//! and deals with them through a socket each. The writer writes messages 0, 1, 2, …, whose
+//! lengths and bytes follow from a seed and their numbers. The reader compares every byte, and
+//! reports a message to the supervisor before it gives its last chunk back. A message counts as
+//! delivered exactly when that report has come: one that a reader took and did not report died
+//! with it, and comes again. The supervisor is what keeps its memory; it kills writer, reader or
+//! both at random moments, tells who is left, and lets the ring go on from the first message
+//! that was not delivered: in a new epoch of the same ring, or as a new ring, on the same
+//! endpoints or on new ones. It also makes both give up a connection that is in good order.
+//!
+//! A message that is left out, comes twice, or has a wrong byte is a failure, and so is a
+//! process that ends by itself, an error that nobody caused, or half a minute without anything.
+//!
+//! ```text
+//! ring_soak [--seconds N] [--seed N] [--provider NAME]…
+//! ```
+//!
+//! Providers take turns, each for its share of the time. At the end of each turn the ring is
+//! closed, and one line of JSON says what was done.
+#![allow(missing_docs, unreachable_pub)]
+
+mod check;
+mod child;
+mod events;
+mod failure;
+mod judge;
+mod line;
+mod message;
+mod reader;
+mod station;
+mod supervisor;
+mod writer;
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use failure::Failure;
+
+struct Arguments {
+    seconds: u64,
+    seed: u64,
+    providers: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let result = match words[..] {
+        ["writer", provider, seed] => number(seed).and_then(|seed| writer::run(provider, seed)),
+        ["reader", provider, seed] => number(seed).and_then(|seed| reader::run(provider, seed)),
+        _ => understand(&words).and_then(|arguments| soak(&arguments)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("ring_soak: {failure}");
+            ExitCode::from(if matches!(failure, Failure::Usage(_)) { 2 } else { 1 })
+        }
+    }
+}
+
+fn understand(words: &[&str]) -> Result<Arguments, Failure> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seed = now.as_nanos() as u64 % 1_000_000_000;
+    let mut arguments = Arguments { seconds: 60, seed, providers: Vec::new() };
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let value = words.next().ok_or_else(|| Failure::Usage(format!("{word} wants a value")))?;
+        match *word {
+            "--seconds" => arguments.seconds = number(value)?,
+            "--seed" => arguments.seed = number(value)?,
+            "--provider" => arguments.providers.push((*value).to_owned()),
+            other => return Err(Failure::Usage(format!("\"{other}\"; see the top of main.rs"))),
+        }
+    }
+    Ok(arguments)
+}
+
+fn number(text: &str) -> Result<u64, Failure> {
+    text.parse().map_err(|_| Failure::Usage(format!("\"{text}\" is no number")))
+}
+
+/// All providers, one after the other. One that fails does not keep the others from running.
+fn soak(arguments: &Arguments) -> Result<(), Failure> {
+    let providers = station::providers(&arguments.providers);
+    if providers.is_empty() {
+        return Err(Failure::Usage("no provider that rings run on".to_owned()));
+    }
+    println!("seed {}, {} s on {}", arguments.seed, arguments.seconds, providers.join(", "));
+    let share = Duration::from_secs(arguments.seconds) / providers.len() as u32;
+    let mut failed = Vec::new();
+    for provider in &providers {
+        let (result, failure) = supervisor::run(provider, arguments.seed, share)?;
+        println!("{result}");
+        if let Some(failure) = failure {
+            eprintln!("ring_soak: {provider}: {failure}");
+            failed.push(provider.as_str());
+        }
+    }
+    if failed.is_empty() {
+        return Ok(());
+    }
+    let (failed, seed) = (failed.join(", "), arguments.seed);
+    Err(Failure::Found(format!("failed on {failed}; --seed {seed} begins the same")))
+}

@@ -1,0 +1,112 @@
+//! What the messages are: lengths and bytes follow from the seed and the number.
+
+use fabric::{MemoryRegion, Result};
+
+/// Bytes of the longest message.
+pub const LONGEST: u64 = 256 << 20;
+/// Bytes that are made or compared at a time: they stay in the first-level cache.
+pub const PIECE: usize = 16 << 10;
+/// Bytes of the words that payload is made of.
+pub const WORD: usize = 8;
+/// From one word to the next. Odd, so that no two of a message are the same.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Numbers that look random and follow from a seed.
+#[derive(Debug, Clone)]
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64, number: u64) -> Self {
+        let mut dice = Self(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
+        dice.next();
+        dice
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(STEP);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// Below `end`, which is not 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    /// So often in a hundred.
+    pub fn percent(&mut self, often: u64) -> bool {
+        self.below(100) < often
+    }
+
+    /// Between two powers of two: each power is as likely as any other, and within one each
+    /// number.
+    pub fn between_powers(&mut self, low: u32, high: u32) -> u64 {
+        let power = low + self.below(u64::from(high - low)) as u32;
+        (1 << power) + self.below((1 << power) + 1)
+    }
+
+    pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+/// One message.
+#[derive(Debug, Clone, Copy)]
+pub struct Message {
+    pub number: u64,
+    pub length: u64,
+    pub topic: u32,
+    key: u64,
+}
+
+impl Message {
+    /// Mostly a few bytes to some kilobytes, now and then nothing, megabytes, or very much.
+    pub fn new(seed: u64, number: u64) -> Self {
+        let mut dice = Dice::new(seed, number);
+        let key = dice.next();
+        let length = match dice.below(10_000) {
+            0..200 => 0,
+            200..9700 => dice.between_powers(0, 16),
+            9700..9995 => dice.between_powers(16, 24),
+            _ => dice.between_powers(24, 28),
+        };
+        Self { number, length, topic: dice.next() as u32, key }
+    }
+
+    /// The word at an offset, counted in words.
+    fn word(&self, index: u64) -> u64 {
+        self.key.wrapping_add(index.wrapping_mul(STEP))
+    }
+
+    /// Words of the message, from this one on.
+    pub fn words(&self, first: u64, into: &mut [u8]) {
+        let mut word = self.word(first);
+        for place in into.chunks_exact_mut(WORD) {
+            place.copy_from_slice(&word.to_le_bytes());
+            word = word.wrapping_add(STEP);
+        }
+    }
+
+    /// Writes the payload into memory, from this offset on.
+    pub fn fill(&self, region: &MemoryRegion, offset: usize) -> Result<()> {
+        let mut piece = [0; PIECE];
+        let mut at = 0;
+        while at < self.length as usize {
+            let length = (self.length as usize - at).min(PIECE);
+            self.words((at / WORD) as u64, &mut piece[..length.next_multiple_of(WORD)]);
+            region.write(offset + at, &piece[..length])?;
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// The sum of its words, the last one filled up with zeros: without looking at any, since
+    /// they are an arithmetic progression.
+    pub fn sum(&self) -> u64 {
+        let (whole, rest) = (self.length / WORD as u64, self.length % WORD as u64);
+        let pairs = whole * whole.saturating_sub(1) / 2;
+        let tail = self.word(whole) & ((1 << (8 * rest)) - 1);
+        whole.wrapping_mul(self.key).wrapping_add(pairs.wrapping_mul(STEP)).wrapping_add(tail)
+    }
+}
