@@ -73,8 +73,7 @@ pub struct RingReceiver {
     reader: Reader,
     form: Notify,
     memory: Arc<RingMemory>,
-    /// Memory of epochs that are over: a late write may still land there, for as long as the
-    /// connection that it came by is not known to be closed.
+    /// Memory of epochs that are over: a late write may still land there.
     past: Vec<Arc<RingMemory>>,
     /// Tells what was released, once the writer said where to.
     writer: Option<Speaker>,
@@ -192,8 +191,7 @@ impl RingReceiver {
 
     /// After the connection was lost: a later epoch, in fresh memory with fresh keys. Messages
     /// that came in part are forgotten, and come again. What was written by the old
-    /// connection and comes late lands in the old memory, which is kept until
-    /// [`forget_past`](Self::forget_past).
+    /// connection and comes late lands in the old memory, which is kept for that.
     pub(super) fn reopen(&mut self, endpoint: &Endpoint, epoch: u32) -> Result<()> {
         let kind = self.memory.region.kind();
         if kind.is_device() {
@@ -230,10 +228,24 @@ impl RingReceiver {
         self.broken = None;
     }
 
-    /// The connections of all earlier epochs are closed, or known to have nothing on its way:
-    /// lets go of their memory.
-    pub fn forget_past(&mut self) {
-        self.past.clear();
+    /// The memory of epochs that are over; and, unless the writer has said that nothing more
+    /// comes, that of this one: something may still be on its way there.
+    pub(super) fn into_graves(mut self) -> Vec<Arc<RingMemory>> {
+        if !self.is_drained() {
+            self.past.push(self.memory);
+        }
+        self.past
+    }
+
+    /// Did the writer say that nothing more comes, and is all of it here? A reader that looks
+    /// hears nothing, and a ring that is broken cannot be believed.
+    fn is_drained(&self) -> bool {
+        self.form != Notify::Polling && self.broken.is_none() && self.is_over()
+    }
+
+    /// Bytes of the memory of epochs that are over.
+    pub(super) fn past(&self) -> u64 {
+        self.past.iter().map(|memory| memory.shape.capacity()).sum()
     }
 
     /// A notice came that may be meant for this ring.
@@ -402,6 +414,11 @@ impl RingReceiver {
     #[must_use]
     pub fn reader(&self) -> &Reader {
         &self.reader
+    }
+
+    /// The same, with all that belongs to it.
+    pub(super) fn memory(&self) -> Arc<RingMemory> {
+        Arc::clone(&self.memory)
     }
 
     /// The ring's memory, of this epoch.

@@ -64,6 +64,8 @@ pub struct RingSender {
     outlet: Outlet,
     /// Where credit is looked for, if nobody tells of it.
     credit: Option<MemoryRegion>,
+    /// The same of earlier epochs.
+    past_credit: Vec<MemoryRegion>,
     statistics: SenderStatistics,
     blocked_since: Option<Instant>,
     /// Why nothing more can be written.
@@ -95,6 +97,7 @@ impl RingSender {
             form: offer.notify,
             outlet,
             credit,
+            past_credit: Vec::new(),
             statistics: SenderStatistics::default(),
             blocked_since: None,
             broken: None,
@@ -132,7 +135,8 @@ impl RingSender {
         let Connected { outlet, credit, answer } =
             connect(endpoint, slate, peer, offer, shape, title)?;
         self.writer.restart(offer.epoch, offer.whole);
-        (self.outlet, self.credit) = (outlet, credit);
+        self.past_credit.extend(std::mem::replace(&mut self.credit, credit));
+        self.outlet = outlet;
         (self.broken, self.owes_end) = (None, false);
         self.end_block();
         Ok(answer)
@@ -287,6 +291,11 @@ impl RingSender {
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
         self.broken.as_ref()
+    }
+
+    /// The memory that credit is looked for in: the reader may still write it.
+    pub(super) fn into_credit(self) -> Vec<MemoryRegion> {
+        self.past_credit.into_iter().chain(self.credit).collect()
     }
 
     /// The next message that the reader let go of: its memory is free.

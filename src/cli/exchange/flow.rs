@@ -200,10 +200,8 @@ impl Side {
     }
 
     fn finish(self) -> Result<(), Failure> {
-        let (endpoint, queue) = self.port.into_parts();
         self.vigil.end()?;
-        endpoint.close()?;
-        drop(queue);
+        self.port.close()?;
         crate::cli::process::stop_watching();
         Ok(())
     }

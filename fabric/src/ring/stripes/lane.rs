@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::super::board::{Board, Heard};
+use super::super::memory::RingMemory;
 use super::super::outlet::{Outlet, named};
 use super::super::speaker::{LAST, Speaker};
 use super::super::writer::Chunk;
@@ -54,7 +55,7 @@ pub(super) enum Event {
     Failed(Error),
 }
 
-/// What a lane's thread owns.
+/// What a lane's thread owns. In this order: memory that peers write goes after the endpoint.
 pub(super) struct Parts {
     pub(super) endpoint: Endpoint,
     pub(super) queue: CompletionQueue,
@@ -63,6 +64,10 @@ pub(super) struct Parts {
     pub(super) outlet: Option<Outlet>,
     /// For notices, at a reader.
     pub(super) speaker: Option<Speaker>,
+    /// What peers write to through this endpoint: it stays, even if the thread has to be left
+    /// behind.
+    #[allow(dead_code)] // held, never read
+    pub(super) kept: (MemoryRegion, Option<Arc<RingMemory>>),
 }
 
 /// What a lane's owner has of it.

@@ -24,12 +24,12 @@ const LOOK: Duration = Duration::from_millis(20);
 /// [`Stripes::receiver`].
 #[derive(Debug)]
 pub struct StripedReceiver {
-    receiver: RingReceiver,
+    // Before the memory that peers write.
     state: State,
+    receiver: RingReceiver,
     slates: Vec<MemoryRegion>,
     /// Credit that no lane has taken.
     unsent: Option<u32>,
-    /// Last: views of the ring's memory may be alive when the lanes end.
     broken: Option<Error>,
 }
 
@@ -114,7 +114,7 @@ impl StripedReceiver {
         let mut running = Vec::with_capacity(lanes.len());
         for (number, (lane, peer)) in lanes.into_iter().zip(peers).enumerate() {
             let mut board = lane.board();
-            let Opened { mut endpoint, mut queue, .. } = lane;
+            let Opened { mut endpoint, mut queue, slate, .. } = lane;
             // The answer is for the first lane: by that one credit is told.
             let speaker = match number {
                 0 => Some(Speaker::new(&endpoint, (form, answer.tagged), peer, &answer.credit)?),
@@ -122,7 +122,8 @@ impl StripedReceiver {
             };
             board.expect(&endpoint, form)?;
             board.refill(&mut endpoint, &mut queue)?;
-            let parts = Parts { endpoint, queue, board, outlet: None, speaker };
+            let kept = (slate, Some(self.receiver.memory()));
+            let parts = Parts { endpoint, queue, board, outlet: None, speaker, kept };
             running.push(Lane::start(number, parts, sender.clone())?);
         }
         self.state = State::Running { lanes: running, events };

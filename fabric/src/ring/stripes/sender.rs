@@ -14,7 +14,7 @@ use super::lane::{Event, JOBS, Job, Lane, Parts};
 use super::spread::Spread;
 use super::{Opened, StripedSlice, Stripes};
 use crate::waiting::Deadline;
-use crate::{Address, Error, ErrorKind, MemoryRegion, Result};
+use crate::{Address, Error, ErrorKind, Result};
 
 /// Chunks that a lane may have on its way.
 const DEPTH: u64 = 4;
@@ -36,9 +36,6 @@ pub struct StripedSender {
     blocked_since: Option<Instant>,
     broken: Option<Error>,
     is_done_said: bool,
-    /// Where credit is written, for as long as the lanes live.
-    #[allow(dead_code)] // held, never read
-    slate: MemoryRegion,
 }
 
 impl Stripes {
@@ -66,7 +63,7 @@ impl Stripes {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring", detail));
         }
-        let slate = self.lanes[0].slate.clone();
+        let slate = &self.lanes[0].slate;
         let tagged = has_tags(slate.domain().capabilities());
         let answer = RingAnswer { name: 0, epoch: offer.epoch, tagged, credit: slate.describe()? };
         let events_held = peers.len() * JOBS * 4 + 1024;
@@ -77,7 +74,7 @@ impl Stripes {
             self.lanes.into_iter().zip(peers).zip(&offer.lanes).enumerate()
         {
             let mut board = lane.board();
-            let Opened { endpoint, mut queue, .. } = lane;
+            let Opened { endpoint, mut queue, slate, .. } = lane;
             most = most.min(endpoint.domain().capabilities().max_message_size as u64);
             let (title, form) = (Title { name: 0, generation: 0 }, (offer.notify, offer.tagged));
             let outlet = Outlet::new(&endpoint, peer, terms, form, shape, title)?;
@@ -85,7 +82,8 @@ impl Stripes {
             let mut endpoint = endpoint;
             board.refill(&mut endpoint, &mut queue)?;
             let outlet = Some(outlet);
-            let parts = Parts { endpoint, queue, board, outlet, speaker: None };
+            let kept = (slate, None);
+            let parts = Parts { endpoint, queue, board, outlet, speaker: None, kept };
             lanes.push(Lane::start(number, parts, sender.clone())?);
         }
         let longest = longest_payload.min(most.saturating_sub(HEADER)).max(1);
@@ -102,7 +100,6 @@ impl Stripes {
             blocked_since: None,
             broken: None,
             is_done_said: false,
-            slate,
         };
         Ok((sender, answer))
     }

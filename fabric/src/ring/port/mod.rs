@@ -4,6 +4,11 @@
 //! it to the ring that it concerns. The calls that wait do it by turns, so that all rings of
 //! the port go on meanwhile. One thread, no lock; a [`Worker`](crate::Worker) can own a port.
 
+mod closing;
+mod waiting;
+
+pub use closing::Graves;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -12,12 +17,11 @@ use super::immediate::{Immediate, Notice, RINGS};
 use super::memory::View;
 use super::notify::Notify;
 use super::outlet::{Title, named};
-use super::receiver::{ReceiverStatistics, RingOptions, RingReceiver};
-use super::sender::{Pushed, RingSender, SenderStatistics, remote_memory};
+use super::receiver::{RingOptions, RingReceiver};
+use super::sender::{Pushed, RingSender, remote_memory};
 use super::speaker::SAID;
 use super::terms::{RingAnswer, RingOffer};
 use super::writer::Message;
-use crate::waiting::Deadline;
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryRegion, Outcome, Peer, RegionSlice,
     Result,
@@ -89,6 +93,7 @@ pub enum Turn {
 /// ```
 #[derive(Debug)]
 pub struct Port {
+    // Closed before the memory below goes.
     endpoint: Endpoint,
     queue: CompletionQueue,
     board: Board,
@@ -105,6 +110,10 @@ pub struct Port {
     /// one that comes late to memory that is gone would break the connection.
     slate: Option<MemoryRegion>,
     generation: u16,
+    graves: Graves,
+    /// The number of the next ring, if it is free. All take their turns, as names do: a notice
+    /// has four bits of the epoch.
+    next_ring: u16,
     /// The name of the next sender, if it is free. All take their turns: readers count epochs
     /// each by itself, so credit that is late could not be told from that of another reader
     /// whose ring has the same name.
@@ -132,6 +141,8 @@ impl Port {
             closing: 0,
             slate: None,
             generation: 0,
+            graves: Graves::default(),
+            next_ring: 0,
             next_name: 0,
             epoch: 0,
             strangers: 0,
@@ -151,20 +162,13 @@ impl Port {
         (&mut self.endpoint, &mut self.queue)
     }
 
-    /// Endpoint and queue again. The rings are gone; their memory stays until the endpoint is
-    /// closed, as far as something is on its way.
-    #[must_use]
-    pub fn into_parts(self) -> (Endpoint, CompletionQueue) {
-        (self.endpoint, self.queue)
-    }
-
     /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms).
     ///
     /// # Errors
     /// `InvalidArgument` for a capacity that no ring has; `NotSupported` where the provider
     /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings.
     pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers, 0)?, self.next_epoch());
+        let (ring, epoch) = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
         let receiver = RingReceiver::open(&self.endpoint, ring, epoch, options)?;
         self.keep_receiver(ring, receiver)
     }
@@ -174,7 +178,7 @@ impl Port {
     /// # Errors
     /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
     pub fn offer_over(&mut self, options: &RingOptions, memory: impl Memory) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers, 0)?, self.next_epoch());
+        let (ring, epoch) = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
         let receiver = RingReceiver::open_over(&self.endpoint, ring, epoch, options, memory)?;
         self.keep_receiver(ring, receiver)
     }
@@ -184,6 +188,7 @@ impl Port {
         self.prepare(form)?;
         self.slate()?;
         put(&mut self.receivers, ring, receiver);
+        self.next_ring = (ring + 1) % RINGS;
         self.restless += u32::from(form != Notify::Immediate);
         Ok(ReceiverId(ring))
     }
@@ -404,32 +409,6 @@ impl Port {
         Ok(if has_moved { Turn::Ring } else { Turn::Idle })
     }
 
-    /// For rings that are being closed.
-    #[cold]
-    fn go_on_closing(&mut self) -> bool {
-        let mut has_moved = false;
-        let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
-        for sender in self.senders.iter_mut().flatten().filter(|sender| sender.owes_end()) {
-            // A connection that is broken has nobody to be told.
-            if sender.say_done(endpoint, queue).unwrap_or(true) {
-                self.closing -= 1;
-                has_moved = true;
-            }
-        }
-        for place in &mut self.receivers {
-            let Some(receiver) = place.as_mut().filter(|receiver| receiver.is_closing()) else {
-                continue;
-            };
-            if receiver.go_on_closing(endpoint, queue).unwrap_or(true) {
-                self.restless -= u32::from(receiver.notify() != Notify::Immediate);
-                self.closing -= 1;
-                *place = None;
-                has_moved = true;
-            }
-        }
-        has_moved
-    }
-
     fn settle_sender(&mut self, name: u16) -> bool {
         let Some(Some(sender)) = self.senders.get_mut(usize::from(name)) else { return false };
         match sender.settle(&mut self.endpoint, &mut self.queue) {
@@ -467,86 +446,6 @@ impl Port {
         sender.push(&mut self.endpoint, &mut self.queue, message, payload)
     }
 
-    /// Writes a whole message and gives its number. The payload must stay as it is until
-    /// [`next_read`](Self::next_read) names it.
-    ///
-    /// # Errors
-    /// Why nothing more can be written to this ring; `DeadlineExceeded`, with how much was
-    /// written and what was waited for: the message is written in part then, and the ring
-    /// takes no other until it is opened again.
-    pub fn send(
-        &mut self,
-        id: SenderId,
-        topic: u32,
-        payload: &RegionSlice,
-        timeout: Duration,
-    ) -> Result<u64> {
-        let mut message = self.begin(id, topic, payload.len() as u64)?;
-        self.finish(id, &mut message, payload, timeout)?;
-        Ok(message.number())
-    }
-
-    /// Writes what is left of a message. What the caller posted and what ends meanwhile is
-    /// given by later [turns](Self::turn).
-    ///
-    /// # Errors
-    /// As [`send`](Self::send); but the message can be taken up again.
-    pub fn finish(
-        &mut self,
-        id: SenderId,
-        message: &mut Message,
-        payload: &RegionSlice,
-        timeout: Duration,
-    ) -> Result<()> {
-        let mut wait = Wait::new(timeout);
-        loop {
-            let waits_for = match self.push(id, message, payload)? {
-                Pushed::Written => return Ok(()),
-                Pushed::Posted(_) if message.is_written() => return Ok(()),
-                Pushed::Posted(_) => continue,
-                Pushed::Blocked(_) => "the reader to let go of something",
-                Pushed::Busy => "the provider to make room",
-            };
-            if !wait.turn(self)? {
-                let (written, length) = (message.written(), message.length());
-                let detail = format!(
-                    "{written} of {length} bytes of message {} are written, waiting for {waits_for}",
-                    message.number()
-                );
-                let error = late("writing to a ring", timeout, detail);
-                return Err(self.name_peer(error, id));
-            }
-        }
-    }
-
-    /// Waits until the reader has let go of all that was written.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded`, with how much it has not; why the ring is broken.
-    pub fn flush(&mut self, id: SenderId, timeout: Duration) -> Result<()> {
-        let mut wait = Wait::new(timeout);
-        loop {
-            let sender = self.sender(id)?;
-            if sender.writer().unread() == 0 && sender.unfinished() == 0 {
-                return Ok(());
-            }
-            if let Some(broken) = sender.broken() {
-                return Err(broken.clone());
-            }
-            if !wait.turn(self)? {
-                let writer = self.sender(id)?.writer();
-                let detail = format!(
-                    "{} of {} bytes are read, in {} chunks that are not",
-                    writer.known_head(),
-                    writer.tail(),
-                    writer.unread()
-                );
-                let error = late("flushing a ring", timeout, detail);
-                return Err(self.name_peer(error, id));
-            }
-        }
-    }
-
     /// The next message that the reader let go of: its memory is free.
     ///
     /// # Errors
@@ -567,28 +466,6 @@ impl Port {
         match receiver.take()? {
             None if receiver.is_over() => Err(over()),
             view => Ok(view),
-        }
-    }
-
-    /// Waits for the next chunk of a ring.
-    ///
-    /// # Errors
-    /// As [`take`](Self::take); `DeadlineExceeded`, with how much there is of the message.
-    pub fn receive(&mut self, id: ReceiverId, timeout: Duration) -> Result<View> {
-        let mut wait = Wait::new(timeout);
-        loop {
-            if let Some(view) = self.take(id)? {
-                return Ok(view);
-            }
-            if !wait.turn(self)? {
-                let reader = self.receiver(id)?.reader();
-                let detail = format!(
-                    "{} messages came whole, and {} bytes of the next one",
-                    reader.whole(),
-                    reader.received()
-                );
-                return Err(late("reading a ring", timeout, detail));
-            }
         }
     }
 
@@ -642,66 +519,6 @@ impl Port {
         }
     }
 
-    /// Closes the writing side: the reader is told that there will be nothing more, and gets
-    /// the rest. Waits until everything is read.
-    ///
-    /// # Errors
-    /// As [`flush`](Self::flush); the ring is closed all the same.
-    pub fn close_sender(&mut self, id: SenderId, timeout: Duration) -> Result<SenderStatistics> {
-        let statistics = self.sender(id)?.statistics();
-        let result = self.flush(id, timeout).and_then(|()| self.say_done(id, timeout));
-        self.drop_sender(id);
-        result.map(|()| statistics)
-    }
-
-    fn say_done(&mut self, id: SenderId, timeout: Duration) -> Result<()> {
-        let mut wait = Wait::new(timeout);
-        loop {
-            let sender = find(&mut self.senders, id.0)?;
-            if sender.say_done(&mut self.endpoint, &mut self.queue)? {
-                return Ok(());
-            }
-            if !wait.turn(self)? {
-                return Err(late("closing a ring", timeout, "the provider has no room"));
-            }
-        }
-    }
-
-    /// Lets go of the writing side, whatever is on its way.
-    pub fn drop_sender(&mut self, id: SenderId) {
-        if let Some(sender) = self.senders.get_mut(usize::from(id.0)).and_then(Option::take) {
-            self.closing -= u32::from(sender.owes_end());
-            self.restless -= u32::from(sender.notify() != Notify::Immediate);
-        }
-    }
-
-    /// Lets go of the reading side. The writer is told that nobody reads any more, and answers
-    /// that it has nothing on its way; until that came, the memory stays, and the ring's
-    /// number is nobody else's: a write to memory that is gone would break the connection
-    /// for all rings. A writer that is dead never answers: then they stay until the port is
-    /// dropped, or until [`forget`](Self::forget).
-    ///
-    /// # Errors
-    /// `Closed` if there is no such ring.
-    pub fn close_receiver(&mut self, id: ReceiverId) -> Result<ReceiverStatistics> {
-        let receiver = open(&mut self.receivers, id)?;
-        let statistics = receiver.statistics();
-        receiver.close();
-        self.closing += 1;
-        self.go_on_closing();
-        Ok(statistics)
-    }
-
-    /// Lets go of a ring that is being closed, or of which the writer is known to be dead: of
-    /// its memory with the last view, whatever may be on its way to it.
-    pub fn forget(&mut self, id: ReceiverId) {
-        let place = self.receivers.get_mut(usize::from(id.0));
-        if let Some(receiver) = place.and_then(Option::take) {
-            self.closing -= u32::from(receiver.is_closing());
-            self.restless -= u32::from(receiver.notify() != Notify::Immediate);
-        }
-    }
-
     /// A ring's writing side.
     ///
     /// # Errors
@@ -719,12 +536,10 @@ impl Port {
         receiver.filter(|receiver| !receiver.is_closing()).ok_or_else(no_ring)
     }
 
-    /// The reading side, to let go of what it [keeps](RingReceiver::forget_past).
-    ///
-    /// # Errors
-    /// `Closed` if there is no such ring.
-    pub fn receiver_mut(&mut self, id: ReceiverId) -> Result<&mut RingReceiver> {
-        open(&mut self.receivers, id)
+    /// How many rings are read and written here, with those that are being closed.
+    #[must_use]
+    pub fn rings(&self) -> (usize, usize) {
+        (self.receivers.iter().flatten().count(), self.senders.iter().flatten().count())
     }
 
     /// Notices for rings that there are none of.
@@ -740,39 +555,6 @@ impl Port {
             Some(name) => self.endpoint.domain().blame(error).with_peer(name),
             None => self.endpoint.domain().blame(error),
         }
-    }
-}
-
-/// A wait by turns: for a while it looks, then it sleeps.
-struct Wait {
-    deadline: Deadline,
-    turns: u32,
-    idle: u32,
-}
-
-impl Wait {
-    fn new(timeout: Duration) -> Self {
-        Self { deadline: Deadline::after(timeout), turns: 0, idle: 0 }
-    }
-
-    /// False once the time is over.
-    fn turn(&mut self, port: &mut Port) -> Result<bool> {
-        self.turns = self.turns.wrapping_add(1);
-        let is_quiet = self.idle >= QUIET;
-        let turn = if is_quiet { port.rest(self.deadline.left())? } else { port.fresh_turn()? };
-        match turn {
-            Turn::Idle => self.idle = self.idle.saturating_add(1),
-            Turn::Ring => self.idle = 0,
-            Turn::Other(outcome) => port.others.push_back(outcome),
-        }
-        if self.idle == 0 {
-            port.tell_all(false);
-        } else if !is_quiet {
-            port.queue.pause();
-        }
-        // The clock costs as much as a turn, and others may keep the port busy.
-        let is_time_to_look = is_quiet || self.turns.is_multiple_of(QUIET);
-        Ok(!is_time_to_look || !self.deadline.has_passed())
     }
 }
 
@@ -818,10 +600,4 @@ fn no_ring() -> Error {
 #[cold]
 fn over() -> Error {
     Error::new(ErrorKind::Closed, "reading a ring", "the writer is done, and all of it was read")
-}
-
-#[cold]
-fn late(operation: &'static str, timeout: Duration, detail: impl std::fmt::Display) -> Error {
-    let detail = format!("nothing for {timeout:?}; {detail}");
-    Error::new(ErrorKind::DeadlineExceeded, operation, detail)
 }
