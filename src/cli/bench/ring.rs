@@ -162,6 +162,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         });
     }
     check(&flow)?;
+    if flow.stripes > 1 && arguments.cores.is_some() {
+        let why = "--cores is for one lane: all threads of a process would have the same core";
+        return Err(Failure::new(Exit::Usage, why));
+    }
     let plan = Plan {
         parent: std::process::id(),
         place,
