@@ -94,7 +94,7 @@ fn by_one_port(notify: Notify) {
                     let turn = if has_moved { port.turn() } else { port.rest(PATIENCE) };
                     assert!(!matches!(turn, Ok(Turn::Other(_)) | Err(_)), "{turn:?}");
                     while let Some(view) = port.take(reading).unwrap() {
-                        is_whole = view.is_last;
+                        is_whole = view.is_last();
                     }
                     port.tell(reading, false).unwrap();
                 }
@@ -130,7 +130,7 @@ fn by_lanes() {
                 while !is_whole {
                     sender.push(&mut message, &payload).unwrap();
                     while let Some(view) = receiver.take().unwrap() {
-                        is_whole = view.is_last;
+                        is_whole = view.is_last();
                     }
                     if !receiver.tell(true) && !is_whole {
                         receiver.rest(Duration::from_micros(100));

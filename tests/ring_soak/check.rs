@@ -37,7 +37,7 @@ impl Check {
 
     /// Compares a chunk: what it says of itself, and every byte.
     pub fn take(&mut self, view: &View) -> Result<(), Failure> {
-        let (header, message) = (view.header, &self.message);
+        let (header, message) = (view.header(), &self.message);
         let says = (header.message, header.length, header.topic, header.offset);
         if says != (message.number, message.length, message.topic, self.at) {
             let at = self.at;
@@ -47,7 +47,7 @@ impl Check {
         while from < view.len() {
             from += self.piece(view, from)?;
         }
-        if view.is_last != (self.at == self.message.length) {
+        if view.is_last() != (self.at == self.message.length) {
             let (at, message) = (self.at, &self.message);
             return Err(Failure::Found(format!("{header:?} ends {message:?} at {at}")));
         }
@@ -84,7 +84,7 @@ impl Check {
         Failure::Found(format!(
             "wrong bytes in {:?}, {:?}: {count} of {} from {}, the first at {}: {:02x?} for {:02x?}",
             self.message,
-            view.header,
+            view.header(),
             piece.len(),
             self.at,
             self.at + (first - piece.start) as u64,

@@ -168,7 +168,7 @@ impl Reader {
             return Ok(());
         };
         check.take(&view)?;
-        if view.is_last {
+        if view.is_last() {
             let Message { number, length, .. } = check.message();
             let report = Report::Delivered { number, length, sum: check.sum() };
             check.begin(Message::new(self.seed, number + 1));

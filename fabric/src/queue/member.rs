@@ -67,7 +67,7 @@ impl Waker {
     /// `NotSupported` where the provider cannot: then a sleeper finds out when it next looks,
     /// which is soon.
     pub fn wake(&self) -> Result<()> {
-        self.0.wake_up.store(true, Ordering::Release);
+        self.0.wake_up.store(true, Ordering::SeqCst);
         if !self.0.can_signal {
             let detail = "the queue was opened without a descriptor to sleep on";
             let error = Error::new(ErrorKind::NotSupported, "fi_cq_signal", detail);
@@ -76,6 +76,15 @@ impl Waker {
         // SAFETY: the queue is alive, and libfabric lets any thread do this.
         let code = unsafe { sys::fcs_cq_signal(self.0.handle.as_ptr()) };
         Error::check("fi_cq_signal", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))
+    }
+
+    /// The same, for who has no use for an error, and must not allocate one.
+    pub(crate) fn nudge(&self) {
+        self.0.wake_up.store(true, Ordering::SeqCst);
+        if self.0.can_signal {
+            // SAFETY: as in `wake`.
+            unsafe { sys::fcs_cq_signal(self.0.handle.as_ptr()) };
+        }
     }
 }
 

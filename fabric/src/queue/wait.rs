@@ -66,7 +66,7 @@ impl CompletionQueue {
             looks += 1;
             let is_time_to_look = looks.is_multiple_of(8) || self.waiting == Waiting::Block;
             if is_time_to_look && spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(&deadline, &mut backoff, &mut fruitless);
+                self.sleep(&deadline, &mut backoff, &mut fruitless, true);
             } else {
                 self.pause();
             }
@@ -103,7 +103,7 @@ impl CompletionQueue {
                 ))));
             }
             if spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(deadline, &mut backoff, &mut fruitless);
+                self.sleep(deadline, &mut backoff, &mut fruitless, false);
             }
         }
     }
@@ -113,7 +113,13 @@ impl CompletionQueue {
     /// `fruitless` counts wake-ups in a row that brought nothing: some providers
     /// refuse to let us sleep, or keep their descriptor readable, for as long as a
     /// connection is open. Then pauses are better than a loop around `poll`.
-    fn sleep(&mut self, deadline: &Deadline, backoff: &mut Backoff, fruitless: &mut u32) {
+    fn sleep(
+        &mut self,
+        deadline: &Deadline,
+        backoff: &mut Backoff,
+        fruitless: &mut u32,
+        may_be_woken: bool,
+    ) {
         let Some(fd) = self.wait_fd else {
             backoff.pause(deadline);
             return;
@@ -131,6 +137,10 @@ impl CompletionQueue {
         if code != 0 {
             // -FI_EAGAIN: there is something to do first.
             std::thread::yield_now();
+            return;
+        }
+        // Asking took back the signal of whoever woke us just now.
+        if may_be_woken && self.shared.wake_up.load(Ordering::SeqCst) {
             return;
         }
         let left = deadline.left().min(LONGEST_SLEEP);

@@ -135,6 +135,11 @@ impl Board {
         Ok(bits.map(|bits| Heard { bits, length: 0 }))
     }
 
+    /// A receive failed that the board posted: whoever sent too much is not heard.
+    pub(super) fn missed(&mut self, token: u64) {
+        self.unposted.push(token as u16);
+    }
+
     /// Is this the token of a receive of ours?
     pub(super) fn is_ours(token: u64) -> bool {
         token >> 32 == TOKEN >> 32

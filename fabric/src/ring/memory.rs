@@ -1,13 +1,14 @@
 //! The memory of a ring at its reader, and views into it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::header::{HEADER, Header};
 use super::reader::Place;
 use super::shape::{FLAG, Layout, Shape};
 use crate::{
     Access, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, RegionSlice, Result,
+    Waker,
 };
 
 /// One epoch's memory. Views hold it: it is let go of when the last one is.
@@ -22,6 +23,9 @@ pub(super) struct RingMemory {
     /// Chunks whose views were dropped, a bit each, by number: set by whichever thread drops
     /// one, cleared by the reader.
     released: Box<[AtomicU64]>,
+    /// The reader sleeps, and wants to know of views that are dropped.
+    is_asleep: AtomicBool,
+    waker: OnceLock<Waker>,
 }
 
 impl RingMemory {
@@ -74,7 +78,8 @@ impl RingMemory {
             // Whoever looks for flags wants clean memory.
             region.fill(0..shape.capacity() as usize, 0)?;
         }
-        Ok(Self { shape, region, headers, others: lanes, released })
+        let (is_asleep, waker) = (AtomicBool::new(false), OnceLock::new());
+        Ok(Self { shape, region, headers, others: lanes, released, is_asleep, waker })
     }
 
     /// A header.
@@ -96,12 +101,22 @@ impl RingMemory {
         self.region.load_u64(offset as usize).unwrap_or(0)
     }
 
+    /// Who sleeps is woken by this.
+    pub(super) fn wakes(&self, waker: Waker) {
+        let _ = self.waker.set(waker);
+    }
+
+    /// The reader is about to sleep, and looks once more after this; or does not any more.
+    pub(super) fn sleeps(&self, is_asleep: bool) {
+        self.is_asleep.store(is_asleep, Ordering::SeqCst);
+    }
+
     /// Was the view of this chunk dropped? If so, says it once.
     #[inline]
     pub(super) fn take_released(&self, sequence: u64) -> bool {
         let (word, bit) = self.place(sequence);
         // Seen set, it stays set until it is cleared here.
-        if word.load(Ordering::Acquire) & bit == 0 {
+        if word.load(Ordering::SeqCst) & bit == 0 {
             return false;
         }
         word.fetch_and(!bit, Ordering::Relaxed);
@@ -120,10 +135,8 @@ impl RingMemory {
 #[derive(Debug)]
 #[must_use = "what is dropped may be written again"]
 pub struct View {
-    /// What message it belongs to, and where in it.
-    pub header: Header,
-    /// Whether the message is whole with it.
-    pub is_last: bool,
+    header: Header,
+    is_last: bool,
     offset: u64,
     memory: Arc<RingMemory>,
 }
@@ -132,6 +145,20 @@ impl View {
     #[inline]
     pub(super) fn new(header: Header, is_last: bool, offset: u64, memory: Arc<RingMemory>) -> Self {
         Self { header, is_last, offset, memory }
+    }
+
+    /// What message it belongs to, and where in it.
+    #[must_use]
+    #[inline]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Is the message whole with it?
+    #[must_use]
+    #[inline]
+    pub fn is_last(&self) -> bool {
+        self.is_last
     }
 
     /// Bytes of the chunk.
@@ -185,8 +212,14 @@ impl Drop for View {
             clean(&self.memory.region, shape, &self.header);
         }
         let (word, bit) = self.memory.place(self.header.sequence);
-        // After all that was done with the bytes.
-        word.fetch_or(bit, Ordering::Release);
+        // After all that was done with the bytes. Either the reader sees this before it sleeps, or
+        // it is seen here to sleep.
+        word.fetch_or(bit, Ordering::SeqCst);
+        if self.memory.is_asleep.load(Ordering::SeqCst)
+            && let Some(waker) = self.memory.waker.get()
+        {
+            waker.nudge();
+        }
     }
 }
 

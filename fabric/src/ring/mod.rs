@@ -43,4 +43,4 @@ pub use stripes::{
     default_stripes,
 };
 pub use terms::{LaneOffer, RingAnswer, RingOffer};
-pub use writer::{Blocked, Chunk, Message, Writer, exceeds};
+pub use writer::{Blocked, Chunk, Message, Refused, Writer, exceeds};

@@ -499,12 +499,47 @@ fn a_peer_that_lies_is_found_out() {
     assert_eq!(refused(Header { offset: 50, length: 150, ..honest }), misplaced);
     assert_eq!(refused(Header { payload: 0, ..honest }), misplaced);
     assert_eq!(refused(Header { payload: 5000, length: 5000, ..honest }), misplaced);
+    // A message does not grow, nor change what it is about.
+    for second in [Header { length: 1 << 60, ..honest }, Header { topic: 9, ..honest }] {
+        let mut reader = Reader::new(shape, 0, 0);
+        told(&mut reader, 0).unwrap();
+        told(&mut reader, 1).unwrap();
+        let first = Header { payload: 10, ..honest };
+        assert!(reader.take(|_| first.encode()).unwrap().is_some());
+        let (position, sequence) = (shape.taken(10), 1);
+        let second = Header { position, sequence, offset: 10, payload: 10, ..second };
+        let misplaced = ProtocolError::Misplaced { sequence: 1 };
+        assert_eq!(reader.take(|_| second.encode()), Err(misplaced));
+    }
     // Notices of other rings, and of this one's past, are nobody's business.
     let mut reader = Reader::new(shape, 0, 0);
     let notice = Notice::Chunk { sequence: 0 };
     reader.notice(&Immediate { ring: 2, epoch: 0, notice }, 0).unwrap();
     reader.notice(&Immediate { ring: 1, epoch: 3, notice }, 0).unwrap();
     assert_eq!((reader.take(|_| honest.encode()), reader.ignored()), (Ok(None), (0, 2)));
+}
+
+#[test]
+fn chunks_of_two_messages_do_not_mix() {
+    let shape = Shape::new(4096, 1).unwrap();
+    let mut writer = Writer::new(shape, 0, 64);
+    let (mut first, other) = (writer.begin(0, 100), writer.begin(0, 5));
+    // Nothing is written of either: whichever comes first has the number.
+    assert!(writer.plan(&other).is_ok());
+    let chunk = writer.plan(&first).unwrap();
+    writer.commit(&mut first, &chunk);
+    assert_eq!(writer.plan(&other), Err(Refused::Stale));
+    assert_eq!(writer.plan(&writer.begin(0, 5)), Err(Refused::Stale));
+    let chunk = writer.plan(&first).unwrap();
+    writer.commit(&mut first, &chunk);
+    assert!(first.is_written());
+    assert_eq!(writer.plan(&other), Err(Refused::Stale), "the first has its number");
+    let next = writer.begin(0, 5);
+    assert_eq!(next.number(), 1);
+    assert!(writer.plan(&next).is_ok());
+    writer.restart(1, 0);
+    assert_eq!(writer.plan(&next), Err(Refused::Stale), "of another epoch");
+    assert_eq!(writer.begin(0, 100).number(), 0);
 }
 
 #[test]

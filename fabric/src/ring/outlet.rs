@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::header::HEADER;
+use super::header::{HEADER, Header};
 use super::memory::activate;
 use super::notify::Notify;
 use super::shape::{FLAG, Layout, Shape};
-use super::speaker::Speaker;
+use super::speaker::{LAST, Speaker};
 use super::terms::LaneOffer;
 use super::writer::Chunk;
 use crate::endpoint::{Piece, Target};
@@ -36,11 +36,34 @@ pub(super) struct Title {
     pub(super) generation: u16,
 }
 
+impl Title {
+    pub(super) fn number(self) -> u32 {
+        u32::from(self.generation) << 16 | u32::from(self.name)
+    }
+
+    /// Whose last word it was that a token names.
+    pub(super) fn of_last(token: u64) -> Option<Self> {
+        let title = Self { name: token as u16, generation: (token >> 16) as u16 };
+        (token >> 32 == LAST >> 32).then_some(title)
+    }
+}
+
 /// Whose write it was that a token names, and the slot.
 #[inline]
 pub(super) fn named(token: u64) -> Option<(Title, u16)> {
     let title = Title { name: (token >> 16) as u16, generation: (token >> 32) as u16 };
     (token >> 48 == TOKEN >> 48).then_some((title, token as u16))
+}
+
+/// What came of posting a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Posted {
+    /// There was no room: it is to be posted again, as it is.
+    No,
+    /// It is on its way, and completes.
+    Sent,
+    /// It was copied, and does not complete.
+    Copied,
 }
 
 /// What a chunk is written with.
@@ -72,9 +95,8 @@ pub(super) struct Outlet {
     free: Vec<u16>,
     /// Notices that are to be sent as messages.
     due: VecDeque<u32>,
-    /// The number and slot of a chunk of which the first write was posted, and the second one
-    /// was not.
-    half: Option<(u64, u16)>,
+    /// A chunk of which the first write was posted, and the second one was not; and its slot.
+    half: Option<(Header, u16)>,
 }
 
 impl Outlet {
@@ -127,8 +149,7 @@ impl Outlet {
         })
     }
 
-    /// Posts a chunk, with payload from an offset of a region. False if there is no room now:
-    /// then it is to be posted again, as it is.
+    /// Posts a chunk, with payload from an offset of a region.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -136,7 +157,7 @@ impl Outlet {
         queue: &mut CompletionQueue,
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
-    ) -> Result<bool> {
+    ) -> Result<Posted> {
         let length = chunk.header.payload as usize;
         let whole = HEADER as usize + length;
         let is_short = self.form == Notify::Immediate
@@ -151,9 +172,12 @@ impl Outlet {
             }
             let target = Target { memory: &self.ring, offset: chunk.header_at };
             let data = Some(chunk.immediate.into());
-            return endpoint.try_inject_write(queue, self.peer, &bytes[..whole], target, data);
+            let bytes = &bytes[..whole];
+            let is_posted = endpoint.try_inject_write(queue, self.peer, bytes, target, data)?;
+            return Ok(if is_posted { Posted::Copied } else { Posted::No });
         }
-        self.post_long(endpoint, queue, chunk, payload)
+        let is_posted = self.post_long(endpoint, queue, chunk, payload)?;
+        Ok(if is_posted { Posted::Sent } else { Posted::No })
     }
 
     fn post_long(
@@ -164,8 +188,14 @@ impl Outlet {
         payload: Option<(&MemoryRegion, usize)>,
     ) -> Result<bool> {
         let slot = match self.half {
-            Some((of, slot)) if of == chunk.header.sequence => slot,
-            _ => match self.free.pop() {
+            Some((half, slot)) if half == chunk.header => slot,
+            // Of a message that was let go of: what it wrote is written over once it is there.
+            Some((_, slot)) if self.slots[usize::from(slot)].pending > 0 => return Ok(false),
+            Some((_, slot)) => {
+                self.half = None;
+                slot
+            }
+            None => match self.free.pop() {
                 Some(slot) => slot,
                 None => return Ok(false),
             },
@@ -224,7 +254,7 @@ impl Outlet {
             Notify::Message => plain.flags(TransferFlags::DELIVERY_COMPLETE),
             Notify::Immediate | Notify::Polling => plain,
         };
-        let is_half = self.half.is_some_and(|(of, _)| of == chunk.header.sequence);
+        let is_half = self.half.is_some();
         if !is_half {
             headers.write(at, &chunk.header.encode())?;
             headers.store_u64(flag_at, Chunk::flag(chunk.header.sequence))?;
@@ -233,7 +263,7 @@ impl Outlet {
                 if !endpoint.try_write_pieces(queue, self.peer, pieces, target, None, &options)? {
                     return Ok(false);
                 }
-                self.half = Some((chunk.header.sequence, slot));
+                self.half = Some((chunk.header, slot));
                 self.slots[usize::from(slot)].pending = 1;
             }
         }
@@ -256,6 +286,23 @@ impl Outlet {
         }
         self.free.push(slot);
         Some(place.payload)
+    }
+
+    /// One of a slot's writes failed: nobody is told of its chunk, nor of others.
+    pub(super) fn failed(&mut self, slot: u16) {
+        self.completed(slot);
+        self.due.clear();
+    }
+
+    /// Was a part of a chunk written whose rest was not?
+    pub(super) fn has_half(&self) -> bool {
+        self.half.is_some_and(|(_, slot)| self.slots[usize::from(slot)].pending > 0)
+    }
+
+    /// Are there notices that are to be sent as messages?
+    #[inline]
+    pub(super) fn has_due(&self) -> bool {
+        !self.due.is_empty()
     }
 
     /// Sends the notices that are due as messages. False if some are left.
@@ -291,7 +338,7 @@ impl Outlet {
         queue: &mut CompletionQueue,
         bits: u32,
     ) -> Result<Option<bool>> {
-        self.speaker.say_last(endpoint, queue, bits)
+        self.speaker.say_last(endpoint, queue, bits, self.title.number())
     }
 
     /// Chunks that were posted and are not done, and notices that are to be sent.

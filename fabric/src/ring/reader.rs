@@ -131,6 +131,8 @@ pub struct Reader {
     /// The message that is next, and how much of it arrived.
     message: u64,
     received: u64,
+    /// Length and topic of that, once a part of it came.
+    announced: Option<(u64, u32)>,
     duplicates: u64,
     strangers: u64,
 }
@@ -156,6 +158,7 @@ impl Reader {
             ends: None,
             message: 0,
             received: 0,
+            announced: None,
             duplicates: 0,
             strangers: 0,
         }
@@ -282,7 +285,8 @@ impl Reader {
         let payload = u64::from(header.payload);
         let taken = self.shape.taken(payload);
         let end = header.position + taken;
-        let continues = header.message == self.message && header.offset == self.received;
+        let is_same = self.announced.is_none_or(|said| said == (header.length, header.topic));
+        let continues = header.message == self.message && header.offset == self.received && is_same;
         let fits = taken <= self.shape.until_end(header.position)
             && end - self.head <= self.shape.capacity();
         if !continues || !fits || (header.payload == 0 && header.length != 0) {
@@ -304,6 +308,7 @@ impl Reader {
         self.sequence += 1;
         self.received += u64::from(header.payload);
         let is_last = self.received == header.length;
+        self.announced = (!is_last).then_some((header.length, header.topic));
         if is_last {
             self.message += 1;
             self.received = 0;
@@ -434,6 +439,7 @@ impl Reader {
         self.taken.clear();
         self.untold = 0;
         self.received = 0;
+        self.announced = None;
         self.ends = None;
         self.message
     }

@@ -11,7 +11,7 @@ use super::speaker::Speaker;
 use super::terms::{LaneOffer, RingAnswer, RingOffer};
 use crate::{
     Capabilities, CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion,
-    Peer, Result,
+    Peer, Result, Waker,
 };
 
 /// How a ring is to be made.
@@ -82,6 +82,8 @@ pub struct RingReceiver {
     statistics: ReceiverStatistics,
     /// Why nothing more can be read.
     broken: Option<Error>,
+    /// Why the writer cannot be told: what came is still to be had.
+    mute: Option<Error>,
     /// Nobody reads any more. It stays until the writer has nothing on its way.
     is_closing: bool,
     owes_gone: bool,
@@ -130,6 +132,7 @@ impl RingReceiver {
             is_credit_unsent: false,
             statistics: ReceiverStatistics::default(),
             broken: None,
+            mute: None,
             is_closing: false,
             owes_gone: false,
         }
@@ -159,6 +162,11 @@ impl RingReceiver {
             whole: self.reader.whole(),
             lanes: lanes.collect::<Result<_>>()?,
         })
+    }
+
+    /// Who writes, once that is known.
+    pub(super) fn peer(&self) -> Option<Peer> {
+        self.writer.as_ref().map(Speaker::peer)
     }
 
     /// Takes the writer's answer: from now on it is told of credit.
@@ -225,7 +233,7 @@ impl RingReceiver {
         self.past.push(std::mem::replace(&mut self.memory, Arc::new(memory)));
         self.writer = None;
         self.is_credit_unsent = false;
-        self.broken = None;
+        (self.broken, self.mute) = (None, None);
     }
 
     /// The memory of epochs that are over; and, unless the writer has said that nothing more
@@ -240,7 +248,7 @@ impl RingReceiver {
     /// Did the writer say that nothing more comes, and is all of it here? A reader that looks
     /// hears nothing, and a ring that is broken cannot be believed.
     fn is_drained(&self) -> bool {
-        self.form != Notify::Polling && self.broken.is_none() && self.is_over()
+        self.form != Notify::Polling && self.broken().is_none() && self.is_over()
     }
 
     /// Bytes of the memory of epochs that are over.
@@ -300,7 +308,7 @@ impl RingReceiver {
         queue: &mut CompletionQueue,
         is_quiet: bool,
     ) -> Result<bool> {
-        if self.is_closing {
+        if self.is_closing || self.mute.is_some() {
             return Ok(false);
         }
         self.collect();
@@ -371,7 +379,7 @@ impl RingReceiver {
         queue: &mut CompletionQueue,
     ) -> Result<bool> {
         // Whoever looks, and who never had a writer, hears nothing.
-        if self.form == Notify::Polling || self.writer.is_none() || self.broken.is_some() {
+        if self.form == Notify::Polling || self.writer.is_none() || self.broken().is_some() {
             return Ok(true);
         }
         while self.take()?.is_some() {}
@@ -392,16 +400,55 @@ impl RingReceiver {
         self.broken.get_or_insert(error);
     }
 
-    /// Why nothing more can be read, until it is [opened again](Self::reopen).
+    /// The writer cannot be told any more, and why. What came can still be taken.
+    #[cold]
+    pub(super) fn cannot_tell(&mut self, error: Error) {
+        self.is_credit_unsent = false;
+        self.mute.get_or_insert(error);
+    }
+
+    /// Why the writer cannot be told.
+    #[inline]
+    pub(super) fn mute(&self) -> Option<&Error> {
+        self.mute.as_ref()
+    }
+
+    /// Why nothing more can be read, until the ring is opened again.
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
-        self.broken.as_ref()
+        self.broken.as_ref().or(self.mute.as_ref())
+    }
+
+    /// Does it want to be looked after, though the queue has nothing for it?
+    #[inline]
+    pub(super) fn is_restless(&self) -> bool {
+        self.form == Notify::Polling || self.is_closing
+    }
+
+    /// Whoever drops a view wakes the sleeper in this queue, while it is said to sleep. True if
+    /// there are views that could be.
+    pub(super) fn sleeps(&mut self, is_asleep: bool) -> bool {
+        if self.reader.unreleased().is_empty() {
+            return false;
+        }
+        self.memory.sleeps(is_asleep);
+        true
+    }
+
+    /// Whom to wake when a view is dropped.
+    pub(super) fn wakes(&self, waker: Waker) {
+        self.memory.wakes(waker);
     }
 
     /// Is the writer done, and everything taken?
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.reader.is_over()
+    }
+
+    /// Is there credit that the provider had no room for?
+    pub(super) fn has_unsent(&self) -> bool {
+        self.is_credit_unsent && self.mute.is_none() && self.writer.is_some()
     }
 
     /// Is there credit that is not told, for lack of room or because it is not due?

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use super::immediate::Immediate;
 use super::memory::activate;
 use super::notify::{Notify, has_tags};
-use super::outlet::{Outlet, Title};
+use super::outlet::{Outlet, Posted, Title};
 use super::shape::Shape;
 use super::terms::{RingAnswer, RingOffer};
-use super::writer::{Blocked, Message, Writer};
+use super::writer::{Blocked, Message, Refused, Writer};
 use crate::{
     Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Peer,
     RegionSlice, Result,
@@ -70,8 +70,22 @@ pub struct RingSender {
     blocked_since: Option<Instant>,
     /// Why nothing more can be written.
     broken: Option<Error>,
-    /// The reader is gone, and is to be told that nothing more comes.
-    owes_end: bool,
+    end: End,
+    /// Its user let go of it: it is there until the end is said.
+    is_retired: bool,
+}
+
+/// Was the reader told that nothing more comes?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Something may come.
+    Open,
+    /// It is to be told.
+    Owed,
+    /// It is being told.
+    Saying,
+    /// It was told, or there is nobody to be.
+    Said,
 }
 
 impl RingSender {
@@ -101,7 +115,8 @@ impl RingSender {
             statistics: SenderStatistics::default(),
             blocked_since: None,
             broken: None,
-            owes_end: false,
+            end: End::Open,
+            is_retired: false,
         };
         Ok((sender, answer))
     }
@@ -137,14 +152,14 @@ impl RingSender {
         self.writer.restart(offer.epoch, offer.whole);
         self.past_credit.extend(std::mem::replace(&mut self.credit, credit));
         self.outlet = outlet;
-        (self.broken, self.owes_end) = (None, false);
+        (self.broken, self.end) = (None, End::Open);
         self.end_block();
         Ok(answer)
     }
 
-    /// Begins a message of so many bytes. The one before must be written first.
+    /// Begins a message of so many bytes: see [`Writer::begin`].
     #[inline]
-    pub fn begin(&mut self, topic: u32, length: u64) -> Message {
+    pub fn begin(&self, topic: u32, length: u64) -> Message {
         self.writer.begin(topic, length)
     }
 
@@ -152,8 +167,9 @@ impl RingSender {
     /// message.
     ///
     /// # Errors
-    /// `OutOfBounds` if the payload is shorter than the message; what the fabric says. The
-    /// message can be pushed again.
+    /// `OutOfBounds` if the payload is shorter than the message; `InvalidArgument` if another
+    /// message is written in part, or this one is of an earlier epoch; what the fabric says.
+    /// The message can be pushed again.
     #[inline]
     pub fn push(
         &mut self,
@@ -170,17 +186,18 @@ impl RingSender {
         }
         let chunk = match self.writer.plan(message) {
             Ok(chunk) => chunk,
-            Err(blocked) => {
+            Err(Refused::Blocked(blocked)) => {
                 self.begin_block();
                 return Ok(Pushed::Blocked(blocked));
             }
+            Err(Refused::Stale) => return Err(stale()),
         };
         let (from, length) = (chunk.header.offset, u64::from(chunk.header.payload));
         if from + length > payload.len() as u64 {
             return Err(too_short(payload, &chunk.header));
         }
         let body = (length > 0).then(|| (&payload.region, payload.offset() + from as usize));
-        if !self.outlet.post(endpoint, queue, &chunk, body)? {
+        if self.outlet.post(endpoint, queue, &chunk, body)? == Posted::No {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
@@ -218,7 +235,9 @@ impl RingSender {
         if self.writer.is_told_gone(immediate) {
             let detail = "the reader let go of it";
             self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
-            self.owes_end = true;
+            if self.end == End::Open {
+                self.end = End::Owed;
+            }
             return true;
         }
         false
@@ -234,22 +253,68 @@ impl RingSender {
         is_ours
     }
 
-    /// Tells the reader that there will be nothing more. False if there is no room for that
-    /// now.
-    pub(super) fn say_done(
+    /// One of the writes of a slot failed: false if it was of an outlet that is no more.
+    pub(super) fn failed(&mut self, title: Title, slot: u16, error: Error) -> bool {
+        let is_ours = self.outlet.title() == title;
+        if is_ours {
+            self.outlet.failed(slot);
+            self.end = End::Said;
+            self.fail(error);
+        }
+        is_ours
+    }
+
+    /// Its user lets go of it: the reader is to be told that nothing more comes, if it can hear
+    /// that.
+    pub(super) fn retire(&mut self) {
+        self.is_retired = true;
+        let can_hear = self.form != Notify::Polling && self.end == End::Open;
+        self.end = match self.end {
+            End::Open if can_hear && self.broken.is_none() => End::Owed,
+            End::Open => End::Said,
+            other => other,
+        };
+    }
+
+    /// Is there no user any more?
+    #[inline]
+    pub(super) fn is_retired(&self) -> bool {
+        self.is_retired
+    }
+
+    /// Goes on with the end. True once nothing more is to be said.
+    pub(super) fn go_on_ending(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
-    ) -> Result<bool> {
-        let is_said = self.outlet.say(endpoint, queue, self.writer.done())?;
-        self.owes_end &= !is_said;
-        Ok(is_said)
+    ) -> bool {
+        // What has to be told of each chunk is told first.
+        let is_told = match self.form {
+            Notify::Message => self.outlet.unfinished() == 0,
+            Notify::Immediate | Notify::Polling => !self.outlet.has_half(),
+        };
+        if self.end == End::Owed && is_told {
+            self.end = match self.outlet.say_last(endpoint, queue, self.writer.done()) {
+                Ok(Some(true)) => End::Saying,
+                Ok(Some(false)) => End::Owed,
+                // Said; or the connection is broken, and there is nobody to be told.
+                Ok(None) | Err(_) => End::Said,
+            };
+        }
+        matches!(self.end, End::Open | End::Said)
     }
 
-    /// Does the reader wait to be told that nothing more comes?
+    /// What was said last came, or never will.
+    pub(super) fn was_said(&mut self, title: Title) {
+        if self.outlet.title() == title {
+            self.end = End::Said;
+        }
+    }
+
+    /// Does it want to be looked after, though the queue has nothing for it?
     #[inline]
-    pub(super) fn owes_end(&self) -> bool {
-        self.owes_end
+    pub(super) fn is_restless(&self) -> bool {
+        self.form == Notify::Polling || self.end == End::Owed || self.outlet.has_due()
     }
 
     /// Does what is to be done besides pushing: sends notices that are messages, and looks
@@ -263,7 +328,9 @@ impl RingSender {
         match self.form {
             Notify::Immediate => Ok(false),
             Notify::Message => {
-                self.outlet.settle(endpoint, queue)?;
+                if self.broken.is_none() || self.end == End::Owed {
+                    self.outlet.settle(endpoint, queue)?;
+                }
                 Ok(false)
             }
             Notify::Polling => {
@@ -387,4 +454,11 @@ pub(super) fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<Memory
 pub(super) fn too_short(payload: &RegionSlice, header: &super::Header) -> Error {
     let detail = format!("{} bytes, of a message of {}", payload.len(), header.length);
     Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
+}
+
+#[cold]
+pub(super) fn stale() -> Error {
+    let detail = "another message is written in part, or was written first since this one was \
+                  begun, or the ring began a new epoch";
+    Error::new(ErrorKind::InvalidArgument, "writing to a ring", detail)
 }

@@ -12,8 +12,9 @@ use crate::{
 const WORDS: usize = 16;
 /// The token of what is written, where it cannot be injected.
 pub(super) const SAID: u64 = 0x5361_6964 << 32;
-/// The token of what is said last, and is known to have come once it completes.
-pub(super) const LAST: u64 = SAID | 1;
+/// The token of what is said last, and is known to have come once it completes: this, and
+/// a number that the caller chooses.
+pub(super) const LAST: u64 = 0x4c61_7374 << 32;
 
 /// Says bits to one peer, in the form that its ring is told in.
 #[derive(Debug)]
@@ -74,19 +75,22 @@ impl Speaker {
     }
 
     /// As [`say`](Self::say), for the last time before the endpoint is closed: a completion with
-    /// the token [`LAST`] tells that it came. None if there is no telling: then it was said.
+    /// the token [`LAST`] and this number tells that it came. None if there is no telling: then it
+    /// was said. False if there is no room now.
     pub(super) fn say_last(
         &self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
         bits: u32,
+        number: u32,
     ) -> Result<Option<bool>> {
         if self.form != Notify::Immediate {
             return Ok((!self.say(endpoint, queue, bits)?).then_some(false));
         }
         let target = Target { memory: &self.slate, offset: 0 };
         let words = [Piece { region: &self.words, offset: 0, length: 8 }];
-        let options = Options::token(LAST).flags(TransferFlags::DELIVERY_COMPLETE);
+        let options =
+            Options::token(LAST | u64::from(number)).flags(TransferFlags::DELIVERY_COMPLETE);
         let data = Some(bits.into());
         endpoint.try_write_pieces(queue, self.peer, &words, target, data, &options).map(Some)
     }
@@ -118,6 +122,10 @@ impl Speaker {
         self.words.write(0, bytes)?;
         let words = Piece { region: &self.words, offset: 0, length: bytes.len() };
         endpoint.try_write_pieces(queue, self.peer, &[words], target, data, &Options::token(SAID))
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
     }
 
     pub(super) fn form(&self) -> Notify {

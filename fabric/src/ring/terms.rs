@@ -9,6 +9,9 @@ use super::notify::Notify;
 use super::shape::{Layout, Shape};
 use crate::{Error, ErrorKind, RemoteRegion, Result};
 
+/// More messages than any ring has had.
+const MOST_MESSAGES: u64 = 1 << 62;
+
 /// A ring that a reader made, for its writer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RingOffer {
@@ -61,13 +64,17 @@ impl RingOffer {
     /// `MalformedDescriptor` if there is no such ring.
     pub fn shape(&self) -> Result<Shape> {
         match Shape::new(self.capacity, self.ring) {
-            Some(shape) if !self.lanes.is_empty() => Ok(shape.laid_out(self.layout)),
+            // Messages are counted on from what is said to be read.
+            Some(shape) if !self.lanes.is_empty() && self.whole < MOST_MESSAGES => {
+                Ok(shape.laid_out(self.layout))
+            }
             _ => {
                 let detail = format!(
-                    "a ring of {} bytes with number {} and {} lanes",
+                    "a ring of {} bytes with number {}, {} lanes and {} messages",
                     self.capacity,
                     self.ring,
-                    self.lanes.len()
+                    self.lanes.len(),
+                    self.whole
                 );
                 Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail))
             }

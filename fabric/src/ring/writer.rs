@@ -26,6 +26,8 @@ pub fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> bool {
 /// A message that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
+    /// The epoch that it was begun in: in a later one it has to be begun again.
+    epoch: u32,
     number: u64,
     topic: u32,
     length: u64,
@@ -102,6 +104,16 @@ pub struct Blocked {
     pub free: u64,
 }
 
+/// Why the next chunk of a message has no place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// There is no room.
+    Blocked(Blocked),
+    /// Another message is written in part, or this one was begun before the ring began a new
+    /// epoch, or before another that was written first.
+    Stale,
+}
+
 /// The side that writes.
 #[derive(Debug)]
 pub struct Writer {
@@ -113,7 +125,10 @@ pub struct Writer {
     /// The last that is known of the reader's head: behind it, never before it.
     credit: u64,
     sequence: u64,
+    /// Messages of which a chunk was written, over all epochs.
     next_message: u64,
+    /// The last of them is not whole.
+    is_partial: bool,
     longest_payload: u64,
     /// Chunks that credit has not passed: their ends, and the message that ends with them.
     unread: VecDeque<(u64, Option<u64>)>,
@@ -136,6 +151,7 @@ impl Writer {
             credit: 0,
             sequence: 0,
             next_message: 0,
+            is_partial: false,
             longest_payload: longest_payload.clamp(1, most),
             unread: VecDeque::new(),
             read: VecDeque::new(),
@@ -149,19 +165,34 @@ impl Writer {
         Self { name, ..self }
     }
 
-    /// Begins a message. The one before must be written first: chunks of two messages do
-    /// not mix.
-    pub fn begin(&mut self, topic: u32, length: u64) -> Message {
-        let number = self.next_message;
-        self.next_message += 1;
-        Message { number, topic, length, written: 0, has_begun: false }
+    /// Begins a message. It has its number once the first chunk is written; until then it can be
+    /// let go of. After that it must be written to its end before another one is: chunks of
+    /// two messages do not mix.
+    #[must_use]
+    pub fn begin(&self, topic: u32, length: u64) -> Message {
+        let (epoch, number) = (self.epoch, self.next_message);
+        Message { epoch, number, topic, length, written: 0, has_begun: false }
+    }
+
+    /// Is this the message whose turn it is?
+    fn is_next(&self, message: &Message) -> bool {
+        let number = match message.has_begun {
+            true => message.number.checked_add(1),
+            false => Some(message.number),
+        };
+        message.epoch == self.epoch
+            && number == Some(self.next_message)
+            && message.has_begun == self.is_partial
     }
 
     /// Where the message's next chunk goes. Nothing is changed: it may be asked again.
     ///
     /// # Errors
-    /// How much room is missing.
-    pub fn plan(&self, message: &Message) -> Result<Chunk, Blocked> {
+    /// How much room is missing; or that it is not this message's turn.
+    pub fn plan(&self, message: &Message) -> Result<Chunk, Refused> {
+        if !self.is_next(message) {
+            return Err(Refused::Stale);
+        }
         let left = message.length - message.written;
         let mut payload = left.min(self.longest_payload);
         let until_end = self.shape.until_end(self.tail);
@@ -178,7 +209,7 @@ impl Writer {
         let wanted = skipped + self.shape.taken(payload);
         let is_full = self.unread.len() as u64 >= self.shape.most_chunks();
         if is_full || exceeds(self.tail, wanted, self.credit, self.shape.capacity()) {
-            return Err(Blocked { wanted, free: self.free() });
+            return Err(Refused::Blocked(Blocked { wanted, free: self.free() }));
         }
         let position = self.tail + skipped;
         let header = Header {
@@ -215,7 +246,9 @@ impl Writer {
         self.tail += chunk.skipped + self.shape.taken(chunk.header.payload.into());
         self.sequence += 1;
         message.written += u64::from(chunk.header.payload);
+        self.next_message += u64::from(!message.has_begun);
         message.has_begun = true;
+        self.is_partial = !message.is_written();
         self.unread.push_back((self.tail, message.is_written().then_some(message.number)));
         debug_assert!(self.tail - self.credit <= self.shape.capacity(), "beyond the credit");
     }
@@ -265,7 +298,7 @@ impl Writer {
         self.read.pop_front()
     }
 
-    /// Messages that were begun, over all epochs: the number of the next one.
+    /// Messages that were written, if only in part, over all epochs: the number of the next one.
     #[must_use]
     pub fn messages(&self) -> u64 {
         self.next_message
@@ -314,6 +347,7 @@ impl Writer {
     pub fn restart(&mut self, epoch: u32, whole: u64) {
         self.epoch = epoch;
         (self.tail, self.credit, self.sequence) = (0, 0, 0);
+        self.is_partial = false;
         self.next_message = whole;
         self.unread.clear();
         self.read.clear();

@@ -202,6 +202,9 @@ fn check(flow: &Flow) -> Result<(), Failure> {
     if flow.iterations > 1 << 30 || flow.warmup > 1 << 30 || flow.size > 1 << 40 || flow.size == 0 {
         return refuse("at most 1G messages, of 1024G each");
     }
+    if flow.stripes > 1 && flow.notify == Some(Notify::Polling) {
+        return refuse("--notify poll is for one lane");
+    }
     if flow.chunk == 0 {
         return refuse("--chunk is at least 1");
     }
@@ -237,7 +240,7 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
         credits,
         blocked_us: rounded(blocked.as_secs_f64() * 1e6),
         ring_size: flow.capacity,
-        watermark: flow.watermark,
+        watermark: flow.watermark.min(flow.capacity / 2),
         chunk: flow.chunk,
         stripes: flow.stripes,
         libfabric: fabric::Version::running().to_string(),

@@ -254,7 +254,7 @@ impl Side {
         let mut idle = 0;
         loop {
             while let Some(view) = self.port.take(self.receiver)? {
-                let is_last = view.is_last;
+                let is_last = view.is_last();
                 self.look_at(&view)?;
                 drop(view);
                 if is_last {
@@ -375,11 +375,11 @@ pub(super) fn is_wrong(view: &View, size: u64, number: u64) -> Result<u64, Failu
     let stamped = (size as usize).min(8);
     let mut found = [0; 8];
     let mut wrong = 0;
-    if view.header.offset == 0 && view.len() >= stamped {
+    if view.header().offset == 0 && view.len() >= stamped {
         view.read(0, &mut found[..stamped])?;
         wrong += u64::from(found[..stamped] != stamp[..stamped]);
     }
-    if view.is_last && view.len() >= stamped {
+    if view.is_last() && view.len() >= stamped {
         view.read(view.len() - stamped, &mut found[..stamped])?;
         wrong += u64::from(found[..stamped] != stamp[..stamped]);
     }

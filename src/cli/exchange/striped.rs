@@ -113,7 +113,7 @@ impl Source {
     }
 
     fn reap(&mut self, waits: bool) -> Result<(), Failure> {
-        self.vigil.look_up()?;
+        self.vigil.tick()?;
         if waits {
             self.ring.rest(LOOK);
         }
@@ -143,12 +143,12 @@ pub(super) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
         vigil.waiting_for = "the other side's message";
         let end = taken + count;
         while taken < end {
-            vigil.look_up()?;
+            vigil.tick()?;
             let Some(view) = next(&mut ring)? else { continue };
             vigil.has_moved();
             bytes += view.len() as u64;
             bad += is_wrong(&view, flow.size, taken)?;
-            taken += u64::from(view.is_last);
+            taken += u64::from(view.is_last());
         }
         while ring.tell(true) {}
     }
@@ -156,7 +156,7 @@ pub(super) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
     vigil.send(&Frame::Checked { bytes, bad })?;
     // Until the writer has said that it is done.
     while next(&mut ring).is_ok() {
-        vigil.look_up()?;
+        vigil.tick()?;
     }
     drop(ring);
     crate::cli::process::stop_watching();

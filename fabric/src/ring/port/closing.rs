@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::memory::RingMemory;
-use super::super::notify::Notify;
 use super::super::receiver::ReceiverStatistics;
 use super::super::sender::SenderStatistics;
 use super::waiting::{Wait, late};
 use super::{Port, ReceiverId, SenderId, find, open};
 use crate::{CompletionQueue, Endpoint, MemoryRegion, Result};
+
+/// How long a port that is closed goes on telling readers of the ends of their rings.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Memory of rings that peers may still write to. To be dropped after the endpoint is closed.
 #[derive(Debug, Default)]
@@ -20,11 +22,18 @@ pub struct Graves {
 }
 
 impl Port {
-    /// Closes the endpoint, and then lets go of all memory.
+    /// Closes the endpoint, and then lets go of all memory. What readers are still to be told of
+    /// the end of their rings is told first, if that takes no more than a second.
     ///
     /// # Errors
     /// What the provider says; the memory is kept for good then.
-    pub fn close(self) -> Result<()> {
+    pub fn close(mut self) -> Result<()> {
+        let mut wait = Wait::new(FAREWELL);
+        while self.senders.iter().flatten().any(|sender| sender.is_retired()) {
+            if !matches!(wait.turn(&mut self), Ok(true)) {
+                break;
+            }
+        }
         let (endpoint, _queue, graves) = self.into_parts();
         match endpoint.close() {
             Ok(()) => Ok(()),
@@ -59,36 +68,31 @@ impl Port {
     }
 
     /// Closes the writing side: the reader is told that there will be nothing more, and gets
-    /// the rest. Waits until everything is read.
+    /// the rest. Waits until everything is read, and that was told.
     ///
     /// # Errors
     /// As [`flush`](Self::flush); the ring is closed all the same.
     pub fn close_sender(&mut self, id: SenderId, timeout: Duration) -> Result<SenderStatistics> {
         let statistics = self.sender(id)?.statistics();
-        let result = self.flush(id, timeout).and_then(|()| self.say_done(id, timeout));
+        let result = self.flush(id, timeout);
         self.drop_sender(id);
-        result.map(|()| statistics)
-    }
-
-    fn say_done(&mut self, id: SenderId, timeout: Duration) -> Result<()> {
+        result?;
         let mut wait = Wait::new(timeout);
-        loop {
-            let sender = find(&mut self.senders, id.0)?;
-            if sender.say_done(&mut self.endpoint, &mut self.queue)? {
-                return Ok(());
-            }
+        while self.senders.get(usize::from(id.0)).is_some_and(Option::is_some) {
             if !wait.turn(self)? {
-                return Err(late("closing a ring", timeout, "the provider has no room"));
+                return Err(late("closing a ring", timeout, "the reader may not know of the end"));
             }
         }
+        Ok(statistics)
     }
 
-    /// Lets go of the writing side, whatever is on its way.
+    /// Lets go of the writing side, whatever is on its way. The reader is told that there will be
+    /// nothing more, by the turns that follow; until then the ring's name is nobody else's.
     pub fn drop_sender(&mut self, id: SenderId) {
-        if let Some(sender) = self.senders.get_mut(usize::from(id.0)).and_then(Option::take) {
-            self.closing -= u32::from(sender.owes_end());
-            self.restless -= u32::from(sender.notify() != Notify::Immediate);
-            self.graves.words.extend(sender.into_credit());
+        if let Ok(sender) = find(&mut self.senders, id.0) {
+            sender.retire();
+            self.is_restless = true;
+            self.go_on_closing();
         }
     }
 
@@ -104,7 +108,7 @@ impl Port {
         let receiver = open(&mut self.receivers, id)?;
         let statistics = receiver.statistics();
         receiver.close();
-        self.closing += 1;
+        self.is_restless = true;
         self.go_on_closing();
         Ok(statistics)
     }
@@ -115,8 +119,6 @@ impl Port {
     pub fn forget(&mut self, id: ReceiverId) {
         let place = self.receivers.get_mut(usize::from(id.0));
         if let Some(receiver) = place.and_then(Option::take) {
-            self.closing -= u32::from(receiver.is_closing());
-            self.restless -= u32::from(receiver.notify() != Notify::Immediate);
             self.graves.rings.extend(receiver.into_graves());
         }
     }
@@ -126,10 +128,10 @@ impl Port {
     pub(super) fn go_on_closing(&mut self) -> bool {
         let mut has_moved = false;
         let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
-        for sender in self.senders.iter_mut().flatten().filter(|sender| sender.owes_end()) {
-            // A connection that is broken has nobody to be told.
-            if sender.say_done(endpoint, queue).unwrap_or(true) {
-                self.closing -= 1;
+        for place in &mut self.senders {
+            let Some(sender) = place else { continue };
+            if sender.go_on_ending(endpoint, queue) && sender.is_retired() {
+                self.graves.words.extend(place.take().into_iter().flat_map(|s| s.into_credit()));
                 has_moved = true;
             }
         }
@@ -138,8 +140,6 @@ impl Port {
                 continue;
             };
             if receiver.go_on_closing(endpoint, queue).unwrap_or(true) {
-                self.restless -= u32::from(receiver.notify() != Notify::Immediate);
-                self.closing -= 1;
                 let graves = place.take().into_iter().flat_map(|receiver| receiver.into_graves());
                 self.graves.rings.extend(graves);
                 has_moved = true;

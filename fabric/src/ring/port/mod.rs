@@ -60,6 +60,11 @@ pub enum Turn {
 
 /// An endpoint with its queue, and the rings that end on it.
 ///
+/// Every immediate that comes to the endpoint is taken for a ring's, and tokens whose upper bits
+/// are those of a ring's operations (0x5269, 0x5263_7620, 0x5361_6964, 0x4c61_7374) are not for
+/// the caller's own. A peer that has a ring on the port can give notices for the rings of others:
+/// those who do not trust each other want ports of their own.
+///
 /// ```
 /// use std::time::Duration;
 /// use fabric::ring::*;
@@ -82,7 +87,7 @@ pub enum Turn {
 /// let source = domain.register(HostMemory::from_vec(b"payload".to_vec())?, Access::WRITE)?;
 /// let number = port.send(writing, 3, &source.all(), patience)?;
 /// let view = port.receive(reading, patience)?;
-/// assert_eq!((view.header.message, view.header.topic, view.is_last), (number, 3, true));
+/// assert_eq!((view.header().message, view.header().topic, view.is_last()), (number, 3, true));
 /// let mut bytes = [0; 7];
 /// view.read(0, &mut bytes)?;
 /// assert_eq!(&bytes, b"payload");
@@ -101,11 +106,9 @@ pub struct Port {
     receivers: Vec<Option<Box<RingReceiver>>>,
     /// By name.
     senders: Vec<Option<Box<RingSender>>>,
-    /// Rings that want more than to be told of what the queue gave: those with messages as
-    /// notices, and those that look.
-    restless: u32,
-    /// Rings that are being closed, or whose readers are to be told of it.
-    closing: u32,
+    /// Some rings may want more than to be told of what the queue gave: those that are polled,
+    /// or have notices to send, or end. Looked at, and found out anew, when the queue is empty.
+    is_restless: bool,
     /// Where notices without a chunk are written. It is the port's, and not a ring's, since
     /// one that comes late to memory that is gone would break the connection.
     slate: Option<MemoryRegion>,
@@ -137,8 +140,7 @@ impl Port {
             board,
             receivers: Vec::new(),
             senders: Vec::new(),
-            restless: 0,
-            closing: 0,
+            is_restless: false,
             slate: None,
             generation: 0,
             graves: Graves::default(),
@@ -184,12 +186,12 @@ impl Port {
     }
 
     fn keep_receiver(&mut self, ring: u16, receiver: RingReceiver) -> Result<ReceiverId> {
-        let form = receiver.notify();
-        self.prepare(form)?;
+        self.prepare(receiver.notify())?;
+        receiver.wakes(self.queue.waker());
         self.slate()?;
         put(&mut self.receivers, ring, receiver);
         self.next_ring = (ring + 1) % RINGS;
-        self.restless += u32::from(form != Notify::Immediate);
+        self.is_restless = true;
         Ok(ReceiverId(ring))
     }
 
@@ -239,7 +241,7 @@ impl Port {
         self.prepare(offer.notify)?;
         put(&mut self.senders, name, sender);
         self.next_name = (name + 1) % RINGS;
-        self.restless += u32::from(offer.notify != Notify::Immediate);
+        self.is_restless = true;
         Ok((SenderId(name), answer))
     }
 
@@ -259,7 +261,10 @@ impl Port {
     /// device memory, which only the caller can make.
     pub fn reopen(&mut self, id: ReceiverId) -> Result<()> {
         let epoch = self.next_epoch();
-        open(&mut self.receivers, id)?.reopen(&self.endpoint, epoch)
+        let receiver = open(&mut self.receivers, id)?;
+        receiver.reopen(&self.endpoint, epoch)?;
+        receiver.wakes(self.queue.waker());
+        Ok(())
     }
 
     /// The same in memory that the caller made, as by [`offer_over`](Self::offer_over).
@@ -268,7 +273,10 @@ impl Port {
     /// `Closed` if there is no such ring; `OutOfBounds` if the memory is too small.
     pub fn reopen_over(&mut self, id: ReceiverId, memory: impl Memory) -> Result<()> {
         let epoch = self.next_epoch();
-        open(&mut self.receivers, id)?.reopen_over(&self.endpoint, epoch, memory)
+        let receiver = open(&mut self.receivers, id)?;
+        receiver.reopen_over(&self.endpoint, epoch, memory)?;
+        receiver.wakes(self.queue.waker());
+        Ok(())
     }
 
     /// The writing side of the same: messages from the one on that the offer names are to be
@@ -284,11 +292,7 @@ impl Port {
     ) -> Result<RingAnswer> {
         let (slate, generation) = (self.slate()?, self.next_generation());
         let sender = find(&mut self.senders, id.0)?;
-        let owed_end = sender.owes_end();
-        let answer = sender.reopen(&self.endpoint, &slate, peer, offer, generation)?;
-        // One that is refused still owes it.
-        self.closing -= u32::from(owed_end);
-        Ok(answer)
+        sender.reopen(&self.endpoint, &slate, peer, offer, generation)
     }
 
     /// Sixty-five thousand outlets later nothing of an earlier one is on its way.
@@ -321,10 +325,7 @@ impl Port {
     /// The queue had nothing.
     #[inline]
     fn idle(&mut self) -> Result<Turn> {
-        if self.restless + self.closing > 0 {
-            return self.look_around();
-        }
-        Ok(Turn::Idle)
+        if self.is_restless { self.look_around() } else { Ok(Turn::Idle) }
     }
 
     #[inline]
@@ -337,16 +338,27 @@ impl Port {
             self.hear(heard);
             self.board.refill(&mut self.endpoint, &mut self.queue)?;
         } else if let Some((title, slot)) = named(completion.token) {
-            if let Ok(sender) = find(&mut self.senders, title.name) {
+            if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
                 sender.completed(title, slot);
+                if sender.is_restless() {
+                    self.is_restless = true;
+                    self.settle_sender(title.name);
+                }
             }
-            if self.restless > 0 {
-                self.settle_sender(title.name);
-            }
+        } else if let Some(title) = Title::of_last(completion.token) {
+            self.was_said(title);
         } else if completion.token != SAID {
             return Ok(Turn::Other(outcome));
         }
         Ok(Turn::Ring)
+    }
+
+    /// The last word to a reader came, or never will.
+    fn was_said(&mut self, title: Title) {
+        if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
+            sender.was_said(title);
+            self.is_restless = true;
+        }
     }
 
     /// Gives a notice to whom it concerns.
@@ -366,8 +378,7 @@ impl Port {
             Notice::Credit { .. } | Notice::Gone => match self.senders.get_mut(place) {
                 Some(Some(sender)) => {
                     sender.hear(&immediate);
-                    self.closing +=
-                        u32::from(immediate.notice == Notice::Gone && sender.owes_end());
+                    self.is_restless |= immediate.notice == Notice::Gone;
                 }
                 _ => self.strangers += 1,
             },
@@ -382,16 +393,30 @@ impl Port {
             return Err(failure.error.clone());
         }
         if let Some((title, slot)) = named(failure.token) {
-            if let Ok(sender) = find(&mut self.senders, title.name)
-                && sender.completed(title, slot)
-            {
-                sender.fail(failure.error.clone());
+            if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
+                sender.failed(title, slot, failure.error.clone());
+                self.is_restless = true;
             }
+            return Ok(Turn::Ring);
+        }
+        if let Some(title) = Title::of_last(failure.token) {
+            self.was_said(title);
+            return Ok(Turn::Ring);
+        }
+        if failure.token == SAID {
+            // Credit to a writer that is gone: which one shows when it is told next.
             return Ok(Turn::Ring);
         }
         if Board::is_ours(failure.token) {
             // The receives of an endpoint fail when it is closed, or its one peer is gone.
-            return Err(failure.error.clone());
+            if failure.error.kind() != ErrorKind::Truncated {
+                return Err(failure.error.clone());
+            }
+            // Somebody sent a message that is too long for a notice.
+            self.board.missed(failure.token);
+            self.strangers += 1;
+            self.board.refill(&mut self.endpoint, &mut self.queue)?;
+            return Ok(Turn::Ring);
         }
         Ok(Turn::Other(outcome))
     }
@@ -402,10 +427,10 @@ impl Port {
         for name in 0..self.senders.len() {
             has_moved |= self.settle_sender(name as u16);
         }
-        if self.closing > 0 {
-            has_moved |= self.go_on_closing();
-        }
+        has_moved |= self.go_on_closing();
         self.board.refill(&mut self.endpoint, &mut self.queue)?;
+        self.is_restless = self.senders.iter().flatten().any(|sender| sender.is_restless())
+            || self.receivers.iter().flatten().any(|receiver| receiver.is_restless());
         Ok(if has_moved { Turn::Ring } else { Turn::Idle })
     }
 
@@ -420,21 +445,22 @@ impl Port {
         }
     }
 
-    /// Begins a message of so many bytes in a ring, to be [pushed](Self::push). The one before
-    /// must be written first.
+    /// Begins a message of so many bytes in a ring, to be [pushed](Self::push). It can be let go of
+    /// until a chunk of it was posted; after that it must be written to its end before another
+    /// one is.
     ///
     /// # Errors
     /// `Closed` if there is no such ring.
     #[inline]
-    pub fn begin(&mut self, id: SenderId, topic: u32, length: u64) -> Result<Message> {
-        Ok(find(&mut self.senders, id.0)?.begin(topic, length))
+    pub fn begin(&self, id: SenderId, topic: u32, length: u64) -> Result<Message> {
+        Ok(self.sender(id)?.begin(topic, length))
     }
 
     /// Posts a message's next chunk, if there is room for it. `payload` is the whole message.
     ///
     /// # Errors
     /// Why nothing more can be written to this ring; `OutOfBounds` if the payload is shorter
-    /// than the message.
+    /// than the message; `InvalidArgument` if it is not this message's turn.
     #[inline]
     pub fn push(
         &mut self,
@@ -465,7 +491,26 @@ impl Port {
         let receiver = open(&mut self.receivers, id)?;
         match receiver.take()? {
             None if receiver.is_over() => Err(over()),
+            None if receiver.mute().is_some() => self.take_the_rest(id),
             view => Ok(view),
+        }
+    }
+
+    /// The writer cannot be told any more, so it is most likely gone. What it wrote before is in
+    /// the ring, and may not have been heard yet.
+    #[cold]
+    fn take_the_rest(&mut self, id: ReceiverId) -> Result<Option<View>> {
+        loop {
+            let turn = self.fresh_turn()?;
+            let receiver = open(&mut self.receivers, id)?;
+            if let Some(view) = receiver.take()? {
+                return Ok(Some(view));
+            }
+            match (turn, receiver.mute()) {
+                (Turn::Ring, _) | (_, None) => {}
+                (Turn::Idle, Some(mute)) => return Err(mute.clone()),
+                (Turn::Other(outcome), _) => self.others.push_back(outcome),
+            }
         }
     }
 
@@ -478,7 +523,8 @@ impl Port {
     #[inline]
     pub fn tell(&mut self, id: ReceiverId, is_quiet: bool) -> Result<bool> {
         let receiver = open(&mut self.receivers, id)?;
-        receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet)
+        let told = receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet);
+        told.inspect_err(|error| receiver.cannot_tell(error.clone()))
     }
 
     /// The same for all rings. A writer that cannot be told does not keep others from it; that
@@ -488,7 +534,7 @@ impl Port {
         for receiver in self.receivers.iter_mut().flatten() {
             match receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet) {
                 Ok(told) => has_told |= told,
-                Err(error) => receiver.fail(error),
+                Err(error) => receiver.cannot_tell(error),
             }
         }
         has_told
@@ -508,14 +554,31 @@ impl Port {
     /// # Errors
     /// As [`turn`](Self::turn).
     pub fn rest(&mut self, longest: Duration) -> Result<Turn> {
+        match self.others.pop_front() {
+            Some(other) => Ok(Turn::Other(other)),
+            None => self.fresh_rest(longest),
+        }
+    }
+
+    fn fresh_rest(&mut self, longest: Duration) -> Result<Turn> {
+        // Whoever drops a view from now on wakes us.
+        let mut has_views = false;
+        for receiver in self.receivers.iter_mut().flatten() {
+            has_views |= receiver.sleeps(true);
+        }
         self.tell_all(true);
-        let has_work = self.restless + self.closing > 0
-            || self.receivers.iter().flatten().any(|receiver| receiver.has_untold())
-            || self.senders.iter().flatten().any(|sender| sender.broken().is_some());
-        let longest = longest.min(if has_work { NAP } else { SLEEP });
-        match self.queue.wait_or_wake(longest) {
-            None => self.idle(),
+        let has_unsent = self.receivers.iter().flatten().any(|receiver| receiver.has_unsent());
+        let longest = longest.min(if self.is_restless || has_unsent { NAP } else { SLEEP });
+        let outcome = self.queue.wait_or_wake(longest);
+        if has_views {
+            for receiver in self.receivers.iter_mut().flatten() {
+                receiver.sleeps(false);
+            }
+        }
+        match outcome {
             Some(outcome) => self.sort(outcome),
+            None if self.tell_all(true) => Ok(Turn::Ring),
+            None => self.idle(),
         }
     }
 
@@ -524,7 +587,8 @@ impl Port {
     /// # Errors
     /// `Closed` if there is no such ring.
     pub fn sender(&self, id: SenderId) -> Result<&RingSender> {
-        self.senders.get(usize::from(id.0)).and_then(Option::as_deref).ok_or_else(no_ring)
+        let sender = self.senders.get(usize::from(id.0)).and_then(Option::as_deref);
+        sender.filter(|sender| !sender.is_retired()).ok_or_else(no_ring)
     }
 
     /// A ring's reading side.
@@ -550,10 +614,16 @@ impl Port {
 
     #[cold]
     fn name_peer(&self, error: Error, id: SenderId) -> Error {
-        let peer = self.sender(id).ok().and_then(|sender| self.endpoint.name_of(sender.peer()));
-        match peer {
-            Some(name) => self.endpoint.domain().blame(error).with_peer(name),
-            None => self.endpoint.domain().blame(error),
+        self.name(error, self.sender(id).ok().map(RingSender::peer))
+    }
+
+    /// Adds to an error whom it is about.
+    #[cold]
+    fn name(&self, error: Error, peer: Option<Peer>) -> Error {
+        let error = self.endpoint.domain().blame(error);
+        match peer.and_then(|peer| self.endpoint.name_of(peer)) {
+            Some(name) => error.with_peer(name),
+            None => error,
         }
     }
 }
@@ -575,10 +645,11 @@ fn put<T>(places: &mut Vec<Option<Box<T>>>, place: u16, ring: T) {
     places[place] = Some(Box::new(ring));
 }
 
+/// A writing side that its user has not let go of.
 #[inline]
-fn find<T>(places: &mut [Option<Box<T>>], place: u16) -> Result<&mut T> {
+fn find(places: &mut [Option<Box<RingSender>>], place: u16) -> Result<&mut RingSender> {
     match places.get_mut(usize::from(place)) {
-        Some(Some(ring)) => Ok(ring),
+        Some(Some(sender)) if !sender.is_retired() => Ok(sender),
         _ => Err(no_ring()),
     }
 }

@@ -15,8 +15,9 @@ impl Port {
     ///
     /// # Errors
     /// Why nothing more can be written to this ring; `DeadlineExceeded`, with how much was
-    /// written and what was waited for: the message is written in part then, and the ring
-    /// takes no other until it is opened again.
+    /// written and what was waited for. If that is nothing at all, it can be sent again; else
+    /// the ring takes no other until it is opened again, so use [`finish`](Self::finish) where
+    /// that may happen.
     pub fn send(
         &mut self,
         id: SenderId,
@@ -107,7 +108,8 @@ impl Port {
                     reader.whole(),
                     reader.received()
                 );
-                return Err(late("reading a ring", timeout, detail));
+                let error = late("reading a ring", timeout, detail);
+                return Err(self.name(error, self.receiver(id)?.peer()));
             }
         }
     }
@@ -129,7 +131,8 @@ impl Wait {
     pub(super) fn turn(&mut self, port: &mut Port) -> Result<bool> {
         self.turns = self.turns.wrapping_add(1);
         let is_quiet = self.idle >= QUIET;
-        let turn = if is_quiet { port.rest(self.deadline.left())? } else { port.fresh_turn()? };
+        let turn =
+            if is_quiet { port.fresh_rest(self.deadline.left())? } else { port.fresh_turn()? };
         match turn {
             Turn::Idle => self.idle = self.idle.saturating_add(1),
             Turn::Ring => self.idle = 0,

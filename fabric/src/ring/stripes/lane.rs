@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use super::super::board::{Board, Heard};
 use super::super::memory::RingMemory;
-use super::super::outlet::{Outlet, named};
-use super::super::speaker::{LAST, Speaker};
+use super::super::outlet::{Outlet, Posted, Title, named};
+use super::super::speaker::Speaker;
 use super::super::writer::Chunk;
 use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Result, Waker};
 
@@ -125,9 +125,15 @@ impl Lane {
         fence(Ordering::SeqCst);
         // One that cannot be woken looks soon.
         if self.can_wake && self.shared.is_asleep.load(Ordering::Relaxed) {
-            let _ = self.waker.wake();
+            self.waker.nudge();
         }
         Ok(())
+    }
+
+    /// Lets the thread end soon, without waiting for it: so that several end at the same time.
+    pub(super) fn end(&self) {
+        self.shared.is_over.store(true, Ordering::Release);
+        self.waker.nudge();
     }
 
     /// Did the thread end?
@@ -138,9 +144,8 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Release);
         self.jobs = None;
-        let _ = self.waker.wake();
+        self.end();
         // It may hang in the provider, if the peer died at the wrong moment: then it stays behind,
         // with what it owns. Else it ends within a sleep.
         let Some(thread) = self.thread.take() else { return };
@@ -248,16 +253,12 @@ impl Worker {
         match (job, outlet, speaker) {
             (Job::Write { chunk, payload }, Some(outlet), _) => {
                 let payload = payload.as_ref().map(|(region, from)| (region, *from));
-                let before = outlet.unfinished();
-                if !outlet.post(endpoint, queue, chunk, payload)? {
-                    return Ok(false);
-                }
-                if outlet.unfinished() == before {
-                    // Copied: there is no completion to come.
+                let posted = outlet.post(endpoint, queue, chunk, payload)?;
+                if posted == Posted::Copied {
                     let bytes = chunk.header.payload.into();
                     self.tell(Event::Done { lane: self.number, bytes });
                 }
-                Ok(true)
+                Ok(posted != Posted::No)
             }
             (Job::Say(bits), Some(outlet), _) => outlet.say(endpoint, queue, *bits),
             (Job::SayLast(bits), Some(outlet), _) => {
@@ -274,11 +275,22 @@ impl Worker {
     }
 
     fn sort(&mut self, outcome: Outcome) -> Result<()> {
-        let completion = outcome.map_err(|failure| failure.error)?;
         let Parts { board, outlet, .. } = &mut self.parts;
+        let completion = match outcome {
+            Ok(completion) => completion,
+            // Somebody sent a message that is too long for a notice.
+            Err(failure)
+                if Board::is_ours(failure.token)
+                    && failure.error.kind() == ErrorKind::Truncated =>
+            {
+                board.missed(failure.token);
+                return Ok(());
+            }
+            Err(failure) => return Err(failure.error),
+        };
         if let Some(heard) = board.hear(&completion)? {
             self.tell(Event::Heard(heard));
-        } else if completion.token == LAST {
+        } else if Title::of_last(completion.token).is_some() {
             self.tell(Event::Said);
         } else if let Some((_, slot)) = named(completion.token)
             && let Some(bytes) = outlet.as_mut().and_then(|outlet| outlet.completed(slot))

@@ -63,7 +63,7 @@ pub struct StripesOptions {
 /// loop {
 ///     let view = receiver.receive(patience)?;
 ///     length += view.len();
-///     if view.is_last {
+///     if view.is_last() {
 ///         break;
 ///     }
 /// }

@@ -18,6 +18,7 @@ use crate::{Address, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegio
 
 /// How long to look for an event before sleeping until there is one.
 const SPIN: Duration = Duration::from_micros(20);
+const NAP: Duration = Duration::from_micros(200);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A ring in this process's memory, which one peer writes by several lanes. Made by
@@ -180,7 +181,9 @@ impl StripedReceiver {
     /// Waits until something may have changed, or so long.
     pub fn rest(&mut self, longest: Duration) {
         let State::Running { lanes, events } = &self.state else { return };
-        match events.recv_timeout(longest.min(LOOK)) {
+        // Nobody tells of a view that is dropped by another thread.
+        let has_views = !self.receiver.reader().unreleased().is_empty();
+        match events.recv_timeout(longest.min(if has_views { NAP } else { LOOK })) {
             Ok(event) => self.hear(event),
             Err(RecvTimeoutError::Timeout) if !lanes.iter().any(Lane::is_over) => {}
             Err(_) => {
@@ -271,5 +274,13 @@ impl StripedReceiver {
     #[must_use]
     pub fn statistics(&self) -> ReceiverStatistics {
         self.receiver.statistics()
+    }
+}
+
+impl Drop for StripedReceiver {
+    fn drop(&mut self) {
+        if let State::Running { lanes, .. } = &self.state {
+            lanes.iter().for_each(Lane::end);
+        }
     }
 }

@@ -7,9 +7,9 @@ use super::super::header::HEADER;
 use super::super::immediate::Immediate;
 use super::super::notify::{Notify, has_tags};
 use super::super::outlet::{Outlet, Title};
-use super::super::sender::{Pushed, SenderStatistics};
+use super::super::sender::{Pushed, SenderStatistics, stale};
 use super::super::terms::{RingAnswer, RingOffer};
-use super::super::writer::{Message, Writer};
+use super::super::writer::{Message, Refused, Writer};
 use super::lane::{Event, JOBS, Job, Lane, Parts};
 use super::spread::Spread;
 use super::{Opened, StripedSlice, Stripes};
@@ -36,6 +36,8 @@ pub struct StripedSender {
     blocked_since: Option<Instant>,
     broken: Option<Error>,
     is_done_said: bool,
+    /// The reader is gone, and is to be told that nothing more comes.
+    owes_end: bool,
 }
 
 impl Stripes {
@@ -100,14 +102,16 @@ impl Stripes {
             blocked_since: None,
             broken: None,
             is_done_said: false,
+            owes_end: false,
         };
         Ok((sender, answer))
     }
 }
 
 impl StripedSender {
-    /// Begins a message of so many bytes. The one before must be written first.
-    pub fn begin(&mut self, topic: u32, length: u64) -> Message {
+    /// Begins a message of so many bytes: see [`Writer::begin`].
+    #[must_use]
+    pub fn begin(&self, topic: u32, length: u64) -> Message {
         self.writer.begin(topic, length)
     }
 
@@ -127,7 +131,8 @@ impl StripedSender {
         }
         let chunk = match self.writer.plan(message) {
             Ok(chunk) => chunk,
-            Err(blocked) => {
+            Err(Refused::Stale) => return Err(stale()),
+            Err(Refused::Blocked(blocked)) => {
                 if self.blocked_since.is_none() {
                     self.blocked_since = Some(Instant::now());
                     self.statistics.blocked += 1;
@@ -242,7 +247,8 @@ impl StripedSender {
                 return Err(late("closing a ring", timeout, "the reader may not know of the end"));
             }
         }
-        Ok(self.statistics)
+        let statistics = self.statistics;
+        Ok(statistics)
     }
 
     /// The next message that the reader let go of: its memory is free.
@@ -286,6 +292,10 @@ impl StripedSender {
         while let Ok(event) = self.events.try_recv() {
             self.hear(event);
         }
+        if self.owes_end {
+            // The reader waits for this, to let go of its memory.
+            self.owes_end = self.lanes[0].give(Job::Say(self.writer.done())).is_err();
+        }
     }
 
     fn hear(&mut self, event: Event) {
@@ -301,8 +311,7 @@ impl StripedSender {
                 } else if self.writer.is_told_gone(&immediate) {
                     let detail = "the reader let go of it";
                     self.fail(Error::new(ErrorKind::Closed, "writing to a ring", detail));
-                    // It waits for this, to let go of its memory.
-                    let _ = self.lanes[0].give(Job::Say(self.writer.done()));
+                    self.owes_end = true;
                 }
             }
             Event::Said => self.is_done_said = true,
@@ -335,6 +344,12 @@ impl StripedSender {
     #[must_use]
     pub fn statistics(&self) -> SenderStatistics {
         self.statistics
+    }
+}
+
+impl Drop for StripedSender {
+    fn drop(&mut self) {
+        self.lanes.iter().for_each(Lane::end);
     }
 }
 
