@@ -354,7 +354,7 @@ impl RingSender {
         self.broken.get_or_insert(error);
     }
 
-    /// Why nothing more can be written, until it is [opened again](Self::reopen).
+    /// Why nothing more can be written, until the ring is opened again.
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
         self.broken.as_ref()

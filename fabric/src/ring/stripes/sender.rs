@@ -275,7 +275,7 @@ impl StripedSender {
         true
     }
 
-    /// As [`wait`](Self::wait), for whoever pushes by itself: until something may have changed,
+    /// Waits, for whoever pushes by itself: until something may have changed,
     /// or so long.
     pub fn rest(&mut self, longest: Duration) {
         let deadline = Deadline::after(longest);
