@@ -280,7 +280,9 @@ impl Endpoint {
         Err(self.refuse(
             operation,
             ErrorKind::NotSupported,
-            "the endpoint has no messages: ask for Caps::MESSAGE".to_owned(),
+            "the endpoint has no messages: ask for Caps::MESSAGE (a provider that is known to lose \
+             them has none)"
+                .to_owned(),
         ))
     }
 
