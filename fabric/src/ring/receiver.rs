@@ -422,7 +422,7 @@ impl RingReceiver {
     /// Does it want to be looked after, though the queue has nothing for it?
     #[inline]
     pub(super) fn is_restless(&self) -> bool {
-        self.form == Notify::Polling || self.is_closing
+        self.form != Notify::Immediate || self.is_closing
     }
 
     /// Whoever drops a view wakes the sleeper in this queue, while it is said to sleep. True if

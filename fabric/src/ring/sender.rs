@@ -73,6 +73,7 @@ pub struct RingSender {
     end: End,
     /// Its user let go of it: it is there until the end is said.
     is_retired: bool,
+    says_surely: bool,
 }
 
 /// Was the reader told that nothing more comes?
@@ -117,6 +118,7 @@ impl RingSender {
             broken: None,
             end: End::Open,
             is_retired: false,
+            says_surely: false,
         };
         Ok((sender, answer))
     }
@@ -265,9 +267,10 @@ impl RingSender {
     }
 
     /// Its user lets go of it: the reader is to be told that nothing more comes, if it can hear
-    /// that.
-    pub(super) fn retire(&mut self) {
-        self.is_retired = true;
+    /// that. Surely, if it is known to be there: shm does not go on with anything for a peer
+    /// that a write was to be delivered to, and whose memory is gone.
+    pub(super) fn retire(&mut self, surely: bool) {
+        (self.is_retired, self.says_surely) = (true, surely);
         let can_hear = self.form != Notify::Polling && self.end == End::Open;
         self.end = match self.end {
             End::Open if can_hear && self.broken.is_none() => End::Owed,
@@ -294,7 +297,14 @@ impl RingSender {
             Notify::Immediate | Notify::Polling => !self.outlet.has_half(),
         };
         if self.end == End::Owed && is_told {
-            self.end = match self.outlet.say_last(endpoint, queue, self.writer.done()) {
+            let bits = self.writer.done();
+            let said = match self.says_surely {
+                true => self.outlet.say_last(endpoint, queue, bits),
+                false => {
+                    self.outlet.say(endpoint, queue, bits).map(|said| (!said).then_some(false))
+                }
+            };
+            self.end = match said {
                 Ok(Some(true)) => End::Saying,
                 Ok(Some(false)) => End::Owed,
                 // Said; or the connection is broken, and there is nobody to be told.
@@ -314,7 +324,7 @@ impl RingSender {
     /// Does it want to be looked after, though the queue has nothing for it?
     #[inline]
     pub(super) fn is_restless(&self) -> bool {
-        self.form == Notify::Polling || self.end == End::Owed || self.outlet.has_due()
+        self.form != Notify::Immediate || self.end == End::Owed
     }
 
     /// Does what is to be done besides pushing: sends notices that are messages, and looks

@@ -75,7 +75,8 @@ impl Port {
     pub fn close_sender(&mut self, id: SenderId, timeout: Duration) -> Result<SenderStatistics> {
         let statistics = self.sender(id)?.statistics();
         let result = self.flush(id, timeout);
-        self.drop_sender(id);
+        let is_there = result.is_ok() && self.sender(id)?.broken().is_none();
+        self.retire(id, is_there);
         result?;
         let mut wait = Wait::new(timeout);
         while self.senders.get(usize::from(id.0)).is_some_and(Option::is_some) {
@@ -89,8 +90,12 @@ impl Port {
     /// Lets go of the writing side, whatever is on its way. The reader is told that there will be
     /// nothing more, by the turns that follow; until then the ring's name is nobody else's.
     pub fn drop_sender(&mut self, id: SenderId) {
+        self.retire(id, false);
+    }
+
+    fn retire(&mut self, id: SenderId, surely: bool) {
         if let Ok(sender) = find(&mut self.senders, id.0) {
-            sender.retire();
+            sender.retire(surely);
             self.is_restless = true;
             self.go_on_closing();
         }
