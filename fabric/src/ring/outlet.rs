@@ -299,12 +299,6 @@ impl Outlet {
         self.half.is_some_and(|(_, slot)| self.slots[usize::from(slot)].pending > 0)
     }
 
-    /// Are there notices that are to be sent as messages?
-    #[inline]
-    pub(super) fn has_due(&self) -> bool {
-        !self.due.is_empty()
-    }
-
     /// Sends the notices that are due as messages. False if some are left.
     #[inline]
     pub(super) fn settle(
