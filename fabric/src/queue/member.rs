@@ -7,18 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libfabric_sys as sys;
 
+use super::saved::Saved;
 use super::table::Table;
 use crate::address::{AddressVector, Peer};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
-
-/// An entry that was read before its time.
-#[derive(Debug)]
-pub(super) struct Saved(pub(super) sys::fi_cq_tagged_entry);
-
-// SAFETY: plain data; its pointers are only compared, by the queue's owner.
-unsafe impl Send for Saved {}
 
 /// What endpoints hold of their queue.
 #[derive(Debug)]
@@ -130,47 +124,7 @@ impl Member {
 }
 
 impl QueueShared {
-    /// Reads what there is, and keeps it for the queue's owner: before an endpoint is closed
-    /// whose provider cannot stand entries that nobody has read. Entries are few, or the owner
-    /// has not looked for long.
-    #[cold]
-    pub(crate) fn save_entries(&self) {
-        const BATCH: usize = 16;
-        const MOST: usize = 1 << 16;
-        // A lock that this holds is poisoned by no panic.
-        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
-        while saved.len() < MOST {
-            let mut tagged = [sys::fi_cq_tagged_entry::default(); BATCH];
-            let mut plain = [sys::fi_cq_data_entry::default(); BATCH];
-            let buffer = match self.has_tags {
-                true => tagged.as_mut_ptr().cast(),
-                false => plain.as_mut_ptr().cast(),
-            };
-            // SAFETY: the queue is alive, and the buffer has room for so many entries of its format.
-            let got = unsafe { sys::direct::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };
-            let Ok(got @ 1..) = usize::try_from(got) else { return };
-            if !self.has_tags {
-                for (to, from) in tagged.iter_mut().zip(&plain) {
-                    *to = widened(from);
-                }
-            }
-            saved.extend(tagged.into_iter().take(got).map(Saved));
-        }
-    }
-
     pub(crate) fn as_fid(&self) -> *mut sys::fid {
         self.handle.as_fid()
-    }
-}
-
-/// An entry of the short form in the form of those with tags.
-pub(super) fn widened(from: &sys::fi_cq_data_entry) -> sys::fi_cq_tagged_entry {
-    sys::fi_cq_tagged_entry {
-        op_context: from.op_context,
-        flags: from.flags,
-        len: from.len,
-        buf: from.buf,
-        data: from.data,
-        tag: 0,
     }
 }

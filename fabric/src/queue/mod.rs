@@ -12,13 +12,14 @@
 mod completion;
 mod failure;
 mod member;
+mod saved;
 mod table;
 mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
 pub use member::Waker;
-use member::widened;
 pub(crate) use member::{Member, QueueShared};
+use saved::widened;
 pub(crate) use table::Slot;
 
 use std::collections::VecDeque;
@@ -325,19 +326,6 @@ impl CompletionQueue {
             // It said there was one, and there is none: no loop over that.
             FailureRead::Nothing => Looked::At(None),
         }
-    }
-
-    /// Takes over entries that were read when an endpoint was closed.
-    fn take_saved(&mut self) -> bool {
-        let mut saved = self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = saved.len().min(BATCH);
-        for (to, from) in self.batch.iter_mut().zip(saved.drain(..count)) {
-            *to = from.0;
-        }
-        drop(saved);
-        self.sources.fill(sys::FI_ADDR_UNSPEC);
-        (self.next, self.filled) = (0, count);
-        count > 0
     }
 
     /// Where the provider writes entries, in the form it has.

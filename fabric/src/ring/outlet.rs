@@ -315,24 +315,9 @@ impl Outlet {
         Ok(true)
     }
 
-    /// Gives a notice to the reader, with no chunk. False if there is no room now.
-    pub(super) fn say(
-        &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-        bits: u32,
-    ) -> Result<bool> {
-        self.speaker.say(endpoint, queue, bits)
-    }
-
-    /// As [`Speaker::say_last`].
-    pub(super) fn say_last(
-        &self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-        bits: u32,
-    ) -> Result<Option<bool>> {
-        self.speaker.say_last(endpoint, queue, bits, self.title.number())
+    /// Gives notices to the reader that have no chunk.
+    pub(super) fn speaker(&self) -> &Speaker {
+        &self.speaker
     }
 
     /// Chunks that were posted and are not done, and notices that are to be sent.

@@ -425,14 +425,15 @@ impl RingReceiver {
         self.form != Notify::Immediate || self.is_closing
     }
 
-    /// Whoever drops a view wakes the sleeper in this queue, while it is said to sleep. True if
-    /// there are views that could be.
-    pub(super) fn sleeps(&mut self, is_asleep: bool) -> bool {
-        if self.reader.unreleased().is_empty() {
-            return false;
-        }
-        self.memory.sleeps(is_asleep);
-        true
+    /// While it is said to sleep, whoever drops a view wakes the sleeper in the queue: said only
+    /// if there are views that could be.
+    pub(super) fn sleeps(&self) {
+        self.memory.sleeps(!self.reader.unreleased().is_empty());
+    }
+
+    /// It does not sleep any more, whatever became of the views meanwhile.
+    pub(super) fn is_awake(&self) {
+        self.memory.sleeps(false);
     }
 
     /// Whom to wake when a view is dropped.

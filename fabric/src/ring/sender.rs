@@ -271,12 +271,10 @@ impl RingSender {
     /// that a write was to be delivered to, and whose memory is gone.
     pub(super) fn retire(&mut self, surely: bool) {
         (self.is_retired, self.says_surely) = (true, surely);
-        let can_hear = self.form != Notify::Polling && self.end == End::Open;
-        self.end = match self.end {
-            End::Open if can_hear && self.broken.is_none() => End::Owed,
-            End::Open => End::Said,
-            other => other,
-        };
+        if self.end == End::Open {
+            let can_hear = self.form != Notify::Polling && self.broken.is_none();
+            self.end = if can_hear { End::Owed } else { End::Said };
+        }
     }
 
     /// Is there no user any more?
@@ -298,11 +296,10 @@ impl RingSender {
         };
         if self.end == End::Owed && is_told {
             let bits = self.writer.done();
+            let (speaker, number) = (self.outlet.speaker(), self.outlet.title().number());
             let said = match self.says_surely {
-                true => self.outlet.say_last(endpoint, queue, bits),
-                false => {
-                    self.outlet.say(endpoint, queue, bits).map(|said| (!said).then_some(false))
-                }
+                true => speaker.say_last(endpoint, queue, bits, number),
+                false => speaker.say(endpoint, queue, bits).map(|said| (!said).then_some(false)),
             };
             self.end = match said {
                 Ok(Some(true)) => End::Saying,
@@ -461,7 +458,7 @@ pub(super) fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<Memory
 }
 
 #[cold]
-pub(super) fn too_short(payload: &RegionSlice, header: &super::Header) -> Error {
+fn too_short(payload: &RegionSlice, header: &super::Header) -> Error {
     let detail = format!("{} bytes, of a message of {}", payload.len(), header.length);
     Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
 }

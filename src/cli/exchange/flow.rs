@@ -220,10 +220,7 @@ impl Side {
         }
         let at = (self.sent % self.flow.places() * self.flow.stride()) as usize;
         let size = self.flow.size as usize;
-        let stamp = self.sent.to_le_bytes();
-        let stamped = size.min(8);
-        self.source.write(at, &stamp[..stamped])?;
-        self.source.write(at + size - stamped, &stamp[..stamped])?;
+        stamp(&self.source, at, size, self.sent)?;
         let payload = self.source.slice(at..at + size)?;
         let mut message = self.port.begin(self.sender, 0, self.flow.size)?;
         loop {
@@ -302,18 +299,7 @@ impl Side {
     }
 
     fn stream(&mut self, count: u64, samples: &mut Vec<u64>) -> Result<(), Failure> {
-        let mut before = Instant::now();
-        for number in 1..=count {
-            self.send()?;
-            if number % WINDOW == 0 {
-                let after = Instant::now();
-                samples.push((after - before).as_nanos() as u64 / WINDOW);
-                before = after;
-            }
-        }
-        if let Some(share) = (before.elapsed().as_nanos() as u64).checked_div(count % WINDOW) {
-            samples.push(share);
-        }
+        sampled(count, samples, || self.send())?;
         self.vigil.waiting_for = "the last messages to be read";
         while self.read < self.sent {
             self.reap()?;
@@ -368,6 +354,40 @@ fn progress(port: &mut Port, vigil: &mut Vigil) -> Result<bool, Failure> {
         Ok(Turn::Other(Err(failure))) => Err(vigil.failed(failure.error)),
         Err(error) => Err(vigil.failed(error)),
     }
+}
+
+/// Sends so many messages, with the time that each of a few in a row took as a sample.
+pub(super) fn sampled(
+    count: u64,
+    samples: &mut Vec<u64>,
+    mut send: impl FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut before = Instant::now();
+    for number in 1..=count {
+        send()?;
+        if number % WINDOW == 0 {
+            let after = Instant::now();
+            samples.push((after - before).as_nanos() as u64 / WINDOW);
+            before = after;
+        }
+    }
+    samples.extend((before.elapsed().as_nanos() as u64).checked_div(count % WINDOW));
+    Ok(())
+}
+
+/// Puts a message's number at both ends of it.
+#[inline]
+pub(super) fn stamp(
+    source: &MemoryRegion,
+    at: usize,
+    size: usize,
+    number: u64,
+) -> Result<(), Failure> {
+    let stamp = number.to_le_bytes();
+    let stamped = size.min(stamp.len());
+    source.write(at, &stamp[..stamped])?;
+    source.write(at + size - stamped, &stamp[..stamped])?;
+    Ok(())
 }
 
 /// A message's number stands at both ends of it. Gives how many of them are wrong, of those

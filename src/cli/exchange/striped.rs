@@ -8,15 +8,13 @@ use fabric::ring::{
 };
 use fabric::{Address, HostMemory, Offer};
 
-use super::flow::{Flow, Flown, is_wrong};
+use super::flow::{Flow, Flown, is_wrong, sampled, stamp};
 use super::frame::Frame;
 use super::pingpong::Measured;
 use super::station::Station;
 use super::vigil::{Vigil, unexpected};
 use crate::cli::exit::Failure;
 
-/// Messages between two samples.
-const WINDOW: u64 = 16;
 /// Longest wait for the ring between two looks at the other side.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long the last words may take.
@@ -71,21 +69,10 @@ pub(super) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
 
 impl Source {
     fn stream(&mut self, count: u64, samples: &mut Vec<u64>) -> Result<(), Failure> {
-        let mut before = Instant::now();
-        for number in 1..=count {
-            self.send()?;
-            if number % WINDOW == 0 {
-                let after = Instant::now();
-                samples.push((after - before).as_nanos() as u64 / WINDOW);
-                before = after;
-            }
-        }
-        if let Some(share) = (before.elapsed().as_nanos() as u64).checked_div(count % WINDOW) {
-            samples.push(share);
-        }
+        sampled(count, samples, || self.send())?;
         self.vigil.waiting_for = "the last messages to be read";
         while self.read < self.sent {
-            self.reap(true)?;
+            self.reap()?;
         }
         Ok(())
     }
@@ -93,14 +80,11 @@ impl Source {
     fn send(&mut self) -> Result<(), Failure> {
         self.vigil.waiting_for = "room in the other side's ring";
         while self.sent - self.read >= self.flow.places() {
-            self.reap(true)?;
+            self.reap()?;
         }
         let at = (self.sent % self.flow.places() * self.flow.stride()) as usize;
         let size = self.flow.size as usize;
-        let stamp = self.sent.to_le_bytes();
-        let stamped = size.min(8);
-        self.source.region().write(at, &stamp[..stamped])?;
-        self.source.region().write(at + size - stamped, &stamp[..stamped])?;
+        stamp(self.source.region(), at, size, self.sent)?;
         let source = self.source.clone();
         let payload = source.slice(at..at + size)?;
         let mut message = self.ring.begin(0, self.flow.size);
@@ -108,18 +92,16 @@ impl Source {
             match self.ring.push(&mut message, &payload)? {
                 Pushed::Written => break,
                 Pushed::Posted(_) => {}
-                Pushed::Blocked(_) | Pushed::Busy => self.reap(true)?,
+                Pushed::Blocked(_) | Pushed::Busy => self.reap()?,
             }
         }
         self.sent += 1;
         Ok(())
     }
 
-    fn reap(&mut self, waits: bool) -> Result<(), Failure> {
+    fn reap(&mut self) -> Result<(), Failure> {
         self.vigil.tick()?;
-        if waits {
-            self.ring.rest(LOOK);
-        }
+        self.ring.rest(LOOK);
         if let Some(broken) = self.ring.broken() {
             return Err(self.vigil.failed(broken.clone()));
         }

@@ -9,6 +9,7 @@ mod messages;
 mod processes;
 mod registration;
 mod ring;
+mod ring_lanes;
 mod rma;
 mod violations;
 mod waiting;
@@ -40,6 +41,7 @@ const FILES: &[&[Case]] = &[
     registration::CASES,
     keys::CASES,
     ring::CASES,
+    ring_lanes::CASES,
     violations::CASES,
     waiting::CASES,
     connections::CASES,

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use fabric::ring::{
     GRANULE, Layout, Notify, Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions,
-    SenderId, Stripes, StripesOptions, Turn, View,
+    SenderId, Turn, View,
 };
 use fabric::{
-    Access, Caps, EndpointKind, ErrorKind, HostMemory, MemoryRegion, Offer, Options, Order, Query,
-    TransferFlags,
+    Access, Caps, ErrorKind, HostMemory, MemoryRegion, Offer, Options, Order, Query, TransferFlags,
 };
 
 use super::Case;
@@ -29,12 +28,11 @@ pub const CASES: &[Case] = cases![
     ring_ends_tell_each_other,
     ring_of_a_new_reader_hears_nothing_of_the_old_one,
     ring_that_is_refused_again_still_ends,
-    ring_misuse_is_refused,
-    ring_over_lanes
+    ring_misuse_is_refused
 ];
 
 /// Bytes of the rings in which not the size matters.
-const CAPACITY: u64 = 64 << 10;
+pub(super) const CAPACITY: u64 = 64 << 10;
 
 /// A writer and a reader, driven by one thread.
 struct World {
@@ -184,18 +182,20 @@ fn offer(port: &mut Port, memory: Memory, options: &RingOptions) -> Checked<Rece
 }
 
 /// As it comes out of the bytes that would travel.
-fn travelled<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> Checked<T> {
+pub(super) fn travelled<T: serde::Serialize + serde::de::DeserializeOwned>(
+    value: &T,
+) -> Checked<T> {
     Ok(serde_json::from_slice(&serde_json::to_vec(value)?)?)
 }
 
-fn bytes_of(view: &View) -> Checked<Vec<u8>> {
+pub(super) fn bytes_of(view: &View) -> Checked<Vec<u8>> {
     match view.slice() {
         Some(slice) => get(&slice.region(), slice.offset(), slice.len()),
         None => Ok(Vec::new()),
     }
 }
 
-fn options(notify: Notify, capacity: u64, watermark: u64) -> RingOptions {
+pub(super) fn options(notify: Notify, capacity: u64, watermark: u64) -> RingOptions {
     RingOptions { capacity, watermark, notify, whole: 0 }
 }
 
@@ -567,89 +567,6 @@ fn ring_misuse_is_refused(cell: &Cell) -> Checked {
     }
 }
 
-/// Over three lanes, each with a domain and a thread. Whatever order chunks come in, messages come
-/// whole; and either side hears of the other one's end.
-fn ring_over_lanes(cell: &Cell) -> Checked {
-    if cell.kind != EndpointKind::Rdm {
-        return Err("lacking: lanes are connectionless".into());
-    }
-    let notify = best(cell)?;
-    let offers = vec![ordered(cell, Caps::empty())?; 3];
-    let open = || Stripes::open(&offers, StripesOptions::default());
-    for reader_goes in [false, true] {
-        let (writing, reading) = (open()?, open()?);
-        let (writers, readers) = (writing.addresses()?, reading.addresses()?);
-        let longest = 700_000;
-        let source = match cell.memory {
-            Memory::Host => writing.register(HostMemory::zeroed(longest)?)?,
-            Memory::Cuda => writing.register(DeviceMemory::new(longest)?)?,
-        };
-        let options = options(notify, CAPACITY, CAPACITY / 8);
-        let mut receiver = match cell.memory {
-            Memory::Host => reading.receiver(&writers, &options)?,
-            Memory::Cuda => {
-                let memory = DeviceMemory::new(CAPACITY as usize)?;
-                reading.receiver_over(&writers, &options, memory)?
-            }
-        };
-        let terms = travelled::<RingOffer>(&receiver.terms()?)?;
-        ensure!(terms.lanes.len() == 3, "{terms:?}");
-        let (mut sender, answer) = writing.sender(&readers, &terms, 3000)?;
-        receiver.connect(&travelled::<RingAnswer>(&answer)?)?;
-        let end = Instant::now() + patience();
-        let lengths = [64, 0, 5000, longest, 1, 100_000, 64];
-        for (number, length) in lengths.into_iter().enumerate() {
-            let bytes = pattern(number as u64 + 5, length);
-            if length > 0 {
-                put(source.region(), 0, &bytes)?;
-            }
-            let payload = source.slice(0..length)?;
-            let mut message = sender.begin(9, length as u64);
-            let mut got = Vec::with_capacity(length);
-            let mut is_whole = false;
-            while !is_whole {
-                ensure!(Instant::now() < end, "{} of {length} bytes came", got.len());
-                let pushed = sender.push(&mut message, &payload)?;
-                while let Some(view) = receiver.take()? {
-                    let header = *view.header();
-                    ensure!(header.message == number as u64 && header.topic == 9, "{header:?}");
-                    ensure!(header.offset == got.len() as u64, "{header:?}");
-                    got.extend(bytes_of(&view)?);
-                    is_whole = view.is_last();
-                }
-                if !receiver.tell(true) && !matches!(pushed, Pushed::Posted(_)) {
-                    receiver.rest(Duration::from_micros(200));
-                }
-            }
-            check_bytes(&format!("message {number} of {length} bytes"), &got, &bytes)?;
-            // What is written from is free when the reader let go of it.
-            let mut is_read = false;
-            while !is_read {
-                ensure!(Instant::now() < end, "message {number} is not told to be read");
-                receiver.tell(true);
-                sender.rest(Duration::from_millis(1));
-                is_read = sender.next_read() == Some(number as u64);
-            }
-        }
-        let (sent, received) = (sender.statistics(), receiver.statistics());
-        ensure!(sent.messages == 7 && sent.chunks == received.chunks, "{sent:?} {received:?}");
-        if reader_goes {
-            let closing = std::thread::spawn(move || receiver.close(patience()));
-            while sender.broken().is_none() {
-                ensure!(Instant::now() < end, "the writer did not hear of the reader's end");
-                sender.rest(Duration::from_millis(1));
-            }
-            let closed = closing.join().map_err(|_| "the thread died")??;
-            ensure!(closed.messages == 7, "{closed:?}");
-        } else {
-            sender.close(patience())?;
-            let said = receiver.receive(patience()).err().ok_or("something came")?;
-            ensure!(said.kind() == ErrorKind::Closed, "{said}");
-        }
-    }
-    Ok(())
-}
-
 /// An offer that a ring can be told by: with tags, where it cannot be told otherwise.
 fn able(cell: &Cell, query: Query, caps: Caps) -> Checked<Offer> {
     let offer = cell.offer_of(query.clone(), caps)?;
@@ -660,7 +577,7 @@ fn able(cell: &Cell, query: Query, caps: Caps) -> Checked<Offer> {
 }
 
 /// The same with order between writes, where the provider has that.
-fn ordered(cell: &Cell, caps: Caps) -> Checked<Offer> {
+pub(super) fn ordered(cell: &Cell, caps: Caps) -> Checked<Offer> {
     let order = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
     match cell.offer_of(cell.query().order(order), caps) {
         Err(error) if error.kind() == ErrorKind::NoProvider => able(cell, cell.query(), caps),
@@ -669,7 +586,7 @@ fn ordered(cell: &Cell, caps: Caps) -> Checked<Offer> {
 }
 
 /// The best form; a cell that has none is lacking.
-fn best(cell: &Cell) -> Checked<Notify> {
+pub(super) fn best(cell: &Cell) -> Checked<Notify> {
     let offer = ordered(cell, Caps::empty())?;
     Notify::best(offer.capabilities()).map_err(|error| format!("lacking: {error}").into())
 }

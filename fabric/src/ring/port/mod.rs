@@ -5,6 +5,7 @@
 //! the port go on meanwhile. One thread, no lock; a [`Worker`](crate::Worker) can own a port.
 
 mod closing;
+mod opening;
 mod waiting;
 
 pub use closing::Graves;
@@ -13,26 +14,20 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::board::{Board, Heard};
-use super::immediate::{Immediate, Notice, RINGS};
+use super::immediate::{Immediate, Notice};
 use super::memory::View;
-use super::notify::Notify;
 use super::outlet::{Title, named};
-use super::receiver::{RingOptions, RingReceiver};
-use super::sender::{Pushed, RingSender, remote_memory};
+use super::receiver::RingReceiver;
+use super::sender::{Pushed, RingSender};
 use super::speaker::SAID;
-use super::terms::{RingAnswer, RingOffer};
 use super::writer::Message;
 use crate::{
-    CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryRegion, Outcome, Peer, RegionSlice,
-    Result,
+    CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
 
 /// Turns without anything after which it is quiet: writers are told what was released, and
 /// whoever waits may sleep.
 const QUIET: u32 = 200;
-/// Bytes of the memory that notices are written to: for a head and its complement, though
-/// nobody looks at it.
-const SLATE: usize = 64;
 /// Longest sleep while something is to be done that nothing wakes us for.
 const NAP: Duration = Duration::from_micros(50);
 /// Longest sleep otherwise.
@@ -162,143 +157,6 @@ impl Port {
     /// fetched by [`turn`](Self::turn).
     pub fn parts(&mut self) -> (&mut Endpoint, &mut CompletionQueue) {
         (&mut self.endpoint, &mut self.queue)
-    }
-
-    /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms).
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a capacity that no ring has; `NotSupported` where the provider
-    /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings.
-    pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
-        let receiver = RingReceiver::open(&self.endpoint, ring, epoch, options)?;
-        self.keep_receiver(ring, receiver)
-    }
-
-    /// The same in memory that the caller made: of a device, or shared with other processes.
-    ///
-    /// # Errors
-    /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
-    pub fn offer_over(&mut self, options: &RingOptions, memory: impl Memory) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
-        let receiver = RingReceiver::open_over(&self.endpoint, ring, epoch, options, memory)?;
-        self.keep_receiver(ring, receiver)
-    }
-
-    fn keep_receiver(&mut self, ring: u16, receiver: RingReceiver) -> Result<ReceiverId> {
-        self.prepare(receiver.notify())?;
-        receiver.wakes(self.queue.waker());
-        self.slate()?;
-        put(&mut self.receivers, ring, receiver);
-        self.next_ring = (ring + 1) % RINGS;
-        self.is_restless = true;
-        Ok(ReceiverId(ring))
-    }
-
-    /// Before rings of this form are opened.
-    fn prepare(&mut self, form: Notify) -> Result<()> {
-        self.board.expect(&self.endpoint, form)?;
-        self.board.refill(&mut self.endpoint, &mut self.queue)
-    }
-
-    fn slate(&mut self) -> Result<MemoryRegion> {
-        match &self.slate {
-            Some(slate) => Ok(slate.clone()),
-            None => Ok(self.slate.insert(remote_memory(&self.endpoint, SLATE)?).clone()),
-        }
-    }
-
-    fn next_epoch(&mut self) -> u32 {
-        self.epoch += 1;
-        self.epoch
-    }
-
-    /// What the writer of a ring has to know.
-    ///
-    /// # Errors
-    /// `Closed` if there is no such ring; if the memory's keys cannot be had.
-    pub fn terms(&self, id: ReceiverId) -> Result<RingOffer> {
-        let Some(slate) = &self.slate else { return Err(no_ring()) };
-        self.receiver(id)?.offer(std::slice::from_ref(slate))
-    }
-
-    /// Opens the writing side of a ring that a peer offered, with chunks of at most so many
-    /// bytes of payload. With what is to be answered.
-    ///
-    /// # Errors
-    /// `NotSupported` where the provider cannot do what the offer wants; what is wrong with
-    /// the offer; `ResourceExhausted` if there are 1024 rings.
-    pub fn accept(
-        &mut self,
-        peer: Peer,
-        offer: &RingOffer,
-        longest_payload: u64,
-    ) -> Result<(SenderId, RingAnswer)> {
-        let (name, slate) = (free_place(&self.senders, self.next_name)?, self.slate()?);
-        let title = Title { name, generation: self.next_generation() };
-        let (sender, answer) =
-            RingSender::open(&self.endpoint, &slate, peer, offer, title, longest_payload)?;
-        self.prepare(offer.notify)?;
-        put(&mut self.senders, name, sender);
-        self.next_name = (name + 1) % RINGS;
-        self.is_restless = true;
-        Ok((SenderId(name), answer))
-    }
-
-    /// Takes the writer's answer to a ring's terms.
-    ///
-    /// # Errors
-    /// What is wrong with the answer; `Closed` if there is no such ring.
-    pub fn connect(&mut self, id: ReceiverId, peer: Peer, answer: &RingAnswer) -> Result<()> {
-        open(&mut self.receivers, id)?.connect(&self.endpoint, peer, answer)
-    }
-
-    /// After the connection was lost: the ring begins a new epoch in fresh memory. The writer
-    /// is to get the [`terms`](Self::terms) again.
-    ///
-    /// # Errors
-    /// `Closed` if there is no such ring; if there is no memory; `InvalidArgument` for a ring in
-    /// device memory, which only the caller can make.
-    pub fn reopen(&mut self, id: ReceiverId) -> Result<()> {
-        let epoch = self.next_epoch();
-        let receiver = open(&mut self.receivers, id)?;
-        receiver.reopen(&self.endpoint, epoch)?;
-        receiver.wakes(self.queue.waker());
-        Ok(())
-    }
-
-    /// The same in memory that the caller made, as by [`offer_over`](Self::offer_over).
-    ///
-    /// # Errors
-    /// `Closed` if there is no such ring; `OutOfBounds` if the memory is too small.
-    pub fn reopen_over(&mut self, id: ReceiverId, memory: impl Memory) -> Result<()> {
-        let epoch = self.next_epoch();
-        let receiver = open(&mut self.receivers, id)?;
-        receiver.reopen_over(&self.endpoint, epoch, memory)?;
-        receiver.wakes(self.queue.waker());
-        Ok(())
-    }
-
-    /// The writing side of the same: messages from the one on that the offer names are to be
-    /// written again.
-    ///
-    /// # Errors
-    /// As [`accept`](Self::accept); `VersionMismatch` for an epoch that is over.
-    pub fn accept_again(
-        &mut self,
-        id: SenderId,
-        peer: Peer,
-        offer: &RingOffer,
-    ) -> Result<RingAnswer> {
-        let (slate, generation) = (self.slate()?, self.next_generation());
-        let sender = find(&mut self.senders, id.0)?;
-        sender.reopen(&self.endpoint, &slate, peer, offer, generation)
-    }
-
-    /// Sixty-five thousand outlets later nothing of an earlier one is on its way.
-    fn next_generation(&mut self) -> u16 {
-        self.generation = self.generation.wrapping_add(1);
-        self.generation
     }
 
     /// Takes one thing from the queue, and does what is to be done for the rings.
@@ -562,19 +420,12 @@ impl Port {
 
     fn fresh_rest(&mut self, longest: Duration) -> Result<Turn> {
         // Whoever drops a view from now on wakes us.
-        let mut has_views = false;
-        for receiver in self.receivers.iter_mut().flatten() {
-            has_views |= receiver.sleeps(true);
-        }
+        self.receivers.iter().flatten().for_each(|receiver| receiver.sleeps());
         self.tell_all(true);
         let has_unsent = self.receivers.iter().flatten().any(|receiver| receiver.has_unsent());
         let longest = longest.min(if self.is_restless || has_unsent { NAP } else { SLEEP });
         let outcome = self.queue.wait_or_wake(longest);
-        if has_views {
-            for receiver in self.receivers.iter_mut().flatten() {
-                receiver.sleeps(false);
-            }
-        }
+        self.receivers.iter().flatten().for_each(|receiver| receiver.is_awake());
         match outcome {
             Some(outcome) => self.sort(outcome),
             None if self.tell_all(true) => Ok(Turn::Ring),
@@ -626,23 +477,6 @@ impl Port {
             None => error,
         }
     }
-}
-
-/// A place that no ring has: the first from this one on, around the end.
-fn free_place<T>(places: &[Option<T>], from: u16) -> Result<u16> {
-    let is_free = |place: &u16| places.get(usize::from(*place)).is_none_or(|ring| ring.is_none());
-    (from..RINGS).chain(0..from).find(is_free).ok_or_else(|| {
-        let detail = format!("{RINGS} rings end on this endpoint");
-        Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
-    })
-}
-
-fn put<T>(places: &mut Vec<Option<Box<T>>>, place: u16, ring: T) {
-    let place = usize::from(place);
-    if places.len() <= place {
-        places.resize_with(place + 1, || None);
-    }
-    places[place] = Some(Box::new(ring));
 }
 
 /// A writing side that its user has not let go of.

@@ -260,9 +260,10 @@ impl Worker {
                 }
                 Ok(posted != Posted::No)
             }
-            (Job::Say(bits), Some(outlet), _) => outlet.say(endpoint, queue, *bits),
+            (Job::Say(bits), Some(outlet), _) => outlet.speaker().say(endpoint, queue, *bits),
             (Job::SayLast(bits), Some(outlet), _) => {
-                let said = outlet.say_last(endpoint, queue, *bits)?;
+                let number = outlet.title().number();
+                let said = outlet.speaker().say_last(endpoint, queue, *bits, number)?;
                 if said.is_none() {
                     self.tell(Event::Said);
                 }

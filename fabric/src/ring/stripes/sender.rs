@@ -76,12 +76,11 @@ impl Stripes {
             self.lanes.into_iter().zip(peers).zip(&offer.lanes).enumerate()
         {
             let mut board = lane.board();
-            let Opened { endpoint, mut queue, slate, .. } = lane;
+            let Opened { mut endpoint, mut queue, slate, .. } = lane;
             most = most.min(endpoint.domain().capabilities().max_message_size as u64);
             let (title, form) = (Title { name: 0, generation: 0 }, (offer.notify, offer.tagged));
             let outlet = Outlet::new(&endpoint, peer, terms, form, shape, title)?;
             board.expect(&endpoint, offer.notify)?;
-            let mut endpoint = endpoint;
             board.refill(&mut endpoint, &mut queue)?;
             let outlet = Some(outlet);
             let kept = (slate, None);
@@ -177,8 +176,8 @@ impl StripedSender {
     /// Writes a whole message and gives its number.
     ///
     /// # Errors
-    /// Why nothing more can be written; `DeadlineExceeded`, with how much was written: then
-    /// the ring takes no other message.
+    /// Why nothing more can be written; `DeadlineExceeded`, with how much was written: if that is
+    /// nothing at all it can be sent again, else the ring takes no other message.
     pub fn send(
         &mut self,
         topic: u32,
@@ -247,8 +246,7 @@ impl StripedSender {
                 return Err(late("closing a ring", timeout, "the reader may not know of the end"));
             }
         }
-        let statistics = self.statistics;
-        Ok(statistics)
+        Ok(self.statistics)
     }
 
     /// The next message that the reader let go of: its memory is free.
@@ -275,8 +273,7 @@ impl StripedSender {
         true
     }
 
-    /// Waits, for whoever pushes by itself: until something may have changed,
-    /// or so long.
+    /// Waits, for whoever pushes by itself: until something may have changed, or so long.
     pub fn rest(&mut self, longest: Duration) {
         let deadline = Deadline::after(longest);
         self.wait(&deadline);

@@ -1,0 +1,74 @@
+//! Entries that were read before their time.
+//!
+//! Some providers cannot stand an endpoint that is closed while its queue has entries that nobody
+//! has read. So they are read then, by whoever closes it, and kept for the queue's owner.
+#![allow(unsafe_code)]
+
+use std::sync::PoisonError;
+
+use libfabric_sys as sys;
+
+use super::{BATCH, CompletionQueue, QueueShared};
+
+/// An entry that was read before its time.
+#[derive(Debug)]
+pub(super) struct Saved(pub(super) sys::fi_cq_tagged_entry);
+
+// SAFETY: plain data; its pointers are only compared, by the queue's owner.
+unsafe impl Send for Saved {}
+
+impl QueueShared {
+    /// Reads what there is, and keeps it for the queue's owner: before an endpoint is closed
+    /// whose provider cannot stand entries that nobody has read. Entries are few, or the owner
+    /// has not looked for long.
+    #[cold]
+    pub(crate) fn save_entries(&self) {
+        const MOST: usize = 1 << 16;
+        // A lock that this holds is poisoned by no panic.
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        while saved.len() < MOST {
+            let mut tagged = [sys::fi_cq_tagged_entry::default(); BATCH];
+            let mut plain = [sys::fi_cq_data_entry::default(); BATCH];
+            let buffer = match self.has_tags {
+                true => tagged.as_mut_ptr().cast(),
+                false => plain.as_mut_ptr().cast(),
+            };
+            // SAFETY: the queue is alive, and the buffer has room for so many entries of its format.
+            let got = unsafe { sys::direct::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };
+            let Ok(got @ 1..) = usize::try_from(got) else { return };
+            if !self.has_tags {
+                for (to, from) in tagged.iter_mut().zip(&plain) {
+                    *to = widened(from);
+                }
+            }
+            saved.extend(tagged.into_iter().take(got).map(Saved));
+        }
+    }
+}
+
+impl CompletionQueue {
+    /// Takes over entries that were read when an endpoint was closed.
+    pub(super) fn take_saved(&mut self) -> bool {
+        let mut saved = self.shared.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = saved.len().min(BATCH);
+        for (to, from) in self.batch.iter_mut().zip(saved.drain(..count)) {
+            *to = from.0;
+        }
+        drop(saved);
+        self.sources.fill(sys::FI_ADDR_UNSPEC);
+        (self.next, self.filled) = (0, count);
+        count > 0
+    }
+}
+
+/// An entry of the short form in the form of those with tags.
+pub(super) fn widened(from: &sys::fi_cq_data_entry) -> sys::fi_cq_tagged_entry {
+    sys::fi_cq_tagged_entry {
+        op_context: from.op_context,
+        flags: from.flags,
+        len: from.len,
+        buf: from.buf,
+        data: from.data,
+        tag: 0,
+    }
+}
