@@ -94,3 +94,44 @@ impl Event {
         Ok(EventTicket(exported))
     }
 }
+
+/// A point of a stream that was [marked](crate::Stream::point): everything that was begun
+/// before it is done, or is not done yet.
+///
+/// It may be asked by any thread, and may outlive its stream. Whenever it is dropped, reached
+/// or not, its event goes back to the stream, which records it again once it was reached.
+pub struct Point {
+    device: Device,
+    event: Arc<driver::Event>,
+}
+
+impl fmt::Debug for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Point({})", self.device.name())
+    }
+}
+
+impl Point {
+    pub(crate) fn new(device: Device, event: Arc<driver::Event>) -> Self {
+        Self { device, event }
+    }
+
+    /// Is everything done that was begun before it? Does not wait.
+    ///
+    /// # Errors
+    /// If something of it failed.
+    pub fn is_done(&self) -> Result<bool> {
+        let driver = self.device.driver("look at a point")?;
+        driver.is_event_done(&self.event).map_err(|error| error.on(self.device.name()))
+    }
+
+    /// Waits until everything is done that was begun before it.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded): it goes on nevertheless. Or
+    /// what failed.
+    pub fn wait(&self, longest: Duration) -> Result<()> {
+        waiting::until("wait for a point", longest, || self.is_done())
+            .map_err(|error| error.on(self.device.name()))
+    }
+}

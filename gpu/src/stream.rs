@@ -14,13 +14,17 @@ use std::time::{Duration, Instant};
 use crate::device::Device;
 use crate::driver::{self, HostBlock, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::Event;
+use crate::event::{Event, Point};
 use crate::memory::{Holding, Memory, Slice};
+use crate::reuse::Reuse;
 use crate::waiting;
 
 /// Operations after which an event of the stream's own is recorded, so that memory is
 /// let go of while the stream is never waited for.
 const KEPT: usize = 64;
+/// Events that a stream keeps, to record them again: more than are waited for at once.
+/// Those beyond are made and closed, which costs some microseconds, and is right as well.
+const EVENTS: usize = 64;
 /// Bytes that are moved at once between the caller's memory and a device.
 const BOUNCE: usize = 1 << 20;
 /// How long a stream that is dropped waits for its operations.
@@ -58,10 +62,17 @@ pub struct Stream {
     bounce: Mutex<Option<Arc<dyn HostBlock>>>,
 }
 
+/// What operations touch that are not known to be done, in their order.
 #[derive(Default)]
 struct InFlight {
-    since_last: Vec<Kept>,
-    marked: VecDeque<(Arc<driver::Event>, Vec<Kept>)>,
+    kept: VecDeque<Kept>,
+    /// How many of the last of them no event is behind yet.
+    since_last: usize,
+    /// Events, and how many each lets go of.
+    marked: VecDeque<(Arc<driver::Event>, usize)>,
+    events: Reuse<driver::Event>,
+    /// Empty: its room is used again for what is let go of.
+    room: Vec<Kept>,
 }
 
 /// What an operation touches.
@@ -221,9 +232,33 @@ impl Stream {
         let last = self.mark(&mut self.in_flight())?;
         waiting::until(operation, longest, || driver.is_event_done(&last))
             .map_err(|error| error.on(self.device.name()))?;
-        let done = self.sweep(&mut self.in_flight());
-        drop(done);
+        self.sweep(self.in_flight());
         Ok(())
+    }
+
+    /// Marks this point of the stream, to be asked about later, by any thread. Costs as much
+    /// as the recording of an event, none is made for it if it can be helped, and what is begun
+    /// afterwards does not wait for it.
+    ///
+    /// ```
+    /// # let device = gpu::Device::open("stand-in:0".parse()?)?;
+    /// # let (from, to) = (device.allocate(4096)?, device.allocate(4096)?);
+    /// let stream = device.stream()?;
+    /// stream.copy(&to.whole(), &from.whole())?;
+    /// let copied = stream.point()?;
+    /// stream.fill(&from.whole(), 0)?;
+    /// while !copied.is_done()? {} // … or something better to do
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn point(&self) -> Result<Point> {
+        let mut in_flight = self.in_flight();
+        let event = self.mark(&mut in_flight)?;
+        // Who only ever marks and asks has its memory back as well.
+        self.sweep(in_flight);
+        Ok(Point::new(self.device.clone(), event))
     }
 
     fn raw(&self) -> &dyn StreamDriver {
@@ -276,40 +311,61 @@ impl Stream {
     ) -> Result<()> {
         self.device.driver(operation)?;
         let mut in_flight = self.in_flight();
+        let before = in_flight.kept.len();
         let kept = touched.iter().map(|slice| Kept::Memory { _held: slice.memory().hold() });
-        in_flight.since_last.extend(kept);
+        in_flight.kept.extend(kept);
         let kept = block.map(|block| Kept::Block { _held: Arc::clone(block) });
-        in_flight.since_last.extend(kept);
+        in_flight.kept.extend(kept);
+        in_flight.since_last += in_flight.kept.len() - before;
         begin(self.raw()).map_err(|error| error.on(self.device.name()))?;
-        if in_flight.since_last.len() >= KEPT {
+        if in_flight.since_last >= KEPT {
             self.mark(&mut in_flight)?;
-            let done = self.sweep(&mut in_flight);
-            drop(in_flight);
-            drop(done);
+            self.sweep(in_flight);
         }
         Ok(())
     }
 
-    /// Records an event behind all that was begun so far.
+    /// Records an event behind all that was begun so far. It is nobody else's as long as
+    /// somebody has it.
     fn mark(&self, in_flight: &mut InFlight) -> Result<Arc<driver::Event>> {
         let driver = self.device.driver("make an event")?;
-        let event = driver.event(false).map_err(|error| error.on(self.device.name()))?;
-        let event = Arc::new(event);
-        self.raw().record(&event).map_err(|error| error.on(self.device.name()))?;
-        let kept = std::mem::take(&mut in_flight.since_last);
-        if !kept.is_empty() {
-            in_flight.marked.push_back((Arc::clone(&event), kept));
+        let on = |error: Error| error.on(self.device.name());
+        let is_reached = |event: &driver::Event| matches!(driver.is_event_done(event), Ok(true));
+        let event = match in_flight.events.take(is_reached) {
+            Some(event) => event,
+            None => {
+                let made = Arc::new(driver.event(false).map_err(on)?);
+                if in_flight.events.len() < EVENTS {
+                    in_flight.events.keep(&made);
+                }
+                made
+            }
+        };
+        self.raw().record(&event).map_err(on)?;
+        if in_flight.since_last > 0 {
+            let count = std::mem::take(&mut in_flight.since_last);
+            in_flight.marked.push_back((Arc::clone(&event), count));
         }
         Ok(event)
     }
 
-    /// Takes out what is done with, to be dropped when the lock is not held any more: owners
-    /// of memory may do anything then. What failed is kept: the device may be at it still.
-    #[must_use]
-    fn sweep(&self, in_flight: &mut InFlight) -> Vec<Vec<Kept>> {
-        let is_done = |event| matches!(self.device.0.driver.is_event_done(event), Ok(true));
-        let count = in_flight.marked.iter().take_while(|(event, _)| is_done(event)).count();
-        in_flight.marked.drain(..count).map(|(_, kept)| kept).collect()
+    /// Lets go of what is done with, when the lock is not held any more: owners of memory
+    /// may do anything then. What failed is kept: the device may be at it still.
+    fn sweep(&self, mut in_flight: MutexGuard<'_, InFlight>) {
+        let driver = &self.device.0.driver;
+        let is_done = |event: &driver::Event| matches!(driver.is_event_done(event), Ok(true));
+        let mut count = 0;
+        while in_flight.marked.front().is_some_and(|(event, _)| is_done(event)) {
+            count += in_flight.marked.pop_front().map_or(0, |(_, kept)| kept);
+        }
+        if count == 0 {
+            return;
+        }
+        let mut done = std::mem::take(&mut in_flight.room);
+        done.extend(in_flight.kept.drain(..count));
+        drop(in_flight);
+        done.clear();
+        self.in_flight().room = done;
     }
 
     fn bounce_block(&self, block: &mut Option<Arc<dyn HostBlock>>) -> Result<Arc<dyn HostBlock>> {
@@ -399,5 +455,38 @@ impl Drop for Stream {
         ));
         std::mem::forget(self.raw.take());
         std::mem::forget(self.bounce.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PATIENCE;
+
+    /// Begun and waited for again and again, a stream makes no further events, and keeps no
+    /// memory that nobody needs.
+    #[test]
+    fn steady_use_makes_no_events() {
+        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let (to, from) = (device.allocate(4096).unwrap(), device.allocate(4096).unwrap());
+        let stream = device.stream().unwrap();
+        for _ in 0..1000 {
+            stream.copy(&to.whole(), &from.whole()).unwrap();
+            let point = stream.point().unwrap();
+            stream.synchronize(PATIENCE).unwrap();
+            assert!(point.is_done().unwrap());
+        }
+        let in_flight = stream.in_flight();
+        assert!(in_flight.events.len() <= 3, "{} events", in_flight.events.len());
+        assert!(in_flight.kept.is_empty() && in_flight.marked.is_empty());
+        drop(in_flight);
+        // More points than events are kept, none of which is asked about.
+        let points: Vec<_> = (0..2 * EVENTS).map(|_| stream.point().unwrap()).collect();
+        points.last().unwrap().wait(PATIENCE).unwrap();
+        assert!(points.iter().all(|point| point.is_done().unwrap()));
+        assert_eq!(stream.in_flight().events.len(), EVENTS);
+        drop(points);
+        drop(stream.point().unwrap());
+        assert_eq!(stream.in_flight().events.len(), EVENTS);
     }
 }

@@ -4,6 +4,7 @@ mod devices;
 mod failures;
 mod legacy;
 mod memory;
+mod points;
 mod sharing;
 mod streams;
 
@@ -40,6 +41,9 @@ cases! {
         the_caller_goes_on_meanwhile, a_deadline_is_kept, a_peer_is_reached_directly,
         a_peer_is_not_reached_without_leave, lengths_and_bounds_are_checked,
         owners_may_do_anything_when_they_are_dropped;
+    points:
+        a_point_is_reached_when_all_before_it_is_done, a_point_is_dropped_at_any_time,
+        memory_goes_when_only_points_are_asked;
     memory:
         what_is_freed_is_free, a_budget_refuses_with_numbers, more_than_there_is_is_refused,
         the_host_is_registered_once, an_address_tells_who_allocated_it, a_dma_buf_comes_out;

@@ -144,7 +144,7 @@ pub fn owners_may_do_anything_when_they_are_dropped(house: &House) -> Result<(),
 }
 
 /// Makes a stand-in slow enough to be watched; a GPU gets more to do instead.
-fn slow(house: &House, delay: Duration) {
+pub fn slow(house: &House, delay: Duration) {
     if house.is_stand_in() {
         behave(0, Behaviour { delay, ..Behaviour::default() });
     }
