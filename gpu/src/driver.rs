@@ -99,6 +99,15 @@ pub(crate) trait HostBlock: Debug + Send + Sync {
     fn address(&self) -> u64;
 }
 
+/// An entry of a list of copies, as kernels read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Entry {
+    pub(crate) to: u64,
+    pub(crate) from: u64,
+    pub(crate) length: u64,
+}
+
 /// Operations in order. Each is only begun when it is called.
 pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
@@ -112,6 +121,12 @@ pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
     /// As for copying; `result` is 8 bytes of a host block.
     unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()>;
+    /// Copies what the entries of a list say, in any order: `count` [entries](Entry), which
+    /// lie in a host block, and have so many bytes together.
+    ///
+    /// # Safety
+    /// As for copying, for each entry; the list stays, and stays as it is, until it is done.
+    unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()>;
     fn record(&self, event: &Event) -> Result<()>;
     fn wait(&self, event: &Arc<Event>) -> Result<()>;
     fn is_done(&self) -> Result<bool>;

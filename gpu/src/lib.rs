@@ -48,7 +48,7 @@ pub use name::{DeviceName, Implementation};
 pub use pointer::{Allocator, Attributes};
 pub use pool::{Pool, PoolPiece};
 pub use properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
-pub use stream::{Stream, leaked_streams};
+pub use stream::{Block, BlocksBy, Stream, leaked_streams};
 
 /// A deadline for waits on devices that are expected to succeed.
 pub const PATIENCE: Duration = Duration::from_secs(10);

@@ -5,6 +5,8 @@
 //! touch, and lets go of it when an event behind them is done.
 #![allow(unsafe_code)]
 
+mod blocks;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +20,8 @@ use crate::event::{Event, Point};
 use crate::memory::{Holding, Memory, Slice};
 use crate::reuse::Reuse;
 use crate::waiting;
+
+pub use blocks::{Block, BlocksBy};
 
 /// Operations after which an event of the stream's own is recorded, so that memory is
 /// let go of while the stream is never waited for.
@@ -60,6 +64,8 @@ pub struct Stream {
     in_flight: Mutex<InFlight>,
     /// For transfers of the caller's own memory: one at a time.
     bounce: Mutex<Option<Arc<dyn HostBlock>>>,
+    /// What kernels read lists of blocks from.
+    lists: Mutex<Reuse<dyn HostBlock>>,
 }
 
 /// What operations touch that are not known to be done, in their order.
@@ -89,7 +95,13 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     pub(crate) fn new(device: Device, raw: Box<dyn StreamDriver>) -> Self {
-        Self { device, raw: Some(raw), in_flight: Mutex::default(), bounce: Mutex::default() }
+        Self {
+            device,
+            raw: Some(raw),
+            in_flight: Mutex::default(),
+            bounce: Mutex::default(),
+            lists: Mutex::default(),
+        }
     }
 
     /// The device that works on it.
@@ -455,6 +467,9 @@ impl Drop for Stream {
         ));
         std::mem::forget(self.raw.take());
         std::mem::forget(self.bounce.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        std::mem::forget(std::mem::take(
+            self.lists.get_mut().unwrap_or_else(PoisonError::into_inner),
+        ));
     }
 }
 

@@ -3,14 +3,15 @@
 
 use std::ffi::{CStr, c_int};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 use sys::CUdevice_attribute_enum as Attribute;
 
+use super::kernels::Kernels;
 use super::library::{self, Address, Code, Functions, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
 use super::memory::{self, Block, Physical, Space};
-use super::stream::{Event, Kernel, Stream};
+use super::stream::{Event, Stream};
 use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DeviceName;
@@ -47,7 +48,7 @@ pub(super) struct Context {
     pub(super) number: u32,
     device: c_int,
     raw: sys::CUcontext,
-    pub(super) kernel: OnceLock<Kernel>,
+    pub(super) kernels: Kernels,
 }
 
 // SAFETY: the driver's objects may be used from any thread; a context is made current in
@@ -74,8 +75,8 @@ impl Context {
             let code = (functions.context_retain)(&raw mut raw, device);
             library::check(functions, operation, code)?;
         }
-        let kernel = OnceLock::new();
-        Ok(Arc::new(Self { functions, number, device, raw, kernel }))
+        let kernels = Kernels::default();
+        Ok(Arc::new(Self { functions, number, device, raw, kernels }))
     }
 
     /// An error unless the code is 0.
@@ -137,9 +138,7 @@ impl Drop for Entered<'_> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Some(kernel) = self.kernel.take() {
-            kernel.unload(self);
-        }
+        std::mem::take(&mut self.kernels).unload(self);
         // SAFETY: retained once, by `retain`. Nobody is left to tell if it fails.
         let _ = unsafe { (self.functions.context_release)(self.device) };
     }

@@ -1,6 +1,7 @@
 //! Devices behind NVIDIA's driver.
 
 mod device;
+mod kernels;
 mod library;
 mod memory;
 mod stream;

@@ -1,4 +1,4 @@
-//! Streams, events, and the one kernel.
+//! Streams and events.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::sys;
 
 use super::device::Context;
+use super::kernels::{Kernel, checksum_shape, copy_shape};
 use super::library::Address;
 use crate::driver::{self, StreamDriver};
 use crate::error::{ErrorKind, Result};
@@ -88,36 +89,38 @@ impl StreamDriver for Stream {
     }
 
     unsafe fn checksum(&self, from: u64, length: u64, result: u64) -> Result<()> {
-        const THREADS: u32 = 256;
-        /// Enough to keep the memory of any device busy; each thread takes many words.
-        const MOST_BLOCKS: u64 = 1024;
         let operation = "checksum";
         let functions = self.context.enter(operation)?;
-        let function = Kernel::of(&self.context)?;
         let mut sum = self.sum()?;
-        let blocks = length.div_ceil(8 * u64::from(THREADS)).clamp(1, MOST_BLOCKS) as u32;
         let (mut from, mut length) = (from, length);
+        let what = (Kernel::Checksum, checksum_shape(length));
         let mut arguments =
             [(&raw mut from).cast::<c_void>(), (&raw mut length).cast(), (&raw mut sum).cast()];
-        // SAFETY: the caller's promise for the range; three arguments, as the kernel has,
-        // which are copied by the launch; the sum belongs to this stream.
+        // SAFETY: the caller's promise for the range; three arguments, as the kernel has;
+        // the sum belongs to this stream.
         unsafe {
             self.context.check(operation, (functions.fill_bytes)(sum, 0, 8, self.raw))?;
-            let code = (functions.launch)(
-                function,
-                blocks,
-                1,
-                1,
-                THREADS,
-                1,
-                1,
-                0,
-                self.raw,
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            );
-            self.context.check(operation, code)?;
+            let kernels = &self.context.kernels;
+            kernels.launch(&self.context, &functions, what, self.raw, &mut arguments)?;
             self.context.check(operation, (functions.copy)(result, sum, 8, self.raw))
+        }
+    }
+
+    unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let functions = self.context.enter("copy a list")?;
+        let (shape, mut lanes) = copy_shape(count, bytes);
+        let (mut list, mut count) = (list, count);
+        let mut arguments =
+            [(&raw mut list).cast::<c_void>(), (&raw mut count).cast(), (&raw mut lanes).cast()];
+        let what = (Kernel::CopyList, shape);
+        // SAFETY: the caller's promise for the list, which the driver allocated, so that
+        // devices reach it at the host's address; three arguments, as the kernel has.
+        unsafe {
+            let kernels = &self.context.kernels;
+            kernels.launch(&self.context, &functions, what, self.raw, &mut arguments)
         }
     }
 
@@ -222,49 +225,6 @@ impl Drop for Event {
         if let Ok(functions) = self.context.enter("close an event") {
             // SAFETY: ours. The driver lets go of it when it was reached.
             let _ = unsafe { (functions.event_destroy)(self.raw) };
-        }
-    }
-}
-
-/// The checksum's code on a device.
-pub(super) struct Kernel {
-    module: sys::CUmodule,
-    function: sys::CUfunction,
-}
-
-// SAFETY: the driver's modules may be used from any thread.
-unsafe impl Send for Kernel {}
-// SAFETY: the same.
-unsafe impl Sync for Kernel {}
-
-impl Kernel {
-    /// Has the driver compile it, the first time.
-    fn of(context: &Context) -> Result<sys::CUfunction> {
-        const TEXT: &str = concat!(include_str!("checksum.ptx"), "\0");
-        if let Some(kernel) = context.kernel.get() {
-            return Ok(kernel.function);
-        }
-        let operation = "load the checksum kernel";
-        let functions = context.enter(operation)?;
-        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: room for handles; texts that end in zero.
-        unsafe {
-            let code = (functions.module_load)(&raw mut module, TEXT.as_ptr().cast());
-            context.check(operation, code)?;
-            let name = c"checksum".as_ptr();
-            let code = (functions.module_function)(&raw mut function, module, name);
-            context.check(operation, code)?;
-        }
-        if let Err(late) = context.kernel.set(Self { module, function }) {
-            late.unload(context);
-        }
-        Ok(context.kernel.get().map_or(function, |kernel| kernel.function))
-    }
-
-    pub(super) fn unload(self, context: &Context) {
-        if let Ok(functions) = context.enter("unload the checksum kernel") {
-            // SAFETY: loaded by us; nothing of it runs any more.
-            let _ = unsafe { (functions.module_unload)(self.module) };
         }
     }
 }

@@ -112,8 +112,8 @@ pub fn behave(number: u32, behaviour: Behaviour) {
     }
 }
 
-/// Lets the stand-in's next copy, fill or checksum but `operations` fail, and with it all
-/// that follow on its stream.
+/// Lets the stand-in's next copy, fill, checksum or list of copies but `operations` fail, and
+/// with it all that follow on its stream.
 pub fn fail_after(number: u32, operations: u32) {
     if number < COUNT {
         state(number).until_failure.store(i64::from(operations), Ordering::Relaxed);

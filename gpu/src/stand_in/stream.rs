@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::State;
 use super::memory::{checked, memory_file};
 use crate::checksum::checksum_from;
-use crate::driver::{self, StreamDriver};
+use crate::driver::{self, Entry, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 
 fn failed(operation: &'static str) -> Error {
@@ -124,6 +124,7 @@ enum Operation {
     Copy { to: u64, from: u64, length: u64 },
     Fill { to: u64, byte: u8, length: u64 },
     Checksum { from: u64, length: u64, result: u64 },
+    CopyList { list: u64, count: u32, length: u64 },
     Reach { event: Event, point: u64 },
     Wait { event: Event, point: u64 },
 }
@@ -204,6 +205,11 @@ impl StreamDriver for Stream {
         Ok(())
     }
 
+    unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()> {
+        self.push(Operation::CopyList { list, count, length: bytes });
+        Ok(())
+    }
+
     fn record(&self, event: &driver::Event) -> Result<()> {
         let driver::Event::StandIn(event) = event else {
             return Err(driver::mixed("record an event"));
@@ -256,7 +262,8 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
     let length = match &operation {
         Operation::Copy { length, .. }
         | Operation::Fill { length, .. }
-        | Operation::Checksum { length, .. } => *length,
+        | Operation::Checksum { length, .. }
+        | Operation::CopyList { length, .. } => *length,
         Operation::Reach { event, point } => {
             let points = event.0.points();
             if has_failed {
@@ -277,8 +284,8 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
     // Two streams that are not ordered may copy the same bytes at once, as on any device; what
     // is there then is up to chance, here as there. Nothing but such copies ever looks at it.
     //
-    // SAFETY: who began the operation keeps both ranges valid until it is done, and nobody
-    // holds references to the bytes.
+    // SAFETY: who began the operation keeps all ranges, and a list, valid until it is done,
+    // and nobody holds references to the bytes.
     unsafe {
         match operation {
             Operation::Copy { to, from, length } => {
@@ -290,6 +297,12 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
             Operation::Checksum { from, length, result } => {
                 let sum = checksum_of(from as *const u8, length as usize);
                 (result as *mut u64).write_volatile(sum);
+            }
+            Operation::CopyList { list, count, .. } => {
+                for number in 0..count as usize {
+                    let Entry { to, from, length } = (list as *const Entry).add(number).read();
+                    ptr::copy(from as *const u8, to as *mut u8, length as usize);
+                }
             }
             Operation::Reach { .. } | Operation::Wait { .. } => {}
         }

@@ -1,5 +1,6 @@
 //! The cases.
 
+mod blocks;
 mod devices;
 mod failures;
 mod legacy;
@@ -41,6 +42,10 @@ cases! {
         the_caller_goes_on_meanwhile, a_deadline_is_kept, a_peer_is_reached_directly,
         a_peer_is_not_reached_without_leave, lengths_and_bounds_are_checked,
         owners_may_do_anything_when_they_are_dropped;
+    blocks:
+        blocks_arrive_however_they_lie, blocks_arrive_however_long_they_are,
+        ten_thousand_blocks_arrive, blocks_that_reach_beyond_are_refused_before_any_moves,
+        memory_lives_as_long_as_its_blocks, blocks_go_to_peers_and_to_the_host;
     points:
         a_point_is_reached_when_all_before_it_is_done, a_point_is_dropped_at_any_time,
         memory_goes_when_only_points_are_asked;

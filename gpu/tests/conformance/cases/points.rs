@@ -31,7 +31,7 @@ pub fn a_point_is_reached_when_all_before_it_is_done(house: &House) -> Result<()
     // Any thread may ask, while the stream goes on.
     std::thread::scope(|scope| {
         for point in &points {
-            scope.spawn(|| point.wait(PATIENCE).unwrap());
+            scope.spawn(move || point.wait(PATIENCE).unwrap());
         }
         stream.fill(&to.slice(0, 4096).unwrap(), 1).unwrap();
     });
