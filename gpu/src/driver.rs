@@ -20,6 +20,14 @@ pub(crate) enum Physical {
     StandIn(stand_in::Physical),
 }
 
+/// Physical memory that somebody mapped, and where.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    pub(crate) physical: Physical,
+    pub(crate) base: u64,
+    pub(crate) length: u64,
+}
+
 /// A point in a stream.
 #[derive(Debug)]
 pub(crate) enum Event {
@@ -67,6 +75,11 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     unsafe fn legacy_close(&self, address: u64) -> Result<()>;
 
     fn attributes(&self, address: u64) -> Result<Attributes>;
+    /// The one piece of physical memory that is mapped at this address, by whoever. It stays
+    /// as long as what this gives does.
+    fn retain(&self, address: u64) -> Result<Mapping>;
+    /// Has synchronous operations on this address's allocation done when they return.
+    fn set_sync_memops(&self, address: u64) -> Result<()>;
     fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd>;
 
     /// # Safety

@@ -6,8 +6,9 @@
 //!
 //! Memory that is [allocated to be shared](Device::allocate_shared) leaves its process as
 //! a file descriptor, works in any namespace, and outlives who made it. A [`Pool`] of it
-//! grows piece by piece without moving. Memory that something else allocated can leave by
-//! [legacy handle](Memory::export_legacy).
+//! grows piece by piece without moving. Memory that something else allocated is
+//! [adopted](Device::adopt), and leaves as its allocator allows: in pieces, as file
+//! descriptors, or by [legacy handle](Memory::export_legacy).
 //!
 //! Nothing here falls back in silence: a copy between devices that were not let at each
 //! other is refused, where a driver would take the long way.
@@ -21,7 +22,9 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod foreign;
 mod fork;
+mod importer;
 mod legacy;
 mod links;
 mod memory;
@@ -41,9 +44,10 @@ pub use checksum::checksum;
 pub use device::{Device, Survey};
 pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventTicket, Point};
+pub use importer::Importer;
 pub use legacy::{LegacyHandle, open_legacy_handles};
 pub use links::{LinkBytes, LinkCounters, PcieLink};
-pub use memory::{HostMapping, Memory, Slice, WeakMemory};
+pub use memory::{Exported, HostMapping, Memory, Pieces, Slice, WeakMemory};
 pub use name::{DeviceName, Implementation};
 pub use pointer::{Allocator, Attributes};
 pub use pool::{Pool, PoolPiece};

@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
+use crate::foreign::Foreign;
 use crate::legacy::{LegacyHandle, Opened};
 use crate::name::DeviceName;
 use crate::space::Space;
@@ -48,7 +49,7 @@ enum Kind {
     Space(Space),
     Legacy { opened: Opened },
     Host { _mapping: Box<dyn HostMapping> },
-    Foreign { _owner: Box<dyn fmt::Debug + Send + Sync> },
+    Foreign(Foreign),
 }
 
 impl Drop for Holding {
@@ -67,7 +68,7 @@ impl Drop for Holding {
             // SAFETY: registered by us, and no operation is left.
             Kind::Host { .. } => unsafe { driver.unregister(self.address) },
             // These look after themselves.
-            Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign { .. } => Ok(()),
+            Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign(_) => Ok(()),
         };
     }
 }
@@ -100,9 +101,15 @@ impl Memory {
         Self(Arc::new(Holding { device: device.clone(), resident, address, length, kind }))
     }
 
-    /// A range of addresses with memory in it.
-    pub(crate) fn of_space(device: &Device, resident: DeviceName, space: Space, len: u64) -> Self {
-        Self::new(device, Some(resident), space.address(), len, Kind::Space(space))
+    /// A part of a range of addresses with memory in it.
+    pub(crate) fn of_space(
+        device: &Device,
+        resident: DeviceName,
+        space: Space,
+        (offset, length): (u64, u64),
+    ) -> Self {
+        let address = space.address() + offset;
+        Self::new(device, Some(resident), address, length, Kind::Space(space))
     }
 
     pub(crate) fn of_legacy(
@@ -127,7 +134,8 @@ impl Memory {
         self.0.length.fetch_max(length, Ordering::AcqRel);
     }
 
-    /// Memory that something else allocated, such as a framework's tensor.
+    /// Memory that something else allocated, such as a framework's tensor. The driver is not
+    /// asked about it: [adopting](Device::adopt) it tells how it can leave this process.
     ///
     /// # Safety
     /// The range belongs to `device`, or is mapped for it, until `owner` is dropped.
@@ -137,7 +145,7 @@ impl Memory {
         length: u64,
         owner: impl fmt::Debug + Send + Sync + 'static,
     ) -> Self {
-        let kind = Kind::Foreign { _owner: Box::new(owner) };
+        let kind = Kind::Foreign(Foreign::unknown(Box::new(owner)));
         Self::new(device, Some(device.name()), address, length, kind)
     }
 
@@ -200,6 +208,8 @@ impl Memory {
             Kind::Space(space) => space.is_open_to(name.number),
             // Opened for one device, which may be another than it lies on.
             Kind::Legacy { .. } => self.0.device.name() == name || device.has_peer(resident.number),
+            // Leave to reach a peer's plain memory says nothing of what others mapped.
+            Kind::Foreign(foreign) if foreign.is_mapped() => self.0.device.name() == name,
             _ => resident == name || device.has_peer(resident.number),
         }
     }
@@ -207,30 +217,103 @@ impl Memory {
     /// As a file descriptor, for other processes to [import](Device::import).
     ///
     /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) unless it was
-    /// [allocated to be shared](Device::allocate_shared), in one piece.
+    /// [`NotSupported`](ErrorKind::NotSupported) unless it is whole pieces of memory that can
+    /// leave [in pieces](Self::export_pieces), and just one.
     pub fn export(&self) -> Result<OwnedFd> {
-        let mut pieces = self.export_pieces()?;
-        match (pieces.pop(), pieces.is_empty()) {
-            (Some((descriptor, _)), true) => Ok(descriptor),
-            _ => Err(self.refuse("export", "it does not consist of one piece")),
+        let operation = "export";
+        let pieces = self.pieces()?;
+        if pieces.lengths.len() != 1 || pieces.offset != 0 {
+            let detail = "it does not consist of one piece, from its beginning on";
+            return Err(self.refuse(operation, detail));
+        }
+        self.export_piece(0).map(|(descriptor, _)| descriptor)
+    }
+
+    /// As file descriptors, one for each of the pieces that it consists of: a
+    /// [pool](crate::Pool) has many, and so may memory that was [adopted](Device::adopt). Where
+    /// they might be too many for a process to have open,
+    /// [one at a time](Self::export_piece) will do.
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) unless it was allocated to be shared, here or
+    /// by others; the text says what to do instead.
+    pub fn export_pieces(&self) -> Result<Exported> {
+        let Pieces { offset, lengths } = self.pieces()?;
+        let pieces = (0..lengths.len()).map(|number| self.export_piece(number));
+        Ok(Exported { pieces: pieces.collect::<Result<_>>()?, offset })
+    }
+
+    /// One of the pieces as a file descriptor, with its length.
+    ///
+    /// # Errors
+    /// As for [all](Self::export_pieces); [`OutOfBounds`](ErrorKind::OutOfBounds) if there is
+    /// no such piece.
+    pub fn export_piece(&self, number: usize) -> Result<(OwnedFd, u64)> {
+        let operation = "export";
+        self.0.device.driver(operation)?;
+        let exported = match &self.0.kind {
+            Kind::Space(space) => space.export(number),
+            Kind::Foreign(foreign) => match foreign.retained() {
+                Some(retained) => retained.export(number),
+                None => return Err(self.refuse(operation, foreign.why_not())),
+            },
+            _ => return Err(self.refuse(operation, "it was not allocated to be shared")),
+        };
+        exported.map_err(|error| error.on(self.0.device.name()))
+    }
+
+    /// The pieces that leave when it is [exported](Self::export_pieces), and where in them it
+    /// begins.
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) if it cannot leave in pieces.
+    pub fn pieces(&self) -> Result<Pieces> {
+        let operation = "export";
+        self.0.device.driver(operation)?;
+        match &self.0.kind {
+            Kind::Space(space) => {
+                let lengths = space.layout().into_iter().map(|(_, length)| length).collect();
+                Ok(Pieces { offset: self.address() - space.address(), lengths })
+            }
+            Kind::Foreign(foreign) => match foreign.retained() {
+                Some(retained) => {
+                    let lengths = retained.lengths().collect();
+                    Ok(Pieces { offset: retained.offset(), lengths })
+                }
+                None => Err(self.refuse(operation, foreign.why_not())),
+            },
+            _ => Err(self.refuse(operation, "it was not allocated to be shared")),
         }
     }
 
-    /// As file descriptors, one for each of the pieces that it consists of, with their
-    /// lengths: a [pool](crate::Pool) has many.
+    /// From now on the driver's synchronous operations on this memory are done when they
+    /// return, even where they usually may go on a little: who lets a network card at it without
+    /// a stream in between needs that. It cannot be taken back.
     ///
     /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) unless it was allocated to be shared.
-    pub fn export_pieces(&self) -> Result<Vec<(OwnedFd, u64)>> {
-        let operation = "export";
-        self.0.device.driver(operation)?;
-        let Some(space) = self.space() else {
-            return Err(self.refuse(operation, "it was not allocated to be shared"));
-        };
-        let layout = space.layout().into_iter().enumerate();
-        let exported = layout.map(|(number, (_, length))| Ok((space.export(number)?, length)));
-        exported.collect::<Result<_>>().map_err(|error| error.on(self.0.device.name()))
+    /// [`NotSupported`](ErrorKind::NotSupported) where the driver cannot.
+    pub fn set_sync_memops(&self) -> Result<()> {
+        let driver = self.0.device.driver("make operations synchronous")?;
+        let on = |error: Error| error.on(self.0.device.name());
+        // It holds for an allocation, and each piece is one.
+        let mut at = self.address();
+        let mut left = self.length();
+        if let Ok(pieces) = self.pieces() {
+            let mut offset = pieces.offset;
+            for length in pieces.lengths {
+                // What lies before the memory, if it begins in a later piece.
+                let before = offset.min(length);
+                offset -= before;
+                let part = left.min(length - before);
+                if part > 0 {
+                    driver.set_sync_memops(at).map_err(on)?;
+                }
+                at += part;
+                left -= part;
+            }
+            return Ok(());
+        }
+        driver.set_sync_memops(at).map_err(on)
     }
 
     /// As 64 bytes and a place in the allocation they stand for, for other processes to
@@ -248,7 +331,11 @@ impl Memory {
         let operation = "export by legacy handle";
         let driver = self.0.device.driver(operation)?;
         match &self.0.kind {
-            Kind::Plain | Kind::Foreign { .. } => {}
+            Kind::Plain => {}
+            Kind::Foreign(foreign) if foreign.may_be_plain() => {}
+            Kind::Foreign(foreign) if foreign.retained().is_none() => {
+                return Err(self.refuse(operation, foreign.why_not()));
+            }
             _ => return Err(self.refuse(operation, "it was not allocated the plain way")),
         }
         let on = |error: Error| error.on(self.0.device.name());
@@ -271,6 +358,25 @@ impl Memory {
     pub fn downgrade(&self) -> WeakMemory {
         WeakMemory(Arc::downgrade(&self.0))
     }
+}
+
+/// The pieces of memory that leaves its process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pieces {
+    /// Where the memory begins, from the start of the first piece on, in bytes.
+    pub offset: u64,
+    /// Their lengths in bytes, in the order in which they lie.
+    pub lengths: Vec<u64>,
+}
+
+/// Memory on its way to another process, which [adds](crate::Importer::add) the pieces in
+/// their order, and [begins](crate::Importer::finish) at the offset.
+#[derive(Debug)]
+pub struct Exported {
+    /// Descriptors of the pieces, and their lengths in bytes.
+    pub pieces: Vec<(OwnedFd, u64)>,
+    /// Where the memory begins, from the start of the first piece on, in bytes.
+    pub offset: u64,
 }
 
 /// Memory that goes when others let go of it.
@@ -379,46 +485,36 @@ impl Device {
     pub fn allocate_shared(&self, length: u64, peers: &[&Self]) -> Result<Memory> {
         let space = Space::reserve(self, length, peers)?;
         space.create(length).map_err(|error| error.on(self.name()))?;
-        Ok(Memory::of_space(self, self.name(), space, length))
+        Ok(Memory::of_space(self, self.name(), space, (0, length)))
     }
 
-    /// Imports memory that another process exported, for this device, which may be another
-    /// than it lies on. Whoever exported it can go: the memory stays as long as anybody
-    /// has it.
+    /// Takes in memory that something else allocated, such as a framework's tensor: asks the
+    /// driver who did, and thus how it can leave this process.
+    ///
+    /// Memory that was mapped in pieces which can leave as file descriptors, such as that of
+    /// PyTorch's expandable segments, leaves [in pieces](Memory::export_pieces): all that the
+    /// range touches, which need not begin or end where a piece does. They stay as long as what
+    /// is made here does, even if their owner unmaps them. Plain memory leaves
+    /// [by legacy handle](Memory::export_legacy). All else stays here, and says why when it is
+    /// exported.
+    ///
+    /// Mapped memory is taken to be reached by this device alone, whatever its peers may reach
+    /// otherwise: adopt it for each that it is mapped for.
     ///
     /// # Errors
-    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the descriptor is not such memory, or
-    /// has less than `length` bytes;
-    /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if this device cannot reach it.
-    pub fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Memory> {
-        self.import_pieces(&[(descriptor, length)], length)
-    }
-
-    /// Imports memory of `length` bytes that another process exported in pieces, one behind
-    /// the other.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver knows nothing of the
+    /// address; [`OutOfBounds`](ErrorKind::OutOfBounds) if its allocation is shorter.
     ///
-    /// # Errors
-    /// As for [one piece](Self::import); [`InvalidHandle`](ErrorKind::InvalidHandle) if all
-    /// pieces together have fewer bytes.
-    pub fn import_pieces(&self, pieces: &[(BorrowedFd<'_>, u64)], length: u64) -> Result<Memory> {
-        let on = |error: Error| error.on(self.name());
-        let limit = pieces.iter().try_fold(0_u64, |sum, (_, length)| {
-            let length = length.checked_next_multiple_of(self.properties().granularity)?;
-            sum.checked_add(length)
-        });
-        let space = Space::reserve(self, limit.unwrap_or(u64::MAX), &[])?;
-        let mut resident = self.name();
-        let mut mapped = 0;
-        for (descriptor, length) in pieces {
-            let imported = space.import(descriptor.as_fd(), *length).map_err(on)?;
-            mapped = imported.offset + imported.length;
-            resident = imported.resident;
-        }
-        if length > mapped {
-            let detail = format!("{length} bytes, in pieces of {mapped} together");
-            return Err(on(Error::new("import", ErrorKind::InvalidHandle, detail)));
-        }
-        Ok(Memory::of_space(self, resident, space, length))
+    /// # Safety
+    /// The range belongs to this device, or is mapped for it, until `owner` is dropped.
+    pub unsafe fn adopt(
+        &self,
+        address: u64,
+        length: u64,
+        owner: impl fmt::Debug + Send + Sync + 'static,
+    ) -> Result<Memory> {
+        let (foreign, resident) = Foreign::found(self, (address, length), Box::new(owner))?;
+        Ok(Memory::new(self, resident, address, length, Kind::Foreign(foreign)))
     }
 
     /// Lets this device, and all others of its kind, at memory of the host.
@@ -440,6 +536,7 @@ impl fmt::Debug for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Legacy { opened } => write!(f, "{opened:?}"),
+            Self::Foreign(foreign) => write!(f, "{foreign:?}"),
             _ => f.write_str("memory"),
         }
     }

@@ -50,7 +50,7 @@ impl Pool {
     /// [`NoPeerAccess`](ErrorKind::NoPeerAccess) if a peer cannot.
     pub fn new(device: &Device, limit: u64, peers: &[&Device]) -> Result<Self> {
         let space = Space::reserve(device, limit, peers)?;
-        let memory = Memory::of_space(device, device.name(), space, 0);
+        let memory = Memory::of_space(device, device.name(), space, (0, 0));
         Ok(Self { device: device.clone(), memory, is_attached: false })
     }
 
@@ -100,7 +100,7 @@ impl Pool {
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds) if there is no such piece.
     pub fn export(&self, piece: usize) -> Result<OwnedFd> {
-        self.space()?.export(piece).map_err(|error| error.on(self.device.name()))
+        self.memory.export_piece(piece).map(|(descriptor, _)| descriptor)
     }
 
     /// Its pieces, in order.

@@ -126,7 +126,7 @@ impl Space {
             }
             _ => error,
         })?;
-        Ok(Imported { offset, length, resident: name })
+        Ok(Imported { offset, length })
     }
 
     fn check_room(&self, operation: &'static str, pieces: &Pieces, length: u64) -> Result<()> {
@@ -163,8 +163,8 @@ impl Space {
         Ok(offset)
     }
 
-    /// The descriptor of a piece.
-    pub(crate) fn export(&self, number: usize) -> Result<OwnedFd> {
+    /// The descriptor of a piece, and its length.
+    pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
         let operation = "export";
         let driver = self.device.driver(operation)?;
         let pieces = self.pieces();
@@ -172,7 +172,7 @@ impl Space {
             let detail = format!("piece {number} of {}", pieces.list.len());
             return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
         };
-        driver.export(&piece.physical)
+        Ok((driver.export(&piece.physical)?, piece.length))
     }
 
     /// The device that the pieces lie on, if there are any.
@@ -187,11 +187,10 @@ impl Space {
     }
 }
 
-/// Where another process's memory was mapped, and on which device it lies.
+/// Where another process's memory was mapped.
 pub(crate) struct Imported {
     pub(crate) offset: u64,
     pub(crate) length: u64,
-    pub(crate) resident: DeviceName,
 }
 
 /// Gives back what was charged, unless all went well.

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use gpu::{Device, DeviceName, LegacyHandle, Memory, Slice, WeakMemory};
+use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, WeakMemory};
 use ipc::{Channel, Incarnation};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -59,13 +59,17 @@ impl Shared {
         }
         let of_device = |error| Error::of_device(operation, error);
         let (route, descriptors) = match memory.export_pieces() {
-            Ok(pieces) if pieces.len() > MOST_PIECES => {
+            Ok(Exported { pieces, .. }) if pieces.len() > MOST_PIECES => {
                 let detail = format!("{} pieces, {MOST_PIECES} are the most", pieces.len());
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
-            Ok(pieces) => {
+            Ok(Exported { pieces, offset: 0 }) => {
                 let (descriptors, pieces) = pieces.into_iter().unzip();
                 (Route::Descriptors { pieces }, descriptors)
+            }
+            Ok(Exported { offset, .. }) => {
+                let detail = format!("it begins {offset} bytes behind the start of its piece");
+                return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
                 (Route::Legacy(memory.export_legacy().map_err(of_device)?), Vec::new())

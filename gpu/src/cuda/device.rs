@@ -345,6 +345,14 @@ impl DeviceDriver for Device {
         memory::attributes(&self.context, address)
     }
 
+    fn retain(&self, address: u64) -> Result<driver::Mapping> {
+        memory::retain(&self.context, address)
+    }
+
+    fn set_sync_memops(&self, address: u64) -> Result<()> {
+        memory::set_sync_memops(&self.context, address)
+    }
+
     fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd> {
         memory::dma_buf(&self.context, address, length)
     }

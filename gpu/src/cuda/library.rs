@@ -119,6 +119,7 @@ functions! {
     host_unregister = "cuMemHostUnregister": fn(*mut c_void);
     pointer_attributes = "cuPointerGetAttributes":
         fn(c_uint, *const c_uint, *const *mut c_void, Address);
+    pointer_set_attribute = "cuPointerSetAttribute": fn(*const c_void, c_uint, Address);
 
     stream_create = "cuStreamCreate": fn(*mut sys::CUstream, c_uint);
     stream_destroy = "cuStreamDestroy_v2": fn(sys::CUstream);

@@ -114,7 +114,11 @@ impl Physical {
             let place = (&raw mut number).cast::<c_void>();
             (functions.physical_export)(place, self.handle, FILE_DESCRIPTOR, 0)
         };
-        self.context.check(operation, code)?;
+        self.context.check(operation, code).map_err(|error| match error.kind() {
+            // What the driver says of memory that others made, not to leave as a descriptor.
+            ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
+            _ => error,
+        })?;
         owned(operation, number)
     }
 
@@ -337,6 +341,41 @@ fn is_mapped(context: &Context, address: Address) -> bool {
         }
         is_mapped
     }
+}
+
+/// The piece that is mapped at an address, retained. Of memory that was mapped in pieces the
+/// driver tells the bounds of the one that the address lies in, not those of all.
+pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver::Mapping> {
+    let operation = "look at mapped memory";
+    let functions = context.enter(operation)?;
+    let (mut handle, mut base, mut length) = (0, 0, 0);
+    // SAFETY: valid numbers; the driver looks the address up.
+    unsafe {
+        let code = (functions.memory_range)(&raw mut base, &raw mut length, address);
+        context.check(operation, code)?;
+        let at = ptr::without_provenance_mut(address as usize);
+        context.check(operation, (functions.physical_retain)(&raw mut handle, at))?;
+    }
+    let length = length as u64;
+    let physical = Physical { context: Arc::clone(context), handle, length };
+    Ok(driver::Mapping { physical: driver::Physical::Cuda(physical), base, length })
+}
+
+pub(super) fn set_sync_memops(context: &Context, address: Address) -> Result<()> {
+    const SYNC_MEMOPS: u32 = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
+    let operation = "make operations synchronous";
+    let functions = context.enter(operation)?;
+    let yes: u32 = 1;
+    // SAFETY: a number, as the attribute is one; the driver looks the address up.
+    let code = unsafe {
+        let value = (&raw const yes).cast::<c_void>();
+        (functions.pointer_set_attribute)(value, SYNC_MEMOPS, address)
+    };
+    context.check(operation, code).map_err(|error| match error.kind() {
+        // What the driver says of memory that it does not do this for.
+        ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
+        _ => error,
+    })
 }
 
 pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Result<OwnedFd> {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::State;
 use crate::driver::{self, HostBlock, SpaceDriver};
@@ -16,33 +16,50 @@ use crate::name::DeviceName;
 use crate::pointer::{Allocator, Attributes};
 
 /// What is known of the addresses of this process.
-static KNOWN: Mutex<BTreeMap<u64, Attributes>> = Mutex::new(BTreeMap::new());
+static KNOWN: Mutex<BTreeMap<u64, Known>> = Mutex::new(BTreeMap::new());
 static NEXT_BUFFER: AtomicU64 = AtomicU64::new(1);
 
-fn known() -> MutexGuard<'static, BTreeMap<u64, Attributes>> {
+struct Known {
+    attributes: Attributes,
+    /// What is mapped there, if it was mapped.
+    physical: Option<Physical>,
+}
+
+impl Known {
+    fn new(device: Option<u32>, allocator: Allocator, base: u64, length: u64) -> Self {
+        let buffer_id = NEXT_BUFFER.fetch_add(1, Ordering::Relaxed);
+        let device = device.map(DeviceName::stand_in);
+        let attributes = Attributes { device, allocator, base, length, buffer_id };
+        Self { attributes, physical: None }
+    }
+
+    fn remember(self) {
+        known().insert(self.attributes.base, self);
+    }
+}
+
+fn known() -> MutexGuard<'static, BTreeMap<u64, Known>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn remember(device: Option<u32>, allocator: Allocator, base: u64, length: u64) {
-    let (base, attributes) = described(device, allocator, base, length);
-    known().insert(base, attributes);
-}
-
-fn described(
-    device: Option<u32>,
-    allocator: Allocator,
-    base: u64,
-    length: u64,
-) -> (u64, Attributes) {
-    let buffer_id = NEXT_BUFFER.fetch_add(1, Ordering::Relaxed);
-    let device = device.map(DeviceName::stand_in);
-    (base, Attributes { device, allocator, base, length, buffer_id })
+fn look<T>(address: u64, answer: impl FnOnce(&Known) -> Option<T>) -> Option<T> {
+    let known = known();
+    let (_, found) = known.range(..=address).next_back()?;
+    let is_inside = address - found.attributes.base < found.attributes.length;
+    is_inside.then(|| answer(found)).flatten()
 }
 
 pub(super) fn attributes(address: u64) -> Option<Attributes> {
-    let known = known();
-    let (_, found) = known.range(..=address).next_back()?;
-    (address - found.base < found.length).then(|| found.clone())
+    look(address, |found| Some(found.attributes.clone()))
+}
+
+/// What is mapped at an address, by whoever.
+pub(super) fn retain(address: u64) -> Option<driver::Mapping> {
+    look(address, |found| {
+        let physical = driver::Physical::StandIn(found.physical.clone()?);
+        let Attributes { base, length, .. } = found.attributes;
+        Some(driver::Mapping { physical, base, length })
+    })
 }
 
 fn map(
@@ -76,10 +93,10 @@ fn unmap(address: u64, length: u64) -> Result<()> {
 const READ_AND_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 const NOWHERE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
-pub(super) fn allocate(device: u32, length: u64) -> Result<u64> {
+pub(super) fn allocate(device: Option<u32>, allocator: Allocator, length: u64) -> Result<u64> {
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let address = map("allocate", ptr::null_mut(), length, READ_AND_WRITE, flags, None)?;
-    remember(Some(device), Allocator::Plain, address, length);
+    Known::new(device, allocator, address, length).remember();
     Ok(address)
 }
 
@@ -88,20 +105,19 @@ pub(super) fn free(address: u64) -> Result<u64> {
     let Some(found) = known().remove(&address) else {
         return Err(Error::new("free", ErrorKind::InvalidArgument, "it was not allocated"));
     };
-    unmap(address, found.length)?;
-    Ok(found.length)
+    unmap(address, found.attributes.length)?;
+    Ok(found.attributes.length)
 }
 
 pub(super) fn register(address: u64, length: u64) -> Result<()> {
     let mut known = known();
     let before = known.range(..address.saturating_add(length)).next_back();
-    let overlaps = before.is_some_and(|(base, found)| base + found.length > address);
+    let overlaps = before.is_some_and(|(base, found)| base + found.attributes.length > address);
     if overlaps || length == 0 {
         let detail = format!("{length} bytes at {address:#x} are known already, or nothing");
         return Err(Error::new("register host memory", ErrorKind::InvalidArgument, detail));
     }
-    let (base, attributes) = described(None, Allocator::Host, address, length);
-    known.insert(base, attributes);
+    known.insert(address, Known::new(None, Allocator::Host, address, length));
     Ok(())
 }
 
@@ -145,14 +161,19 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FCSTNDIN");
 const VERSION: u64 = 1;
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
+/// Physical memory, which whoever made it, mapped it or retained it has in common.
+#[derive(Debug, Clone)]
+pub(crate) struct Physical(Arc<Pages>);
+
 /// A memory file that cannot change its size any more.
 #[derive(Debug)]
-pub(crate) struct Physical {
+struct Pages {
     file: OwnedFd,
     resident: u32,
     length: u64,
     /// Whose memory it counts as; None if it was imported.
     charged: Option<&'static State>,
+    is_exportable: bool,
 }
 
 impl std::fmt::Debug for State {
@@ -161,7 +182,7 @@ impl std::fmt::Debug for State {
     }
 }
 
-impl Drop for Physical {
+impl Drop for Pages {
     fn drop(&mut self) {
         if let Some(state) = self.charged {
             state.give_back(self.length);
@@ -213,7 +234,12 @@ pub(super) fn checked(
 }
 
 impl Physical {
-    pub(super) fn create(resident: u32, length: u64, state: &'static State) -> Result<Self> {
+    pub(super) fn create(
+        resident: u32,
+        length: u64,
+        state: &'static State,
+        is_exportable: bool,
+    ) -> Result<Self> {
         let operation = "allocate";
         let file = File::from(memory_file(operation, HEADER + length)?);
         let mut header = [0; 32];
@@ -223,7 +249,8 @@ impl Physical {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
         file.write_all_at(&header, 0).map_err(|_| Error::system(operation, "pwrite"))?;
-        Ok(Self { file: file.into(), resident, length, charged: Some(state) })
+        let (file, charged) = (file.into(), Some(state));
+        Ok(Self(Arc::new(Pages { file, resident, length, charged, is_exportable })))
     }
 
     pub(super) fn import(descriptor: BorrowedFd<'_>, length: u64) -> Result<Self> {
@@ -244,17 +271,23 @@ impl Physical {
             format!("{} bytes, where {length} are wanted", word(3))
         } else {
             let (resident, file) = (resident as u32, file.into());
-            return Ok(Self { file, resident, length, charged: None });
+            let pages = Pages { file, resident, length, charged: None, is_exportable: true };
+            return Ok(Self(Arc::new(pages)));
         };
         Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
     }
 
     pub(super) fn export(&self) -> Result<OwnedFd> {
-        self.file.try_clone().map_err(|_| Error::system("export", "dup"))
+        let operation = "export";
+        if !self.0.is_exportable {
+            let detail = "it was not created to leave its process";
+            return Err(Error::new(operation, ErrorKind::NotSupported, detail));
+        }
+        self.0.file.try_clone().map_err(|_| Error::system(operation, "dup"))
     }
 
     pub(super) fn resident(&self) -> u32 {
-        self.resident
+        self.0.resident
     }
 }
 
@@ -287,15 +320,17 @@ impl SpaceDriver for Space {
         let driver::Physical::StandIn(physical) = physical else {
             return Err(driver::mixed(operation));
         };
-        if !self.is_inside(offset, physical.length) {
+        let Pages { file, resident, length, is_exportable, .. } = &*physical.0;
+        if !self.is_inside(offset, *length) {
             return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
         }
         let at = (self.address + offset) as *mut libc::c_void;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-        let file = Some((physical.file.as_fd(), HEADER));
-        let address = map(operation, at, physical.length, READ_AND_WRITE, flags, file)?;
-        let allocator = Allocator::Mapped { exportable: true };
-        remember(Some(physical.resident), allocator, address, physical.length);
+        let file = Some((file.as_fd(), HEADER));
+        let address = map(operation, at, *length, READ_AND_WRITE, flags, file)?;
+        let allocator = Allocator::Mapped { exportable: *is_exportable };
+        let known = Known::new(Some(*resident), allocator, address, *length);
+        Known { physical: Some(physical.clone()), ..known }.remember();
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 //! overlap, order and failure can be tested where no GPU is.
 #![allow(unsafe_code)]
 
+mod foreign;
 mod memory;
 mod stream;
 
@@ -13,13 +14,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use foreign::ForeignMemory;
 pub(crate) use memory::Physical;
 pub(crate) use stream::Event;
 
 use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DeviceName;
-use crate::pointer::Attributes;
+use crate::pointer::{Allocator, Attributes};
 use crate::properties::{HandleTypes, PeerAccess, Properties, Uuid};
 
 /// How many there are.
@@ -204,7 +206,8 @@ impl DeviceDriver for Device {
 
     fn allocate(&self, length: u64) -> Result<u64> {
         self.state().take("allocate", length)?;
-        memory::allocate(self.number, length).inspect_err(|_| self.state().give_back(length))
+        memory::allocate(Some(self.number), Allocator::Plain, length)
+            .inspect_err(|_| self.state().give_back(length))
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
@@ -215,7 +218,7 @@ impl DeviceDriver for Device {
 
     fn create(&self, length: u64) -> Result<driver::Physical> {
         self.state().take("allocate", length)?;
-        let physical = Physical::create(self.number, length, self.state());
+        let physical = Physical::create(self.number, length, self.state(), true);
         physical.map(driver::Physical::StandIn).inspect_err(|_| self.state().give_back(length))
     }
 
@@ -253,6 +256,19 @@ impl DeviceDriver for Device {
             let detail = format!("nothing is known of {address:#x}");
             Error::new("look at an address", ErrorKind::InvalidArgument, detail)
         })
+    }
+
+    fn retain(&self, address: u64) -> Result<driver::Mapping> {
+        memory::retain(address).ok_or_else(|| {
+            let detail = format!("nothing is mapped at {address:#x}");
+            Error::new("look at mapped memory", ErrorKind::InvalidArgument, detail)
+        })
+    }
+
+    /// Nothing has to be done: a stand-in knows no synchronous operation that goes on after it
+    /// returned. All it does is done by a stream's thread, in order, and waited for by an event.
+    fn set_sync_memops(&self, _address: u64) -> Result<()> {
+        Ok(())
     }
 
     fn dma_buf(&self, _address: u64, _length: u64) -> Result<OwnedFd> {

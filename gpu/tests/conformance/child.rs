@@ -140,6 +140,7 @@ pub fn serve(arguments: &[String]) -> ExitCode {
     let (role, arguments) = arguments.split_first().unwrap();
     match role.as_str() {
         "import" => import(&house, arguments),
+        "import-pieces" => import_pieces(&house, arguments),
         "export-and-die" => export_and_die(&house, arguments),
         "open-legacy" => open_legacy(&house, arguments),
         "hold-legacy" => hold_legacy(&house, arguments),
@@ -154,6 +155,21 @@ pub fn serve(arguments: &[String]) -> ExitCode {
 fn import(house: &House, arguments: &[String]) {
     let length = arguments[0].parse().unwrap();
     let memory = house.first.import(inherited(0).as_fd(), length).unwrap();
+    house.check(&memory.whole(), 1);
+    house.fill(&memory.whole(), 2);
+    say("ready");
+    wait_for_the_end();
+}
+
+/// The same with memory in pieces, each of which is let go of as soon as it is mapped.
+fn import_pieces(house: &House, arguments: &[String]) {
+    let numbers: Vec<u64> = arguments.iter().map(|number| number.parse().unwrap()).collect();
+    let [offset, length, lengths @ ..] = &numbers[..] else { panic!("offset, length, lengths") };
+    let mut importer = house.first.importer(lengths.iter().sum()).unwrap();
+    for (number, length) in lengths.iter().enumerate() {
+        importer.add(inherited(number as i32).as_fd(), *length).unwrap();
+    }
+    let memory = importer.finish(*offset, *length).unwrap();
     house.check(&memory.whole(), 1);
     house.fill(&memory.whole(), 2);
     say("ready");

@@ -3,6 +3,7 @@
 mod blocks;
 mod devices;
 mod failures;
+mod foreign;
 mod legacy;
 mod memory;
 mod points;
@@ -58,6 +59,11 @@ cases! {
         threads_grow_a_pool, a_pool_lies_where_its_pieces_lie,
         an_event_crosses_processes, what_is_no_event_is_refused,
         only_what_was_made_to_be_shared_is_exported;
+    foreign:
+        foreign_pieces_cross_to_another_process, foreign_pieces_stay_when_their_owner_goes,
+        memory_in_pieces_comes_one_at_a_time, pieces_that_do_not_fit_are_refused,
+        foreign_memory_that_cannot_leave_says_why, what_is_adopted_is_there,
+        adopted_memory_is_reached_where_it_is_mapped, synchronous_operations_can_be_asked_for;
     legacy:
         a_handle_is_opened_once, a_part_of_an_allocation_is_opened, a_handle_means_nothing_at_home,
         what_is_no_handle_is_refused, memory_whose_maker_died_is_no_garbage;

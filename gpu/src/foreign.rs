@@ -1,0 +1,171 @@
+//! Memory that something else allocated: what it consists of, and how it can leave.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use crate::device::Device;
+use crate::driver::{Mapping, Physical};
+use crate::error::{Error, ErrorKind, Result};
+use crate::pointer::Allocator;
+
+/// Memory that something else allocated.
+pub(crate) struct Foreign {
+    /// None if nobody asked the driver.
+    allocator: Option<Allocator>,
+    /// Of memory that was mapped and can leave. Before the owner: what it frees is free then.
+    retained: Option<Retained>,
+    _owner: Box<dyn fmt::Debug + Send + Sync>,
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Foreign({:?})", self.allocator)
+    }
+}
+
+impl Foreign {
+    /// Of which nothing is known.
+    pub(crate) fn unknown(owner: Box<dyn fmt::Debug + Send + Sync>) -> Self {
+        Self { allocator: None, retained: None, _owner: owner }
+    }
+
+    /// Finds out who allocated it. Gives the device that it lies on, too.
+    pub(crate) fn found(
+        device: &Device,
+        (address, length): (u64, u64),
+        owner: Box<dyn fmt::Debug + Send + Sync>,
+    ) -> Result<(Self, Option<crate::DeviceName>)> {
+        let operation = "adopt memory";
+        let on = |error: Error| error.on(device.name());
+        let refuse = |kind, detail: String| Err(on(Error::new(operation, kind, detail)));
+        let Some(end) = address.checked_add(length).filter(|end| *end > address) else {
+            return refuse(ErrorKind::InvalidArgument, format!("{length} bytes at {address:#x}"));
+        };
+        let found = device.driver(operation)?.attributes(address).map_err(on)?;
+        let allocator = found.allocator;
+        let mut retained = None;
+        match allocator {
+            // Pieces of which the driver's answer is one.
+            Allocator::Mapped { exportable: true } => {
+                retained = Some(Retained::walk(device, operation, address, end).map_err(on)?);
+            }
+            Allocator::Mapped { exportable: false } => {}
+            // A driver that does not know the length says 0.
+            _ if found.length > 0 && end.saturating_sub(found.base) > found.length => {
+                let detail = format!(
+                    "{length} bytes from {} on, in an allocation of {} bytes",
+                    address.saturating_sub(found.base),
+                    found.length
+                );
+                return refuse(ErrorKind::OutOfBounds, detail);
+            }
+            _ => {}
+        }
+        Ok((Self { allocator: Some(allocator), retained, _owner: owner }, found.device))
+    }
+
+    /// The pieces that it consists of, if they can leave.
+    pub(crate) fn retained(&self) -> Option<&Retained> {
+        self.retained.as_ref()
+    }
+
+    /// Mapped memory is reached by those that it is mapped for, peers or not.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self.allocator, Some(Allocator::Mapped { .. }))
+    }
+
+    /// May it be worth asking the driver for a legacy handle?
+    pub(crate) fn may_be_plain(&self) -> bool {
+        matches!(self.allocator, None | Some(Allocator::Plain))
+    }
+
+    /// Why it cannot leave as descriptors, and what helps.
+    pub(crate) fn why_not(&self) -> &'static str {
+        match self.allocator {
+            None => {
+                "nobody asked who allocated it: adopt it (Device::adopt), or export it by legacy \
+                 handle"
+            }
+            Some(Allocator::Plain) => {
+                "it was allocated the plain way (cudaMalloc): export it by legacy handle"
+            }
+            Some(Allocator::Mapped { .. }) => {
+                "it is mapped from physical memory that was not created to leave its process: \
+                 have its allocator create it with file descriptors as handle type, or allocate \
+                 the plain way (PyTorch: without expandable segments), or copy it to memory that \
+                 was allocated to be shared"
+            }
+            Some(Allocator::Pool) => {
+                "it is of a stream-ordered pool (cudaMallocAsync), which keeps it in its process: \
+                 have its allocator use cudaMalloc (PyTorch: backend:native), or copy it to \
+                 memory that was allocated to be shared"
+            }
+            Some(Allocator::Managed) => {
+                "it is managed memory (cudaMallocManaged), which stays in its process: copy it to \
+                 memory that was allocated to be shared"
+            }
+            Some(Allocator::Host) => {
+                "it is memory of the host: share the segment or file that it lies in"
+            }
+        }
+    }
+}
+
+/// Physical memory of somebody else, mapped piece behind piece, which stays as long as this
+/// does, whatever its owner does.
+pub(crate) struct Retained {
+    device: Device,
+    /// Where the range begins in the first piece.
+    offset: u64,
+    pieces: Vec<(Physical, u64)>,
+}
+
+impl Retained {
+    /// All pieces that the range touches, the first and the last of them perhaps in part.
+    fn walk(device: &Device, operation: &'static str, address: u64, end: u64) -> Result<Self> {
+        let driver = device.driver(operation)?;
+        let mut found = Self { device: device.clone(), offset: 0, pieces: Vec::new() };
+        let mut at = address;
+        while at < end {
+            let Mapping { physical, base, length } = driver.retain(at)?;
+            let behind = base.checked_add(length);
+            let is_next = if found.pieces.is_empty() { base <= at } else { base == at };
+            let Some(behind) = behind.filter(|behind| is_next && *behind > at) else {
+                let detail = format!("{at:#x} lies in a piece of {length} bytes at {base:#x}");
+                return Err(Error::new(operation, ErrorKind::Other, detail));
+            };
+            if found.pieces.is_empty() {
+                found.offset = at - base;
+            }
+            found.pieces.push((physical, length));
+            at = behind;
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = u64> {
+        self.pieces.iter().map(|(_, length)| *length)
+    }
+
+    /// The descriptor of a piece, and its length.
+    pub(crate) fn export(&self, number: usize) -> Result<(OwnedFd, u64)> {
+        let operation = "export";
+        let Some((physical, length)) = self.pieces.get(number) else {
+            let detail = format!("piece {number} of {}", self.pieces.len());
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+        };
+        Ok((self.device.driver(operation)?.export(physical)?, *length))
+    }
+}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        if !self.device.0.birth.is_here() {
+            std::mem::forget(std::mem::take(&mut self.pieces));
+        }
+    }
+}

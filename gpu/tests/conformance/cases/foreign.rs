@@ -1,0 +1,275 @@
+//! Memory that something else allocated: taken in, and on its way to other processes.
+#![allow(unsafe_code)]
+
+use std::fmt::Debug;
+use std::os::fd::AsFd;
+
+use gpu::stand_in::ForeignMemory;
+use gpu::{Allocator, Device, ErrorKind, Memory, PATIENCE, Pool};
+
+use super::{Skip, second, skip};
+use crate::child::Child;
+use crate::house::House;
+
+const EXPORTABLE: Allocator = Allocator::Mapped { exportable: true };
+
+/// A framework's segment: mapped in pieces of so many granules, by somebody else. On CUDA a
+/// pool plays that: the driver does not know whose it is.
+fn segment(house: &House, granules: &[u64]) -> (u64, Box<dyn Debug + Send + Sync>) {
+    let granule = house.first.properties().granularity;
+    let lengths: Vec<_> = granules.iter().map(|count| count * granule).collect();
+    if house.is_stand_in() {
+        let memory = ForeignMemory::new(0, &lengths, EXPORTABLE).unwrap();
+        return (memory.address(), Box::new(memory));
+    }
+    let pool = Pool::new(&house.first, lengths.iter().sum(), &[]).unwrap();
+    for length in &lengths {
+        pool.grow(*length).unwrap();
+    }
+    (pool.memory().address(), Box::new(pool))
+}
+
+/// A tensor somewhere in a segment.
+fn tensor(house: &House, granules: &[u64], offset: u64, length: u64) -> Memory {
+    let (address, owner) = segment(house, granules);
+    // SAFETY: inside of the segment, which stays with the tensor.
+    unsafe { house.first.adopt(address + offset, length, owner) }.unwrap()
+}
+
+pub fn foreign_pieces_cross_to_another_process(house: &House) -> Result<(), Skip> {
+    let granule = house.first.properties().granularity;
+    let granules = [1, 2, 1, 3, 1];
+    // Begins and ends in the middle of pieces; in one piece; at their bounds; all of it.
+    for (offset, length, lengths) in [
+        (granule / 2 + 512, 4 * granule, &granules[..4]),
+        (granule + 4096, granule, &granules[1..2]),
+        (3 * granule, granule, &granules[2..3]),
+        (0, 8 * granule, &granules[..]),
+        (2 * granule, 300, &granules[1..2]),
+    ] {
+        let memory = tensor(house, &granules, offset, length);
+        assert_eq!(memory.device(), Some(house.first.name()));
+        house.fill(&memory.whole(), 1);
+        let lengths: Vec<_> = lengths.iter().map(|count| count * granule).collect();
+        let exported = memory.export_pieces().unwrap();
+        let found: Vec<_> = exported.pieces.iter().map(|(_, length)| *length).collect();
+        assert_eq!(found, lengths);
+        let pieces = memory.pieces().unwrap();
+        assert_eq!((pieces.offset, &pieces.lengths), (exported.offset, &lengths));
+        // One descriptor says nothing of where in it the memory begins.
+        let is_one = exported.offset == 0 && lengths.len() == 1;
+        assert_eq!(memory.export().is_ok(), is_one);
+        let descriptors: Vec<_> =
+            exported.pieces.iter().map(|(descriptor, _)| descriptor).collect();
+        let numbers = [exported.offset, length].into_iter().chain(lengths);
+        let arguments: Vec<_> = numbers.map(|number| number.to_string()).collect();
+        let mut child = Child::start("import-pieces", &descriptors, &arguments);
+        assert_eq!(child.line(), "ready");
+        house.check(&memory.whole(), 2);
+        child.finish();
+    }
+    Ok(())
+}
+
+pub fn foreign_pieces_stay_when_their_owner_goes(house: &House) -> Result<(), Skip> {
+    let granule = house.first.properties().granularity;
+    let memory = tensor(house, &[1, 1, 1], granule / 2, 2 * granule);
+    house.fill(&memory.whole(), 1);
+    let exported = memory.export_pieces().unwrap();
+    let free = house.first.free_memory().unwrap();
+    drop(memory);
+    // The segment is gone, as far as this process is concerned; not for those that have pieces.
+    let mut importer = house.first.importer(3 * granule).unwrap();
+    for (descriptor, length) in exported.pieces {
+        importer.add(descriptor.as_fd(), length).unwrap();
+    }
+    let same = importer.finish(exported.offset, 2 * granule).unwrap();
+    house.check(&same.whole(), 1);
+    drop(same);
+    assert!(house.first.free_memory().unwrap() >= free + 3 * granule, "nobody has them any more");
+    Ok(())
+}
+
+pub fn memory_in_pieces_comes_one_at_a_time(house: &House) -> Result<(), Skip> {
+    let granule = house.first.properties().granularity;
+    let (count, offset) = (40, granule / 4);
+    let length = count * granule - granule / 2;
+    let memory = tensor(house, &vec![1; count as usize], offset, length);
+    house.fill(&memory.slice(length - granule, granule).unwrap(), 1);
+    let pieces = memory.pieces().unwrap();
+    assert_eq!(pieces.lengths.len() as u64, count);
+    let mut importer = house.first.importer(count * granule).unwrap();
+    for number in 0..pieces.lengths.len() {
+        let (descriptor, length) = memory.export_piece(number).unwrap();
+        assert_eq!(length, pieces.lengths[number]);
+        importer.add(descriptor.as_fd(), length).unwrap();
+    }
+    let error = memory.export_piece(pieces.lengths.len()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
+    let same = importer.finish(pieces.offset, length).unwrap();
+    house.check(&same.slice(length - granule, granule).unwrap(), 1);
+    // What came from elsewhere goes on as it came.
+    assert_eq!(same.pieces().unwrap(), pieces);
+    let again = same.export_pieces().unwrap();
+    let borrowed: Vec<_> = again.pieces.iter().map(|(fd, length)| (fd.as_fd(), *length)).collect();
+    let third = house.first.import_pieces(&borrowed, offset + length).unwrap();
+    drop((memory, same));
+    house.check(&third.slice(offset + length - granule, granule).unwrap(), 1);
+    Ok(())
+}
+
+pub fn pieces_that_do_not_fit_are_refused(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let granule = device.properties().granularity;
+    let exported = device.allocate_shared(granule, &[]).unwrap().export().unwrap();
+    let piece = || exported.as_fd();
+    // More than was reserved.
+    let mut importer = device.importer(2 * granule).unwrap();
+    importer.add(piece(), granule).unwrap();
+    importer.add(piece(), granule).unwrap();
+    let error = importer.add(piece(), granule).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
+    // Which does no harm to what is there. Both pieces are the same memory.
+    let memory = importer.finish(granule - 100, 200).unwrap();
+    house.fill(&memory.slice(100, 100).unwrap(), 1);
+    let mut importer = device.importer(granule).unwrap();
+    importer.add(piece(), granule).unwrap();
+    house.check(&importer.finish(0, 100).unwrap().whole(), 1);
+    drop(memory);
+    // More than all pieces have.
+    for (offset, length) in [(1, granule), (granule + 1, 0), (u64::MAX, 2), (0, u64::MAX)] {
+        let mut importer = device.importer(4 * granule).unwrap();
+        importer.add(piece(), granule).unwrap();
+        let error = importer.finish(offset, length).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
+    }
+    let error = device.importer(granule).unwrap().finish(0, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
+    // Only the last piece may be a part of a granule, or the next would lie elsewhere.
+    let mut importer = device.importer(2 * granule).unwrap();
+    importer.add(piece(), granule - 4096).unwrap();
+    let error = importer.add(piece(), granule).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
+    // Nothing, and nothing that is memory.
+    assert_eq!(device.importer(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let (pipe, _other_end) = std::io::pipe().unwrap();
+    let error = device.importer(granule).unwrap().add(pipe.as_fd(), granule).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
+    Ok(())
+}
+
+pub fn foreign_memory_that_cannot_leave_says_why(house: &House) -> Result<(), Skip> {
+    let plain = house.first.allocate(1 << 20).unwrap();
+    // SAFETY: inside of the memory, which is kept by being its owner.
+    let part = unsafe { house.first.adopt(plain.address() + 4096, 8192, plain.clone()) }.unwrap();
+    house.fill(&part.whole(), 1);
+    house.check(&plain.slice(4096, 8192).unwrap(), 1);
+    let error = part.export_pieces().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert!(error.to_string().contains("legacy handle"), "{error}");
+    if house.first.properties().handle_types.legacy {
+        assert!(part.export_legacy().unwrap().offset >= 4096);
+    }
+    // Of which nobody asked.
+    // SAFETY: the same.
+    let part = unsafe { Memory::foreign(&house.first, plain.address(), 8192, plain.clone()) };
+    let error = part.export_pieces().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotSupported);
+    assert!(error.to_string().contains("adopt"), "{error}");
+    if !house.is_stand_in() {
+        return skip("others' pools and managed memory are played on the stand-in only");
+    }
+    let granule = house.first.properties().granularity;
+    for (allocator, word) in [
+        (Allocator::Mapped { exportable: false }, "not created to leave"),
+        (Allocator::Pool, "cudaMallocAsync"),
+        (Allocator::Managed, "cudaMallocManaged"),
+        (Allocator::Host, "memory of the host"),
+    ] {
+        let memory = ForeignMemory::new(0, &[granule, granule], allocator).unwrap();
+        // SAFETY: inside of the memory, which it owns.
+        let memory = unsafe { house.first.adopt(memory.address(), 2 * granule, memory) }.unwrap();
+        house.fill(&memory.slice(granule - 100, 1000).unwrap(), 1);
+        house.check(&memory.slice(granule - 100, 1000).unwrap(), 1);
+        for error in [
+            memory.export().unwrap_err(),
+            memory.export_pieces().unwrap_err(),
+            memory.export_piece(0).unwrap_err(),
+            memory.pieces().unwrap_err(),
+            memory.export_legacy().unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+    Ok(())
+}
+
+pub fn what_is_adopted_is_there(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let granule = device.properties().granularity;
+    let adopt = |device: &Device, address, length| {
+        // SAFETY: nothing is done with it.
+        unsafe { device.adopt(address, length, ()) }.unwrap_err().kind()
+    };
+    let plain = device.allocate(granule).unwrap();
+    let address = plain.address();
+    assert_eq!(adopt(device, address, 0), ErrorKind::InvalidArgument);
+    assert_eq!(adopt(device, address, u64::MAX), ErrorKind::InvalidArgument);
+    assert_eq!(adopt(device, address, 1 << 40), ErrorKind::OutOfBounds);
+    let nowhere = Box::new(5_u64);
+    assert_eq!(adopt(device, &raw const *nowhere as u64, 8), ErrorKind::InvalidArgument);
+    // A segment that ends before the range does. Addresses behind it are nobody's.
+    let (address, owner) = segment(house, &[1, 1]);
+    let beyond = adopt(device, address + granule, granule + 1);
+    assert!(matches!(beyond, ErrorKind::InvalidArgument | ErrorKind::Other), "{beyond:?}");
+    drop(owner);
+    Ok(())
+}
+
+pub fn adopted_memory_is_reached_where_it_is_mapped(house: &House) -> Result<(), Skip> {
+    let other = second(house)?;
+    let granule = house.first.properties().granularity;
+    // Of both devices, in the eyes of the driver.
+    let both = house.first.allocate_shared(2 * granule, &[other]).unwrap();
+    house.fill(&both.whole(), 1);
+    // SAFETY: inside of the memory, mapped for both, which is kept by being its owner.
+    let (here, there) = unsafe {
+        let (address, length) = (both.address() + 4096, granule);
+        let here = house.first.adopt(address, length, both.clone()).unwrap();
+        (here, other.adopt(address, length, both.clone()).unwrap())
+    };
+    for memory in [&here, &there] {
+        assert_eq!(memory.device(), Some(house.first.name()), "it lies where it lay");
+    }
+    let stream = other.stream().unwrap();
+    let copy = other.allocate(granule).unwrap();
+    // Even if it may reach this device's plain memory: nobody said so of what others mapped.
+    let error = stream.copy(&copy.whole(), &here.whole()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPeerAccess, "{error}");
+    stream.copy(&copy.whole(), &there.whole()).unwrap();
+    let sum = stream.checksum(&copy.whole(), PATIENCE).unwrap();
+    assert_eq!(sum, house.stream.checksum(&here.whole(), PATIENCE).unwrap());
+    Ok(())
+}
+
+pub fn synchronous_operations_can_be_asked_for(house: &House) -> Result<(), Skip> {
+    let granule = house.first.properties().granularity;
+    let plain = house.first.allocate(granule).unwrap();
+    plain.set_sync_memops().unwrap();
+    house.fill(&plain.whole(), 1);
+    house.check(&plain.whole(), 1);
+    // A driver may do it for plain memory only, and then says so.
+    for memory in [
+        house.first.allocate_shared(granule, &[]).unwrap(),
+        tensor(house, &[1, 2, 1], granule / 2, 3 * granule),
+    ] {
+        match memory.set_sync_memops() {
+            Ok(()) => {}
+            Err(error) => assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}"),
+        }
+        house.fill(&memory.slice(0, 4096).unwrap(), 1);
+        house.check(&memory.slice(0, 4096).unwrap(), 1);
+    }
+    Ok(())
+}
