@@ -73,12 +73,15 @@ pub fn foreign_pieces_cross_to_another_process(house: &House) -> Result<(), Skip
 
 pub fn foreign_pieces_stay_when_their_owner_goes(house: &House) -> Result<(), Skip> {
     let granule = house.first.properties().granularity;
-    let memory = tensor(house, &[1, 1, 1], granule / 2, 2 * granule);
+    let (address, owner) = segment(house, &[1, 1, 1]);
+    // SAFETY: inside of the segment; when that is gone the memory is only exported.
+    let memory = unsafe { house.first.adopt(address + granule / 2, 2 * granule, ()) }.unwrap();
     house.fill(&memory.whole(), 1);
-    let exported = memory.export_pieces().unwrap();
     let free = house.first.free_memory().unwrap();
+    drop(owner);
+    assert_eq!(house.first.free_memory().unwrap(), free, "its pieces are kept");
+    let exported = memory.export_pieces().unwrap();
     drop(memory);
-    // The segment is gone, as far as this process is concerned; not for those that have pieces.
     let mut importer = house.first.importer(3 * granule).unwrap();
     for (descriptor, length) in exported.pieces {
         importer.add(descriptor.as_fd(), length).unwrap();

@@ -38,14 +38,19 @@ pub fn a_part_of_an_allocation_is_opened(house: &House) -> Result<(), Skip> {
         let memory = house.first.allocate(length + (1 << 20)).unwrap();
         let address = memory.address() + 4096;
         // SAFETY: inside of the memory, which is kept by being its owner.
-        let part = unsafe { Memory::foreign(&house.first, address, length, memory.clone()) };
-        house.fill(&part.whole(), 1);
-        let handle = part.export_legacy().unwrap();
-        assert!(handle.offset >= 4096 && handle.length == length);
-        let mut child = Child::start("open-legacy", &[], &handle_to_text(&handle));
-        assert_eq!(child.line(), "ready");
-        house.check(&part.whole(), 2);
-        child.finish();
+        let parts = unsafe {
+            let adopted = house.first.adopt(address, length, memory.clone()).unwrap();
+            [adopted, Memory::foreign(&house.first, address, length, memory.clone())]
+        };
+        for part in parts {
+            house.fill(&part.whole(), 1);
+            let handle = part.export_legacy().unwrap();
+            assert!(handle.offset >= 4096 && handle.length == length);
+            let mut child = Child::start("open-legacy", &[], &handle_to_text(&handle));
+            assert_eq!(child.line(), "ready");
+            house.check(&part.whole(), 2);
+            child.finish();
+        }
     }
     Ok(())
 }
