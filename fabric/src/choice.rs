@@ -258,6 +258,13 @@ pub(crate) fn looks_hold_peers_up(provider: &str, running: Version) -> bool {
     names_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
 }
 
+/// Does this provider hand injected writes down without anything to know them by, so that one
+/// that still waits when its connection ends is taken for something at address 0? rxm does
+/// over tcp, unless a counter of writes is bound to the endpoint.
+pub(crate) fn forgets_injected_writes(provider: &str) -> bool {
+    names_provider("ofi_rxm", provider)
+}
+
 /// Does this provider put explicit registrations into a cache that widens their
 /// rights and keeps closed regions open to peers, unless told otherwise?
 pub(crate) fn caches_registrations(provider: &str) -> bool {

@@ -38,10 +38,12 @@ use libfabric_sys as sys;
 
 use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
+use crate::choice::forgets_injected_writes;
 use crate::counter::{Counter, CounterEvents};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
+use crate::flags::Caps;
 use crate::handle::Handle;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
@@ -304,7 +306,17 @@ impl<'q> EndpointBuilder<'q> {
                 bind("fi_ep_bind (receive queue)", receive.share().as_fid(), sys::FI_RECV)?;
             }
         }
-        for (counter, events) in &self.counters {
+        let mut counters = self.counters;
+        let counts_writes =
+            |(_, events): &(_, CounterEvents)| events.contains(CounterEvents::WRITE);
+        if forgets_injected_writes(&ours.provider)
+            && ours.caps.contains(Caps::RMA)
+            && !counters.iter().any(counts_writes)
+        {
+            // Nobody reads it: with it injected writes are remembered as others are.
+            counters.push((Counter::open(&domain)?, CounterEvents::WRITE));
+        }
+        for (counter, events) in &counters {
             bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
         }
         // SAFETY: the endpoint is alive and all it needs is bound.
@@ -336,7 +348,7 @@ impl<'q> EndpointBuilder<'q> {
             receive,
             limits,
             addresses: self.addresses,
-            counters: self.counters.into_iter().map(|(counter, _)| counter).collect(),
+            counters: counters.into_iter().map(|(counter, _)| counter).collect(),
             events: self.events,
             domain,
         })

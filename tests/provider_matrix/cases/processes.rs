@@ -15,6 +15,11 @@ pub const CASES: &[Case] = &[
     Case { name: "write_to_another_process", run: write_to_another_process, leaves_objects: false },
     Case { name: "peer_killed_mid_transfer", run: peer_killed_mid_transfer, leaves_objects: true },
     Case {
+        name: "injected_writes_die_with_their_peer",
+        run: injected_writes_die_with_their_peer,
+        leaves_objects: true,
+    },
+    Case {
         name: "ring_to_the_dead_fails_in_time",
         run: ring_to_the_dead_fails_in_time,
         leaves_objects: true,
@@ -79,6 +84,39 @@ fn peer_killed_mid_transfer(cell: &Cell) -> Checked {
             return after_death(side, &error.to_string());
         }
     }
+}
+
+/// Injected writes that wait behind others when their connection ends are nobody's: whoever
+/// takes them for somebody's, as rxm did over tcp, crashes.
+fn injected_writes_die_with_their_peer(cell: &Cell) -> Checked {
+    let (mut side, mut process, region) = meet(cell)?;
+    let remote = side.domain.attach(&region)?;
+    let facts = side.domain.capabilities();
+    let length = (1 << 20).min(facts.max_message_size);
+    let short = vec![7; facts.inject_size.min(64)];
+    let from = side.domain.register(HostMemory::from_vec(pattern(2, length))?, Access::ALL)?;
+    let target = remote.slice(0..length as u64)?;
+    let place = remote.slice(0..short.len() as u64)?;
+    let patience = Duration::from_secs(2);
+    let mut flying = Vec::new();
+    for token in 0..16 {
+        let options = Options::token(token).patience(patience);
+        let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, options);
+        flying.push(write?);
+        side.endpoint.inject_write(&mut side.queue, side.peer, &short, &place)?;
+    }
+    process.kill()?;
+    let mut error = None;
+    let end = Instant::now() + patience;
+    for id in flying {
+        let left = end.saturating_duration_since(Instant::now());
+        error = side.queue.complete(id, left).err().or(error);
+    }
+    while end.elapsed() < Duration::from_millis(100) {
+        let _ = side.queue.wait(Duration::from_millis(50));
+    }
+    let error = error.map_or("all had arrived".to_owned(), |error| error.to_string());
+    after_death(side, &error)
 }
 
 /// Everything can be closed in reasonable time, with operations in flight.
