@@ -68,6 +68,8 @@ pub struct RingSender {
     past_credit: Vec<MemoryRegion>,
     statistics: SenderStatistics,
     blocked_since: Option<Instant>,
+    /// Up to here are chunks that were injected: nobody tells whether they left.
+    injected_to: u64,
     /// Why nothing more can be written.
     broken: Option<Error>,
     end: End,
@@ -115,6 +117,7 @@ impl RingSender {
             past_credit: Vec::new(),
             statistics: SenderStatistics::default(),
             blocked_since: None,
+            injected_to: 0,
             broken: None,
             end: End::Open,
             is_retired: false,
@@ -154,6 +157,7 @@ impl RingSender {
         self.writer.restart(offer.epoch, offer.whole);
         self.past_credit.extend(std::mem::replace(&mut self.credit, credit));
         self.outlet = outlet;
+        self.injected_to = 0;
         (self.broken, self.end) = (None, End::Open);
         self.end_block();
         Ok(answer)
@@ -199,11 +203,15 @@ impl RingSender {
             return Err(too_short(payload, &chunk.header));
         }
         let body = (length > 0).then(|| (&payload.region, payload.offset() + from as usize));
-        if self.outlet.post(endpoint, queue, &chunk, body)? == Posted::No {
+        let posted = self.outlet.post(endpoint, queue, &chunk, body)?;
+        if posted == Posted::No {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
         self.writer.commit(message, &chunk);
+        if posted == Posted::Copied {
+            self.injected_to = self.writer.tail();
+        }
         self.statistics.chunks += 1;
         self.statistics.bytes += length;
         self.statistics.skipped += chunk.skipped;
@@ -264,6 +272,16 @@ impl RingSender {
             self.fail(error);
         }
         is_ours
+    }
+
+    /// Something that was injected by somebody is lost. True if it may have been a chunk of
+    /// this ring: then there may be a hole in it.
+    pub(super) fn has_lost(&mut self, error: &Error) -> bool {
+        let may_be_ours = self.injected_to > self.writer.known_head() && self.end == End::Open;
+        if may_be_ours {
+            self.fail(error.clone());
+        }
+        may_be_ours
     }
 
     /// Its user lets go of it: the reader is to be told that nothing more comes, if it can hear

@@ -119,6 +119,7 @@ pub struct Port {
     epoch: u32,
     /// Notices for rings that there are none of.
     strangers: u64,
+    losses: u64,
     /// Outcomes of what the caller posted, that came while something else was waited for.
     others: VecDeque<Outcome>,
 }
@@ -143,6 +144,7 @@ impl Port {
             next_name: 0,
             epoch: 0,
             strangers: 0,
+            losses: 0,
             others: VecDeque::new(),
         }
     }
@@ -248,7 +250,12 @@ impl Port {
     fn sort_failure(&mut self, outcome: Outcome) -> Result<Turn> {
         let Err(failure) = &outcome else { return Ok(Turn::Other(outcome)) };
         if failure.operation.is_none() {
-            return Err(failure.error.clone());
+            return match failure.error.kind() {
+                ErrorKind::ConnectionLost | ErrorKind::ConnectionRefused | ErrorKind::Cancelled => {
+                    Ok(self.lost_somewhere(&failure.error))
+                }
+                _ => Err(failure.error.clone()),
+            };
         }
         if let Some((title, slot)) = named(failure.token) {
             if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
@@ -277,6 +284,16 @@ impl Port {
             return Ok(Turn::Ring);
         }
         Ok(Turn::Other(outcome))
+    }
+
+    /// Something that was injected did not leave; whose it was is not said. It may have been
+    /// for a peer that is gone, and the rings of all others go on.
+    fn lost_somewhere(&mut self, error: &Error) -> Turn {
+        self.losses += 1;
+        for sender in self.senders.iter_mut().flatten() {
+            self.is_restless |= sender.has_lost(error);
+        }
+        Turn::Ring
     }
 
     /// For rings that nobody tells: what they want to be looked after.
@@ -461,6 +478,13 @@ impl Port {
     #[must_use]
     pub fn strangers(&self) -> u64 {
         self.strangers
+    }
+
+    /// Failures of what was injected, such as credit to a writer that is gone, which the
+    /// provider did not say more of.
+    #[must_use]
+    pub fn losses(&self) -> u64 {
+        self.losses
     }
 
     #[cold]
