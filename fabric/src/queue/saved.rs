@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
@@ -24,6 +25,10 @@ impl QueueShared {
     #[cold]
     pub(crate) fn save_entries(&self) {
         const MOST: usize = 1 << 16;
+        /// For what is in sockets still: of a peer that died in the middle of a write, which
+        /// rxm 1.17 takes better while the endpoint is open.
+        const SETTLING: Duration = Duration::from_millis(5);
+        let end = Instant::now() + SETTLING;
         // A lock that this holds is poisoned by no panic.
         let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
         while saved.len() < MOST {
@@ -35,7 +40,11 @@ impl QueueShared {
             };
             // SAFETY: the queue is alive, and the buffer has room for so many entries of its format.
             let got = unsafe { sys::direct::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };
-            let Ok(got @ 1..) = usize::try_from(got) else { return };
+            let got = match usize::try_from(got) {
+                Ok(got @ 1..) => got,
+                _ if got == -(sys::FI_EAGAIN as isize) && Instant::now() < end => continue,
+                _ => return,
+            };
             if !self.has_tags {
                 for (to, from) in tagged.iter_mut().zip(&plain) {
                     *to = widened(from);

@@ -75,6 +75,8 @@ impl RingMemory {
         let words = shape.most_chunks().div_ceil(64);
         let released = (0..words).map(|_| AtomicU64::new(0)).collect();
         if shape.layout() == Layout::Flagged {
+            // Flags are words, which not all memory has at its start.
+            region.load_u64(0)?;
             // Whoever looks for flags wants clean memory.
             region.fill(0..shape.capacity() as usize, 0)?;
         }

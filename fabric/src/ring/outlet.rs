@@ -96,7 +96,18 @@ pub(super) struct Outlet {
     /// Notices that are to be sent as messages.
     due: VecDeque<u32>,
     /// A chunk of which the first write was posted, and the second one was not; and its slot.
-    half: Option<(Header, u16)>,
+    half: Option<(Half, u16)>,
+}
+
+/// What is still to be written of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Half {
+    /// Its payload: who comes again with this header brings it, or that of another message with
+    /// the same one.
+    Payload(Header),
+    /// Its flag, to this place. The payload is on its way, and so the chunk is taken for
+    /// written: nobody may come with another payload for it.
+    Flag(u64),
 }
 
 impl Outlet {
@@ -187,8 +198,11 @@ impl Outlet {
         chunk: &Chunk,
         payload: Option<(&MemoryRegion, usize)>,
     ) -> Result<bool> {
+        if !self.raise_flag(endpoint, queue)? {
+            return Ok(false);
+        }
         let slot = match self.half {
-            Some((half, slot)) if half == chunk.header => slot,
+            Some((Half::Payload(half), slot)) if half == chunk.header => slot,
             // Of a message that was let go of: what it wrote is written over once it is there.
             Some((_, slot)) if self.slots[usize::from(slot)].pending > 0 => return Ok(false),
             Some((_, slot)) => {
@@ -202,15 +216,34 @@ impl Outlet {
         };
         let posted = self.post_in(slot, endpoint, queue, chunk, payload);
         let place = &mut self.slots[usize::from(slot)];
-        if matches!(posted, Ok(true)) {
-            self.half = None;
-            place.pending += 1;
+        let owes_flag = matches!(self.half, Some((Half::Flag(_), half)) if half == slot);
+        if matches!(posted, Ok(true)) || owes_flag {
             place.immediate = chunk.immediate;
             place.payload = chunk.header.payload;
+            if !owes_flag {
+                self.half = None;
+                place.pending += 1;
+            }
+            return posted.map(|_| true);
         } else if self.half.is_none_or(|(_, half)| half != slot) {
             self.free.push(slot);
         }
         posted
+    }
+
+    /// Posts the flag of a chunk whose payload is on its way. False if there is no room now.
+    fn raise_flag(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<bool> {
+        let Some((Half::Flag(offset), slot)) = self.half else { return Ok(true) };
+        let at = usize::from(slot) * STRIDE + HEADER as usize;
+        let flag = [Piece { region: &self.headers, offset: at, length: FLAG as usize }];
+        let target = Target { memory: &self.ring, offset };
+        let options = Options::token(self.token | u64::from(slot)).patience(Duration::ZERO);
+        if !endpoint.try_write_pieces(queue, self.peer, &flag, target, None, &options)? {
+            return Ok(false);
+        }
+        self.half = None;
+        self.slots[usize::from(slot)].pending += 1;
+        Ok(true)
     }
 
     /// Posts the one write of a chunk, or both; or the second one, if the first is posted.
@@ -263,12 +296,21 @@ impl Outlet {
                 if !endpoint.try_write_pieces(queue, self.peer, pieces, target, None, &options)? {
                     return Ok(false);
                 }
-                self.half = Some((chunk.header, slot));
+                let rest = match chunk.flag_at {
+                    Some(at) => Half::Flag(at),
+                    None => Half::Payload(chunk.header),
+                };
+                self.half = Some((rest, slot));
                 self.slots[usize::from(slot)].pending = 1;
             }
         }
         let data = (self.form == Notify::Immediate).then_some(u64::from(chunk.immediate));
-        endpoint.try_write_pieces(queue, self.peer, last.0, last.1, data, &options)
+        let is_posted =
+            endpoint.try_write_pieces(queue, self.peer, last.0, last.1, data, &options)?;
+        if is_posted && matches!(self.half, Some((Half::Flag(_), half)) if half == slot) {
+            self.half = None;
+        }
+        Ok(is_posted)
     }
 
     /// One of a slot's writes completed. If its chunk is done with that, gives the bytes of its
@@ -296,16 +338,22 @@ impl Outlet {
 
     /// Was a part of a chunk written whose rest was not?
     pub(super) fn has_half(&self) -> bool {
-        self.half.is_some_and(|(_, slot)| self.slots[usize::from(slot)].pending > 0)
+        self.half.is_some_and(|(half, slot)| {
+            matches!(half, Half::Flag(_)) || self.slots[usize::from(slot)].pending > 0
+        })
     }
 
-    /// Sends the notices that are due as messages. False if some are left.
+    /// Sends the notices that are due as messages, and the flag that is owed. False if some are
+    /// left.
     #[inline]
     pub(super) fn settle(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
     ) -> Result<bool> {
+        if !self.raise_flag(endpoint, queue)? {
+            return Ok(false);
+        }
         while let Some(bits) = self.due.front() {
             if !self.speaker.say(endpoint, queue, *bits)? {
                 return Ok(false);

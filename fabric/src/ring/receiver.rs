@@ -79,6 +79,8 @@ pub struct RingReceiver {
     writer: Option<Speaker>,
     /// Credit that the provider had no room for.
     is_credit_unsent: bool,
+    /// How often credit was told again since the writer was heard, since it may be lost.
+    told_again: u32,
     statistics: ReceiverStatistics,
     /// Why nothing more can be read.
     broken: Option<Error>,
@@ -130,6 +132,7 @@ impl RingReceiver {
             past: Vec::new(),
             writer: None,
             is_credit_unsent: false,
+            told_again: 0,
             statistics: ReceiverStatistics::default(),
             broken: None,
             mute: None,
@@ -263,6 +266,7 @@ impl RingReceiver {
     #[inline]
     pub(super) fn hear(&mut self, immediate: &Immediate, length: u64) -> Result<()> {
         debug_assert!(matches!(immediate.notice, Notice::Chunk { .. } | Notice::Done { .. }));
+        self.told_again = 0;
         self.reader.notice(immediate, length).map_err(broken)
     }
 
@@ -357,6 +361,22 @@ impl RingReceiver {
         self.is_credit_unsent = !is_sent;
         self.statistics.credits += u64::from(is_sent);
         Ok(is_sent)
+    }
+
+    /// Something that was injected by somebody is lost. It may have been this ring's credit,
+    /// which is told again: twice does no harm. But not for ever to one that is gone.
+    pub(super) fn has_lost(&mut self, error: &Error) {
+        const MOST: u32 = 8;
+        let has_told = self.statistics.credits > 0 && self.writer.is_some();
+        if !has_told || self.is_closing || self.broken().is_some() {
+            return;
+        }
+        self.told_again += 1;
+        if self.told_again > MOST {
+            self.cannot_tell(error.clone());
+        } else {
+            self.is_credit_unsent = true;
+        }
     }
 
     /// Nobody reads any more. The memory stays until the writer said that it has nothing on

@@ -359,6 +359,9 @@ impl RingSender {
                 Ok(false)
             }
             Notify::Polling => {
+                if self.broken.is_none() {
+                    self.outlet.settle(endpoint, queue)?;
+                }
                 let Some(credit) = &self.credit else { return Ok(false) };
                 let head = credit.load_u64(0)?;
                 // Written in one piece or not: it counts when both say the same.

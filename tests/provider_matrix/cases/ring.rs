@@ -24,6 +24,7 @@ pub const CASES: &[Case] = cases![
     ring_by_polling,
     ring_without_order,
     ring_views_outlive_later_ones,
+    ring_takes_another_message_where_one_found_no_room,
     ring_begins_again_after_a_loss,
     ring_ends_tell_each_other,
     ring_of_a_new_reader_hears_nothing_of_the_old_one,
@@ -306,6 +307,78 @@ fn ring_views_outlive_later_ones(cell: &Cell) -> Checked {
 
 /// A connection is given up in the middle of a message, with others on their way; the ring
 /// goes on in another epoch, in other memory.
+/// A message that found no room can be let go of, and another one sent instead: whatever the
+/// provider had room for of the first, the reader gets the other.
+fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> Checked {
+    const LENGTH: usize = 64;
+    let domain = Pair::new(cell)?.sides[A].domain.clone();
+    let facts = domain.capabilities();
+    let forms = [Notify::Polling, Notify::Immediate];
+    for (notify, others) in forms.into_iter().flat_map(|form| [0, 1, 2].map(|n| (form, n))) {
+        if notify.check(facts).is_err() {
+            continue;
+        }
+        let options = options(notify, 4 << 20, 0);
+        let mut world = World::new(cell, &options, 1 << 16)?;
+        world.pass(0, LENGTH)?;
+        let (sender, receiver) = (world.sender, world.receiver);
+        // So that the end of the provider's room falls between the writes of a chunk, or not.
+        let small = world.source(&[0])?;
+        let place = world.ports[B]
+            .endpoint()
+            .domain()
+            .register(HostMemory::zeroed(64)?, Access::REMOTE_WRITE)?;
+        if place.is_registered() && !place.is_enabled() {
+            place.bind_endpoint(world.ports[B].endpoint())?;
+            place.enable()?;
+        }
+        let to = world.parts.peers[A];
+        for _ in 0..others {
+            let (endpoint, queue) = world.ports[A].parts();
+            let remote = endpoint.domain().attach(&place.describe()?)?;
+            let small = small.slice(0..1)?;
+            let options = Options::token(7).patience(Duration::from_secs(5));
+            endpoint.write(queue, to, &small, &remote.slice(0..1)?, options)?;
+        }
+        // Nobody looks at the other side, so that there is an end to the room.
+        let (first, second) = (world.source(&[b'A'; LENGTH])?, world.source(&[b'B'; LENGTH])?);
+        let (first, second) = (first.slice(0..LENGTH)?, second.slice(0..LENGTH)?);
+        let mut written = 1;
+        for _ in 0..10_000 {
+            let mut message = world.ports[A].begin(sender, 3, LENGTH as u64)?;
+            let is_posted = (0..20).any(|_| {
+                let pushed = world.ports[A].push(sender, &mut message, &first);
+                let _ = world.ports[A].turn();
+                matches!(pushed, Ok(Pushed::Posted(_)))
+            });
+            if !is_posted {
+                break;
+            }
+            written += 1;
+        }
+        let mut message = world.ports[A].begin(sender, 3, LENGTH as u64)?;
+        let mut taken = 1;
+        let end = Instant::now() + patience();
+        while taken <= written {
+            if !message.is_written() {
+                world.ports[A].push(sender, &mut message, &second)?;
+            }
+            for port in &mut world.ports {
+                let _ = port.turn()?;
+            }
+            while let Some(view) = world.ports[B].take(receiver)? {
+                let expected = if taken == written { b'B' } else { b'A' };
+                let what = format!("message {taken} of {written} by {notify:?}, {others} others");
+                check_bytes(&what, &bytes_of(&view)?, &[expected; LENGTH])?;
+                taken += 1;
+            }
+            world.ports[B].tell_all(true);
+            ensure!(Instant::now() < end, "{taken} of {written} came by {notify:?}");
+        }
+    }
+    Ok(())
+}
+
 fn ring_begins_again_after_a_loss(cell: &Cell) -> Checked {
     let notify = best(cell)?;
     let mut world = World::new(cell, &options(notify, CAPACITY, 0), 1000)?;

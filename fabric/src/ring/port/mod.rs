@@ -293,6 +293,7 @@ impl Port {
         for sender in self.senders.iter_mut().flatten() {
             self.is_restless |= sender.has_lost(error);
         }
+        self.receivers.iter_mut().flatten().for_each(|receiver| receiver.has_lost(error));
         Turn::Ring
     }
 
@@ -375,7 +376,9 @@ impl Port {
     /// the ring, and may not have been heard yet.
     #[cold]
     fn take_the_rest(&mut self, id: ReceiverId) -> Result<Option<View>> {
-        loop {
+        /// Others may keep us busy without end; our caller has a deadline.
+        const MOST: usize = 4096;
+        for _ in 0..MOST {
             let turn = self.fresh_turn()?;
             let receiver = open(&mut self.receivers, id)?;
             if let Some(view) = receiver.take()? {
@@ -387,6 +390,7 @@ impl Port {
                 (Turn::Other(outcome), _) => self.others.push_back(outcome),
             }
         }
+        Ok(None)
     }
 
     /// Tells a ring's writer what was released, if it is time: a watermark was passed, or, if

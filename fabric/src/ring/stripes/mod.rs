@@ -27,6 +27,9 @@ use crate::{
     ErrorKind, Memory, MemoryRegion, Offer, Peer, QueueOptions, Result, Waiting,
 };
 
+/// Events of lanes that are attended to before anything else is.
+const MOST_AT_ONCE: usize = 1024;
+
 /// Bytes of the memory that notices are written to.
 const SLATE: usize = 64;
 /// Lanes of a ring, at most.

@@ -12,7 +12,7 @@ use super::super::speaker::Speaker;
 use super::super::terms::{RingAnswer, RingOffer};
 use super::lane::{Event, Job, Lane, Parts};
 use super::sender::late;
-use super::{Opened, Stripes};
+use super::{MOST_AT_ONCE, Opened, Stripes};
 use crate::waiting::Deadline;
 use crate::{Address, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, Peer, Result};
 
@@ -213,14 +213,16 @@ impl StripedReceiver {
 
     /// Takes note of what the lanes told.
     fn listen(&mut self) -> Result<()> {
-        loop {
+        // No more at a time: peers may have something to say without end.
+        for _ in 0..MOST_AT_ONCE {
             let State::Running { events, .. } = &self.state else {
                 let detail = "the writer has not answered yet";
                 return Err(Error::new(ErrorKind::InvalidArgument, "reading a ring", detail));
             };
-            let Ok(event) = events.try_recv() else { return Ok(()) };
+            let Ok(event) = events.try_recv() else { break };
             self.hear(event);
         }
+        Ok(())
     }
 
     fn hear(&mut self, event: Event) {

@@ -12,7 +12,7 @@ use super::super::terms::{RingAnswer, RingOffer};
 use super::super::writer::{Message, Refused, Writer};
 use super::lane::{Event, JOBS, Job, Lane, Parts};
 use super::spread::Spread;
-use super::{Opened, StripedSlice, Stripes};
+use super::{MOST_AT_ONCE, Opened, StripedSlice, Stripes};
 use crate::waiting::Deadline;
 use crate::{Address, Error, ErrorKind, Result};
 
@@ -286,7 +286,9 @@ impl StripedSender {
 
     /// Takes note of what the lanes told.
     fn listen(&mut self) {
-        while let Ok(event) = self.events.try_recv() {
+        // No more at a time: peers may have something to say without end.
+        for _ in 0..MOST_AT_ONCE {
+            let Ok(event) = self.events.try_recv() else { break };
             self.hear(event);
         }
         if self.owes_end {
