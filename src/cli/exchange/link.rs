@@ -1,4 +1,4 @@
-//! The pipe between the two processes.
+//! The pipes between the two processes, or the connection.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -29,26 +29,47 @@ pub(crate) struct Link {
     reader: File,
     writer: File,
     decoder: Decoder,
+    /// What it goes over, for messages.
+    medium: &'static str,
 }
 
 impl Link {
+    /// Over two pipes.
     pub(crate) fn new(
+        reader: impl Into<OwnedFd>,
+        writer: impl Into<OwnedFd>,
+    ) -> Result<Self, Failure> {
+        Self::over("pipe", reader, writer)
+    }
+
+    /// Over a connection to another machine, perhaps, given twice.
+    pub(crate) fn over_connection(
+        reader: impl Into<OwnedFd>,
+        writer: impl Into<OwnedFd>,
+    ) -> Result<Self, Failure> {
+        Self::over("connection", reader, writer)
+    }
+
+    fn over(
+        medium: &'static str,
         reader: impl Into<OwnedFd>,
         writer: impl Into<OwnedFd>,
     ) -> Result<Self, Failure> {
         let (reader, writer) = (File::from(reader.into()), File::from(writer.into()));
         do_not_block(&reader)?;
         do_not_block(&writer)?;
-        Ok(Self { reader, writer, decoder: Decoder::default() })
+        Ok(Self { reader, writer, decoder: Decoder::default(), medium })
     }
 
-    /// The same pipe once more, to send on.
+    /// The same once more, to send on.
     pub(crate) fn try_clone(&self) -> Result<Self, Failure> {
+        let medium = self.medium;
         let clone = |file: &File| {
-            file.try_clone().map_err(|e| Failure::failed(format!("duplicating a pipe: {e}")))
+            let failed = |error| Failure::failed(format!("duplicating a {medium}: {error}"));
+            file.try_clone().map_err(failed)
         };
         let (reader, writer) = (clone(&self.reader)?, clone(&self.writer)?);
-        Ok(Self { reader, writer, decoder: Decoder::default() })
+        Ok(Self { reader, writer, decoder: Decoder::default(), medium })
     }
 
     /// Sends a frame; false if the other side is gone.
@@ -60,13 +81,16 @@ impl Link {
             match self.writer.write(rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(false),
+                Err(error) if is_gone(error.kind()) => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if !wait(&self.writer, PollFlags::POLLOUT, deadline)? {
                         return Err(late("the other process to take a frame", PATIENCE));
                     }
                 }
-                Err(error) => return Err(Failure::failed(format!("writing to a pipe: {error}"))),
+                Err(error) => {
+                    let medium = self.medium;
+                    return Err(Failure::failed(format!("writing to a {medium}: {error}")));
+                }
             }
         }
         Ok(true)
@@ -87,7 +111,11 @@ impl Link {
                 Ok(length) => self.decoder.push(&piece[..length]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Look::Nothing),
-                Err(error) => return Err(Failure::failed(format!("reading from a pipe: {error}"))),
+                Err(error) if is_gone(error.kind()) => return Ok(Look::Closed),
+                Err(error) => {
+                    let medium = self.medium;
+                    return Err(Failure::failed(format!("reading from a {medium}: {error}")));
+                }
             }
         }
     }
@@ -106,6 +134,13 @@ impl Link {
             }
         }
     }
+}
+
+/// Is this how one learns that the other side is there no more? A connection is reset when
+/// the other side ends with something unread.
+fn is_gone(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(kind, BrokenPipe | ConnectionReset | ConnectionAborted)
 }
 
 fn late(what: &str, after: Duration) -> Failure {
@@ -163,6 +198,20 @@ mod tests {
         let (mut here, there) = pair();
         drop(there);
         assert!(matches!(here.look().unwrap(), Look::Closed));
+        assert!(!here.send(&Frame::Meet).unwrap());
+    }
+
+    #[test]
+    fn a_connection_that_is_reset_is_a_closed_one() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (there, _) = listener.accept().unwrap();
+        let mut here = Link::over_connection(here.try_clone().unwrap(), here).unwrap();
+        assert!(here.send(&Frame::Meet).unwrap());
+        // Nobody read the frame: the system resets the connection.
+        drop(there);
+        let found = here.wait_for("the end", Duration::from_secs(5)).unwrap();
+        assert!(matches!(found, Look::Closed), "{found:?}");
         assert!(!here.send(&Frame::Meet).unwrap());
     }
 

@@ -32,7 +32,7 @@ pub(crate) enum Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// Ping-pong, a sample is half a round trip; for reads, the whole operation
+    /// Ping-pong: a sample is half a round trip, or all of a read
     Lat,
     /// A window of operations in flight
     Bw,
@@ -146,7 +146,8 @@ fn query(threading: ThreadingMode) -> Query {
     match threading {
         ThreadingMode::Safe => query,
         // SAFETY: each of the two processes has a single thread, which makes,
-        // uses and drops all objects of the domain.
+        // uses and drops all objects of the domain: `Plan::offer` refuses lanes, which have
+        // threads, and `Plan::for_a_client` asks for no promises.
         #[allow(unsafe_code)]
         ThreadingMode::Domain => unsafe { query.threading(Threading::Domain) },
     }
@@ -204,6 +205,13 @@ impl Plan {
     ///
     /// Without a hint for order some providers promise none.
     pub(crate) fn offer(&self) -> Result<(Offer, bool), Failure> {
+        if let Exchange::Flow(flow) = &self.exchange
+            && flow.stripes > 1
+            && self.place.threading != ThreadingMode::Safe
+        {
+            let why = "several lanes have a thread each: libfabric is to be told of that";
+            return Err(Failure::new(Exit::Usage, why));
+        }
         let mut wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         if let Exchange::Measure(measure) = &self.exchange
             && measure.operation == Operation::Send
@@ -225,6 +233,16 @@ impl Plan {
         }
     }
 
+    /// The plan as a server follows it, who was sent it by a client and uses this local
+    /// address. What is promised to libfabric of this process's threads is for this process
+    /// to say, and so is where it binds to.
+    pub(crate) fn for_a_client(mut self, source: Option<&str>) -> Self {
+        self.place.threading = ThreadingMode::Safe;
+        self.place.source = source.map(str::to_owned);
+        self.place.domain = None;
+        self
+    }
+
     /// An offer with tags, if a ring's notices are to be messages, and the provider has them:
     /// by tags they are told from others, and some providers deliver no other messages.
     fn tagged(&self, order: Order, notify: Option<Notify>) -> Option<Offer> {
@@ -244,13 +262,15 @@ impl Plan {
 impl Place {
     /// Binds to this local address, if none is asked for and the provider leaves the machine.
     pub(crate) fn bind_to(&mut self, local: &str) {
-        let is_network = || {
-            let offers = offers_here(&self.query(), None);
-            offers.is_ok_and(|offers| offers.first().is_some_and(|first| first.is_network))
-        };
-        if self.source.is_none() && is_network() {
+        if self.source.is_none() && self.is_network() == Some(true) {
             self.source = Some(local.to_owned());
         }
+    }
+
+    /// Does the provider leave the machine? None: there is none.
+    pub(crate) fn is_network(&self) -> Option<bool> {
+        let offers = offers_here(&self.query(), None).ok()?;
+        offers.first().map(|first| first.is_network)
     }
 
     fn query(&self) -> Query {
@@ -319,6 +339,44 @@ mod tests {
         assert_eq!(slots(Mode::Lat, 64, 16), 1);
         assert_eq!(Measure::slots(Operation::Send, Mode::Lat, 64, 16), 4);
         assert_eq!(Measure::slots(Operation::Send, Mode::Lat, 1 << 30, 16), 2);
+    }
+
+    fn plan(stripes: usize) -> Plan {
+        let place = Place {
+            provider: "shm".to_owned(),
+            domain: Some("a domain".to_owned()),
+            source: Some("an address".to_owned()),
+            threading: ThreadingMode::Domain,
+        };
+        let flow = Flow {
+            mode: Mode::Bw,
+            size: 64,
+            capacity: 1 << 20,
+            watermark: 0,
+            chunk: 64,
+            notify: None,
+            stripes,
+            iterations: 1,
+            warmup: 0,
+        };
+        let exchange = Exchange::Flow(flow);
+        Plan { parent: 1, place, waiting: WaitingMode::Busy, core: None, exchange }
+    }
+
+    #[test]
+    fn a_client_promises_nothing_of_the_servers_threads() {
+        let followed = plan(1).for_a_client(None);
+        assert_eq!(followed.place.threading, ThreadingMode::Safe);
+        assert_eq!((followed.place.source, followed.place.domain), (None, None));
+        let bound = plan(1).for_a_client(Some("here"));
+        assert_eq!(bound.place.source.as_deref(), Some("here"));
+    }
+
+    #[test]
+    fn lanes_are_refused_where_one_thread_is_promised() {
+        let failure = plan(2).offer().unwrap_err();
+        assert_eq!(failure.exit(), Exit::Usage);
+        assert!(failure.to_string().contains("lanes"), "{failure}");
     }
 
     #[test]

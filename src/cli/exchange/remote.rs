@@ -36,7 +36,7 @@ pub(crate) fn serve(
     eprintln!("a client is there: {client}");
     let local = local_of(&stream)?;
     let mut link = link_of(stream)?;
-    let mut plan = match link.wait_for("the plan", STALL)? {
+    let plan = match link.wait_for("the plan", STALL)? {
         Look::Frame(Frame::Plan(plan)) => plan,
         Look::Frame(_) => return Err(Failure::failed("the first frame is not a plan")),
         Look::Closed | Look::Nothing => return Err(Failure::failed("the client is gone")),
@@ -47,8 +47,7 @@ pub(crate) fn serve(
         return Err(tell(&mut link, Failure::new(Exit::Usage, why)));
     }
     check(&plan).map_err(|failure| tell(&mut link, failure))?;
-    plan.place.source = source.map(str::to_owned);
-    plan.place.domain = None;
+    let mut plan = plan.for_a_client(source);
     plan.place.bind_to(&local);
     let mut reporter = link.try_clone()?;
     let result = follow(&plan, link, Role::Remote { is_initiator: false });
@@ -104,5 +103,5 @@ fn link_of(stream: TcpStream) -> Result<Link, Failure> {
     let failed = |error: std::io::Error| Failure::failed(format!("a connection: {error}"));
     stream.set_nodelay(true).map_err(failed)?;
     let other = stream.try_clone().map_err(failed)?;
-    Link::new(std::os::fd::OwnedFd::from(stream), std::os::fd::OwnedFd::from(other))
+    Link::over_connection(stream, other)
 }

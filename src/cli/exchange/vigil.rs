@@ -146,7 +146,7 @@ impl Vigil {
                 Look::Frame(Frame::Failed { exit, message }) => {
                     return Err(Failure::new(
                         Exit::from_code(exit),
-                        format!("the target process failed: {message}"),
+                        format!("the other side failed: {message}"),
                     ));
                 }
                 Look::Frame(frame) => return Ok(Some(frame)),
@@ -221,7 +221,7 @@ impl Vigil {
 pub(crate) fn unexpected(frame: Frame) -> Failure {
     match frame {
         Frame::Failed { exit, message } => {
-            Failure::new(Exit::from_code(exit), format!("the target process failed: {message}"))
+            Failure::new(Exit::from_code(exit), format!("the other side failed: {message}"))
         }
         frame => {
             let text: String = format!("{frame:?}").chars().take(200).collect();
