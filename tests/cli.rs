@@ -290,6 +290,9 @@ fn messages_through_a_ring_are_checked() {
         for more in [
             &["--iters", "200"][..],
             &["--iters", "50", "--size", "1", "--watermark", "0"],
+            // The stamps overlap, and chunks cut them.
+            &["--iters", "50", "--size", "12", "--chunk", "3"],
+            &["--mode", "bw", "--size", "65539", "--chunk", "64K", "--iters", "50"],
             &["--mode", "bw", "--size", "300K", "--ring-size", "64K", "--iters", "20"],
             &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "adaptive"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "msg"],
@@ -311,9 +314,18 @@ fn messages_through_a_ring_are_checked() {
             assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
         }
     }
-    for wrong in [&["--ring-size", "1000"][..], &["--stripes", "2"], &["--stripes", "65"]] {
+    for (wrong, why) in [
+        (&["--ring-size", "1000"][..], "1024 would do"),
+        (&["--stripes", "2"], "--mode bw"),
+        (&["--stripes", "65"], "1 to 64"),
+        (&["--size", "1024G"], "bytes of memory"),
+        (&["--source", "127.0.0.1"], "never leaves the machine"),
+        (&["--serve", "127.0.0.1:0", "--size", "64"], "cannot be used with"),
+    ] {
         let arguments = [&["bench", "ring", "--provider", "shm"], wrong].concat();
-        assert_eq!(fail(&arguments).0, 2, "{wrong:?}");
+        let (code, text) = fail(&arguments);
+        assert_eq!(code, 2, "{wrong:?}");
+        assert!(text.contains(why), "{wrong:?}: {text}");
     }
 }
 

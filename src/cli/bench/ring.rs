@@ -25,8 +25,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME")]
     provider: String,
     /// Latency or bandwidth
-    #[arg(long, value_enum, default_value_t = Mode::Lat)]
-    mode: Mode,
+    #[arg(long, value_enum, default_value_t = Pattern::Lat)]
+    mode: Pattern,
     /// Bytes of a message, which may be many times the ring; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
@@ -58,12 +58,13 @@ pub(crate) struct Arguments {
     /// How both sides wait
     #[arg(long, value_enum, default_value_t = WaitingMode::Busy)]
     waiting: WaitingMode,
-    /// Local address to bind to [default: the loopback address where one is needed]
+    /// Local address to bind to, for providers that leave the machine [default: the loopback
+    /// address, or the one that the connection to the other side has]
     #[arg(long, value_name = "ADDRESS")]
     source: Option<String>,
-    /// Wait for a client at this address, and be its other side, once; sizes and the like are
-    /// the client's
-    #[arg(long, value_name = "HOST:PORT", conflicts_with = "server")]
+    /// Wait for a client at this address, and be its other side, once; all but the provider
+    /// and the source is the client's to say
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = OF_THE_CLIENT)]
     serve: Option<String>,
     /// Only the JSON line
     #[arg(long)]
@@ -71,6 +72,41 @@ pub(crate) struct Arguments {
     /// Where a server waits, on this or another machine [default: a second process of this one]
     #[arg(value_name = "HOST:PORT")]
     server: Option<String>,
+}
+
+/// What a server is told by its client, or has no use for.
+const OF_THE_CLIENT: [&str; 12] = [
+    "server",
+    "mode",
+    "size",
+    "ring_size",
+    "watermark",
+    "chunk",
+    "notify",
+    "stripes",
+    "iterations",
+    "cores",
+    "waiting",
+    "json",
+];
+
+/// In which pattern: a [`Mode`], in the words of rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "lowercase")]
+enum Pattern {
+    /// Ping-pong: a sample is half a round trip
+    Lat,
+    /// A stream one way: a sample is one message's share of the time of a few
+    Bw,
+}
+
+impl Pattern {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Lat => Mode::Lat,
+            Self::Bw => Mode::Bw,
+        }
+    }
 }
 
 /// How many lanes.
@@ -127,6 +163,10 @@ struct Report {
     program: &'static str,
 }
 
+/// Bytes that a client may make a server take; and bytes that a side may take at all.
+const MOST_OF_A_CLIENT: u64 = 4 << 30;
+const MOST: u64 = 64 << 30;
+
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let place = Place {
         provider: arguments.provider.clone(),
@@ -134,38 +174,23 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         source: arguments.source.clone(),
         threading: ThreadingMode::Safe,
     };
-    let stripes = match arguments.stripes {
-        Lanes::Some(count) => count,
-        Lanes::Auto if arguments.mode == Mode::Lat => 1,
-        Lanes::Auto => {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            default_stripes(&[place.offer()?.capabilities().clone()], cores)
-        }
-    };
-    let chunk = if stripes > 1 { 256 << 10 } else { 1 << 20 };
-    let flow = Flow {
-        mode: arguments.mode,
-        size: arguments.size,
-        capacity: arguments.ring_size,
-        watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
-        chunk: arguments.chunk.unwrap_or(chunk),
-        notify: arguments.notify.map(NotifyMode::form),
-        stripes,
-        iterations: arguments.iterations,
-        warmup: (arguments.iterations / 10 + 1).min(1000),
-    };
+    if let Some(source) = &arguments.source {
+        check_source(&place, source)?;
+    }
     if let Some(address) = &arguments.serve {
         let source = arguments.source.as_deref();
         return remote::serve(address, &arguments.provider, source, |plan| match &plan.exchange {
-            Exchange::Flow(flow) => check(flow),
+            Exchange::Flow(flow) => check_for_a_client(flow),
             _ => Err(Failure::new(Exit::Usage, "the client wants something else than a ring")),
         });
     }
+    let flow = flow_of(arguments, &place)?;
     check(&flow)?;
     if flow.stripes > 1 && arguments.cores.is_some() {
         let why = "--cores is for one lane: all threads of a process would have the same core";
         return Err(Failure::new(Exit::Usage, why));
     }
+    warn_of_threads(&flow, arguments.server.is_some());
     let plan = Plan {
         parent: std::process::id(),
         place,
@@ -188,19 +213,100 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     )
 }
 
+fn flow_of(arguments: &Arguments, place: &Place) -> Result<Flow, Failure> {
+    let stripes = match arguments.stripes {
+        Lanes::Some(count) => count,
+        Lanes::Auto if arguments.mode == Pattern::Lat => 1,
+        Lanes::Auto => default_stripes(&[place.offer()?.capabilities().clone()], cores_here()),
+    };
+    let chunk = if stripes > 1 { 256 << 10 } else { 1 << 20 };
+    Ok(Flow {
+        mode: arguments.mode.mode(),
+        size: arguments.size,
+        capacity: arguments.ring_size,
+        watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
+        chunk: arguments.chunk.unwrap_or(chunk),
+        notify: arguments.notify.map(NotifyMode::form),
+        stripes,
+        iterations: arguments.iterations,
+        warmup: (arguments.iterations / 10 + 1).min(1000),
+    })
+}
+
+fn cores_here() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// An address is for networks: what stays on the machine would take it for a name, and both
+/// sides for the same.
+fn check_source(place: &Place, source: &str) -> Result<(), Failure> {
+    let anywhere = Place { source: None, ..place.clone() };
+    if anywhere.is_network() == Some(false) {
+        let provider = &place.provider;
+        return Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "--source {source}: {provider} never leaves the machine and has no addresses to \
+                 bind to; both sides would take this as the same name"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Lanes that share cores wait for each other.
+fn warn_of_threads(flow: &Flow, is_remote: bool) {
+    let (threads, cores) = (flow.stripes * if is_remote { 1 } else { 2 }, cores_here());
+    if flow.stripes > 1 && threads > cores {
+        eprintln!(
+            "fabricast: warning: {threads} threads of lanes poll on {cores} cores here: fewer \
+             lanes, or --waiting adaptive, may well be faster"
+        );
+    }
+}
+
+fn refuse(why: impl Into<String>) -> Result<(), Failure> {
+    Err(Failure::new(Exit::Usage, why))
+}
+
+/// What a client wants: it may not take all memory.
+fn check_for_a_client(flow: &Flow) -> Result<(), Failure> {
+    check(flow)?;
+    let wanted = flow.memory_of_target();
+    if wanted > MOST_OF_A_CLIENT {
+        return refuse(format!(
+            "this would take {wanted} bytes of the server's memory, for the ring and what it \
+             sends from; a client may have {}",
+            size::print(MOST_OF_A_CLIENT),
+        ));
+    }
+    Ok(())
+}
+
 /// Also for what comes from a client.
 fn check(flow: &Flow) -> Result<(), Failure> {
-    let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
     if !flow.has_shape() {
-        return refuse(
-            "--ring-size is from 1K to 1024G, and a power of two or a few of them together",
-        );
+        let capacity = flow.capacity;
+        return refuse(format!(
+            "--ring-size {capacity}: a ring has 1024 bytes to 1024G: powers of two, or up to \
+             2097024 bytes any multiple of 128 bytes, and beyond that of a 16384th of it rounded up \
+             to a power of two; {} would do",
+            capacity.clamp(1 << 10, 1 << 40).next_power_of_two(),
+        ));
     }
     if !(1..=64).contains(&flow.stripes) || (flow.stripes > 1 && flow.mode == Mode::Lat) {
         return refuse("--stripes is for --mode bw: each message goes through two threads more");
     }
     if flow.iterations > 1 << 30 || flow.warmup > 1 << 30 || flow.size > 1 << 40 || flow.size == 0 {
         return refuse("at most 1G messages, of 1024G each");
+    }
+    let wanted = flow.memory_of_initiator();
+    if wanted > MOST {
+        return refuse(format!(
+            "this would take {wanted} bytes of memory, for the ring and four messages to send \
+             from; at most {} are for a measurement",
+            size::print(MOST),
+        ));
     }
     if flow.stripes > 1 && flow.notify == Some(Notify::Polling) {
         return refuse("--notify poll is for one lane");
@@ -251,14 +357,79 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
 fn for_people(report: &Report) -> String {
     let number = |value: Option<f64>| value.unwrap_or(0.0);
     let common = &report.common;
+    let lanes = match report.stripes {
+        1 => "1 lane".to_owned(),
+        count => format!("{count} lanes"),
+    };
+    let what = if report.mode == "lat" { "one way" } else { "for each message" };
+    let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
     format!(
-        "{} through a ring of {} over {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us; {:.3} GB/s\n",
-        size::print(common.bytes),
+        "{}: {} {} through a ring of {} over {}, {}, {lanes}: {what} p50 {:.3} us, p99 {:.3} us, \
+         p99.9 {:.3} us; {:.3} GB/s; {verified}\n",
+        report.mode,
+        common.iterations,
+        messages_of(common.bytes),
         size::print(report.ring_size),
         common.provider,
+        report.notify,
         number(common.p50_us),
         number(common.p99_us),
         number(common.p999_us),
         common.gb_per_s,
     )
+}
+
+fn messages_of(bytes: u64) -> String {
+    let unit = if bytes < 1 << 10 || !bytes.is_multiple_of(1 << 10) { " bytes" } else { "" };
+    format!("messages of {}{unit}", size::print(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(mode: Mode, size: u64, capacity: u64) -> Flow {
+        Flow {
+            mode,
+            size,
+            capacity,
+            watermark: 0,
+            chunk: 1 << 20,
+            notify: None,
+            stripes: 1,
+            iterations: 1,
+            warmup: 1,
+        }
+    }
+
+    #[test]
+    fn a_client_cannot_take_all_memory() {
+        let is_good =
+            |mode, size, capacity| check_for_a_client(&flow(mode, size, capacity)).is_ok();
+        assert!(is_good(Mode::Lat, 64, 8 << 20));
+        assert!(is_good(Mode::Lat, 256 << 20, 8 << 20));
+        assert!(!is_good(Mode::Lat, 1 << 30, 8 << 20));
+        // The server only reads these, where they lie.
+        assert!(is_good(Mode::Bw, 8 << 30, 8 << 20));
+        assert!(!is_good(Mode::Bw, 64, 8 << 30));
+        for mode in [Mode::Lat, Mode::Bw] {
+            assert!(!is_good(mode, 1 << 40, 8 << 20));
+            assert!(!is_good(mode, u64::MAX, 8 << 20));
+            assert!(!is_good(mode, 64, 1 << 40));
+        }
+    }
+
+    #[test]
+    fn what_is_no_ring_is_told_what_one_is() {
+        for (capacity, near) in [(1000, "1024 would do"), (3000, "4096 would do")] {
+            let text = check(&flow(Mode::Bw, 64, capacity)).unwrap_err().to_string();
+            assert!(text.contains(near), "{text}");
+        }
+        for capacity in [1024, 1024 + 128, 2_097_024, 1 << 40] {
+            assert!(flow(Mode::Bw, 64, capacity).has_shape(), "{capacity}");
+        }
+        assert!(!flow(Mode::Bw, 64, u64::MAX).has_shape());
+        let too_large = check(&flow(Mode::Bw, 64, u64::MAX)).unwrap_err().to_string();
+        assert!(too_large.contains("would do"), "{too_large}");
+    }
 }

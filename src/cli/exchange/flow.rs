@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fabric::ring::{
-    MOST_CHUNKS, Notify, Port, Pushed, ReceiverId, RingOptions, SenderId, Shape, Turn, View,
+    MOST_CHUNKS, Notify, Port, Pushed, ReceiverId, RingOptions, SenderId, Shape, Turn,
 };
 use fabric::{Access, HostMemory, MemoryRegion};
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::frame::Frame;
 use super::pingpong::Measured;
 use super::plan::{Mode, WaitingMode};
+use super::stamps::{Found, stamp};
 use super::station::Station;
 use super::striped;
 use super::vigil::{Vigil, unexpected};
@@ -57,6 +58,48 @@ impl Flow {
         self.size.max(8).next_multiple_of(64)
     }
 
+    /// Bytes of all places to send from.
+    pub(super) fn source(&self) -> u64 {
+        self.places() * self.stride()
+    }
+
+    /// Bytes that the side takes for it which did not ask for it: its ring, and what it sends
+    /// from, if it sends anything.
+    pub(crate) fn memory_of_target(&self) -> u64 {
+        match self.mode {
+            Mode::Lat => self.capacity.saturating_add(self.source()),
+            Mode::Bw => self.capacity,
+        }
+    }
+
+    /// Bytes that the other side takes for it.
+    pub(crate) fn memory_of_initiator(&self) -> u64 {
+        self.capacity.saturating_add(self.source())
+    }
+
+    /// Messages one way, with those that are not measured.
+    pub(super) fn messages(&self) -> u64 {
+        self.warmup + self.iterations
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn bytes(&self) -> u64 {
+        self.messages().saturating_mul(self.size)
+    }
+
+    /// Where samples go: while the clock runs nothing is allocated.
+    pub(super) fn room_for_samples(&self) -> Result<Vec<u64>, Failure> {
+        let count = match self.mode {
+            Mode::Lat => self.iterations.max(self.warmup),
+            Mode::Bw => self.iterations.max(self.warmup) / WINDOW + 1,
+        };
+        let mut samples = Vec::new();
+        samples.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).map_err(|_| {
+            Failure::failed(format!("there is no memory for the samples of {count} messages"))
+        })?;
+        Ok(samples)
+    }
+
     /// Messages that may be on their way. Enough that the other side tells of what it read
     /// before they are used up.
     pub(super) fn places(&self) -> u64 {
@@ -77,8 +120,7 @@ struct Side {
     /// Messages that the other side let go of.
     read: u64,
     taken: u64,
-    bad: u64,
-    bytes: u64,
+    found: Found,
 }
 
 /// What came of a run.
@@ -95,8 +137,8 @@ pub(crate) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
     if flow.stripes > 1 {
         return striped::run(station, flow);
     }
-    let mut side = Side::new(station, flow)?;
-    let mut samples = Vec::with_capacity(flow.iterations as usize);
+    let mut side = Side::new(station, flow, true)?;
+    let mut samples = flow.room_for_samples()?;
     let mut elapsed = 0;
     let mut before = side.port.sender(side.sender)?.statistics();
     for count in [flow.warmup, flow.iterations] {
@@ -114,8 +156,13 @@ pub(crate) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
     let notify = side.port.sender(side.sender)?.notify();
     side.meet()?;
     let there = side.next_frame("what the other side found")?;
-    let Frame::Checked { bad, .. } = there else { return Err(unexpected(there)) };
-    let verified = side.bad == 0 && bad == 0;
+    let Frame::Checked { bytes, bad } = there else { return Err(unexpected(there)) };
+    let here = match flow.mode {
+        Mode::Lat => side.found.bad(flow.size, flow.messages()),
+        // Nothing comes back.
+        Mode::Bw => 0,
+    };
+    let verified = here == 0 && bad == 0 && bytes == flow.bytes();
     side.finish()?;
     Ok(Flown {
         measured: Measured { samples, elapsed, verified },
@@ -130,7 +177,7 @@ pub(crate) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
     if flow.stripes > 1 {
         return striped::serve(station, flow);
     }
-    let mut side = Side::new(station, flow)?;
+    let mut side = Side::new(station, flow, flow.mode == Mode::Lat)?;
     for count in [flow.warmup, flow.iterations] {
         side.meet()?;
         match flow.mode {
@@ -139,13 +186,13 @@ pub(crate) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
         }
     }
     side.meet()?;
-    let (bytes, bad) = (side.bytes, side.bad);
+    let (bytes, bad) = (side.found.bytes, side.found.bad(flow.size, flow.messages()));
     side.vigil.send(&Frame::Checked { bytes, bad })?;
     side.finish()
 }
 
 impl Side {
-    fn new(station: Station, flow: &Flow) -> Result<Self, Failure> {
+    fn new(station: Station, flow: &Flow, writes: bool) -> Result<Self, Failure> {
         let Station { endpoint, queue, peer, mut vigil, .. } = station;
         let domain = endpoint.domain().clone();
         let notify = match flow.notify {
@@ -164,7 +211,8 @@ impl Side {
         let frame = next_frame(&mut port, &mut vigil, "the other side's answer")?;
         let Frame::Answer(answer) = frame else { return Err(unexpected(frame)) };
         port.connect(receiver, peer, &answer)?;
-        let length = (flow.places() * flow.stride()) as usize;
+        // Who only reads has nothing to send from.
+        let length = if writes { flow.source() as usize } else { 64 };
         let source = domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
         if source.is_registered() && !source.is_enabled() {
             source.bind_endpoint(port.endpoint())?;
@@ -181,8 +229,7 @@ impl Side {
             sent: 0,
             read: 0,
             taken: 0,
-            bad: 0,
-            bytes: 0,
+            found: Found::default(),
         })
     }
 
@@ -252,7 +299,7 @@ impl Side {
         loop {
             while let Some(view) = self.port.take(self.receiver)? {
                 let is_last = view.is_last();
-                self.look_at(&view)?;
+                self.found.look_at(&view, self.flow.size, self.taken)?;
                 drop(view);
                 if is_last {
                     self.taken += 1;
@@ -266,13 +313,6 @@ impl Side {
                 self.port.tell(self.receiver, true)?;
             }
         }
-    }
-
-    #[inline]
-    fn look_at(&mut self, view: &View) -> Result<(), Failure> {
-        self.bytes += view.len() as u64;
-        self.bad += is_wrong(view, self.flow.size, self.taken)?;
-        Ok(())
     }
 
     fn ping(&mut self, count: u64, samples: &mut Vec<u64>) -> Result<(), Failure> {
@@ -373,38 +413,4 @@ pub(super) fn sampled(
     }
     samples.extend((before.elapsed().as_nanos() as u64).checked_div(count % WINDOW));
     Ok(())
-}
-
-/// Puts a message's number at both ends of it.
-#[inline]
-pub(super) fn stamp(
-    source: &MemoryRegion,
-    at: usize,
-    size: usize,
-    number: u64,
-) -> Result<(), Failure> {
-    let stamp = number.to_le_bytes();
-    let stamped = size.min(stamp.len());
-    source.write(at, &stamp[..stamped])?;
-    source.write(at + size - stamped, &stamp[..stamped])?;
-    Ok(())
-}
-
-/// A message's number stands at both ends of it. Gives how many of them are wrong, of those
-/// that lie in this chunk.
-#[inline]
-pub(super) fn is_wrong(view: &View, size: u64, number: u64) -> Result<u64, Failure> {
-    let stamp = number.to_le_bytes();
-    let stamped = (size as usize).min(8);
-    let mut found = [0; 8];
-    let mut wrong = 0;
-    if view.header().offset == 0 && view.len() >= stamped {
-        view.read(0, &mut found[..stamped])?;
-        wrong += u64::from(found[..stamped] != stamp[..stamped]);
-    }
-    if view.is_last() && view.len() >= stamped {
-        view.read(view.len() - stamped, &mut found[..stamped])?;
-        wrong += u64::from(found[..stamped] != stamp[..stamped]);
-    }
-    Ok(wrong)
 }

@@ -19,6 +19,7 @@ pub(crate) mod pingpong;
 pub(crate) mod plan;
 pub(crate) mod remote;
 pub(crate) mod ring;
+mod stamps;
 pub(crate) mod station;
 pub(crate) mod stream;
 pub(crate) mod striped;

@@ -8,9 +8,10 @@ use fabric::ring::{
 };
 use fabric::{Address, HostMemory, Offer};
 
-use super::flow::{Flow, Flown, is_wrong, sampled, stamp};
+use super::flow::{Flow, Flown, sampled};
 use super::frame::Frame;
 use super::pingpong::Measured;
+use super::stamps::{Found, stamp};
 use super::station::Station;
 use super::vigil::{Vigil, unexpected};
 use crate::cli::exit::Failure;
@@ -32,7 +33,7 @@ struct Source {
 
 pub(super) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
     let (lanes, theirs, mut vigil, notify) = open(station, flow)?;
-    let length = (flow.places() * flow.stride()) as usize;
+    let length = flow.source() as usize;
     let source = lanes.register(HostMemory::zeroed(length)?)?;
     source.region().fill(0..length, 0x5a)?;
     let frame = vigil.next("the other side's ring")?;
@@ -40,7 +41,7 @@ pub(super) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
     let (ring, answer) = lanes.sender(&theirs, &offer, flow.chunk)?;
     vigil.send(&Frame::Answer(answer))?;
     let mut side = Source { vigil, ring, source, flow: flow.clone(), sent: 0, read: 0 };
-    let mut samples = Vec::with_capacity(flow.iterations as usize);
+    let mut samples = flow.room_for_samples()?;
     let mut elapsed = 0;
     let mut before = side.ring.statistics();
     for count in [flow.warmup, flow.iterations] {
@@ -54,13 +55,13 @@ pub(super) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
     let after = side.ring.statistics();
     side.vigil.meet()?;
     let there = side.vigil.next("what the other side found")?;
-    let Frame::Checked { bad, .. } = there else { return Err(unexpected(there)) };
+    let Frame::Checked { bytes, bad } = there else { return Err(unexpected(there)) };
     let Source { ring, vigil, .. } = side;
     ring.close(FAREWELL)?;
     vigil.end()?;
     crate::cli::process::stop_watching();
     Ok(Flown {
-        measured: Measured { samples, elapsed, verified: bad == 0 },
+        measured: Measured { samples, elapsed, verified: bad == 0 && bytes == flow.bytes() },
         notify,
         credits: after.credits - before.credits,
         blocked: after.blocked_for - before.blocked_for,
@@ -122,7 +123,7 @@ pub(super) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
     let frame = vigil.next("the other side's answer")?;
     let Frame::Answer(answer) = frame else { return Err(unexpected(frame)) };
     ring.connect(&answer)?;
-    let (mut taken, mut bytes, mut bad) = (0, 0, 0);
+    let (mut taken, mut found) = (0, Found::default());
     for count in [flow.warmup, flow.iterations] {
         vigil.meet()?;
         vigil.waiting_for = "the other side's message";
@@ -131,13 +132,13 @@ pub(super) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
             vigil.tick()?;
             let Some(view) = next(&mut ring)? else { continue };
             vigil.has_moved();
-            bytes += view.len() as u64;
-            bad += is_wrong(&view, flow.size, taken)?;
+            found.look_at(&view, flow.size, taken)?;
             taken += u64::from(view.is_last());
         }
         while ring.tell(true) {}
     }
     vigil.meet()?;
+    let (bytes, bad) = (found.bytes, found.bad(flow.size, flow.messages()));
     vigil.send(&Frame::Checked { bytes, bad })?;
     // Until the writer has said that it is done.
     while next(&mut ring).is_ok() {
