@@ -223,8 +223,8 @@ const LONG: usize = 128;
 /// The compiler joins no atomic stores, so that words one by one are all it makes of a loop:
 /// from 1 KiB on that takes 1.2 to 4 times as long as `memset`, which may not be called, since
 /// it stores plainly and another thread may look. What is permitted is any instruction that
-/// does the same as some loop of relaxed atomic stores: `rep stos` is one, from 4 KiB on as fast as
-/// `memset`. It stores each word whole or byte by byte, in any order, but before whatever the
+/// does the same as some loop of relaxed atomic stores: `rep stos` is one, from 16 KiB on as fast as
+/// `memset` (1.1 to 1.2 times as long at 4 KiB, 2.3 to 3.4 times at 1 KiB). It stores each word whole or byte by byte, in any order, but before whatever the
 /// thread stores after it; relaxed stores of bytes promise less.
 ///
 /// # Safety
