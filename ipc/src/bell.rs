@@ -137,3 +137,48 @@ impl Bell {
         }
     }
 }
+
+/// A bell in words of its own, for what changes elsewhere: one who waits for any of many
+/// structures sleeps here, and who changes one of them rings.
+///
+/// ```
+/// use std::time::{Duration, Instant};
+/// use ipc::{Doorbell, LocalWords, Spin};
+/// let bell = Doorbell::new(LocalWords::zeroed(Doorbell::<LocalWords>::WORDS)).unwrap();
+/// bell.ring(); // nobody waits: next to nothing
+/// let deadline = Instant::now() + Duration::from_secs(1);
+/// let found = bell.wait(&mut Spin::default(), deadline, || Some("what was looked for"));
+/// assert_eq!(found, Some("what was looked for"));
+/// ```
+#[derive(Debug)]
+pub struct Doorbell<W> {
+    words: W,
+}
+
+impl<W: Words> Doorbell<W> {
+    /// Words that it takes.
+    pub const WORDS: usize = 8;
+    const BELL: Bell = Bell { at: 0 };
+
+    /// In zeroed words, or in those of another one; None if there are too few.
+    #[must_use]
+    pub fn new(words: W) -> Option<Self> {
+        (words.count() >= Self::WORDS).then_some(Self { words })
+    }
+
+    /// Rings, after what those wait for was stored.
+    #[inline]
+    pub fn ring(&self) {
+        Self::BELL.ring(&self.words);
+    }
+
+    /// Waits until `look` finds something; None once the deadline has passed.
+    pub fn wait<T>(
+        &self,
+        spin: &mut Spin,
+        deadline: Instant,
+        look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        Self::BELL.wait(&self.words, spin, deadline, look)
+    }
+}

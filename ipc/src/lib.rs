@@ -22,7 +22,7 @@ pub mod words;
 extern crate self as ipc;
 
 pub use allocator::{Allocator, AllocatorError, Block, Owner, Place, Statistics};
-pub use bell::Spin;
+pub use bell::{Doorbell, Spin};
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, Message};
 pub use fabricast_ipc_derive::Plain;
 pub use life::{Incarnation, Life, Roster};
