@@ -217,6 +217,23 @@ impl Device {
         driver.peer_access(peer.0.name.number).map_err(|error| error.on(self.0.name))
     }
 
+    /// How this device would reach another one's memory, which is not opened for that: a
+    /// context takes a while to make, and a part of the device's memory.
+    ///
+    /// # Errors
+    /// If the other is of another implementation.
+    pub fn reach_of(&self, peer: DeviceName) -> Result<PeerAccess> {
+        let operation = "peer access";
+        let driver = self.driver(operation)?;
+        if peer == self.0.name {
+            return Ok(PeerAccess::Same);
+        }
+        if peer.implementation != self.0.name.implementation {
+            return Err(crate::driver::mixed(operation).on(self.0.name));
+        }
+        driver.peer_access(peer.number).map_err(|error| error.on(self.0.name))
+    }
+
     /// Lets this device reach another one's plain memory directly. Without it a driver
     /// copies by way of the host at a tenth of the speed, and says nothing; here such a
     /// copy is refused.

@@ -243,7 +243,8 @@ impl Memory {
         Ok(Exported { pieces: pieces.collect::<Result<_>>()?, offset })
     }
 
-    /// One of the pieces as a file descriptor, with its length.
+    /// One of the pieces as a file descriptor, with its length. CUDA exports only what was made
+    /// in this process, not what was imported.
     ///
     /// # Errors
     /// As for [all](Self::export_pieces); [`OutOfBounds`](ErrorKind::OutOfBounds) if there is

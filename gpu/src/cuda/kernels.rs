@@ -59,8 +59,8 @@ pub(super) fn copy_shape(entries: u32, bytes: u64) -> (Shape, u32) {
     let average = bytes / u64::from(entries.max(1));
     let lanes = match average {
         0..2048 => 32,
-        2048..8192 => 128,
-        _ => COPY_THREADS,
+        2048..8192 => 64,
+        _ => COPY_THREADS / 2,
     };
     let teams_per_block = u64::from(COPY_THREADS / lanes);
     let blocks = u64::from(entries).div_ceil(teams_per_block).clamp(1, COPY_BLOCKS) as u32;
@@ -186,11 +186,11 @@ mod tests {
         assert_eq!(of(16, 2047), (1, 32));
         assert_eq!(of(17, 2047), (2, 32));
         assert_eq!(of(4096, 1), (64, 32));
-        assert_eq!(of(5, 2048), (2, 128));
-        assert_eq!(of(4096, 8191), (64, 128));
-        assert_eq!(of(5, 8192), (5, 512));
-        assert_eq!(of(64, 65_536), (64, 512));
-        assert_eq!(of(65, 65_536), (64, 512));
+        assert_eq!(of(9, 2048), (2, 64));
+        assert_eq!(of(4096, 8191), (64, 64));
+        assert_eq!(of(5, 8192), (3, 256));
+        assert_eq!(of(128, 65_536), (64, 256));
+        assert_eq!(of(129, 65_536), (64, 256));
         assert_eq!(copy_shape(0, 0).0.blocks, 1);
         assert_eq!(checksum_shape(0).blocks, 1);
         assert_eq!(checksum_shape(u64::MAX).blocks, 1024);

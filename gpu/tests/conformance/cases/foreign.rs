@@ -111,9 +111,15 @@ pub fn memory_in_pieces_comes_one_at_a_time(house: &House) -> Result<(), Skip> {
     assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
     let same = importer.finish(pieces.offset, length).unwrap();
     house.check(&same.slice(length - granule, granule).unwrap(), 1);
-    // What came from elsewhere goes on as it came.
     assert_eq!(same.pieces().unwrap(), pieces);
-    let again = same.export_pieces().unwrap();
+    // What came from elsewhere goes on as it came, where the driver lets it.
+    let again = match same.export_pieces() {
+        Ok(again) => again,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
+            return Ok(());
+        }
+    };
     let borrowed: Vec<_> = again.pieces.iter().map(|(fd, length)| (fd.as_fd(), *length)).collect();
     let third = house.first.import_pieces(&borrowed, offset + length).unwrap();
     drop((memory, same));
