@@ -20,8 +20,16 @@ pub enum ErrorKind {
     NoPeerAccess,
     /// The descriptors that came are not the memory that was described.
     WrongMemory,
-    /// Nothing is shared under this name.
+    /// Nothing is shared under this name; or nothing is known by this token.
     Unknown,
+    /// No path leads there; the detail has a reason for each.
+    NoPath,
+    /// What was described is gone: withdrawn, or its agent was started anew.
+    Stale,
+    /// The region's rights do not allow it.
+    NotAllowed,
+    /// There is no place for one more.
+    TooMany,
     /// The other side may not, or we may not trust it.
     Denied,
     /// The deadline passed.
@@ -44,6 +52,10 @@ impl ErrorKind {
             Self::NoPeerAccess => "no peer access",
             Self::WrongMemory => "not the memory described",
             Self::Unknown => "unknown",
+            Self::NoPath => "no path",
+            Self::Stale => "gone",
+            Self::NotAllowed => "not allowed",
+            Self::TooMany => "too many",
             Self::Denied => "denied",
             Self::DeadlineExceeded => "deadline exceeded",
             Self::Closed => "closed",

@@ -42,7 +42,7 @@ const OPERATION: &str = "decode a handle";
 
 /// How the memory is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Route {
+pub enum Way {
     /// By file descriptors, one for each piece of so many bytes.
     Descriptors {
         /// Lengths of the pieces.
@@ -56,12 +56,12 @@ pub enum Route {
 ///
 /// ```
 /// use gpu::Uuid;
-/// use transfer::{Facts, Route, Tensor};
+/// use transfer::{Facts, Way, Tensor};
 /// let facts = Facts {
 ///     identity: [1; 16],
 ///     device: Uuid([2; 16]),
 ///     length: 4096,
-///     route: Route::Descriptors { pieces: vec![4096] },
+///     way: Way::Descriptors { pieces: vec![4096] },
 ///     tensor: Tensor::bytes(4096),
 /// };
 /// let bytes = facts.encode();
@@ -78,7 +78,7 @@ pub struct Facts {
     /// Length of the memory in bytes.
     pub length: u64,
     /// How it is reached.
-    pub route: Route,
+    pub way: Way,
     /// What the bytes mean.
     pub tensor: Tensor,
 }
@@ -97,9 +97,9 @@ impl Facts {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let tensor = &self.tensor;
-        let (kind, pieces): (u8, &[u64]) = match &self.route {
-            Route::Descriptors { pieces } => (1, pieces),
-            Route::Legacy(_) => (2, &[]),
+        let (kind, pieces): (u8, &[u64]) = match &self.way {
+            Way::Descriptors { pieces } => (1, pieces),
+            Way::Legacy(_) => (2, &[]),
         };
         let mut bytes = Vec::with_capacity(256);
         bytes.extend(MAGIC);
@@ -116,7 +116,7 @@ impl Facts {
             bytes.extend(stride.to_le_bytes());
         }
         pieces.iter().for_each(|length| bytes.extend(length.to_le_bytes()));
-        if let Route::Legacy(handle) = &self.route {
+        if let Way::Legacy(handle) = &self.way {
             bytes.extend(handle.bytes);
             bytes.extend(handle.offset.to_le_bytes());
         }
@@ -174,33 +174,29 @@ impl Facts {
             shape.push(u64::from_le_bytes(reader.take()?));
             strides.push(i64::from_le_bytes(reader.take()?));
         }
-        let route = if kind == 1 {
+        let way = if kind == 1 {
             let read = (0..pieces).map(|_| reader.take().map(u64::from_le_bytes));
             let pieces = read.collect::<Result<Vec<_>>>()?;
             let sum = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(*piece));
             if sum.is_none_or(|sum| sum < length) || pieces.contains(&0) {
                 return Err(malformed("its pieces are not as long as the whole"));
             }
-            Route::Descriptors { pieces }
+            Way::Descriptors { pieces }
         } else {
             let bytes = reader.take()?;
-            Route::Legacy(LegacyHandle {
-                bytes,
-                offset: u64::from_le_bytes(reader.take()?),
-                length,
-            })
+            Way::Legacy(LegacyHandle { bytes, offset: u64::from_le_bytes(reader.take()?), length })
         };
         let tensor = Tensor { element, shape, strides, byte_offset };
         tensor.check(OPERATION, length)?;
-        Ok(Self { identity, device, length, route, tensor })
+        Ok(Self { identity, device, length, way, tensor })
     }
 
     /// How many descriptors belong to it.
     #[must_use]
     pub fn pieces(&self) -> usize {
-        match &self.route {
-            Route::Descriptors { pieces } => pieces.len(),
-            Route::Legacy(_) => 0,
+        match &self.way {
+            Way::Descriptors { pieces } => pieces.len(),
+            Way::Legacy(_) => 0,
         }
     }
 }
@@ -242,19 +238,19 @@ mod tests {
 
     use super::*;
 
-    fn facts(route: Route) -> Facts {
+    fn facts(way: Way) -> Facts {
         let tensor = Tensor {
             element: ElementType::Bf16,
             shape: vec![3, 5],
             strides: vec![-5, 1],
             byte_offset: 40,
         };
-        Facts { identity: [7; 16], device: Uuid([8; 16]), length: 4096, route, tensor }
+        Facts { identity: [7; 16], device: Uuid([8; 16]), length: 4096, way, tensor }
     }
 
     fn both() -> [Facts; 2] {
         let legacy = LegacyHandle { bytes: [3; 64], offset: 512, length: 4096 };
-        [facts(Route::Descriptors { pieces: vec![2048, 4096] }), facts(Route::Legacy(legacy))]
+        [facts(Way::Descriptors { pieces: vec![2048, 4096] }), facts(Way::Legacy(legacy))]
     }
 
     fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {

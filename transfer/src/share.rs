@@ -14,7 +14,7 @@ use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, WeakMemory}
 use ipc::{Channel, Incarnation};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::handle::{Facts, Handle, MOST_PIECES, Route};
+use crate::handle::{Facts, Handle, MOST_PIECES, Way};
 use crate::tensor::Tensor;
 
 /// Memory that is shared: as long as this lives, handles of it can be made.
@@ -58,39 +58,39 @@ impl Shared {
             return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
         let of_device = |error| Error::of_device(operation, error);
-        let (route, descriptors) = match memory.export_pieces() {
+        let (way, descriptors) = match memory.export_pieces() {
             Ok(Exported { pieces, .. }) if pieces.len() > MOST_PIECES => {
                 let detail = format!("{} pieces, {MOST_PIECES} are the most", pieces.len());
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Ok(Exported { pieces, offset: 0 }) => {
                 let (descriptors, pieces) = pieces.into_iter().unzip();
-                (Route::Descriptors { pieces }, descriptors)
+                (Way::Descriptors { pieces }, descriptors)
             }
             Ok(Exported { offset, .. }) => {
                 let detail = format!("it begins {offset} bytes behind the start of its piece");
                 return Err(Error::new(operation, ErrorKind::Failed, detail));
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                (Route::Legacy(memory.export_legacy().map_err(of_device)?), Vec::new())
+                (Way::Legacy(memory.export_legacy().map_err(of_device)?), Vec::new())
             }
             Err(error) => return Err(of_device(error)),
         };
         // Read once, for it grows if the memory is a pool's; and pieces that came after
         // the export are not among those that travel.
-        let length = match &route {
-            Route::Descriptors { pieces } => {
+        let length = match &way {
+            Way::Descriptors { pieces } => {
                 let sum = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(*piece));
                 memory.length().min(sum)
             }
-            Route::Legacy(_) => memory.length(),
+            Way::Legacy(_) => memory.length(),
         };
         tensor.check(operation, length)?;
         let facts = Facts {
             identity: random(operation)?,
             device: device.properties().uuid,
             length,
-            route,
+            way,
             tensor: tensor.clone(),
         };
         let born = Incarnation::current();
@@ -218,8 +218,8 @@ impl Opener {
             entry.and_then(|entry| Some((entry, entry.memory.upgrade()?)))
         {
             // The tensor may differ; the memory may not.
-            if (entry.facts.device, entry.facts.length, &entry.facts.route)
-                != (facts.device, facts.length, &facts.route)
+            if (entry.facts.device, entry.facts.length, &entry.facts.way)
+                != (facts.device, facts.length, &facts.way)
             {
                 let detail = "another memory was opened under its identity";
                 return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
@@ -228,8 +228,10 @@ impl Opener {
         }
         let memory = open_memory(operation, handle, device)?;
         // The device may be named otherwise here; what matters is that it is that one.
+        // Of memory opened by legacy handle the driver says that it lies where it was opened.
         let resident = memory.device().map(DeviceName::uuid).transpose().map_err(of_device)?;
-        if resident != Some(facts.device) {
+        let is_told = matches!(facts.way, Way::Descriptors { .. });
+        if is_told && resident != Some(facts.device) {
             let detail = "it lies on another device than was said";
             return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
         }
@@ -267,12 +269,12 @@ pub(crate) fn check_fork(born: Incarnation, operation: &'static str) -> Result<(
 fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Result<Memory> {
     let facts = &handle.facts;
     let of_device = |error| Error::of_device(operation, error);
-    let pieces = match &facts.route {
-        Route::Legacy(legacy) => {
+    let pieces = match &facts.way {
+        Way::Legacy(legacy) => {
             let whole = LegacyHandle { length: facts.length, ..*legacy };
             return device.open_legacy(&whole).map_err(of_device);
         }
-        Route::Descriptors { pieces } => pieces,
+        Way::Descriptors { pieces } => pieces,
     };
     if pieces.len() != handle.descriptors.len() {
         let detail =
@@ -284,7 +286,7 @@ fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Res
     device.import_pieces(&pairs, facts.length).map_err(of_device)
 }
 
-fn random(operation: &'static str) -> Result<[u8; 16]> {
+pub(crate) fn random(operation: &'static str) -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     match read {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpu::Uuid;
 use ipc::Channel;
-use transfer::{Admission, Client, ErrorKind, Handle, Opener, Route, Shared, Tensor};
+use transfer::{Admission, Client, ErrorKind, Handle, Opener, Shared, Tensor, Way};
 
 use crate::house::{Ground, House, LENGTH, PATIENCE, alone, check, tensor};
 use crate::other_side::start;
@@ -246,7 +246,7 @@ fn handles_that_lie_are_found_out() {
     // Longer than it is.
     handle = good();
     handle.facts.length = 64 * LENGTH;
-    handle.facts.route = Route::Descriptors { pieces: vec![64 * LENGTH] };
+    handle.facts.way = Way::Descriptors { pieces: vec![64 * LENGTH] };
     assert_eq!(refused(&handle).kind(), ErrorKind::WrongMemory);
 
     // A tensor beyond its memory, made by hand and not decoded.
@@ -258,7 +258,7 @@ fn handles_that_lie_are_found_out() {
     handle = good();
     handle.descriptors.clear();
     let legacy = gpu::LegacyHandle { bytes: [0x5a; 64], offset: 0, length: LENGTH };
-    handle.facts.route = Route::Legacy(legacy);
+    handle.facts.way = Way::Legacy(legacy);
     let kind = refused(&handle).kind();
     assert!(matches!(kind, ErrorKind::WrongMemory | ErrorKind::Failed), "{kind:?}");
     drop(handle);

@@ -1,0 +1,214 @@
+//! The table itself.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::Path;
+use super::facts::{Fabric, Facts, Leaving, Locality, Reach, Registration};
+use super::policy::Policy;
+use super::reason::Reason;
+
+/// What became of a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "verdict", rename_all = "lowercase")]
+pub enum Verdict {
+    /// Bytes take it.
+    Taken,
+    /// They do not, and why.
+    Refused(Reason),
+}
+
+/// A path, and what became of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Candidate {
+    /// The path.
+    pub path: Path,
+    /// What became of it.
+    #[serde(flatten)]
+    pub verdict: Verdict,
+}
+
+/// What was chosen, with a verdict for every path, in the order in which they were wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// Every path, once.
+    pub candidates: Vec<Candidate>,
+}
+
+impl Choice {
+    /// The path that bytes take, if there is one.
+    #[must_use]
+    pub fn taken(&self) -> Option<Path> {
+        let taken = self.candidates.iter().find(|candidate| candidate.verdict == Verdict::Taken);
+        taken.map(|candidate| candidate.path)
+    }
+
+    /// The first path that was wanted more than the one that is taken, could have been
+    /// expected, and was refused: its reason is why this is a fallback.
+    #[must_use]
+    pub fn fallback(&self) -> Option<(Path, &Reason)> {
+        self.candidates.iter().take_while(|candidate| candidate.verdict != Verdict::Taken).find_map(
+            |candidate| match &candidate.verdict {
+                Verdict::Refused(reason) if !reason.is_natural() => Some((candidate.path, reason)),
+                _ => None,
+            },
+        )
+    }
+
+    /// All reasons in one line, for errors.
+    #[must_use]
+    pub fn reasons(&self) -> String {
+        let refused = self.candidates.iter().filter_map(|candidate| match &candidate.verdict {
+            Verdict::Refused(reason) => Some(format!("{}: {reason}", candidate.path)),
+            Verdict::Taken => None,
+        });
+        refused.collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, candidate) in self.candidates.iter().enumerate() {
+            if number > 0 {
+                writeln!(f)?;
+            }
+            match &candidate.verdict {
+                Verdict::Taken => write!(f, "{:<14} taken", candidate.path)?,
+                Verdict::Refused(reason) => {
+                    write!(f, "{:<14} refused: {reason}", candidate.path)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Chooses among all paths.
+///
+/// ```
+/// use transfer::path::{
+///     Fabric, Facts, Leaving, Locality, Operation, Path, Place, Policy, Reach, choose,
+/// };
+/// let mut facts = Facts {
+///     operation: Operation::Put,
+///     locality: Locality::SameMachine,
+///     local: Place::Device(Leaving::ByDescriptors),
+///     remote: Place::Device(Leaving::ByLegacyHandle),
+///     reach: Reach::Direct,
+///     fabric: Fabric::None { why: "none was asked for".into() },
+/// };
+/// assert_eq!(choose(&facts, &Policy::default()).taken(), Some(Path::CudaIpc));
+/// facts.reach = Reach::None;
+/// let choice = choose(&facts, &Policy::default());
+/// assert_eq!(choice.taken(), None); // and every path says why
+/// assert!(choice.reasons().contains("cannot reach each other"));
+/// ```
+#[must_use]
+pub fn choose(facts: &Facts, policy: &Policy) -> Choice {
+    let mut taken = None;
+    let mut candidates = Vec::with_capacity(Path::ALL.len());
+    for path in policy.order() {
+        // What cannot be says more than what is not wanted.
+        let refused = obstacle(path, facts).or_else(|| {
+            if policy.deny.contains(&path) {
+                Some(Reason::Denied)
+            } else if !policy.require.is_empty() && !policy.require.contains(&path) {
+                Some(Reason::NotRequired)
+            } else {
+                taken.map(|taken| Reason::Better { taken })
+            }
+        });
+        let verdict = match refused {
+            Some(reason) => Verdict::Refused(reason),
+            None => {
+                taken = Some(path);
+                Verdict::Taken
+            }
+        };
+        candidates.push(Candidate { path, verdict });
+    }
+    Choice { candidates }
+}
+
+/// What stands in the way of a path, if anything does.
+fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
+    match path {
+        Path::SameProcess => match facts.locality {
+            Locality::SameProcess => match_devices(facts),
+            _ => Some(Reason::TwoProcesses),
+        },
+        Path::CudaIpc => (!facts.remote.is_device())
+            .then_some(Reason::NoDeviceMemory)
+            .or_else(|| not_beside(&facts.locality))
+            .or_else(|| stays(facts))
+            .or_else(|| match_devices(facts)),
+        Path::SharedMemory => (facts.remote.is_device())
+            .then_some(Reason::NoHostMemory)
+            .or_else(|| not_beside(&facts.locality))
+            .or_else(|| stays(facts))
+            .or_else(|| match_devices(facts)),
+        Path::FabricDirect => on_a_fabric(facts, |provider, remote_access, local, remote| {
+            if !remote_access {
+                return Some(Reason::NoRemoteAccess { provider });
+            }
+            unregistered(&provider, "local", local)
+                .or_else(|| unregistered(&provider, "remote", remote))
+        }),
+        Path::FabricStaged => on_a_fabric(facts, |_, remote_access, local, remote| {
+            let works = [local, remote].iter().all(|side| *side == Registration::Works);
+            (works && remote_access).then_some(Reason::NothingToStage)
+        }),
+    }
+}
+
+/// Why two processes do not share memory, if they do not.
+fn not_beside(locality: &Locality) -> Option<Reason> {
+    match locality {
+        Locality::SameMachine => None,
+        Locality::SameProcess => Some(Reason::OneProcess),
+        Locality::NoWay { why } => Some(Reason::NoWay { why: why.clone() }),
+        Locality::ToldRemote => Some(Reason::ToldRemote),
+        Locality::OtherMachine => Some(Reason::OtherMachine),
+    }
+}
+
+fn stays(facts: &Facts) -> Option<Reason> {
+    match facts.remote.leaving() {
+        Leaving::ByDescriptors | Leaving::ByLegacyHandle => None,
+        Leaving::Not(because) => Some(Reason::Stays { because }),
+    }
+}
+
+fn match_devices(facts: &Facts) -> Option<Reason> {
+    match facts.reach {
+        Reach::Same | Reach::Direct | Reach::NoDevice => None,
+        Reach::None => Some(Reason::NoPeerAccess),
+        Reach::Invisible => Some(Reason::DeviceNotVisible),
+        Reach::Foreign => Some(Reason::ForeignDevice),
+    }
+}
+
+fn on_a_fabric(
+    facts: &Facts,
+    judge: impl FnOnce(String, bool, Registration, Registration) -> Option<Reason>,
+) -> Option<Reason> {
+    match (&facts.locality, &facts.fabric) {
+        (Locality::SameProcess, _) => Some(Reason::OneProcess),
+        (_, Fabric::None { why }) => Some(Reason::NoFabric { why: why.clone() }),
+        (_, Fabric::Connected { provider, remote_access, local, remote }) => {
+            judge(provider.clone(), *remote_access, *local, *remote)
+        }
+    }
+}
+
+fn unregistered(provider: &str, side: &'static str, state: Registration) -> Option<Reason> {
+    let provider = provider.to_owned();
+    match state {
+        Registration::Works => None,
+        Registration::NotSafe => Some(Reason::NotSafe { provider, side }),
+        Registration::NotOffered | Registration::Refused => {
+            Some(Reason::NotRegistered { provider, side })
+        }
+    }
+}

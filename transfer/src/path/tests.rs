@@ -1,0 +1,344 @@
+//! Every combination of facts, and the table in the documentation.
+
+use super::*;
+
+fn why() -> String {
+    "as tested".to_owned()
+}
+
+fn localities() -> [Locality; 5] {
+    [
+        Locality::SameProcess,
+        Locality::SameMachine,
+        Locality::NoWay { why: why() },
+        Locality::ToldRemote,
+        Locality::OtherMachine,
+    ]
+}
+
+fn places() -> Vec<Place> {
+    let leaving = [
+        Leaving::ByDescriptors,
+        Leaving::ByLegacyHandle,
+        Leaving::Not(Stays::NotExportable),
+        Leaving::Not(Stays::StreamOrderedPool),
+        Leaving::Not(Stays::Managed),
+        Leaving::Not(Stays::PrivateHostMemory),
+    ];
+    leaving.into_iter().flat_map(|leaving| [Place::Device(leaving), Place::Host(leaving)]).collect()
+}
+
+const REACHES: [Reach; 6] =
+    [Reach::Same, Reach::Direct, Reach::None, Reach::Invisible, Reach::Foreign, Reach::NoDevice];
+
+const REGISTRATIONS: [Registration; 4] =
+    [Registration::Works, Registration::NotOffered, Registration::NotSafe, Registration::Refused];
+
+fn fabrics() -> Vec<Fabric> {
+    let mut fabrics = vec![Fabric::None { why: why() }];
+    for remote_access in [false, true] {
+        for local in REGISTRATIONS {
+            for remote in REGISTRATIONS {
+                let provider = "any".to_owned();
+                fabrics.push(Fabric::Connected { provider, remote_access, local, remote });
+            }
+        }
+    }
+    fabrics
+}
+
+/// What differs, whoever begins it and whatever its own memory is.
+fn each(look: impl FnMut(Facts)) {
+    each_of(&[Operation::Put], &[Place::Device(Leaving::ByDescriptors)], look);
+}
+
+fn each_of(operations: &[Operation], locals: &[Place], mut look: impl FnMut(Facts)) {
+    for locality in localities() {
+        for local in locals.iter().copied() {
+            for remote in places() {
+                for reach in REACHES {
+                    for fabric in fabrics() {
+                        for operation in operations.iter().copied() {
+                            let (locality, fabric) = (locality.clone(), fabric.clone());
+                            look(Facts { operation, locality, local, remote, reach, fabric });
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn refusal(choice: &Choice, wanted: Path) -> Option<&Reason> {
+    let found = choice.candidates.iter().find(|candidate| candidate.path == wanted)?;
+    match &found.verdict {
+        Verdict::Refused(reason) => Some(reason),
+        Verdict::Taken => None,
+    }
+}
+
+#[test]
+fn every_combination_of_facts_gets_the_best_path_that_they_allow() {
+    let policy = Policy::default();
+    let mut seen = 0_u64;
+    each_of(&[Operation::Put, Operation::Get], &places(), |facts| {
+        seen += 1;
+        let choice = choose(&facts, &policy);
+        let paths: Vec<_> = choice.candidates.iter().map(|candidate| candidate.path).collect();
+        assert_eq!(paths, Path::ALL, "each path once, in order");
+        let devices_meet = matches!(facts.reach, Reach::Same | Reach::Direct | Reach::NoDevice);
+        let leaves = !matches!(facts.remote.leaving(), Leaving::Not(_));
+        let beside = facts.locality == Locality::SameMachine && leaves && devices_meet;
+        let (connected, reached) = match facts.fabric {
+            Fabric::Connected { remote_access, local, remote, .. } => {
+                let works = (local, remote) == (Registration::Works, Registration::Works);
+                (facts.locality != Locality::SameProcess, remote_access && works)
+            }
+            Fabric::None { .. } => (false, false),
+        };
+        let expected = if facts.locality == Locality::SameProcess {
+            devices_meet.then_some(Path::SameProcess)
+        } else if beside && facts.remote.is_device() {
+            Some(Path::CudaIpc)
+        } else if beside {
+            Some(Path::SharedMemory)
+        } else if connected && reached {
+            Some(Path::FabricDirect)
+        } else if connected {
+            Some(Path::FabricStaged)
+        } else {
+            None
+        };
+        assert_eq!(choice.taken(), expected, "{facts:?}\n{choice}");
+        for candidate in &choice.candidates {
+            if let Verdict::Refused(reason) = &candidate.verdict {
+                assert!(!reason.to_string().is_empty() && !reason.name().is_empty());
+            }
+        }
+    });
+    assert_eq!(seen, 5 * 12 * 12 * 6 * 33 * 2);
+}
+
+#[test]
+fn what_is_denied_or_not_required_is_never_taken_and_says_so() {
+    for wanted in Path::ALL {
+        let require = Policy { require: vec![wanted], ..Policy::default() };
+        let deny = Policy { deny: vec![wanted], ..Policy::default() };
+        each(|facts| {
+            let free = choose(&facts, &Policy::default());
+            let bound = choose(&facts, &require);
+            assert!(bound.taken().is_none_or(|taken| taken == wanted));
+            assert!(bound.fallback().is_none() || bound.taken().is_none());
+            let without = choose(&facts, &deny);
+            assert_ne!(without.taken(), Some(wanted));
+            match refusal(&free, wanted) {
+                // Its own obstacle is told whatever the policy says.
+                Some(reason) if !matches!(reason, Reason::Better { .. }) => {
+                    assert_eq!(refusal(&bound, wanted), Some(reason));
+                    assert_eq!(refusal(&without, wanted), Some(reason));
+                }
+                _ => {
+                    assert_eq!(bound.taken(), Some(wanted));
+                    assert_eq!(refusal(&without, wanted), Some(&Reason::Denied));
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_preferred_comes_first_and_what_it_falls_back_to_is_named() {
+    let policy: Policy = "fabric-staged,fabric-direct".parse().unwrap();
+    each(|facts| {
+        let free = choose(&facts, &Policy::default());
+        let choice = choose(&facts, &policy);
+        assert_eq!(choice.taken().is_some(), free.taken().is_some());
+        if refusal(&free, Path::FabricStaged).is_none_or(|r| matches!(r, Reason::Better { .. })) {
+            assert_eq!(choice.taken(), Some(Path::FabricStaged));
+            assert_eq!(choice.fallback(), None);
+        }
+    });
+}
+
+fn between_devices(locality: Locality, reach: Reach) -> Facts {
+    Facts {
+        operation: Operation::Put,
+        locality,
+        local: Place::Device(Leaving::ByDescriptors),
+        remote: Place::Device(Leaving::ByDescriptors),
+        reach,
+        fabric: Fabric::Connected {
+            provider: "tcp".to_owned(),
+            remote_access: true,
+            local: Registration::NotOffered,
+            remote: Registration::NotOffered,
+        },
+    }
+}
+
+#[test]
+fn a_fallback_is_one_only_if_something_better_could_have_been_expected() {
+    let policy = Policy::default();
+    let choice = choose(&between_devices(Locality::SameMachine, Reach::None), &policy);
+    assert_eq!(choice.taken(), Some(Path::FabricStaged));
+    assert_eq!(choice.fallback(), Some((Path::CudaIpc, &Reason::NoPeerAccess)));
+    let choice = choose(&between_devices(Locality::NoWay { why: why() }, Reach::Direct), &policy);
+    assert_eq!(choice.fallback().unwrap().1.name(), "no-way");
+    // Other machines are no surprise; that a provider does not reach devices may be one.
+    let choice = choose(&between_devices(Locality::OtherMachine, Reach::Invisible), &policy);
+    assert_eq!(choice.fallback().unwrap().1.name(), "not-registered");
+    let denied = Policy { deny: vec![Path::CudaIpc], ..policy };
+    let choice = choose(&between_devices(Locality::SameMachine, Reach::Direct), &denied);
+    assert_eq!(refusal(&choice, Path::CudaIpc), Some(&Reason::Denied));
+}
+
+#[test]
+fn the_names_are_told_apart_and_read_back() {
+    for path in Path::ALL {
+        assert_eq!(Path::named(path.name()), Some(path));
+        let text = serde_json::to_string(&path).unwrap();
+        assert_eq!(text, format!("\"{path}\""));
+    }
+    assert_eq!(Path::named("nvlink"), None);
+    for wrong in ["nvlink", "^", "=", "^^cuda-ipc", "=cuda-ipc,^cuda-ipc"] {
+        assert!(wrong.parse::<Policy>().is_err(), "{wrong}");
+    }
+}
+
+/// The table of `docs/paths.md`, made from this code: a reader's table that differs from
+/// what happens would be worse than none.
+#[test]
+fn the_documentation_has_this_table() {
+    let table = documented();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/paths.md");
+    let page = std::fs::read_to_string(page).expect("docs/paths.md is part of the repository");
+    assert!(page.contains(&table), "docs/paths.md should have this table:\n\n{table}");
+}
+
+fn documented() -> String {
+    let device = Place::Device(Leaving::ByDescriptors);
+    let plain = Place::Device(Leaving::ByLegacyHandle);
+    let segment = Place::Host(Leaving::ByDescriptors);
+    let private = Place::Host(Leaving::Not(Stays::PrivateHostMemory));
+    let pool = Place::Device(Leaving::Not(Stays::StreamOrderedPool));
+    let hidden = Place::Device(Leaving::Not(Stays::NotExportable));
+    let both = |local, remote| Fabric::Connected {
+        provider: "the provider".to_owned(),
+        remote_access: true,
+        local,
+        remote,
+    };
+    let host_only = || both(Registration::NotOffered, Registration::NotOffered);
+    let (beside, far) = (Locality::SameMachine, Locality::OtherMachine);
+    let rows = [
+        ("one process, two devices", Locality::SameProcess, device, Reach::Direct, host_only()),
+        (
+            "device to device, VMM memory (pools, expandable segments)",
+            beside.clone(),
+            device,
+            Reach::Direct,
+            host_only(),
+        ),
+        ("device to device, cudaMalloc memory", beside.clone(), plain, Reach::Same, host_only()),
+        ("device to device, no peer access", beside.clone(), device, Reach::None, host_only()),
+        (
+            "device to device, peer's device not visible here",
+            beside.clone(),
+            device,
+            Reach::Invisible,
+            host_only(),
+        ),
+        (
+            "device to device, cudaMallocAsync memory",
+            beside.clone(),
+            pool,
+            Reach::Direct,
+            host_only(),
+        ),
+        (
+            "device to device, VMM memory without an exportable handle",
+            beside.clone(),
+            hidden,
+            Reach::Direct,
+            host_only(),
+        ),
+        (
+            "device to device, no descriptor can be passed",
+            Locality::NoWay { why: "no common directory".to_owned() },
+            device,
+            Reach::Direct,
+            host_only(),
+        ),
+        (
+            "to host memory in a shared segment",
+            beside.clone(),
+            segment,
+            Reach::Same,
+            both(Registration::Works, Registration::Works),
+        ),
+        (
+            "host to private host memory",
+            beside,
+            private,
+            Reach::NoDevice,
+            both(Registration::Works, Registration::Works),
+        ),
+        (
+            "other machine, host to host",
+            far.clone(),
+            private,
+            Reach::NoDevice,
+            both(Registration::Works, Registration::Works),
+        ),
+        (
+            "other machine, device to device, registered by the fabric",
+            far.clone(),
+            device,
+            Reach::Invisible,
+            both(Registration::Works, Registration::Works),
+        ),
+        (
+            "other machine, device to device, provider without device memory",
+            far.clone(),
+            device,
+            Reach::Invisible,
+            host_only(),
+        ),
+        (
+            "other machine, device to device, provider that cannot be relied on",
+            far.clone(),
+            device,
+            Reach::Invisible,
+            both(Registration::NotSafe, Registration::NotSafe),
+        ),
+        (
+            "other machine, no fabric",
+            far,
+            device,
+            Reach::Invisible,
+            Fabric::None { why: "none was asked for".to_owned() },
+        ),
+    ];
+    let mut table = "| | path | because these are refused |\n|---|---|---|\n".to_owned();
+    for (name, locality, remote, reach, fabric) in rows {
+        let local = device;
+        let facts = Facts { operation: Operation::Put, locality, local, remote, reach, fabric };
+        let choice = choose(&facts, &Policy::default());
+        let taken = choice.taken();
+        let reasons: Vec<_> = choice
+            .candidates
+            .iter()
+            .take_while(|candidate| candidate.verdict != Verdict::Taken)
+            .filter_map(|candidate| match &candidate.verdict {
+                Verdict::Refused(reason) if !reason.is_natural() => {
+                    Some(format!("{}: {reason}", candidate.path))
+                }
+                _ => None,
+            })
+            .collect();
+        let taken = taken
+            .map_or("**none: an error with all reasons**".to_owned(), |path| format!("`{path}`"));
+        table.push_str(&format!("| {name} | {taken} | {} |\n", reasons.join("; ")));
+    }
+    table
+}

@@ -1,0 +1,363 @@
+//! How a region is told to a peer: everything that any path needs to reach it.
+//!
+//! ```text
+//! offset  size  field (little endian), after the head that all descriptors have
+//!      8    16  identity of the agent that registered it
+//!     24    16  its node
+//!     40     8  number of the region at its agent
+//!     48     8  ticket: random, to be shown to the agent
+//!     56     8  length
+//!     64     1  rights: 1 read, 2 write
+//!     65     1  place: 1 a device's, 2 the host's
+//!     66     1  how it leaves: 1 descriptors, 2 a legacy handle, from 16 on why it does not
+//!     67     1  fabric keys, n
+//!     68    16  UUID of the device; zeros for the host
+//!     84     8  where it begins in what leaves
+//!     92     4  pieces that leave as descriptors
+//!     96    64  what the driver made of the allocation; legacy handles only
+//!      …        for each fabric key: which domain of the agent (4), its length (2), itself
+//! ```
+//!
+//! Descriptors belong inside an authenticated channel: who has one can do with the region
+//! what its rights allow.
+
+use gpu::Uuid;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::{Leaving, Place, Stays};
+use crate::wire::{Form, put_counted};
+
+const FORM: Form = Form { magic: *b"FcRG", version: 1, operation: "decode a region" };
+/// Far above what any fabric needs; a bound for what a peer can claim.
+const LONGEST_KEY: usize = 2048;
+const MOST_KEYS: usize = 16;
+/// 2 MiB each: two tebibytes.
+pub(crate) const MOST_PIECES: u32 = 1 << 20;
+
+/// What a peer may do with a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rights {
+    /// Get from it.
+    pub read: bool,
+    /// Put into it.
+    pub write: bool,
+}
+
+impl Rights {
+    /// Get and put.
+    pub const ALL: Self = Self { read: true, write: true };
+    /// Get only.
+    pub const READ: Self = Self { read: true, write: false };
+    /// Put only.
+    pub const WRITE: Self = Self { read: false, write: true };
+
+    fn code(self) -> u8 {
+        u8::from(self.read) | u8::from(self.write) << 1
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        (1..=3).contains(&code).then_some(Self { read: code & 1 != 0, write: code & 2 != 0 })
+    }
+}
+
+/// A key by which a fabric reaches the region.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FabricKey {
+    /// The number of the agent's domain that it was registered with.
+    pub domain: u32,
+    /// The region as that domain describes it.
+    pub bytes: Vec<u8>,
+}
+
+/// A region as its agent describes it to a peer.
+///
+/// ```
+/// use transfer::RegionDescriptor;
+/// # use transfer::path::{Leaving, Place, Stays};
+/// # let descriptor = RegionDescriptor {
+/// #     agent: [1; 16], node: [2; 16], number: 3, ticket: 4, length: 4096,
+/// #     rights: transfer::Rights::ALL,
+/// #     place: Place::Host(Leaving::Not(Stays::PrivateHostMemory)),
+/// #     device: None, offset: 0, pieces: 0, legacy: None, keys: Vec::new(),
+/// # };
+/// let bytes = descriptor.encode()?;
+/// // … the bytes travel …
+/// assert_eq!(RegionDescriptor::decode(&bytes)?, descriptor);
+/// assert!(RegionDescriptor::decode(&bytes[1..]).is_err());
+/// # Ok::<(), transfer::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegionDescriptor {
+    /// The agent that registered it. One that was started anew is another one.
+    pub agent: [u8; 16],
+    /// The node that the agent belongs to.
+    pub node: [u8; 16],
+    /// Its number there, never used again.
+    pub number: u64,
+    /// Random: who does not have the descriptor cannot ask for the region.
+    pub ticket: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// What peers may do with it.
+    pub rights: Rights,
+    /// Where it lies, and how it can leave its process.
+    pub place: Place,
+    /// The device that it lies on.
+    pub device: Option<Uuid>,
+    /// Where it begins in the first piece, or in the allocation.
+    pub offset: u64,
+    /// Pieces that leave as descriptors.
+    pub pieces: u32,
+    /// What the driver made of its allocation.
+    pub legacy: Option<[u8; 64]>,
+    /// What fabrics call it.
+    pub keys: Vec<FabricKey>,
+}
+
+impl RegionDescriptor {
+    /// The bytes that travel.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) if its keys are longer than a descriptor can be.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let mut bytes = FORM.begin();
+        bytes.extend(self.agent);
+        bytes.extend(self.node);
+        for word in [self.number, self.ticket, self.length] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let place = if self.place.is_device() { 1 } else { 2 };
+        let keys = self.keys.len().min(MOST_KEYS);
+        bytes.extend([self.rights.code(), place, code_of(self.place.leaving()), keys as u8]);
+        bytes.extend(self.device.unwrap_or(Uuid([0; 16])).0);
+        bytes.extend(self.offset.to_le_bytes());
+        bytes.extend(self.pieces.to_le_bytes());
+        bytes.extend(self.legacy.iter().flatten());
+        for key in self.keys.iter().take(keys) {
+            bytes.extend(key.domain.to_le_bytes());
+            put_counted(&mut bytes, &key.bytes);
+        }
+        FORM.seal(bytes).ok_or_else(|| {
+            Error::new("encode a region", ErrorKind::Failed, "its fabric keys are too long")
+        })
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    ///
+    /// # Errors
+    /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch).
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let mut reader = FORM.open(bytes)?;
+        let (agent, node) = (reader.take()?, reader.take()?);
+        let (number, ticket, length) = (reader.u64()?, reader.u64()?, reader.u64()?);
+        let [rights, place, leaving, count] = reader.take()?;
+        let device: [u8; 16] = reader.take()?;
+        let (offset, pieces) = (reader.u64()?, reader.u32()?);
+        let Some(rights) = Rights::from_code(rights) else {
+            return Err(FORM.malformed("rights that are none"));
+        };
+        let Some(leaving) = leaving_of(leaving) else {
+            return Err(FORM.malformed("an unknown way for memory to leave its process"));
+        };
+        let (place, device) = match (place, device) {
+            (1, device) if device != [0; 16] => (Place::Device(leaving), Some(Uuid(device))),
+            (2, [0, ..]) if device == [0; 16] => (Place::Host(leaving), None),
+            _ => return Err(FORM.malformed("a place and a device that do not go together")),
+        };
+        let is_by_descriptors = leaving == Leaving::ByDescriptors;
+        if is_by_descriptors != (1..=MOST_PIECES).contains(&pieces)
+            || !is_by_descriptors && pieces != 0
+        {
+            return Err(FORM.malformed(format!("{pieces} pieces do not go with how it leaves")));
+        }
+        let is_legacy = leaving == Leaving::ByLegacyHandle;
+        if is_legacy && !place.is_device() {
+            return Err(FORM.malformed("a legacy handle of host memory"));
+        }
+        let legacy = is_legacy.then(|| reader.take()).transpose()?;
+        if length == 0 || offset.checked_add(length).is_none() {
+            return Err(FORM.malformed(format!("{length} bytes from {offset} on")));
+        }
+        if usize::from(count) > MOST_KEYS {
+            return Err(FORM.malformed(format!("{count} fabric keys, {MOST_KEYS} at most")));
+        }
+        let mut keys = Vec::with_capacity(usize::from(count));
+        for _ in 0..count {
+            let domain = reader.u32()?;
+            keys.push(FabricKey { domain, bytes: reader.counted(LONGEST_KEY)?.to_vec() });
+        }
+        reader.finish()?;
+        Ok(Self {
+            agent,
+            node,
+            number,
+            ticket,
+            length,
+            rights,
+            place,
+            device,
+            offset,
+            pieces,
+            legacy,
+            keys,
+        })
+    }
+}
+
+fn code_of(leaving: Leaving) -> u8 {
+    match leaving {
+        Leaving::ByDescriptors => 1,
+        Leaving::ByLegacyHandle => 2,
+        Leaving::Not(Stays::NotExportable) => 16,
+        Leaving::Not(Stays::StreamOrderedPool) => 17,
+        Leaving::Not(Stays::Managed) => 18,
+        Leaving::Not(Stays::PrivateHostMemory) => 19,
+    }
+}
+
+fn leaving_of(code: u8) -> Option<Leaving> {
+    Some(match code {
+        1 => Leaving::ByDescriptors,
+        2 => Leaving::ByLegacyHandle,
+        16 => Leaving::Not(Stays::NotExportable),
+        17 => Leaving::Not(Stays::StreamOrderedPool),
+        18 => Leaving::Not(Stays::Managed),
+        19 => Leaving::Not(Stays::PrivateHostMemory),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn described(place: Place) -> RegionDescriptor {
+        let leaving = place.leaving();
+        RegionDescriptor {
+            agent: [1; 16],
+            node: [2; 16],
+            number: 7,
+            ticket: 0x1234,
+            length: 1 << 30,
+            rights: Rights::ALL,
+            place,
+            device: place.is_device().then_some(Uuid([9; 16])),
+            offset: 512,
+            pieces: if leaving == Leaving::ByDescriptors { 52 } else { 0 },
+            legacy: (leaving == Leaving::ByLegacyHandle).then_some([3; 64]),
+            keys: vec![
+                FabricKey { domain: 0, bytes: vec![5; 54] },
+                FabricKey { domain: 1, bytes: Vec::new() },
+            ],
+        }
+    }
+
+    fn all() -> Vec<RegionDescriptor> {
+        let mut all = Vec::new();
+        for code in 0..=u8::MAX {
+            let Some(leaving) = leaving_of(code) else { continue };
+            all.push(described(Place::Device(leaving)));
+            if leaving != Leaving::ByLegacyHandle {
+                all.push(described(Place::Host(leaving)));
+            }
+        }
+        assert_eq!(all.len(), 11);
+        all
+    }
+
+    fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+        bytes.truncate(bytes.len() - 4);
+        FORM.seal(bytes).unwrap()
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        for region in all() {
+            assert_eq!(RegionDescriptor::decode(&region.encode().unwrap()).unwrap(), region);
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_changed_byte_is_noticed() {
+        for region in all() {
+            let bytes = region.encode().unwrap();
+            for length in 0..bytes.len() {
+                assert!(RegionDescriptor::decode(&bytes[..length]).is_err(), "{length} bytes");
+                assert!(RegionDescriptor::decode(&sealed_short(&bytes, length)).is_err());
+            }
+            for at in 0..bytes.len() {
+                let mut changed = bytes.clone();
+                changed[at] ^= 0x10;
+                assert!(RegionDescriptor::decode(&changed).is_err(), "byte {at}");
+            }
+            assert!(RegionDescriptor::decode(&[bytes, vec![0]].concat()).is_err());
+        }
+    }
+
+    /// Shorter, with a head and a checksum that fit.
+    fn sealed_short(bytes: &[u8], length: usize) -> Vec<u8> {
+        FORM.seal(bytes[..length.clamp(8, bytes.len() - 5)].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused_though_its_checksum_fits() {
+        let refused = |at: usize, new: &[u8]| {
+            let mut bytes = described(Place::Device(Leaving::ByDescriptors)).encode().unwrap();
+            bytes[at..at + new.len()].copy_from_slice(new);
+            RegionDescriptor::decode(&sealed(bytes)).unwrap_err().kind()
+        };
+        assert_eq!(refused(4, &[9, 0]), ErrorKind::VersionMismatch);
+        assert_eq!(refused(56, &[0; 8]), ErrorKind::Malformed, "nothing long");
+        assert_eq!(refused(56, &[0xff; 8]), ErrorKind::Malformed, "beyond all addresses");
+        assert_eq!(refused(64, &[0]), ErrorKind::Malformed, "no rights");
+        assert_eq!(refused(64, &[4]), ErrorKind::Malformed, "rights that are none");
+        assert_eq!(refused(65, &[3]), ErrorKind::Malformed, "a place that is none");
+        assert_eq!(refused(65, &[2]), ErrorKind::Malformed, "host memory on a device");
+        assert_eq!(refused(66, &[9]), ErrorKind::Malformed, "a way that is none");
+        assert_eq!(refused(66, &[2]), ErrorKind::Malformed, "a legacy handle with pieces");
+        assert_eq!(refused(67, &[17]), ErrorKind::Malformed, "keys");
+        assert_eq!(refused(68, &[0; 16]), ErrorKind::Malformed, "a device without a name");
+        assert_eq!(refused(92, &[0; 4]), ErrorKind::Malformed, "no pieces");
+        assert_eq!(refused(92, &[0xff; 4]), ErrorKind::Malformed, "too many pieces");
+        assert_eq!(refused(100, &[0xff; 2]), ErrorKind::Malformed, "a key without end");
+    }
+
+    #[test]
+    fn the_fuzzers_corpus_does_not_panic() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/transfer_region");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            if let Ok(region) = RegionDescriptor::decode(&bytes) {
+                assert_eq!(region.encode().unwrap(), bytes);
+            }
+            seen += 1;
+        }
+        assert!(seen > 0, "the corpus is empty");
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(RegionDescriptor::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn garbage_with_a_good_frame_never_panics(
+            body in proptest::collection::vec(any::<u8>(), 0..400),
+            leaving in 0..20_u8,
+        ) {
+            let mut bytes = FORM.begin();
+            bytes.extend(body);
+            if let Some(byte) = bytes.get_mut(66) {
+                *byte = leaving;
+            }
+            let bytes = FORM.seal(bytes).unwrap();
+            if let Ok(region) = RegionDescriptor::decode(&bytes) {
+                prop_assert_eq!(region.encode().unwrap(), bytes);
+            }
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Memory that peers may reach.
+
+mod descriptor;
+mod registered;
+
+pub use descriptor::{FabricKey, RegionDescriptor, Rights};
+pub use registered::{Buffer, Region};
+
+pub(crate) use descriptor::MOST_PIECES;
+pub(crate) use registered::Registered;

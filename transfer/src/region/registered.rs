@@ -1,0 +1,225 @@
+//! Regions of this process.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use gpu::{Allocator, Memory, Uuid};
+
+use super::descriptor::{MOST_PIECES, RegionDescriptor, Rights};
+use crate::agent::Home;
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::HostBuffer;
+use crate::path::{Leaving, Place, Stays};
+
+const REGISTER: &str = "register a region";
+
+/// Memory that can be registered.
+#[derive(Debug, Clone)]
+pub enum Buffer {
+    /// Memory of a device, or of the host as a device knows it.
+    Device(Memory),
+    /// Memory of the host that other processes can map.
+    Host(HostBuffer),
+}
+
+impl From<Memory> for Buffer {
+    fn from(memory: Memory) -> Self {
+        Self::Device(memory)
+    }
+}
+
+impl From<&Memory> for Buffer {
+    fn from(memory: &Memory) -> Self {
+        Self::Device(memory.clone())
+    }
+}
+
+impl From<HostBuffer> for Buffer {
+    fn from(buffer: HostBuffer) -> Self {
+        Self::Host(buffer)
+    }
+}
+
+impl From<&HostBuffer> for Buffer {
+    fn from(buffer: &HostBuffer) -> Self {
+        Self::Host(buffer.clone())
+    }
+}
+
+/// How a buffer leaves its process.
+struct Exit {
+    place: Place,
+    device: Option<Uuid>,
+    offset: u64,
+    pieces: u32,
+    legacy: Option<[u8; 64]>,
+}
+
+impl Buffer {
+    /// Length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Device(memory) => memory.length(),
+            Self::Host(buffer) => buffer.length(),
+        }
+    }
+
+    fn exit(&self) -> Result<Exit> {
+        let stays = |place: fn(Leaving) -> Place, device, because| Exit {
+            place: place(Leaving::Not(because)),
+            device,
+            offset: 0,
+            pieces: 0,
+            legacy: None,
+        };
+        let of_device = |error| Error::of_device(REGISTER, error);
+        let memory = match self {
+            Self::Host(_) => {
+                let place = Place::Host(Leaving::ByDescriptors);
+                return Ok(Exit { place, device: None, offset: 0, pieces: 1, legacy: None });
+            }
+            Self::Device(memory) => memory,
+        };
+        let Some(name) = memory.device() else {
+            return Ok(stays(Place::Host, None, Stays::PrivateHostMemory));
+        };
+        let device = Some(name.uuid().map_err(of_device)?);
+        match memory.pieces() {
+            Ok(pieces) if pieces.lengths.len() as u64 > u64::from(MOST_PIECES) => {
+                let detail = format!("{} pieces, {MOST_PIECES} at most", pieces.lengths.len());
+                return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
+            }
+            Ok(pieces) => {
+                let place = Place::Device(Leaving::ByDescriptors);
+                let (offset, count) = (pieces.offset, pieces.lengths.len() as u32);
+                return Ok(Exit { place, device, offset, pieces: count, legacy: None });
+            }
+            Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {}
+            Err(error) => return Err(of_device(error)),
+        }
+        match memory.mapped_for().attributes(memory.address()).map_err(of_device)?.allocator {
+            Allocator::Plain => {}
+            Allocator::Mapped { .. } => {
+                return Ok(stays(Place::Device, device, Stays::NotExportable));
+            }
+            Allocator::Pool => {
+                return Ok(stays(Place::Device, device, Stays::StreamOrderedPool));
+            }
+            Allocator::Managed => return Ok(stays(Place::Device, device, Stays::Managed)),
+            Allocator::Host => {
+                return Ok(stays(Place::Host, None, Stays::PrivateHostMemory));
+            }
+        }
+        match memory.export_legacy() {
+            Ok(handle) => {
+                let place = Place::Device(Leaving::ByLegacyHandle);
+                let legacy = Some(handle.bytes);
+                Ok(Exit { place, device, offset: handle.offset, pieces: 0, legacy })
+            }
+            Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
+                Ok(stays(Place::Device, device, Stays::NotExportable))
+            }
+            Err(error) => Err(of_device(error)),
+        }
+    }
+
+    /// The descriptor and the length of a piece.
+    fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
+        let operation = "export a region";
+        match self {
+            Self::Device(memory) => memory
+                .export_piece(number as usize)
+                .map_err(|error| Error::of_device(operation, error)),
+            Self::Host(buffer) => match buffer.as_fd().try_clone_to_owned() {
+                Ok(file) => Ok((file, buffer.length())),
+                Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
+            },
+        }
+    }
+}
+
+/// Memory that peers may reach as long as this lives. Copies of the handle are the same
+/// region.
+#[derive(Clone)]
+pub struct Region(pub(crate) Arc<Registered>);
+
+pub(crate) struct Registered {
+    pub(crate) buffer: Buffer,
+    pub(crate) descriptor: RegionDescriptor,
+    home: Weak<Home>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if let Some(home) = self.home.upgrade() {
+            home.withdraw(self.descriptor.number);
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({}, {:?})", self.0.descriptor.number, self.0.buffer)
+    }
+}
+
+impl Region {
+    pub(crate) fn new(home: &Arc<Home>, buffer: Buffer, rights: Rights) -> Result<Self> {
+        let Exit { place, device, offset, pieces, legacy } = buffer.exit()?;
+        if !(rights.read || rights.write) {
+            let detail = "a region that peers may neither read nor write";
+            return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
+        }
+        let describe = |number, ticket| RegionDescriptor {
+            agent: home.identity,
+            node: home.node,
+            number,
+            ticket,
+            length: buffer.length(),
+            rights,
+            place,
+            device,
+            offset,
+            pieces,
+            legacy,
+            keys: Vec::new(),
+        };
+        home.enter(|number, ticket| {
+            let descriptor = describe(number, ticket);
+            Arc::new(Registered { buffer: buffer.clone(), descriptor, home: Arc::downgrade(home) })
+        })
+        .map(Self)
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.0.descriptor.length
+    }
+
+    /// What peers may do with it.
+    #[must_use]
+    pub fn rights(&self) -> Rights {
+        self.0.descriptor.rights
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn buffer(&self) -> &Buffer {
+        &self.0.buffer
+    }
+
+    /// What a peer needs to reach it; [encode](RegionDescriptor::encode) it to send it.
+    #[must_use]
+    pub fn descriptor(&self) -> &RegionDescriptor {
+        &self.0.descriptor
+    }
+}
+
+impl Registered {
+    pub(crate) fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
+        self.buffer.export(number)
+    }
+}

@@ -1,0 +1,137 @@
+//! What descriptors have in common: a name, a version, a length, and a checksum.
+//!
+//! ```text
+//! offset  size  field (little endian)
+//!      0     4  what it is
+//!      4     2  version
+//!      6     2  length of the whole
+//!      …        its parts
+//!      …     4  CRC-32 of all that stands before
+//! ```
+//!
+//! The checksum finds accidents, not attackers: what the parts claim is checked by those
+//! who read them, and against what is really there.
+
+use crate::error::{Error, ErrorKind, Result};
+
+const HEAD: usize = 8;
+const CHECKSUM: usize = 4;
+
+/// What a descriptor is, and what is said when one cannot be read.
+pub(crate) struct Form {
+    pub(crate) magic: [u8; 4],
+    pub(crate) version: u16,
+    /// "decode a handle"
+    pub(crate) operation: &'static str,
+}
+
+impl Form {
+    pub(crate) fn malformed(&self, detail: impl Into<String>) -> Error {
+        Error::new(self.operation, ErrorKind::Malformed, detail)
+    }
+
+    /// Starts a descriptor, to be [sealed](Self::seal) when its parts are there.
+    pub(crate) fn begin(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(256);
+        bytes.extend(self.magic);
+        bytes.extend(self.version.to_le_bytes());
+        bytes.extend([0; 2]);
+        bytes
+    }
+
+    /// None if it became longer than a descriptor can be.
+    pub(crate) fn seal(&self, mut bytes: Vec<u8>) -> Option<Vec<u8>> {
+        let length = u16::try_from(bytes.len() + CHECKSUM).ok()?;
+        bytes[6..8].copy_from_slice(&length.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes);
+        bytes.extend(checksum.to_le_bytes());
+        Some(bytes)
+    }
+
+    /// The parts of a descriptor that is whole.
+    pub(crate) fn open<'a>(&'a self, bytes: &'a [u8]) -> Result<Reader<'a>> {
+        let mut head = Reader { rest: bytes, form: self };
+        if head.take::<4>()? != self.magic {
+            return Err(self.malformed("it does not begin as one does"));
+        }
+        let version = u16::from_le_bytes(head.take()?);
+        if version != self.version {
+            let detail = format!("version {version}, where this build speaks {}", self.version);
+            return Err(Error::new(self.operation, ErrorKind::VersionMismatch, detail));
+        }
+        let length = usize::from(head.u16()?);
+        if length != bytes.len() || length < HEAD + CHECKSUM {
+            return Err(self.malformed(format!("{} bytes that claim to be {length}", bytes.len())));
+        }
+        let (body, checksum) = bytes.split_at(length - CHECKSUM);
+        if crc32fast::hash(body).to_le_bytes() != checksum {
+            return Err(self.malformed("the checksum does not fit"));
+        }
+        Ok(Reader { rest: &body[HEAD..], form: self })
+    }
+}
+
+/// Takes parts off the front.
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+    form: &'a Form,
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let Some((taken, rest)) = self.rest.split_first_chunk() else {
+            return Err(self.too_short(N));
+        };
+        self.rest = rest;
+        Ok(*taken)
+    }
+
+    pub(crate) fn bytes(&mut self, length: usize) -> Result<&'a [u8]> {
+        let Some((taken, rest)) = self.rest.split_at_checked(length) else {
+            return Err(self.too_short(length));
+        };
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    /// Bytes with their length (16 bits) before them.
+    pub(crate) fn counted(&mut self, most: usize) -> Result<&'a [u8]> {
+        let length = usize::from(self.u16()?);
+        if length > most {
+            return Err(self.form.malformed(format!("a part of {length} bytes, {most} at most")));
+        }
+        self.bytes(length)
+    }
+
+    /// All parts were taken.
+    pub(crate) fn finish(self) -> Result<()> {
+        match self.rest.len() {
+            0 => Ok(()),
+            more => Err(self.form.malformed(format!("{more} bytes more than its parts have"))),
+        }
+    }
+
+    fn too_short(&self, wanted: usize) -> Error {
+        self.form.malformed(format!("{} bytes left, {wanted} wanted", self.rest.len()))
+    }
+}
+
+/// Bytes with their length before them.
+pub(crate) fn put_counted(bytes: &mut Vec<u8>, part: &[u8]) {
+    // Longer ones are refused when the whole is sealed.
+    let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(part);
+}
