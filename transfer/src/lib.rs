@@ -1,20 +1,35 @@
-//! Memory handed from process to process.
+//! Memory handed from process to process, and bytes moved between them.
 //!
-//! Stands on `gpu` (devices) and `ipc` (processes of one machine). What is here so far:
-//! one buffer, shared without a copy. A [`Shared`] buffer gives [handles](Handle), which
-//! carry what the bytes mean along with the descriptors that reach them; an [`Opener`]
-//! maps them, each memory once. A [`ShareService`] gives them out by name.
+//! Stands on `gpu` (devices) and `ipc` (processes of one machine), and owns the choice of
+//! [paths](path): by which way bytes go, and why.
+//!
+//! - Shared without a copy: a [`Shared`] buffer gives [handles](Handle), which carry what
+//!   the bytes mean along with the descriptors that reach them; an [`Opener`] maps them,
+//!   each memory once. A [`ShareService`] gives them out by name.
+//! - Moved: an [`Agent`] puts into regions of other agents and gets from them, and tells
+//!   them when the data is there.
 
+mod agent;
 mod error;
 mod handle;
+mod host;
+pub mod path;
 mod pinned;
+mod region;
 mod service;
 mod share;
 mod tensor;
+mod wire;
 
+pub use agent::{
+    Agent, AgentCard, AgentOptions, Done, Event, FabricAddress, LONGEST_LABEL, LONGEST_NOTICE,
+    MOST_OPERATIONS, Notice, PeerId, Route, Token,
+};
 pub use error::{Error, ErrorKind, Result};
-pub use handle::{Facts, Handle, Route};
+pub use handle::{Facts, Handle, Way};
+pub use host::HostBuffer;
 pub use pinned::pin;
+pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
 pub use service::{Admission, Client, LONGEST_NAME, Served, ShareService};
 pub use share::{Opened, Opener, Shared};
 pub use tensor::{ElementType, MOST_DIMENSIONS, Tensor};

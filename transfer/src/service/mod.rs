@@ -46,14 +46,14 @@ impl Admission {
     }
 
     /// The mode of the socket that lets in all who may.
-    fn mode(&self) -> u32 {
+    pub(crate) fn mode(&self) -> u32 {
         let own = Credentials::of_this_process().user;
         let is_own = self.groups.is_empty() && self.users.iter().all(|user| *user == own);
         if is_own { 0o600 } else { 0o666 }
     }
 
     /// The user at the other end, if it may ask.
-    fn user_of(&self, channel: &Channel) -> Option<u32> {
+    pub(crate) fn user_of(&self, channel: &Channel) -> Option<u32> {
         let who = channel.credentials().ok()?;
         let has = |group: &u32| self.groups.contains(group);
         let may = self.users.contains(&who.user)

@@ -1,0 +1,100 @@
+//! What an agent shows those of its machine: which of its regions are there.
+//!
+//! A word for each place; it holds the number of the region that has the place, or 0. Who
+//! wants to copy looks here right before, so that a region that was withdrawn is refused
+//! before a byte moves.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+
+use ipc::{Layout, MappedWords, Segment, SegmentError, Words};
+
+const LAYOUT: Layout = Layout::new("agent board", 1);
+/// Regions of an agent at a time. Their pages are made when they are first used.
+const PLACES: usize = 1 << 16;
+
+/// An agent's own, or one that another agent showed.
+#[derive(Debug)]
+pub(super) struct Board {
+    segment: Segment,
+    words: MappedWords,
+}
+
+impl Board {
+    pub(super) fn create() -> Result<Self, SegmentError> {
+        let segment = Segment::create(LAYOUT, PLACES * size_of::<u64>())?;
+        segment.mark_ready();
+        let words = segment.words();
+        Ok(Self { segment, words })
+    }
+
+    pub(super) fn open(file: OwnedFd) -> Result<Self, SegmentError> {
+        let segment = Segment::open(file, LAYOUT)?;
+        let words = segment.words();
+        if words.count() < PLACES {
+            return Err(SegmentError::NotASegment { why: "a board of another size" });
+        }
+        Ok(Self { segment, words })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.segment.as_fd()
+    }
+
+    fn place(number: u64) -> usize {
+        (number % PLACES as u64) as usize
+    }
+
+    /// Shows a region under the first number after this one whose place is free.
+    pub(super) fn show_after(&self, last: u64) -> Option<u64> {
+        let mut numbers = (last + 1..).take(PLACES);
+        let number = numbers.find(|number| self.words.load(Self::place(*number), SeqCst) == 0)?;
+        self.words.store(Self::place(number), number, SeqCst);
+        Some(number)
+    }
+
+    pub(super) fn hide(&self, number: u64) {
+        if self.is_there(number) {
+            self.words.store(Self::place(number), 0, SeqCst);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_there(&self, number: u64) -> bool {
+        number != 0 && self.words.load(Self::place(number), SeqCst) == number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_is_seen_until_it_is_hidden_and_numbers_do_not_come_back() {
+        let mine = Board::create().unwrap();
+        let theirs = Board::open(mine.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let first = mine.show_after(0).unwrap();
+        let second = mine.show_after(first).unwrap();
+        assert!(theirs.is_there(first) && theirs.is_there(second) && first != second);
+        mine.hide(first);
+        mine.hide(first);
+        assert!(!theirs.is_there(first) && theirs.is_there(second));
+        let third = mine.show_after(second).unwrap();
+        assert!(third > second);
+        // The same place, another region.
+        mine.hide(first + PLACES as u64);
+        assert!(!theirs.is_there(0) && !theirs.is_there(first + PLACES as u64));
+    }
+
+    #[test]
+    fn a_full_board_says_so_and_a_place_that_was_left_is_found() {
+        let board = Board::create().unwrap();
+        let mut last = 0;
+        for _ in 0..PLACES {
+            last = board.show_after(last).unwrap();
+        }
+        assert_eq!(board.show_after(last), None);
+        board.hide(7);
+        assert_eq!(board.show_after(last).map(Board::place), Some(7));
+    }
+}

@@ -1,0 +1,192 @@
+//! How an agent is told to those that want to reach it.
+//!
+//! ```text
+//! offset  size  field (little endian), after the head that all descriptors have
+//!      8    16  identity: random, one for each agent
+//!     24    16  its node
+//!     40    16  the machine's kernel, as it was started
+//!      …        its label (2 + n), the path of its socket (2 + n), which may be empty
+//!      …     1  fabrics, n; for each: provider (2 + n), address (2 + n)
+//! ```
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::wire::{Form, put_counted};
+
+const FORM: Form = Form { magic: *b"FcAC", version: 1, operation: "decode an agent's card" };
+/// As long as the path of a socket can be.
+const LONGEST_PATH: usize = 107;
+/// Bytes of a label, at most.
+pub const LONGEST_LABEL: usize = 64;
+const LONGEST_ADDRESS: usize = 512;
+const MOST_FABRICS: usize = 8;
+
+/// Where an agent can be reached by a fabric.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FabricAddress {
+    /// The provider's name.
+    pub provider: String,
+    /// What that provider calls the agent's endpoint.
+    pub address: Vec<u8>,
+}
+
+/// How an agent is told to those that want to reach it: by a file, a launcher, a service.
+///
+/// ```
+/// use transfer::{Agent, AgentCard, AgentOptions};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-card-{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory)?;
+/// let agent = Agent::start(AgentOptions::new("decoder").directory(&directory))?;
+/// let bytes = agent.card().encode()?;
+/// // … the bytes travel …
+/// let card = AgentCard::decode(&bytes)?;
+/// assert_eq!(card.label, "decoder");
+/// # drop(agent);
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentCard {
+    /// Random, one for each agent: one that was started anew is another one.
+    pub identity: [u8; 16],
+    /// The node that it belongs to.
+    pub node: [u8; 16],
+    /// The machine's kernel, as it was started: the same for all containers of a machine.
+    pub machine: [u8; 16],
+    /// What people call it.
+    pub label: String,
+    /// Its socket, for those on the same machine that see the path.
+    pub socket: Option<PathBuf>,
+    /// Where fabrics reach it.
+    pub fabrics: Vec<FabricAddress>,
+}
+
+impl AgentCard {
+    /// The bytes that travel.
+    ///
+    /// # Errors
+    /// [`Failed`](ErrorKind::Failed) if a part is longer than it can be.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        let socket = self.socket.as_deref().map_or(&[][..], |path| path.as_os_str().as_bytes());
+        let is_too_long = |fabric: &FabricAddress| {
+            fabric.provider.len() > LONGEST_LABEL || fabric.address.len() > LONGEST_ADDRESS
+        };
+        if socket.len() > LONGEST_PATH
+            || self.label.len() > LONGEST_LABEL
+            || self.fabrics.len() > MOST_FABRICS
+            || self.fabrics.iter().any(is_too_long)
+        {
+            let detail = "its label, path or addresses are too long, or too many";
+            return Err(Error::new("encode an agent's card", ErrorKind::Failed, detail));
+        }
+        let mut bytes = FORM.begin();
+        bytes.extend(self.identity);
+        bytes.extend(self.node);
+        bytes.extend(self.machine);
+        put_counted(&mut bytes, self.label.as_bytes());
+        put_counted(&mut bytes, socket);
+        bytes.push(self.fabrics.len() as u8);
+        for fabric in &self.fabrics {
+            put_counted(&mut bytes, fabric.provider.as_bytes());
+            put_counted(&mut bytes, &fabric.address);
+        }
+        FORM.seal(bytes).ok_or_else(|| FORM.malformed("longer than a card can be"))
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    ///
+    /// # Errors
+    /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch).
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        let text = |bytes: &[u8]| {
+            String::from_utf8(bytes.to_vec()).map_err(|_| FORM.malformed("a name is no text"))
+        };
+        let mut reader = FORM.open(bytes)?;
+        let (identity, node, machine) = (reader.take()?, reader.take()?, reader.take()?);
+        let label = text(reader.counted(LONGEST_LABEL)?)?;
+        let socket = reader.counted(LONGEST_PATH)?;
+        if socket.contains(&0) {
+            return Err(FORM.malformed("the path of a socket has no zero"));
+        }
+        let socket = (!socket.is_empty()).then(|| Path::new(OsStr::from_bytes(socket)).to_owned());
+        let [count] = reader.take()?;
+        if usize::from(count) > MOST_FABRICS {
+            return Err(FORM.malformed(format!("{count} fabrics, {MOST_FABRICS} at most")));
+        }
+        let mut fabrics = Vec::with_capacity(usize::from(count));
+        for _ in 0..count {
+            let provider = text(reader.counted(LONGEST_LABEL)?)?;
+            let address = reader.counted(LONGEST_ADDRESS)?.to_vec();
+            fabrics.push(FabricAddress { provider, address });
+        }
+        reader.finish()?;
+        Ok(Self { identity, node, machine, label, socket, fabrics })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn card() -> AgentCard {
+        AgentCard {
+            identity: [1; 16],
+            node: [2; 16],
+            machine: [3; 16],
+            label: "prefill 0".to_owned(),
+            socket: Some("/run/fabricast/1".into()),
+            fabrics: vec![FabricAddress { provider: "tcp".to_owned(), address: vec![4; 16] }],
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let bare = AgentCard { socket: None, fabrics: Vec::new(), ..card() };
+        for card in [card(), bare] {
+            assert_eq!(AgentCard::decode(&card.encode().unwrap()).unwrap(), card);
+        }
+    }
+
+    #[test]
+    fn every_truncation_and_every_changed_byte_is_noticed() {
+        let bytes = card().encode().unwrap();
+        for length in 0..bytes.len() {
+            assert!(AgentCard::decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x10;
+            assert!(AgentCard::decode(&changed).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_on_both_sides() {
+        let long = AgentCard { label: "x".repeat(LONGEST_LABEL + 1), ..card() };
+        assert!(long.encode().is_err());
+        let long = AgentCard { socket: Some("x".repeat(LONGEST_PATH + 1).into()), ..card() };
+        assert!(long.encode().is_err());
+        let mut bytes = FORM.begin();
+        bytes.extend([0; 48]);
+        put_counted(&mut bytes, &[b'x'; LONGEST_LABEL + 1]);
+        put_counted(&mut bytes, b"");
+        bytes.push(0);
+        assert!(AgentCard::decode(&FORM.seal(bytes).unwrap()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_with_a_good_frame_never_panics(
+            body in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let mut bytes = FORM.begin();
+            bytes.extend(body);
+            let _ = AgentCard::decode(&FORM.seal(bytes).unwrap());
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What an agent's thread at the socket and its owner share: who it is, its regions, and
+//! those that visit it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use ipc::{Doorbell, Layout, Life, MappedWords, Segment};
+
+use super::board::Board;
+use super::visit::Host;
+use crate::error::{Error, ErrorKind, Result};
+use crate::region::Registered;
+use crate::service::Admission;
+use crate::share::random;
+
+const BELL: Layout = Layout::new("agent bell", 1);
+
+/// One that visits this agent.
+pub(super) struct Visitor {
+    pub(super) identity: [u8; 16],
+    pub(super) label: String,
+    pub(super) life: Life,
+    /// It left, or is dead; what it had left behind can still be read.
+    pub(super) has_left: AtomicBool,
+    pub(super) visit: Mutex<Host>,
+}
+
+impl fmt::Debug for Visitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Visitor({})", self.label)
+    }
+}
+
+impl Visitor {
+    pub(super) fn visit(&self) -> MutexGuard<'_, Host> {
+        self.visit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default)]
+struct Regions {
+    last: u64,
+    all: HashMap<u64, Weak<Registered>>,
+}
+
+/// What an agent's two threads share.
+pub(crate) struct Home {
+    pub(crate) identity: [u8; 16],
+    pub(crate) node: [u8; 16],
+    pub(super) label: String,
+    pub(super) admission: Admission,
+    pub(super) life: Life,
+    pub(super) board: Board,
+    pub(super) bell: Segment,
+    pub(super) doorbell: Doorbell<MappedWords>,
+    pub(super) is_over: AtomicBool,
+    regions: Mutex<Regions>,
+    visitors: Mutex<Vec<Arc<Visitor>>>,
+    /// Moves when visitors come or leave.
+    pub(super) changes: AtomicU64,
+}
+
+impl fmt::Debug for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Home({})", self.label)
+    }
+}
+
+impl Home {
+    pub(super) fn new(label: String, node: Option<[u8; 16]>, admission: Admission) -> Result<Self> {
+        let operation = "start an agent";
+        let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
+        let identity = random(operation)?;
+        let bell = Segment::create(BELL, Doorbell::<MappedWords>::WORDS * size_of::<u64>())
+            .map_err(|error| failed(&error))?;
+        bell.mark_ready();
+        let doorbell = Doorbell::new(bell.words()).ok_or_else(|| failed(&"a bell too short"))?;
+        Ok(Self {
+            identity,
+            node: node.unwrap_or(identity),
+            label,
+            admission,
+            life: Life::of_this_process().map_err(|error| failed(&error))?,
+            board: Board::create().map_err(|error| failed(&error))?,
+            bell,
+            doorbell,
+            is_over: AtomicBool::new(false),
+            regions: Mutex::default(),
+            visitors: Mutex::default(),
+            changes: AtomicU64::new(0),
+        })
+    }
+
+    /// The bell of another agent.
+    pub(super) fn open_bell(file: std::os::fd::OwnedFd) -> Result<Doorbell<MappedWords>> {
+        let operation = "visit an agent";
+        let wrong =
+            |why: &dyn ToString| Error::new(operation, ErrorKind::Malformed, why.to_string());
+        let segment = Segment::open(file, BELL).map_err(|error| wrong(&error))?;
+        Doorbell::new(segment.words()).ok_or_else(|| wrong(&"a bell too short"))
+    }
+
+    fn regions(&self) -> MutexGuard<'_, Regions> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a region a number and a ticket, and shows it.
+    pub(crate) fn enter(
+        &self,
+        make: impl FnOnce(u64, u64) -> Arc<Registered>,
+    ) -> Result<Arc<Registered>> {
+        let operation = "register a region";
+        let ticket: [u8; 16] = random(operation)?;
+        let mut regions = self.regions();
+        let Some(number) = self.board.show_after(regions.last) else {
+            let detail = "there is no place for one more region";
+            return Err(Error::new(operation, ErrorKind::TooMany, detail));
+        };
+        regions.last = number;
+        let ticket = u64::from_le_bytes(ticket[..8].try_into().unwrap_or_default());
+        let region = make(number, ticket);
+        regions.all.insert(number, Arc::downgrade(&region));
+        Ok(region)
+    }
+
+    /// Nothing more is begun with it.
+    pub(crate) fn withdraw(&self, number: u64) {
+        self.board.hide(number);
+        self.regions().all.remove(&number);
+    }
+
+    /// A region, for one that has its ticket.
+    pub(crate) fn region(&self, number: u64, ticket: u64) -> Option<Arc<Registered>> {
+        let found = self.regions().all.get(&number)?.upgrade()?;
+        (self.board.is_there(number) && found.descriptor.ticket == ticket).then_some(found)
+    }
+
+    pub(super) fn visitors(&self) -> MutexGuard<'_, Vec<Arc<Visitor>>> {
+        self.visitors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_changed(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+        self.doorbell.ring();
+    }
+}
+
+/// Agents of this process: those reach each other without a socket.
+static HERE: Mutex<Vec<Weak<Home>>> = Mutex::new(Vec::new());
+
+pub(super) fn settle(home: &Arc<Home>) {
+    let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+    here.retain(|other| other.strong_count() > 0);
+    here.push(Arc::downgrade(home));
+}
+
+/// An agent of this process, if it is one.
+pub(super) fn found(identity: [u8; 16]) -> Option<Arc<Home>> {
+    let here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+    here.iter().filter_map(Weak::upgrade).find(|home| home.identity == identity)
+}

@@ -1,0 +1,156 @@
+//! Copies that a device makes, in order, and who is told when they are done.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use gpu::{Block, BlocksBy, Device, Point, Slice, Stream};
+
+use super::notice::Notice;
+use super::operations::Token;
+use crate::error::{Error, Result};
+
+/// Copies that the driver has at a time: it blocks the caller when it has a thousand or so.
+const DEPTH: usize = 256;
+/// What a copy takes that moves next to nothing.
+const LEAST: Duration = Duration::from_micros(7);
+/// What is supposed before anything was seen: bytes in a microsecond.
+const FIRST_RATE: f64 = 20_000.0;
+
+/// What is to be copied.
+#[derive(Debug)]
+pub(super) enum Copy {
+    One { to: Slice, from: Slice },
+    Many { to: Slice, from: Slice, blocks: Vec<Block>, by: BlocksBy },
+}
+
+/// Who is to be told of a copy.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    pub(super) token: Token,
+    pub(super) peer: u32,
+    /// Its number in the visit.
+    pub(super) number: u64,
+    pub(super) bytes: u64,
+    pub(super) notice: Option<Notice>,
+}
+
+#[derive(Debug)]
+struct Begun {
+    ticket: Ticket,
+    point: Point,
+    since: Instant,
+}
+
+/// A stream of copies to or from one peer.
+#[derive(Debug)]
+pub(super) struct Lane {
+    stream: Stream,
+    waiting: VecDeque<(Ticket, Copy)>,
+    begun: VecDeque<Begun>,
+    /// When all that was begun should be done.
+    expected: Instant,
+    /// Bytes in a microsecond, as seen lately.
+    rate: f64,
+    last_done: Instant,
+}
+
+impl Lane {
+    pub(super) fn new(device: &Device) -> Result<Self> {
+        let stream = device.stream().map_err(|error| Error::of_device("make a lane", error))?;
+        let now = Instant::now();
+        Ok(Self {
+            stream,
+            waiting: VecDeque::new(),
+            begun: VecDeque::new(),
+            expected: now,
+            rate: FIRST_RATE,
+            last_done: now,
+        })
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.begun.is_empty() && self.waiting.is_empty()
+    }
+
+    /// When all that was begun should be done, as far as can be told.
+    pub(super) fn expected(&self) -> Instant {
+        self.expected
+    }
+
+    /// Begins a copy, or puts it behind those that wait.
+    pub(super) fn push(
+        &mut self,
+        ticket: Ticket,
+        copy: Copy,
+    ) -> std::result::Result<(), Box<(Ticket, Error)>> {
+        if self.begun.len() >= DEPTH || !self.waiting.is_empty() {
+            self.waiting.push_back((ticket, copy));
+            return Ok(());
+        }
+        self.begin(ticket, copy)
+    }
+
+    fn begin(
+        &mut self,
+        ticket: Ticket,
+        copy: Copy,
+    ) -> std::result::Result<(), Box<(Ticket, Error)>> {
+        let begun = match &copy {
+            Copy::One { to, from } => self.stream.copy(to, from),
+            Copy::Many { to, from, blocks, by } => self.stream.copy_blocks(to, from, blocks, *by),
+        };
+        let point = match begun.and_then(|()| self.stream.point()) {
+            Ok(point) => point,
+            Err(error) => return Err(Box::new((ticket, Error::of_device("copy", error)))),
+        };
+        let since = Instant::now();
+        let took = Duration::from_secs_f64(ticket.bytes as f64 / self.rate / 1e6);
+        self.expected = self.expected.max(since) + took + LEAST;
+        self.begun.push_back(Begun { ticket, point, since });
+        Ok(())
+    }
+
+    /// Takes out what is done, the oldest first, and begins what waits.
+    #[inline]
+    pub(super) fn progress(&mut self, mut done: impl FnMut(Ticket, Result<()>)) -> bool {
+        let mut has_moved = false;
+        while let Some(begun) = self.begun.front() {
+            let outcome = match begun.point.is_done() {
+                Ok(false) => break,
+                Ok(true) => Ok(()),
+                Err(error) => Err(Error::of_device("copy", error)),
+            };
+            let Some(Begun { ticket, since, .. }) = self.begun.pop_front() else { break };
+            self.learn(ticket.bytes, since);
+            done(ticket, outcome);
+            has_moved = true;
+        }
+        while self.begun.len() < DEPTH {
+            let Some((ticket, copy)) = self.waiting.pop_front() else { break };
+            if let Err(failed) = self.begin(ticket, copy) {
+                let (ticket, error) = *failed;
+                done(ticket, Err(error));
+            }
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    fn learn(&mut self, bytes: u64, since: Instant) {
+        /// Below, a copy says more of its beginning than of its rate.
+        const WORTH: u64 = 1 << 20;
+        let now = Instant::now();
+        let took = now - since.max(self.last_done);
+        self.last_done = now;
+        if bytes >= WORTH {
+            let seen = bytes as f64 / took.as_secs_f64().max(1e-7) / 1e6;
+            self.rate = 0.75 * self.rate + 0.25 * seen;
+        }
+    }
+
+    /// All that it has not told of yet, when nothing more can be expected of it.
+    pub(super) fn give_up(&mut self) -> impl Iterator<Item = Ticket> {
+        let waiting = self.waiting.drain(..).map(|(ticket, _)| ticket);
+        self.begun.drain(..).map(|begun| begun.ticket).chain(waiting)
+    }
+}

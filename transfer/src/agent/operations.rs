@@ -1,0 +1,205 @@
+//! What was begun and not yet asked after: a table without a clock or a device.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::Path;
+
+/// Operations that may be under way, or done and not yet asked after.
+pub const MOST_OPERATIONS: usize = 1 << 16;
+
+/// Stands for an operation that was begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token {
+    slot: u32,
+    round: u32,
+}
+
+/// An operation that is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// Bytes that were moved.
+    pub bytes: u64,
+    /// The way that they took; None for a notice alone.
+    pub path: Option<Path>,
+}
+
+/// What is known of an operation when it begins.
+#[derive(Debug, Clone)]
+pub(super) struct Begun {
+    /// "put"
+    pub(super) operation: &'static str,
+    pub(super) bytes: u64,
+    pub(super) path: Option<Path>,
+    /// Number of the peer at this agent.
+    pub(super) peer: u32,
+}
+
+#[derive(Debug)]
+enum State {
+    Free,
+    UnderWay { begun: Begun, is_forgotten: bool },
+    Over(Result<Done>),
+}
+
+#[derive(Debug)]
+struct Slot {
+    round: u32,
+    state: State,
+}
+
+/// All operations of an agent.
+#[derive(Debug, Default)]
+pub(super) struct Operations {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    under_way: usize,
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.slot, self.round)
+    }
+}
+
+impl Operations {
+    /// How many are under way.
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    pub(super) fn begin(&mut self, begun: Begun) -> Result<Token> {
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None if self.slots.len() < MOST_OPERATIONS => {
+                self.slots.push(Slot { round: 0, state: State::Free });
+                self.slots.len() as u32 - 1
+            }
+            None => {
+                let detail =
+                    format!("{MOST_OPERATIONS} are under way, or done and not asked after");
+                return Err(Error::new(begun.operation, ErrorKind::TooMany, detail));
+            }
+        };
+        let entry = &mut self.slots[slot as usize];
+        entry.state = State::UnderWay { begun, is_forgotten: false };
+        self.under_way += 1;
+        Ok(Token { slot, round: entry.round })
+    }
+
+    /// It is done, or came to nothing. What is over already stays as it is.
+    pub(super) fn finish(&mut self, token: Token, outcome: Result<()>) {
+        let Some(slot) = self.slot(token) else { return };
+        let State::UnderWay { begun, is_forgotten } = &slot.state else { return };
+        let done = Done { bytes: begun.bytes, path: begun.path };
+        let is_forgotten = *is_forgotten;
+        slot.state = State::Over(outcome.map(|()| done));
+        self.under_way -= 1;
+        if is_forgotten {
+            self.release(token);
+        }
+    }
+
+    /// What is known of one that is under way.
+    pub(super) fn begun(&self, token: Token) -> Option<&Begun> {
+        match self.slots.get(token.slot as usize).filter(|slot| slot.round == token.round) {
+            Some(Slot { state: State::UnderWay { begun, .. }, .. }) => Some(begun),
+            _ => None,
+        }
+    }
+
+    /// What became of it, once: None while it is under way.
+    pub(super) fn collect(&mut self, token: Token) -> Option<Result<Done>> {
+        let unknown = || {
+            let detail = format!("{token} was asked after already, or is another agent's");
+            Some(Err(Error::new("ask after an operation", ErrorKind::Unknown, detail)))
+        };
+        let Some(slot) = self.slot(token) else { return unknown() };
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::Over(outcome) => {
+                self.release(token);
+                Some(outcome)
+            }
+            state @ State::UnderWay { .. } => {
+                slot.state = state;
+                None
+            }
+            State::Free => unknown(),
+        }
+    }
+
+    /// Nobody will ask after it.
+    pub(super) fn forget(&mut self, token: Token) {
+        let Some(slot) = self.slot(token) else { return };
+        match &mut slot.state {
+            State::UnderWay { is_forgotten, .. } => *is_forgotten = true,
+            State::Over(_) => self.release(token),
+            State::Free => {}
+        }
+    }
+
+    fn slot(&mut self, token: Token) -> Option<&mut Slot> {
+        self.slots.get_mut(token.slot as usize).filter(|slot| slot.round == token.round)
+    }
+
+    fn release(&mut self, token: Token) {
+        let slot = &mut self.slots[token.slot as usize];
+        slot.state = State::Free;
+        slot.round = slot.round.wrapping_add(1);
+        self.free.push(token.slot);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begun(bytes: u64) -> Begun {
+        Begun { operation: "put", bytes, path: Some(Path::CudaIpc), peer: 0 }
+    }
+
+    #[test]
+    fn an_outcome_is_given_once() {
+        let mut operations = Operations::default();
+        let token = operations.begin(begun(5)).unwrap();
+        assert!(operations.collect(token).is_none());
+        assert_eq!(operations.begun(token).unwrap().bytes, 5);
+        operations.finish(token, Ok(()));
+        operations.finish(token, Err(Error::new("put", ErrorKind::Closed, "")));
+        assert_eq!(operations.under_way(), 0);
+        let done = operations.collect(token).unwrap().unwrap();
+        assert_eq!(done, Done { bytes: 5, path: Some(Path::CudaIpc) });
+        let again = operations.collect(token).unwrap().unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::Unknown);
+    }
+
+    #[test]
+    fn a_slot_that_is_used_again_does_not_answer_to_the_old_token() {
+        let mut operations = Operations::default();
+        let old = operations.begin(begun(1)).unwrap();
+        operations.forget(old);
+        operations.finish(old, Ok(()));
+        let new = operations.begin(begun(2)).unwrap();
+        assert_eq!(old.slot, new.slot);
+        assert!(operations.begun(old).is_none());
+        operations.finish(old, Ok(()));
+        assert!(operations.collect(new).is_none(), "still under way");
+        assert!(operations.collect(old).unwrap().is_err());
+        operations.finish(new, Err(Error::new("put", ErrorKind::Closed, "")));
+        operations.forget(new);
+        assert!(operations.collect(new).unwrap().is_err());
+    }
+
+    #[test]
+    fn there_is_an_end_to_them() {
+        let mut operations = Operations::default();
+        let tokens: Vec<_> =
+            (0..MOST_OPERATIONS).map(|_| operations.begin(begun(0)).unwrap()).collect();
+        assert_eq!(operations.begin(begun(0)).unwrap_err().kind(), ErrorKind::TooMany);
+        operations.finish(tokens[3], Ok(()));
+        // Done is not yet asked after.
+        assert!(operations.begin(begun(0)).is_err());
+        operations.collect(tokens[3]);
+        assert!(operations.begin(begun(0)).is_ok());
+    }
+}

@@ -1,0 +1,398 @@
+//! Another agent, as this one knows it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path as FilePath;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gpu::{Device, DeviceName, LegacyHandle, Memory, WeakMemory};
+use ipc::{Channel, ChannelError, Doorbell, Life, MappedWords};
+
+use super::board::Board;
+use super::card::AgentCard;
+use super::home::{self, Home, Visitor};
+use super::protocol::{Answer, Introduction, Open, Pieces, Refusal};
+use super::visit::{Guest, Host};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::HostBuffer;
+use crate::path::{Leaving, Locality, Place};
+use crate::region::RegionDescriptor;
+
+pub(super) const CONNECT: &str = "connect to an agent";
+const OPEN: &str = "open a region";
+/// Rests between attempts to connect where nobody listens yet.
+const RESTS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
+
+/// What a visit to an agent of this machine is made of.
+#[derive(Debug)]
+pub(super) struct Visit {
+    /// None if both agents belong to this process.
+    channel: Option<Channel>,
+    pub(super) life: Life,
+    pub(super) board: Board,
+    pub(super) bell: Doorbell<MappedWords>,
+    pub(super) guest: Guest,
+}
+
+/// How another agent is reached.
+#[derive(Debug)]
+pub(super) enum Tie {
+    /// It belongs to this process.
+    Here { home: Arc<Home>, visitor: Arc<Visitor>, visit: Box<Visit> },
+    /// It belongs to another process, with which descriptors can be exchanged.
+    Visit(Box<Visit>),
+    /// By a fabric, or not at all.
+    Far,
+}
+
+impl Drop for Tie {
+    fn drop(&mut self) {
+        if let Self::Here { home, visitor, .. } = self {
+            visitor.has_left.store(true, Ordering::Release);
+            home.has_changed();
+        }
+    }
+}
+
+/// Another agent.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) card: AgentCard,
+    pub(super) locality: Locality,
+    pub(super) tie: Tie,
+    /// Its process is gone: seen at the last look.
+    pub(super) is_gone: bool,
+    /// What is mapped of its regions, by number and device.
+    devices: HashMap<(u64, DeviceName), WeakMemory>,
+    hosts: HashMap<u64, HostBuffer>,
+}
+
+/// The machine's kernel, as it was started: the same in all of its containers.
+pub(super) fn machine() -> [u8; 16] {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut digits = text.bytes().filter_map(|byte| char::from(byte).to_digit(16));
+    std::array::from_fn(|_| {
+        let (high, low) = (digits.next().unwrap_or(0), digits.next().unwrap_or(0));
+        (high << 4 | low) as u8
+    })
+}
+
+impl Peer {
+    /// Finds out what the two can give each other, by trying.
+    pub(super) fn meet(
+        home: &Home,
+        card: &AgentCard,
+        takes_for_remote: bool,
+        patience: Duration,
+    ) -> Result<Self> {
+        let (locality, tie) = Self::tie(home, card, takes_for_remote, patience)?;
+        let (devices, hosts) = (HashMap::new(), HashMap::new());
+        Ok(Self { card: card.clone(), locality, tie, is_gone: false, devices, hosts })
+    }
+
+    fn tie(
+        home: &Home,
+        card: &AgentCard,
+        takes_for_remote: bool,
+        patience: Duration,
+    ) -> Result<(Locality, Tie)> {
+        if takes_for_remote {
+            return Ok((Locality::ToldRemote, Tie::Far));
+        }
+        if let Some(other) = home::found(card.identity) {
+            let (visitor, visit) = Visit::within(home, &other)?;
+            let visit = Box::new(visit);
+            return Ok((Locality::SameProcess, Tie::Here { home: other, visitor, visit }));
+        }
+        let is_here = card.machine == machine();
+        let why = match &card.socket {
+            None if is_here => "it has no socket".to_owned(),
+            Some(path) => match Visit::begin(home, card, path, patience) {
+                Ok(visit) => return Ok((Locality::SameMachine, Tie::Visit(Box::new(visit)))),
+                // Somebody is there, and says no: that is no matter of paths.
+                Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
+                Err(error) => error.to_string(),
+            },
+            None => String::new(),
+        };
+        let locality = if is_here { Locality::NoWay { why } } else { Locality::OtherMachine };
+        Ok((locality, Tie::Far))
+    }
+
+    /// What people call it.
+    pub(super) fn label(&self) -> &str {
+        &self.card.label
+    }
+
+    pub(super) fn visit(&mut self) -> Option<&mut Visit> {
+        match &mut self.tie {
+            Tie::Visit(visit) | Tie::Here { visit, .. } => Some(visit),
+            Tie::Far => None,
+        }
+    }
+
+    /// Maps a region of its for a device of this process, once.
+    pub(super) fn map_for(
+        &mut self,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        let key = (region.number, device.name());
+        if let Some(memory) = self.devices.get(&key).and_then(WeakMemory::upgrade) {
+            return Ok(memory);
+        }
+        let memory = match (&mut self.tie, region.place) {
+            (Tie::Visit(visit), Place::Device(Leaving::ByDescriptors)) => {
+                visit.import(region, device, end)?
+            }
+            (Tie::Visit(visit), Place::Device(Leaving::ByLegacyHandle)) => {
+                visit.import_legacy(region, device, end)?
+            }
+            _ => {
+                let detail = "it is not memory of a device that can be mapped";
+                return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
+            }
+        };
+        self.devices.retain(|_, memory| memory.upgrade().is_some());
+        self.devices.insert(key, memory.downgrade());
+        Ok(memory)
+    }
+
+    /// Maps a region of its in host memory, once.
+    pub(super) fn map_host(
+        &mut self,
+        region: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<HostBuffer> {
+        if let Some(buffer) = self.hosts.get(&region.number) {
+            return Ok(buffer.clone());
+        }
+        let (Tie::Visit(visit), Place::Host(Leaving::ByDescriptors)) =
+            (&mut self.tie, region.place)
+        else {
+            let detail = "it is not memory of the host that can be mapped";
+            return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
+        };
+        let buffer = visit.open_host(region, end)?;
+        self.hosts.insert(region.number, buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Lets go of what is mapped of regions that are gone.
+    pub(super) fn sweep(&mut self) {
+        let Tie::Visit(visit) = &self.tie else { return };
+        self.hosts.retain(|number, _| visit.board.is_there(*number));
+    }
+}
+
+fn left(end: Instant) -> Duration {
+    end.saturating_duration_since(Instant::now())
+}
+
+fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
+    move |error| Error::of_channel(operation, error)
+}
+
+fn refused<T>(operation: &'static str, refusal: Refusal) -> Result<T> {
+    Err(Error::new(operation, refusal.kind, refusal.why))
+}
+
+impl Visit {
+    /// With another agent of this process.
+    fn within(home: &Home, other: &Arc<Home>) -> Result<(Arc<Visitor>, Self)> {
+        let failed = |why: &dyn ToString| Error::new(CONNECT, ErrorKind::Failed, why.to_string());
+        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(|e| failed(&e));
+        let life = || Life::of_this_process().map_err(|error| failed(&error));
+        let host = Host::create()?;
+        let visit = Self {
+            channel: None,
+            life: life()?,
+            board: Board::open(copy(other.board.as_fd())?).map_err(|error| failed(&error))?,
+            bell: Home::open_bell(copy(other.bell.as_fd())?)?,
+            guest: Guest::open(copy(host.as_fd())?)?,
+        };
+        let visitor = Arc::new(Visitor {
+            identity: home.identity,
+            label: home.label.clone(),
+            life: life()?,
+            has_left: AtomicBool::new(false),
+            visit: Mutex::new(host),
+        });
+        other.visitors().push(Arc::clone(&visitor));
+        other.has_changed();
+        Ok((visitor, visit))
+    }
+
+    fn begin(home: &Home, card: &AgentCard, path: &FilePath, patience: Duration) -> Result<Self> {
+        let end = Instant::now() + patience;
+        let mut rest = RESTS.0;
+        let channel = loop {
+            match Channel::connect(path, left(end)) {
+                Ok(channel) => break channel,
+                // It may be about to start.
+                Err(_) if left(end) > rest => std::thread::sleep(rest),
+                Err(error) => {
+                    let error = Error::of_channel_at(CONNECT, path, error);
+                    return Err(error.and_kind(ErrorKind::Failed));
+                }
+            }
+            rest = (2 * rest).min(RESTS.1);
+        };
+        let who = channel.credentials().map_err(of_channel(CONNECT))?;
+        let is_trusted = who.user == 0 || home.admission.users.contains(&who.user);
+        if !is_trusted {
+            let detail = format!("user {} listens there, whom we do not trust", who.user);
+            return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
+        }
+        let me =
+            Introduction { identity: home.identity, node: home.node, label: home.label.clone() };
+        channel.send(&me.hello(), &[home.life.as_fd()], left(end)).map_err(of_channel(CONNECT))?;
+        let message = channel.receive(left(end)).map_err(of_channel(CONNECT))?;
+        let (it, [life, board, bell, visit]) = match Introduction::read_welcome(message)? {
+            Answer::Granted(granted) => granted,
+            Answer::Refused(refusal) => return refused(CONNECT, refusal),
+        };
+        if it.identity != card.identity {
+            let detail = format!("another agent (\"{}\") listens there now", it.label);
+            return Err(Error::new(CONNECT, ErrorKind::Stale, detail));
+        }
+        let malformed =
+            |why: &dyn ToString| Error::new(CONNECT, ErrorKind::Malformed, why.to_string());
+        Ok(Self {
+            channel: Some(channel),
+            life: Life::from_fd(life).map_err(|error| malformed(&error))?,
+            board: Board::open(board).map_err(|error| malformed(&error))?,
+            bell: Home::open_bell(bell)?,
+            guest: Guest::open(visit)?,
+        })
+    }
+
+    /// Is the other one still there?
+    pub(super) fn is_over(&self) -> bool {
+        self.life.is_over()
+    }
+
+    /// Asks for a region, and is given each piece that it consists of.
+    fn ask(
+        &mut self,
+        region: &RegionDescriptor,
+        end: Instant,
+        mut take: impl FnMut(OwnedFd, u64) -> Result<()>,
+    ) -> Result<()> {
+        let request = Open { number: region.number, ticket: region.ticket };
+        let asked = self.exchange(request, region, end, &mut take);
+        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
+            // What comes late would be taken for the answer to the next request.
+            self.channel.iter().for_each(Channel::end);
+        }
+        asked
+    }
+
+    fn exchange(
+        &mut self,
+        request: Open,
+        region: &RegionDescriptor,
+        end: Instant,
+        take: &mut dyn FnMut(OwnedFd, u64) -> Result<()>,
+    ) -> Result<()> {
+        let Some(channel) = &self.channel else {
+            return Err(Error::new(OPEN, ErrorKind::NoPath, "it belongs to this process"));
+        };
+        channel.send(&request.encode(), &[], left(end)).map_err(of_channel(OPEN))?;
+        let mut next = 0;
+        let mut failure = None;
+        loop {
+            let message = channel.receive(left(end)).map_err(of_channel(OPEN))?;
+            let pieces = match Pieces::read(&message)? {
+                Answer::Granted(pieces) => pieces,
+                Answer::Refused(refusal) => return refused(OPEN, refusal),
+            };
+            let fits = pieces.number == region.number
+                && pieces.in_all == region.pieces
+                && pieces.first == next;
+            if !fits {
+                let detail = "an answer to something else";
+                return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+            }
+            for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
+                // The rest of the answer has to be read all the same.
+                if failure.is_none() {
+                    failure = take(descriptor, *length).err();
+                }
+            }
+            next += pieces.lengths.len() as u32;
+            if next >= region.pieces {
+                return failure.map_or(Ok(()), Err);
+            }
+            if pieces.lengths.is_empty() {
+                return Err(Error::new(OPEN, ErrorKind::Malformed, "an answer without pieces"));
+            }
+        }
+    }
+
+    fn import(
+        &mut self,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        let of_device = |error| Error::of_device(OPEN, error);
+        // Pieces are whole granules: one at the front and one at the end are not all its.
+        let slack = u64::from(region.pieces) * device.properties().granularity;
+        let Some(most) =
+            region.offset.checked_add(region.length).and_then(|end| end.checked_add(slack))
+        else {
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "longer than can be addressed"));
+        };
+        let mut importer = device.importer(most).map_err(of_device)?;
+        self.ask(region, end, |descriptor, length| {
+            importer.add(descriptor.as_fd(), length).map_err(of_device)
+        })?;
+        let memory = importer.finish(region.offset, region.length).map_err(of_device)?;
+        check_device(region, memory)
+    }
+
+    fn import_legacy(
+        &mut self,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        // Nothing comes, but it says whether the region is there.
+        self.ask(region, end, |_, _| Ok(()))?;
+        let Some(bytes) = region.legacy else {
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "no handle"));
+        };
+        let handle = LegacyHandle { bytes, offset: region.offset, length: region.length };
+        // Of memory that is opened so the driver says that it lies on the device that opened
+        // it: there is nothing to compare.
+        device.open_legacy(&handle).map_err(|error| Error::of_device(OPEN, error))
+    }
+
+    fn open_host(&mut self, region: &RegionDescriptor, end: Instant) -> Result<HostBuffer> {
+        let mut file = None;
+        self.ask(region, end, |descriptor, _| {
+            file = Some(descriptor);
+            Ok(())
+        })?;
+        match file {
+            Some(file) => HostBuffer::open(file, region.length),
+            None => Err(Error::new(OPEN, ErrorKind::Malformed, "no descriptor came")),
+        }
+    }
+}
+
+/// The device may be named otherwise here; what matters is that it is that one.
+fn check_device(region: &RegionDescriptor, memory: Memory) -> Result<Memory> {
+    let resident = memory.device().map(DeviceName::uuid).transpose();
+    let resident = resident.map_err(|error| Error::of_device(OPEN, error))?;
+    if resident == region.device {
+        return Ok(memory);
+    }
+    let detail = "it lies on another device than was said";
+    Err(Error::new(OPEN, ErrorKind::WrongMemory, detail))
+}

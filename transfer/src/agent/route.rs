@@ -1,0 +1,227 @@
+//! Two regions, joined: by which way bytes go between them, and why.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use gpu::{Device, DeviceName, Implementation, Memory, PeerAccess, Slice, Uuid};
+
+use super::home::Home;
+use super::peer::{Peer, Tie};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::HostBuffer;
+use crate::path::{Choice, Fabric, Facts, Locality, Operation, Path, Policy, Reach, choose};
+use crate::region::{Buffer, RegionDescriptor, Registered};
+
+pub(super) const JOIN: &str = "join two regions";
+
+/// Two regions, joined: one of this agent and one of a peer's. Everything is decided and
+/// mapped; what is left to do for a transfer is to begin it.
+#[derive(Debug, Clone)]
+pub struct Route(pub(super) Arc<Inner>);
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) agent: [u8; 16],
+    pub(super) peer: u32,
+    /// Kept as long as bytes may go to or from it.
+    pub(super) local: Arc<Registered>,
+    pub(super) remote: RegionDescriptor,
+    pub(super) choice: Choice,
+    pub(super) path: Path,
+    /// Why it is not a better path, if one could have been expected.
+    pub(super) fallback: Option<&'static str>,
+    pub(super) means: Means,
+}
+
+impl std::fmt::Debug for Registered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Registered({:?})", self.buffer)
+    }
+}
+
+/// What moves the bytes.
+#[derive(Debug)]
+pub(super) enum Means {
+    /// A device's copy engines.
+    Device { device: Device, local: Slice, remote: Slice },
+    /// The processor that calls.
+    Processor { local: HostBuffer, remote: HostBuffer },
+}
+
+impl Route {
+    /// The way that bytes take.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        self.0.path
+    }
+
+    /// The verdict on every path.
+    #[must_use]
+    pub fn choice(&self) -> &Choice {
+        &self.0.choice
+    }
+
+    /// Why it is not a better path, if one could have been expected.
+    #[must_use]
+    pub fn fallback(&self) -> Option<&'static str> {
+        self.0.fallback
+    }
+}
+
+/// What a device of this process is called, by the name that it has on the machine.
+fn device_named(uuid: Uuid) -> Option<DeviceName> {
+    [Implementation::Cuda, Implementation::StandIn].into_iter().find_map(|implementation| {
+        let count = Device::count(implementation).unwrap_or(0);
+        let mut names = (0..count).map(|number| DeviceName { implementation, number });
+        names.find(|name| name.uuid().is_ok_and(|found| found == uuid))
+    })
+}
+
+/// How the device that copies reaches the peer's memory, and which device that is.
+fn reach(local: &Buffer, remote: &RegionDescriptor) -> Result<(Reach, Option<Device>)> {
+    let of_device = |error| Error::of_device(JOIN, error);
+    let own = match local {
+        Buffer::Device(memory) => Some(memory.mapped_for().clone()),
+        Buffer::Host(_) => None,
+    };
+    let Some(uuid) = remote.device else {
+        let reach = if own.is_some() { Reach::Same } else { Reach::NoDevice };
+        return Ok((reach, own));
+    };
+    let Some(name) = device_named(uuid) else { return Ok((Reach::Invisible, own)) };
+    let Some(device) = own else {
+        return Ok((Reach::Same, Some(Device::open(name).map_err(of_device)?)));
+    };
+    let reach = if device.name() == name {
+        Reach::Same
+    } else if device.name().implementation != name.implementation {
+        Reach::Foreign
+    } else {
+        match device.reach_of(name).map_err(of_device)? {
+            PeerAccess::None => Reach::None,
+            PeerAccess::Same | PeerAccess::Direct { .. } => Reach::Direct,
+        }
+    };
+    Ok((reach, Some(device)))
+}
+
+/// Joins two regions: chooses a path, and makes what it needs.
+pub(super) fn join(
+    agent: &Home,
+    number: u32,
+    peer: &mut Peer,
+    local: &Arc<Registered>,
+    remote: RegionDescriptor,
+    policy: &Policy,
+    end: Instant,
+) -> Result<Route> {
+    if remote.agent != peer.card.identity || remote.node != peer.card.node {
+        let detail = "it is a region of another agent, or of one that was started anew";
+        return Err(Error::new(JOIN, ErrorKind::Stale, detail));
+    }
+    let (reach, device) = reach(&local.buffer, &remote)?;
+    let mut facts = Facts {
+        operation: Operation::Put,
+        locality: peer.locality.clone(),
+        local: local.descriptor.place,
+        remote: remote.place,
+        reach,
+        fabric: Fabric::None { why: "this agent was started without one".to_owned() },
+    };
+    loop {
+        let choice = choose(&facts, policy);
+        let Some(path) = choice.taken() else {
+            return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
+        };
+        let made = means(path, peer, local, &remote, device.as_ref(), end);
+        // What shows only when it is tried is a fact like others.
+        match made {
+            Ok(means) => {
+                let fallback = choice.fallback().map(|(_, reason)| reason.name());
+                let local = Arc::clone(local);
+                let inner = Inner {
+                    agent: agent.identity,
+                    peer: number,
+                    local,
+                    remote,
+                    choice,
+                    path,
+                    fallback,
+                    means,
+                };
+                return Ok(Route(Arc::new(inner)));
+            }
+            Err(error) if error.kind() == ErrorKind::NoPeerAccess => {
+                facts.reach = Reach::None;
+            }
+            Err(error) if error.kind() == ErrorKind::NoSuchDevice => {
+                facts.reach = Reach::Invisible;
+            }
+            Err(error) if error.kind() == ErrorKind::Failed && path.is_local() => {
+                facts.locality = Locality::NoWay { why: error.to_string() };
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn means(
+    path: Path,
+    peer: &mut Peer,
+    local: &Arc<Registered>,
+    remote: &RegionDescriptor,
+    device: Option<&Device>,
+    end: Instant,
+) -> Result<Means> {
+    let of_device = |error| Error::of_device(JOIN, error);
+    let theirs = match (path, &peer.tie) {
+        (Path::SameProcess, Tie::Here { home, .. }) => {
+            let Some(region) = home.region(remote.number, remote.ticket) else {
+                let detail = "the region was withdrawn, or never was";
+                return Err(Error::new(JOIN, ErrorKind::Stale, detail));
+            };
+            Some(region.buffer.clone())
+        }
+        _ => None,
+    };
+    let Some(device) = device else {
+        let Buffer::Host(mine) = &local.buffer else {
+            return Err(Error::new(JOIN, ErrorKind::NoPath, "no device has part in it"));
+        };
+        let remote = match theirs {
+            Some(Buffer::Host(buffer)) => buffer,
+            Some(Buffer::Device(_)) => {
+                return Err(Error::new(JOIN, ErrorKind::NoPath, "no device has part in it"));
+            }
+            None => peer.map_host(remote, end)?,
+        };
+        return Ok(Means::Processor { local: mine.clone(), remote });
+    };
+    let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
+    let their_memory = match theirs {
+        Some(Buffer::Device(memory)) => {
+            if memory.device().is_some_and(|resident| resident != device.name()) {
+                device.enable_peer(memory.mapped_for()).map_err(of_device)?;
+            }
+            memory
+        }
+        Some(Buffer::Host(buffer)) => buffer.pinned_for(device)?,
+        None if remote.place.is_device() => peer.map_for(remote, device, end)?,
+        None => peer.map_host(remote, end)?.pinned_for(device)?,
+    };
+    let my_memory = match &local.buffer {
+        Buffer::Device(memory) => memory.clone(),
+        Buffer::Host(buffer) => buffer.pinned_for(device)?,
+    };
+    for memory in [&my_memory, &their_memory] {
+        if !memory.is_reachable_from(device) {
+            let detail = format!("{:?} does not reach {memory:?}", device.name());
+            return Err(Error::new(JOIN, ErrorKind::NoPeerAccess, detail));
+        }
+    }
+    Ok(Means::Device {
+        device: device.clone(),
+        local: whole(&my_memory, local.descriptor.length)?,
+        remote: whole(&their_memory, remote.length)?,
+    })
+}

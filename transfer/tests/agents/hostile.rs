@@ -1,0 +1,159 @@
+//! Those that lie, or send garbage.
+
+use std::time::Duration;
+
+use gpu::Block;
+use ipc::Channel;
+use transfer::path::{Leaving, Place, Policy, Stays};
+use transfer::{AgentCard, ErrorKind, RegionDescriptor, Rights};
+
+use crate::house::{House, LENGTH, PATIENCE, SUM, alone, device, sum_of};
+
+#[test]
+fn what_is_out_of_bounds_or_not_allowed_is_refused_before_a_byte_moves() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let neighbour = house.neighbour("shared-read-only", &[]);
+    let route = house.join(&neighbour);
+    let error = house.agent.put(&route, &[Block { to: 0, from: 0, length: 1 }], None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotAllowed, "{error}");
+    let inside = Block { to: 0, from: 0, length: 4096 };
+    for (to, from, length) in [
+        (0, 0, LENGTH + 1),
+        (LENGTH, 0, 1),
+        (0, LENGTH, 1),
+        (u64::MAX, 0, 1),
+        (0, 0, u64::MAX),
+        (1, u64::MAX, u64::MAX),
+    ] {
+        let blocks = [inside, Block { to, from, length }];
+        let error = house.agent.get(&route, &blocks, None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
+        assert!(error.to_string().contains("block 1"), "{error}");
+    }
+    assert_eq!(house.agent.under_way(), 0);
+    assert_eq!(house.ask(&neighbour, SUM, 0), sum_of(LENGTH, 0));
+    house.end(neighbour);
+}
+
+#[test]
+fn a_descriptor_that_lies_leads_nowhere() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let neighbour = house.neighbour("shared", &[]);
+    let told = RegionDescriptor::decode(&neighbour.descriptor).unwrap();
+    let mut try_it = |lie: RegionDescriptor, kinds: &[ErrorKind]| {
+        let bytes = lie.encode().unwrap();
+        let policy = Policy::default();
+        let error =
+            house.agent.join(neighbour.peer, &house.region, &bytes, &policy, PATIENCE).unwrap_err();
+        assert!(kinds.contains(&error.kind()), "{error}");
+    };
+    use ErrorKind::{Malformed, NoPath, Stale, WrongMemory};
+    // Whoever has no ticket cannot guess one.
+    try_it(RegionDescriptor { ticket: told.ticket ^ 1, ..told.clone() }, &[Stale]);
+    try_it(RegionDescriptor { number: told.number + 1, ..told.clone() }, &[Stale]);
+    try_it(RegionDescriptor { agent: [7; 16], ..told.clone() }, &[Stale]);
+    try_it(RegionDescriptor { node: [7; 16], ..told.clone() }, &[Stale]);
+    // Longer than it is, or beginning elsewhere, or in more pieces.
+    try_it(RegionDescriptor { length: told.length * 9, ..told.clone() }, &[WrongMemory, NoPath]);
+    try_it(RegionDescriptor { offset: 1 << 40, ..told.clone() }, &[WrongMemory, NoPath]);
+    try_it(RegionDescriptor { pieces: 2, ..told.clone() }, &[Malformed]);
+}
+
+#[test]
+fn a_descriptor_may_not_name_another_device() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let neighbour = house.neighbour("shared", &[]);
+    let told = RegionDescriptor::decode(&neighbour.descriptor).unwrap();
+    let policy = Policy::default();
+    let nowhere = RegionDescriptor { device: Some(gpu::Uuid([0xee; 16])), ..told.clone() };
+    let bytes = nowhere.encode().unwrap();
+    let joined = house.agent.join(neighbour.peer, &house.region, &bytes, &policy, PATIENCE);
+    let error = joined.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPath);
+    assert!(error.to_string().contains("does not see the peer's device"), "{error}");
+    let own = device().properties().uuid;
+    if told.device != Some(own) {
+        let moved = RegionDescriptor { device: Some(own), ..told };
+        let bytes = moved.encode().unwrap();
+        let joined = house.agent.join(neighbour.peer, &house.region, &bytes, &policy, PATIENCE);
+        assert_eq!(joined.unwrap_err().kind(), ErrorKind::WrongMemory);
+    }
+    house.end(neighbour);
+}
+
+#[test]
+fn device_memory_is_no_host_memory() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let neighbour = house.neighbour("shared", &[]);
+    let told = RegionDescriptor::decode(&neighbour.descriptor).unwrap();
+    let place = Place::Host(Leaving::ByDescriptors);
+    let lie = RegionDescriptor { place, device: None, ..told };
+    let policy = Policy::default();
+    let bytes = lie.encode().unwrap();
+    let joined = house.agent.join(neighbour.peer, &house.region, &bytes, &policy, PATIENCE);
+    let kind = joined.unwrap_err().kind();
+    assert!(matches!(kind, ErrorKind::WrongMemory | ErrorKind::Malformed), "{kind:?}");
+    house.end(neighbour);
+}
+
+#[test]
+fn garbage_at_the_socket_harms_nobody() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let path = house.agent.card().socket.unwrap();
+    let second = Duration::from_secs(1);
+    let mut strangers = Vec::new();
+    for length in [0, 1, 8, 40, 1000] {
+        let channel = Channel::connect(&path, second).unwrap();
+        channel.send(&vec![0xa5; length], &[], second).unwrap();
+        let answer = channel.receive(PATIENCE).unwrap();
+        assert!(answer.bytes.starts_with(b"FcAR"), "{:?}", answer.bytes);
+    }
+    // Many that say nothing at all.
+    for _ in 0..200 {
+        strangers.extend(Channel::connect(&path, second));
+    }
+    let neighbour = house.neighbour("shared", &[]);
+    let route = house.join(&neighbour);
+    let block = [Block { to: 0, from: 0, length: LENGTH }];
+    let token = house.agent.put(&route, &block, None).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(house.ask(&neighbour, SUM, 0), sum_of(LENGTH, 1));
+    house.end(neighbour);
+}
+
+#[test]
+fn a_card_that_lies_leads_nowhere() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let neighbour = house.neighbour("shared", &[]);
+    let card = AgentCard::decode(&neighbour.card).unwrap();
+    // Another agent than the one that was meant listens there.
+    let lie = AgentCard { identity: [3; 16], ..card.clone() };
+    let error = house.agent.connect(&lie.encode().unwrap(), PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
+    for length in 0..neighbour.card.len() {
+        assert!(house.agent.connect(&neighbour.card[..length], PATIENCE).is_err());
+    }
+    house.end(neighbour);
+}
+
+#[test]
+fn regions_that_cannot_be_are_not_registered() {
+    let Some(_alone) = alone() else { return };
+    let house = House::open();
+    let memory = device().allocate_shared(LENGTH, &[]).unwrap();
+    let none = Rights { read: false, write: false };
+    let error = house.agent.register(&memory, none).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Malformed);
+    // Host memory that only a device of this process knows stays here, and says so.
+    let segment = ipc::Segment::create(ipc::Layout::new("test", 1), 1 << 20).unwrap();
+    let pinned = transfer::pin(&segment, &device()).unwrap();
+    let region = house.agent.register(&pinned, Rights::ALL).unwrap();
+    let place = Place::Host(Leaving::Not(Stays::PrivateHostMemory));
+    assert_eq!(region.descriptor().place, place);
+}

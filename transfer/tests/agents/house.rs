@@ -1,0 +1,208 @@
+//! What the tests have in common.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpu::{Device, DeviceName, Memory, stand_in};
+use transfer::path::Policy;
+use transfer::{Agent, AgentOptions, Event, Notice, PeerId, Region, Rights, Route};
+
+use crate::other_side::{Other, is_here};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const LENGTH: u64 = 6 << 20;
+
+// What the other side is told, by a notice's tag.
+/// To fill its region from this number on.
+pub const FILL: u64 = 1;
+/// To say what its region's checksum is.
+pub const SUM: u64 = 2;
+/// To withdraw its region.
+pub const WITHDRAW: u64 = 3;
+/// To say nothing more.
+pub const SLEEP: u64 = 4;
+/// To end.
+pub const END: u64 = 5;
+/// What it answers.
+pub const ANSWER: u64 = 6;
+
+/// What every test begins with: they count descriptors and mappings and change how the
+/// stand-in behaves, so there is one at a time in a process. None in the other process of
+/// a test, which has only its role to play.
+pub fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    (!is_here()).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+pub fn device() -> Device {
+    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or("stand-in:0".to_owned());
+    Device::open(name.parse().unwrap()).unwrap()
+}
+
+/// Another device of the same kind, or the same one if there is no other.
+pub fn other_device() -> Device {
+    let first = device();
+    let next = DeviceName { number: first.name().number + 1, ..first.name() };
+    Device::open(next).unwrap_or(first)
+}
+
+/// Words that are numbered from `first` on.
+pub fn numbers(length: u64, first: u64) -> Vec<u8> {
+    (0..length as u32 / 4).flat_map(|at| (first as u32 + at).to_le_bytes()).collect()
+}
+
+pub fn fill(memory: &Memory, length: u64, first: u64) {
+    let stream = memory.mapped_for().stream().unwrap();
+    let range = memory.slice(0, length).unwrap();
+    stream.upload(&range, &numbers(length, first), PATIENCE).unwrap();
+}
+
+pub fn sum(memory: &Memory, length: u64) -> u64 {
+    let stream = memory.mapped_for().stream().unwrap();
+    stream.checksum(&memory.slice(0, length).unwrap(), PATIENCE).unwrap()
+}
+
+pub fn sum_of(length: u64, first: u64) -> u64 {
+    gpu::checksum(&numbers(length, first))
+}
+
+pub fn read(path: &Path) -> Vec<u8> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match std::fs::read(path) {
+            Ok(bytes) => return bytes,
+            Err(error) => assert!(Instant::now() < end, "{}: {error}", path.display()),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whole, or not there.
+pub fn write(path: &Path, bytes: &[u8]) {
+    let part = path.with_extension("part");
+    std::fs::write(&part, bytes).unwrap();
+    std::fs::rename(part, path).unwrap();
+}
+
+pub fn notice(tag: u64, number: u64) -> Notice {
+    Notice::new(tag, &number.to_le_bytes()).unwrap()
+}
+
+/// An agent, in a directory of its own, and the agents of other processes.
+pub struct House {
+    pub agent: Agent,
+    pub memory: Memory,
+    pub region: Region,
+    pub directory: PathBuf,
+}
+
+/// Another process's agent, with one region.
+pub struct Neighbour {
+    pub other: Other,
+    pub peer: PeerId,
+    pub card: Vec<u8>,
+    pub descriptor: Vec<u8>,
+}
+
+impl House {
+    pub fn open() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fabricast-agents-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).unwrap();
+        let agent = Agent::start(AgentOptions::new("house").directory(&directory)).unwrap();
+        write(&directory.join("card"), &agent.card().encode().unwrap());
+        let memory = device().allocate_shared(LENGTH, &[]).unwrap();
+        fill(&memory, LENGTH, 1);
+        let region = agent.register(&memory, Rights::ALL).unwrap();
+        Self { agent, memory, region, directory }
+    }
+
+    /// Starts another process in this role, by way of another program if one is named.
+    pub fn neighbour(&mut self, role: &str, by_way_of: &[&str]) -> Neighbour {
+        for name in ["their-card", "their-region"] {
+            let _ = std::fs::remove_file(self.directory.join(name));
+        }
+        let other = crate::other_side::start(role, &self.directory, by_way_of);
+        let card = read(&self.directory.join("their-card"));
+        let descriptor = read(&self.directory.join("their-region"));
+        let peer = self.agent.connect(&card, PATIENCE).unwrap();
+        Neighbour { other, peer, card, descriptor }
+    }
+
+    pub fn join(&mut self, neighbour: &Neighbour) -> Route {
+        let (peer, policy) = (neighbour.peer, Policy::default());
+        self.agent.join(peer, &self.region, &neighbour.descriptor, &policy, PATIENCE).unwrap()
+    }
+
+    pub fn tell(&mut self, neighbour: &Neighbour, tag: u64, number: u64) {
+        let token = self.agent.notify(neighbour.peer, notice(tag, number)).unwrap();
+        self.agent.wait(token, PATIENCE).unwrap();
+    }
+
+    /// What it answers.
+    pub fn ask(&mut self, neighbour: &Neighbour, tag: u64, number: u64) -> u64 {
+        self.tell(neighbour, tag, number);
+        self.answer()
+    }
+
+    pub fn answer(&mut self) -> u64 {
+        loop {
+            if let Event::Notice { notice, .. } = self.agent.next_event(PATIENCE).unwrap() {
+                assert_eq!(notice.tag, ANSWER);
+                return u64::from_le_bytes(notice.data().try_into().unwrap());
+            }
+        }
+    }
+
+    pub fn end(&mut self, neighbour: Neighbour) {
+        self.tell(&neighbour, END, 0);
+        neighbour.other.finish();
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        for number in 0..stand_in::COUNT {
+            stand_in::behave(number, stand_in::Behaviour::default());
+        }
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// What must be the same afterwards.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ground {
+    descriptors: usize,
+    shared_memory: BTreeSet<String>,
+    mapped: usize,
+}
+
+impl Ground {
+    pub fn now() -> Self {
+        let names = |directory: &str| -> BTreeSet<String> {
+            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        };
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let is_ours = |name: &String| name.contains("fabricast");
+        Self {
+            descriptors: names("/proc/self/fd").len(),
+            shared_memory: names("/dev/shm").into_iter().filter(is_ours).collect(),
+            mapped: maps.lines().filter(|line| line.contains("fabricast")).count(),
+        }
+    }
+
+    #[track_caller]
+    pub fn compare(&self) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while *self != Self::now() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(*self, Self::now(), "left behind");
+    }
+}

@@ -1,0 +1,11 @@
+//! Agents in several processes: they put and get, tell each other, are killed, and lie.
+//!
+//! On the stand-in, or on the device that `FABRICAST_TEST_DEVICE` names (and the next one,
+//! if there is one).
+#![allow(missing_docs, unreachable_pub)]
+
+mod hostile;
+mod house;
+mod losses;
+mod moves;
+mod other_side;

@@ -1,0 +1,222 @@
+//! Bytes arrive, by the path that was said.
+
+use std::process::{Command, Stdio};
+
+use gpu::{Block, BlocksBy};
+use transfer::path::{Operation, Path, Policy, bytes_by, metrics};
+use transfer::{Agent, AgentOptions, ErrorKind, Event, HostBuffer, Notice, Rights};
+
+use crate::house::{
+    FILL, Ground, House, LENGTH, PATIENCE, SUM, alone, device, fill, notice, numbers, sum, sum_of,
+};
+
+const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
+/// Behind which the other side compares.
+const COMPARE: u64 = 100;
+/// With a /proc of their own, as containers have: CUDA does not start without.
+const UNSHARE: [&str; 8] =
+    ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
+
+/// There and back, and there again in many blocks.
+fn exchange(house: &mut House, role: &str, by_way_of: &[&str], path: Path) {
+    let neighbour = house.neighbour(role, by_way_of);
+    let route = house.join(&neighbour);
+    assert_eq!((route.path(), route.fallback()), (path, None), "{}", route.choice());
+    let before = bytes_by(path);
+    // There: with the notice everything is.
+    for round in 1..4 {
+        fill(&house.memory, LENGTH, round);
+        let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
+        let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+        let done = house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!((done.bytes, done.path), (LENGTH, Some(path)));
+        assert_eq!(house.answer(), 1, "the other side saw other bytes");
+    }
+    // Back.
+    house.ask(&neighbour, FILL, 77);
+    let token = house.agent.get(&route, &WHOLE, None).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(sum(&house.memory, LENGTH), sum_of(LENGTH, 77));
+    // There again, in blocks of 1 000 bytes, the last first, by every means.
+    let blocks: Vec<_> = (0..LENGTH.div_ceil(1000))
+        .rev()
+        .map(|number| {
+            let at = number * 1000;
+            Block { to: at, from: at, length: 1000.min(LENGTH - at) }
+        })
+        .collect();
+    for (round, by) in [BlocksBy::Best, BlocksBy::Loop, BlocksBy::Kernel].into_iter().enumerate() {
+        let first = 1000 + round as u64;
+        fill(&house.memory, LENGTH, first);
+        let tell = Some(notice(COMPARE, sum_of(LENGTH, first)));
+        let token = house.agent.begin(Operation::Put, &route, &blocks, tell, by).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!(house.answer(), 1, "the other side saw other bytes by {by:?}");
+    }
+    assert_eq!(bytes_by(path) - before, 7 * LENGTH);
+    assert!(metrics().contains(&format!("path=\"{path}\"")));
+    house.end(neighbour);
+}
+
+#[test]
+fn device_memory_goes_to_another_process_and_comes_back() {
+    let Some(_alone) = alone() else { return };
+    exchange(&mut House::open(), "shared", &[], Path::CudaIpc);
+}
+
+#[test]
+fn so_it_does_between_namespaces() {
+    let Some(_alone) = alone() else { return };
+    let works =
+        Command::new("unshare").args(&UNSHARE[1..]).arg("true").stderr(Stdio::null()).status();
+    if !works.is_ok_and(|status| status.success()) {
+        println!("skipped: no namespaces can be made here");
+        return;
+    }
+    exchange(&mut House::open(), "shared", &UNSHARE, Path::CudaIpc);
+}
+
+#[test]
+fn plain_memory_goes_where_the_device_can() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    if device().properties().handle_types.legacy {
+        exchange(&mut house, "plain", &[], Path::CudaIpc);
+        return;
+    }
+    let neighbour = house.neighbour("plain", &[]);
+    let policy = Policy::default();
+    let joined =
+        house.agent.join(neighbour.peer, &house.region, &neighbour.descriptor, &policy, PATIENCE);
+    let error = joined.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
+    println!("skipped: {} has no legacy handles", device().name());
+}
+
+#[test]
+fn memory_of_another_library_goes_in_its_pieces() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    if device().name().implementation != gpu::Implementation::StandIn {
+        println!("skipped: other libraries are played on the stand-in only");
+        return;
+    }
+    exchange(&mut house, "pieces", &[], Path::CudaIpc);
+    for (role, reason) in
+        [("not-exportable", "not made to be exported"), ("pool", "stream-ordered")]
+    {
+        let neighbour = house.neighbour(role, &[]);
+        let (peer, policy) = (neighbour.peer, Policy::default());
+        let joined =
+            house.agent.join(peer, &house.region, &neighbour.descriptor, &policy, PATIENCE);
+        let error = joined.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoPath);
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn host_memory_is_reached_by_devices() {
+    let Some(_alone) = alone() else { return };
+    exchange(&mut House::open(), "host", &[], Path::SharedMemory);
+}
+
+#[test]
+fn host_memory_goes_to_host_memory_and_to_devices() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let host = HostBuffer::new(LENGTH).unwrap();
+    let region = house.agent.register(&host, Rights::ALL).unwrap();
+    for (role, path) in [("host", Path::SharedMemory), ("shared", Path::CudaIpc)] {
+        let neighbour = house.neighbour(role, &[]);
+        let (peer, policy) = (neighbour.peer, Policy::default());
+        let joined = house.agent.join(peer, &region, &neighbour.descriptor, &policy, PATIENCE);
+        let route = joined.unwrap();
+        assert_eq!(route.path(), path, "{}", route.choice());
+        host.write(0, &numbers(LENGTH, 5)).unwrap();
+        let tell = Some(notice(COMPARE, sum_of(LENGTH, 5)));
+        let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!(house.answer(), 1);
+        house.ask(&neighbour, FILL, 6);
+        let token = house.agent.get(&route, &WHOLE, None).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        let mut bytes = vec![0; LENGTH as usize];
+        host.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, numbers(LENGTH, 6));
+        house.end(neighbour);
+    }
+}
+
+#[test]
+fn agents_of_one_process_need_no_socket() {
+    let Some(_alone) = alone() else { return };
+    let mut one = Agent::start(AgentOptions::new("one")).unwrap();
+    let mut two = Agent::start(AgentOptions::new("two")).unwrap();
+    let [from, to] = [1, 2].map(|_| device().allocate_shared(LENGTH, &[]).unwrap());
+    fill(&from, LENGTH, 9);
+    let mine = one.register(&from, Rights::READ).unwrap();
+    let theirs = two.register(&to, Rights::WRITE).unwrap();
+    let peer = one.connect(&two.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = theirs.descriptor().encode().unwrap();
+    let route = one.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    assert_eq!(route.path(), Path::SameProcess);
+    let tell = Some(Notice::new(3, b"x").unwrap());
+    let token = one.put(&route, &WHOLE, tell).unwrap();
+    one.wait(token, PATIENCE).unwrap();
+    assert!(matches!(two.next_event(PATIENCE).unwrap(), Event::Joined { .. }));
+    let Event::Notice { from: who, notice } = two.next_event(PATIENCE).unwrap() else {
+        panic!("a notice")
+    };
+    assert_eq!((who, notice.tag, notice.data()), (one.card().identity, 3, &b"x"[..]));
+    assert_eq!(sum(&to, LENGTH), sum_of(LENGTH, 9));
+    // They come and go.
+    one.disconnect(peer, PATIENCE).unwrap();
+    assert!(matches!(two.next_event(PATIENCE).unwrap(), Event::Left { is_dead: false, .. }));
+    assert_eq!(one.put(&route, &WHOLE, None).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    if device().name().implementation != gpu::Implementation::StandIn {
+        println!("skipped: only stand-ins can be told not to reach each other");
+        return;
+    }
+    let neighbour = house.neighbour("shared", &[]);
+    let apart = gpu::stand_in::Behaviour { are_peers: false, ..Default::default() };
+    gpu::stand_in::behave(0, apart);
+    let policy: Policy = "=cuda-ipc".parse().unwrap();
+    let start = std::time::Instant::now();
+    let joined =
+        house.agent.join(neighbour.peer, &house.region, &neighbour.descriptor, &policy, PATIENCE);
+    let error = joined.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPath);
+    assert!(error.to_string().contains("cannot reach each other"), "{error}");
+    assert!(start.elapsed() < PATIENCE);
+    // And again when they can.
+    gpu::stand_in::behave(0, gpu::stand_in::Behaviour::default());
+    house
+        .agent
+        .join(neighbour.peer, &house.region, &neighbour.descriptor, &policy, PATIENCE)
+        .unwrap();
+    house.end(neighbour);
+}
+
+#[test]
+fn what_was_joined_is_mapped_once_and_let_go_of() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let neighbour = house.neighbour("shared", &[]);
+    drop(house.join(&neighbour));
+    let before = Ground::now();
+    let route = house.join(&neighbour);
+    let once = Ground::now();
+    let others: Vec<_> = (0..10).map(|_| house.join(&neighbour)).collect();
+    once.compare();
+    drop((route, others));
+    before.compare();
+    assert_eq!(house.ask(&neighbour, SUM, 0), sum_of(LENGTH, 0));
+    house.end(neighbour);
+}

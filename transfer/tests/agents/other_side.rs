@@ -1,0 +1,156 @@
+//! What the other process of a test does: this program again, told by its environment.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use gpu::{Allocator, Device, stand_in};
+use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
+
+use crate::house::{
+    ANSWER, END, FILL, LENGTH, PATIENCE, SLEEP, SUM, WITHDRAW, fill, notice, numbers, other_device,
+    read, sum, write,
+};
+
+const ROLE: &str = "FABRICAST_TEST_ROLE";
+const DIRECTORY: &str = "FABRICAST_TEST_DIRECTORY";
+
+pub fn is_here() -> bool {
+    std::env::var_os(ROLE).is_some()
+}
+
+/// Kills what it started at the latest when it is dropped.
+pub struct Other(Child);
+
+impl Other {
+    #[track_caller]
+    pub fn finish(mut self) {
+        assert!(self.0.wait().unwrap().success(), "the other side failed");
+    }
+
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the other side, by way of another program if one is named.
+pub fn start(role: &str, directory: &Path, by_way_of: &[&str]) -> Other {
+    let program = std::env::current_exe().unwrap();
+    let mut command = match by_way_of.split_first() {
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
+    command.args(["--exact", "other_side::the_other_side", "--nocapture"]);
+    command.env(ROLE, role).env(DIRECTORY, directory).stdout(Stdio::null());
+    Other(command.spawn().unwrap())
+}
+
+/// Memory of its own, by role.
+fn memory(role: &str, device: &Device) -> Buffer {
+    match role {
+        "shared" | "shared-read-only" => device.allocate_shared(LENGTH, &[]).unwrap().into(),
+        "plain" => device.allocate(LENGTH).unwrap().into(),
+        "host" => HostBuffer::new(LENGTH).unwrap().into(),
+        // As PyTorch's expandable segments are, and not from the start of a piece.
+        "pieces" => foreign(device, Allocator::Mapped { exportable: true }, 512),
+        "not-exportable" => foreign(device, Allocator::Mapped { exportable: false }, 0),
+        "pool" => foreign(device, Allocator::Pool, 0),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn foreign(device: &Device, allocator: Allocator, offset: u64) -> Buffer {
+    let granule = device.properties().granularity;
+    let number = device.name().number;
+    let owner = stand_in::ForeignMemory::new(number, &vec![granule; 150], allocator).unwrap();
+    let address = owner.address() + 147 * granule - offset;
+    // SAFETY: inside of what the owner has, which goes along.
+    #[allow(unsafe_code)]
+    let memory = unsafe { device.adopt(address, LENGTH, owner) };
+    memory.unwrap().into()
+}
+
+/// What it has, and what can be said of it.
+struct Possession {
+    buffer: Buffer,
+    region: Option<Region>,
+}
+
+impl Possession {
+    fn fill(&self, first: u64) {
+        match &self.buffer {
+            Buffer::Device(memory) => fill(memory, LENGTH, first),
+            Buffer::Host(host) => host.write(0, &numbers(LENGTH, first)).unwrap(),
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        match &self.buffer {
+            Buffer::Device(memory) => sum(memory, LENGTH),
+            Buffer::Host(host) => {
+                let mut bytes = vec![0; LENGTH as usize];
+                host.read(0, &mut bytes).unwrap();
+                gpu::checksum(&bytes)
+            }
+        }
+    }
+}
+
+#[test]
+fn the_other_side() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let directory = std::env::var_os(DIRECTORY).unwrap();
+    let directory = Path::new(&directory);
+    let mut agent = Agent::start(AgentOptions::new(&role).directory(directory)).unwrap();
+    let buffer = memory(&role, &other_device());
+    let rights = if role == "shared-read-only" { Rights::READ } else { Rights::ALL };
+    let region = agent.register(buffer.clone(), rights).unwrap();
+    let mut has = Possession { buffer, region: None };
+    has.fill(0);
+    write(&directory.join("their-region"), &region.descriptor().encode().unwrap());
+    has.region = Some(region);
+    write(&directory.join("their-card"), &agent.card().encode().unwrap());
+    let house = agent.connect(&read(&directory.join("card")), PATIENCE).unwrap();
+    loop {
+        let (tag, number) = match agent.next_event(3 * PATIENCE).unwrap() {
+            Event::Notice { notice, .. } => {
+                (notice.tag, u64::from_le_bytes(notice.data().try_into().unwrap()))
+            }
+            Event::Left { .. } => return,
+            Event::Joined { .. } => continue,
+        };
+        let answer = match tag {
+            FILL => {
+                has.fill(number);
+                0
+            }
+            SUM => has.sum(),
+            WITHDRAW => {
+                if let Some(region) = has.region.take() {
+                    agent.withdraw(&region, PATIENCE).unwrap();
+                }
+                0
+            }
+            SLEEP => {
+                std::thread::sleep(3 * PATIENCE);
+                return;
+            }
+            END => return,
+            // Behind a transfer: what it should have brought.
+            _ => u64::from(has.sum() == number),
+        };
+        let token = agent.notify(house, notice(ANSWER, answer)).unwrap();
+        agent.wait(token, PATIENCE).unwrap();
+    }
+}
