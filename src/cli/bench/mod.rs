@@ -8,6 +8,7 @@ mod queue;
 mod report;
 mod ring;
 mod share;
+mod transfer;
 mod zero;
 
 use clap::Subcommand;
@@ -20,7 +21,7 @@ pub(crate) use party::work;
 pub(crate) enum Bench {
     /// Measure the fabric layer between two processes on this machine
     Fabric(fabric::Arguments),
-    /// Measure messages through a ring between two processes on this machine
+    /// Measure messages through a ring, between two processes or two machines
     Ring(ring::Arguments),
     /// Measure how long it takes to zero registered memory that was read
     Zero(zero::Arguments),
@@ -30,6 +31,8 @@ pub(crate) enum Bench {
     Queue(queue::Arguments),
     /// Measure how another process's buffer is opened and read
     Share(share::Arguments),
+    /// Measure puts and gets between the memories of two processes
+    Transfer(transfer::Arguments),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
@@ -40,5 +43,6 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Alloc(arguments) => alloc::run(arguments),
         Bench::Queue(arguments) => queue::run(arguments),
         Bench::Share(arguments) => share::run(arguments),
+        Bench::Transfer(arguments) => transfer::run(arguments),
     }
 }

@@ -17,7 +17,7 @@ use ipc::{
 use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
-use super::{alloc, queue, share};
+use super::{alloc, queue, share, transfer};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::{end_with_parent, pin};
 
@@ -33,6 +33,7 @@ pub(super) enum Task {
     Alloc(alloc::Work),
     Read(queue::Reading),
     Share(share::Opening),
+    Transfer(transfer::Target),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -126,6 +127,7 @@ pub(super) struct Party {
     segment: Segment,
     workers: Vec<Worker>,
     directory: PathBuf,
+    is_isolated: bool,
 }
 
 impl Drop for Party {
@@ -151,12 +153,35 @@ impl Party {
             .mode(0o700)
             .create(&directory)
             .map_err(|error| Failure::failed(format!("making {}: {error}", directory.display())))?;
-        Ok(Self { shared, segment, workers: Vec::new(), directory })
+        Ok(Self { shared, segment, workers: Vec::new(), directory, is_isolated: false })
     }
 
     /// Where the sockets of this measurement are: nobody else's.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// Workers that are invited from now on have namespaces of their own, as in containers.
+    pub(super) fn isolate(&mut self) {
+        self.is_isolated = true;
+    }
+
+    /// This program again.
+    fn program(&self) -> Command {
+        /// With a /proc of its own, as containers have: CUDA does not start without.
+        const NAMESPACES: [&str; 7] =
+            ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
+        let own = "/proc/self/exe";
+        if !self.is_isolated {
+            let mut command = Command::new(own);
+            command.arg0("fabricast");
+            return command;
+        }
+        let mut command = Command::new("unshare");
+        command.args(NAMESPACES);
+        // The link would lead to unshare itself.
+        command.arg(std::fs::read_link(own).unwrap_or_else(|_| PathBuf::from(own)));
+        command
     }
 
     /// Starts a worker for each task, on the core that is named beside it.
@@ -165,8 +190,8 @@ impl Party {
         let path = self.directory.join("socket");
         let listener = ChannelListener::bind(&path).map_err(broken("listening"))?;
         for (task, core) in tasks {
-            let child = Command::new("/proc/self/exe")
-                .arg0("fabricast")
+            let child = self
+                .program()
                 .arg("bench-worker")
                 .arg(&path)
                 .spawn()
@@ -189,7 +214,8 @@ impl Party {
             };
             let full = || Failure::failed("too many workers");
             let name = self.shared.roster.admit(life).ok_or_else(full)?.number();
-            let parent = std::process::id();
+            // A number of this namespace says nothing in another; there unshare sees to it.
+            let parent = if self.is_isolated { 0 } else { std::process::id() };
             let invitation = Invitation { name, parent, core: *core, task: task.clone() };
             let bytes = to_bytes(&invitation)?;
             channel
@@ -251,7 +277,9 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
     let mut message = channel.receive(MEETING).map_err(broken("waiting for an invitation"))?;
     let invitation: Invitation = serde_json::from_slice(&message.bytes)
         .map_err(|error| Failure::failed(format!("the invitation: {error}")))?;
-    end_with_parent(invitation.parent)?;
+    if invitation.parent != 0 {
+        end_with_parent(invitation.parent)?;
+    }
     let result = message
         .descriptors
         .pop()
@@ -285,5 +313,6 @@ fn follow(
         Task::Alloc(work) => alloc::work(&shared, work, ready),
         Task::Read(reading) => queue::read(&shared, reading, ready),
         Task::Share(opening) => share::open(&shared, opening, ready),
+        Task::Transfer(target) => transfer::serve(&shared, target, ready),
     }
 }

@@ -87,7 +87,7 @@ struct Report {
     program: &'static str,
 }
 
-fn of_device(error: gpu::Error) -> Failure {
+pub(super) fn of_device(error: gpu::Error) -> Failure {
     let exit = match error.kind() {
         gpu::ErrorKind::Unavailable | gpu::ErrorKind::NoSuchDevice => Exit::NoProvider,
         gpu::ErrorKind::DeadlineExceeded => Exit::Deadline,
@@ -96,7 +96,7 @@ fn of_device(error: gpu::Error) -> Failure {
     Failure::new(exit, error.to_string())
 }
 
-fn of_transfer(error: transfer::Error) -> Failure {
+pub(super) fn of_transfer(error: transfer::Error) -> Failure {
     let exit = match error.kind() {
         transfer::ErrorKind::NoSuchDevice => Exit::NoProvider,
         transfer::ErrorKind::DeadlineExceeded => Exit::Deadline,
@@ -106,7 +106,7 @@ fn of_transfer(error: transfer::Error) -> Failure {
 }
 
 /// The one named, or the best there is.
-fn choose(name: Option<DeviceName>) -> Result<Device, Failure> {
+pub(super) fn choose(name: Option<DeviceName>) -> Result<Device, Failure> {
     let name = name.unwrap_or_else(|| match Device::count(gpu::Implementation::Cuda) {
         Ok(1..) => DeviceName::cuda(0),
         _ => DeviceName::stand_in(0),
