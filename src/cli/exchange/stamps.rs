@@ -9,7 +9,7 @@ use crate::cli::exit::Failure;
 const STAMP: u64 = 8;
 
 /// Puts a message's number at both ends of it. Where they overlap the latter counts.
-#[inline]
+#[inline(always)] // what it takes is measured
 pub(super) fn stamp(
     source: &MemoryRegion,
     at: usize,
@@ -36,15 +36,26 @@ pub(super) struct Found {
 
 impl Found {
     /// Looks at what there is of the stamps in a chunk of the message of this number.
-    #[inline]
+    #[inline(always)] // what it takes is measured
     pub(super) fn look_at(&mut self, view: &View, size: u64, number: u64) -> Result<(), Failure> {
         let (offset, length) = (view.header().offset, view.len() as u64);
         self.bytes += length;
+        // Most messages come in one chunk, and the time that this takes is measured, too.
+        if length == size && size >= 2 * STAMP {
+            let (mut first, mut last) = ([0; STAMP as usize], [0; STAMP as usize]);
+            view.read(0, &mut first)?;
+            view.read((size - STAMP) as usize, &mut last)?;
+            let stamp = number.to_le_bytes();
+            self.wrong += u64::from(first != stamp || last != stamp);
+            self.compared += 2 * STAMP;
+            return Ok(());
+        }
         self.compare(offset, length, size, number, |at, into| Ok(view.read(at, into)?))
     }
 
     /// `read` copies from the chunk: so many of its bytes, from there on.
-    #[inline]
+    #[cold]
+    #[inline(never)]
     fn compare(
         &mut self,
         offset: u64,
