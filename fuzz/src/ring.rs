@@ -1,0 +1,158 @@
+//! A peer that writes and says whatever it likes, played for a ring's reader. Also a part of
+//! `fabric/tests/ring_corpus.rs`, which replays the corpus.
+
+use fabric::ring::{
+    HEADER, Header, Immediate, Layout, Notice, Place, ProtocolError, Reader, Shape,
+};
+
+const CAPACITY: u64 = 4096;
+const EPOCH: u32 = 5;
+const RING: u16 = 7;
+
+/// The bytes as a script: what to do, and with which numbers. They end in zeros.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut taken = [0; N];
+        let length = self.0.len().min(N);
+        taken[..length].copy_from_slice(&self.0[..length]);
+        self.0 = &self.0[length..];
+        taken
+    }
+
+    fn byte(&mut self) -> u64 {
+        u64::from(self.take::<1>()[0])
+    }
+
+    fn number(&mut self) -> u64 {
+        u64::from(u16::from_le_bytes(self.take()))
+    }
+}
+
+/// The memory that the peer reaches.
+struct Memory {
+    ring: Vec<u8>,
+    headers: Vec<u8>,
+}
+
+impl Memory {
+    fn look(&self, place: Place) -> [u8; HEADER as usize] {
+        let (memory, at) = match place {
+            Place::Ring(at) => (&self.ring, at as usize),
+            Place::Headers(at) => (&self.headers, at as usize),
+        };
+        let found = &memory[at..at + HEADER as usize];
+        found.try_into().expect("a header's length was cut out")
+    }
+
+    fn flag(&self, at: u64) -> u64 {
+        let found = &self.ring[at as usize..at as usize + 8];
+        u64::from_le_bytes(found.try_into().expect("eight bytes were cut out"))
+    }
+
+    fn write(&mut self, is_apart: bool, slot: u64, bytes: &[u8]) {
+        let memory = if is_apart { &mut self.headers } else { &mut self.ring };
+        let at = (slot * HEADER) as usize % memory.len();
+        memory[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// Header and codec read back what they wrote; and whatever the peer does, the reader gives
+/// nothing out that lies outside of the ring, lets nobody believe that more was read than was,
+/// and does not panic. Gives how many chunks were taken.
+#[allow(unreachable_pub)] // the replay has it as a module of its own
+pub fn play(script: &[u8]) -> usize {
+    let mut script = Script(script);
+    let layout = [Layout::Together, Layout::Apart, Layout::Flagged][script.byte() as usize % 3];
+    let shape = Shape::new(CAPACITY, RING).expect("a shape that there is").laid_out(layout);
+    let mut reader = Reader::new(shape, EPOCH, CAPACITY / 4);
+    let headers = vec![0; (shape.most_chunks() * HEADER) as usize];
+    let mut memory = Memory { ring: vec![0; CAPACITY as usize], headers };
+    let (mut held, mut taken) = (Vec::new(), 0);
+    while !script.0.is_empty() {
+        match script.byte() % 8 {
+            // A notice of any kind.
+            0 => {
+                let bits = u32::from_le_bytes(script.take());
+                let immediate = Immediate::decode(bits);
+                assert_eq!(Immediate::decode(immediate.encode()), immediate);
+                if reader.notice(&immediate, script.number()).is_err() {
+                    return taken;
+                }
+            }
+            // One that is for this ring.
+            1 => {
+                let (kind, amount) = (script.byte(), script.number() as u16);
+                let notice = match kind % 4 {
+                    0 => Notice::Done { sequence: amount },
+                    _ => Notice::Chunk { sequence: amount },
+                };
+                let immediate = Immediate { ring: RING, epoch: EPOCH, notice };
+                let length = if kind & 4 == 0 { 0 } else { script.number() };
+                if reader.notice(&immediate, length).is_err() {
+                    return taken;
+                }
+            }
+            // Bytes of any kind, where headers are looked for.
+            2 => {
+                let (place, bytes) = (script.byte(), script.take::<{ HEADER as usize }>());
+                if let Some(header) = Header::decode(&bytes) {
+                    assert_eq!(header.encode(), bytes);
+                }
+                memory.write(layout == Layout::Apart, place, &bytes);
+            }
+            // A header whose checksum is right, with a flag behind its payload.
+            3 => {
+                let place = script.byte();
+                let odd = script.byte();
+                let large = |bit: u64| if odd & bit == 0 { 0 } else { u64::MAX << 40 };
+                let header = Header {
+                    epoch: EPOCH,
+                    position: (script.number() * 8).wrapping_add(large(1)),
+                    sequence: script.byte().wrapping_add(large(2)),
+                    message: script.byte().wrapping_add(large(4)),
+                    length: script.number().wrapping_add(large(8)),
+                    offset: script.number().wrapping_add(large(16)),
+                    payload: script.number() as u32 | large(32) as u32,
+                    topic: script.byte() as u32,
+                };
+                memory.write(layout == Layout::Apart, place, &header.encode());
+                let flag = script.take::<8>();
+                let at = (script.number() * 8 % CAPACITY) as usize;
+                memory.ring[at..at + 8].copy_from_slice(&flag);
+            }
+            4 => {
+                let told = reader.credit(script.byte() & 1 == 0);
+                assert!(told.is_none() || reader.told() == reader.head());
+            }
+            5 if !held.is_empty() => {
+                let at = script.byte() as usize % held.len();
+                let before = reader.head();
+                reader.release(held.swap_remove(at));
+                assert!(reader.head() >= before, "the head went back");
+            }
+            _ => {
+                if layout == Layout::Flagged {
+                    reader.look(|place| memory.look(place), |at| memory.flag(at));
+                }
+                let arrived = match reader.take(|place| memory.look(place)) {
+                    Ok(Some(arrived)) => arrived,
+                    Ok(None) => continue,
+                    Err(error) => {
+                        let _: ProtocolError = error;
+                        return taken;
+                    }
+                };
+                let (offset, payload) = (arrived.offset, u64::from(arrived.header.payload));
+                assert!(offset + payload <= CAPACITY, "outside of the ring: {arrived:?}");
+                assert!(arrived.header.offset + payload <= arrived.header.length);
+                held.push(arrived.span);
+                taken += 1;
+            }
+        }
+        assert!(reader.told() <= reader.head());
+        assert!(reader.unreleased().end - reader.unreleased().start >= held.len() as u64);
+    }
+    taken
+}
