@@ -23,8 +23,10 @@ pub(super) struct Visitor {
     pub(super) label: String,
     pub(super) life: Life,
     /// It left, or is dead; what it had left behind can still be read.
-    pub(super) has_left: AtomicBool,
-    pub(super) visit: Mutex<Host>,
+    has_left: AtomicBool,
+    /// The agent's owner was told that it left.
+    is_told_of: AtomicBool,
+    visit: Mutex<Host>,
 }
 
 impl fmt::Debug for Visitor {
@@ -34,6 +36,34 @@ impl fmt::Debug for Visitor {
 }
 
 impl Visitor {
+    pub(super) fn new(identity: [u8; 16], label: String, life: Life, visit: Host) -> Self {
+        let (has_left, is_told_of) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { identity, label, life, has_left, is_told_of, visit: Mutex::new(visit) }
+    }
+
+    /// It left, or is dead.
+    pub(super) fn leave(&self) {
+        self.has_left.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left.load(Ordering::Acquire)
+    }
+
+    pub(super) fn tell_of(&self) {
+        self.is_told_of.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_told_of(&self) -> bool {
+        self.is_told_of.load(Ordering::Relaxed)
+    }
+
+    /// Is nothing under way that it began?
+    pub(super) fn is_done(&self) -> bool {
+        let visit = self.visit();
+        visit.is_settled(visit.begun()) || self.life.is_over()
+    }
+
     pub(super) fn visit(&self) -> MutexGuard<'_, Host> {
         self.visit.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -24,7 +24,7 @@ pub(super) enum Copy {
 }
 
 /// Who is to be told of a copy.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Ticket {
     pub(super) token: Token,
     pub(super) peer: u32,

@@ -1,11 +1,10 @@
 //! Another agent, as this one knows it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path as FilePath;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, LegacyHandle, Memory, WeakMemory};
@@ -14,6 +13,8 @@ use ipc::{Channel, ChannelError, Doorbell, Life, MappedWords};
 use super::board::Board;
 use super::card::AgentCard;
 use super::home::{self, Home, Visitor};
+use super::lane::Ticket;
+use super::operations::Operations;
 use super::protocol::{Answer, Introduction, Open, Pieces, Refusal};
 use super::visit::{Guest, Host};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,7 +52,7 @@ pub(super) enum Tie {
 impl Drop for Tie {
     fn drop(&mut self) {
         if let Self::Here { home, visitor, .. } = self {
-            visitor.has_left.store(true, Ordering::Release);
+            visitor.leave();
             home.has_changed();
         }
     }
@@ -65,6 +66,8 @@ pub(super) struct Peer {
     pub(super) tie: Tie,
     /// Its process is gone: seen at the last look.
     pub(super) is_gone: bool,
+    /// Notices for which there was no room, in the order in which their data was there.
+    pub(super) unsent: VecDeque<Ticket>,
     /// What is mapped of its regions, by number and device.
     devices: HashMap<(u64, DeviceName), WeakMemory>,
     hosts: HashMap<u64, HostBuffer>,
@@ -90,7 +93,15 @@ impl Peer {
     ) -> Result<Self> {
         let (locality, tie) = Self::tie(home, card, takes_for_remote, patience)?;
         let (devices, hosts) = (HashMap::new(), HashMap::new());
-        Ok(Self { card: card.clone(), locality, tie, is_gone: false, devices, hosts })
+        Ok(Self {
+            card: card.clone(),
+            locality,
+            tie,
+            is_gone: false,
+            unsent: VecDeque::new(),
+            devices,
+            hosts,
+        })
     }
 
     fn tie(
@@ -131,6 +142,38 @@ impl Peer {
         match &mut self.tie {
             Tie::Visit(visit) | Tie::Here { visit, .. } => Some(visit),
             Tie::Far => None,
+        }
+    }
+
+    /// Leaves notices, in order, as long as there is room for them.
+    pub(super) fn send_notices(&mut self, operations: &mut Operations) {
+        let (Tie::Visit(visit) | Tie::Here { visit, .. }) = &mut self.tie else { return };
+        let mut has_sent = false;
+        while let Some(Ticket { token, notice: Some(notice), .. }) = self.unsent.front() {
+            let outcome = match visit.guest.leave(notice, &visit.life) {
+                Ok(true) => Ok(()),
+                Ok(false) => break,
+                Err(error) => Err(error.with(&self.card.label)),
+            };
+            has_sent |= outcome.is_ok();
+            operations.finish(*token, outcome);
+            self.unsent.pop_front();
+        }
+        if has_sent {
+            visit.bell.ring();
+        }
+    }
+
+    /// Looks whether its process is there, and ends what it will not hear of.
+    pub(super) fn look_after(&mut self, operations: &mut Operations) {
+        self.is_gone = self.is_gone || self.visit().is_some_and(|visit| visit.is_over());
+        if !self.is_gone {
+            return;
+        }
+        for ticket in self.unsent.drain(..) {
+            let detail = "its process is gone, and did not hear of it";
+            let error = Error::new("tell a peer", ErrorKind::Closed, detail);
+            operations.finish(ticket.token, Err(error.with(&self.card.label)));
         }
     }
 
@@ -215,13 +258,7 @@ impl Visit {
             bell: Home::open_bell(copy(other.bell.as_fd())?)?,
             guest: Guest::open(copy(host.as_fd())?)?,
         };
-        let visitor = Arc::new(Visitor {
-            identity: home.identity,
-            label: home.label.clone(),
-            life: life()?,
-            has_left: AtomicBool::new(false),
-            visit: Mutex::new(host),
-        });
+        let visitor = Arc::new(Visitor::new(home.identity, home.label.clone(), life()?, host));
         other.visitors().push(Arc::clone(&visitor));
         other.has_changed();
         Ok((visitor, visit))

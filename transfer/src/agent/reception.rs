@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
@@ -50,7 +50,7 @@ pub(super) fn receive(listener: &ChannelListener, home: &Home) {
     }
     for (_, (channel, visitor)) in reception.visitors.drain() {
         channel.end();
-        visitor.has_left.store(true, Ordering::Release);
+        visitor.leave();
     }
 }
 
@@ -140,13 +140,7 @@ impl Reception<'_> {
             Introduction { identity: home.identity, node: home.node, label: home.label.clone() };
         let descriptors = [home.life.as_fd(), home.board.as_fd(), home.bell.as_fd(), visit.as_fd()];
         channel.send(&me.welcome(), &descriptors, TAKING).map_err(|error| failed(&error))?;
-        Ok(Arc::new(Visitor {
-            identity: who.identity,
-            label: who.label,
-            life,
-            has_left: AtomicBool::new(false),
-            visit: Mutex::new(visit),
-        }))
+        Ok(Arc::new(Visitor::new(who.identity, who.label, life, visit)))
     }
 
     /// Answers a visitor, or sees it off.
@@ -159,7 +153,7 @@ impl Reception<'_> {
         };
         if !stays {
             channel.end();
-            visitor.has_left.store(true, Ordering::Release);
+            visitor.leave();
             self.visitors.remove(&number);
             self.home.has_changed();
         }

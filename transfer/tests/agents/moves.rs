@@ -177,6 +177,27 @@ fn agents_of_one_process_need_no_socket() {
 }
 
 #[test]
+fn one_that_says_much_does_not_keep_others_from_being_heard() {
+    let Some(_alone) = alone() else { return };
+    let mut host = Agent::start(AgentOptions::new("host")).unwrap();
+    let card = host.card().encode().unwrap();
+    let visitors = ["much", "little"].map(|label| {
+        let mut agent = Agent::start(AgentOptions::new(label)).unwrap();
+        let peer = agent.connect(&card, PATIENCE).unwrap();
+        (agent, peer)
+    });
+    let [(mut much, to), (mut little, from)] = visitors;
+    for number in 0..500 {
+        much.notify(to, notice(1, number)).unwrap();
+    }
+    little.notify(from, notice(2, 0)).unwrap();
+    let heard: Vec<_> = std::iter::from_fn(|| host.poll_event()).take(4).collect();
+    let is_little =
+        |event: &Event| matches!(event, Event::Notice { notice, .. } if notice.tag == 2);
+    assert!(heard.iter().any(is_little), "{heard:?}");
+}
+
+#[test]
 fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
     let Some(_alone) = alone() else { return };
     let mut house = House::open();

@@ -1,0 +1,116 @@
+//! What happens at an agent without its doing: those that visit it, and what they tell.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::notice::Notice;
+use super::{Agent, REST};
+use crate::error::{Error, ErrorKind, Result};
+
+/// What happens at an agent without its doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// One began to visit.
+    Joined {
+        /// Its identity.
+        from: [u8; 16],
+        /// What people call it.
+        label: String,
+    },
+    /// A notice came. The data of its transfer is there.
+    Notice {
+        /// Identity of its sender.
+        from: [u8; 16],
+        /// What it says.
+        notice: Notice,
+    },
+    /// One left, or died. All its notices came before.
+    Left {
+        /// Its identity.
+        from: [u8; 16],
+        /// What people call it.
+        label: String,
+        /// Its process is gone.
+        is_dead: bool,
+    },
+}
+
+impl Agent {
+    /// What happened, if anything did.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.see_visitors();
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        // Each in turn: one that says much does not keep others from being heard.
+        for _ in 0..self.visitors.len() {
+            self.next_visitor = (self.next_visitor + 1) % self.visitors.len();
+            let visitor = &self.visitors[self.next_visitor];
+            if let Some(notice) = visitor.visit().take() {
+                return Some(Event::Notice { from: visitor.identity, notice });
+            }
+        }
+        None
+    }
+
+    /// Takes note of visitors that came, and of those that left.
+    pub(super) fn see_visitors(&mut self) {
+        let changes = self.home.changes.load(Ordering::Acquire);
+        if changes == self.seen_changes {
+            return;
+        }
+        self.seen_changes = changes;
+        let mut all = self.home.visitors();
+        for visitor in all.iter().filter(|visitor| !visitor.is_told_of()) {
+            if !self.visitors.iter().any(|known| Arc::ptr_eq(known, visitor)) {
+                let (from, label) = (visitor.identity, visitor.label.clone());
+                self.events.push_back(Event::Joined { from, label });
+                self.visitors.push(Arc::clone(visitor));
+            }
+        }
+        let (left, stayed): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.visitors).into_iter().partition(|v| v.has_left());
+        self.visitors = stayed;
+        for visitor in &left {
+            // What it left behind was there before it left.
+            let mut visit = visitor.visit();
+            while let Some(notice) = visit.take() {
+                self.events.push_back(Event::Notice { from: visitor.identity, notice });
+            }
+            drop(visit);
+            let (from, label) = (visitor.identity, visitor.label.clone());
+            let is_dead = visitor.life.is_over();
+            self.events.push_back(Event::Left { from, label, is_dead });
+            visitor.tell_of();
+        }
+        // One that left without an end may still be at this agent's regions.
+        all.retain(|visitor| !visitor.is_told_of() || !visitor.is_done());
+    }
+
+    /// Waits until something happens, and goes on with what is under way meanwhile.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
+    pub fn next_event(&mut self, patience: Duration) -> Result<Event> {
+        let end = Instant::now() + patience;
+        let home = Arc::clone(&self.home);
+        loop {
+            let until =
+                if self.operations.under_way() == 0 { end } else { end.min(Instant::now() + REST) };
+            let mut waiting = self.waiting;
+            let found = home.doorbell.wait(&mut waiting, until, || {
+                self.progress();
+                self.poll_event()
+            });
+            self.waiting = waiting;
+            if let Some(event) = found {
+                return Ok(event);
+            }
+            if Instant::now() >= end {
+                let detail = format!("nothing happened in {patience:?}");
+                return Err(Error::new("wait for an event", ErrorKind::DeadlineExceeded, detail));
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Going on with what was begun, and waiting for it.
+
+use std::time::{Duration, Instant};
+
+use ipc::Spin;
+
+use super::lane::{Lane, Ticket};
+use super::operations::{Done, Token};
+use super::peer::Visit;
+use super::{Agent, REST};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::Path;
+
+/// How often the life of peers is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+impl Agent {
+    pub(super) fn visit(&mut self, peer: u32) -> Option<&mut Visit> {
+        self.peers.get_mut(&peer)?.visit()
+    }
+
+    pub(super) fn label(&self, peer: u32) -> String {
+        self.peers.get(&peer).map_or_else(String::new, |peer| peer.label().to_owned())
+    }
+
+    /// The data of a transfer is there, or it failed: tells all who are to know.
+    pub(super) fn complete(&mut self, ticket: Ticket, outcome: Result<()>) {
+        let Some(peer) = self.peers.get_mut(&ticket.peer) else {
+            let gone = Error::new("tell a peer", ErrorKind::Closed, "the peer was left");
+            return self.operations.finish(ticket.token, outcome.and(Err(gone)));
+        };
+        if let Some(visit) = peer.visit() {
+            visit.guest.end(ticket.number);
+        }
+        match outcome {
+            Ok(()) if ticket.notice.is_some() => {
+                peer.unsent.push_back(ticket);
+                peer.send_notices(&mut self.operations);
+            }
+            Ok(()) => self.operations.finish(ticket.token, Ok(())),
+            Err(error) => {
+                self.operations.finish(ticket.token, Err(error.with(peer.label())));
+            }
+        }
+    }
+
+    /// Goes on with everything that is under way, without waiting. False if nothing moved.
+    pub fn progress(&mut self) -> bool {
+        let mut done = Vec::new();
+        let mut has_moved = false;
+        for lane in self.lanes.values_mut() {
+            has_moved |= lane.progress(|ticket, outcome| done.push((ticket, outcome)));
+        }
+        for (ticket, outcome) in done {
+            self.complete(ticket, outcome);
+        }
+        if let Some(mut chore) = self.chores.pop_front() {
+            has_moved = true;
+            match chore.go_on() {
+                Ok(false) => self.chores.push_front(chore),
+                Ok(true) => self.complete(chore.ticket, Ok(())),
+                Err(error) => self.complete(chore.ticket, Err(error)),
+            }
+        }
+        for peer in self.peers.values_mut().filter(|peer| !peer.unsent.is_empty()) {
+            peer.send_notices(&mut self.operations);
+        }
+        if Instant::now() >= self.next_look {
+            self.next_look = Instant::now() + LOOK;
+            self.peers.values_mut().for_each(|peer| peer.look_after(&mut self.operations));
+            self.see_visitors();
+        }
+        has_moved
+    }
+
+    /// Is anything under way with a peer?
+    pub(super) fn is_busy_with(&self, peer: u32) -> bool {
+        self.lanes.iter().any(|((of, ..), lane)| *of == peer && !lane.is_idle())
+            || self.chores.iter().any(|chore| chore.ticket.peer == peer)
+            || self.peers.get(&peer).is_some_and(|peer| !peer.unsent.is_empty())
+    }
+
+    /// Gives up everything that is under way with a peer.
+    pub(super) fn drop_peer(&mut self, number: u32, error: impl Fn() -> Error) {
+        let mut given_up = Vec::new();
+        self.lanes.retain(|(of, ..), lane| {
+            if *of == number {
+                given_up.extend(lane.give_up());
+            }
+            *of != number
+        });
+        self.chores.retain_mut(|chore| {
+            chore.ticket.peer != number || {
+                given_up.push(chore.ticket.clone());
+                false
+            }
+        });
+        // Last: when it is gone, the peer takes all copies for done, and they are.
+        let peer = self.peers.remove(&number);
+        given_up.extend(peer.into_iter().flat_map(|mut peer| std::mem::take(&mut peer.unsent)));
+        for ticket in given_up {
+            self.operations.finish(ticket.token, Err(error()));
+        }
+    }
+
+    /// What became of an operation, without waiting: None while it is under way. An outcome
+    /// is given once.
+    pub fn test(&mut self, token: Token) -> Option<Result<Done>> {
+        self.progress();
+        self.operations.collect(token)
+    }
+
+    /// Waits for an operation. An outcome is given once.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on, may be waited for
+    /// again, and its memory is kept until it is done. Or how it failed.
+    pub fn wait(&mut self, token: Token, patience: Duration) -> Result<Done> {
+        let end = Instant::now() + patience;
+        loop {
+            if let Some(outcome) = self.test(token) {
+                return outcome;
+            }
+            let now = Instant::now();
+            if now >= end {
+                return Err(self.too_late(token, patience));
+            }
+            self.rest(end - now);
+        }
+    }
+
+    /// Nobody will ask after the operation any more; it goes on all the same.
+    pub fn forget(&mut self, token: Token) {
+        self.operations.forget(token);
+    }
+
+    /// Operations that are under way.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.operations.under_way()
+    }
+
+    fn too_late(&self, token: Token, patience: Duration) -> Error {
+        let Some(begun) = self.operations.begun(token) else {
+            return Error::new("wait", ErrorKind::Unknown, "no such operation");
+        };
+        let path = begun.path.map_or("no path", Path::name);
+        let unsent = self.peers.get(&begun.peer).map(|peer| &peer.unsent);
+        let has_data = unsent.into_iter().flatten().any(|ticket| ticket.token == token);
+        let (done, stage) = if has_data { (begun.bytes, "notice") } else { (0, "copy") };
+        let detail = format!(
+            "by {path}, in the stage {stage}: {done} of {} bytes known to be there after {patience:?}",
+            begun.bytes
+        );
+        let error = Error::new(begun.operation, ErrorKind::DeadlineExceeded, detail);
+        error.with(self.label(begun.peer))
+    }
+
+    /// Rests for as long as it is not worth looking.
+    fn rest(&self, longest: Duration) {
+        /// Sleeps end late by about as much.
+        const LATE: Duration = Duration::from_micros(80);
+        if self.waiting == Spin::Always || !self.chores.is_empty() {
+            std::hint::spin_loop();
+            return;
+        }
+        let busy = self.lanes.values().filter(|lane| !lane.is_idle());
+        let Some(expected) = busy.map(Lane::expected).min() else {
+            // A notice that finds no room.
+            return std::thread::sleep(REST.min(longest));
+        };
+        let now = Instant::now();
+        if expected > now + 2 * LATE {
+            std::thread::sleep((expected - now - LATE).min(longest));
+        } else if now > expected + REST {
+            // Slower than ever seen: no reason to burn a core.
+            std::thread::sleep(LATE.min(longest));
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
