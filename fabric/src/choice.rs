@@ -258,6 +258,12 @@ pub(crate) fn looks_hold_peers_up(provider: &str, running: Version) -> bool {
     names_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
 }
 
+/// Has this provider a lock in shared memory that a process takes along when it is killed, so that
+/// others wait for it for ever? shm had until libfabric 1.19.
+pub(crate) fn leaves_locks_taken(provider: &str, running: Version) -> bool {
+    names_provider("shm", provider) && running < (Version { major: 1, minor: 19 })
+}
+
 /// Does this provider hand injected writes down without anything to know them by, so that one
 /// that still waits when its connection ends is taken for something at address 0? rxm does
 /// over tcp, unless a counter of writes is bound to the endpoint.

@@ -13,10 +13,13 @@ use std::sync::Arc;
 use libfabric_sys as sys;
 
 use crate::capabilities::Capabilities;
+use crate::choice::leaves_locks_taken;
+use crate::dead_locks::{self, Watched};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::handle::Handle;
 use crate::offer::Offer;
+use crate::version::Version;
 
 /// A network that one provider reaches. Cheap to clone; closes with its last user.
 #[derive(Debug, Clone)]
@@ -174,6 +177,13 @@ impl Domain {
         &self.0.capabilities
     }
 
+    /// Watches an endpoint of this domain, ours or a peer's, if the death of a process may leave
+    /// others waiting for it.
+    pub(crate) fn watch(&self, address: &[u8]) -> Option<Arc<Watched>> {
+        leaves_locks_taken(&self.0.capabilities.provider, Version::running())
+            .then(|| dead_locks::watch(address))?
+    }
+
     /// The offer this domain was opened from.
     #[must_use]
     pub fn offer(&self) -> &Offer {
@@ -244,7 +254,7 @@ pub fn probe_registration_cache() -> Result<()> {
     // and is closed at once.
     unsafe {
         let code = sys::fi_open(
-            crate::Version::spoken().packed(),
+            Version::spoken().packed(),
             name.as_ptr(),
             ptr::null_mut(),
             0,

@@ -49,6 +49,7 @@ mod address;
 mod capabilities;
 mod choice;
 mod counter;
+mod dead_locks;
 mod domain;
 mod endpoint;
 mod error;

@@ -40,6 +40,7 @@ use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
 use crate::choice::forgets_injected_writes;
 use crate::counter::{Counter, CounterEvents};
+use crate::dead_locks::Watched;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
@@ -89,6 +90,8 @@ pub struct Endpoint {
     counters: Vec<Counter>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     events: Option<Arc<EventQueueShared>>,
+    #[allow(dead_code)] // kept alive: what a dead peer holds of it is given back
+    watched: Option<Arc<Watched>>,
     domain: Domain,
 }
 
@@ -342,7 +345,7 @@ impl<'q> EndpointBuilder<'q> {
             }
             Queues::Two(transmit, receive) => (attach(transmit), attach(receive)),
         };
-        Ok(Endpoint {
+        let mut endpoint = Endpoint {
             handle: ManuallyDrop::new(handle),
             transmit,
             receive,
@@ -350,8 +353,13 @@ impl<'q> EndpointBuilder<'q> {
             addresses: self.addresses,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
             events: self.events,
+            watched: None,
             domain,
-        })
+        };
+        if connectionless && let Ok(address) = endpoint.address() {
+            endpoint.watched = endpoint.domain.watch(&address.0);
+        }
+        Ok(endpoint)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fabric::ring::{LaneOffer, Layout, Notify, Port, RingOffer};
-use fabric::{Access, ErrorKind, HostMemory, Options};
+use fabric::{Access, ErrorKind, HostMemory, MemoryRegion, Options, RemoteSlice};
 
 use super::Case;
 use crate::cells::Cell;
@@ -25,6 +25,11 @@ pub const CASES: &[Case] = &[
         leaves_objects: true,
     },
     Case { name: "peer_killed_while_idle", run: peer_killed_while_idle, leaves_objects: true },
+    Case {
+        name: "peer_killed_with_its_lock_taken",
+        run: peer_killed_with_its_lock_taken,
+        leaves_objects: true,
+    },
 ];
 
 /// How long after a peer's death the survivor may take to notice.
@@ -141,18 +146,41 @@ fn peer_killed_while_idle(cell: &Cell) -> Checked {
     let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, 1)?;
     side.queue.complete(write, Duration::from_secs(20))?;
     process.kill()?;
+    writes_fail(side, &from, &target)
+}
+
+/// Writes to the dead fail within the time that noticing may take, each within its deadline.
+fn writes_fail(mut side: crate::pair::Side, from: &MemoryRegion, to: &RemoteSlice) -> Checked {
     let killed = Instant::now();
     while killed.elapsed() < NOTICE {
         let options = Options::token(0).patience(Duration::from_secs(2));
+        let started = Instant::now();
         let result = side
             .endpoint
-            .write(&mut side.queue, side.peer, &from.all(), &target, options)
+            .write(&mut side.queue, side.peer, &from.all(), to, options)
             .and_then(|id| side.queue.complete(id, Duration::from_secs(3)));
+        ensure!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
         if let Err(error) = result {
             return after_death(side, &error.to_string());
         }
     }
     Err(format!("writes to the dead succeed after {NOTICE:?}").into())
+}
+
+/// The peer dies at an instant when it holds the lock that its queue has in shared memory, where
+/// the provider has such: those that live get on all the same.
+fn peer_killed_with_its_lock_taken(cell: &Cell) -> Checked {
+    let (mut side, mut process, region) = meet(cell)?;
+    let remote = side.domain.attach(&region)?;
+    let from = side.domain.register(HostMemory::from_vec(pattern(3, 4096))?, Access::ALL)?;
+    let target = remote.slice(0..4096)?;
+    let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, 1)?;
+    side.queue.complete(write, Duration::from_secs(20))?;
+    if !process.kill_while_it_holds_its_lock()? {
+        return Err("lacking: no lock in shared memory that the dead could hold".into());
+    }
+    // What the lock costs before it is given back comes once, over and above the deadlines.
+    writes_fail(side, &from, &target)
 }
 
 /// The reader of a ring dies while its writer waits for credit: the writer gets an error within
