@@ -2,10 +2,8 @@
 //! descriptors beside them.
 //!
 //! ```text
-//! offset  size  field (little endian)
-//!      0     4  "FcSH"
-//!      4     2  version, now 1
-//!      6     2  length of the whole
+//! offset  size  field (little endian); first and last what all descriptors have
+//!      0     8  "FcSH", version (now 1), length of the whole
 //!      8    16  identity: random, one for each time memory is shared
 //!     24    16  UUID of the device that it lies on
 //!     40     1  kind: 1 file descriptors, 2 legacy handle
@@ -30,12 +28,9 @@ use gpu::{LegacyHandle, Uuid};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tensor::{ElementType, MOST_DIMENSIONS, Tensor};
+use crate::wire::Form;
 
-const MAGIC: [u8; 4] = *b"FcSH";
-const VERSION: u16 = 1;
-const FIXED: usize = 60;
-const LEGACY: usize = 72;
-const CHECKSUM: usize = 4;
+const FORM: Form = Form { magic: *b"FcSH", version: 1, operation: OPERATION };
 /// As many as a message can carry.
 pub(crate) const MOST_PIECES: usize = ipc::channel::MOST_DESCRIPTORS;
 const OPERATION: &str = "decode a handle";
@@ -101,10 +96,7 @@ impl Facts {
             Way::Descriptors { pieces } => (1, pieces),
             Way::Legacy(_) => (2, &[]),
         };
-        let mut bytes = Vec::with_capacity(256);
-        bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.extend([0; 2]);
+        let mut bytes = FORM.begin();
         bytes.extend(self.identity);
         bytes.extend(self.device.0);
         let dimensions = tensor.shape.len().min(MOST_DIMENSIONS);
@@ -120,11 +112,8 @@ impl Facts {
             bytes.extend(handle.bytes);
             bytes.extend(handle.offset.to_le_bytes());
         }
-        let length = (bytes.len() + CHECKSUM) as u16;
-        bytes[6..8].copy_from_slice(&length.to_le_bytes());
-        let checksum = crc32fast::hash(&bytes);
-        bytes.extend(checksum.to_le_bytes());
-        bytes
+        // Far below what a frame can hold: dimensions and pieces are few.
+        FORM.seal(bytes).unwrap_or_default()
     }
 
     /// Reads what [`encode`](Self::encode) wrote, believing nothing.
@@ -133,50 +122,32 @@ impl Facts {
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch),
     /// and [`OutOfBounds`](ErrorKind::OutOfBounds) for a tensor beyond its memory.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let malformed = |detail: &str| Error::new(OPERATION, ErrorKind::Malformed, detail);
-        let mut reader = Reader { rest: bytes };
-        if reader.take::<4>()? != MAGIC {
-            return Err(malformed("it does not begin as a handle does"));
-        }
-        let version = u16::from_le_bytes(reader.take()?);
-        if version != VERSION {
-            let detail = format!("version {version}, where this build speaks {VERSION}");
-            return Err(Error::new(OPERATION, ErrorKind::VersionMismatch, detail));
-        }
-        let length = usize::from(u16::from_le_bytes(reader.take()?));
-        if length != bytes.len() || length < FIXED + CHECKSUM {
-            let detail = format!("{} bytes that claim to be {length}", bytes.len());
-            return Err(malformed(&detail));
-        }
-        let (body, checksum) = bytes.split_at(length - CHECKSUM);
-        if crc32fast::hash(body).to_le_bytes() != checksum {
-            return Err(malformed("the checksum does not fit"));
-        }
+        let malformed = |detail: &str| FORM.malformed(detail);
+        let mut reader = FORM.open(bytes)?;
         let identity = reader.take()?;
         let device = Uuid(reader.take()?);
         let [kind, element, dimensions, pieces] = reader.take()?;
         let (dimensions, pieces) = (usize::from(dimensions), usize::from(pieces));
-        let rest = match kind {
-            1 if (1..=MOST_PIECES).contains(&pieces) => 8 * pieces,
-            2 if pieces == 0 => LEGACY,
-            _ => return Err(malformed("an unknown kind, or pieces that do not go with it")),
+        let goes_with = match kind {
+            1 => (1..=MOST_PIECES).contains(&pieces),
+            2 => pieces == 0,
+            _ => false,
         };
-        if dimensions > MOST_DIMENSIONS || length != FIXED + 16 * dimensions + rest + CHECKSUM {
-            return Err(malformed("its parts have other lengths than the whole"));
+        if !goes_with || dimensions > MOST_DIMENSIONS {
+            return Err(malformed("an unknown kind, or parts that do not go with it"));
         }
         let Some(element) = ElementType::from_code(element) else {
             return Err(malformed("an unknown element type"));
         };
-        let length = u64::from_le_bytes(reader.take()?);
-        let byte_offset = u64::from_le_bytes(reader.take()?);
+        let length = reader.u64()?;
+        let byte_offset = reader.u64()?;
         let (mut shape, mut strides) = (Vec::new(), Vec::new());
         for _ in 0..dimensions {
-            shape.push(u64::from_le_bytes(reader.take()?));
+            shape.push(reader.u64()?);
             strides.push(i64::from_le_bytes(reader.take()?));
         }
         let way = if kind == 1 {
-            let read = (0..pieces).map(|_| reader.take().map(u64::from_le_bytes));
-            let pieces = read.collect::<Result<Vec<_>>>()?;
+            let pieces = (0..pieces).map(|_| reader.u64()).collect::<Result<Vec<_>>>()?;
             let sum = pieces.iter().try_fold(0_u64, |sum, piece| sum.checked_add(*piece));
             if sum.is_none_or(|sum| sum < length) || pieces.contains(&0) {
                 return Err(malformed("its pieces are not as long as the whole"));
@@ -184,8 +155,9 @@ impl Facts {
             Way::Descriptors { pieces }
         } else {
             let bytes = reader.take()?;
-            Way::Legacy(LegacyHandle { bytes, offset: u64::from_le_bytes(reader.take()?), length })
+            Way::Legacy(LegacyHandle { bytes, offset: reader.u64()?, length })
         };
+        reader.finish()?;
         let tensor = Tensor { element, shape, strides, byte_offset };
         tensor.check(OPERATION, length)?;
         Ok(Self { identity, device, length, way, tensor })
@@ -217,21 +189,6 @@ impl Handle {
     }
 }
 
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let Some((taken, rest)) = self.rest.split_first_chunk() else {
-            let detail = format!("{} bytes left, {N} wanted", self.rest.len());
-            return Err(Error::new(OPERATION, ErrorKind::Malformed, detail));
-        };
-        self.rest = rest;
-        Ok(*taken)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -254,7 +211,7 @@ mod tests {
     }
 
     fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
-        bytes.truncate(bytes.len() - CHECKSUM);
+        bytes.truncate(bytes.len() - 4);
         let checksum = crc32fast::hash(&bytes);
         bytes.extend(checksum.to_le_bytes());
         bytes
@@ -339,13 +296,10 @@ mod tests {
             mut body in proptest::collection::vec(any::<u8>(), 52..400),
             dimensions in 0..20_u8,
         ) {
-            let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes()].concat();
-            bytes.extend(((8 + body.len() + CHECKSUM) as u16).to_le_bytes());
             body[32] = 1 + dimensions % 2;
             body[34] = dimensions;
-            bytes.extend(body);
-            bytes.extend([0; CHECKSUM]);
-            let _ = Facts::decode(&sealed(bytes));
+            let bytes = [FORM.begin(), body].concat();
+            let _ = Facts::decode(&FORM.seal(bytes).unwrap());
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 use libfabric_sys as sys;
 
 use super::table::State;
-use super::{CompletionKind, CompletionQueue, Failure, FailureRead};
+use super::{CompletionKind, CompletionQueue, Failure};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind};
 
@@ -98,4 +98,12 @@ impl CompletionQueue {
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         }
     }
+}
+
+/// What came of asking for a failure.
+pub(super) enum FailureRead {
+    Failure(Box<Failure>),
+    /// That of an operation nobody waits for any more.
+    Nobodys,
+    Nothing,
 }

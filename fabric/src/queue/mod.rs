@@ -17,6 +17,7 @@ mod table;
 mod wait;
 
 pub use completion::{Completion, CompletionKind, Failure, OperationId, Outcome};
+use failure::FailureRead;
 pub use member::Waker;
 pub(crate) use member::{Member, QueueShared};
 use saved::widened;
@@ -590,12 +591,4 @@ enum Looked {
     At(Option<Outcome>),
     /// Nothing that anybody waits for; there may be more.
     Away,
-}
-
-/// What came of asking for a failure.
-pub(super) enum FailureRead {
-    Failure(Box<Failure>),
-    /// That of an operation nobody waits for any more.
-    Nobodys,
-    Nothing,
 }

@@ -20,6 +20,13 @@ pub(super) struct Common {
     pub(super) verified: bool,
 }
 
+/// The one in the middle, if there is any.
+pub(super) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
 /// Prints a report as one line of JSON, after what is for people, if that is wanted. Fails,
 /// with what is wrong, if the data was not verified.
 pub(super) fn conclude<R: Serialize>(

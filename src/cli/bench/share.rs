@@ -10,7 +10,7 @@ use transfer::{Admission, Client, Opener, ShareService, Shared as SharedMemory, 
 
 use super::histogram::Histogram;
 use super::party::{Done, Party, Shared, Task};
-use super::report::{Common, conclude};
+use super::report::{Common, conclude, median};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::size;
 
@@ -287,10 +287,6 @@ fn compare(stream: &Stream, shared: &Slice) -> gpu::Result<(f64, f64, f64)> {
         plain.push(second);
         ratios.push(first / second);
     }
+    let median = |values| median(values).unwrap_or_default();
     Ok((median(through), median(plain), median(ratios)))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

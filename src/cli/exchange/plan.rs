@@ -145,9 +145,8 @@ fn query(threading: ThreadingMode) -> Query {
     let query = Query::new(EndpointKind::Rdm).progress(Progress::Manual);
     match threading {
         ThreadingMode::Safe => query,
-        // SAFETY: each of the two processes has a single thread, which makes,
-        // uses and drops all objects of the domain: `Plan::offer` refuses lanes, which have
-        // threads, and `Plan::for_a_client` asks for no promises.
+        // Lanes, which have threads, are refused by `Plan::offer`; a client cannot ask for this.
+        // SAFETY: one thread of each process makes, uses and drops all objects of the domain.
         #[allow(unsafe_code)]
         ThreadingMode::Domain => unsafe { query.threading(Threading::Domain) },
     }

@@ -9,6 +9,7 @@ mod messages;
 mod processes;
 mod registration;
 mod ring;
+mod ring_ends;
 mod ring_lanes;
 mod rma;
 mod violations;
@@ -41,6 +42,7 @@ const FILES: &[&[Case]] = &[
     registration::CASES,
     keys::CASES,
     ring::CASES,
+    ring_ends::CASES,
     ring_lanes::CASES,
     violations::CASES,
     waiting::CASES,

@@ -7,7 +7,8 @@ use ipc::Channel;
 use transfer::path::{Leaving, Place, Policy, Stays};
 use transfer::{AgentCard, ErrorKind, RegionDescriptor, Rights};
 
-use crate::house::{House, LENGTH, PATIENCE, SUM, alone, device, sum_of};
+use crate::common::{LENGTH, PATIENCE, alone, device};
+use crate::house::{House, SUM, sum_of};
 
 #[test]
 fn what_is_out_of_bounds_or_not_allowed_is_refused_before_a_byte_moves() {

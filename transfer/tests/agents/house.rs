@@ -1,19 +1,14 @@
 //! What the tests have in common.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpu::{Device, DeviceName, Memory, stand_in};
+use gpu::{Device, Memory, stand_in};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Event, Notice, PeerId, Region, Rights, Route};
 
-use crate::other_side::{Other, is_here};
-
-pub const PATIENCE: Duration = Duration::from_secs(20);
-pub const LENGTH: u64 = 6 << 20;
+use crate::common::{LENGTH, Other, PATIENCE, device, next_device, numbers, start};
 
 // What the other side is told, by a notice's tag.
 /// To fill its region from this number on.
@@ -29,35 +24,16 @@ pub const END: u64 = 5;
 /// What it answers.
 pub const ANSWER: u64 = 6;
 
-/// What every test begins with: they count descriptors and mappings and change how the
-/// stand-in behaves, so there is one at a time in a process. None in the other process of
-/// a test, which has only its role to play.
-pub fn alone() -> Option<MutexGuard<'static, ()>> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    (!is_here()).then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-pub fn device() -> Device {
-    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or("stand-in:0".to_owned());
-    Device::open(name.parse().unwrap()).unwrap()
-}
-
 /// Another device of the same kind, or the same one if there is no other.
 pub fn other_device() -> Device {
     let first = device();
-    let next = DeviceName { number: first.name().number + 1, ..first.name() };
-    Device::open(next).unwrap_or(first)
-}
-
-/// Words that are numbered from `first` on.
-pub fn numbers(length: u64, first: u64) -> Vec<u8> {
-    (0..length as u32 / 4).flat_map(|at| (first as u32 + at).to_le_bytes()).collect()
+    next_device(&first).unwrap_or(first)
 }
 
 pub fn fill(memory: &Memory, length: u64, first: u64) {
     let stream = memory.mapped_for().stream().unwrap();
     let range = memory.slice(0, length).unwrap();
-    stream.upload(&range, &numbers(length, first), PATIENCE).unwrap();
+    stream.upload(&range, &numbers(length, first as u32), PATIENCE).unwrap();
 }
 
 pub fn sum(memory: &Memory, length: u64) -> u64 {
@@ -66,7 +42,7 @@ pub fn sum(memory: &Memory, length: u64) -> u64 {
 }
 
 pub fn sum_of(length: u64, first: u64) -> u64 {
-    gpu::checksum(&numbers(length, first))
+    gpu::checksum(&numbers(length, first as u32))
 }
 
 pub fn read(path: &Path) -> Vec<u8> {
@@ -127,7 +103,7 @@ impl House {
         for name in ["their-card", "their-region"] {
             let _ = std::fs::remove_file(self.directory.join(name));
         }
-        let other = crate::other_side::start(role, &self.directory, by_way_of);
+        let other = start(role, &self.directory, by_way_of, None);
         let card = read(&self.directory.join("their-card"));
         let descriptor = read(&self.directory.join("their-region"));
         let peer = self.agent.connect(&card, PATIENCE).unwrap();
@@ -159,7 +135,7 @@ impl House {
         }
     }
 
-    pub fn end(&mut self, neighbour: Neighbour) {
+    pub fn end(&mut self, mut neighbour: Neighbour) {
         self.tell(&neighbour, END, 0);
         neighbour.other.finish();
     }
@@ -171,38 +147,5 @@ impl Drop for House {
             stand_in::behave(number, stand_in::Behaviour::default());
         }
         let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-/// What must be the same afterwards.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Ground {
-    descriptors: usize,
-    shared_memory: BTreeSet<String>,
-    mapped: usize,
-}
-
-impl Ground {
-    pub fn now() -> Self {
-        let names = |directory: &str| -> BTreeSet<String> {
-            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-        };
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let is_ours = |name: &String| name.contains("fabricast");
-        Self {
-            descriptors: names("/proc/self/fd").len(),
-            shared_memory: names("/dev/shm").into_iter().filter(is_ours).collect(),
-            mapped: maps.lines().filter(|line| line.contains("fabricast")).count(),
-        }
-    }
-
-    #[track_caller]
-    pub fn compare(&self) {
-        let end = Instant::now() + Duration::from_secs(10);
-        while *self != Self::now() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        assert_eq!(*self, Self::now(), "left behind");
     }
 }

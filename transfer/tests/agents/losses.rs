@@ -6,9 +6,8 @@ use gpu::{Block, stand_in};
 use transfer::path::Policy;
 use transfer::{ErrorKind, Event};
 
-use crate::house::{
-    Ground, House, LENGTH, PATIENCE, SLEEP, SUM, WITHDRAW, alone, device, notice, sum_of,
-};
+use crate::common::{Ground, LENGTH, PATIENCE, alone, device};
+use crate::house::{House, SLEEP, SUM, WITHDRAW, notice, sum_of};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 
@@ -28,7 +27,7 @@ fn a_peer_is_killed_under_a_thousand_puts() {
     house.agent.disconnect(first.peer, PATIENCE).unwrap();
     drop(first);
     while let Ok(_event) = house.agent.next_event(Duration::from_millis(300)) {}
-    let ground = Ground::now();
+    let ground = Ground::now(&device());
     let mut neighbour = house.neighbour("shared", &[]);
     let route = house.join(&neighbour);
     slow(Duration::from_micros(300));
@@ -68,7 +67,7 @@ fn a_peer_is_killed_under_a_thousand_puts() {
     house.agent.disconnect(neighbour.peer, PATIENCE).unwrap();
     drop((route, neighbour));
     while let Ok(_event) = house.agent.next_event(Duration::from_millis(300)) {}
-    ground.compare();
+    ground.compare(&device());
     // The next one works.
     let next = house.neighbour("shared", &[]);
     let route = house.join(&next);

@@ -4,6 +4,8 @@
 //! if there is one).
 #![allow(missing_docs, unreachable_pub)]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod hostile;
 mod house;
 mod losses;

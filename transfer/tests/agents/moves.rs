@@ -6,9 +6,8 @@ use gpu::{Block, BlocksBy};
 use transfer::path::{Operation, Path, Policy, bytes_by, metrics};
 use transfer::{Agent, AgentOptions, ErrorKind, Event, HostBuffer, Notice, Rights};
 
-use crate::house::{
-    FILL, Ground, House, LENGTH, PATIENCE, SUM, alone, device, fill, notice, numbers, sum, sum_of,
-};
+use crate::common::{Ground, LENGTH, PATIENCE, alone, device, numbers};
+use crate::house::{FILL, House, SUM, fill, notice, sum, sum_of};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 /// Behind which the other side compares.
@@ -231,13 +230,13 @@ fn what_was_joined_is_mapped_once_and_let_go_of() {
     let mut house = House::open();
     let neighbour = house.neighbour("shared", &[]);
     drop(house.join(&neighbour));
-    let before = Ground::now();
+    let before = Ground::now(&device());
     let route = house.join(&neighbour);
-    let once = Ground::now();
+    let once = Ground::now(&device());
     let others: Vec<_> = (0..10).map(|_| house.join(&neighbour)).collect();
-    once.compare();
+    once.compare(&device());
     drop((route, others));
-    before.compare();
+    before.compare(&device());
     assert_eq!(house.ask(&neighbour, SUM, 0), sum_of(LENGTH, 0));
     house.end(neighbour);
 }

@@ -1,60 +1,12 @@
 //! What the other process of a test does: this program again, told by its environment.
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
 use gpu::{Allocator, Device, stand_in};
 use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
+use crate::common::{LENGTH, PATIENCE, numbers, place, role};
 use crate::house::{
-    ANSWER, END, FILL, LENGTH, PATIENCE, SLEEP, SUM, WITHDRAW, fill, notice, numbers, other_device,
-    read, sum, write,
+    ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill, notice, other_device, read, sum, write,
 };
-
-const ROLE: &str = "FABRICAST_TEST_ROLE";
-const DIRECTORY: &str = "FABRICAST_TEST_DIRECTORY";
-
-pub fn is_here() -> bool {
-    std::env::var_os(ROLE).is_some()
-}
-
-/// Kills what it started at the latest when it is dropped.
-pub struct Other(Child);
-
-impl Other {
-    #[track_caller]
-    pub fn finish(mut self) {
-        assert!(self.0.wait().unwrap().success(), "the other side failed");
-    }
-
-    pub fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts the other side, by way of another program if one is named.
-pub fn start(role: &str, directory: &Path, by_way_of: &[&str]) -> Other {
-    let program = std::env::current_exe().unwrap();
-    let mut command = match by_way_of.split_first() {
-        Some((first, rest)) => {
-            let mut command = Command::new(first);
-            command.args(rest).arg(program);
-            command
-        }
-        None => Command::new(program),
-    };
-    command.args(["--exact", "other_side::the_other_side", "--nocapture"]);
-    command.env(ROLE, role).env(DIRECTORY, directory).stdout(Stdio::null());
-    Other(command.spawn().unwrap())
-}
 
 /// Memory of its own, by role.
 fn memory(role: &str, device: &Device) -> Buffer {
@@ -91,7 +43,7 @@ impl Possession {
     fn fill(&self, first: u64) {
         match &self.buffer {
             Buffer::Device(memory) => fill(memory, LENGTH, first),
-            Buffer::Host(host) => host.write(0, &numbers(LENGTH, first)).unwrap(),
+            Buffer::Host(host) => host.write(0, &numbers(LENGTH, first as u32)).unwrap(),
         }
     }
 
@@ -109,9 +61,8 @@ impl Possession {
 
 #[test]
 fn the_other_side() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let directory = std::env::var_os(DIRECTORY).unwrap();
-    let directory = Path::new(&directory);
+    let Some(role) = role() else { return };
+    let directory = &place();
     let mut agent = Agent::start(AgentOptions::new(&role).directory(directory)).unwrap();
     let buffer = memory(&role, &other_device());
     let rights = if role == "shared-read-only" { Rights::READ } else { Rights::ALL };

@@ -10,8 +10,8 @@ use gpu::Uuid;
 use ipc::Channel;
 use transfer::{Admission, Client, ErrorKind, Handle, Opener, Shared, Tensor, Way};
 
-use crate::house::{Ground, House, LENGTH, PATIENCE, alone, check, tensor};
-use crate::other_side::start;
+use crate::common::{Ground, LENGTH, PATIENCE, alone, start};
+use crate::house::{House, check, tensor};
 
 /// Another user than root.
 const NOBODY: u32 = 65_534;
@@ -135,7 +135,7 @@ fn another_user_is_not_served_and_holds_no_place() {
     else {
         return;
     };
-    let crowd = start("is-not-served", &house.path(), &[], Some(NOBODY));
+    let mut crowd = start("is-not-served", &house.path(), &[], Some(NOBODY));
     let end = Instant::now() + PATIENCE;
     while house.service().served().denied < 100 && Instant::now() < end {
         an_honest_one_is_served(&house);
@@ -175,7 +175,7 @@ fn another_users_service_is_not_trusted_unless_told_so() {
     std::fs::create_dir(&directory).unwrap();
     std::fs::set_permissions(&directory, Permissions::from_mode(0o777)).unwrap();
     let path = directory.join("socket");
-    let service = start("serves", &path, &[], Some(NOBODY));
+    let mut service = start("serves", &path, &[], Some(NOBODY));
     let error = Client::connect(&path, PATIENCE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     let error = Client::connect_trusting(&path, &[NOBODY - 1], PATIENCE).unwrap_err();

@@ -4,6 +4,8 @@
 //! On the stand-in, or on the device that `FABRICAST_TEST_DEVICE` names.
 #![allow(missing_docs, unreachable_pub)]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod hostile;
 mod house;
 mod other_side;

@@ -1,67 +1,15 @@
 //! What the other process of a test does: this program again, told by its environment.
 
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
 use ipc::Channel;
 use transfer::{Admission, Client, ErrorKind, ShareService, Shared};
 
-use crate::house::{LENGTH, PATIENCE, check, device, fill, peer, tensor};
-
-const ROLE: &str = "FABRICAST_TEST_ROLE";
-const SOCKET: &str = "FABRICAST_TEST_SOCKET";
-
-pub fn is_here() -> bool {
-    std::env::var_os(ROLE).is_some()
-}
-
-/// Kills what it started at the latest when it is dropped.
-pub struct Other(Child);
-
-impl Other {
-    #[track_caller]
-    pub fn finish(mut self) {
-        assert!(self.0.wait().unwrap().success(), "the other side failed");
-    }
-
-    pub fn kill(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts the other side, by way of another program if one is named.
-pub fn start(role: &str, socket: &Path, by_way_of: &[&str], user: Option<u32>) -> Other {
-    let program = std::env::current_exe().unwrap();
-    let mut command = match by_way_of.split_first() {
-        Some((first, rest)) => {
-            let mut command = Command::new(first);
-            command.args(rest).arg(program);
-            command
-        }
-        None => Command::new(program),
-    };
-    command.args(["--exact", "other_side::the_other_side", "--nocapture"]);
-    command.env(ROLE, role).env(SOCKET, socket).stdout(Stdio::null());
-    if let Some(user) = user {
-        command.uid(user);
-    }
-    Other(command.spawn().unwrap())
-}
+use crate::common::{LENGTH, PATIENCE, device, next_device, place, role};
+use crate::house::{check, fill, tensor};
 
 #[test]
 fn the_other_side() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let socket = std::env::var_os(SOCKET).unwrap();
-    let path = Path::new(&socket);
+    let Some(role) = role() else { return };
+    let path = &place();
     match role.as_str() {
         "reads-and-writes" => {
             let client = Client::connect(path, PATIENCE).unwrap();
@@ -71,7 +19,7 @@ fn the_other_side() {
             assert_eq!(opened.slice().length(), 400_000);
             check(&opened.memory, 1);
             // A peer reads it, too, where one can.
-            if let Some(peer) = peer(&device()) {
+            if let Some(peer) = next_device(&device()) {
                 let seen = client.open("numbers", Some(&peer), PATIENCE).unwrap();
                 assert_eq!(seen.memory.device(), opened.memory.device());
                 check(&seen.memory, 1);

@@ -10,10 +10,8 @@ use gpu::{Pool, stand_in};
 use ipc::{Channel, ChannelListener, Layout, Segment, Words};
 use transfer::{Admission, Client, ErrorKind, Opener, ShareService, Shared, Tensor};
 
-use crate::house::{
-    Ground, House, LENGTH, PATIENCE, alone, check, device, fill, numbers, peer, tensor,
-};
-use crate::other_side::start;
+use crate::common::{Ground, LENGTH, PATIENCE, alone, device, next_device, numbers, start};
+use crate::house::{House, check, fill, tensor};
 
 #[test]
 fn another_process_reads_and_writes_what_is_shared() {
@@ -46,7 +44,7 @@ fn memory_stays_when_its_maker_is_killed() {
     let house = House::open();
     let path = house.directory().join("theirs");
     let listener = ChannelListener::bind(&path).unwrap();
-    let other = start("sends", &path, &[], None);
+    let mut other = start("sends", &path, &[], None);
     let channel = listener.accept(PATIENCE).unwrap();
     let opened = Opener::default().receive(&channel, None, PATIENCE).unwrap();
     other.kill();
@@ -68,7 +66,7 @@ fn plain_memory_is_shared_where_the_device_can() {
     }
     let path = house.directory().join("theirs");
     let listener = ChannelListener::bind(&path).unwrap();
-    let other = start("sends-plain", &path, &[], None);
+    let mut other = start("sends-plain", &path, &[], None);
     let channel = listener.accept(PATIENCE).unwrap();
     let opened = Opener::default().receive(&channel, None, PATIENCE).unwrap();
     check(&opened.memory, 3);
@@ -229,7 +227,8 @@ fn a_pool_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
 fn devices_that_do_not_reach_each_other_are_told_apart() {
     let Some(_alone) = alone() else { return };
     let device = device();
-    let Some(peer) = peer(&device).filter(|_| device.name().to_string().starts_with("stand-in"))
+    let Some(peer) =
+        next_device(&device).filter(|_| device.name().to_string().starts_with("stand-in"))
     else {
         println!("skipped: these devices cannot be kept apart");
         return;

@@ -1,0 +1,195 @@
+//! A side: what it moves bytes from and to, what it hears and says, and what the other process does.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use gpu::{Device, DeviceName, Memory, Stream};
+use ipc::Spin;
+use serde::{Deserialize, Serialize};
+use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
+
+use super::{PATIENCE, Source};
+use crate::cli::bench::histogram::Histogram;
+use crate::cli::bench::party::{Done, Shared};
+use crate::cli::bench::share::{of_device, of_transfer};
+use crate::cli::exit::Failure;
+
+// What notices mean.
+/// Timed; the data is when it was begun.
+pub(super) const TIMED: u64 = 1;
+/// Moved to be compared; the data is the checksum.
+pub(super) const PROOF: u64 = 2;
+/// To be filled with the pattern of this number.
+pub(super) const FILL: u64 = 3;
+/// It is as was asked; the data is the checksum, or 0 if it is not.
+pub(super) const ANSWER: u64 = 4;
+/// That was all.
+pub(super) const END: u64 = 5;
+
+/// What the other process does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(in crate::cli::bench) struct Target {
+    pub(super) directory: PathBuf,
+    pub(super) device: String,
+    pub(super) length: u64,
+    pub(super) memory: Source,
+}
+
+/// What a side moves bytes from and to.
+pub(super) struct Side {
+    pub(super) region: Region,
+    pub(super) memory: Option<Memory>,
+    pub(super) host: Option<HostBuffer>,
+    pub(super) stream: Option<Stream>,
+}
+
+impl Side {
+    pub(super) fn new(
+        agent: &Agent,
+        device: &Device,
+        source: Source,
+        length: u64,
+    ) -> Result<Self, Failure> {
+        let memory = match source {
+            Source::Shared => Some(device.allocate_shared(length, &[]).map_err(of_device)?),
+            Source::Plain => Some(device.allocate(length).map_err(of_device)?),
+            Source::Host => None,
+        };
+        let Some(memory) = memory else {
+            let host = HostBuffer::new(length).map_err(of_transfer)?;
+            let region = agent.register(&host, Rights::ALL).map_err(of_transfer)?;
+            return Ok(Self { region, memory: None, host: Some(host), stream: None });
+        };
+        let region = agent.register(&memory, Rights::ALL).map_err(of_transfer)?;
+        let stream = Some(device.stream().map_err(of_device)?);
+        Ok(Self { region, memory: Some(memory), host: None, stream })
+    }
+
+    /// Fills all of it, differently for each number, and gives its checksum.
+    pub(super) fn fill(&self, number: u64, length: u64) -> Result<u64, Failure> {
+        const SPOT: u64 = 64 << 10;
+        let spot = SPOT.min(length);
+        let bytes: Vec<u8> = (0..spot).map(|at| ((at * at + 31 * number) >> 3) as u8).collect();
+        let places = [0, (length - spot) / 2, length - spot];
+        let byte = (number * 37 + 1) as u8;
+        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
+            let filled = stream.fill(&memory.slice(0, length).map_err(of_device)?, byte);
+            let filled = filled.and_then(|()| {
+                places
+                    .into_iter()
+                    .try_for_each(|at| stream.upload(&memory.slice(at, spot)?, &bytes, PATIENCE))
+            });
+            filled.map_err(of_device)?;
+        }
+        if let Some(host) = &self.host {
+            let all = vec![byte; length as usize];
+            host.write(0, &all).map_err(of_transfer)?;
+            for at in places {
+                host.write(at, &bytes).map_err(of_transfer)?;
+            }
+        }
+        self.checksum(length)
+    }
+
+    pub(super) fn checksum(&self, length: u64) -> Result<u64, Failure> {
+        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
+            let range = memory.slice(0, length).map_err(of_device)?;
+            return stream.checksum(&range, PATIENCE).map_err(of_device);
+        }
+        let mut bytes = vec![0; length as usize];
+        if let Some(host) = &self.host {
+            host.read(0, &mut bytes).map_err(of_transfer)?;
+        }
+        Ok(gpu::checksum(&bytes))
+    }
+}
+
+/// Nanoseconds of a clock that all processes of a machine share.
+pub(super) fn now() -> Result<u64, Failure> {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_err(|error| Failure::failed(format!("clock_gettime: {error}")))?;
+    Ok(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+pub(super) fn notice(tag: u64, number: u64) -> Result<Notice, Failure> {
+    Notice::new(tag, &number.to_le_bytes()).map_err(of_transfer)
+}
+
+/// The next notice; what else happens does not matter here.
+pub(super) fn heard(agent: &mut Agent) -> Result<(u64, u64), Failure> {
+    loop {
+        match agent.next_event(PATIENCE).map_err(of_transfer)? {
+            Event::Notice { notice, .. } => {
+                let number = notice.data().try_into().map(u64::from_le_bytes);
+                return Ok((notice.tag, number.unwrap_or_default()));
+            }
+            Event::Left { label, .. } => {
+                return Err(Failure::failed(format!("{label} is gone")));
+            }
+            Event::Joined { .. } => {}
+        }
+    }
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(path).map_err(|e| Failure::failed(format!("reading {}: {e}", path.display())))
+}
+
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    std::fs::write(path, bytes)
+        .map_err(|e| Failure::failed(format!("writing {}: {e}", path.display())))
+}
+
+pub(super) fn start(label: &str, directory: &Path) -> Result<Agent, Failure> {
+    let options = AgentOptions::new(label).directory(directory).waiting(Spin::Always);
+    Agent::start(options).map_err(of_transfer)
+}
+
+/// What the other process does.
+pub(in crate::cli::bench) fn serve(
+    _shared: &Shared,
+    target: &Target,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Done, Failure> {
+    let name: DeviceName = target.device.parse().map_err(of_device)?;
+    let device = Device::open(name).map_err(of_device)?;
+    let mut agent = start("the other one", &target.directory)?;
+    let side = Side::new(&agent, &device, target.memory, target.length)?;
+    let region = side.region.descriptor().encode().map_err(of_transfer)?;
+    write(&target.directory.join("target-region"), &region)?;
+    let card = agent.card().encode().map_err(of_transfer)?;
+    write(&target.directory.join("target-card"), &card)?;
+    let peer =
+        agent.connect(&read(&target.directory.join("card"))?, PATIENCE).map_err(of_transfer)?;
+    ready()?;
+    let mut samples = Histogram::default();
+    let (mut verified, mut iterations, start) = (true, 0, Instant::now());
+    loop {
+        let (tag, number) = heard(&mut agent)?;
+        let answer = match tag {
+            TIMED => {
+                let took = now()?.saturating_sub(number);
+                samples.add(took);
+                iterations += 1;
+                took
+            }
+            PROOF => {
+                let sum = side.checksum(target.length)?;
+                verified &= sum == number;
+                sum
+            }
+            FILL => side.fill(number, target.length)?,
+            _ => break,
+        };
+        let token = agent.notify(peer, notice(ANSWER, answer)?).map_err(of_transfer)?;
+        agent.wait(token, PATIENCE).map_err(of_transfer)?;
+    }
+    Ok(Done {
+        samples,
+        elapsed: start.elapsed().as_nanos() as u64,
+        iterations,
+        verified,
+        preempted: 0,
+        seen: None,
+    })
+}

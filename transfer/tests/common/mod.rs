@@ -1,0 +1,128 @@
+//! What tests in several processes have in common: another process, which is this program again,
+//! told by its environment; and what must be the same afterwards.
+
+use std::collections::BTreeSet;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpu::{Device, DeviceName};
+
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const LENGTH: u64 = 6 << 20;
+
+const ROLE: &str = "FABRICAST_TEST_ROLE";
+const PLACE: &str = "FABRICAST_TEST_PLACE";
+
+/// What every test begins with: they count descriptors, mappings and free memory, and
+/// change how the stand-in behaves, so there is one at a time in a process. None in the
+/// other process of a test, which has only its role to play.
+pub fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    role().is_none().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+pub fn device() -> Device {
+    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or("stand-in:0".to_owned());
+    Device::open(name.parse().unwrap()).unwrap()
+}
+
+/// Another device of the same kind, if there is one.
+pub fn next_device(device: &Device) -> Option<Device> {
+    Device::open(DeviceName { number: device.name().number + 1, ..device.name() }).ok()
+}
+
+/// Words that are numbered from `first` on.
+pub fn numbers(length: u64, first: u32) -> Vec<u8> {
+    (0..length as u32 / 4).flat_map(|at| (first + at).to_le_bytes()).collect()
+}
+
+/// What this process is to do, if it is the other one of a test.
+pub fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// The path that the other process was given.
+pub fn place() -> PathBuf {
+    PathBuf::from(std::env::var_os(PLACE).unwrap())
+}
+
+/// Kills what it started at the latest when it is dropped.
+pub struct Other(Child);
+
+impl Other {
+    #[track_caller]
+    pub fn finish(&mut self) {
+        assert!(self.0.wait().unwrap().success(), "the other side failed");
+    }
+
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the other side, by way of another program if one is named, and as another user.
+pub fn start(role: &str, place: &Path, by_way_of: &[&str], user: Option<u32>) -> Other {
+    let program = std::env::current_exe().unwrap();
+    let mut command = match by_way_of.split_first() {
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+        None => Command::new(program),
+    };
+    command.args(["--exact", "other_side::the_other_side", "--nocapture"]);
+    command.env(ROLE, role).env(PLACE, place).stdout(Stdio::null());
+    if let Some(user) = user {
+        command.uid(user);
+    }
+    Other(command.spawn().unwrap())
+}
+
+/// What must be the same afterwards.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ground {
+    descriptors: usize,
+    shared_memory: BTreeSet<String>,
+    mapped: usize,
+    free: u64,
+}
+
+impl Ground {
+    pub fn now(device: &Device) -> Self {
+        let names = |directory: &str| -> BTreeSet<String> {
+            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        };
+        // Other tests run meanwhile: of theirs nothing is known here.
+        let process = std::process::id().to_string();
+        let is_ours = |name: &String| name.contains("fabricast") || name.contains(&process);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        Self {
+            descriptors: names("/proc/self/fd").len(),
+            shared_memory: names("/dev/shm").into_iter().filter(is_ours).collect(),
+            mapped: maps.lines().filter(|line| line.contains("fabricast")).count(),
+            free: device.free_memory().unwrap(),
+        }
+    }
+
+    #[track_caller]
+    pub fn compare(&self, device: &Device) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while *self != Self::now(device) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(*self, Self::now(device), "left behind");
+    }
+}
