@@ -35,7 +35,7 @@ pub(super) const CAPACITY: u64 = 64 << 10;
 pub(super) struct World {
     pub(super) ports: [Port; 2],
     pub(super) parts: Parts,
-    memory: Memory,
+    pub(super) memory: Memory,
     pub(super) sender: SenderId,
     pub(super) receiver: ReceiverId,
 }
@@ -172,7 +172,7 @@ impl World {
 }
 
 /// A ring in memory of this kind.
-fn offer(port: &mut Port, memory: Memory, options: &RingOptions) -> Checked<ReceiverId> {
+pub(super) fn offer(port: &mut Port, memory: Memory, options: &RingOptions) -> Checked<ReceiverId> {
     match memory {
         Memory::Host => Ok(port.offer(options)?),
         Memory::Cuda => {

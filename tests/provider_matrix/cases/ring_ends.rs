@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::ring::{GRANULE, Notify, Port, Pushed, RingAnswer, RingOffer, Turn};
-use fabric::{Caps, ErrorKind};
+use fabric::ErrorKind;
+use fabric::ring::{Pushed, RingOffer};
 
 use super::Case;
-use super::ring::{CAPACITY, World, best, bytes_of, options, travelled};
-use crate::cells::Cell;
-use crate::pair::{A, B, Checked, patience, pattern};
+use super::ring::{CAPACITY, World, best, bytes_of, offer, options, travelled};
+use crate::cells::{Cell, Memory};
+use crate::cuda::DeviceMemory;
+use crate::pair::{A, B, Checked, check_bytes, patience, pattern};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
