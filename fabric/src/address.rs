@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libfabric_sys as sys;
 
-use crate::dead_locks::Watched;
+use crate::dead_locks::Watch;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
@@ -77,7 +77,7 @@ struct VectorInner {
     /// together.
     changes: Mutex<()>,
     /// Of the peers in it, where their deaths would hold us up.
-    watched: Mutex<HashMap<u32, Arc<Watched>>>,
+    watched: Mutex<HashMap<u32, Arc<Watch>>>,
 }
 
 const REMOVED: u64 = u64::MAX;
@@ -205,7 +205,7 @@ impl AddressVector {
         Ok(peer)
     }
 
-    fn watched(&self) -> MutexGuard<'_, HashMap<u32, Arc<Watched>>> {
+    fn watched(&self) -> MutexGuard<'_, HashMap<u32, Arc<Watch>>> {
         self.0.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

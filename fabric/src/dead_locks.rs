@@ -45,9 +45,23 @@ const PROCESS_AT: usize = 4;
 const LOCK_AT: usize = 24;
 const LENGTH: usize = 4096;
 
-/// The file of one endpoint. It is watched until the last that asked for it drops it.
+/// Watches the file of an endpoint until the last of those that asked for it drop this. Then the
+/// file is closed at once, whatever the thread is doing.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct Watch(Arc<Watched>);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        *self.0.state() = State::Unknown;
+        if let Some(Some(guard)) = GUARD.get() {
+            guard.ring();
+        }
+    }
+}
+
+/// The file of one endpoint.
+#[derive(Debug)]
+struct Watched {
     name: String,
     since: Instant,
     state: Mutex<State>,
@@ -58,7 +72,7 @@ enum State {
     /// The file is not there yet, or not ready.
     Expected,
     Open(Header),
-    /// Nothing that is known here.
+    /// Nothing that is known here, or nothing to anybody any more.
     Unknown,
 }
 
@@ -199,7 +213,7 @@ impl Header {
 
 /// All that is watched in this process, and the thread that does it.
 struct Guard {
-    watched: Mutex<HashMap<String, Weak<Watched>>>,
+    watched: Mutex<HashMap<String, Weak<Watch>>>,
     /// Wakes the thread.
     bell: OwnedFd,
 }
@@ -208,7 +222,7 @@ static GUARD: OnceLock<Option<Guard>> = OnceLock::new();
 
 /// Watches the file of an endpoint of shm, given by its address. `None` where there is nothing to
 /// watch or no means to do it; then all is as libfabric has it.
-pub(crate) fn watch(address: &[u8]) -> Option<Arc<Watched>> {
+pub(crate) fn watch(address: &[u8]) -> Option<Arc<Watch>> {
     let text = std::ffi::CStr::from_bytes_until_nul(address).ok()?.to_str().ok()?;
     let name = text.split_once("://").map_or(text, |(_, name)| name);
     // The address is a peer's word.
@@ -221,19 +235,12 @@ pub(crate) fn watch(address: &[u8]) -> Option<Arc<Watched>> {
         return Some(known);
     }
     let state = Mutex::new(State::Expected);
-    let new = Arc::new(Watched { name: name.to_owned(), since: Instant::now(), state });
+    let new = Watched { name: name.to_owned(), since: Instant::now(), state };
+    let new = Arc::new(Watch(Arc::new(new)));
     watched.insert(name.to_owned(), Arc::downgrade(&new));
     drop(watched);
     guard.ring();
     Some(new)
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        if let Some(Some(guard)) = GUARD.get() {
-            guard.ring();
-        }
-    }
 }
 
 impl Watched {
@@ -316,7 +323,7 @@ impl Guard {
     fn all(&self) -> Vec<Arc<Watched>> {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.retain(|_, entry| entry.strong_count() > 0);
-        watched.values().filter_map(Weak::upgrade).collect()
+        watched.values().filter_map(|watch| Some(Arc::clone(&watch.upgrade()?.0))).collect()
     }
 }
 
@@ -341,10 +348,11 @@ fn run() {
         let mut ends: Vec<libc::pollfd> = Vec::with_capacity(1 + all.len());
         let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         ends.push(wanted(guard.bell.as_raw_fd()));
-        // A negative descriptor is passed over.
+        // A negative descriptor is passed over. One that is closed meanwhile says something, or
+        // another one that has its number does: that costs a look at the locks, and nothing else.
         ends.extend(all.iter().map(|one| wanted(one.process().unwrap_or(-1))));
         let wait = if has_died { 0 } else { wait };
-        // SAFETY: the descriptors belong to `all` and `guard`, which outlive the call.
+        // SAFETY: as many entries as are said, which outlive the call.
         unsafe { libc::poll(ends.as_mut_ptr(), ends.len() as libc::nfds_t, wait) };
         if ends[0].revents != 0 {
             let mut count = [0; 8];
@@ -451,6 +459,27 @@ mod tests {
         let _watched = watch(&fake.address()).unwrap();
         fake.kill();
         assert!(!fake.is_free_within(3 * HELD));
+    }
+
+    #[test]
+    fn what_is_not_watched_any_more_is_closed_at_once() {
+        let fake = Fake::new("closed", VERSION);
+        let is_open = || {
+            let entries = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let targets = entries.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            targets.filter(|target| *target == fake.path).count()
+        };
+        let own = is_open();
+        for _ in 0..20 {
+            let watched = watch(&fake.address()).unwrap();
+            let end = Instant::now() + SELDOM;
+            while is_open() == own && Instant::now() < end {
+                std::thread::sleep(LOOK);
+            }
+            assert_eq!(is_open(), own + 1);
+            drop(watched);
+            assert_eq!(is_open(), own);
+        }
     }
 
     #[test]

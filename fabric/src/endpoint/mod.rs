@@ -40,7 +40,7 @@ use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
 use crate::choice::forgets_injected_writes;
 use crate::counter::{Counter, CounterEvents};
-use crate::dead_locks::Watched;
+use crate::dead_locks::Watch;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
@@ -91,7 +91,7 @@ pub struct Endpoint {
     #[allow(dead_code)] // kept alive: bound to the endpoint
     events: Option<Arc<EventQueueShared>>,
     #[allow(dead_code)] // kept alive: what a dead peer holds of it is given back
-    watched: Option<Arc<Watched>>,
+    watched: Option<Arc<Watch>>,
     domain: Domain,
 }
 
