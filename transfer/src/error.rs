@@ -103,6 +103,23 @@ impl Error {
         error
     }
 
+    /// What a fabric said.
+    pub(crate) fn of_fabric(operation: &'static str, cause: fabric::Error) -> Self {
+        let kind = match cause.kind() {
+            fabric::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+            fabric::ErrorKind::Closed
+            | fabric::ErrorKind::ConnectionLost
+            | fabric::ErrorKind::ConnectionRefused => ErrorKind::Closed,
+            fabric::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
+            fabric::ErrorKind::MalformedDescriptor => ErrorKind::Malformed,
+            fabric::ErrorKind::VersionMismatch => ErrorKind::VersionMismatch,
+            _ => ErrorKind::Failed,
+        };
+        let mut error = Self::new(operation, kind, "");
+        error.0.cause = Some(Box::new(cause));
+        error
+    }
+
     /// What a channel said.
     pub(crate) fn of_channel(operation: &'static str, cause: ipc::ChannelError) -> Self {
         let kind = match cause {

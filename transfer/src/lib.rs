@@ -15,6 +15,7 @@ mod handle;
 mod host;
 pub mod path;
 mod pinned;
+mod rail;
 mod region;
 mod service;
 mod share;

@@ -57,7 +57,7 @@ impl Agent {
         let begun = Begun { operation: name, bytes: 0, path: None, peer: peer.0 };
         let ticket = self.enter(begun, None, Some(notice))?;
         let token = ticket.token;
-        self.complete(ticket, Ok(()));
+        self.conclude(ticket);
         Ok(token)
     }
 
@@ -130,6 +130,23 @@ impl Agent {
             return Err(Error::new(name, ErrorKind::Closed, "the peer was left"));
         };
         let refuse = |kind, why: &str| Err(Error::new(name, kind, why).with(&peer.card.label));
+        if matches!(peer.tie, Tie::Far) || region.is_some_and(|_| is_by_rails(&begun)) {
+            if peer.links.is_empty() {
+                return refuse(
+                    ErrorKind::NoPath,
+                    "it is not on this machine, and no fabric leads there",
+                );
+            }
+            let links = peer.links.iter().copied();
+            let region = region.map(|region| region.number);
+            if let Some((kind, why)) = self.far.obstacle(links, region) {
+                return refuse(kind, &why);
+            }
+        }
+        if matches!(peer.tie, Tie::Far) {
+            let token = self.operations.begin(begun)?;
+            return Ok(Ticket { token, peer: number, number: 0, bytes, notice });
+        }
         if peer.is_gone {
             return refuse(ErrorKind::Closed, "its process is gone");
         }
@@ -163,10 +180,14 @@ impl Agent {
         ticket: Ticket,
     ) -> Result<()> {
         if ticket.bytes == 0 {
-            self.complete(ticket, Ok(()));
+            self.conclude(ticket);
             return Ok(());
         }
         match &route.0.means {
+            Means::Rails(tracks) => {
+                self.move_by_rails(operation, &route.0.local, tracks, blocks, ticket);
+                Ok(())
+            }
             Means::Processor { local, remote } => {
                 let (to, from) = match operation {
                     Operation::Put => (remote.clone(), local.clone()),
@@ -201,6 +222,17 @@ impl Agent {
         }
     }
 
+    /// There is no data; at most a notice is to be sent.
+    fn conclude(&mut self, ticket: Ticket) {
+        match self.peers.get(&ticket.peer) {
+            Some(peer) if matches!(peer.tie, Tie::Far) && ticket.notice.is_some() => {
+                let link = peer.links.first().copied().unwrap_or(u32::MAX);
+                self.notify_by_rail(link, ticket);
+            }
+            _ => self.complete(ticket, Ok(())),
+        }
+    }
+
     /// It was not begun after all.
     fn undo(&mut self, ticket: Ticket, error: Error) -> Error {
         if let Some(visit) = self.visit(ticket.peer) {
@@ -216,6 +248,10 @@ impl Agent {
         self.operations.finish(ticket.token, Ok(()));
         error.with(self.label(ticket.peer))
     }
+}
+
+fn is_by_rails(begun: &Begun) -> bool {
+    begun.path.is_some_and(|path| !path.is_local())
 }
 
 /// One block is a plain copy; many are one request.

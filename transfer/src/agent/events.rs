@@ -40,7 +40,11 @@ impl Agent {
     /// What happened, if anything did.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.see_visitors();
-        if let Some(event) = self.events.pop_front() {
+        self.hear();
+        if let Some((event, taken)) = self.events.pop_front() {
+            if let Some((rail, session)) = taken {
+                self.far.has_taken(rail, session);
+            }
             return Some(event);
         }
         // Each in turn: one that says much does not keep others from being heard.
@@ -65,7 +69,7 @@ impl Agent {
         for visitor in all.iter().filter(|visitor| !visitor.is_told_of()) {
             if !self.visitors.iter().any(|known| Arc::ptr_eq(known, visitor)) {
                 let (from, label) = (visitor.identity, visitor.label.clone());
-                self.events.push_back(Event::Joined { from, label });
+                self.events.push_back((Event::Joined { from, label }, None));
                 self.visitors.push(Arc::clone(visitor));
             }
         }
@@ -76,12 +80,12 @@ impl Agent {
             // What it left behind was there before it left.
             let mut visit = visitor.visit();
             while let Some(notice) = visit.take() {
-                self.events.push_back(Event::Notice { from: visitor.identity, notice });
+                self.events.push_back((Event::Notice { from: visitor.identity, notice }, None));
             }
             drop(visit);
             let (from, label) = (visitor.identity, visitor.label.clone());
             let is_dead = visitor.life.is_over();
-            self.events.push_back(Event::Left { from, label, is_dead });
+            self.events.push_back((Event::Left { from, label, is_dead }, None));
             visitor.tell_of();
         }
         // One that left without an end may still be at this agent's regions.

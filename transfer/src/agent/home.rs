@@ -4,13 +4,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use ipc::{Doorbell, Layout, Life, MappedWords, Segment};
 
 use super::board::Board;
 use super::visit::Host;
 use crate::error::{Error, ErrorKind, Result};
+use crate::rail::Line;
 use crate::region::Registered;
 use crate::service::Admission;
 use crate::share::random;
@@ -19,8 +20,8 @@ const BELL: Layout = Layout::new("agent bell", 1);
 
 /// One that visits this agent.
 pub(super) struct Visitor {
-    pub(super) identity: [u8; 16],
-    pub(super) label: String,
+    pub(crate) identity: [u8; 16],
+    pub(crate) label: String,
     pub(super) life: Life,
     /// It left, or is dead; what it had left behind can still be read.
     has_left: AtomicBool,
@@ -79,17 +80,19 @@ struct Regions {
 pub(crate) struct Home {
     pub(crate) identity: [u8; 16],
     pub(crate) node: [u8; 16],
-    pub(super) label: String,
+    pub(crate) label: String,
     pub(super) admission: Admission,
     pub(super) life: Life,
     pub(super) board: Board,
     pub(super) bell: Segment,
-    pub(super) doorbell: Doorbell<MappedWords>,
+    pub(crate) doorbell: Doorbell<MappedWords>,
     pub(super) is_over: AtomicBool,
     regions: Mutex<Regions>,
     visitors: Mutex<Vec<Arc<Visitor>>>,
     /// Moves when visitors come or leave.
     pub(super) changes: AtomicU64,
+    /// To the rails, once those run.
+    lines: OnceLock<Vec<Line>>,
 }
 
 impl fmt::Debug for Home {
@@ -120,6 +123,7 @@ impl Home {
             regions: Mutex::default(),
             visitors: Mutex::default(),
             changes: AtomicU64::new(0),
+            lines: OnceLock::new(),
         })
     }
 
@@ -130,6 +134,14 @@ impl Home {
             |why: &dyn ToString| Error::new(operation, ErrorKind::Malformed, why.to_string());
         let segment = Segment::open(file, BELL).map_err(|error| wrong(&error))?;
         Doorbell::new(segment.words()).ok_or_else(|| wrong(&"a bell too short"))
+    }
+
+    pub(crate) fn lines(&self) -> &[Line] {
+        self.lines.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn set_lines(&self, lines: Vec<Line>) {
+        let _ = self.lines.set(lines);
     }
 
     fn regions(&self) -> MutexGuard<'_, Regions> {

@@ -25,7 +25,7 @@ pub(super) enum Copy {
 
 /// Who is to be told of a copy.
 #[derive(Debug, Clone)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     pub(super) token: Token,
     pub(super) peer: u32,
     /// Its number in the visit.

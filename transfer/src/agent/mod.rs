@@ -5,6 +5,7 @@ mod board;
 mod card;
 mod chore;
 mod events;
+mod far;
 mod home;
 mod lane;
 mod notice;
@@ -28,22 +29,26 @@ use gpu::DeviceName;
 use ipc::{ChannelListener, Incarnation, Spin};
 
 use self::chore::Chore;
+use self::far::Far;
 use self::home::Visitor;
 use self::lane::Lane;
 use self::operations::Operations;
-use self::peer::Peer;
+use self::peer::{Peer, Tie};
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
+use crate::rail::Rail;
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
 use crate::share::check_fork;
 
 pub use card::{AgentCard, FabricAddress, LONGEST_LABEL};
 pub use events::Event;
 pub(crate) use home::Home;
+pub(crate) use lane::Ticket;
 pub use notice::{LONGEST_NOTICE, Notice};
 pub use operations::{Done, MOST_OPERATIONS, Token};
 pub use options::AgentOptions;
+pub(crate) use protocol::Refusal;
 pub use route::Route;
 
 /// Copies of less than this have a stream of their own, so that they do not wait behind
@@ -111,7 +116,9 @@ pub struct Agent {
     /// Who was heard last.
     next_visitor: usize,
     seen_changes: u64,
-    events: VecDeque<Event>,
+    /// What happened, and whose rail is to be told when it was taken.
+    events: VecDeque<(Event, Option<(usize, u64)>)>,
+    far: Far,
     next_look: Instant,
     born: Incarnation,
 }
@@ -143,6 +150,11 @@ impl Agent {
             socket = Some(path);
         }
         home::settle(&home);
+        let mut far = Far::default();
+        for (number, offer) in options.fabrics.iter().enumerate() {
+            far.rails.push(Rail::start(offer, &home, number, options.lost_after)?);
+        }
+        home.set_lines(far.rails.iter().map(|rail| rail.line.clone()).collect());
         Ok(Self {
             home,
             socket,
@@ -158,6 +170,7 @@ impl Agent {
             next_visitor: 0,
             seen_changes: 0,
             events: VecDeque::new(),
+            far,
             next_look: Instant::now(),
             born: Incarnation::current(),
         })
@@ -172,7 +185,7 @@ impl Agent {
             machine: peer::machine(),
             label: self.home.label.clone(),
             socket: self.socket.clone(),
-            fabrics: Vec::new(),
+            fabrics: self.far.rails.iter().map(Rail::card).collect(),
         }
     }
 
@@ -193,7 +206,9 @@ impl Agent {
     pub fn withdraw(&mut self, region: &Region, patience: Duration) -> Result<()> {
         let operation = "withdraw a region";
         check_fork(self.born, operation)?;
-        self.home.withdraw(region.0.descriptor.number);
+        let number = region.0.descriptor.number;
+        self.home.withdraw(number);
+        region.0.retire();
         let end = Instant::now() + patience;
         let mut open: Vec<_> = self
             .home
@@ -206,11 +221,12 @@ impl Agent {
             open.retain(|(begun, visitor)| {
                 !visitor.visit().is_settled(*begun) && !visitor.life.is_over()
             });
-            let Some((_, visitor)) = open.first() else { return Ok(()) };
+            let far = || self.home.lines().iter().find_map(|line| line.who_is_at(number));
+            let who = open.first().map(|(_, visitor)| visitor.label.clone()).or_else(far);
+            let Some(who) = who else { return Ok(()) };
             if Instant::now() >= end {
                 let detail = "it has not finished what it began";
-                let error = Error::new(operation, ErrorKind::DeadlineExceeded, detail);
-                return Err(error.with(&visitor.label));
+                return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail).with(who));
             }
             std::thread::sleep(REST);
         }
@@ -225,8 +241,21 @@ impl Agent {
     pub fn connect(&mut self, card: &[u8], patience: Duration) -> Result<PeerId> {
         check_fork(self.born, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
+        let end = Instant::now() + patience;
         let met = Peer::meet(&self.home, &card, self.takes_all_for_remote, patience);
-        let peer = met.map_err(|error| error.with(&card.label))?;
+        let mut peer = met.map_err(|error| error.with(&card.label))?;
+        if matches!(peer.tie, Tie::Far) && self.far.leads_to(&peer) {
+            // Also where nothing will be joined: notices go by it.
+            match self.meet_far(&mut peer, end) {
+                Ok(()) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
+                {
+                    peer.no_fabric = Some(error.to_string());
+                }
+                Err(error) => return Err(error.with(&card.label)),
+            }
+        }
         tracing::debug!(peer = peer.label(), locality = ?peer.locality, "agents met");
         let number = self.next_peer;
         self.next_peer += 1;
@@ -280,21 +309,23 @@ impl Agent {
             return Err(Error::new(JOIN, ErrorKind::Stale, detail));
         }
         let end = Instant::now() + patience;
-        let Some(other) = self.peers.get_mut(&peer.0) else {
+        let Some(mut other) = self.take_out(peer.0) else {
             return Err(Error::new(JOIN, ErrorKind::Unknown, "no such peer"));
         };
         other.sweep();
-        let joined = route::join(&self.home, peer.0, other, &local.0, remote, policy, end);
-        let route = joined.map_err(|error| error.with(other.label()))?;
+        let joined = self.join_with(peer.0, &mut other, &local.0, remote, policy, end);
+        let label = other.label().to_owned();
+        self.put_back(peer.0, other);
+        let route = joined.map_err(|error| error.with(&label))?;
         match route.0.choice.fallback() {
             Some((path, reason)) => tracing::warn!(
-                peer = other.label(),
+                peer = label,
                 wanted = path.name(),
                 taken = route.path().name(),
                 %reason,
                 "not the path that could be expected"
             ),
-            None => tracing::debug!(peer = other.label(), taken = route.path().name(), "joined"),
+            None => tracing::debug!(peer = label, taken = route.path().name(), "joined"),
         }
         Ok(route)
     }
@@ -304,6 +335,10 @@ impl Drop for Agent {
     fn drop(&mut self) {
         // Peers take copies for done when their visitor has left: so these first.
         self.lanes.clear();
+        if !self.born.is_current() {
+            self.far.rails.drain(..).for_each(Rail::forget);
+        }
+        self.far.rails.clear();
         let Some(reception) = self.reception.take() else { return };
         if !self.born.is_current() {
             // A thread of the parent's: there is none to be joined, or let go of, here.

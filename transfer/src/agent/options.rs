@@ -1,7 +1,9 @@
 //! How an agent is started.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use fabric::Offer;
 use ipc::Spin;
 
 use crate::service::Admission;
@@ -15,6 +17,8 @@ pub struct AgentOptions {
     pub(super) node: Option<[u8; 16]>,
     pub(super) takes_all_for_remote: bool,
     pub(super) waiting: Spin,
+    pub(super) fabrics: Vec<Offer>,
+    pub(super) lost_after: Duration,
 }
 
 impl AgentOptions {
@@ -28,6 +32,8 @@ impl AgentOptions {
             node: None,
             takes_all_for_remote: false,
             waiting: Spin::default(),
+            fabrics: Vec::new(),
+            lost_after: Duration::from_secs(5),
         }
     }
 
@@ -58,6 +64,23 @@ impl AgentOptions {
     #[must_use]
     pub fn take_all_for_remote(mut self) -> Self {
         self.takes_all_for_remote = true;
+        self
+    }
+
+    /// A fabric that carries bytes where no memory is shared. Those of the same provider share the
+    /// bytes, each with a thread and a domain of its own: one for each card, or several
+    /// connections where one does not fill the wire.
+    #[must_use]
+    pub fn fabric(mut self, offer: &Offer) -> Self {
+        self.fabrics.push(offer.clone());
+        self
+    }
+
+    /// A peer that is reached by a fabric and was not heard of for so long is lost; five seconds,
+    /// otherwise. It is asked whether it is there several times before.
+    #[must_use]
+    pub fn lost_after(mut self, time: Duration) -> Self {
+        self.lost_after = time;
         self
     }
 

@@ -71,6 +71,10 @@ pub(super) struct Peer {
     /// What is mapped of its regions, by number and device.
     devices: HashMap<(u64, DeviceName), WeakMemory>,
     hosts: HashMap<u64, HostBuffer>,
+    /// By which rails it is known.
+    pub(super) links: Vec<u32>,
+    /// Why it is not to be reached by a fabric, where that was tried.
+    pub(super) no_fabric: Option<String>,
 }
 
 /// The machine's kernel, as it was started: the same in all of its containers.
@@ -101,6 +105,8 @@ impl Peer {
             unsent: VecDeque::new(),
             devices,
             hosts,
+            links: Vec::new(),
+            no_fabric: None,
         })
     }
 

@@ -47,7 +47,7 @@ impl Agent {
     /// Goes on with everything that is under way, without waiting. False if nothing moved.
     pub fn progress(&mut self) -> bool {
         let mut done = Vec::new();
-        let mut has_moved = false;
+        let mut has_moved = self.hear();
         for lane in self.lanes.values_mut() {
             has_moved |= lane.progress(|ticket, outcome| done.push((ticket, outcome)));
         }
@@ -77,6 +77,7 @@ impl Agent {
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.lanes.iter().any(|((of, ..), lane)| *of == peer && !lane.is_idle())
             || self.chores.iter().any(|chore| chore.ticket.peer == peer)
+            || self.far.is_busy_with(peer)
             || self.peers.get(&peer).is_some_and(|peer| !peer.unsent.is_empty())
     }
 
@@ -97,6 +98,10 @@ impl Agent {
         });
         // Last: when it is gone, the peer takes all copies for done, and they are.
         let peer = self.peers.remove(&number);
+        if let Some(peer) = &peer {
+            // What rails had under way with it they tell of by and by.
+            self.far.leave(&peer.links);
+        }
         given_up.extend(peer.into_iter().flat_map(|mut peer| std::mem::take(&mut peer.unsent)));
         for ticket in given_up {
             self.operations.finish(ticket.token, Err(error()));
@@ -157,7 +162,7 @@ impl Agent {
     }
 
     /// Rests for as long as it is not worth looking.
-    fn rest(&self, longest: Duration) {
+    fn rest(&mut self, longest: Duration) {
         /// Sleeps end late by about as much.
         const LATE: Duration = Duration::from_micros(80);
         if self.waiting == Spin::Always || !self.chores.is_empty() {
@@ -166,6 +171,9 @@ impl Agent {
         }
         let busy = self.lanes.values().filter(|lane| !lane.is_idle());
         let Some(expected) = busy.map(Lane::expected).min() else {
+            if self.far.is_busy() {
+                return self.rest_until_told(Instant::now() + longest);
+            }
             // A notice that finds no room.
             return std::thread::sleep(REST.min(longest));
         };

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use ipc::Message;
 
 use super::card::LONGEST_LABEL;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::region::MOST_PIECES;
 use crate::wire::{Form, Reader, put_counted};
 
@@ -57,9 +57,9 @@ pub(super) struct Open {
 
 /// Why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub(super) kind: ErrorKind,
-    pub(super) why: String,
+pub(crate) struct Refusal {
+    pub(crate) kind: ErrorKind,
+    pub(crate) why: String,
 }
 
 /// What came as an answer.
@@ -70,12 +70,17 @@ pub(super) enum Answer<T> {
 }
 
 /// The kinds of refusals that travel.
-const KINDS: [(u8, ErrorKind); 5] = [
+const KINDS: [(u8, ErrorKind); 10] = [
     (1, ErrorKind::Malformed),
     (2, ErrorKind::VersionMismatch),
     (3, ErrorKind::Denied),
     (4, ErrorKind::Stale),
     (5, ErrorKind::Failed),
+    (6, ErrorKind::NotAllowed),
+    (7, ErrorKind::OutOfBounds),
+    (8, ErrorKind::TooMany),
+    (9, ErrorKind::Unknown),
+    (10, ErrorKind::NoPath),
 ];
 
 impl Introduction {
@@ -182,19 +187,43 @@ fn read_length(reader: &mut Reader<'_>) -> Result<u64> {
 }
 
 impl Refusal {
-    pub(super) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
         Self { kind, why: why.into() }
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn of(error: &Error) -> Self {
+        Self::new(error.kind(), error.to_string())
+    }
+
+    pub(crate) fn into_error(self, operation: &'static str) -> Error {
+        Error::new(operation, self.kind, self.why)
+    }
+
+    /// Its code, which is not 0, and why.
+    pub(crate) fn put(&self, bytes: &mut Vec<u8>) {
         let code = KINDS.iter().find(|(_, kind)| *kind == self.kind).map_or(5, |(code, _)| *code);
-        let mut bytes = REFUSAL.begin();
         bytes.push(code);
         let mut end = self.why.len().min(LONGEST_REASON);
         while !self.why.is_char_boundary(end) {
             end -= 1;
         }
-        put_counted(&mut bytes, &self.why.as_bytes()[..end]);
+        put_counted(bytes, &self.why.as_bytes()[..end]);
+    }
+
+    /// None where the code is 0: then nothing follows.
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Option<Self>> {
+        let [code] = reader.take()?;
+        if code == 0 {
+            return Ok(None);
+        }
+        let why = String::from_utf8_lossy(reader.counted(LONGEST_REASON)?).into_owned();
+        let kind = KINDS.iter().find(|(known, _)| *known == code).map(|(_, kind)| *kind);
+        Ok(Some(Self { kind: kind.unwrap_or(ErrorKind::Failed), why }))
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = REFUSAL.begin();
+        self.put(&mut bytes);
         REFUSAL.seal(bytes).unwrap_or_default()
     }
 
@@ -203,11 +232,9 @@ impl Refusal {
             return Ok(None);
         }
         let mut reader = REFUSAL.open(bytes)?;
-        let [code] = reader.take()?;
-        let why = String::from_utf8_lossy(reader.counted(LONGEST_REASON)?).into_owned();
+        let refusal = Self::take(&mut reader)?;
         reader.finish()?;
-        let kind = KINDS.iter().find(|(known, _)| *known == code).map(|(_, kind)| *kind);
-        Ok(Some(Self { kind: kind.unwrap_or(ErrorKind::Failed), why }))
+        refusal.map(Some).ok_or_else(|| REFUSAL.malformed("a refusal that is none"))
     }
 }
 
@@ -263,7 +290,7 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut_and_an_unknown_kind_is_a_failure() {
-        let refusal = Refusal::new(ErrorKind::Unknown, "ä".repeat(LONGEST_REASON));
+        let refusal = Refusal::new(ErrorKind::WrongMemory, "ä".repeat(LONGEST_REASON));
         let Answer::Refused(read) = Pieces::read(&message(refusal.encode(), 0)).unwrap() else {
             panic!("a refusal")
         };

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use gpu::{Device, DeviceName, Implementation, Memory, PeerAccess, Slice, Uuid};
 
-use super::home::Home;
+use super::Agent;
+use super::far::Track;
 use super::peer::{Peer, Tie};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
@@ -46,6 +47,8 @@ pub(super) enum Means {
     Device { device: Device, local: Slice, remote: Slice },
     /// The processor that calls.
     Processor { local: HostBuffer, remote: HostBuffer },
+    /// A fabric, by one rail or several.
+    Rails(Vec<Track>),
 }
 
 impl Route {
@@ -105,62 +108,74 @@ fn reach(local: &Buffer, remote: &RegionDescriptor) -> Result<(Reach, Option<Dev
     Ok((reach, Some(device)))
 }
 
-/// Joins two regions: chooses a path, and makes what it needs.
-pub(super) fn join(
-    agent: &Home,
-    number: u32,
-    peer: &mut Peer,
-    local: &Arc<Registered>,
-    remote: RegionDescriptor,
-    policy: &Policy,
-    end: Instant,
-) -> Result<Route> {
-    if remote.agent != peer.card.identity || remote.node != peer.card.node {
-        let detail = "it is a region of another agent, or of one that was started anew";
-        return Err(Error::new(JOIN, ErrorKind::Stale, detail));
-    }
-    let (reach, device) = reach(&local.buffer, &remote)?;
-    let mut facts = Facts {
-        operation: Operation::Put,
-        locality: peer.locality.clone(),
-        local: local.descriptor.place,
-        remote: remote.place,
-        reach,
-        fabric: Fabric::None { why: "this agent was started without one".to_owned() },
-    };
-    loop {
-        let choice = choose(&facts, policy);
-        let Some(path) = choice.taken() else {
-            return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
+impl Agent {
+    /// Joins two regions: chooses a path, and makes what it needs.
+    pub(super) fn join_with(
+        &mut self,
+        number: u32,
+        peer: &mut Peer,
+        local: &Arc<Registered>,
+        remote: RegionDescriptor,
+        policy: &Policy,
+        end: Instant,
+    ) -> Result<Route> {
+        if remote.agent != peer.card.identity || remote.node != peer.card.node {
+            let detail = "it is a region of another agent, or of one that was started anew";
+            return Err(Error::new(JOIN, ErrorKind::Stale, detail));
+        }
+        // What did not work once is tried again.
+        peer.no_fabric = None;
+        let (reach, device) = reach(&local.buffer, &remote)?;
+        let mut facts = Facts {
+            operation: Operation::Put,
+            locality: peer.locality.clone(),
+            local: local.descriptor.place,
+            remote: remote.place,
+            reach,
+            fabric: self.far.facts(peer, local, &remote),
         };
-        let made = means(path, peer, local, &remote, device.as_ref(), end);
-        // What shows only when it is tried is a fact like others.
-        match made {
-            Ok(means) => {
-                let fallback = choice.fallback().map(|(_, reason)| reason.name());
-                let local = Arc::clone(local);
-                let inner = Inner {
-                    agent: agent.identity,
-                    peer: number,
-                    local,
-                    remote,
-                    choice,
-                    path,
-                    fallback,
-                    means,
-                };
-                return Ok(Route(Arc::new(inner)));
+        loop {
+            let choice = choose(&facts, policy);
+            let Some(path) = choice.taken() else {
+                return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
+            };
+            let made = if path.is_local() {
+                means(path, peer, local, &remote, device.as_ref(), end)
+            } else {
+                self.lay_tracks(path, peer, local, &remote, end)
+            };
+            // What shows only when it is tried is a fact like others.
+            match made {
+                Ok(means) => {
+                    let fallback = choice.fallback().map(|(_, reason)| reason.name());
+                    let local = Arc::clone(local);
+                    let inner = Inner {
+                        agent: self.home.identity,
+                        peer: number,
+                        local,
+                        remote,
+                        choice,
+                        path,
+                        fallback,
+                        means,
+                    };
+                    return Ok(Route(Arc::new(inner)));
+                }
+                Err(error) if error.kind() == ErrorKind::NoPeerAccess => {
+                    facts.reach = Reach::None;
+                }
+                Err(error) if error.kind() == ErrorKind::NoSuchDevice => {
+                    facts.reach = Reach::Invisible;
+                }
+                Err(error) if error.kind() == ErrorKind::Failed && path.is_local() => {
+                    facts.locality = Locality::NoWay { why: error.to_string() };
+                }
+                // The peer cannot be met by it: said by `lay_tracks`.
+                Err(error) if !path.is_local() && peer.no_fabric.is_some() => {
+                    facts.fabric = Fabric::None { why: error.to_string() };
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) if error.kind() == ErrorKind::NoPeerAccess => {
-                facts.reach = Reach::None;
-            }
-            Err(error) if error.kind() == ErrorKind::NoSuchDevice => {
-                facts.reach = Reach::Invisible;
-            }
-            Err(error) if error.kind() == ErrorKind::Failed && path.is_local() => {
-                facts.locality = Locality::NoWay { why: error.to_string() };
-            }
-            Err(error) => return Err(error),
         }
     }
 }

@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use fabric::MemoryRegion;
 use gpu::{Allocator, Memory, Uuid};
 
-use super::descriptor::{MOST_PIECES, RegionDescriptor, Rights};
+use super::descriptor::{FabricKey, MOST_PIECES, RegionDescriptor, Rights};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
@@ -149,6 +150,8 @@ pub(crate) struct Registered {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
     home: Weak<Home>,
+    /// As the rails know it, by their numbers, until it is withdrawn.
+    memories: Mutex<Vec<Option<MemoryRegion>>>,
 }
 
 impl Drop for Registered {
@@ -156,6 +159,7 @@ impl Drop for Registered {
         if let Some(home) = self.home.upgrade() {
             home.withdraw(self.descriptor.number);
         }
+        self.retire();
     }
 }
 
@@ -172,6 +176,23 @@ impl Region {
             let detail = "a region that peers may neither read nor write";
             return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
         }
+        let (mut memories, mut keys) = (Vec::new(), Vec::new());
+        for (domain, line) in home.lines().iter().enumerate() {
+            let memory = match line.register(&buffer, Some(rights)) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    // Then it is staged; the table says so.
+                    tracing::warn!(%error, "a fabric does not take this memory");
+                    None
+                }
+            };
+            if let Some(memory) = &memory {
+                let described =
+                    memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
+                keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
+            }
+            memories.push(memory);
+        }
         let describe = |number, ticket| RegionDescriptor {
             agent: home.identity,
             node: home.node,
@@ -184,11 +205,12 @@ impl Region {
             offset,
             pieces,
             legacy,
-            keys: Vec::new(),
+            keys,
         };
         home.enter(|number, ticket| {
             let descriptor = describe(number, ticket);
-            Arc::new(Registered { buffer: buffer.clone(), descriptor, home: Arc::downgrade(home) })
+            let (buffer, home) = (buffer.clone(), Arc::downgrade(home));
+            Arc::new(Registered { buffer, descriptor, home, memories: Mutex::new(memories) })
         })
         .map(Self)
     }
@@ -219,6 +241,24 @@ impl Region {
 }
 
 impl Registered {
+    /// As a rail knows it.
+    pub(crate) fn memory(&self, rail: usize) -> Option<MemoryRegion> {
+        self.memories().get(rail).cloned().flatten()
+    }
+
+    fn memories(&self) -> MutexGuard<'_, Vec<Option<MemoryRegion>>> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the rails let go of it, when peers know that it is gone.
+    pub(crate) fn retire(&self) {
+        let memories = std::mem::take(&mut *self.memories());
+        let Some(home) = self.home.upgrade() else { return };
+        for (line, memory) in home.lines().iter().zip(memories) {
+            line.retire(self.descriptor.number, memory, self.buffer.clone());
+        }
+    }
+
     pub(crate) fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
         self.buffer.export(number)
     }

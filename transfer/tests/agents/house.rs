@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use fabric::{Caps, EndpointKind, Query};
 use gpu::{Device, Memory, stand_in};
 use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Event, Notice, PeerId, Region, Rights, Route};
@@ -67,6 +68,14 @@ pub fn notice(tag: u64, number: u64) -> Notice {
     Notice::new(tag, &number.to_le_bytes()).unwrap()
 }
 
+/// Takes all others for remote, and reaches them by a fabric of this machine.
+pub fn with_rails(options: AgentOptions, provider: &str, rails: usize) -> AgentOptions {
+    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider(provider);
+    let query = if provider == "shm" { query } else { query.source("127.0.0.1") };
+    let offer = query.first().unwrap();
+    (0..rails).fold(options.take_all_for_remote(), |options, _| options.fabric(&offer))
+}
+
 /// An agent, in a directory of its own, and the agents of other processes.
 pub struct House {
     pub agent: Agent,
@@ -85,12 +94,22 @@ pub struct Neighbour {
 
 impl House {
     pub fn open() -> Self {
+        Self::open_with(|options| options)
+    }
+
+    /// One that shares memory with nobody, and is reached by so many rails of a provider.
+    pub fn open_far(provider: &str, rails: usize) -> Self {
+        Self::open_with(|options| with_rails(options, provider, rails))
+    }
+
+    fn open_with(adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("fabricast-agents-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).unwrap();
-        let agent = Agent::start(AgentOptions::new("house").directory(&directory)).unwrap();
+        let options = adjust(AgentOptions::new("house").directory(&directory));
+        let agent = Agent::start(options).unwrap();
         write(&directory.join("card"), &agent.card().encode().unwrap());
         let memory = device().allocate_shared(LENGTH, &[]).unwrap();
         fill(&memory, LENGTH, 1);

@@ -11,3 +11,4 @@ mod house;
 mod losses;
 mod moves;
 mod other_side;
+mod rails;

@@ -5,7 +5,8 @@ use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
 use crate::common::{LENGTH, PATIENCE, numbers, place, role};
 use crate::house::{
-    ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill, notice, other_device, read, sum, write,
+    ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill, notice, other_device, read, sum, with_rails,
+    write,
 };
 
 /// Memory of its own, by role.
@@ -63,7 +64,16 @@ impl Possession {
 fn the_other_side() {
     let Some(role) = role() else { return };
     let directory = &place();
-    let mut agent = Agent::start(AgentOptions::new(&role).directory(directory)).unwrap();
+    let options = AgentOptions::new(&role).directory(directory);
+    // "far by tcp 2: host"
+    let (options, role) = match role.strip_prefix("far by ").and_then(|r| r.split_once(": ")) {
+        Some((fabric, role)) => {
+            let (provider, rails) = fabric.rsplit_once(' ').unwrap();
+            (with_rails(options, provider, rails.parse().unwrap()), role.to_owned())
+        }
+        None => (options, role),
+    };
+    let mut agent = Agent::start(options).unwrap();
     let buffer = memory(&role, &other_device());
     let rights = if role == "shared-read-only" { Rights::READ } else { Rights::ALL };
     let region = agent.register(buffer.clone(), rights).unwrap();

@@ -1,0 +1,519 @@
+//! Agents that share no memory with this one: what the rails do for them, and tell of them.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use gpu::Block;
+
+use super::events::Event;
+use super::lane::Ticket;
+use super::notice::Notice;
+use super::operations::Token;
+use super::peer::{CONNECT, Peer, Tie};
+use super::route::{JOIN, Means};
+use super::{Agent, REST};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::{Fabric, Operation, Path, Registration};
+use crate::rail::{Bytes, Command, Here, Move, Rail, Report, There, is_reachable};
+use crate::region::{RegionDescriptor, Registered};
+
+/// Notices of a peer that are taken before its rail is told so.
+const TOLD: u64 = 16;
+/// Blocks that are longer are split among rails.
+const WORTH_SPLITTING: u64 = 8 << 20;
+
+/// A peer at one of our rails.
+#[derive(Debug)]
+struct Link {
+    rail: usize,
+    /// None until it answered.
+    met: Option<std::result::Result<(), Arc<Error>>>,
+    lost: Option<String>,
+    withdrawn: HashSet<u64>,
+}
+
+/// A transfer that several rails have a part in.
+#[derive(Debug)]
+struct Shared {
+    left: usize,
+    failure: Option<Error>,
+    /// Sent by this link when all is there.
+    notice: Option<(u32, Notice)>,
+}
+
+/// All that an agent knows of rails.
+#[derive(Debug, Default)]
+pub(super) struct Far {
+    pub(super) rails: Vec<Rail>,
+    links: HashMap<u32, Link>,
+    next_link: u32,
+    next_request: u64,
+    opened: HashMap<u64, Result<()>>,
+    shared: HashMap<Token, Shared>,
+    /// Operations under way, by peer.
+    under_way: HashMap<u32, usize>,
+    taken: HashMap<(usize, u64), u64>,
+    /// The peer that is being joined with, and what is done with it meanwhile.
+    joining: Option<u32>,
+    postponed: Vec<(Ticket, Result<()>)>,
+    reports: VecDeque<Report>,
+}
+
+/// One rail's part of a route.
+#[derive(Debug)]
+pub(super) struct Track {
+    pub(super) link: u32,
+    pub(super) here: Here,
+    pub(super) there: There,
+}
+
+impl Far {
+    /// Which of our rails lead to which fabrics of a peer's.
+    fn pairs(&self, peer: &Peer) -> Vec<(usize, usize)> {
+        let mut theirs: Vec<_> = peer.card.fabrics.iter().map(Some).collect();
+        let mut pairs = Vec::new();
+        for (rail, ours) in self.rails.iter().enumerate() {
+            let is_like = |fabric: &Option<&super::FabricAddress>| {
+                fabric.is_some_and(|fabric| fabric.provider == ours.provider)
+            };
+            if let Some(found) = theirs.iter().position(is_like) {
+                theirs[found] = None;
+                pairs.push((rail, found));
+            }
+        }
+        pairs
+    }
+
+    /// Is there a fabric between the two?
+    pub(super) fn leads_to(&self, peer: &Peer) -> bool {
+        !self.pairs(peer).is_empty()
+    }
+
+    /// What the fabric between the two can do, as far as it is known without asking.
+    pub(super) fn facts(
+        &self,
+        peer: &Peer,
+        local: &Registered,
+        remote: &RegionDescriptor,
+    ) -> Fabric {
+        if let Some(why) = &peer.no_fabric {
+            return Fabric::None { why: why.clone() };
+        }
+        if self.rails.is_empty() {
+            return Fabric::None { why: "this agent was started without one".to_owned() };
+        }
+        let pairs = self.pairs(peer);
+        let Some((rail, theirs)) = pairs.first() else {
+            let ours: Vec<_> = self.rails.iter().map(|rail| rail.provider.as_str()).collect();
+            let theirs: Vec<_> = peer.card.fabrics.iter().map(|f| f.provider.as_str()).collect();
+            let theirs = if theirs.is_empty() { "none".to_owned() } else { theirs.join(", ") };
+            let why = format!("we have {}, the peer has {theirs}", ours.join(", "));
+            return Fabric::None { why };
+        };
+        let has_key = remote.keys.iter().any(|key| key.domain as usize == *theirs);
+        let state = |is_registered, is_reachable| match (is_registered, is_reachable) {
+            (true, _) => Registration::Works,
+            (false, true) => Registration::Refused,
+            (false, false) => Registration::NotOffered,
+        };
+        let is_ours_registered = local.memory(*rail).is_some();
+        Fabric::Connected {
+            provider: self.rails[*rail].provider.clone(),
+            remote_access: self.rails[*rail].has_remote_access,
+            local: state(is_ours_registered, is_reachable(&local.buffer)),
+            remote: state(has_key, !remote.place.is_device()),
+        }
+    }
+
+    fn lost(&self, link: u32) -> Option<&str> {
+        match self.links.get(&link) {
+            Some(link) => link.lost.as_deref(),
+            None => Some("it was left"),
+        }
+    }
+
+    /// Why nothing can be begun by these links, if so.
+    pub(super) fn obstacle(
+        &self,
+        links: impl Iterator<Item = u32>,
+        region: Option<u64>,
+    ) -> Option<(ErrorKind, String)> {
+        for link in links {
+            if let Some(why) = self.lost(link) {
+                return Some((ErrorKind::Closed, why.to_owned()));
+            }
+            let is_withdrawn = |link: &Link| region.is_some_and(|r| link.withdrawn.contains(&r));
+            if self.links.get(&link).is_some_and(is_withdrawn) {
+                return Some((ErrorKind::Stale, "the region was withdrawn".to_owned()));
+            }
+        }
+        None
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    pub(super) fn is_busy_with(&self, peer: u32) -> bool {
+        self.under_way.contains_key(&peer)
+    }
+
+    pub(super) fn has_reports(&self) -> bool {
+        self.rails.iter().any(Rail::has_reports)
+    }
+
+    fn tell(&self, link: u32, command: Command) {
+        if let Some(link) = self.links.get(&link) {
+            self.rails[link.rail].line.tell(command);
+        }
+    }
+
+    /// Leaves a peer at all rails.
+    pub(super) fn leave(&mut self, links: &[u32]) {
+        for link in links {
+            self.tell(*link, Command::Leave { link: *link });
+            self.links.remove(link);
+        }
+    }
+
+    /// The agent took a notice that came by a rail.
+    pub(super) fn has_taken(&mut self, rail: usize, session: u64) {
+        let taken = self.taken.entry((rail, session)).or_default();
+        *taken += 1;
+        if *taken >= TOLD {
+            let notices = std::mem::take(taken);
+            self.taken.remove(&(rail, session));
+            self.rails[rail].line.tell(Command::Taken { session, notices });
+        }
+    }
+
+    /// Which rail copies which blocks: long ones are cut, short ones go to who has least.
+    fn share_out(blocks: &[Block], rails: usize) -> Vec<VecDeque<Block>> {
+        let mut shares = vec![(0_u64, VecDeque::new()); rails];
+        for block in blocks {
+            let parts = if block.length >= WORTH_SPLITTING { rails as u64 } else { 1 };
+            for part in 0..parts {
+                let start = block.length / parts * part;
+                let end = if part + 1 == parts {
+                    block.length
+                } else {
+                    block.length / parts * (part + 1)
+                };
+                let Some(share) = shares.iter_mut().min_by_key(|(bytes, _)| *bytes) else { break };
+                share.0 += end - start;
+                share.1.push_back(Block {
+                    to: block.to + start,
+                    from: block.from + start,
+                    length: end - start,
+                });
+            }
+        }
+        shares.into_iter().map(|(_, blocks)| blocks).collect()
+    }
+}
+
+impl Agent {
+    /// Gets to know a peer by rails, if it is not known by them already.
+    pub(super) fn meet_far(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
+        peer.links.retain(|link| self.far.lost(*link).is_none());
+        if !peer.links.is_empty() {
+            return Ok(());
+        }
+        let mut links = Vec::new();
+        for (rail, theirs) in self.far.pairs(peer) {
+            let link = self.far.next_link;
+            self.far.next_link += 1;
+            let known = Link { rail, met: None, lost: None, withdrawn: HashSet::new() };
+            self.far.links.insert(link, known);
+            let command = Command::Meet {
+                link,
+                identity: peer.card.identity,
+                address: peer.card.fabrics[theirs].address.clone(),
+                patience: end.saturating_duration_since(Instant::now()),
+            };
+            self.far.tell(link, command);
+            links.push(link);
+        }
+        let met = self.await_links(&links, end);
+        if met.is_ok() {
+            peer.links = links;
+        } else {
+            self.far.leave(&links);
+        }
+        met
+    }
+
+    fn await_links(&mut self, links: &[u32], end: Instant) -> Result<()> {
+        loop {
+            self.hear();
+            let open = links.iter().find_map(|link| match &self.far.links.get(link)?.met {
+                Some(Ok(())) => None,
+                Some(Err(error)) => Some(Err(Arc::clone(error))),
+                None => Some(Ok(())),
+            });
+            match open {
+                None => return Ok(()),
+                Some(Err(error)) => {
+                    return Err(Error::new(CONNECT, error.kind(), error.to_string()));
+                }
+                Some(Ok(())) if Instant::now() >= end => {
+                    let detail = "it does not answer by the fabric";
+                    return Err(Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail));
+                }
+                Some(Ok(())) => self.rest_until_told(end),
+            }
+        }
+    }
+
+    pub(super) fn rest_until_told(&mut self, end: Instant) {
+        let home = Arc::clone(&self.home);
+        let mut waiting = self.waiting;
+        let until = end.min(Instant::now() + 10 * REST);
+        home.doorbell.wait(&mut waiting, until, || self.far.has_reports().then_some(()));
+        self.waiting = waiting;
+    }
+
+    /// Takes a peer out, to be put back: what is made for it needs all of the agent.
+    pub(super) fn take_out(&mut self, peer: u32) -> Option<Peer> {
+        let taken = self.peers.remove(&peer)?;
+        self.far.joining = Some(peer);
+        Some(taken)
+    }
+
+    pub(super) fn put_back(&mut self, number: u32, peer: Peer) {
+        self.peers.insert(number, peer);
+        self.far.joining = None;
+        for (ticket, outcome) in std::mem::take(&mut self.far.postponed) {
+            self.rail_is_done(ticket, outcome);
+        }
+    }
+
+    /// Makes what a fabric path needs: asks the peer for its region, and for staging memory.
+    pub(super) fn lay_tracks(
+        &mut self,
+        path: Path,
+        peer: &mut Peer,
+        local: &Arc<Registered>,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<Means> {
+        self.meet_far(peer, end).inspect_err(|error| {
+            peer.no_fabric = Some(error.to_string());
+        })?;
+        let of_fabric = |error| Error::of_fabric(JOIN, error);
+        let pairs = self.far.pairs(peer);
+        let mut tracks = Vec::new();
+        for (link, (rail, theirs)) in peer.links.clone().into_iter().zip(pairs) {
+            let key = remote.keys.iter().find(|key| key.domain as usize == theirs);
+            let memory = match key {
+                Some(key) => {
+                    let region = fabric::RemoteRegion::decode(&key.bytes).map_err(of_fabric)?;
+                    let memory = self.far.rails[rail].domain.attach(&region).map_err(of_fabric)?;
+                    if memory.len() < remote.length {
+                        let detail = "its fabric key is for less than the region";
+                        return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
+                    }
+                    Some(memory)
+                }
+                None => None,
+            };
+            let here = match (local.memory(rail), &local.buffer) {
+                (Some(memory), _) => Here::Registered(memory),
+                (None, crate::Buffer::Device(memory)) => Here::Device(memory.clone()),
+                (None, crate::Buffer::Host(_)) => {
+                    let detail = "the fabric does not take this memory of the host";
+                    return Err(Error::new(JOIN, ErrorKind::NoPath, detail));
+                }
+            };
+            let stages = path == Path::FabricStaged && memory.is_none();
+            self.open_far(link, remote, stages, end)?;
+            let there = There { region: remote.number, ticket: remote.ticket, memory };
+            tracks.push(Track { link, here, there });
+        }
+        Ok(Means::Rails(tracks))
+    }
+
+    fn open_far(
+        &mut self,
+        link: u32,
+        remote: &RegionDescriptor,
+        stages: bool,
+        end: Instant,
+    ) -> Result<()> {
+        self.far.next_request += 1;
+        let request = self.far.next_request;
+        let (region, ticket) = (remote.number, remote.ticket);
+        self.far.tell(link, Command::Open { link, request, region, ticket, stages });
+        loop {
+            self.hear();
+            if let Some(outcome) = self.far.opened.remove(&request) {
+                return outcome;
+            }
+            if Instant::now() >= end {
+                let detail = "it does not answer by the fabric";
+                return Err(Error::new(JOIN, ErrorKind::DeadlineExceeded, detail));
+            }
+            self.rest_until_told(end);
+        }
+    }
+
+    /// Gives a transfer to the rails.
+    pub(super) fn move_by_rails(
+        &mut self,
+        operation: Operation,
+        local: &Arc<Registered>,
+        tracks: &[Track],
+        blocks: &[Block],
+        mut ticket: Ticket,
+    ) {
+        let is_far = self.peers.get(&ticket.peer).is_some_and(|peer| matches!(peer.tie, Tie::Far));
+        // A peer with which memory is shared is told by that.
+        let mut notice = ticket.notice.take_if(|_| is_far);
+        *self.far.under_way.entry(ticket.peer).or_default() += 1;
+        let shares = Far::share_out(blocks, tracks.len());
+        let busy: Vec<_> =
+            tracks.iter().zip(shares).filter(|(_, blocks)| !blocks.is_empty()).collect();
+        if busy.len() > 1 {
+            let notice = notice.take().map(|notice| (tracks[0].link, notice));
+            let shared = Shared { left: busy.len(), failure: None, notice };
+            self.far.shared.insert(ticket.token, shared);
+        }
+        for (track, blocks) in busy {
+            let (here, there) = (track.here.clone(), track.there.clone());
+            let bytes = Bytes { operation, here, there, blocks, _local: Arc::clone(local) };
+            let (link, ticket, notice) = (track.link, ticket.clone(), notice.take());
+            let told = Move { link, ticket, notice, bytes: Some(bytes) };
+            self.far.tell(link, Command::Move(Box::new(told)));
+        }
+    }
+
+    /// Tells a peer something by a rail.
+    pub(super) fn notify_by_rail(&mut self, link: u32, mut ticket: Ticket) {
+        let notice = ticket.notice.take();
+        *self.far.under_way.entry(ticket.peer).or_default() += 1;
+        let told = Move { link, ticket, notice, bytes: None };
+        self.far.tell(link, Command::Move(Box::new(told)));
+    }
+
+    /// Takes note of what the rails tell. True if they told anything.
+    pub(super) fn hear(&mut self) -> bool {
+        if self.far.rails.is_empty() {
+            return false;
+        }
+        let mut has_any = false;
+        for rail in 0..self.far.rails.len() {
+            let mut reports = std::mem::take(&mut self.far.reports);
+            self.far.rails[rail].reports(&mut reports);
+            for report in reports.drain(..) {
+                has_any = true;
+                self.take_note(rail, report);
+            }
+            self.far.reports = reports;
+        }
+        has_any
+    }
+
+    fn take_note(&mut self, rail: usize, report: Report) {
+        match report {
+            Report::Met { link, outcome } => {
+                if let Some(link) = self.far.links.get_mut(&link) {
+                    link.met = Some(outcome.map_err(Arc::new));
+                }
+            }
+            Report::Opened { request, outcome } => {
+                self.far.opened.insert(request, outcome);
+            }
+            Report::Done { ticket, outcome } if self.far.joining == Some(ticket.peer) => {
+                self.far.postponed.push((ticket, outcome));
+            }
+            Report::Done { ticket, outcome } => self.rail_is_done(ticket, outcome),
+            Report::Withdrawn { link, region } => {
+                if let Some(link) = self.far.links.get_mut(&link) {
+                    link.withdrawn.insert(region);
+                }
+            }
+            Report::Lost { link, why } => {
+                if let Some(link) = self.far.links.get_mut(&link) {
+                    link.lost = Some(why);
+                }
+            }
+            Report::Joined { from, label } => {
+                self.events.push_back((Event::Joined { from, label }, None));
+            }
+            Report::Notice { session, from, notice } => {
+                self.events.push_back((Event::Notice { from, notice }, Some((rail, session))));
+            }
+            Report::Left { from, label, is_dead } => {
+                self.events.push_back((Event::Left { from, label, is_dead }, None));
+            }
+        }
+    }
+
+    fn rail_is_done(&mut self, ticket: Ticket, mut outcome: Result<()>) {
+        let mut notice = None;
+        if let Some(shared) = self.far.shared.get_mut(&ticket.token) {
+            shared.left -= 1;
+            if let Err(error) = outcome {
+                shared.failure.get_or_insert(error);
+            }
+            if shared.left > 0 {
+                return;
+            }
+            let shared = self.far.shared.remove(&ticket.token);
+            outcome = Ok(());
+            if let Some(Shared { failure, notice: kept, .. }) = shared {
+                notice = kept;
+                outcome = failure.map_or(Ok(()), Err);
+            }
+        }
+        let count = self.far.under_way.get_mut(&ticket.peer);
+        if let Some(count) = count {
+            *count -= 1;
+            if *count == 0 {
+                self.far.under_way.remove(&ticket.peer);
+            }
+        }
+        if let (Ok(()), Some((link, notice))) = (&outcome, notice) {
+            return self.notify_by_rail(link, Ticket { notice: Some(notice), ..ticket });
+        }
+        match self.peers.get(&ticket.peer).map(|peer| &peer.tie) {
+            Some(Tie::Visit(_) | Tie::Here { .. }) => self.complete(ticket, outcome),
+            _ => {
+                let label = self.label(ticket.peer);
+                self.operations.finish(ticket.token, outcome.map_err(|error| error.with(label)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rails_share_all_bytes_once_and_about_equally() {
+        let block = |to, length| Block { to, from: to, length };
+        let many: Vec<_> = (0..100).map(|n| block(n << 20, 1 << 16)).collect();
+        let one = [block(0, (64 << 20) + 1)];
+        for (blocks, rails) in [(&many[..], 3), (&one[..], 3), (&one[..], 1), (&many[..1], 4)] {
+            let shares = Far::share_out(blocks, rails);
+            assert_eq!(shares.len(), rails);
+            let bytes: Vec<u64> =
+                shares.iter().map(|share| share.iter().map(|b| b.length).sum()).collect();
+            let all: u64 = blocks.iter().map(|block| block.length).sum();
+            assert_eq!(bytes.iter().sum::<u64>(), all);
+            if blocks.len() >= rails {
+                let (most, least) = (bytes.iter().max(), bytes.iter().min());
+                assert!(most.unwrap() - least.unwrap() <= 1 << 16, "{bytes:?}");
+            }
+            let mut parts: Vec<_> = shares.into_iter().flatten().collect();
+            parts.sort_by_key(|part| part.to);
+            let mut ends = 0;
+            for part in parts {
+                assert!(part.to >= ends && part.length > 0);
+                ends = part.to + part.length;
+            }
+        }
+    }
+}

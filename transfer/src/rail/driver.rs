@@ -1,0 +1,513 @@
+//! The thread of a rail: it owns the endpoint, posts, polls, and passes on what it hears.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fabric::{
+    Access, Address, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint,
+    HostMemory, MemoryRegion, MrMode, Options, Outcome, Peer, QueueOptions, Waker,
+};
+
+use super::guest::{Flying, Link, Moving};
+use super::host::{Errand, Guest, Retiring};
+use super::message::{For, LONGEST, Message};
+use super::staging::{Copies, Slots};
+use super::{Command, Report, START, Shared, lock, memory};
+use crate::agent::Home;
+use crate::error::{Error, ErrorKind, Result};
+use crate::region::{Buffer, Rights};
+
+/// Messages that can be on their way to us before we look.
+const RECEIVES: usize = 64;
+const SENDS: usize = 64;
+/// What waits to be sent, at most: answers to those that ask and do not listen.
+const MOST_WAITING: usize = 8192;
+/// How often it is looked whether peers are there.
+const LOOK: Duration = Duration::from_millis(50);
+/// The longest rest while a device copies, or something found no room.
+const SHORT: Duration = Duration::from_micros(50);
+/// How often one is asked whether it is there before it is lost.
+const QUESTIONS: u32 = 8;
+
+/// Who a message is for, or is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Party {
+    Link(u32),
+    Guest(u64),
+    /// One that was refused.
+    Nobody,
+}
+
+/// What was posted.
+#[derive(Debug, Clone, Copy)]
+enum Posted {
+    Receive(usize),
+    Send(usize, Party),
+    Data(u64),
+}
+
+/// Whether the other side of a session is there.
+#[derive(Debug)]
+pub(super) struct Presence {
+    heard: Instant,
+    asked: Instant,
+}
+
+impl Presence {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self { heard: now, asked: now }
+    }
+
+    pub(super) fn is_heard(&mut self) {
+        self.heard = Instant::now();
+    }
+
+    pub(super) fn is_lost(&self, now: Instant, after: Duration) -> bool {
+        now - self.heard > after
+    }
+
+    /// Is it to be asked now?
+    pub(super) fn asks(&mut self, now: Instant, lost_after: Duration) -> bool {
+        let often = lost_after / QUESTIONS;
+        let asks = now - self.heard > often && now - self.asked > often;
+        if asks {
+            self.asked = now;
+        }
+        asks
+    }
+}
+
+pub(super) struct Driver {
+    // The endpoint goes first: it gives back what is posted.
+    pub(super) endpoint: Endpoint,
+    pub(super) queue: CompletionQueue,
+    pub(super) addresses: AddressVector,
+    pub(super) domain: Domain,
+    address: Vec<u8>,
+    uses_tags: bool,
+    pub(super) home: Arc<Home>,
+    pub(super) shared: Arc<Shared>,
+    inbox: MemoryRegion,
+    outbox: MemoryRegion,
+    posted: Vec<Option<Posted>>,
+    free_posts: Vec<usize>,
+    free_sends: Vec<usize>,
+    pub(super) waiting: VecDeque<(Party, Peer, Vec<u8>)>,
+    next_look: Instant,
+    pub(super) lost_after: Duration,
+    pub(super) next_number: u64,
+    // As a guest.
+    pub(super) links: HashMap<u32, Link>,
+    pub(super) moves: HashMap<u64, Moving>,
+    pub(super) flying: HashMap<u64, Flying>,
+    /// Of those, what found no room in the provider's queue.
+    pub(super) unposted: VecDeque<u64>,
+    pub(super) slots: Option<Slots>,
+    pub(super) copies: Copies,
+    // As a host.
+    pub(super) guests: HashMap<u64, Guest>,
+    pub(super) errands: HashMap<u64, Errand>,
+    pub(super) retiring: HashMap<u64, Retiring>,
+    /// What guests left that may still be written to, and since when.
+    pub(super) left_behind: Vec<(Instant, Retiring)>,
+}
+
+impl Driver {
+    pub(super) fn new(
+        domain: &Domain,
+        shared: Arc<Shared>,
+        home: Arc<Home>,
+        lost_after: Duration,
+    ) -> Result<Self> {
+        let of_fabric = |error| Error::of_fabric(START, error);
+        let facts = domain.capabilities();
+        let uses_tags = !facts.caps.contains(Caps::MESSAGE);
+        if uses_tags && !facts.caps.contains(Caps::TAGGED) {
+            let detail = "it has no messages, with tags or without";
+            return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
+        }
+        let addresses = AddressVector::open(domain).map_err(of_fabric)?;
+        let options = QueueOptions { size: 1024, ..QueueOptions::default() };
+        let mut queue = CompletionQueue::open_with(domain, options).map_err(of_fabric)?;
+        let endpoint = Endpoint::builder(domain).addresses(&addresses).queue(&mut queue).open();
+        let endpoint = endpoint.map_err(of_fabric)?;
+        let buffers = |count: usize, access| {
+            let memory = HostMemory::zeroed(count * LONGEST)?;
+            let region = domain.register(memory, access)?;
+            enable(&region, &endpoint)?;
+            Ok(region)
+        };
+        let inbox = buffers(RECEIVES, Access::RECEIVE).map_err(of_fabric)?;
+        let outbox = buffers(SENDS, Access::SEND).map_err(of_fabric)?;
+        let address = endpoint.address().map_err(of_fabric)?.0;
+        let mut driver = Self {
+            endpoint,
+            queue,
+            addresses,
+            domain: domain.clone(),
+            address,
+            uses_tags,
+            home,
+            shared,
+            inbox,
+            outbox,
+            posted: Vec::new(),
+            free_posts: Vec::new(),
+            free_sends: (0..SENDS).collect(),
+            waiting: VecDeque::new(),
+            next_look: Instant::now(),
+            lost_after,
+            next_number: 1,
+            links: HashMap::new(),
+            moves: HashMap::new(),
+            flying: HashMap::new(),
+            unposted: VecDeque::new(),
+            slots: None,
+            copies: Copies::default(),
+            guests: HashMap::new(),
+            errands: HashMap::new(),
+            retiring: HashMap::new(),
+            left_behind: Vec::new(),
+        };
+        for buffer in 0..RECEIVES {
+            driver.receive(buffer).map_err(of_fabric)?;
+        }
+        Ok(driver)
+    }
+
+    pub(super) fn address(&self) -> &[u8] {
+        &self.address
+    }
+
+    pub(super) fn waker(&self) -> Waker {
+        self.queue.waker()
+    }
+
+    pub(super) fn tell(&self, report: Report) {
+        lock(&self.shared.reports).push_back(report);
+        self.home.doorbell.ring();
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// Registers memory, and enables it where that is a step of its own.
+    pub(super) fn register(
+        &self,
+        buffer: &Buffer,
+        rights: Option<Rights>,
+    ) -> Result<Option<MemoryRegion>> {
+        let of_fabric = |error| Error::of_fabric("register a region", error);
+        let Some(region) = memory::register(&self.domain, buffer, rights) else { return Ok(None) };
+        let region = region.map_err(of_fabric)?;
+        enable(&region, &self.endpoint).map_err(of_fabric)?;
+        Ok(Some(region))
+    }
+
+    // ------------------------------------------------------------------- posting
+
+    fn post(&mut self, posted: Posted) -> u64 {
+        let place = self.free_posts.pop().unwrap_or_else(|| {
+            self.posted.push(None);
+            self.posted.len() - 1
+        });
+        self.posted[place] = Some(posted);
+        place as u64
+    }
+
+    fn posted(&mut self, token: u64) -> Option<Posted> {
+        let posted = self.posted.get_mut(token as usize)?.take()?;
+        self.free_posts.push(token as usize);
+        Some(posted)
+    }
+
+    fn receive(&mut self, buffer: usize) -> fabric::Result<()> {
+        let slice = self.inbox.slice(buffer * LONGEST..(buffer + 1) * LONGEST)?;
+        let token = self.post(Posted::Receive(buffer));
+        let options = Options::token(token);
+        let posted = if self.uses_tags {
+            let any = (0, u64::MAX);
+            self.endpoint.receive_tagged(&mut self.queue, None, &slice, any, options)
+        } else {
+            self.endpoint.receive(&mut self.queue, &slice, options)
+        };
+        posted.map(drop).inspect_err(|_| {
+            self.posted(token);
+        })
+    }
+
+    /// Says something to the other side of a session.
+    pub(super) fn say(&mut self, to: Party, message: &Message) {
+        let found = match to {
+            Party::Link(link) => self.links.get(&link).map(|link| (link.peer, link.session)),
+            Party::Guest(session) => self.guests.get(&session).map(|guest| (guest.peer, session)),
+            Party::Nobody => None,
+        };
+        if let Some((peer, session)) = found {
+            self.say_to(to, peer, message.encode(session));
+        }
+    }
+
+    pub(super) fn say_to(&mut self, to: Party, peer: Peer, bytes: Vec<u8>) {
+        if self.waiting.len() >= MOST_WAITING {
+            return self.lose(to, "it does not take what is sent to it");
+        }
+        self.waiting.push_back((to, peer, bytes));
+        self.flush();
+    }
+
+    /// Sends what waits, in order for each peer. One that cannot be sent to now does not
+    /// hold up others.
+    fn flush(&mut self) {
+        let mut stuck: Vec<Peer> = Vec::new();
+        let mut at = 0;
+        while at < self.waiting.len() && !self.free_sends.is_empty() && stuck.len() < 8 {
+            let (to, peer, _) = self.waiting[at];
+            if stuck.contains(&peer) {
+                at += 1;
+                continue;
+            }
+            match self.send(at) {
+                Ok(()) => {
+                    self.waiting.remove(at);
+                }
+                Err(error) if error.kind() == fabric::ErrorKind::WouldBlock => stuck.push(peer),
+                Err(error) => {
+                    self.waiting.remove(at);
+                    self.lose(to, &error.to_string());
+                    at = 0;
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, at: usize) -> fabric::Result<()> {
+        let (to, peer, bytes) = &self.waiting[at];
+        let (to, peer) = (*to, *peer);
+        let Some(buffer) = self.free_sends.pop() else { return Ok(()) };
+        self.outbox.write(buffer * LONGEST, bytes)?;
+        let slice = self.outbox.slice(buffer * LONGEST..buffer * LONGEST + bytes.len())?;
+        let token = self.post(Posted::Send(buffer, to));
+        let options = Options::token(token).patience(Duration::ZERO);
+        let sent = if self.uses_tags {
+            self.endpoint.send_tagged(&mut self.queue, peer, &slice, 0, None, options)
+        } else {
+            self.endpoint.send(&mut self.queue, peer, &slice, options)
+        };
+        sent.map(drop).inspect_err(|_| {
+            self.posted(token);
+            self.free_sends.push(buffer);
+        })
+    }
+
+    /// A token for a one-sided operation; [`unpost`](Self::unpost) it if that was not posted.
+    pub(super) fn post_data(&mut self, chunk: u64) -> u64 {
+        self.post(Posted::Data(chunk))
+    }
+
+    pub(super) fn unpost(&mut self, token: u64) {
+        self.posted(token);
+    }
+
+    // ------------------------------------------------------------------- hearing
+
+    fn heard(&mut self, outcome: Outcome) {
+        match outcome {
+            Ok(completion) => {
+                if completion.operation.is_none() {
+                    return;
+                }
+                match self.posted(completion.token) {
+                    Some(Posted::Receive(buffer)) => {
+                        self.read(buffer, completion.length);
+                        self.receive_again(buffer);
+                    }
+                    Some(Posted::Send(buffer, _)) => self.free_sends.push(buffer),
+                    Some(Posted::Data(chunk)) => self.stage_is_over(chunk, Ok(())),
+                    None => {}
+                }
+            }
+            Err(failure) => {
+                if failure.operation.is_none() {
+                    tracing::debug!(error = %failure.error, "a rail's queue");
+                    return;
+                }
+                let error = failure.error;
+                match self.posted(failure.token) {
+                    Some(Posted::Receive(buffer)) => self.receive_again(buffer),
+                    Some(Posted::Send(buffer, to)) => {
+                        self.free_sends.push(buffer);
+                        self.lose(to, &error.to_string());
+                    }
+                    Some(Posted::Data(chunk)) => {
+                        let operation = match failure.kind {
+                            Some(CompletionKind::Read) => "get",
+                            _ => "put",
+                        };
+                        self.stage_is_over(chunk, Err(Error::of_fabric(operation, error)));
+                    }
+                    None => {}
+                }
+            }
+        }
+    }
+
+    fn receive_again(&mut self, buffer: usize) {
+        if let Err(error) = self.receive(buffer) {
+            // One place less to hear with; the others are posted again all the same.
+            tracing::warn!(%error, "a rail's receive cannot be posted again");
+        }
+    }
+
+    fn read(&mut self, buffer: usize, length: usize) {
+        let mut bytes = [0; LONGEST];
+        let bytes = &mut bytes[..length.min(LONGEST)];
+        if self.inbox.read(buffer * LONGEST, bytes).is_err() {
+            return;
+        }
+        let (session, message) = match Message::decode(bytes) {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                tracing::warn!(%error, "a message that is none was left aside");
+                return;
+            }
+        };
+        match message.is_for() {
+            For::Host => self.host_hears(session, message),
+            For::Guest => self.guest_hears(session, message),
+            For::Either => {
+                let party = self.party(session);
+                match message {
+                    Message::Ping { number } => self.say(party, &Message::Pong { number }),
+                    Message::Bye => self.lose(party, "it left"),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Who has this session; it was heard of just now.
+    fn party(&mut self, session: u64) -> Party {
+        if let Some(guest) = self.guests.get_mut(&session) {
+            guest.presence.is_heard();
+            return Party::Guest(session);
+        }
+        let link = self.links.iter_mut().find(|(_, link)| link.session == session);
+        link.map_or(Party::Nobody, |(number, link)| {
+            link.presence.is_heard();
+            Party::Link(*number)
+        })
+    }
+
+    /// The other side is not there any more, or does not do as it should.
+    pub(super) fn lose(&mut self, party: Party, why: &str) {
+        match party {
+            Party::Link(link) => self.lose_link(link, why),
+            Party::Guest(session) => self.lose_guest(session, why),
+            Party::Nobody => {}
+        }
+    }
+
+    // ------------------------------------------------------------------- the thread
+
+    fn commands(&mut self) -> bool {
+        let commands = std::mem::take(&mut *lock(&self.shared.commands));
+        let has_any = !commands.is_empty();
+        for command in commands {
+            match command {
+                Command::Meet { link, identity, address, patience } => {
+                    self.meet(link, identity, Address(address), patience);
+                }
+                Command::Open { link, request, region, ticket, stages } => {
+                    self.open(link, request, (region, ticket), stages);
+                }
+                Command::Move(told) => self.begin_move(*told),
+                Command::Register(buffer, rights, answer) => {
+                    let _ = answer.try_send(self.register(&buffer, rights));
+                }
+                Command::Retire { region, memory, buffer } => self.retire(region, memory, buffer),
+                Command::Taken { session, notices } => self.taken(session, notices),
+                Command::Leave { link } => self.leave(link),
+            }
+        }
+        has_any
+    }
+
+    fn look_after(&mut self) {
+        let now = Instant::now();
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + LOOK;
+        self.look_after_links(now);
+        self.look_after_guests(now);
+    }
+
+    pub(super) fn run(mut self) {
+        /// Outcomes between two looks at everything else.
+        const BATCH: usize = 64;
+        let mut copied = Vec::new();
+        while !self.shared.is_over.load(Ordering::Acquire) {
+            let mut has_moved = self.commands();
+            self.flush();
+            for _ in 0..BATCH {
+                let Some(outcome) = self.queue.poll() else { break };
+                self.heard(outcome);
+                has_moved = true;
+            }
+            self.copies.look(&mut copied);
+            for (number, outcome) in copied.drain(..) {
+                has_moved = true;
+                if self.errands.contains_key(&number) {
+                    self.errand_is_over(number, outcome);
+                } else {
+                    self.stage_is_over(number, outcome);
+                }
+            }
+            has_moved |= self.advance();
+            self.look_after();
+            if has_moved {
+                continue;
+            }
+            let is_short = self.copies.are_under_way()
+                || !self.unposted.is_empty()
+                || !self.waiting.is_empty();
+            let rest = if is_short { SHORT } else { LOOK };
+            if let Some(outcome) = self.queue.wait_or_wake(rest) {
+                self.heard(outcome);
+            }
+        }
+        self.say_goodbye();
+    }
+
+    fn say_goodbye(&mut self) {
+        const LONGEST_GOODBYE: Duration = Duration::from_millis(200);
+        let links: Vec<_> = self.links.keys().map(|link| Party::Link(*link)).collect();
+        let guests: Vec<_> = self.guests.keys().map(|session| Party::Guest(*session)).collect();
+        for party in links.into_iter().chain(guests) {
+            self.say(party, &Message::Bye);
+        }
+        let end = Instant::now() + LONGEST_GOODBYE;
+        while (self.free_sends.len() < SENDS || !self.waiting.is_empty()) && Instant::now() < end {
+            self.flush();
+            if let Some(outcome) = self.queue.wait_or_wake(SHORT) {
+                self.heard(outcome);
+            }
+        }
+    }
+}
+
+pub(super) fn enable(region: &MemoryRegion, endpoint: &Endpoint) -> fabric::Result<()> {
+    if !region.is_registered() || region.is_enabled() {
+        return Ok(());
+    }
+    if region.domain().capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+        region.bind_endpoint(endpoint)?;
+    }
+    region.enable()
+}

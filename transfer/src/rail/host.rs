@@ -1,0 +1,359 @@
+//! What a rail does for others: guests come, ask for regions, stage by way of memory that they were
+//! given, and leave notices.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use fabric::{Address, MemoryRegion, Peer};
+
+use super::driver::{Driver, Party, Presence};
+use super::message::{Chunk, Message};
+use super::staging::{SLOT, SLOTS, part};
+use super::{Report, lock};
+use crate::agent::{Notice, Refusal};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::HostBuffer;
+use crate::region::{Buffer, Registered, Rights};
+
+const MOST_GUESTS: usize = 1024;
+/// Guests that may have staging memory: half a gibibyte in all.
+const MOST_STAGING: usize = 64;
+/// Notices of one guest that may wait to be taken.
+const WINDOW: u64 = 64;
+/// Copies of one guest that may be under way: more than it has slots is no guest's way.
+const MOST_ERRANDS: usize = 2 * SLOTS as usize;
+
+/// One that came to put and get.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) peer: Peer,
+    pub(super) presence: Presence,
+    identity: [u8; 16],
+    label: String,
+    opened: HashSet<u64>,
+    staging: Option<(HostBuffer, MemoryRegion)>,
+    errands: usize,
+    /// Notices that came, those of them that came too early, and those that were taken.
+    received: u64,
+    early: BTreeMap<u64, Notice>,
+    taken: u64,
+}
+
+/// A copy between a region and a guest's slot.
+#[derive(Debug)]
+pub(super) struct Errand {
+    session: u64,
+    chunk: u64,
+    /// Kept until it is done.
+    region: Arc<Registered>,
+}
+
+/// A region that was withdrawn.
+#[derive(Debug)]
+pub(super) struct Retiring {
+    at_it: HashSet<u64>,
+    // The fabric's handle goes first.
+    _memory: Option<MemoryRegion>,
+    _buffer: Buffer,
+}
+
+impl Driver {
+    pub(super) fn host_hears(&mut self, session: u64, message: Message) {
+        if let Message::Hello { to, from, label, address, .. } = message {
+            return self.welcome(session, to, from, label, Address(address));
+        }
+        let Some(guest) = self.guests.get_mut(&session) else { return };
+        guest.presence.is_heard();
+        let party = Party::Guest(session);
+        match message {
+            Message::Open { request, region, ticket } => {
+                let message = if self.home.region(region, ticket).is_some() {
+                    guest.opened.insert(region);
+                    Message::Opened { request }
+                } else {
+                    Message::Refused { request, refusal: gone() }
+                };
+                self.say(party, &message);
+            }
+            Message::Stage { request } => {
+                let message = match self.staging(session) {
+                    Ok(memory) => {
+                        Message::Staging { request, slots: SLOTS, slot_length: SLOT, memory }
+                    }
+                    Err(error) => Message::Refused { request, refusal: Refusal::of(&error) },
+                };
+                self.say(party, &message);
+            }
+            Message::Notice { number, notice } => self.take_notice(session, number, notice),
+            Message::Deliver(chunk) => self.run_errand(session, chunk, true),
+            Message::Fetch(chunk) => self.run_errand(session, chunk, false),
+            Message::Released { region } => {
+                guest.opened.remove(&region);
+                self.is_released(region, session);
+            }
+            _ => {}
+        }
+    }
+
+    fn welcome(
+        &mut self,
+        session: u64,
+        to: [u8; 16],
+        from: [u8; 16],
+        label: String,
+        address: Address,
+    ) {
+        if self.guests.contains_key(&session) {
+            return;
+        }
+        let Ok(peer) = self.addresses.insert(&address) else {
+            tracing::warn!(label, "one came with an address that is none");
+            return;
+        };
+        let refusal = if to != self.home.identity {
+            Some(Refusal::new(ErrorKind::Stale, "another agent listens there now"))
+        } else if self.guests.len() >= MOST_GUESTS {
+            Some(Refusal::new(ErrorKind::TooMany, format!("{MOST_GUESTS} guests are here")))
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            let message = Message::Refused { request: 0, refusal };
+            return self.say_to(Party::Nobody, peer, message.encode(session));
+        }
+        let guest = Guest {
+            peer,
+            presence: Presence::new(),
+            identity: from,
+            label: label.clone(),
+            opened: HashSet::new(),
+            staging: None,
+            errands: 0,
+            received: 0,
+            early: BTreeMap::new(),
+            taken: 0,
+        };
+        self.guests.insert(session, guest);
+        self.tell(Report::Joined { from, label });
+        let welcome = Message::Welcome { label: self.home.label.clone(), may_send: WINDOW };
+        self.say(Party::Guest(session), &welcome);
+    }
+
+    pub(super) fn lose_guest(&mut self, session: u64, why: &str) {
+        let Some(guest) = self.guests.remove(&session) else { return };
+        tracing::debug!(label = guest.label, why, "a guest is gone");
+        self.forget_waiting(Party::Guest(session));
+        for region in &guest.opened {
+            self.is_released(*region, session);
+        }
+        let is_dead = why != "it left";
+        self.tell(Report::Left { from: guest.identity, label: guest.label, is_dead });
+        // Its staging memory: a write of its that is under way may still arrive, so the memory
+        // stays registered for as long as that can be.
+        if let Some((buffer, memory)) = guest.staging {
+            let buffer = Buffer::Host(buffer);
+            let retiring =
+                Retiring { at_it: HashSet::new(), _memory: Some(memory), _buffer: buffer };
+            self.left_behind.push((Instant::now(), retiring));
+        }
+        let is_another_session =
+            |other: &Guest| other.identity == guest.identity && other.peer == guest.peer;
+        let is_linked = self.links.values().any(|link| link.peer == guest.peer);
+        if !is_linked && !self.guests.values().any(is_another_session) {
+            let _ = self.addresses.remove(guest.peer);
+        }
+    }
+
+    pub(super) fn look_after_guests(&mut self, now: Instant) {
+        let lost_after = self.lost_after;
+        let lost = self.guests.iter().filter(|(_, guest)| guest.presence.is_lost(now, lost_after));
+        let lost: Vec<_> = lost.map(|(session, _)| *session).collect();
+        for session in lost {
+            self.lose_guest(session, "it does not answer any more");
+        }
+        let asked = self.guests.iter_mut().filter_map(|(session, guest)| {
+            guest.presence.asks(now, lost_after).then_some(*session)
+        });
+        let asked: Vec<_> = asked.collect();
+        for session in asked {
+            self.say(Party::Guest(session), &Message::Ping { number: 0 });
+        }
+        self.left_behind.retain(|(since, _)| now - *since < super::PATIENCE);
+    }
+
+    fn staging(&mut self, session: u64) -> Result<Vec<u8>> {
+        let operation = "give staging memory";
+        let of_fabric = |error| Error::of_fabric(operation, error);
+        let given = self.guests.values().filter(|guest| guest.staging.is_some()).count();
+        let known = self.guests.get(&session).and_then(|guest| guest.staging.as_ref());
+        if let Some((_, memory)) = known {
+            return Ok(memory.describe().map_err(of_fabric)?.encode());
+        }
+        if given >= MOST_STAGING {
+            let detail = format!("{MOST_STAGING} guests have some");
+            return Err(Error::new(operation, ErrorKind::TooMany, detail));
+        }
+        let buffer = HostBuffer::new(SLOT * u64::from(SLOTS))?;
+        let memory = self.register(&Buffer::Host(buffer.clone()), Some(Rights::ALL))?;
+        let memory = memory.ok_or_else(|| {
+            Error::new(operation, ErrorKind::Failed, "the host's memory is not registered")
+        })?;
+        let described = memory.describe().map_err(of_fabric)?.encode();
+        if let Some(guest) = self.guests.get_mut(&session) {
+            guest.staging = Some((buffer, memory));
+        }
+        Ok(described)
+    }
+
+    // ------------------------------------------------------------------- notices
+
+    fn take_notice(&mut self, session: u64, number: u64, notice: Notice) {
+        let Some(guest) = self.guests.get_mut(&session) else { return };
+        if number < guest.received || number >= guest.taken + WINDOW {
+            return self.lose_guest(session, "it sends notices that it may not send");
+        }
+        guest.early.insert(number, notice);
+        let mut came = Vec::new();
+        while let Some(notice) = guest.early.remove(&guest.received) {
+            guest.received += 1;
+            came.push(notice);
+        }
+        let from = guest.identity;
+        for notice in came {
+            self.tell(Report::Notice { session, from, notice });
+        }
+        self.say_heard(session);
+    }
+
+    fn say_heard(&mut self, session: u64) {
+        let Some(guest) = self.guests.get(&session) else { return };
+        let message = Message::Heard { notices: guest.received, may_send: guest.taken + WINDOW };
+        self.say(Party::Guest(session), &message);
+    }
+
+    /// The agent took notices of a guest: there is room for as many more.
+    pub(super) fn taken(&mut self, session: u64, notices: u64) {
+        let Some(guest) = self.guests.get_mut(&session) else { return };
+        guest.taken += notices;
+        self.say_heard(session);
+    }
+
+    // ------------------------------------------------------------------- copies for guests
+
+    fn run_errand(&mut self, session: u64, chunk: Chunk, is_delivery: bool) {
+        let begun = self.begin_errand(session, chunk, is_delivery);
+        if let Err(error) = begun {
+            let refusal = Some(Refusal::of(&error));
+            self.say(Party::Guest(session), &Message::Done { number: chunk.number, refusal });
+        }
+    }
+
+    fn begin_errand(&mut self, session: u64, chunk: Chunk, is_delivery: bool) -> Result<()> {
+        let operation = if is_delivery { "put" } else { "get" };
+        let refuse = |kind, why: &str| Err(Error::new(operation, kind, why));
+        let Some(region) = self.home.region(chunk.region, chunk.ticket) else {
+            return refuse(ErrorKind::Stale, "the region was withdrawn, or never was");
+        };
+        let rights = region.descriptor.rights;
+        if !(if is_delivery { rights.write } else { rights.read }) {
+            return refuse(ErrorKind::NotAllowed, "its rights do not allow it");
+        }
+        let end = chunk.offset.checked_add(chunk.length);
+        let is_inside = end.is_some_and(|end| end <= region.descriptor.length);
+        if !is_inside || chunk.slot >= SLOTS || chunk.length > SLOT {
+            return refuse(ErrorKind::OutOfBounds, "it is not inside of the region, or of a slot");
+        }
+        let number = self.number();
+        let Some(guest) = self.guests.get_mut(&session) else { return Ok(()) };
+        let Some((buffer, _)) = &guest.staging else {
+            return refuse(ErrorKind::NoPath, "it has no staging memory");
+        };
+        if guest.errands >= MOST_ERRANDS {
+            return refuse(ErrorKind::TooMany, "more than there are slots");
+        }
+        let at = u64::from(chunk.slot) * SLOT;
+        match &region.buffer {
+            Buffer::Host(memory) => {
+                let copied = match is_delivery {
+                    true => memory.copy(chunk.offset, buffer, at, chunk.length),
+                    false => buffer.copy(at, memory, chunk.offset, chunk.length),
+                };
+                copied?;
+                let done = Message::Done { number: chunk.number, refusal: None };
+                self.say(Party::Guest(session), &done);
+            }
+            Buffer::Device(memory) => {
+                let device = memory.mapped_for();
+                let slot = part(&buffer.pinned_for(device)?, at, chunk.length)?;
+                let place = part(memory, chunk.offset, chunk.length)?;
+                let (to, from) = if is_delivery { (&place, &slot) } else { (&slot, &place) };
+                self.copies.begin(number, device, to, from)?;
+                guest.errands += 1;
+                self.errands.insert(number, Errand { session, chunk: chunk.number, region });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn errand_is_over(&mut self, number: u64, outcome: Result<()>) {
+        let Some(Errand { session, chunk, region }) = self.errands.remove(&number) else { return };
+        drop(region);
+        if let Some(guest) = self.guests.get_mut(&session) {
+            guest.errands -= 1;
+        }
+        let refusal = outcome.err().map(|error| Refusal::of(&error));
+        self.say(Party::Guest(session), &Message::Done { number: chunk, refusal });
+        self.finish_retiring();
+    }
+
+    // ------------------------------------------------------------------- regions that go
+
+    pub(super) fn retire(&mut self, region: u64, memory: Option<MemoryRegion>, buffer: Buffer) {
+        let at_it = self.guests.iter().filter(|(_, guest)| guest.opened.contains(&region));
+        let at_it: HashSet<_> = at_it.map(|(session, _)| *session).collect();
+        for session in &at_it {
+            self.say(Party::Guest(*session), &Message::Withdrawn { region });
+        }
+        self.retiring.insert(region, Retiring { at_it, _memory: memory, _buffer: buffer });
+        self.finish_retiring();
+    }
+
+    fn is_released(&mut self, region: u64, session: u64) {
+        if let Some(retiring) = self.retiring.get_mut(&region) {
+            retiring.at_it.remove(&session);
+            self.finish_retiring();
+        }
+    }
+
+    /// Lets go of regions that nobody is at any more, and tells who is at the others.
+    fn finish_retiring(&mut self) {
+        let errands = &self.errands;
+        let is_copied =
+            |region: u64| errands.values().any(|e| e.region.descriptor.number == region);
+        let mut open = lock(&self.shared.retiring);
+        self.retiring.retain(|region, retiring| {
+            let stays = !retiring.at_it.is_empty() || is_copied(*region);
+            if !stays {
+                open.remove(region);
+                return false;
+            }
+            let guests = retiring.at_it.iter().filter_map(|session| self.guests.get(session));
+            let mut who: Vec<_> = guests.map(|guest| guest.label.clone()).collect();
+            if who.is_empty() {
+                who.push("a copy of ours".to_owned());
+            }
+            open.insert(*region, who);
+            true
+        });
+    }
+
+    /// What waits to be sent to one that is gone.
+    pub(super) fn forget_waiting(&mut self, party: Party) {
+        self.waiting.retain(|(to, ..)| *to != party);
+    }
+}
+
+fn gone() -> Refusal {
+    Refusal::new(ErrorKind::Stale, "the region was withdrawn, or never was")
+}

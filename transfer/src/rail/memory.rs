@@ -1,0 +1,51 @@
+//! Memory that the fabric reaches.
+#![allow(unsafe_code)]
+
+use fabric::{Access, Domain, MemoryRegion};
+
+use crate::region::{Buffer, Rights};
+
+/// Memory of the host, as the fabric knows it.
+struct Span(Buffer);
+
+// SAFETY: a buffer's memory stays where it is, mapped, until the last handle to it is gone, of which
+// this is one; its bytes are reached by copying, never by reference.
+unsafe impl fabric::Memory for Span {
+    fn as_ptr(&self) -> *mut u8 {
+        let address = match &self.0 {
+            Buffer::Device(memory) => memory.address(),
+            Buffer::Host(buffer) => buffer.address(),
+        };
+        address as *mut u8
+    }
+
+    fn len(&self) -> usize {
+        self.0.length() as usize
+    }
+}
+
+/// Can it be registered? What lies on a device cannot: whether a completion means that the data
+/// is there is not known of any provider.
+pub(crate) fn is_reachable(buffer: &Buffer) -> bool {
+    match buffer {
+        Buffer::Device(memory) => memory.device().is_none(),
+        Buffer::Host(_) => true,
+    }
+}
+
+/// Registers it, if it is memory that can be.
+pub(super) fn register(
+    domain: &Domain,
+    buffer: &Buffer,
+    rights: Option<Rights>,
+) -> Option<fabric::Result<MemoryRegion>> {
+    if !is_reachable(buffer) {
+        return None;
+    }
+    let mut access = Access::LOCAL;
+    if let Some(rights) = rights {
+        access.set(Access::REMOTE_READ, rights.read);
+        access.set(Access::REMOTE_WRITE, rights.write);
+    }
+    Some(domain.register(Span(buffer.clone()), access))
+}

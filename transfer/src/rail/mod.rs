@@ -1,0 +1,289 @@
+//! Rails: fabrics that carry the bytes of agents which share no memory.
+//!
+//! Each rail is one domain of one provider with a thread of its own, which posts, polls, answers
+//! peers and has devices copy what the fabric cannot reach. The agent tells it what to do and is
+//! told what became of it. [`message`] is what two rails say to each other, [`flow`] is how a
+//! transfer is cut; both know nothing of a fabric.
+
+mod driver;
+mod flow;
+mod guest;
+mod host;
+mod memory;
+mod message;
+mod staging;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fabric::{Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
+use gpu::{Block, Memory};
+
+use crate::agent::{FabricAddress, Home, Notice, Ticket};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::Operation;
+use crate::region::{Buffer, Registered, Rights};
+
+pub(crate) use memory::is_reachable;
+
+const START: &str = "start a rail";
+/// A rail answers at once, unless its provider hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where the bytes of a transfer are on this side.
+#[derive(Debug, Clone)]
+pub(crate) enum Here {
+    /// The fabric reaches them.
+    Registered(MemoryRegion),
+    /// A device copies them.
+    Device(Memory),
+}
+
+/// Where they are on the other side.
+#[derive(Debug, Clone)]
+pub(crate) struct There {
+    pub(crate) region: u64,
+    pub(crate) ticket: u64,
+    /// None: the peer copies them.
+    pub(crate) memory: Option<RemoteMemory>,
+}
+
+/// A transfer, or a notice alone.
+#[derive(Debug)]
+pub(crate) struct Move {
+    pub(crate) link: u32,
+    pub(crate) ticket: Ticket,
+    pub(crate) notice: Option<Notice>,
+    pub(crate) bytes: Option<Bytes>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Bytes {
+    pub(crate) operation: Operation,
+    pub(crate) here: Here,
+    pub(crate) there: There,
+    pub(crate) blocks: VecDeque<Block>,
+    /// Kept until the last byte has moved.
+    pub(crate) _local: Arc<Registered>,
+}
+
+/// What a rail is told to do.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// To get to know another agent.
+    Meet {
+        link: u32,
+        identity: [u8; 16],
+        address: Vec<u8>,
+        patience: Duration,
+    },
+    /// To ask whether a region is there, and for staging memory if that is needed.
+    Open {
+        link: u32,
+        request: u64,
+        region: u64,
+        ticket: u64,
+        stages: bool,
+    },
+    Move(Box<Move>),
+    /// To register memory; the answer goes the other way.
+    Register(Buffer, Option<Rights>, SyncSender<Result<Option<MemoryRegion>>>),
+    /// A region is not to be reached any more. It is let go of when all peers know.
+    Retire {
+        region: u64,
+        memory: Option<MemoryRegion>,
+        buffer: Buffer,
+    },
+    /// Notices of a guest were taken, so many.
+    Taken {
+        session: u64,
+        notices: u64,
+    },
+    Leave {
+        link: u32,
+    },
+}
+
+/// What a rail tells.
+#[derive(Debug)]
+pub(crate) enum Report {
+    Met {
+        link: u32,
+        outcome: Result<()>,
+    },
+    Opened {
+        request: u64,
+        outcome: Result<()>,
+    },
+    Done {
+        ticket: Ticket,
+        outcome: Result<()>,
+    },
+    Withdrawn {
+        link: u32,
+        region: u64,
+    },
+    /// The peer does not answer any more, or is another one.
+    Lost {
+        link: u32,
+        why: String,
+    },
+    Joined {
+        from: [u8; 16],
+        label: String,
+    },
+    Notice {
+        session: u64,
+        from: [u8; 16],
+        notice: Notice,
+    },
+    Left {
+        from: [u8; 16],
+        label: String,
+        is_dead: bool,
+    },
+}
+
+/// What an agent and its rail share.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    commands: Mutex<VecDeque<Command>>,
+    reports: Mutex<VecDeque<Report>>,
+    /// Regions that peers may still be at, each with who that is.
+    retiring: Mutex<HashMap<u64, Vec<String>>>,
+    is_over: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How a rail is told things, by anybody.
+#[derive(Debug, Clone)]
+pub(crate) struct Line {
+    shared: Arc<Shared>,
+    waker: Waker,
+}
+
+impl Line {
+    pub(crate) fn tell(&self, command: Command) {
+        lock(&self.shared.commands).push_back(command);
+        // Where nobody can be woken, the thread looks by itself, soon.
+        let _ = self.waker.wake();
+    }
+
+    /// A region is not to be reached any more: the peers are told, and it is kept until they know.
+    pub(crate) fn retire(&self, region: u64, memory: Option<MemoryRegion>, buffer: Buffer) {
+        lock(&self.shared.retiring).insert(region, vec!["the rail".to_owned()]);
+        self.tell(Command::Retire { region, memory, buffer });
+    }
+
+    /// Who may still be at a region that was withdrawn.
+    pub(crate) fn who_is_at(&self, region: u64) -> Option<String> {
+        lock(&self.shared.retiring).get(&region).and_then(|who| who.first().cloned())
+    }
+
+    /// Registers memory with the rail's domain. None for memory that no fabric reaches.
+    pub(crate) fn register(
+        &self,
+        buffer: &Buffer,
+        rights: Option<Rights>,
+    ) -> Result<Option<MemoryRegion>> {
+        if !is_reachable(buffer) {
+            return Ok(None);
+        }
+        let (answer, answered) = sync_channel(1);
+        self.tell(Command::Register(buffer.clone(), rights, answer));
+        answered.recv_timeout(PATIENCE).unwrap_or_else(|error| {
+            let kind = match error {
+                RecvTimeoutError::Timeout => ErrorKind::DeadlineExceeded,
+                RecvTimeoutError::Disconnected => ErrorKind::Closed,
+            };
+            Err(Error::new("register a region", kind, "the rail does not answer"))
+        })
+    }
+}
+
+/// A fabric, and the thread that drives it.
+#[derive(Debug)]
+pub(crate) struct Rail {
+    pub(crate) line: Line,
+    pub(crate) provider: String,
+    pub(crate) address: Vec<u8>,
+    pub(crate) domain: Domain,
+    pub(crate) has_remote_access: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rail {
+    /// Opens the domain of an offer, and starts its thread.
+    pub(crate) fn start(
+        offer: &Offer,
+        home: &Arc<Home>,
+        number: usize,
+        lost_after: Duration,
+    ) -> Result<Self> {
+        let of_fabric = |error| Error::of_fabric(START, error);
+        let domain = Domain::open(offer).map_err(of_fabric)?;
+        let shared = Arc::new(Shared::default());
+        let driver =
+            driver::Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), lost_after)?;
+        let address = driver.address().to_vec();
+        let waker = driver.waker();
+        let facts = domain.capabilities();
+        let (provider, has_remote_access) =
+            (facts.provider.clone(), facts.caps.contains(Caps::RMA));
+        let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
+        let thread = thread
+            .spawn(move || driver.run())
+            .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
+        let line = Line { shared, waker };
+        Ok(Self { line, provider, address, domain, has_remote_access, thread: Some(thread) })
+    }
+
+    pub(crate) fn has_reports(&self) -> bool {
+        !lock(&self.line.shared.reports).is_empty()
+    }
+
+    /// What it has to tell.
+    pub(crate) fn reports(&self, into: &mut VecDeque<Report>) {
+        let mut reports = lock(&self.line.shared.reports);
+        if into.is_empty() {
+            std::mem::swap(&mut *reports, into);
+        } else {
+            into.append(&mut reports);
+        }
+    }
+
+    /// How others find it.
+    pub(crate) fn card(&self) -> FabricAddress {
+        FabricAddress { provider: self.provider.clone(), address: self.address.clone() }
+    }
+
+    /// The thread is another process's.
+    pub(crate) fn forget(mut self) {
+        std::mem::forget(self.thread.take());
+    }
+}
+
+impl Drop for Rail {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.line.shared.is_over.store(true, Ordering::Release);
+        let _ = self.line.waker.wake();
+        // A provider may hang; then the thread is left to itself.
+        let end = Instant::now() + PATIENCE;
+        while !thread.is_finished() {
+            if Instant::now() >= end {
+                tracing::warn!(provider = self.provider, "a rail's thread does not end");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let _ = thread.join();
+    }
+}

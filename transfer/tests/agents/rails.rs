@@ -1,0 +1,217 @@
+//! Agents that share no memory: by a fabric, directly or by way of the host.
+
+use fabric::{Caps, EndpointKind, Query};
+use gpu::Block;
+use transfer::path::{Path, Policy};
+use transfer::{Buffer, ErrorKind, HostBuffer, Region, Rights, Route};
+
+use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
+use crate::house::{FILL, House, Neighbour, SUM, WITHDRAW, fill, notice, sum, sum_of};
+
+const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
+/// Behind which the other side compares.
+const COMPARE: u64 = 100;
+
+/// RDM over tcp is called `net` before libfabric 1.18.
+fn tcp() -> &'static str {
+    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider("tcp");
+    if query.source("127.0.0.1").first().is_ok() { "tcp" } else { "net" }
+}
+
+struct Mine {
+    region: Region,
+    buffer: Buffer,
+}
+
+impl Mine {
+    fn new(house: &House, is_host: bool) -> Self {
+        let buffer: Buffer = if is_host {
+            HostBuffer::new(LENGTH).unwrap().into()
+        } else {
+            device().allocate_shared(LENGTH, &[]).unwrap().into()
+        };
+        Self { region: house.agent.register(buffer.clone(), Rights::ALL).unwrap(), buffer }
+    }
+
+    fn fill(&self, first: u64) {
+        match &self.buffer {
+            Buffer::Device(memory) => fill(memory, LENGTH, first),
+            Buffer::Host(host) => host.write(0, &numbers(LENGTH, first as u32)).unwrap(),
+        }
+    }
+
+    fn sum(&self) -> u64 {
+        match &self.buffer {
+            Buffer::Device(memory) => sum(memory, LENGTH),
+            Buffer::Host(host) => {
+                let mut bytes = vec![0; LENGTH as usize];
+                host.read(0, &mut bytes).unwrap();
+                gpu::checksum(&bytes)
+            }
+        }
+    }
+
+    fn join(&self, house: &mut House, neighbour: &Neighbour) -> Route {
+        let (peer, policy) = (neighbour.peer, Policy::default());
+        let descriptor = &neighbour.descriptor;
+        house.agent.join(peer, &self.region, descriptor, &policy, PATIENCE).unwrap()
+    }
+}
+
+/// There and back, and there again in many blocks, from all kinds of memory to all kinds.
+fn exchange(provider: &str, rails: usize) {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(provider, rails);
+    for (theirs, is_theirs_host) in [("host", true), ("shared", false)] {
+        let role = format!("far by {provider} {rails}: {theirs}");
+        let neighbour = house.neighbour(&role, &[]);
+        for is_host in [true, false] {
+            let mine = Mine::new(&house, is_host);
+            let route = mine.join(&mut house, &neighbour);
+            let path =
+                if is_host && is_theirs_host { Path::FabricDirect } else { Path::FabricStaged };
+            assert_eq!(route.path(), path, "{}", route.choice());
+            for round in 1..4 {
+                mine.fill(round);
+                let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
+                let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+                let done = house.agent.wait(token, PATIENCE).unwrap();
+                assert_eq!((done.bytes, done.path), (LENGTH, Some(path)));
+                assert_eq!(house.answer(), 1, "the other side saw other bytes");
+            }
+            house.ask(&neighbour, FILL, 77);
+            let token = house.agent.get(&route, &WHOLE, None).unwrap();
+            house.agent.wait(token, PATIENCE).unwrap();
+            assert_eq!(mine.sum(), sum_of(LENGTH, 77));
+            // There again, in blocks of 10 000 bytes, the last first.
+            let blocks: Vec<_> = (0..LENGTH.div_ceil(10_000))
+                .rev()
+                .map(|number| {
+                    let at = number * 10_000;
+                    Block { to: at, from: at, length: 10_000.min(LENGTH - at) }
+                })
+                .collect();
+            mine.fill(1000);
+            let tell = Some(notice(COMPARE, sum_of(LENGTH, 1000)));
+            let token = house.agent.put(&route, &blocks, tell).unwrap();
+            house.agent.wait(token, PATIENCE).unwrap();
+            assert_eq!(house.answer(), 1, "the other side saw other bytes");
+        }
+        house.end(neighbour);
+    }
+}
+
+#[test]
+fn by_tcp() {
+    exchange(tcp(), 1);
+}
+
+#[test]
+fn by_several_rails() {
+    exchange(tcp(), 3);
+}
+
+#[test]
+fn by_rxm() {
+    exchange("tcp;ofi_rxm", 1);
+}
+
+#[test]
+fn by_shm() {
+    exchange("shm", 1);
+}
+
+#[test]
+fn a_thousand_notices_come_in_order() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    let neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
+    // Each is answered with what it said of the sum: more than one window of them.
+    let sum = house.ask(&neighbour, SUM, 0);
+    let tokens: Vec<_> = (0..1000)
+        .map(|_| house.agent.notify(neighbour.peer, notice(COMPARE, sum)).unwrap())
+        .collect();
+    for _ in &tokens {
+        assert_eq!(house.answer(), 1);
+    }
+    for token in tokens {
+        house.agent.wait(token, PATIENCE).unwrap();
+    }
+    house.end(neighbour);
+}
+
+#[test]
+fn a_killed_peer_ends_what_is_under_way_and_the_next_one_works() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    let role = format!("far by {} 1: host", tcp());
+    let mut neighbour = house.neighbour(&role, &[]);
+    let mine = Mine::new(&house, true);
+    let route = mine.join(&mut house, &neighbour);
+    let tokens: Vec<_> =
+        (0..1000).map(|_| house.agent.put(&route, &WHOLE, None).unwrap()).collect();
+    neighbour.other.kill();
+    let mut failed = 0;
+    for token in tokens {
+        match house.agent.wait(token, PATIENCE) {
+            Ok(_) => {}
+            Err(error) => {
+                assert_ne!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+                failed += 1;
+            }
+        }
+    }
+    assert!(failed > 0, "a thousand puts of 6 MiB were through before the kill");
+    let refused = house.agent.put(&route, &WHOLE, None).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
+    let next = house.neighbour(&role, &[]);
+    let route = mine.join(&mut house, &next);
+    let token = house.agent.put(&route, &WHOLE, None).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    house.end(next);
+}
+
+#[test]
+fn a_region_that_is_withdrawn_is_refused_and_what_was_begun_is_waited_for() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    for theirs in ["host", "shared"] {
+        let neighbour = house.neighbour(&format!("far by {} 1: {theirs}", tcp()), &[]);
+        let mine = Mine::new(&house, true);
+        let route = mine.join(&mut house, &neighbour);
+        mine.fill(5);
+        let tokens: Vec<_> =
+            (0..20).map(|_| house.agent.put(&route, &WHOLE, None).unwrap()).collect();
+        // The answer comes when nothing is under way with it any more.
+        assert_eq!(house.ask(&neighbour, WITHDRAW, 0), 0);
+        for token in tokens {
+            if let Err(error) = house.agent.wait(token, PATIENCE) {
+                assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
+            }
+        }
+        let refused = house.agent.put(&route, &WHOLE, None).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
+        let (peer, policy) = (neighbour.peer, Policy::default());
+        let again = house.agent.join(peer, &mine.region, &neighbour.descriptor, &policy, PATIENCE);
+        assert_eq!(again.unwrap_err().kind(), ErrorKind::Stale);
+        house.end(neighbour);
+    }
+}
+
+#[test]
+fn who_does_not_answer_is_named_with_every_reason() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    let mut neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
+    neighbour.other.kill();
+    let short = std::time::Duration::from_millis(300);
+    let peer = house.agent.connect(&neighbour.card, short).unwrap();
+    let mine = Mine::new(&house, true);
+    let policy = Policy::default();
+    let error = house.agent.join(peer, &mine.region, &neighbour.descriptor, &policy, short);
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
+    assert!(error.to_string().contains("fabric-direct: "), "{error}");
+    let refused = house.agent.notify(peer, notice(1, 1)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoPath, "{refused}");
+}
