@@ -16,7 +16,7 @@ use transfer::{Agent, PeerId, Route};
 use links::Watched;
 use raw::Raw;
 use report::{Report, for_people};
-use side::{ANSWER, END, FILL, PROOF, Side, TIMED, heard, notice, now, read, start, write};
+use side::{ANSWER, END, FILL, PROOF, Side, TIMED, Wire, heard, notice, now, read, start, write};
 pub(super) use side::{Target, serve};
 
 use super::histogram::Histogram;
@@ -91,6 +91,15 @@ pub(crate) struct Arguments {
     /// Which paths may be taken: NAME prefers, =NAME requires, ^NAME denies
     #[arg(long, value_name = "LIST", default_value = "")]
     paths: Policy,
+    /// Have a fabric, too: the name of its provider, such as tcp or "tcp;ofi_rxm"
+    #[arg(long, value_name = "PROVIDER")]
+    fabric: Option<String>,
+    /// Rails of that fabric, each with a domain and a thread
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=8))]
+    rails: u8,
+    /// Take each other for remote, so that the bytes go by the fabric
+    #[arg(long, requires = "fabric")]
+    remote: bool,
     /// Measure this beside it, in turn
     #[arg(long, value_enum)]
     rival: Option<Rival>,
@@ -140,7 +149,12 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.isolated {
         party.isolate();
     }
-    let mut agent = start("the one that begins", &directory)?;
+    let wire = Wire {
+        provider: arguments.fabric.clone(),
+        rails: arguments.rails.into(),
+        takes_all_for_remote: arguments.remote,
+    };
+    let mut agent = start("the one that begins", &directory, &wire)?;
     write(&directory.join("card"), &agent.card().encode().map_err(of_transfer)?)?;
     let side = Side::new(&agent, &from, arguments.memory, length)?;
     let target = Target {
@@ -148,6 +162,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         device: to.to_string(),
         length,
         memory: arguments.memory,
+        wire,
     };
     party.invite(&[(Task::Transfer(target), second)])?;
     if let Some(core) = first {

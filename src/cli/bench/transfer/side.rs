@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use fabric::{Caps, EndpointKind, Offer, Query};
 use gpu::{Device, DeviceName, Memory, Stream};
 use ipc::Spin;
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,7 @@ pub(in crate::cli::bench) struct Target {
     pub(super) device: String,
     pub(super) length: u64,
     pub(super) memory: Source,
+    pub(super) wire: Wire,
 }
 
 /// What a side moves bytes from and to.
@@ -140,9 +142,34 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         .map_err(|e| Failure::failed(format!("writing {}: {e}", path.display())))
 }
 
-pub(super) fn start(label: &str, directory: &Path) -> Result<Agent, Failure> {
-    let options = AgentOptions::new(label).directory(directory).waiting(Spin::Always);
+/// A fabric that the two have beside what they share, or instead of it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Wire {
+    pub(super) provider: Option<String>,
+    pub(super) rails: usize,
+    pub(super) takes_all_for_remote: bool,
+}
+
+pub(super) fn start(label: &str, directory: &Path, wire: &Wire) -> Result<Agent, Failure> {
+    let mut options = AgentOptions::new(label).directory(directory).waiting(Spin::Always);
+    if wire.takes_all_for_remote {
+        options = options.take_all_for_remote();
+    }
+    if let Some(provider) = &wire.provider {
+        let offer = offer(provider).map_err(|error| Failure::failed(error.to_string()))?;
+        options = (0..wire.rails).fold(options, |options, _| options.fabric(&offer));
+    }
     Agent::start(options).map_err(of_transfer)
+}
+
+/// Both processes are on this machine.
+fn offer(provider: &str) -> fabric::Result<Offer> {
+    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider(provider);
+    match query.clone().source("127.0.0.1").first() {
+        Ok(offer) => Ok(offer),
+        // Not all have addresses of that kind.
+        Err(_) => query.first(),
+    }
 }
 
 /// What the other process does.
@@ -153,7 +180,7 @@ pub(in crate::cli::bench) fn serve(
 ) -> Result<Done, Failure> {
     let name: DeviceName = target.device.parse().map_err(of_device)?;
     let device = Device::open(name).map_err(of_device)?;
-    let mut agent = start("the other one", &target.directory)?;
+    let mut agent = start("the other one", &target.directory, &target.wire)?;
     let side = Side::new(&agent, &device, target.memory, target.length)?;
     let region = side.region.descriptor().encode().map_err(of_transfer)?;
     write(&target.directory.join("target-region"), &region)?;
