@@ -319,12 +319,13 @@ impl Visit {
         self.life.is_over()
     }
 
-    /// Asks for a region, and is given each piece that it consists of.
+    /// Asks for a region, and is given each piece that it consists of: descriptor, length, and
+    /// the bytes of all pieces.
     fn ask(
         &mut self,
         region: &RegionDescriptor,
         end: Instant,
-        mut take: impl FnMut(OwnedFd, u64) -> Result<()>,
+        mut take: impl FnMut(OwnedFd, u64, u64) -> Result<()>,
     ) -> Result<()> {
         let request = Open { number: region.number, ticket: region.ticket };
         let asked = self.exchange(request, region, end, &mut take);
@@ -340,7 +341,7 @@ impl Visit {
         request: Open,
         region: &RegionDescriptor,
         end: Instant,
-        take: &mut dyn FnMut(OwnedFd, u64) -> Result<()>,
+        take: &mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>,
     ) -> Result<()> {
         let Some(channel) = &self.channel else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "it belongs to this process"));
@@ -364,7 +365,7 @@ impl Visit {
             for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
                 // The rest of the answer has to be read all the same.
                 if failure.is_none() {
-                    failure = take(descriptor, *length).err();
+                    failure = take(descriptor, *length, pieces.bytes).err();
                 }
             }
             next += pieces.lengths.len() as u32;
@@ -384,17 +385,18 @@ impl Visit {
         end: Instant,
     ) -> Result<Memory> {
         let of_device = |error| Error::of_device(OPEN, error);
-        // Pieces are whole granules: one at the front and one at the end are not all its.
-        let slack = u64::from(region.pieces) * device.properties().granularity;
-        let Some(most) =
-            region.offset.checked_add(region.length).and_then(|end| end.checked_add(slack))
-        else {
-            return Err(Error::new(OPEN, ErrorKind::Malformed, "longer than can be addressed"));
-        };
-        let mut importer = device.importer(most).map_err(of_device)?;
-        self.ask(region, end, |descriptor, length| {
+        let mut importer = None;
+        self.ask(region, end, |descriptor, length, bytes| {
+            // The last piece may have far more than what is the region's of it.
+            let importer = match &mut importer {
+                Some(importer) => importer,
+                none => none.insert(device.importer(bytes).map_err(of_device)?),
+            };
             importer.add(descriptor.as_fd(), length).map_err(of_device)
         })?;
+        let Some(importer) = importer else {
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "no piece came"));
+        };
         let memory = importer.finish(region.offset, region.length).map_err(of_device)?;
         check_device(region, memory)
     }
@@ -406,7 +408,7 @@ impl Visit {
         end: Instant,
     ) -> Result<Memory> {
         // Nothing comes, but it says whether the region is there.
-        self.ask(region, end, |_, _| Ok(()))?;
+        self.ask(region, end, |_, _, _| Ok(()))?;
         let Some(bytes) = region.legacy else {
             return Err(Error::new(OPEN, ErrorKind::Malformed, "no handle"));
         };
@@ -418,7 +420,7 @@ impl Visit {
 
     fn open_host(&mut self, region: &RegionDescriptor, end: Instant) -> Result<HostBuffer> {
         let mut file = None;
-        self.ask(region, end, |descriptor, _| {
+        self.ask(region, end, |descriptor, _, _| {
             file = Some(descriptor);
             Ok(())
         })?;

@@ -5,7 +5,7 @@
 //! | who comes | `FcAH` hello | identity 16, node 16, label | its life |
 //! | the other | `FcAW` welcome | identity 16, node 16, label | its life, the board, the bell, the notices |
 //! | who comes | `FcAO` open | number 8, ticket 8 | |
-//! | the other | `FcAP` pieces | number 8, in all 4, first 4, lengths 8 each | one for each length |
+//! | the other | `FcAP` pieces | number 8, in all 4, first 4, bytes of all 8, lengths 8 each | one for each length |
 //! | the other | `FcAR` refusal | code 1, why | |
 //!
 //! An answer to `open` is as many messages of pieces as it takes, in order, or a refusal.
@@ -23,7 +23,7 @@ use crate::wire::{Form, Reader, put_counted};
 const HELLO: Form = Form { magic: *b"FcAH", version: 1, operation: "read a hello" };
 const WELCOME: Form = Form { magic: *b"FcAW", version: 1, operation: "read a welcome" };
 const OPEN: Form = Form { magic: *b"FcAO", version: 1, operation: "read a request" };
-const PIECES: Form = Form { magic: *b"FcAP", version: 1, operation: "read pieces" };
+const PIECES: Form = Form { magic: *b"FcAP", version: 2, operation: "read pieces" };
 const REFUSAL: Form = Form { magic: *b"FcAR", version: 1, operation: "read a refusal" };
 const LONGEST_REASON: usize = 512;
 /// Pieces of one message: as many descriptors as it can carry.
@@ -45,6 +45,8 @@ pub(super) struct Pieces {
     pub(super) number: u64,
     pub(super) in_all: u32,
     pub(super) first: u32,
+    /// Bytes of all the region's pieces: who maps them needs to know before the last has come.
+    pub(super) bytes: u64,
     pub(super) lengths: Vec<u64>,
 }
 
@@ -155,6 +157,7 @@ impl Pieces {
         bytes.extend(self.number.to_le_bytes());
         bytes.extend(self.in_all.to_le_bytes());
         bytes.extend(self.first.to_le_bytes());
+        bytes.extend(self.bytes.to_le_bytes());
         let lengths = self.lengths.iter().take(PIECES_AT_ONCE);
         lengths.for_each(|length| bytes.extend(length.to_le_bytes()));
         PIECES.seal(bytes).unwrap_or_default()
@@ -167,6 +170,7 @@ impl Pieces {
         }
         let mut reader = PIECES.open(&message.bytes)?;
         let (number, in_all, first) = (reader.u64()?, reader.u32()?, reader.u32()?);
+        let bytes = reader.u64()?;
         let count = message.descriptors.len();
         let end = (count as u64).saturating_add(u64::from(first));
         if in_all > MOST_PIECES || end > u64::from(in_all) {
@@ -175,7 +179,7 @@ impl Pieces {
         }
         let lengths = (0..count).map(|_| read_length(&mut reader)).collect::<Result<_>>()?;
         reader.finish()?;
-        Ok(Answer::Granted(Self { number, in_all, first, lengths }))
+        Ok(Answer::Granted(Self { number, in_all, first, bytes, lengths }))
     }
 }
 
@@ -262,7 +266,7 @@ mod tests {
         assert_eq!(read, who);
         let open = Open { number: 3, ticket: 4 };
         assert_eq!(Open::decode(&open.encode()).unwrap(), open);
-        let pieces = Pieces { number: 3, in_all: 5, first: 2, lengths: vec![7, 8, 9] };
+        let pieces = Pieces { number: 3, in_all: 5, first: 2, bytes: 40, lengths: vec![7, 8, 9] };
         let read = Pieces::read(&message(pieces.encode(), 3)).unwrap();
         assert_eq!(read, Answer::Granted(pieces));
         let refusal = Refusal::new(ErrorKind::Stale, "it is gone");
@@ -279,7 +283,7 @@ mod tests {
         assert!(Introduction::read_hello(message(who.hello(), 2)).is_err());
         assert!(Introduction::read_hello(message(who.welcome(), 1)).is_err());
         assert!(Introduction::read_welcome(message(who.welcome(), 3)).is_err());
-        let pieces = Pieces { number: 3, in_all: 5, first: 2, lengths: vec![7, 8, 9] };
+        let pieces = Pieces { number: 3, in_all: 5, first: 2, bytes: 40, lengths: vec![7, 8, 9] };
         assert!(Pieces::read(&message(pieces.encode(), 2)).is_err());
         assert!(Pieces::read(&message(pieces.encode(), 4)).is_err());
         let beyond = Pieces { first: 3, ..pieces.clone() };

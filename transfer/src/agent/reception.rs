@@ -192,6 +192,7 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
         return channel.send(&refusal.encode(), &[], TAKING).is_ok();
     };
     let in_all = region.descriptor.pieces;
+    let bytes = region.bytes_of_pieces();
     let mut first = 0;
     loop {
         // A few at a time: a process has not so many descriptors.
@@ -205,7 +206,7 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
                 return channel.send(&refusal.encode(), &[], TAKING).is_ok();
             }
         };
-        let pieces = Pieces { number: request.number, in_all, first, lengths };
+        let pieces = Pieces { number: request.number, in_all, first, bytes, lengths };
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         if channel.send(&pieces.encode(), &borrowed, TAKING).is_err() {
             return false;

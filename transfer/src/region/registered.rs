@@ -126,6 +126,14 @@ impl Buffer {
         }
     }
 
+    /// Bytes of all pieces that it leaves in, which may be more than its own.
+    fn bytes_of_pieces(&self) -> u64 {
+        match self {
+            Self::Device(memory) => memory.pieces().map_or(0, |pieces| pieces.lengths.iter().sum()),
+            Self::Host(buffer) => buffer.length(),
+        }
+    }
+
     /// The descriptor and the length of a piece.
     fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
         let operation = "export a region";
@@ -257,6 +265,10 @@ impl Registered {
         for (line, memory) in home.lines().iter().zip(memories) {
             line.retire(self.descriptor.number, memory, self.buffer.clone());
         }
+    }
+
+    pub(crate) fn bytes_of_pieces(&self) -> u64 {
+        self.buffer.bytes_of_pieces()
     }
 
     pub(crate) fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {

@@ -101,6 +101,7 @@ fn memory_of_another_library_goes_in_its_pieces() {
         return;
     }
     exchange(&mut house, "pieces", &[], Path::CudaIpc);
+    exchange(&mut house, "long-pieces", &[], Path::CudaIpc);
     for (role, reason) in
         [("not-exportable", "not made to be exported"), ("pool", "stream-ordered")]
     {

@@ -16,18 +16,25 @@ fn memory(role: &str, device: &Device) -> Buffer {
         "plain" => device.allocate(LENGTH).unwrap().into(),
         "host" => HostBuffer::new(LENGTH).unwrap().into(),
         // As PyTorch's expandable segments are, and not from the start of a piece.
-        "pieces" => foreign(device, Allocator::Mapped { exportable: true }, 512),
-        "not-exportable" => foreign(device, Allocator::Mapped { exportable: false }, 0),
-        "pool" => foreign(device, Allocator::Pool, 0),
+        "pieces" => foreign(device, Allocator::Mapped { exportable: true }, 1, 512),
+        // In the end of one and the beginning of another, which have far more.
+        "long-pieces" => {
+            let offset = 8 * device.properties().granularity + 512;
+            foreign(device, Allocator::Mapped { exportable: true }, 10, offset)
+        }
+        "not-exportable" => foreign(device, Allocator::Mapped { exportable: false }, 1, 0),
+        "pool" => foreign(device, Allocator::Pool, 1, 0),
         other => panic!("no role {other}"),
     }
 }
 
-fn foreign(device: &Device, allocator: Allocator, offset: u64) -> Buffer {
+/// In pieces of so many granules, `offset` bytes before the last three granules.
+fn foreign(device: &Device, allocator: Allocator, granules: u64, offset: u64) -> Buffer {
     let granule = device.properties().granularity;
     let number = device.name().number;
-    let owner = stand_in::ForeignMemory::new(number, &vec![granule; 150], allocator).unwrap();
-    let address = owner.address() + 147 * granule - offset;
+    let pieces = vec![granules * granule; 150];
+    let owner = stand_in::ForeignMemory::new(number, &pieces, allocator).unwrap();
+    let address = owner.address() + pieces.iter().sum::<u64>() - 3 * granule - offset;
     // SAFETY: inside of what the owner has, which goes along.
     #[allow(unsafe_code)]
     let memory = unsafe { device.adopt(address, LENGTH, owner) };
