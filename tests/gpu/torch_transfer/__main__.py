@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Puts and gets between the tensors of two processes, beside PyTorch's own copy.
+
+Each process has PyTorch, and PID, IPC, mount and network namespaces of its own. Their
+memory comes from expandable segments, or the plain way; nothing but the path cuda-ipc will
+do. What arrives is compared by PyTorch where it arrives. The other process is on the next
+GPU; with one GPU only, on the same, which is told.
+
+Prints a JSON object for each thing that was seen, and in the end "ok" or why not. Exit
+status 0 is for "ok" alone.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+# Beside the scripts nothing is left.
+sys.dont_write_bytecode = True
+
+from first import First
+from library import Failure, report
+from memory import MEBI
+from side import KINDS, Side, namespaces, second
+
+# A new /proc, as containers have: CUDA does not start without.
+NAMESPACES = ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"]
+
+
+def play(options):
+    """What a process of the two does."""
+    try:
+        side = Side(options, options.role)
+        if options.role == "first":
+            First(side).run()
+        else:
+            second(side)
+        side.library.call("end")
+    except Exception as error:  # whatever it is: the parent is to tell of it
+        text = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+        with open(os.path.join(options.directory, f"failed-{options.role}"), "w") as file:
+            file.write(text)
+        # Nothing that hangs on its way out.
+        os._exit(1)
+
+
+def die_with_parent():
+    """Whatever ends the parent: nobody else would end these."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def can_isolate():
+    command = ["unshare", *NAMESPACES, "true"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=20).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def start(role, directory, is_isolated):
+    command = ["unshare", *NAMESPACES] if is_isolated else []
+    program = os.path.dirname(os.path.abspath(__file__))
+    command += [sys.executable, program, *sys.argv[1:], "--role", role, "--directory", directory]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+
+
+def wait(children, directory, deadline):
+    """Until both are done, one has failed, or it has lasted too long."""
+    end = time.monotonic() + deadline
+    while any(child.poll() is None for child in children.values()):
+        if any(child.poll() for child in children.values()):
+            # The other one may have the better reason, and is about to tell it.
+            end = min(end, time.monotonic() + 2)
+        if time.monotonic() > end:
+            break
+        time.sleep(0.02)
+    reasons = []
+    for role, child in children.items():
+        path = os.path.join(directory, f"failed-{role}")
+        if os.path.exists(path):
+            with open(path) as file:
+                reasons.append(f"{role}: {file.read()}")
+        elif child.poll() is None:
+            reasons.append(f"{role}: had not ended")
+        elif child.poll() != 0:
+            reasons.append(f"{role}: ended with status {child.poll()}")
+    if reasons:
+        raise Failure("; ".join(reasons))
+
+
+def compare_namespaces(directory):
+    """Each of the two has its own of each kind."""
+    seen = [namespaces()]
+    processes = []
+    for role in ("first", "second"):
+        with open(os.path.join(directory, f"hello-{role}")) as file:
+            hello = json.load(file)
+        seen.append(hello["namespaces"])
+        processes.append(hello["process"])
+    shared = [kind for kind in KINDS if len({names[kind] for names in seen}) != len(seen)]
+    report(what="namespaces", own=[kind for kind in KINDS if kind not in shared],
+           processes=processes)
+    if shared:
+        raise Failure(f"not in namespaces of their own: {shared}")
+
+
+def lead(options):
+    os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
+    os.environ.pop("PYTORCH_ALLOC_CONF", None)
+    if options.memory == "expandable":
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    is_isolated = not options.same_namespaces and can_isolate()
+    if not (is_isolated or options.same_namespaces or options.stand_in):
+        raise Failure("unshare cannot make namespaces here (as root it can)")
+    if not is_isolated:
+        print("skipped: namespaces of their own", flush=True)
+    with tempfile.TemporaryDirectory(prefix="fabricast-torch-") as directory:
+        children = {}
+        try:
+            for role in ("first", "second"):
+                children[role] = start(role, directory, is_isolated)
+            wait(children, directory, options.deadline)
+            if is_isolated:
+                compare_namespaces(directory)
+        finally:
+            for child in children.values():
+                child.kill()
+            for child in children.values():
+                child.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="libtorch_side.so")
+    parser.add_argument("--memory", choices=["expandable", "plain"], default="expandable")
+    parser.add_argument("--stand-in", action="store_true", help="without PyTorch and GPU")
+    parser.add_argument("--same-namespaces", action="store_true",
+                        help="leave both processes in the namespaces of this one")
+    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")],
+                        help="bytes, multiples of 4 [default: 64 to 1 GiB]")
+    parser.add_argument("--rounds", type=int, default=15, help="of a measurement, in turn")
+    parser.add_argument("--least-ratio", type=float, default=0.97,
+                        help="of a raw copy between two GPUs, from 1 GiB on")
+    parser.add_argument("--deadline", type=float, default=300, help="seconds for all of it")
+    parser.add_argument("--role", choices=["first", "second"], help=argparse.SUPPRESS)
+    parser.add_argument("--directory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sizes is None:
+        real = [64, 4 * MEBI, 64 * MEBI, 1024 * MEBI]
+        options.sizes = [64, MEBI, 8 * MEBI] if options.stand_in else real
+    if options.role:
+        play(options)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        if options.stand_in and options.memory == "plain":
+            raise Failure("a stand-in has no plain memory that leaves its process")
+        lead(options)
+    except Failure as failure:
+        print(f"failed: {failure}", flush=True)
+        sys.exit(1)
+    print("ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()
