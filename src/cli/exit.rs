@@ -14,6 +14,7 @@ pub(crate) enum Exit {
     NoProvider = 3,
     Deadline = 4,
     Corrupt = 5,
+    NobodyThere = 6,
 }
 
 impl Exit {
@@ -24,6 +25,7 @@ impl Exit {
             3 => Self::NoProvider,
             4 => Self::Deadline,
             5 => Self::Corrupt,
+            6 => Self::NobodyThere,
             _ => Self::Failed,
         }
     }

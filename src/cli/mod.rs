@@ -6,6 +6,7 @@ mod demo;
 mod exchange;
 mod exit;
 mod info;
+mod paths;
 mod process;
 mod size;
 mod text;
@@ -23,9 +24,10 @@ Exit codes:
   0  it worked
   1  it failed
   2  the command line, or a setting, is wrong
-  3  no provider, or no device, is what was asked for
+  3  no provider, no device, or no path is what was asked for
   4  a deadline passed
   5  data arrived altered
+  6  nobody is there who was asked for
 
 Environment:
   FABRICAST_LOG  off, error, warn (the default), info, debug or trace; to stderr
@@ -44,6 +46,8 @@ struct Arguments {
 enum Command {
     /// Show which providers and devices there are, and which would be taken and why
     Info(info::Arguments),
+    /// Show by which path bytes travel, and why: in typical situations, or to an agent that runs
+    Paths(paths::Arguments),
     /// Measure, with the data checked
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -64,6 +68,7 @@ pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = start_logging().and_then(|()| match arguments.command {
         Command::Info(arguments) => info::run(&arguments),
+        Command::Paths(arguments) => paths::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
         Command::BenchWorker { socket } => bench::work(&socket),
         Command::Demo(arguments) => demo::run(&arguments),

@@ -24,7 +24,7 @@ mod wire;
 
 pub use agent::{
     Agent, AgentCard, AgentOptions, Done, Event, FabricAddress, LONGEST_LABEL, LONGEST_NOTICE,
-    MOST_OPERATIONS, Notice, PeerId, Route, Token,
+    MOST_OPERATIONS, Notice, PeerId, Route, Token, Whereabouts,
 };
 pub use error::{Error, ErrorKind, Result};
 pub use handle::{Facts, Handle, Way};

@@ -97,6 +97,28 @@ impl Far {
         local: &Registered,
         remote: &RegionDescriptor,
     ) -> Fabric {
+        let state = |is_registered, is_reachable| match (is_registered, is_reachable) {
+            (true, _) => Registration::Works,
+            (false, true) => Registration::Refused,
+            (false, false) => Registration::NotOffered,
+        };
+        self.facts_with(
+            peer,
+            |rail| state(local.memory(rail).is_some(), is_reachable(&local.buffer)),
+            |domain| {
+                let has_key = remote.keys.iter().any(|key| key.domain as usize == domain);
+                state(has_key, !remote.place.is_device())
+            },
+        )
+    }
+
+    /// The same, where memory is registered with our rails and the peer's as is said.
+    pub(super) fn facts_with(
+        &self,
+        peer: &Peer,
+        local: impl Fn(usize) -> Registration,
+        remote: impl Fn(usize) -> Registration,
+    ) -> Fabric {
         if let Some(why) = &peer.no_fabric {
             return Fabric::None { why: why.clone() };
         }
@@ -111,18 +133,11 @@ impl Far {
             let why = format!("we have {}, the peer has {theirs}", ours.join(", "));
             return Fabric::None { why };
         };
-        let has_key = remote.keys.iter().any(|key| key.domain as usize == *theirs);
-        let state = |is_registered, is_reachable| match (is_registered, is_reachable) {
-            (true, _) => Registration::Works,
-            (false, true) => Registration::Refused,
-            (false, false) => Registration::NotOffered,
-        };
-        let is_ours_registered = local.memory(*rail).is_some();
         Fabric::Connected {
             provider: self.rails[*rail].provider.clone(),
             remote_access: self.rails[*rail].has_remote_access,
-            local: state(is_ours_registered, is_reachable(&local.buffer)),
-            remote: state(has_key, !remote.place.is_device()),
+            local: local(*rail),
+            remote: remote(*theirs),
         }
     }
 

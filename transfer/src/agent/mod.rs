@@ -4,7 +4,9 @@ mod begin;
 mod board;
 mod card;
 mod chore;
+mod doorplate;
 mod events;
+mod explain;
 mod far;
 mod home;
 mod lane;
@@ -19,7 +21,7 @@ mod route;
 mod visit;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -29,6 +31,7 @@ use gpu::DeviceName;
 use ipc::{ChannelListener, Incarnation, Spin};
 
 use self::chore::Chore;
+use self::doorplate::Doorplate;
 use self::far::Far;
 use self::home::Visitor;
 use self::lane::Lane;
@@ -43,6 +46,7 @@ use crate::share::check_fork;
 
 pub use card::{AgentCard, FabricAddress, LONGEST_LABEL};
 pub use events::Event;
+pub use explain::Whereabouts;
 pub(crate) use home::Home;
 pub(crate) use lane::Ticket;
 pub use notice::{LONGEST_NOTICE, Notice};
@@ -56,6 +60,7 @@ pub use route::Route;
 const SMALL: u64 = 1 << 20;
 /// The longest rest while something of ours is under way.
 const REST: Duration = Duration::from_micros(200);
+const START: &str = "start an agent";
 
 /// Names a peer at an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -103,6 +108,7 @@ pub struct PeerId(u32);
 pub struct Agent {
     home: Arc<Home>,
     socket: Option<PathBuf>,
+    doorplate: Option<Doorplate>,
     takes_all_for_remote: bool,
     waiting: Spin,
     reception: Option<JoinHandle<()>>,
@@ -130,19 +136,28 @@ impl Agent {
     /// [`Failed`](ErrorKind::Failed) if its directory is no good, or the system has not
     /// what it needs.
     pub fn start(options: AgentOptions) -> Result<Self> {
-        let operation = "start an agent";
-        let failed = |why: String| Error::new(operation, ErrorKind::Failed, why);
+        let failed = |why: String| Error::new(START, ErrorKind::Failed, why);
         if options.label.len() > LONGEST_LABEL {
             return Err(failed(format!("a label has {LONGEST_LABEL} bytes at most")));
         }
         let home = Arc::new(Home::new(options.label, options.node, options.admission)?);
+        let mut far = Far::default();
+        for (number, offer) in options.fabrics.iter().enumerate() {
+            far.rails.push(Rail::start(offer, &home, number, options.lost_after)?);
+        }
+        home.set_lines(far.rails.iter().map(|rail| rail.line.clone()).collect());
         let mut socket = None;
+        let mut doorplate = None;
         let mut reception = None;
         if let Some(directory) = options.directory {
             let name: String = home.identity.iter().map(|byte| format!("{byte:02x}")).collect();
             let path = directory.join(format!("agent-{name}"));
-            let listener = ChannelListener::bind_with_mode(&path, home.admission.mode())
-                .map_err(|error| Error::of_channel_at(operation, &path, error))?;
+            let (mode, card) = (home.admission.mode(), card_of(&home, Some(&path), &far.rails));
+            // Before the socket: who reads a card waits for the socket, and nobody finds a
+            // socket of ours without its card.
+            doorplate = Some(Doorplate::hang(&path, &card.encode()?, mode)?);
+            let listener = ChannelListener::bind_with_mode(&path, mode)
+                .map_err(|error| Error::of_channel_at(START, &path, error))?;
             let theirs = Arc::clone(&home);
             let thread = std::thread::Builder::new().name("fabricast-agent".to_owned());
             let thread = thread.spawn(move || reception::receive(&listener, &theirs));
@@ -150,14 +165,10 @@ impl Agent {
             socket = Some(path);
         }
         home::settle(&home);
-        let mut far = Far::default();
-        for (number, offer) in options.fabrics.iter().enumerate() {
-            far.rails.push(Rail::start(offer, &home, number, options.lost_after)?);
-        }
-        home.set_lines(far.rails.iter().map(|rail| rail.line.clone()).collect());
         Ok(Self {
             home,
             socket,
+            doorplate,
             takes_all_for_remote: options.takes_all_for_remote,
             waiting: options.waiting,
             reception,
@@ -179,14 +190,7 @@ impl Agent {
     /// How others find it.
     #[must_use]
     pub fn card(&self) -> AgentCard {
-        AgentCard {
-            identity: self.home.identity,
-            node: self.home.node,
-            machine: peer::machine(),
-            label: self.home.label.clone(),
-            socket: self.socket.clone(),
-            fabrics: self.far.rails.iter().map(Rail::card).collect(),
-        }
+        card_of(&self.home, self.socket.as_deref(), &self.far.rails)
     }
 
     /// Registers memory, so that peers can reach it, and to be joined with theirs.
@@ -331,8 +335,20 @@ impl Agent {
     }
 }
 
+fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
+    AgentCard {
+        identity: home.identity,
+        node: home.node,
+        machine: peer::machine(),
+        label: home.label.clone(),
+        socket: socket.map(Path::to_owned),
+        fabrics: rails.iter().map(Rail::card).collect(),
+    }
+}
+
 impl Drop for Agent {
     fn drop(&mut self) {
+        self.doorplate = None;
         // Peers take copies for done when their visitor has left: so these first.
         self.lanes.clear();
         if !self.born.is_current() {

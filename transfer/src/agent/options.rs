@@ -39,6 +39,9 @@ impl AgentOptions {
 
     /// Where its socket is to be: a directory that those see who are to reach it without
     /// a network. Without one nobody does, except agents of this process.
+    ///
+    /// Its card lies beside the socket, as `agent-….card`, as long as it lives: for
+    /// `fabricast paths --explain`, and whoever else wants to find it by looking.
     #[must_use]
     pub fn directory(mut self, directory: &Path) -> Self {
         self.directory = Some(directory.to_owned());

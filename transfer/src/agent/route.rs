@@ -72,7 +72,7 @@ impl Route {
 }
 
 /// What a device of this process is called, by the name that it has on the machine.
-fn device_named(uuid: Uuid) -> Option<DeviceName> {
+pub(super) fn device_named(uuid: Uuid) -> Option<DeviceName> {
     [Implementation::Cuda, Implementation::StandIn].into_iter().find_map(|implementation| {
         let count = Device::count(implementation).unwrap_or(0);
         let mut names = (0..count).map(|number| DeviceName { implementation, number });
@@ -80,14 +80,11 @@ fn device_named(uuid: Uuid) -> Option<DeviceName> {
     })
 }
 
-/// How the device that copies reaches the peer's memory, and which device that is.
-fn reach(local: &Buffer, remote: &RegionDescriptor) -> Result<(Reach, Option<Device>)> {
+/// How the device that copies reaches the peer's memory, and which device that is, if the
+/// local memory is this device's and the peer's that one's.
+pub(super) fn reach(own: Option<Device>, theirs: Option<Uuid>) -> Result<(Reach, Option<Device>)> {
     let of_device = |error| Error::of_device(JOIN, error);
-    let own = match local {
-        Buffer::Device(memory) => Some(memory.mapped_for().clone()),
-        Buffer::Host(_) => None,
-    };
-    let Some(uuid) = remote.device else {
+    let Some(uuid) = theirs else {
         let reach = if own.is_some() { Reach::Same } else { Reach::NoDevice };
         return Ok((reach, own));
     };
@@ -108,6 +105,15 @@ fn reach(local: &Buffer, remote: &RegionDescriptor) -> Result<(Reach, Option<Dev
     Ok((reach, Some(device)))
 }
 
+/// A region that was described belongs to the agent that the peer is.
+pub(super) fn check_owner(peer: &Peer, agent: [u8; 16], node: [u8; 16]) -> Result<()> {
+    if (agent, node) == (peer.card.identity, peer.card.node) {
+        return Ok(());
+    }
+    let detail = "it is a region of another agent, or of one that was started anew";
+    Err(Error::new(JOIN, ErrorKind::Stale, detail))
+}
+
 impl Agent {
     /// Joins two regions: chooses a path, and makes what it needs.
     pub(super) fn join_with(
@@ -119,13 +125,14 @@ impl Agent {
         policy: &Policy,
         end: Instant,
     ) -> Result<Route> {
-        if remote.agent != peer.card.identity || remote.node != peer.card.node {
-            let detail = "it is a region of another agent, or of one that was started anew";
-            return Err(Error::new(JOIN, ErrorKind::Stale, detail));
-        }
+        check_owner(peer, remote.agent, remote.node)?;
         // What did not work once is tried again.
         peer.no_fabric = None;
-        let (reach, device) = reach(&local.buffer, &remote)?;
+        let own = match &local.buffer {
+            Buffer::Device(memory) => Some(memory.mapped_for().clone()),
+            Buffer::Host(_) => None,
+        };
+        let (reach, device) = reach(own, remote.device)?;
         let mut facts = Facts {
             operation: Operation::Put,
             locality: peer.locality.clone(),

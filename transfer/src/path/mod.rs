@@ -9,6 +9,7 @@ mod facts;
 pub(crate) mod metrics;
 mod policy;
 mod reason;
+mod situations;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ pub use facts::{Fabric, Facts, Leaving, Locality, Operation, Place, Reach, Regis
 pub use metrics::{bytes_by, fallbacks, metrics, transfers_by};
 pub use policy::Policy;
 pub use reason::Reason;
+pub use situations::{Situation, situations};
 pub use table::{Candidate, Choice, Verdict, choose};
 
 /// A way that bytes can take.

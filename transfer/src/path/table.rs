@@ -19,6 +19,15 @@ pub enum Verdict {
     Refused(Reason),
 }
 
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Taken => f.write_str("taken"),
+            Self::Refused(reason) => write!(f, "refused: {reason}"),
+        }
+    }
+}
+
 /// A path, and what became of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Candidate {
@@ -48,12 +57,19 @@ impl Choice {
     /// expected, and was refused: its reason is why this is a fallback.
     #[must_use]
     pub fn fallback(&self) -> Option<(Path, &Reason)> {
-        self.candidates.iter().take_while(|candidate| candidate.verdict != Verdict::Taken).find_map(
-            |candidate| match &candidate.verdict {
+        self.surprises().next()
+    }
+
+    /// All paths that were wanted more than the one that is taken, could have been expected,
+    /// and were refused, with their reasons.
+    pub fn surprises(&self) -> impl Iterator<Item = (Path, &Reason)> {
+        let wanted = self.candidates.iter();
+        wanted.take_while(|candidate| candidate.verdict != Verdict::Taken).filter_map(|candidate| {
+            match &candidate.verdict {
                 Verdict::Refused(reason) if !reason.is_natural() => Some((candidate.path, reason)),
                 _ => None,
-            },
-        )
+            }
+        })
     }
 
     /// All reasons in one line, for errors.
@@ -73,12 +89,7 @@ impl fmt::Display for Choice {
             if number > 0 {
                 writeln!(f)?;
             }
-            match &candidate.verdict {
-                Verdict::Taken => write!(f, "{:<14} taken", candidate.path)?,
-                Verdict::Refused(reason) => {
-                    write!(f, "{:<14} refused: {reason}", candidate.path)?;
-                }
-            }
+            write!(f, "{:<14} {}", candidate.path, candidate.verdict)?;
         }
         Ok(())
     }

@@ -216,129 +216,15 @@ fn the_documentation_has_this_table() {
 }
 
 fn documented() -> String {
-    let device = Place::Device(Leaving::ByDescriptors);
-    let plain = Place::Device(Leaving::ByLegacyHandle);
-    let segment = Place::Host(Leaving::ByDescriptors);
-    let private = Place::Host(Leaving::Not(Stays::PrivateHostMemory));
-    let pool = Place::Device(Leaving::Not(Stays::StreamOrderedPool));
-    let hidden = Place::Device(Leaving::Not(Stays::NotExportable));
-    let both = |local, remote| Fabric::Connected {
-        provider: "the provider".to_owned(),
-        remote_access: true,
-        local,
-        remote,
-    };
-    let host_only = || both(Registration::NotOffered, Registration::NotOffered);
-    let (beside, far) = (Locality::SameMachine, Locality::OtherMachine);
-    let rows = [
-        ("one process, two devices", Locality::SameProcess, device, Reach::Direct, host_only()),
-        (
-            "device to device, VMM memory (pools, expandable segments)",
-            beside.clone(),
-            device,
-            Reach::Direct,
-            host_only(),
-        ),
-        ("device to device, cudaMalloc memory", beside.clone(), plain, Reach::Same, host_only()),
-        ("device to device, no peer access", beside.clone(), device, Reach::None, host_only()),
-        (
-            "device to device, peer's device not visible here",
-            beside.clone(),
-            device,
-            Reach::Invisible,
-            host_only(),
-        ),
-        (
-            "device to device, cudaMallocAsync memory",
-            beside.clone(),
-            pool,
-            Reach::Direct,
-            host_only(),
-        ),
-        (
-            "device to device, VMM memory without an exportable handle",
-            beside.clone(),
-            hidden,
-            Reach::Direct,
-            host_only(),
-        ),
-        (
-            "device to device, no descriptor can be passed",
-            Locality::NoWay { why: "no common directory".to_owned() },
-            device,
-            Reach::Direct,
-            host_only(),
-        ),
-        (
-            "to host memory in a shared segment",
-            beside.clone(),
-            segment,
-            Reach::Same,
-            both(Registration::Works, Registration::Works),
-        ),
-        (
-            "host to private host memory",
-            beside,
-            private,
-            Reach::NoDevice,
-            both(Registration::Works, Registration::Works),
-        ),
-        (
-            "other machine, host to host",
-            far.clone(),
-            private,
-            Reach::NoDevice,
-            both(Registration::Works, Registration::Works),
-        ),
-        (
-            "other machine, device to device, registered by the fabric",
-            far.clone(),
-            device,
-            Reach::Invisible,
-            both(Registration::Works, Registration::Works),
-        ),
-        (
-            "other machine, device to device, provider without device memory",
-            far.clone(),
-            device,
-            Reach::Invisible,
-            host_only(),
-        ),
-        (
-            "other machine, device to device, provider that cannot be relied on",
-            far.clone(),
-            device,
-            Reach::Invisible,
-            both(Registration::NotSafe, Registration::NotSafe),
-        ),
-        (
-            "other machine, no fabric",
-            far,
-            device,
-            Reach::Invisible,
-            Fabric::None { why: "none was asked for".to_owned() },
-        ),
-    ];
     let mut table = "| | path | because these are refused |\n|---|---|---|\n".to_owned();
-    for (name, locality, remote, reach, fabric) in rows {
-        let local = device;
-        let facts = Facts { operation: Operation::Put, locality, local, remote, reach, fabric };
+    for Situation { name, facts } in situations() {
         let choice = choose(&facts, &Policy::default());
         let taken = choice.taken();
-        let reasons: Vec<_> = choice
-            .candidates
-            .iter()
-            .take_while(|candidate| candidate.verdict != Verdict::Taken)
-            .filter_map(|candidate| match &candidate.verdict {
-                Verdict::Refused(reason) if !reason.is_natural() => {
-                    Some(format!("{}: {reason}", candidate.path))
-                }
-                _ => None,
-            })
-            .collect();
         let taken = taken
             .map_or("**none: an error with all reasons**".to_owned(), |path| format!("`{path}`"));
-        table.push_str(&format!("| {name} | {taken} | {} |\n", reasons.join("; ")));
+        let surprises: Vec<_> =
+            choice.surprises().map(|(path, reason)| format!("{path}: {reason}")).collect();
+        table.push_str(&format!("| {name} | {taken} | {} |\n", surprises.join("; ")));
     }
     table
 }

@@ -1,0 +1,302 @@
+//! `fabricast paths --explain`: by which path bytes would go to an agent that runs.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path as FilePath, PathBuf};
+
+use serde::Serialize;
+use transfer::path::{Choice, Locality, Operation, Path, Policy};
+use transfer::{Agent, AgentCard, AgentOptions, ErrorKind, PeerId, RegionDescriptor};
+
+use super::candidates::{self, Named};
+use super::{Arguments, name, print_json};
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::text;
+
+/// Longer than any card or descriptor.
+const LONGEST: u64 = 1 << 16;
+
+/// The same verdicts for all of these ends and operations.
+#[derive(Debug, Serialize)]
+struct Judged {
+    here: Vec<String>,
+    there: String,
+    /// The devices that it could be on.
+    on: Vec<String>,
+    operations: Vec<Operation>,
+    taken: Option<Path>,
+    /// Why it is not a better path, if one could have been expected.
+    fallback: Option<&'static str>,
+    #[serde(flatten)]
+    choice: Choice,
+}
+
+/// What was found out about an agent.
+#[derive(Debug, Serialize)]
+struct Found {
+    label: String,
+    identity: String,
+    card: PathBuf,
+    locality: Option<Locality>,
+    /// What the rights of the region do not allow.
+    not_allowed: Vec<Operation>,
+    choices: Vec<Judged>,
+    /// Why it was not found out.
+    error: Option<String>,
+    /// How the command would end, were this the only agent.
+    #[serde(skip)]
+    exit: Option<Exit>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    policy: &'a Policy,
+    peers: Vec<Found>,
+    program: &'static str,
+}
+
+pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure> {
+    let region = arguments.region.as_deref().map(|path| {
+        let region = RegionDescriptor::decode(&read(path)?);
+        region.map_err(|error| Failure::new(Exit::Usage, format!("{}: {error}", path.display())))
+    });
+    let region = region.transpose()?;
+    let mut cards = cards(peer)?;
+    if peer.is_dir() {
+        // Of several, the one whose region it is.
+        cards
+            .retain(|(_, card)| region.as_ref().is_none_or(|region| region.agent == card.identity));
+    }
+    if cards.is_empty() {
+        let whose = if region.is_some() { "whose region it is" } else { "that left its card" };
+        let message = format!("there is no agent in {} {whose}", peer.display());
+        return Err(Failure::new(Exit::NobodyThere, message));
+    }
+    let options = AgentOptions::new("fabricast paths");
+    let mut agent = Agent::start(options).map_err(|error| Failure::failed(error.to_string()))?;
+    let peers = cards
+        .into_iter()
+        .map(|(path, card)| examine(&mut agent, path, &card, region.as_ref(), arguments));
+    let report = Report {
+        policy: &arguments.policy,
+        peers: peers.collect(),
+        program: env!("FABRICAST_VERSION_LINE"),
+    };
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        text::print(&report.peers.iter().map(for_people).collect::<Vec<_>>().join("\n"))?;
+    }
+    if report.peers.iter().any(|found| found.exit.is_none()) {
+        return Ok(());
+    }
+    let exit = report.peers.iter().find_map(|found| found.exit).unwrap_or(Exit::Failed);
+    Err(Failure::new(exit, "no path leads there; the reasons stand above"))
+}
+
+fn read(path: &FilePath) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+    match read {
+        Ok(_) => Ok(bytes),
+        Err(error) => {
+            let exit = match error.kind() {
+                io::ErrorKind::NotFound => Exit::NobodyThere,
+                _ => Exit::Failed,
+            };
+            Err(Failure::new(exit, format!("reading {}: {error}", path.display())))
+        }
+    }
+}
+
+fn card_at(path: PathBuf) -> Result<(PathBuf, AgentCard), Failure> {
+    match AgentCard::decode(&read(&path)?) {
+        Ok(card) => Ok((path, card)),
+        Err(error) => Err(Failure::new(Exit::Usage, format!("{}: {error}", path.display()))),
+    }
+}
+
+/// The card in a file, or those in a directory, by name.
+fn cards(place: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
+    if !place.is_dir() {
+        return Ok(vec![card_at(place.to_owned())?]);
+    }
+    let failed = |error| Failure::failed(format!("looking into {}: {error}", place.display()));
+    let mut cards = Vec::new();
+    for entry in std::fs::read_dir(place).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|extension| extension == "card") {
+            // One that is gone, or no card, is none of those that were asked about.
+            cards.extend(card_at(path).ok());
+        }
+    }
+    cards.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(cards)
+}
+
+fn examine(
+    agent: &mut Agent,
+    path: PathBuf,
+    card: &AgentCard,
+    region: Option<&RegionDescriptor>,
+    arguments: &Arguments,
+) -> Found {
+    let mut found = Found {
+        label: card.label.clone(),
+        identity: card.identity.iter().map(|byte| format!("{byte:02x}")).collect(),
+        card: path,
+        locality: None,
+        not_allowed: Vec::new(),
+        choices: Vec::new(),
+        error: None,
+        exit: None,
+    };
+    let judged = card.encode().and_then(|card| {
+        let peer = agent.connect(&card, arguments.timeout)?;
+        found.locality = agent.locality(peer).cloned();
+        judge(agent, peer, region, &mut found, &arguments.policy)
+    });
+    found.exit = match judged {
+        Err(error) => {
+            found.error = Some(error.to_string());
+            Some(match error.kind() {
+                ErrorKind::DeadlineExceeded => Exit::Deadline,
+                // Another agent, or none any more, where it was.
+                ErrorKind::Stale if found.locality.is_none() => Exit::NobodyThere,
+                _ => Exit::Failed,
+            })
+        }
+        Ok(()) if found.choices.iter().any(|judged| judged.taken.is_some()) => None,
+        Ok(()) if matches!(found.locality, Some(Locality::NoWay { .. })) => Some(Exit::NobodyThere),
+        Ok(()) => Some(Exit::NoProvider),
+    };
+    found
+}
+
+/// Judges between all that this process could have and all that the peer has, or could have.
+fn judge(
+    agent: &Agent,
+    peer: PeerId,
+    region: Option<&RegionDescriptor>,
+    found: &mut Found,
+    policy: &Policy,
+) -> transfer::Result<()> {
+    let devices = candidates::devices(region);
+    let there = match region {
+        Some(region) => vec![candidates::region(region, &devices)],
+        None => candidates::remote(&devices, found.locality.as_ref()),
+    };
+    let (may_put, may_get) = region.map_or((true, true), |r| (r.rights.write, r.rights.read));
+    let (allowed, not_allowed) = [(Operation::Put, may_put), (Operation::Get, may_get)]
+        .into_iter()
+        .partition::<Vec<_>, _>(|(_, is_allowed)| *is_allowed);
+    found.not_allowed = not_allowed.into_iter().map(|(operation, _)| operation).collect();
+    for here in candidates::local(&devices) {
+        let mut judged = Vec::new();
+        for there in &there {
+            let mut alike: Vec<(Vec<Operation>, Choice)> = Vec::new();
+            for (operation, _) in &allowed {
+                let choice =
+                    agent.explain(peer, *operation, &here.memory, &there.memory, policy)?;
+                match alike.iter_mut().find(|(_, known)| *known == choice) {
+                    Some((operations, _)) => operations.push(*operation),
+                    None => alike.push((vec![*operation], choice)),
+                }
+            }
+            for (operations, choice) in alike {
+                gather_there(&mut judged, &here, there, operations, choice);
+            }
+        }
+        gather_here(&mut found.choices, judged);
+    }
+    Ok(())
+}
+
+/// Devices of the peer's for which everything is the same are told of together.
+fn gather_there(
+    all: &mut Vec<Judged>,
+    here: &Named,
+    there: &Named,
+    operations: Vec<Operation>,
+    choice: Choice,
+) {
+    let is_same = |judged: &&mut Judged| {
+        (&judged.there, &judged.operations, &judged.choice) == (&there.name, &operations, &choice)
+    };
+    if let Some(same) = all.iter_mut().find(is_same) {
+        same.on.extend(there.device.clone());
+        return;
+    }
+    all.push(Judged {
+        here: vec![here.name.clone()],
+        there: there.name.clone(),
+        on: there.device.iter().cloned().collect(),
+        operations,
+        taken: choice.taken(),
+        fallback: choice.fallback().map(|(_, reason)| reason.name()),
+        choice,
+    });
+}
+
+/// So is memory of this process.
+fn gather_here(all: &mut Vec<Judged>, judged: Vec<Judged>) {
+    for one in judged {
+        let is_same = |known: &&mut Judged| {
+            (&known.there, &known.on, &known.operations, &known.choice)
+                == (&one.there, &one.on, &one.operations, &one.choice)
+        };
+        match all.iter_mut().find(is_same) {
+            Some(same) => same.here.extend(one.here),
+            None => all.push(one),
+        }
+    }
+}
+
+fn operation_name(operation: &Operation) -> &'static str {
+    match operation {
+        Operation::Put => "put",
+        Operation::Get => "get",
+    }
+}
+
+fn join(operations: &[Operation]) -> String {
+    operations.iter().map(operation_name).collect::<Vec<_>>().join(" and ")
+}
+
+fn for_people(found: &Found) -> String {
+    let place = match &found.locality {
+        None => "not met".to_owned(),
+        Some(Locality::SameProcess | Locality::SameMachine) => "on this machine".to_owned(),
+        Some(Locality::NoWay { .. }) => "on this machine, but nothing can be passed".to_owned(),
+        Some(Locality::ToldRemote) => "taken for remote".to_owned(),
+        Some(Locality::OtherMachine) => "on another machine".to_owned(),
+    };
+    let title = format!("Agent \"{}\", {place} ({})", found.label, found.card.display());
+    let mut out = format!("{}\n", text::heading(&title));
+    if let Some(error) = &found.error {
+        out.push_str(&text::wrapped("  ", error));
+    }
+    for operation in &found.not_allowed {
+        let operation = operation_name(operation);
+        out.push_str(&format!("  {operation}: the region's rights do not allow it\n"));
+    }
+    for judged in &found.choices {
+        let mut there = judged.there.clone();
+        if !judged.on.is_empty() {
+            there.push_str(&format!(" on {}", judged.on.join(", ")));
+        }
+        let operations = join(&judged.operations);
+        let ends = format!(
+            "{}; there {there}; {operations}: {}",
+            judged.here.join(", "),
+            name(judged.taken)
+        );
+        out.push('\n');
+        out.push_str(&text::wrapped("here ", &ends));
+        for candidate in &judged.choice.candidates {
+            let first = format!("  {:<14} ", candidate.path);
+            out.push_str(&text::wrapped(&first, &candidate.verdict.to_string()));
+        }
+    }
+    out
+}

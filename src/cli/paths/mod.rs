@@ -1,0 +1,120 @@
+//! `fabricast paths`: by which path bytes go, and why, in typical situations, or to a peer.
+
+mod candidates;
+mod explain;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+use transfer::path::{Choice, Path, Policy, choose, situations};
+
+use super::exit::Failure;
+use super::text;
+
+/// Shows by which path bytes travel, and why.
+///
+/// Without arguments: in typical situations, as docs/paths.md tells them. With --explain: to an
+/// agent that runs, from each kind of memory that this machine has, without mapping
+/// anything. The agent sees somebody come and leave again.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Ask about this agent: the file with its card, or the directory it was started with
+    #[arg(long, value_name = "PEER")]
+    explain: Option<PathBuf>,
+    /// To a region of the agent's, whose descriptor is in this file [default: to typical memory]
+    #[arg(long, value_name = "FILE", requires = "explain")]
+    region: Option<PathBuf>,
+    /// Which paths may be taken: NAME prefers, =NAME requires, ^NAME denies
+    #[arg(long, value_name = "LIST", default_value = "")]
+    policy: Policy,
+    /// How long to wait for each agent
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2")]
+    timeout: Duration,
+    /// One JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    /// A day: more is a mistake.
+    const MOST: f64 = 86_400.0;
+    match text.parse() {
+        Ok(seconds) if (0.0..=MOST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("not a number of seconds, or more than a day".to_owned()),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Judged {
+    situation: &'static str,
+    taken: Option<Path>,
+    #[serde(flatten)]
+    choice: Choice,
+}
+
+#[derive(Debug, Serialize)]
+struct Table<'a> {
+    policy: &'a Policy,
+    situations: Vec<Judged>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(peer) = &arguments.explain {
+        return explain::run(arguments, peer);
+    }
+    let judged = situations().into_iter().map(|situation| {
+        let choice = choose(&situation.facts, &arguments.policy);
+        Judged { situation: situation.name, taken: choice.taken(), choice }
+    });
+    let table = Table { policy: &arguments.policy, situations: judged.collect() };
+    if arguments.json { print_json(&table) } else { text::print(&for_people(&table)) }
+}
+
+fn print_json(document: &impl Serialize) -> Result<(), Failure> {
+    let line =
+        serde_json::to_string(document).map_err(|error| Failure::failed(error.to_string()))?;
+    text::print(&format!("{line}\n"))
+}
+
+fn name(taken: Option<Path>) -> &'static str {
+    taken.map_or("none", Path::name)
+}
+
+/// Each situation, its path, and why it is none that would be better.
+fn for_people(table: &Table<'_>) -> String {
+    let width = table.situations.iter().map(|judged| judged.situation.len()).max().unwrap_or(0);
+    let mut out = String::new();
+    for Judged { situation, taken, choice } in &table.situations {
+        out.push_str(&format!("{situation:width$}  {}\n", name(*taken)));
+        for (path, reason) in choice.surprises() {
+            out.push_str(&text::wrapped(&format!("  not {path}: "), &reason.to_string()));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_fits_its_width_and_has_a_line_for_each_situation() {
+        let judged = situations().into_iter().map(|situation| {
+            let choice = choose(&situation.facts, &Policy::default());
+            Judged { situation: situation.name, taken: choice.taken(), choice }
+        });
+        let table = Table { policy: &Policy::default(), situations: judged.collect() };
+        let out = for_people(&table);
+        assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
+        assert!(table.situations.iter().all(|judged| out.contains(judged.situation)), "{out}");
+    }
+
+    #[test]
+    fn seconds_are_some_but_not_too_many() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        for wrong in ["-1", "soon", "1e9", "NaN", ""] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! `fabricast paths`, run as users run it, with agents of other processes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use transfer::{Agent, AgentOptions, Rights};
+
+const PLACE: &str = "FABRICAST_TEST_PLACE";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the other process does: this program again, told by its environment.
+#[test]
+fn the_other_side() {
+    let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
+    let agent = Agent::start(AgentOptions::new("decoder").directory(&place)).unwrap();
+    let device = gpu::Device::open("stand-in:1".parse().unwrap()).unwrap();
+    let memory = device.allocate_shared(1 << 20, &[]).unwrap();
+    let all = agent.register(&memory, Rights::ALL).unwrap();
+    let read_only = agent.register(&memory, Rights::READ).unwrap();
+    std::fs::write(place.join("read-only"), read_only.descriptor().encode().unwrap()).unwrap();
+    // Last, and whole: who sees it knows that all is there.
+    std::fs::write(place.join("part"), all.descriptor().encode().unwrap()).unwrap();
+    std::fs::rename(place.join("part"), place.join("region")).unwrap();
+    let end = Instant::now() + 3 * PATIENCE;
+    while !place.join("end").exists() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Another process with an agent, and its directory.
+struct Other {
+    child: Child,
+    directory: PathBuf,
+}
+
+impl Other {
+    fn start() -> Self {
+        let directory = empty_directory();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "the_other_side", "--nocapture"])
+            .env(PLACE, &directory)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let other = Self { child, directory };
+        let end = Instant::now() + PATIENCE;
+        while !other.directory.join("region").exists() {
+            assert!(Instant::now() < end, "the other side does not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        other
+    }
+
+    fn cards(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.directory).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|end| end == "card")).collect()
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.directory.join(name).display().to_string()
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn empty_directory() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("fabricast-paths-{}-{number}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
+fn fabricast(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
+    command.arg("paths").args(arguments).env_remove("FABRICAST_LOG").output().unwrap()
+}
+
+#[track_caller]
+fn succeed(arguments: &[&str]) -> String {
+    let output = fabricast(arguments);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{out}\n{err}");
+    out
+}
+
+/// The exit code, and everything that was said.
+fn fail(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = fabricast(arguments);
+    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(out: &str) -> Value {
+    assert_eq!(out.lines().count(), 1, "{out}");
+    serde_json::from_str(out).unwrap()
+}
+
+/// The choices for an end here and one there.
+fn choices<'a>(peer: &'a Value, here: &str, there: &str) -> Vec<&'a Value> {
+    let has = |list: &Value, name: &str| list.as_array().unwrap().iter().any(|one| one == name);
+    let choices = peer["choices"].as_array().unwrap().iter();
+    let found = choices.filter(|choice| has(&choice["here"], here) && choice["there"] == there);
+    found.collect()
+}
+
+#[test]
+fn the_table_is_that_of_the_documentation() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/paths.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let out = succeed(&[]);
+    let table = json(&succeed(&["--json"]));
+    let situations = table["situations"].as_array().unwrap();
+    assert!(situations.len() > 10, "{table}");
+    for judged in situations {
+        let situation = judged["situation"].as_str().unwrap();
+        let taken = match judged["taken"].as_str() {
+            Some(path) => format!("`{path}`"),
+            None => "**none: an error with all reasons**".to_owned(),
+        };
+        assert!(page.contains(&format!("| {situation} | {taken} |")), "{judged}");
+        assert!(out.contains(situation), "{out}");
+        assert_eq!(judged["candidates"].as_array().unwrap().len(), 5, "{judged}");
+    }
+    assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");
+    // Another policy, another table.
+    let denied = json(&succeed(&["--json", "--policy", "^cuda-ipc"]));
+    let is_ipc = |judged: &Value| judged["taken"] == "cuda-ipc";
+    assert!(situations.iter().any(is_ipc));
+    assert!(!denied["situations"].as_array().unwrap().iter().any(is_ipc), "{denied}");
+    assert_eq!(fail(&["--policy", "=cuda-ipc,^cuda-ipc"]).0, Some(2));
+}
+
+#[test]
+fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
+    let other = Other::start();
+    let cards = other.cards();
+    assert_eq!(cards.len(), 1, "{cards:?}");
+    let card = cards[0].display().to_string();
+    for place in [&card, &other.file("")] {
+        let report = json(&succeed(&["--explain", place, "--json"]));
+        let [peer] = report["peers"].as_array().unwrap().as_slice() else { panic!("{report}") };
+        assert_eq!((&peer["label"], &peer["locality"]), (&"decoder".into(), &"SameMachine".into()));
+        let found = choices(peer, "host memory", "host memory of a shared segment");
+        let [choice] = found.as_slice() else { panic!("{peer}") };
+        assert_eq!(choice["taken"], "shared-memory", "{choice}");
+        assert_eq!(choice["operations"], serde_json::json!(["put", "get"]));
+        let refused = choice["candidates"].as_array().unwrap().iter();
+        let refused = refused.filter(|candidate| candidate["verdict"] == "refused");
+        assert_eq!(refused.filter(|candidate| candidate["reason"].is_string()).count(), 4);
+        for choice in choices(peer, "host memory", "device memory of a pool") {
+            assert_eq!(choice["taken"], "cuda-ipc", "{choice}");
+        }
+    }
+    let out = succeed(&["--explain", &card]);
+    for words in ["Agent \"decoder\", on this machine", "taken", "refused: they are two processes"]
+    {
+        assert!(out.contains(words), "{words} is missing:\n{out}");
+    }
+    assert!(out.lines().all(|line| line.chars().count() <= 120), "{out}");
+    // It is asked, not changed: it is there, and can be asked again.
+    assert_eq!(other.cards(), cards);
+}
+
+#[test]
+fn a_region_is_judged_as_it_is() {
+    let other = Other::start();
+    let region = ["--explain", &other.file(""), "--region", &other.file("region")];
+    let report = json(&succeed(&[&region[..], &["--json"]].concat()));
+    let peer = &report["peers"][0];
+    for here in ["host memory", "stand-in:0", "stand-in:1"] {
+        let found = choices(peer, here, "region 1");
+        let [choice] = found.as_slice() else { panic!("{here}: {peer}") };
+        assert_eq!(
+            (&choice["taken"], &choice["on"][0]),
+            (&"cuda-ipc".into(), &"stand-in:1".into())
+        );
+    }
+    let (code, said) = fail(&[&region[..], &["--policy", "=fabric-direct"]].concat());
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("the policy requires another") && said.contains("no fabric"), "{said}");
+    // What its rights do not allow is said.
+    let read_only = ["--explain", &other.file(""), "--region", &other.file("read-only")];
+    let out = succeed(&read_only);
+    assert!(out.contains("put: the region's rights do not allow it") && out.contains("; get: "));
+    // Another agent's.
+    let another = Other::start();
+    let card = another.cards()[0].display().to_string();
+    let (code, said) = fail(&["--explain", &card, "--region", &other.file("region")]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("of another agent"), "{said}");
+}
+
+#[test]
+fn that_nobody_is_there_has_an_exit_code_of_its_own() {
+    let mut other = Other::start();
+    let card = other.cards()[0].display().to_string();
+    other.child.kill().unwrap();
+    other.child.wait().unwrap();
+    let start = Instant::now();
+    let (code, said) = fail(&["--explain", &card, "--timeout", "0.1"]);
+    assert_eq!(code, Some(6), "{said}");
+    assert!(said.contains("nothing can be passed") && said.contains("refused"), "{said}");
+    assert!(start.elapsed() < PATIENCE);
+    let empty = empty_directory();
+    let nothing = empty.join("agent.card").display().to_string();
+    assert_eq!(fail(&["--explain", &empty.display().to_string()]).0, Some(6));
+    assert_eq!(fail(&["--explain", &nothing]).0, Some(6));
+    std::fs::write(&nothing, "a card of another game").unwrap();
+    assert_eq!(fail(&["--explain", &nothing]).0, Some(2));
+    assert_eq!(fail(&["--region", &nothing]).0, Some(2));
+    std::fs::remove_dir_all(empty).unwrap();
+}
+
+#[test]
+fn an_agent_takes_its_card_along_when_it_ends() {
+    let mut other = Other::start();
+    assert_eq!(other.cards().len(), 1);
+    std::fs::write(other.directory.join("end"), "").unwrap();
+    assert!(other.child.wait().unwrap().success());
+    assert!(other.cards().is_empty());
+    assert_eq!(fail(&["--explain", &other.file("")]).0, Some(6));
+}

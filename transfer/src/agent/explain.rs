@@ -1,0 +1,157 @@
+//! By which path bytes would go, and why, without registering or mapping anything.
+
+use gpu::{Device, Uuid};
+
+use super::peer::Tie;
+use super::route::{check_owner, device_named, reach};
+use super::{Agent, PeerId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::{
+    Choice, Facts, Leaving, Locality, Operation, Place, Policy, Registration, choose,
+};
+use crate::region::{Buffer, Region, RegionDescriptor};
+use crate::share::check_fork;
+
+const EXPLAIN: &str = "explain a path";
+
+/// Memory at one end of a transfer, as far as a choice depends on it: that of a region, or
+/// memory that is only supposed.
+#[derive(Debug, Clone)]
+pub struct Whereabouts {
+    place: Place,
+    /// The device that it lies on, or that copies from and to it.
+    device: Option<Uuid>,
+    region: Option<Identity>,
+}
+
+#[derive(Debug, Clone)]
+struct Identity {
+    agent: [u8; 16],
+    node: [u8; 16],
+    number: u64,
+    /// With which domains of its agent it is registered.
+    domains: Vec<usize>,
+}
+
+impl Whereabouts {
+    /// Memory of a device, if there were some.
+    #[must_use]
+    pub fn on_device(device: Uuid, leaving: Leaving) -> Self {
+        Self { place: Place::Device(leaving), device: Some(device), region: None }
+    }
+
+    /// Memory of the host, if there were some.
+    #[must_use]
+    pub fn on_host(leaving: Leaving) -> Self {
+        Self { place: Place::Host(leaving), device: None, region: None }
+    }
+
+    /// Whether a domain of its agent reaches it. Of memory that is only supposed it is supposed
+    /// that host memory is registered, and a device's is not.
+    fn registration(&self, domain: usize) -> Registration {
+        match (&self.region, self.place) {
+            (Some(region), _) if region.domains.contains(&domain) => Registration::Works,
+            (Some(_), Place::Host(_)) => Registration::Refused,
+            (None, Place::Host(_)) => Registration::Works,
+            (_, Place::Device(_)) => Registration::NotOffered,
+        }
+    }
+
+    /// Where it lies, and how it can leave its process.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.place
+    }
+}
+
+impl From<&Region> for Whereabouts {
+    fn from(region: &Region) -> Self {
+        let device = match region.buffer() {
+            Buffer::Device(memory) => Some(memory.mapped_for().properties().uuid),
+            Buffer::Host(_) => None,
+        };
+        Self { device, ..Self::from(region.descriptor()) }
+    }
+}
+
+impl From<&RegionDescriptor> for Whereabouts {
+    fn from(region: &RegionDescriptor) -> Self {
+        let RegionDescriptor { agent, node, number, .. } = *region;
+        let domains = region.keys.iter().map(|key| key.domain as usize).collect();
+        let identity = Some(Identity { agent, node, number, domains });
+        Self { place: region.place, device: region.device, region: identity }
+    }
+}
+
+impl Agent {
+    /// What the agent and a peer can give each other.
+    #[must_use]
+    pub fn locality(&self, peer: PeerId) -> Option<&Locality> {
+        self.peers.get(&peer.0).map(|peer| &peer.locality)
+    }
+
+    /// The verdict on every path between two ends, from the facts that
+    /// [joining](Self::join) asks for, too. What shows only when memory is mapped is not
+    /// found out: nothing is.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use transfer::path::{Leaving, Operation, Path, Policy};
+    /// use transfer::{Agent, AgentOptions, Whereabouts};
+    /// let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// let there = Agent::start(AgentOptions::new("there"))?;
+    /// let peer = here.connect(&there.card().encode()?, Duration::from_secs(1))?;
+    /// let host = Whereabouts::on_host(Leaving::ByDescriptors);
+    /// let choice = here.explain(peer, Operation::Put, &host, &host, &Policy::default())?;
+    /// assert_eq!(choice.taken(), Some(Path::SameProcess));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Stale`](ErrorKind::Stale) if the region is gone, or its agent was started anew;
+    /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if the local memory lies on a device that this
+    /// process does not see.
+    pub fn explain(
+        &self,
+        peer: PeerId,
+        operation: Operation,
+        local: &Whereabouts,
+        remote: &Whereabouts,
+        policy: &Policy,
+    ) -> Result<Choice> {
+        check_fork(self.born, EXPLAIN)?;
+        policy.check()?;
+        let Some(peer) = self.peers.get(&peer.0) else {
+            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
+        };
+        if let Some(Identity { agent, node, number, .. }) = &remote.region {
+            check_owner(peer, *agent, *node).map_err(|error| error.with(peer.label()))?;
+            let is_gone = match &peer.tie {
+                Tie::Visit(visit) | Tie::Here { visit, .. } => !visit.board.is_there(*number),
+                Tie::Far => false,
+            };
+            if is_gone {
+                let error = Error::new(EXPLAIN, ErrorKind::Stale, "the region was withdrawn");
+                return Err(error.with(peer.label()));
+            }
+        }
+        let own = local.device.map(device_of).transpose()?;
+        let (reach, _) = reach(own, remote.device)?;
+        let fabric = self.far.facts_with(
+            peer,
+            |rail| local.registration(rail),
+            |domain| remote.registration(domain),
+        );
+        let locality = peer.locality.clone();
+        let (local, remote) = (local.place, remote.place);
+        Ok(choose(&Facts { operation, locality, local, remote, reach, fabric }, policy))
+    }
+}
+
+fn device_of(uuid: Uuid) -> Result<Device> {
+    let Some(name) = device_named(uuid) else {
+        let detail = "this process does not see the device of the local memory";
+        return Err(Error::new(EXPLAIN, ErrorKind::NoSuchDevice, detail));
+    };
+    Device::open(name).map_err(|error| Error::of_device(EXPLAIN, error))
+}
