@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 mod listener;
 
-pub use listener::ChannelListener;
+pub use listener::{ChannelListener, DirectoryLock};
 
 /// The longest message, in bytes.
 pub const MOST_BYTES: usize = 64 << 10;

@@ -23,7 +23,7 @@ extern crate self as ipc;
 
 pub use allocator::{Allocator, AllocatorError, Block, Owner, Place, Statistics};
 pub use bell::{Doorbell, Spin};
-pub use channel::{Channel, ChannelError, ChannelListener, Credentials, Message};
+pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
 pub use fabricast_ipc_derive::Plain;
 pub use life::{Incarnation, Life, Roster};
 pub use lock::Held;

@@ -38,7 +38,7 @@ impl ChannelListener {
         let socket = new_socket()?;
         // Between `bind` and `listen` a socket looks as if its owner were dead, and between
         // that look and the removal somebody else may have replaced it.
-        let _alone = DirectoryLock::take(path)?;
+        let _alone = DirectoryLock::above(path)?;
         let bind = || {
             // SAFETY: a valid address, with its length.
             unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), length) == 0 }
@@ -94,6 +94,21 @@ impl ChannelListener {
         }
     }
 
+    /// Is this a socket at which nobody listens any more? To be asked by who has the
+    /// [lock](DirectoryLock) of its directory only: others may be about to listen.
+    #[must_use]
+    pub fn is_abandoned(path: &Path) -> bool {
+        let is_socket =
+            std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+        let is_refused = || match Channel::connect(path, Duration::ZERO) {
+            Err(ChannelError::System { cause, .. }) => {
+                cause.kind() == io::ErrorKind::ConnectionRefused
+            }
+            _ => false,
+        };
+        is_socket && is_refused()
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -120,14 +135,7 @@ impl Drop for ChannelListener {
 
 /// Removes a socket that nobody listens at.
 fn remove_dead(path: &Path) -> Result<()> {
-    match Channel::connect(path, Duration::from_secs(1)) {
-        Err(ChannelError::System { cause, .. })
-            if cause.kind() == io::ErrorKind::ConnectionRefused => {}
-        _ => return Err(ChannelError::InUse(path.to_owned())),
-    }
-    let is_socket =
-        std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    if !is_socket {
+    if !ChannelListener::is_abandoned(path) {
         return Err(ChannelError::InUse(path.to_owned()));
     }
     std::fs::remove_file(path).map_err(|cause| ChannelError::System {
@@ -137,24 +145,48 @@ fn remove_dead(path: &Path) -> Result<()> {
     })
 }
 
-/// Held while a socket is made in a directory: a lock on the directory itself, which
-/// leaves no file behind and ends with the process.
-struct DirectoryLock(Option<File>);
+/// Held while a socket is made in a directory, or what the dead left there is removed: a lock
+/// on the directory itself, which leaves no file behind and ends with the process.
+///
+/// ```
+/// use ipc::{ChannelListener, DirectoryLock};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-lock-{}", std::process::id()));
+/// # std::fs::create_dir_all(&directory)?;
+/// let alone = DirectoryLock::take(&directory)?;
+/// // Nobody is about to listen, so who does not is dead.
+/// assert!(!ChannelListener::is_abandoned(&directory.join("none")));
+/// drop(alone);
+/// let listener = ChannelListener::bind(&directory.join("one"))?;
+/// assert!(!ChannelListener::is_abandoned(listener.path()));
+/// # drop(listener);
+/// # std::fs::remove_dir(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct DirectoryLock(Option<File>);
 
 impl DirectoryLock {
     /// Nobody holds it for longer than it takes to find out whether a listener is alive.
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    fn take(path: &Path) -> Result<Self> {
+    fn above(path: &Path) -> Result<Self> {
         let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-        let directory = above.unwrap_or(Path::new("."));
+        Self::take(above.unwrap_or(Path::new(".")))
+    }
+
+    /// Waits for its turn. Where files may be made but not be seen there is no lock, and
+    /// nothing is waited for. Who has it must not make a socket there by
+    /// [`bind`](ChannelListener::bind), which takes it as well.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`, `System`.
+    pub fn take(directory: &Path) -> Result<Self> {
         let failed = |call, cause| {
             let path = Some(directory.to_owned());
             Err(ChannelError::System { call, path, cause })
         };
         let file = match File::open(directory) {
             Ok(file) => file,
-            // Where files may be made but not be seen there is no lock to be had.
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Ok(Self(None)),
             Err(cause) => return failed("open", cause),
         };

@@ -1,40 +1,63 @@
-//! What hangs beside an agent's socket: its card, for those who see the directory.
+//! What hangs beside an agent's socket: its card, for those who see the directory. And what
+//! agents left there that were killed.
+//!
+//! A card is locked for as long as its agent lives, by a lock that ends with the process,
+//! whatever ends it. Cards are hung up, and the dead are cleaned up after, by who has the lock
+//! of the directory, so nobody finds a card that is not locked yet. Sockets are made under
+//! the same lock, and so nobody finds one that does not listen yet.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::collections::BTreeSet;
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ipc::Incarnation;
+use ipc::{ChannelListener, Credentials, DirectoryLock, Incarnation};
+use nix::fcntl::{Flock, FlockArg};
 
 use super::START;
 use crate::error::{Error, ErrorKind, Result};
 
+/// What a socket is called: this, and the agent's identity in 32 digits.
+const SOCKET: &str = "agent-";
+const DIGITS: usize = 32;
 /// As the socket is called, with this behind it.
 const CARD: &str = "card";
 /// A card that is being written.
 const PART: &str = "part";
 
+/// Where an agent's socket is, in a directory.
+pub(super) fn socket_of(directory: &Path, identity: [u8; 16]) -> PathBuf {
+    let digits: String = identity.iter().map(|byte| format!("{byte:02x}")).collect();
+    directory.join(format!("{SOCKET}{digits}"))
+}
+
 /// An agent's card, in a file that goes with it.
 #[derive(Debug)]
 pub(super) struct Doorplate {
     path: PathBuf,
-    /// Device and number of the file: not to remove another's.
-    file: (u64, u64),
+    /// Locked as long as the agent lives.
+    file: Option<Flock<File>>,
     born: Incarnation,
 }
 
 impl Doorplate {
-    /// Hangs a card up beside a socket: whole, or not at all. It can be read by those who may
-    /// connect there.
+    /// Hangs a card up beside where a socket is to be: whole, or not at all. It can be read by
+    /// those who may connect there. What agents left in the directory that are dead is removed.
     pub(super) fn hang(socket: &Path, card: &[u8], mode: u32) -> Result<Self> {
         let (path, part) = (socket.with_extension(CARD), socket.with_extension(PART));
+        let above = socket.parent().filter(|above| !above.as_os_str().is_empty());
+        let directory = above.unwrap_or(Path::new("."));
+        let alone = DirectoryLock::take(directory)
+            .map_err(|error| Error::of_channel_at(START, directory, error))?;
+        clean_up(directory);
         let written = write(&part, card, mode).and_then(|file| {
             fs::rename(&part, &path)?;
             Ok(file)
         });
+        drop(alone);
         match written {
-            Ok(file) => Ok(Self { path, file, born: Incarnation::current() }),
+            Ok(file) => Ok(Self { path, file: Some(file), born: Incarnation::current() }),
             Err(cause) => {
                 let _ = fs::remove_file(&part);
                 let detail = format!("writing its card: {cause}");
@@ -46,21 +69,120 @@ impl Doorplate {
 
 impl Drop for Doorplate {
     fn drop(&mut self) {
-        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|found| id(&found) == self.file);
-        // In a forked child it is the parent's.
-        if is_ours && self.born.is_current() {
+        let Some(file) = self.file.take() else { return };
+        if !self.born.is_current() {
+            // In a forked child: file and lock are the parent's, who shares them.
+            std::mem::forget(file);
+            return;
+        }
+        if file.metadata().is_ok_and(|ours| is_at(&self.path, &ours)) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-fn id(found: &fs::Metadata) -> (u64, u64) {
-    (found.dev(), found.ino())
-}
-
-fn write(path: &Path, card: &[u8], mode: u32) -> io::Result<(u64, u64)> {
-    let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+fn write(path: &Path, card: &[u8], mode: u32) -> io::Result<Flock<File>> {
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = lock(file)?;
     file.write_all(card)?;
     file.set_permissions(Permissions::from_mode(mode & 0o644))?;
-    file.metadata().map(|found| id(&found))
+    Ok(file)
+}
+
+fn lock(file: File) -> io::Result<Flock<File>> {
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
+}
+
+/// Is it this file that lies there, and not another?
+fn is_at(path: &Path, file: &Metadata) -> bool {
+    fs::symlink_metadata(path)
+        .is_ok_and(|found| (found.dev(), found.ino()) == (file.dev(), file.ino()))
+}
+
+/// Removes what agents of this user left in a directory that are dead. To be called by who
+/// has the lock of the directory.
+fn clean_up(directory: &Path) {
+    // Where nothing is seen nothing is removed.
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    let names = entries.flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        name.to_str().and_then(agent_of).map(str::to_owned)
+    });
+    for name in names.collect::<BTreeSet<_>>() {
+        let is_removed = remove_dead(&directory.join(&name)).unwrap_or(false);
+        if is_removed {
+            tracing::debug!(directory = %directory.display(), name, "cleaned up after a dead agent");
+        }
+    }
+}
+
+/// The name of the socket to which a file belongs, if it is an agent's.
+fn agent_of(name: &str) -> Option<&str> {
+    let (socket, end) = name.split_at_checked(SOCKET.len() + DIGITS)?;
+    let digits = socket.strip_prefix(SOCKET)?;
+    let is_ours = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        && ["", ".card", ".part"].contains(&end);
+    is_ours.then_some(socket)
+}
+
+/// Removes an agent's socket and card, unless anything speaks for its being alive, or is not
+/// as an agent of this user leaves it.
+fn remove_dead(socket: &Path) -> io::Result<bool> {
+    let own = Credentials::of_this_process().user;
+    let mut found = Vec::new();
+    // Kept until all is removed.
+    let mut locks = Vec::new();
+    for end in [CARD, PART] {
+        let path = socket.with_extension(end);
+        let Some(status) = status(&path)? else { continue };
+        if !(status.is_file() && status.uid() == own) {
+            return Ok(false);
+        }
+        // Fails if the agent lives, on another machine of a shared file system too, where its
+        // socket refuses everybody.
+        let file = lock(OpenOptions::new().read(true).write(true).open(&path)?)?;
+        if !is_at(&path, &file.metadata()?) {
+            return Ok(false);
+        }
+        locks.push(file);
+        found.push(path);
+    }
+    // Last, since it wakes those that live.
+    if let Some(status) = status(socket)? {
+        let is_ours = status.file_type().is_socket() && status.uid() == own;
+        if !(is_ours && ChannelListener::is_abandoned(socket)) {
+            return Ok(false);
+        }
+        found.push(socket.to_owned());
+    }
+    found.iter().try_for_each(fs::remove_file)?;
+    Ok(!found.is_empty())
+}
+
+fn status(path: &Path) -> io::Result<Option<Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(status) => Ok(Some(status)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_agents_give_are_theirs() {
+        let socket = socket_of(Path::new(""), [0xa5; 16]).display().to_string();
+        for end in ["", ".card", ".part"] {
+            assert_eq!(agent_of(&format!("{socket}{end}")), Some(socket.as_str()));
+        }
+        let long = format!("{socket}0");
+        let dotted = format!("{socket}.card.part");
+        let upper = socket.to_uppercase();
+        let short = &socket[..socket.len() - 1];
+        for name in [&long, &dotted, &upper, short, "agent-", "card", "", "agent-é"] {
+            assert_eq!(agent_of(name), None, "{name}");
+        }
+    }
 }

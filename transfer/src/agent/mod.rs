@@ -150,8 +150,7 @@ impl Agent {
         let mut doorplate = None;
         let mut reception = None;
         if let Some(directory) = options.directory {
-            let name: String = home.identity.iter().map(|byte| format!("{byte:02x}")).collect();
-            let path = directory.join(format!("agent-{name}"));
+            let path = doorplate::socket_of(&directory, home.identity);
             let (mode, card) = (home.admission.mode(), card_of(&home, Some(&path), &far.rails));
             // Before the socket: who reads a card waits for the socket, and nobody finds a
             // socket of ours without its card.

@@ -41,7 +41,8 @@ impl AgentOptions {
     /// a network. Without one nobody does, except agents of this process.
     ///
     /// Its card lies beside the socket, as `agent-….card`, as long as it lives: for
-    /// `fabricast paths --explain`, and whoever else wants to find it by looking.
+    /// `fabricast paths --explain`, and whoever else wants to find it by looking. What agents
+    /// of the same user left there that were killed is removed when it starts.
     #[must_use]
     pub fn directory(mut self, directory: &Path) -> Self {
         self.directory = Some(directory.to_owned());

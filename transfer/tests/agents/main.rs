@@ -8,6 +8,7 @@
 mod common;
 mod hostile;
 mod house;
+mod leftovers;
 mod losses;
 mod moves;
 mod other_side;
