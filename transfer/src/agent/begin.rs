@@ -2,10 +2,10 @@
 
 use std::collections::hash_map::Entry;
 
-use gpu::{Block, BlocksBy, Slice};
+use gpu::{Block, BlocksBy};
 
 use super::chore::Chore;
-use super::lane::{Copy, Lane, Ticket};
+use super::lane::{Lane, Request, Ticket};
 use super::notice::Notice;
 use super::operations::{Begun, Token};
 use super::peer::Tie;
@@ -193,8 +193,8 @@ impl Agent {
                     Operation::Put => (remote.clone(), local.clone()),
                     Operation::Get => (local.clone(), remote.clone()),
                 };
-                let blocks = blocks.iter().copied().collect();
-                self.chores.push_back(Chore { ticket, to, from, blocks });
+                let blocks = self.lists.copy_of(blocks);
+                self.chores.push_back(Chore { ticket, to, from, blocks, done: 0 });
                 Ok(())
             }
             Means::Device { device, local, remote } => {
@@ -203,10 +203,6 @@ impl Agent {
                     Operation::Get => (local, remote),
                 };
                 let key = (ticket.peer, device.name(), ticket.bytes < SMALL);
-                let copy = match copy_of(to, from, blocks, by) {
-                    Ok(copy) => copy,
-                    Err(error) => return Err(self.undo(ticket, error)),
-                };
                 let lane = match self.lanes.entry(key) {
                     Entry::Occupied(lane) => lane.into_mut(),
                     Entry::Vacant(place) => match Lane::new(device) {
@@ -214,7 +210,7 @@ impl Agent {
                         Err(error) => return Err(self.undo(ticket, error)),
                     },
                 };
-                lane.push(ticket, copy).map_err(|failed| {
+                lane.push(ticket, Request { to, from, blocks, by }).map_err(|failed| {
                     let (ticket, error) = *failed;
                     self.give_up(ticket, error)
                 })
@@ -252,15 +248,4 @@ impl Agent {
 
 fn is_by_rails(begun: &Begun) -> bool {
     begun.path.is_some_and(|path| !path.is_local())
-}
-
-/// One block is a plain copy; many are one request.
-fn copy_of(to: &Slice, from: &Slice, blocks: &[Block], by: BlocksBy) -> Result<Copy> {
-    let of_device = |error| Error::of_device("copy", error);
-    if let [Block { to: at, from: of, length }] = *blocks {
-        let to = to.slice(at, length).map_err(of_device)?;
-        let from = from.slice(of, length).map_err(of_device)?;
-        return Ok(Copy::One { to, from });
-    }
-    Ok(Copy::Many { to: to.clone(), from: from.clone(), blocks: blocks.to_vec(), by })
 }

@@ -1,7 +1,5 @@
 //! Copies that the processor makes, a share at a time.
 
-use std::collections::VecDeque;
-
 use gpu::Block;
 
 use super::lane::Ticket;
@@ -17,14 +15,16 @@ pub(super) struct Chore {
     pub(super) ticket: Ticket,
     pub(super) to: HostBuffer,
     pub(super) from: HostBuffer,
-    pub(super) blocks: VecDeque<Block>,
+    pub(super) blocks: Vec<Block>,
+    /// How many of them are done.
+    pub(super) done: usize,
 }
 
 impl Chore {
     /// Copies a share. True if that was the last.
     pub(super) fn go_on(&mut self) -> Result<bool> {
         let mut left = SHARE;
-        while let Some(block) = self.blocks.front_mut() {
+        while let Some(block) = self.blocks.get_mut(self.done) {
             let length = block.length.min(left);
             self.to.copy(block.to, &self.from, block.from, length)?;
             block.to += length;
@@ -32,12 +32,12 @@ impl Chore {
             block.length -= length;
             left -= length;
             if block.length == 0 {
-                self.blocks.pop_front();
+                self.done += 1;
             }
             if left == 0 {
                 break;
             }
         }
-        Ok(self.blocks.is_empty())
+        Ok(self.done == self.blocks.len())
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Block, BlocksBy, Device, Point, Slice, Stream};
 
+use super::lists::Lists;
 use super::notice::Notice;
 use super::operations::Token;
 use crate::error::{Error, Result};
@@ -17,10 +18,22 @@ const LEAST: Duration = Duration::from_micros(7);
 const FIRST_RATE: f64 = 20_000.0;
 
 /// What is to be copied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) to: &'a Slice,
+    pub(super) from: &'a Slice,
+    pub(super) blocks: &'a [Block],
+    pub(super) by: BlocksBy,
+}
+
+/// A request that could not be begun at once.
 #[derive(Debug)]
-pub(super) enum Copy {
-    One { to: Slice, from: Slice },
-    Many { to: Slice, from: Slice, blocks: Vec<Block>, by: BlocksBy },
+struct Waiting {
+    ticket: Ticket,
+    to: Slice,
+    from: Slice,
+    blocks: Vec<Block>,
+    by: BlocksBy,
 }
 
 /// Who is to be told of a copy.
@@ -45,7 +58,8 @@ struct Begun {
 #[derive(Debug)]
 pub(super) struct Lane {
     stream: Stream,
-    waiting: VecDeque<(Ticket, Copy)>,
+    waiting: VecDeque<Waiting>,
+    lists: Lists,
     begun: VecDeque<Begun>,
     /// When all that was begun should be done.
     expected: Instant,
@@ -61,6 +75,7 @@ impl Lane {
         Ok(Self {
             stream,
             waiting: VecDeque::new(),
+            lists: Lists::default(),
             begun: VecDeque::new(),
             expected: now,
             rate: FIRST_RATE,
@@ -81,25 +96,23 @@ impl Lane {
     pub(super) fn push(
         &mut self,
         ticket: Ticket,
-        copy: Copy,
+        request: Request<'_>,
     ) -> std::result::Result<(), Box<(Ticket, Error)>> {
         if self.begun.len() >= DEPTH || !self.waiting.is_empty() {
-            self.waiting.push_back((ticket, copy));
+            let Request { to, from, blocks, by } = request;
+            let (to, from, blocks) = (to.clone(), from.clone(), self.lists.copy_of(blocks));
+            self.waiting.push_back(Waiting { ticket, to, from, blocks, by });
             return Ok(());
         }
-        self.begin(ticket, copy)
+        self.begin(ticket, request)
     }
 
     fn begin(
         &mut self,
         ticket: Ticket,
-        copy: Copy,
+        request: Request<'_>,
     ) -> std::result::Result<(), Box<(Ticket, Error)>> {
-        let begun = match &copy {
-            Copy::One { to, from } => self.stream.copy(to, from),
-            Copy::Many { to, from, blocks, by } => self.stream.copy_blocks(to, from, blocks, *by),
-        };
-        let point = match begun.and_then(|()| self.stream.point()) {
+        let point = match copy(&self.stream, request).and_then(|()| self.stream.point()) {
             Ok(point) => point,
             Err(error) => return Err(Box::new((ticket, Error::of_device("copy", error)))),
         };
@@ -126,11 +139,15 @@ impl Lane {
             has_moved = true;
         }
         while self.begun.len() < DEPTH {
-            let Some((ticket, copy)) = self.waiting.pop_front() else { break };
-            if let Err(failed) = self.begin(ticket, copy) {
+            let Some(Waiting { ticket, to, from, blocks, by }) = self.waiting.pop_front() else {
+                break;
+            };
+            let request = Request { to: &to, from: &from, blocks: &blocks, by };
+            if let Err(failed) = self.begin(ticket, request) {
                 let (ticket, error) = *failed;
                 done(ticket, Err(error));
             }
+            self.lists.keep(blocks);
             has_moved = true;
         }
         has_moved
@@ -150,7 +167,18 @@ impl Lane {
 
     /// All that it has not told of yet, when nothing more can be expected of it.
     pub(super) fn give_up(&mut self) -> impl Iterator<Item = Ticket> {
-        let waiting = self.waiting.drain(..).map(|(ticket, _)| ticket);
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.ticket);
         self.begun.drain(..).map(|begun| begun.ticket).chain(waiting)
+    }
+}
+
+/// One block is a plain copy; many are one request.
+fn copy(stream: &Stream, request: Request<'_>) -> gpu::Result<()> {
+    let Request { to, from, blocks, by } = request;
+    match *blocks {
+        [Block { to: at, from: of, length }] => {
+            stream.copy(&to.slice(at, length)?, &from.slice(of, length)?)
+        }
+        _ => stream.copy_blocks(to, from, blocks, by),
     }
 }

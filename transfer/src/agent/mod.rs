@@ -10,6 +10,7 @@ mod explain;
 mod far;
 mod home;
 mod lane;
+mod lists;
 mod notice;
 mod operations;
 mod options;
@@ -35,6 +36,7 @@ use self::doorplate::Doorplate;
 use self::far::Far;
 use self::home::Visitor;
 use self::lane::Lane;
+use self::lists::Lists;
 use self::operations::Operations;
 use self::peer::{Peer, Tie};
 use self::route::JOIN;
@@ -117,6 +119,10 @@ pub struct Agent {
     next_peer: u32,
     lanes: HashMap<(u32, DeviceName, bool), Lane>,
     chores: VecDeque<Chore>,
+    /// For the blocks of chores.
+    lists: Lists,
+    /// Empty: its room is used again for what lanes tell.
+    done: Vec<(Ticket, Result<()>)>,
     operations: Operations,
     visitors: Vec<Arc<Visitor>>,
     /// Who was heard last.
@@ -175,6 +181,8 @@ impl Agent {
             next_peer: 0,
             lanes: HashMap::new(),
             chores: VecDeque::new(),
+            lists: Lists::default(),
+            done: Vec::new(),
             operations: Operations::default(),
             visitors: Vec::new(),
             next_visitor: 0,

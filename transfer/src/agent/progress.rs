@@ -46,20 +46,23 @@ impl Agent {
 
     /// Goes on with everything that is under way, without waiting. False if nothing moved.
     pub fn progress(&mut self) -> bool {
-        let mut done = Vec::new();
         let mut has_moved = self.hear();
+        let mut done = std::mem::take(&mut self.done);
         for lane in self.lanes.values_mut() {
             has_moved |= lane.progress(|ticket, outcome| done.push((ticket, outcome)));
         }
-        for (ticket, outcome) in done {
+        for (ticket, outcome) in done.drain(..) {
             self.complete(ticket, outcome);
         }
+        self.done = done;
         if let Some(mut chore) = self.chores.pop_front() {
             has_moved = true;
             match chore.go_on() {
                 Ok(false) => self.chores.push_front(chore),
-                Ok(true) => self.complete(chore.ticket, Ok(())),
-                Err(error) => self.complete(chore.ticket, Err(error)),
+                outcome => {
+                    self.lists.keep(chore.blocks);
+                    self.complete(chore.ticket, outcome.map(drop));
+                }
             }
         }
         for peer in self.peers.values_mut().filter(|peer| !peer.unsent.is_empty()) {

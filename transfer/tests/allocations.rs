@@ -1,0 +1,156 @@
+//! Transfers that run allocate nothing: neither who puts and gets, nor who is told.
+//!
+//! A test in a program of its own, whose allocator counts for each thread. What the threads of
+//! the stand-in do does not matter: a device's work is not ours.
+#![allow(unsafe_code, missing_docs)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::time::Duration;
+
+use gpu::{Block, Device, stand_in};
+use transfer::path::{Path, Policy};
+use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Notice, Rights, Route};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn count() {
+    // Not any more when the thread ends.
+    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
+}
+
+fn allocations() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+// SAFETY: all is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: by the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: by the caller's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: by the caller's contract.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const LENGTH: u64 = 8 << 20;
+/// As many as a stream has events for: beyond, it makes some.
+const AT_ONCE: u64 = 60;
+
+/// Two agents, both driven by this thread.
+struct Two {
+    here: Agent,
+    there: Agent,
+    route: Route,
+}
+
+impl Two {
+    fn joined(mine: impl Into<Buffer>, theirs: impl Into<Buffer>) -> Self {
+        let mut here = Agent::start(AgentOptions::new("here")).unwrap();
+        let there = Agent::start(AgentOptions::new("there")).unwrap();
+        let mine = here.register(mine, Rights::ALL).unwrap();
+        let theirs = there.register(theirs, Rights::ALL).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), PATIENCE).unwrap();
+        let descriptor = theirs.descriptor().encode().unwrap();
+        let route = here.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap();
+        assert_eq!(route.path(), Path::SameProcess);
+        // Withdrawn when it is dropped.
+        std::mem::forget(theirs);
+        Self { here, there, route }
+    }
+
+    /// Put and get with a notice, which the other one hears of.
+    fn exchange(&mut self, blocks: &[Block], tag: u64) {
+        let notice = Notice::new(tag, b"it is there").unwrap();
+        let put = self.here.put(&self.route, blocks, Some(notice)).unwrap();
+        self.here.wait(put, PATIENCE).unwrap();
+        self.hear(tag);
+        let get = self.here.get(&self.route, blocks, Some(notice)).unwrap();
+        self.here.wait(get, PATIENCE).unwrap();
+        self.hear(tag);
+    }
+
+    fn hear(&mut self, tag: u64) {
+        loop {
+            match self.there.next_event(PATIENCE).unwrap() {
+                Event::Notice { notice, .. } => return assert_eq!(notice.tag, tag),
+                Event::Joined { .. } => {}
+                Event::Left { .. } => panic!("it left"),
+            }
+        }
+    }
+
+    /// Many at once, nobody waits for any of them before all are begun.
+    fn burst(&mut self, blocks: &[Block]) {
+        for _ in 0..AT_ONCE {
+            let put = self.here.put(&self.route, blocks, None).unwrap();
+            self.here.forget(put);
+        }
+        while self.here.under_way() > 0 {
+            self.here.progress();
+        }
+    }
+
+    fn pass(&mut self, rounds: u64) {
+        let one = [Block { to: 4096, from: 0, length: 64 }];
+        // Of both lanes.
+        let large = [Block { to: 0, from: 0, length: LENGTH / 2 }];
+        let many: [_; 100] = std::array::from_fn(|number| {
+            let at = number as u64 * 8192;
+            Block { to: at, from: LENGTH / 2 - at - 8192, length: 4096 }
+        });
+        for round in 0..rounds {
+            for blocks in [&one[..], &large, &many, &many[..3], &[]] {
+                self.exchange(blocks, round);
+            }
+            self.burst(&many[..5]);
+        }
+    }
+}
+
+fn slow(delay: Duration) {
+    for number in 0..stand_in::COUNT {
+        stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+    }
+}
+
+#[test]
+fn nothing_is_allocated_per_transfer() {
+    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let next = Device::open("stand-in:1".parse().unwrap()).unwrap();
+    // In one process memory has to be made for both.
+    let on = |first: &Device, second| first.allocate_shared(LENGTH, &[second]).unwrap();
+    let host = || HostBuffer::new(LENGTH).unwrap();
+    for (what, mut two) in [
+        ("device to device", Two::joined(on(&device, &next), on(&next, &device))),
+        ("device to host", Two::joined(on(&device, &next), host())),
+        ("host to device", Two::joined(host(), on(&device, &next))),
+        ("host to host", Two::joined(host(), host())),
+    ] {
+        // What grows grows in the first rounds, as far as it can where nothing is done for a
+        // while: as many lists and events are made as are ever in use at once.
+        slow(Duration::from_millis(2));
+        two.pass(3);
+        slow(Duration::ZERO);
+        two.pass(20);
+        let before = allocations();
+        two.pass(50);
+        assert_eq!(allocations() - before, 0, "{what}");
+    }
+}
