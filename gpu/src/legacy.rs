@@ -116,14 +116,40 @@ impl Device {
     ///
     /// # Errors
     /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the bytes mean nothing here, if they
-    /// were made by this very process, or if they claim more than the allocation has.
+    /// were made by this very process or by one that has the same number in another PID
+    /// namespace, or if they claim more than the allocation has.
     pub fn open_legacy(&self, handle: &LegacyHandle) -> Result<Memory> {
+        self.open_legacy_with(handle, |_| None)
+    }
+
+    /// As [`open_legacy`](Self::open_legacy), where it is known that another process made the
+    /// handle: also one with the number of this process in a PID namespace of its own, as
+    /// the first process of every container has number 1.
+    ///
+    /// # Errors
+    /// As for [`open_legacy`](Self::open_legacy).
+    pub fn open_legacy_of_another(&self, handle: &LegacyHandle) -> Result<Memory> {
+        self.open_legacy_with(handle, |bytes| numbered_otherwise(bytes, std::process::id()))
+    }
+
+    fn open_legacy_with(
+        &self,
+        handle: &LegacyHandle,
+        otherwise: impl FnOnce([u8; 64]) -> Option<[u8; 64]>,
+    ) -> Result<Memory> {
         let operation = "open a legacy handle";
         let driver = self.driver(operation)?;
         let on = |error: Error| error.on(self.name());
         let (base, whole) = {
             let mut table = self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
-            table.enter(handle.bytes, || driver.legacy_open(handle.bytes)).map_err(on)?
+            let open = || {
+                let opened = driver.legacy_open(handle.bytes);
+                match opened.is_err().then(|| otherwise(handle.bytes)).flatten() {
+                    Some(bytes) => driver.legacy_open(bytes).or(opened),
+                    None => opened,
+                }
+            };
+            table.enter(handle.bytes, open).map_err(on)?
         };
         let opened = Opened { device: self.clone(), bytes: handle.bytes };
         let is_inside = handle.offset.checked_add(handle.length).is_some_and(|end| end <= whole);
@@ -141,9 +167,35 @@ impl Device {
     }
 }
 
+/// The handle with another process number in it, if it has this one. CUDA refuses to open what
+/// the own process made, and tells by the number alone (seen with driver 580): of two containers
+/// whose processes have the same number, neither opens what the other one made. Nothing else
+/// depends on the number.
+fn numbered_otherwise(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
+    const NUMBER: std::ops::Range<usize> = 8..12;
+    /// Beyond what Linux gives to processes.
+    const NOBODYS: u32 = 1 << 30;
+    if bytes[NUMBER] != own.to_ne_bytes() {
+        return None;
+    }
+    bytes[NUMBER].copy_from_slice(&(own | NOBODYS).to_ne_bytes());
+    Some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_own_number_is_replaced() {
+        let mut bytes = [7; 64];
+        assert_eq!(numbered_otherwise(bytes, 1), None);
+        bytes[8..12].copy_from_slice(&1_u32.to_ne_bytes());
+        let other = numbered_otherwise(bytes, 1).unwrap();
+        assert_eq!((other[..8].to_vec(), other[12..].to_vec()), (vec![7; 8], vec![7; 52]));
+        assert_ne!(other[8..12], bytes[8..12]);
+        assert_eq!(numbered_otherwise(other, 1), None);
+    }
 
     #[test]
     fn an_allocation_is_opened_once_and_closed_by_the_last() {

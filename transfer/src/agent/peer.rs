@@ -415,7 +415,7 @@ impl Visit {
         let handle = LegacyHandle { bytes, offset: region.offset, length: region.length };
         // Of memory that is opened so the driver says that it lies on the device that opened
         // it: there is nothing to compare.
-        device.open_legacy(&handle).map_err(|error| Error::of_device(OPEN, error))
+        device.open_legacy_of_another(&handle).map_err(|error| Error::of_device(OPEN, error))
     }
 
     fn open_host(&mut self, region: &RegionDescriptor, end: Instant) -> Result<HostBuffer> {
