@@ -194,6 +194,14 @@ fn provider_of(offer: &Offer) -> String {
     offer.capabilities().provider.clone()
 }
 
+/// The first offer of a query that two processes of this machine can use.
+pub(crate) fn offer_here(query: &Query) -> fabric::Result<Offer> {
+    match offers_here(query, None)?.into_iter().next() {
+        Some(local) => Ok(local.offer),
+        None => query.first(),
+    }
+}
+
 /// All offers that two processes of this machine can use.
 pub(crate) fn all_offers() -> Result<Vec<Local>, Failure> {
     Ok(offers_here(&query(ThreadingMode::Safe), None)?)

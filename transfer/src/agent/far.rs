@@ -97,17 +97,21 @@ impl Far {
         local: &Registered,
         remote: &RegionDescriptor,
     ) -> Fabric {
-        let state = |is_registered, is_reachable| match (is_registered, is_reachable) {
-            (true, _) => Registration::Works,
-            (false, true) => Registration::Refused,
-            (false, false) => Registration::NotOffered,
-        };
         self.facts_with(
             peer,
-            |rail| state(local.memory(rail).is_some(), is_reachable(&local.buffer)),
+            |rail| {
+                let takes_devices = self.rails[rail].takes_devices;
+                registration(
+                    local.memory(rail).is_some(),
+                    !is_reachable(&local.buffer),
+                    takes_devices,
+                )
+            },
             |domain| {
                 let has_key = remote.keys.iter().any(|key| key.domain as usize == domain);
-                state(has_key, !remote.place.is_device())
+                // The peer's rail is of the same provider.
+                let takes_devices = self.rails.iter().any(|rail| rail.takes_devices);
+                registration(has_key, remote.place.is_device(), takes_devices)
             },
         )
     }
@@ -502,9 +506,29 @@ impl Agent {
     }
 }
 
+/// Memory of a device is not registered, whatever the provider offers: what is known of providers
+/// that take it (shm of libfabric 2.1 with CUDA) is that they complete writes before the data is
+/// there. [`crate::rail::is_reachable`] is where that is decided; this says so.
+fn registration(is_registered: bool, is_device: bool, takes_devices: bool) -> Registration {
+    match (is_registered, is_device, takes_devices) {
+        (true, ..) => Registration::Works,
+        (false, true, true) => Registration::NotSafe,
+        (false, true, false) => Registration::NotOffered,
+        (false, false, _) => Registration::Refused,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_provider_that_takes_memory_of_devices_is_not_believed() {
+        assert_eq!(registration(false, true, true), Registration::NotSafe);
+        assert_eq!(registration(false, true, false), Registration::NotOffered);
+        assert_eq!(registration(false, false, true), Registration::Refused);
+        assert_eq!(registration(true, false, false), Registration::Works);
+    }
 
     #[test]
     fn rails_share_all_bytes_once_and_about_equally() {

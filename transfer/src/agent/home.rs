@@ -102,7 +102,7 @@ impl fmt::Debug for Home {
 }
 
 impl Home {
-    pub(super) fn new(label: String, node: Option<[u8; 16]>, admission: Admission) -> Result<Self> {
+    pub(crate) fn new(label: String, node: Option<[u8; 16]>, admission: Admission) -> Result<Self> {
         let operation = "start an agent";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
         let identity = random(operation)?;

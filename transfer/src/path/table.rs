@@ -166,9 +166,12 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
             unregistered(&provider, "local", local)
                 .or_else(|| unregistered(&provider, "remote", remote))
         }),
-        Path::FabricStaged => on_a_fabric(facts, |_, remote_access, local, remote| {
+        Path::FabricStaged => on_a_fabric(facts, |provider, remote_access, local, remote| {
+            if !remote_access {
+                return Some(Reason::NoRemoteAccess { provider });
+            }
             let works = [local, remote].iter().all(|side| *side == Registration::Works);
-            (works && remote_access).then_some(Reason::NothingToStage)
+            works.then_some(Reason::NothingToStage)
         }),
     }
 }

@@ -92,7 +92,7 @@ fn every_combination_of_facts_gets_the_best_path_that_they_allow() {
         let (connected, reached) = match facts.fabric {
             Fabric::Connected { remote_access, local, remote, .. } => {
                 let works = (local, remote) == (Registration::Works, Registration::Works);
-                (facts.locality != Locality::SameProcess, remote_access && works)
+                (remote_access && facts.locality != Locality::SameProcess, works)
             }
             Fabric::None { .. } => (false, false),
         };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{
     Access, Address, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint,
-    HostMemory, MemoryRegion, MrMode, Options, Outcome, Peer, QueueOptions, Waker,
+    HostMemory, MemoryRegion, MrMode, Options, Outcome, Peer, QueueOptions, Waiting, Waker,
 };
 
 use super::guest::{Flying, Link, Moving};
@@ -28,6 +28,11 @@ const MOST_WAITING: usize = 8192;
 const LOOK: Duration = Duration::from_millis(50);
 /// The longest rest while a device copies, or something found no room.
 const SHORT: Duration = Duration::from_micros(50);
+/// Going to sleep and being woken costs tens of microseconds: while something is under way here,
+/// that is not done before it has rested for so long.
+const EAGER: Duration = Duration::from_micros(200);
+/// And where nothing is, but somebody was heard of just now.
+const WAKEFUL: Duration = Duration::from_micros(50);
 /// How often one is asked whether it is there before it is lost.
 const QUESTIONS: u32 = 8;
 
@@ -130,7 +135,7 @@ impl Driver {
             return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
         }
         let addresses = AddressVector::open(domain).map_err(of_fabric)?;
-        let options = QueueOptions { size: 1024, ..QueueOptions::default() };
+        let options = QueueOptions { size: 1024, waiting: Waiting::Block };
         let mut queue = CompletionQueue::open_with(domain, options).map_err(of_fabric)?;
         let endpoint = Endpoint::builder(domain).addresses(&addresses).queue(&mut queue).open();
         let endpoint = endpoint.map_err(of_fabric)?;
@@ -452,6 +457,7 @@ impl Driver {
         /// Outcomes between two looks at everything else.
         const BATCH: usize = 64;
         let mut copied = Vec::new();
+        let mut moved = Instant::now();
         while !self.shared.is_over.load(Ordering::Acquire) {
             let mut has_moved = self.commands();
             self.flush();
@@ -472,6 +478,12 @@ impl Driver {
             has_moved |= self.advance();
             self.look_after();
             if has_moved {
+                moved = Instant::now();
+                continue;
+            }
+            let is_busy = !(self.moves.is_empty() && self.errands.is_empty());
+            if moved.elapsed() < if is_busy { EAGER } else { WAKEFUL } {
+                self.queue.pause();
                 continue;
             }
             let is_short = self.copies.are_under_way()
@@ -480,6 +492,7 @@ impl Driver {
             let rest = if is_short { SHORT } else { LOOK };
             if let Some(outcome) = self.queue.wait_or_wake(rest) {
                 self.heard(outcome);
+                moved = Instant::now();
             }
         }
         self.say_goodbye();

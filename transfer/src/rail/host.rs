@@ -249,7 +249,12 @@ impl Driver {
         }
     }
 
-    fn begin_errand(&mut self, session: u64, chunk: Chunk, is_delivery: bool) -> Result<()> {
+    pub(super) fn begin_errand(
+        &mut self,
+        session: u64,
+        chunk: Chunk,
+        is_delivery: bool,
+    ) -> Result<()> {
         let operation = if is_delivery { "put" } else { "get" };
         let refuse = |kind, why: &str| Err(Error::new(operation, kind, why));
         let Some(region) = self.home.region(chunk.region, chunk.ticket) else {

@@ -12,6 +12,8 @@ mod host;
 mod memory;
 mod message;
 mod staging;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -216,6 +218,8 @@ pub(crate) struct Rail {
     pub(crate) address: Vec<u8>,
     pub(crate) domain: Domain,
     pub(crate) has_remote_access: bool,
+    /// It offers to register memory of devices.
+    pub(crate) takes_devices: bool,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -237,12 +241,21 @@ impl Rail {
         let facts = domain.capabilities();
         let (provider, has_remote_access) =
             (facts.provider.clone(), facts.caps.contains(Caps::RMA));
+        let takes_devices = facts.caps.contains(Caps::DEVICE_MEMORY);
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
         let thread = thread
             .spawn(move || driver.run())
             .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
         let line = Line { shared, waker };
-        Ok(Self { line, provider, address, domain, has_remote_access, thread: Some(thread) })
+        Ok(Self {
+            line,
+            provider,
+            address,
+            domain,
+            has_remote_access,
+            takes_devices,
+            thread: Some(thread),
+        })
     }
 
     pub(crate) fn has_reports(&self) -> bool {

@@ -68,12 +68,12 @@ pub fn notice(tag: u64, number: u64) -> Notice {
     Notice::new(tag, &number.to_le_bytes()).unwrap()
 }
 
-/// Takes all others for remote, and reaches them by a fabric of this machine.
+/// Reaches others by a fabric of this machine.
 pub fn with_rails(options: AgentOptions, provider: &str, rails: usize) -> AgentOptions {
     let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider(provider);
     let query = if provider == "shm" { query } else { query.source("127.0.0.1") };
     let offer = query.first().unwrap();
-    (0..rails).fold(options.take_all_for_remote(), |options, _| options.fabric(&offer))
+    (0..rails).fold(options, |options, _| options.fabric(&offer))
 }
 
 /// An agent, in a directory of its own, and the agents of other processes.
@@ -99,6 +99,11 @@ impl House {
 
     /// One that shares memory with nobody, and is reached by so many rails of a provider.
     pub fn open_far(provider: &str, rails: usize) -> Self {
+        Self::open_with(|options| with_rails(options.take_all_for_remote(), provider, rails))
+    }
+
+    /// One that shares memory and is reached by rails, too.
+    pub fn open_beside(provider: &str, rails: usize) -> Self {
         Self::open_with(|options| with_rails(options, provider, rails))
     }
 

@@ -72,14 +72,16 @@ fn the_other_side() {
     let Some(role) = role() else { return };
     let directory = &place();
     let options = AgentOptions::new(&role).directory(directory);
-    // "far by tcp 2: host"
-    let (options, role) = match role.strip_prefix("far by ").and_then(|r| r.split_once(": ")) {
-        Some((fabric, role)) => {
-            let (provider, rails) = fabric.rsplit_once(' ').unwrap();
-            (with_rails(options, provider, rails.parse().unwrap()), role.to_owned())
-        }
-        None => (options, role),
-    };
+    // "far by tcp 2: host", or "beside by" where memory is shared, too.
+    let (options, role) =
+        match role.split_once(": ").and_then(|(how, r)| Some((how.split_once(" by ")?, r))) {
+            Some(((how, fabric), role)) => {
+                let (provider, rails) = fabric.rsplit_once(' ').unwrap();
+                let options = if how == "far" { options.take_all_for_remote() } else { options };
+                (with_rails(options, provider, rails.parse().unwrap()), role.to_owned())
+            }
+            None => (options, role),
+        };
     let mut agent = Agent::start(options).unwrap();
     let buffer = memory(&role, &other_device());
     let rights = if role == "shared-read-only" { Rights::READ } else { Rights::ALL };

@@ -2,7 +2,7 @@
 
 use fabric::{Caps, EndpointKind, Query};
 use gpu::Block;
-use transfer::path::{Path, Policy};
+use transfer::path::{Path, Policy, fallbacks};
 use transfer::{Buffer, ErrorKind, HostBuffer, Region, Rights, Route};
 
 use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
@@ -214,4 +214,94 @@ fn who_does_not_answer_is_named_with_every_reason() {
     assert!(error.to_string().contains("fabric-direct: "), "{error}");
     let refused = house.agent.notify(peer, notice(1, 1)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::NoPath, "{refused}");
+}
+
+/// What is preferred is taken though memory is shared; where it cannot be had, another path is,
+/// and each transfer by it is counted.
+#[test]
+fn a_preferred_path_is_taken_or_fallen_back_from() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_beside(tcp(), 1);
+    let neighbour = house.neighbour(&format!("beside by {} 1: host", tcp()), &[]);
+    let mine = Mine::new(&house, true);
+    let joined = |house: &mut House, policy: &str| {
+        let policy: Policy = policy.parse().unwrap();
+        let descriptor = &neighbour.descriptor;
+        house.agent.join(neighbour.peer, &mine.region, descriptor, &policy, PATIENCE).unwrap()
+    };
+    let wanted = joined(&mut house, "fabric-direct");
+    assert_eq!((wanted.path(), wanted.fallback()), (Path::FabricDirect, None));
+    // Nothing is to be staged; what is taken then is the best of the others.
+    let instead = joined(&mut house, "fabric-staged");
+    assert_eq!(instead.path(), Path::SharedMemory, "{}", instead.choice());
+    let denied = joined(&mut house, "^shared-memory");
+    assert_eq!((denied.path(), denied.fallback()), (Path::FabricDirect, None));
+    for route in [wanted, instead, denied] {
+        mine.fill(9);
+        let tell = Some(notice(COMPARE, sum_of(LENGTH, 9)));
+        let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+        assert_eq!(house.agent.wait(token, PATIENCE).unwrap().path, Some(route.path()));
+        assert_eq!(house.answer(), 1, "the other side saw other bytes");
+    }
+    house.end(neighbour);
+}
+
+/// Memory of a device by a provider that does not reach it: staged, said so, and counted each time.
+#[test]
+fn staging_is_a_fallback_that_is_counted() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    let neighbour = house.neighbour(&format!("far by {} 1: shared", tcp()), &[]);
+    let mine = Mine::new(&house, false);
+    let route = mine.join(&mut house, &neighbour);
+    assert_eq!(route.fallback(), Some("not-registered"), "{}", route.choice());
+    let count = || fallbacks().get("not-registered").copied().unwrap_or_default();
+    let before = count();
+    for _ in 0..3 {
+        let token = house.agent.put(&route, &WHOLE, None).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+    }
+    assert_eq!(count() - before, 3);
+    // What is required and cannot be had is an error, with the reason.
+    let policy: Policy = "=fabric-direct".parse().unwrap();
+    let descriptor = &neighbour.descriptor;
+    let refused = house.agent.join(neighbour.peer, &mine.region, descriptor, &policy, PATIENCE);
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoPath);
+    assert!(refused.to_string().contains("does not reach the local memory"), "{refused}");
+    house.end(neighbour);
+}
+
+/// One that sends garbage, and much of it, to an agent's address does not disturb it.
+#[test]
+fn garbage_at_a_rail_is_left_aside() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    let card = house.agent.card();
+    let address = fabric::Address(card.fabrics[0].address.clone());
+    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider(tcp());
+    let domain = fabric::Domain::open(&query.source("127.0.0.1").first().unwrap()).unwrap();
+    let addresses = fabric::AddressVector::open(&domain).unwrap();
+    let mut queue = fabric::CompletionQueue::open(&domain).unwrap();
+    let mut endpoint =
+        fabric::Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open().unwrap();
+    let target = addresses.insert(&address).unwrap();
+    let memory = fabric::HostMemory::from_vec(numbers(16 << 10, 1)).unwrap();
+    let region = domain.register(memory, fabric::Access::ALL).unwrap();
+    for round in 0..300 {
+        // Of all lengths, also longer than a message can be.
+        let length = [0, 1, 17, 300, 4096, 5000, 16 << 10][round % 7];
+        let part = region.slice(0..length).unwrap();
+        let sent = endpoint.send(&mut queue, target, &part, round as u64);
+        let _ = sent.and_then(|sent| queue.complete(sent, PATIENCE));
+    }
+    let neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
+    let mine = Mine::new(&house, true);
+    let route = mine.join(&mut house, &neighbour);
+    mine.fill(3);
+    let tell = Some(notice(COMPARE, sum_of(LENGTH, 3)));
+    let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(house.answer(), 1);
+    house.end(neighbour);
 }

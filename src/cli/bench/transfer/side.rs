@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use fabric::{Caps, EndpointKind, Offer, Query};
+use fabric::{Caps, EndpointKind, Query};
 use gpu::{Device, DeviceName, Memory, Stream};
 use ipc::Spin;
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use super::{PATIENCE, Source};
 use crate::cli::bench::histogram::Histogram;
 use crate::cli::bench::party::{Done, Shared};
 use crate::cli::bench::share::{of_device, of_transfer};
+use crate::cli::exchange::plan::offer_here;
 use crate::cli::exit::Failure;
 
 // What notices mean.
@@ -156,20 +157,11 @@ pub(super) fn start(label: &str, directory: &Path, wire: &Wire) -> Result<Agent,
         options = options.take_all_for_remote();
     }
     if let Some(provider) = &wire.provider {
-        let offer = offer(provider).map_err(|error| Failure::failed(error.to_string()))?;
+        let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+        let offer = offer_here(&query.provider(provider))?;
         options = (0..wire.rails).fold(options, |options, _| options.fabric(&offer));
     }
     Agent::start(options).map_err(of_transfer)
-}
-
-/// Both processes are on this machine.
-fn offer(provider: &str) -> fabric::Result<Offer> {
-    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider(provider);
-    match query.clone().source("127.0.0.1").first() {
-        Ok(offer) => Ok(offer),
-        // Not all have addresses of that kind.
-        Err(_) => query.first(),
-    }
 }
 
 /// What the other process does.

@@ -1,0 +1,210 @@
+//! A host, and guests that lie to it: without a thread, on the loopback interface.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::{Caps, Domain, EndpointKind, Query};
+use gpu::Device;
+
+use super::driver::{Driver, Party};
+use super::message::{Chunk, Message};
+use super::staging::{SLOT, SLOTS};
+use super::{Report, Shared, lock};
+use crate::agent::{Home, Notice, Refusal};
+use crate::error::ErrorKind;
+use crate::host::HostBuffer;
+use crate::region::{Region, Rights};
+use crate::service::Admission;
+
+const SESSION: u64 = 7;
+
+struct World {
+    driver: Driver,
+    shared: Arc<Shared>,
+    home: Arc<Home>,
+}
+
+impl World {
+    fn new() -> Self {
+        let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+        let query = query.source("127.0.0.1");
+        let offer = query.clone().provider("tcp").first();
+        let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let home = Arc::new(Home::new("host".to_owned(), None, Admission::own_user()).unwrap());
+        let shared = Arc::new(Shared::default());
+        let patience = Duration::from_secs(5);
+        let driver =
+            Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), patience).unwrap();
+        Self { driver, shared, home }
+    }
+
+    fn hello(&mut self, session: u64, to: [u8; 16]) {
+        let address = self.driver.address().to_vec();
+        let label = "guest".to_owned();
+        let hello = Message::Hello { to, from: [9; 16], node: [8; 16], label, address };
+        self.driver.host_hears(session, hello);
+    }
+
+    fn with_guest() -> Self {
+        let mut world = Self::new();
+        world.hello(SESSION, world.home.identity);
+        world.driver.host_hears(SESSION, Message::Stage { request: 1 });
+        assert!(world.has_guest());
+        world
+    }
+
+    fn has_guest(&self) -> bool {
+        self.driver.guests.contains_key(&SESSION)
+    }
+
+    fn region(&self, rights: Rights) -> Region {
+        Region::new(&self.home, HostBuffer::new(2 * SLOT).unwrap().into(), rights).unwrap()
+    }
+
+    fn refusal(&mut self, chunk: Chunk, is_delivery: bool) -> Option<ErrorKind> {
+        let begun = self.driver.begin_errand(SESSION, chunk, is_delivery);
+        begun.err().map(|error| error.kind())
+    }
+}
+
+fn chunk(region: &Region) -> Chunk {
+    let (region, ticket) = (region.descriptor().number, region.descriptor().ticket);
+    Chunk { number: 5, region, ticket, slot: 0, offset: 0, length: 100 }
+}
+
+#[test]
+fn who_looks_for_another_agent_is_not_let_in() {
+    let mut world = World::new();
+    world.hello(SESSION, [1; 16]);
+    assert!(!world.has_guest());
+    world.hello(SESSION, world.home.identity);
+    world.hello(SESSION, world.home.identity);
+    assert!(world.has_guest());
+    let joined = lock(&world.shared.reports);
+    let joined = joined.iter().filter(|report| matches!(report, Report::Joined { .. }));
+    assert_eq!(joined.count(), 1, "said again");
+}
+
+#[test]
+fn addresses_that_are_none_are_no_guests() {
+    let mut world = World::new();
+    for address in [vec![], vec![0], vec![0xff; 512]] {
+        let (to, label) = (world.home.identity, "guest".to_owned());
+        let hello = Message::Hello { to, from: [9; 16], node: [8; 16], label, address };
+        // The provider may take an address that leads nowhere.
+        world.driver.host_hears(SESSION, hello);
+    }
+    world.driver.host_hears(99, Message::Stage { request: 1 });
+    assert!(!world.driver.guests.contains_key(&99), "no hello");
+}
+
+#[test]
+fn only_what_lies_inside_of_a_region_and_a_slot_is_copied() {
+    let mut world = World::with_guest();
+    let region = world.region(Rights::ALL);
+    let good = chunk(&region);
+    for is_delivery in [true, false] {
+        assert_eq!(world.refusal(good, is_delivery), None);
+        let refused = |world: &mut World, chunk| world.refusal(chunk, is_delivery).unwrap();
+        let lies = [
+            Chunk { slot: SLOTS, ..good },
+            Chunk { slot: u32::MAX, ..good },
+            Chunk { length: SLOT + 1, ..good },
+            Chunk { length: u64::MAX, ..good },
+            Chunk { offset: 2 * SLOT - 99, ..good },
+            Chunk { offset: u64::MAX, ..good },
+        ];
+        for lie in lies {
+            assert_eq!(refused(&mut world, lie), ErrorKind::OutOfBounds, "{lie:?}");
+        }
+        let stale = Chunk { ticket: good.ticket ^ 1, ..good };
+        assert_eq!(refused(&mut world, stale), ErrorKind::Stale);
+        let stale = Chunk { region: good.region + 1, ..good };
+        assert_eq!(refused(&mut world, stale), ErrorKind::Stale);
+    }
+    let read_only = chunk(&world.region(Rights::READ));
+    // That region is gone again: its handle was dropped.
+    assert_eq!(world.refusal(read_only, true), Some(ErrorKind::Stale));
+    let region = world.region(Rights::READ);
+    assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NotAllowed));
+    assert_eq!(world.refusal(chunk(&region), false), None);
+    let region = world.region(Rights::WRITE);
+    assert_eq!(world.refusal(chunk(&region), false), Some(ErrorKind::NotAllowed));
+}
+
+#[test]
+fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
+    let mut world = World::new();
+    world.hello(SESSION, world.home.identity);
+    let region = world.region(Rights::ALL);
+    assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NoPath));
+    world.driver.host_hears(SESSION, Message::Stage { request: 1 });
+    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let memory = device.allocate_shared(2 * SLOT, &[]).unwrap();
+    let region = Region::new(&world.home, memory.into(), Rights::ALL).unwrap();
+    let outcomes: Vec<_> = (0..100).map(|_| world.refusal(chunk(&region), true)).collect();
+    assert_eq!(outcomes[0], None);
+    assert_eq!(outcomes[99], Some(ErrorKind::TooMany));
+}
+
+#[test]
+fn notices_beyond_what_may_be_sent_end_the_session() {
+    let notice = Notice::new(1, b"").unwrap();
+    for lie in [64, 1000, u64::MAX] {
+        let mut world = World::with_guest();
+        world.driver.host_hears(SESSION, Message::Notice { number: lie, notice });
+        assert!(!world.has_guest(), "{lie}");
+    }
+    let mut world = World::with_guest();
+    // Out of order is no lie: not all providers keep it.
+    for number in [1, 0, 3, 2] {
+        world.driver.host_hears(SESSION, Message::Notice { number, notice });
+    }
+    let reports = lock(&world.shared.reports);
+    let came = reports.iter().filter(|report| matches!(report, Report::Notice { .. })).count();
+    drop(reports);
+    assert_eq!(came, 4);
+    world.driver.host_hears(SESSION, Message::Notice { number: 2, notice });
+    assert!(!world.has_guest(), "said twice");
+}
+
+#[test]
+fn a_region_is_let_go_of_when_its_guests_said_so_or_are_gone() {
+    let mut world = World::with_guest();
+    let region = world.region(Rights::ALL);
+    let (number, ticket) = (region.descriptor().number, region.descriptor().ticket);
+    world.driver.host_hears(SESSION, Message::Open { request: 2, region: number, ticket });
+    world.driver.retire(number, None, region.buffer().clone());
+    assert_eq!(lock(&world.shared.retiring).get(&number).unwrap(), &["guest".to_owned()]);
+    world.driver.host_hears(SESSION, Message::Released { region: number + 1 });
+    assert!(lock(&world.shared.retiring).contains_key(&number));
+    world.driver.host_hears(SESSION, Message::Released { region: number });
+    assert!(!lock(&world.shared.retiring).contains_key(&number));
+    let other = world.region(Rights::ALL);
+    let (number, ticket) = (other.descriptor().number, other.descriptor().ticket);
+    world.driver.host_hears(SESSION, Message::Open { request: 3, region: number, ticket });
+    world.driver.retire(number, None, other.buffer().clone());
+    assert!(lock(&world.shared.retiring).contains_key(&number));
+    world.driver.lose(Party::Guest(SESSION), "it does not answer any more");
+    assert!(!lock(&world.shared.retiring).contains_key(&number));
+}
+
+#[test]
+fn what_is_said_to_guests_that_are_none_is_left_aside() {
+    let mut world = World::new();
+    let refusal = Refusal::new(ErrorKind::Denied, "");
+    let all = [
+        Message::Welcome { label: String::new(), may_send: 1 },
+        Message::Opened { request: 1 },
+        Message::Staging { request: 1, slots: 1, slot_length: 1, memory: vec![1; 90] },
+        Message::Refused { request: 0, refusal },
+        Message::Done { number: 1, refusal: None },
+        Message::Heard { notices: 5, may_send: 9 },
+        Message::Withdrawn { region: 1 },
+    ];
+    for message in all {
+        world.driver.guest_hears(SESSION, message);
+    }
+    assert!(lock(&world.shared.reports).is_empty());
+}
