@@ -354,6 +354,29 @@ impl Memory {
         Arc::clone(&self.0)
     }
 
+    /// A number that no other memory has as long as this lives; unlike its address, which two
+    /// mappings of different devices can have in common.
+    #[must_use]
+    pub fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// Has anybody else a handle to it, or a slice of it, or an operation on it? What is answered
+    /// may be over already, unless nobody has.
+    ///
+    /// ```
+    /// let device = gpu::Device::open("stand-in:0".parse()?)?;
+    /// let memory = device.allocate(4096)?;
+    /// assert!(!memory.is_shared());
+    /// let slice = memory.slice(0, 8)?;
+    /// assert!(memory.is_shared() && slice.memory().identity() == memory.identity());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// A handle that does not keep it alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakMemory {

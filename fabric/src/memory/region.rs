@@ -176,6 +176,23 @@ impl MemoryRegion {
         self.0.descriptor
     }
 
+    /// Has anybody else a part in it: another clone, a slice, an operation in flight? What is
+    /// answered may be over already, unless nobody has.
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+    /// let region = Domain::open(&offer)?.register(HostMemory::zeroed(64)?, Access::ALL)?;
+    /// assert!(!region.is_shared());
+    /// let slice = region.slice(0..8)?;
+    /// assert!(region.is_shared());
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// Is there a registration behind it? A region for local use needs none
     /// where the provider does not ask for one.
     #[must_use]
