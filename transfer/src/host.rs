@@ -84,6 +84,16 @@ impl HostBuffer {
         self.0.segment.body() as u64
     }
 
+    /// A number that no other buffer has as long as this lives.
+    pub(crate) fn identity(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// Has anybody else a handle to it?
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// As memory that a device copies from and to.
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
         let mut pinned = self.0.pinned.lock().unwrap_or_else(PoisonError::into_inner);

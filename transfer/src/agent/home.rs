@@ -167,6 +167,13 @@ impl Home {
         Ok(region)
     }
 
+    /// A number for a region that nobody is shown, nor finds.
+    pub(crate) fn number(&self) -> u64 {
+        let mut regions = self.regions();
+        regions.last += 1;
+        regions.last
+    }
+
     /// Nothing more is begun with it.
     pub(crate) fn withdraw(&self, number: u64) {
         self.board.hide(number);

@@ -149,7 +149,7 @@ impl Agent {
         let home = Arc::new(Home::new(options.label, options.node, options.admission)?);
         let mut far = Far::default();
         for (number, offer) in options.fabrics.iter().enumerate() {
-            far.rails.push(Rail::start(offer, &home, number, options.lost_after)?);
+            far.rails.push(Rail::start(offer, &home, number, options.rails)?);
         }
         home.set_lines(far.rails.iter().map(|rail| rail.line.clone()).collect());
         let mut socket = None;
@@ -207,6 +207,30 @@ impl Agent {
     pub fn register(&self, memory: impl Into<Buffer>, rights: Rights) -> Result<Region> {
         check_fork(self.born, "register a region")?;
         Region::new(&self.home, memory.into(), rights)
+    }
+
+    /// Registers memory for the own use of this agent: to put from it and to get into it. No
+    /// peer can reach it, whatever it was told, and its descriptor cannot be
+    /// [encoded](RegionDescriptor::encode).
+    ///
+    /// What a fabric made of it (it pins the pages, which takes long) is kept when the region is
+    /// dropped, for whoever registers the same buffer for own use next. It goes when nobody else
+    /// has a handle to the buffer any more, or when others need the
+    /// [room](AgentOptions::keep_registered).
+    ///
+    /// ```
+    /// use transfer::{Agent, AgentOptions, HostBuffer};
+    /// let agent = Agent::start(AgentOptions::new("decode"))?;
+    /// let region = agent.register_own(HostBuffer::new(1 << 20)?)?;
+    /// assert!(region.descriptor().encode().is_err());
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn register_own(&self, memory: impl Into<Buffer>) -> Result<Region> {
+        check_fork(self.born, "register a region")?;
+        Region::own(&self.home, memory.into())
     }
 
     /// Withdraws a region, and waits until nothing that peers began is under way with it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use fabric::Offer;
 use ipc::Spin;
 
+use crate::rail::{Limits, Settings};
 use crate::service::Admission;
 
 /// How an agent is started.
@@ -18,7 +19,7 @@ pub struct AgentOptions {
     pub(super) takes_all_for_remote: bool,
     pub(super) waiting: Spin,
     pub(super) fabrics: Vec<Offer>,
-    pub(super) lost_after: Duration,
+    pub(super) rails: Settings,
 }
 
 impl AgentOptions {
@@ -33,7 +34,7 @@ impl AgentOptions {
             takes_all_for_remote: false,
             waiting: Spin::default(),
             fabrics: Vec::new(),
-            lost_after: Duration::from_secs(5),
+            rails: Settings::default(),
         }
     }
 
@@ -84,7 +85,25 @@ impl AgentOptions {
     /// otherwise. It is asked whether it is there several times before.
     #[must_use]
     pub fn lost_after(mut self, time: Duration) -> Self {
-        self.lost_after = time;
+        self.rails.lost_after = time;
+        self
+    }
+
+    /// How much memory stays registered with each fabric after
+    /// [`register_own`](super::Agent::register_own), so that it need not be registered again:
+    /// bytes, and how often memory was registered; 64 GiB in 1024 registrations, otherwise.
+    /// What is in use counts, too, and stays. Zero turns it off.
+    #[must_use]
+    pub fn keep_registered(mut self, bytes: u64, count: usize) -> Self {
+        self.rails.kept = Limits { bytes, count };
+        self
+    }
+
+    /// Registers memory for own use also where the provider does not ask for it: to try out
+    /// what registering costs.
+    #[must_use]
+    pub fn always_register_own(mut self) -> Self {
+        self.rails.always_registers = true;
         self
     }
 

@@ -53,6 +53,8 @@ pub enum Stays {
     Managed,
     /// Memory of the host that is in no shared segment.
     PrivateHostMemory,
+    /// Its owner registered it for own use only.
+    OwnUse,
 }
 
 /// Where memory lies.

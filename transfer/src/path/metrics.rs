@@ -48,11 +48,56 @@ pub fn fallbacks() -> BTreeMap<&'static str, u64> {
     FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// What became of registrations for an agent's own use, in this process: all fabrics together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RegistrationCache {
+    /// Memory that was registered already.
+    pub hits: u64,
+    /// Memory that was not.
+    pub misses: u64,
+    /// Registrations that nobody used, and that made room for others.
+    pub evictions: u64,
+    /// What is kept now, in use or not.
+    pub bytes: u64,
+    /// So many registrations.
+    pub entries: u64,
+}
+
+static REGISTRATIONS: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
+
+impl RegistrationCache {
+    fn words(self) -> [u64; 5] {
+        [self.hits, self.misses, self.evictions, self.bytes, self.entries]
+    }
+}
+
+/// What a cache's counts were, and what they are.
+pub(crate) fn count_registrations(before: RegistrationCache, after: RegistrationCache) {
+    for ((all, before), after) in REGISTRATIONS.iter().zip(before.words()).zip(after.words()) {
+        // What is less than before goes around, and so comes out right.
+        all.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+}
+
+/// What became of registrations for an agent's own use, in this process.
+///
+/// ```
+/// let counts = transfer::path::registration_cache();
+/// assert_eq!((counts.hits, counts.entries), (0, 0)); // no agent has a fabric here
+/// ```
+#[must_use]
+pub fn registration_cache() -> RegistrationCache {
+    let [hits, misses, evictions, bytes, entries] =
+        REGISTRATIONS.each_ref().map(|word| word.load(Ordering::Relaxed));
+    RegistrationCache { hits, misses, evictions, bytes, entries }
+}
+
 /// All of it, as OpenMetrics writes it.
 ///
 /// ```
 /// let text = transfer::path::metrics();
 /// assert!(text.contains("fabricast_path_bytes_total{path=\"cuda-ipc\"}"));
+/// assert!(text.contains("fabricast_registration_cache_hits_total 0"));
 /// ```
 #[must_use]
 pub fn metrics() -> String {
@@ -74,6 +119,24 @@ pub fn metrics() -> String {
     family(&mut text, "fabricast_path_fallback", help);
     for (reason, count) in fallbacks() {
         let _ = writeln!(text, "fabricast_path_fallback_total{{reason=\"{reason}\"}} {count}");
+    }
+    let RegistrationCache { hits, misses, evictions, bytes, entries } = registration_cache();
+    for (name, help, count) in [
+        ("hits", "Memory to be registered for own use that was registered already.", hits),
+        ("misses", "Memory to be registered for own use that was not.", misses),
+        ("evictions", "Registrations that made room for others.", evictions),
+    ] {
+        let name = format!("fabricast_registration_cache_{name}");
+        family(&mut text, &name, help);
+        let _ = writeln!(text, "{name}_total {count}");
+    }
+    for (name, help, count) in [
+        ("bytes", "Memory that is kept registered for own use.", bytes),
+        // What ends with `_count` is a part of a histogram, to those that read this.
+        ("entries", "Registrations for own use that are kept.", entries),
+    ] {
+        let name = format!("fabricast_registration_cache_{name}");
+        let _ = writeln!(text, "# TYPE {name} gauge\n# HELP {name} {help}\n{name} {count}");
     }
     text.push_str("# EOF\n");
     text

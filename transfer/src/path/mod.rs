@@ -19,7 +19,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use facts::{Fabric, Facts, Leaving, Locality, Operation, Place, Reach, Registration, Stays};
-pub use metrics::{bytes_by, fallbacks, metrics, transfers_by};
+pub use metrics::{
+    RegistrationCache, bytes_by, fallbacks, metrics, registration_cache, transfers_by,
+};
 pub use policy::Policy;
 pub use reason::Reason;
 pub use situations::{Situation, situations};

@@ -92,6 +92,7 @@ impl Reason {
             Self::Stays { because: Stays::StreamOrderedPool } => "stream-ordered-pool",
             Self::Stays { because: Stays::Managed } => "managed",
             Self::Stays { because: Stays::PrivateHostMemory } => "private-host-memory",
+            Self::Stays { because: Stays::OwnUse } => "own-use",
             Self::DeviceNotVisible => "device-not-visible",
             Self::NoPeerAccess => "no-peer-access",
             Self::ForeignDevice => "foreign-device",
@@ -147,6 +148,7 @@ impl fmt::Display for Reason {
                 }
                 Stays::Managed => "the peer's memory is managed, which cannot be exported",
                 Stays::PrivateHostMemory => "the peer's memory is in no shared segment",
+                Stays::OwnUse => "the peer registered its memory for own use only",
             }),
             Self::DeviceNotVisible => f.write_str("this process does not see the peer's device"),
             Self::NoPeerAccess => {

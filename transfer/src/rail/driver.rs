@@ -13,11 +13,11 @@ use fabric::{
 use super::guest::{Flying, Link, Moving};
 use super::host::{Errand, Guest, Retiring};
 use super::message::{For, LONGEST, Message};
+use super::own::OwnUse;
 use super::staging::{Copies, Slots};
-use super::{Command, Report, START, Shared, lock, memory};
+use super::{Command, Report, START, Settings, Shared, lock};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
-use crate::region::{Buffer, Rights};
 
 /// Messages that can be on their way to us before we look.
 const RECEIVES: usize = 64;
@@ -102,7 +102,12 @@ pub(super) struct Driver {
     free_sends: Vec<usize>,
     pub(super) waiting: VecDeque<(Party, Peer, Vec<u8>)>,
     next_look: Instant,
+    pub(super) next_rouse: Instant,
+    /// A guest has asked for it.
+    pub(super) awake_until: Instant,
     pub(super) lost_after: Duration,
+    /// What is registered for the agent's own use.
+    pub(super) own: OwnUse,
     pub(super) next_number: u64,
     // As a guest.
     pub(super) links: HashMap<u32, Link>,
@@ -125,7 +130,7 @@ impl Driver {
         domain: &Domain,
         shared: Arc<Shared>,
         home: Arc<Home>,
-        lost_after: Duration,
+        settings: Settings,
     ) -> Result<Self> {
         let of_fabric = |error| Error::of_fabric(START, error);
         let facts = domain.capabilities();
@@ -164,7 +169,10 @@ impl Driver {
             free_sends: (0..SENDS).collect(),
             waiting: VecDeque::new(),
             next_look: Instant::now(),
-            lost_after,
+            next_rouse: Instant::now(),
+            awake_until: Instant::now(),
+            lost_after: settings.lost_after,
+            own: OwnUse::new(&settings, domain.capabilities()),
             next_number: 1,
             links: HashMap::new(),
             moves: HashMap::new(),
@@ -199,19 +207,6 @@ impl Driver {
     pub(super) fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
-    }
-
-    /// Registers memory, and enables it where that is a step of its own.
-    pub(super) fn register(
-        &self,
-        buffer: &Buffer,
-        rights: Option<Rights>,
-    ) -> Result<Option<MemoryRegion>> {
-        let of_fabric = |error| Error::of_fabric("register a region", error);
-        let Some(region) = memory::register(&self.domain, buffer, rights) else { return Ok(None) };
-        let region = region.map_err(of_fabric)?;
-        enable(&region, &self.endpoint).map_err(of_fabric)?;
-        Ok(Some(region))
     }
 
     // ------------------------------------------------------------------- posting
@@ -433,7 +428,11 @@ impl Driver {
                 }
                 Command::Move(told) => self.begin_move(*told),
                 Command::Register(buffer, rights, answer) => {
-                    let _ = answer.try_send(self.register(&buffer, rights));
+                    let registered = match rights {
+                        Some(_) => self.register(&buffer, rights),
+                        None => self.register_own(buffer),
+                    };
+                    let _ = answer.try_send(registered);
                 }
                 Command::Retire { region, memory, buffer } => self.retire(region, memory, buffer),
                 Command::Taken { session, notices } => self.taken(session, notices),
@@ -451,6 +450,7 @@ impl Driver {
         self.next_look = now + LOOK;
         self.look_after_links(now);
         self.look_after_guests(now);
+        self.own.let_go();
     }
 
     pub(super) fn run(mut self) {
@@ -476,13 +476,16 @@ impl Driver {
                 }
             }
             has_moved |= self.advance();
+            self.rouse_hosts();
             self.look_after();
             if has_moved {
                 moved = Instant::now();
                 continue;
             }
             let is_busy = !(self.moves.is_empty() && self.errands.is_empty());
-            if moved.elapsed() < if is_busy { EAGER } else { WAKEFUL } {
+            if Instant::now() < self.awake_until
+                || moved.elapsed() < if is_busy { EAGER } else { WAKEFUL }
+            {
                 self.queue.pause();
                 continue;
             }

@@ -8,6 +8,7 @@ use fabric::{Address, Options, Peer, RemoteMemory, RemoteRegion, TransferFlags};
 
 use super::driver::{Driver, Party, Presence};
 use super::flow::{Course, Flow, Part, Stage};
+use super::host::AWAKE;
 use super::message::{Chunk, Message};
 use super::staging::{SLOT, Slots, part};
 use super::{Bytes, Here, Move, Report};
@@ -323,6 +324,25 @@ impl Driver {
 
     // ------------------------------------------------------------------- transfers
 
+    /// One-sided operations tell the host's thread nothing, and with many providers nothing moves
+    /// there while it sleeps. So it is told to stay awake while something is under way.
+    pub(super) fn rouse_hosts(&mut self) {
+        if self.moves.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.next_rouse {
+            return;
+        }
+        self.next_rouse = now + AWAKE / 2;
+        let mut busy: Vec<_> = self.moves.values().map(|moving| moving.link).collect();
+        busy.sort_unstable();
+        busy.dedup();
+        for link in busy {
+            self.say(Party::Link(link), &Message::Rouse);
+        }
+    }
+
     pub(super) fn begin_move(&mut self, told: Move) {
         let Move { link: number, ticket, notice, bytes } = told;
         let refuse = |kind, why: &str| Err(Error::new("transfer", kind, why));
@@ -371,10 +391,11 @@ impl Driver {
         let moving = Moving { link: number, ticket, notice, bytes, flow, failure: None };
         self.moves.insert(key, moving);
         self.end_moves();
+        self.rouse_hosts();
         self.advance();
     }
 
-    fn make_slots(&self) -> Result<Slots> {
+    fn make_slots(&mut self) -> Result<Slots> {
         Slots::new(|buffer| {
             let region = self.register(&Buffer::Host(buffer.clone()), None)?;
             region.ok_or_else(|| Error::new("transfer", ErrorKind::Failed, "not registered"))

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion, Peer};
 
@@ -21,6 +21,8 @@ const MOST_GUESTS: usize = 1024;
 const MOST_STAGING: usize = 64;
 /// Notices of one guest that may wait to be taken.
 const WINDOW: u64 = 64;
+/// How long a host that was roused polls without a rest.
+pub(super) const AWAKE: Duration = Duration::from_millis(1);
 /// Copies of one guest that may be under way: more than it has slots is no guest's way.
 const MOST_ERRANDS: usize = 2 * SLOTS as usize;
 
@@ -88,6 +90,7 @@ impl Driver {
             Message::Notice { number, notice } => self.take_notice(session, number, notice),
             Message::Deliver(chunk) => self.run_errand(session, chunk, true),
             Message::Fetch(chunk) => self.run_errand(session, chunk, false),
+            Message::Rouse => self.awake_until = Instant::now() + AWAKE,
             Message::Released { region } => {
                 guest.opened.remove(&region);
                 self.is_released(region, session);

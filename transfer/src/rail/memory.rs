@@ -1,18 +1,20 @@
 //! Memory that the fabric reaches.
 #![allow(unsafe_code)]
 
-use fabric::{Access, Domain, MemoryRegion};
+use std::sync::Arc;
+
+use fabric::{Access, Domain, MemoryRegion, RegistrationOptions};
 
 use crate::region::{Buffer, Rights};
 
 /// Memory of the host, as the fabric knows it.
-struct Span(Buffer);
+struct Span(Arc<Buffer>);
 
 // SAFETY: a buffer's memory stays where it is, mapped, until the last handle to it is gone, of which
-// this is one; its bytes are reached by copying, never by reference.
+// this keeps one; its bytes are reached by copying, never by reference.
 unsafe impl fabric::Memory for Span {
     fn as_ptr(&self) -> *mut u8 {
-        let address = match &self.0 {
+        let address = match &*self.0 {
             Buffer::Device(memory) => memory.address(),
             Buffer::Host(buffer) => buffer.address(),
         };
@@ -33,19 +35,21 @@ pub(crate) fn is_reachable(buffer: &Buffer) -> bool {
     }
 }
 
-/// Registers it, if it is memory that can be.
-pub(super) fn register(
-    domain: &Domain,
-    buffer: &Buffer,
-    rights: Option<Rights>,
-) -> Option<fabric::Result<MemoryRegion>> {
-    if !is_reachable(buffer) {
-        return None;
-    }
+/// What is done with memory that peers have these rights to, or that is for own use.
+pub(super) fn access(rights: Option<Rights>) -> Access {
     let mut access = Access::LOCAL;
     if let Some(rights) = rights {
         access.set(Access::REMOTE_READ, rights.read);
         access.set(Access::REMOTE_WRITE, rights.write);
     }
-    Some(domain.register(Span(buffer.clone()), access))
+    access
+}
+
+/// Registers it; it has to be [reachable](is_reachable).
+pub(super) fn register(
+    domain: &Domain,
+    buffer: Arc<Buffer>,
+    options: impl Into<RegistrationOptions>,
+) -> fabric::Result<MemoryRegion> {
+    domain.register(Span(buffer), options)
 }

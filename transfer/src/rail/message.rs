@@ -23,6 +23,7 @@
 //! | 15 | host | done | number of the chunk 8, code 1 (0: well), why |
 //! | 16 | host | heard | notices 8, those that may be sent 8 |
 //! | 17 | host | withdrawn | region 8 |
+//! | 18 | guest | rouse: to stay awake for a while | |
 //!
 //! A chunk is its number 8, region 8, ticket 8, slot 4, offset 8, length 8.
 
@@ -69,6 +70,7 @@ pub(super) enum Message {
     Done { number: u64, refusal: Option<Refusal> },
     Heard { notices: u64, may_send: u64 },
     Withdrawn { region: u64 },
+    Rouse,
 }
 
 /// Whom a message is for.
@@ -121,12 +123,13 @@ impl Message {
             Self::Done { .. } => 15,
             Self::Heard { .. } => 16,
             Self::Withdrawn { .. } => 17,
+            Self::Rouse => 18,
         }
     }
 
     pub(super) fn is_for(&self) -> For {
         match self.code() {
-            1..=7 => For::Host,
+            1..=7 | 18 => For::Host,
             11..=17 => For::Guest,
             _ => For::Either,
         }
@@ -155,7 +158,7 @@ impl Message {
             | Self::Withdrawn { region: word }
             | Self::Ping { number: word }
             | Self::Pong { number: word } => words(&[*word]),
-            Self::Bye => {}
+            Self::Bye | Self::Rouse => {}
             Self::Welcome { label, may_send } => {
                 words(&[*may_send]);
                 put_counted(&mut bytes, label.as_bytes());
@@ -234,6 +237,7 @@ impl Message {
             }
             16 => Self::Heard { notices: reader.u64()?, may_send: reader.u64()? },
             17 => Self::Withdrawn { region: reader.u64()? },
+            18 => Self::Rouse,
             _ => return Err(FORM.malformed("nothing that is known here")),
         };
         reader.finish()?;
@@ -276,6 +280,7 @@ mod tests {
             Message::Done { number: 6, refusal: None },
             Message::Heard { notices: 3, may_send: 67 },
             Message::Withdrawn { region: 3 },
+            Message::Rouse,
         ]
     }
 

@@ -3,14 +3,16 @@
 //! Each rail is one domain of one provider with a thread of its own, which posts, polls, answers
 //! peers and has devices copy what the fabric cannot reach. The agent tells it what to do and is
 //! told what became of it. [`message`] is what two rails say to each other, [`flow`] is how a
-//! transfer is cut; both know nothing of a fabric.
+//! transfer is cut, [`cache`] is what stays registered; none of them knows a fabric.
 
+mod cache;
 mod driver;
 mod flow;
 mod guest;
 mod host;
 mod memory;
 mod message;
+mod own;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -22,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::{Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
+use fabric::{Caps, Domain, MemoryRegion, MrMode, Offer, RemoteMemory, Waker};
 use gpu::{Block, Memory};
 
 use crate::agent::{FabricAddress, Home, Notice, Ticket};
@@ -30,11 +32,31 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 use crate::region::{Buffer, Registered, Rights};
 
+pub(crate) use cache::Limits;
 pub(crate) use memory::is_reachable;
 
 const START: &str = "start a rail";
 /// A rail answers at once, unless its provider hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How a rail is to be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    /// One that is not heard of for so long is.
+    pub(crate) lost_after: Duration,
+    /// What stays registered for own use.
+    pub(crate) kept: Limits,
+    /// Registers memory for own use whether the provider asks for it or not.
+    pub(crate) always_registers: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        // Half a minute of registering; more pieces than engines have of the host's memory.
+        let kept = Limits { bytes: 64 << 30, count: 1024 };
+        Self { lost_after: Duration::from_secs(5), kept, always_registers: false }
+    }
+}
 
 /// Where the bytes of a transfer are on this side.
 #[derive(Debug, Clone)]
@@ -92,7 +114,8 @@ pub(crate) enum Command {
         stages: bool,
     },
     Move(Box<Move>),
-    /// To register memory; the answer goes the other way.
+    /// To register memory, for peers with these rights or for own use; the answer goes the other
+    /// way.
     Register(Buffer, Option<Rights>, SyncSender<Result<Option<MemoryRegion>>>),
     /// A region is not to be reached any more. It is let go of when all peers know.
     Retire {
@@ -169,6 +192,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Line {
     shared: Arc<Shared>,
     waker: Waker,
+    /// Where memory can be registered by any thread; None where it is bound to the endpoint.
+    domain: Option<Domain>,
 }
 
 impl Line {
@@ -189,7 +214,8 @@ impl Line {
         lock(&self.shared.retiring).get(&region).and_then(|who| who.first().cloned())
     }
 
-    /// Registers memory with the rail's domain. None for memory that no fabric reaches.
+    /// Registers memory with the rail's domain: for peers with these rights, or for own use, and
+    /// then what was registered before may be used again. None for memory that no fabric reaches.
     pub(crate) fn register(
         &self,
         buffer: &Buffer,
@@ -197,6 +223,23 @@ impl Line {
     ) -> Result<Option<MemoryRegion>> {
         if !is_reachable(buffer) {
             return Ok(None);
+        }
+        if let (Some(domain), Some(_)) = (&self.domain, rights) {
+            // It can take seconds, in which the rail's thread has peers to answer.
+            let registered =
+                memory::register(domain, Arc::new(buffer.clone()), memory::access(rights))
+                    .and_then(|region| {
+                        if region.is_registered() {
+                            region.enable()?;
+                        }
+                        Ok(region)
+                    });
+            match registered {
+                Ok(region) => return Ok(Some(region)),
+                // The thread can make room.
+                Err(error) if error.kind() == fabric::ErrorKind::ResourceExhausted => {}
+                Err(error) => return Err(Error::of_fabric("register a region", error)),
+            }
         }
         let (answer, answered) = sync_channel(1);
         self.tell(Command::Register(buffer.clone(), rights, answer));
@@ -229,13 +272,12 @@ impl Rail {
         offer: &Offer,
         home: &Arc<Home>,
         number: usize,
-        lost_after: Duration,
+        settings: Settings,
     ) -> Result<Self> {
         let of_fabric = |error| Error::of_fabric(START, error);
         let domain = Domain::open(offer).map_err(of_fabric)?;
         let shared = Arc::new(Shared::default());
-        let driver =
-            driver::Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), lost_after)?;
+        let driver = driver::Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), settings)?;
         let address = driver.address().to_vec();
         let waker = driver.waker();
         let facts = domain.capabilities();
@@ -246,7 +288,8 @@ impl Rail {
         let thread = thread
             .spawn(move || driver.run())
             .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
-        let line = Line { shared, waker };
+        let is_bound = domain.capabilities().mr_mode.contains(MrMode::ENDPOINT);
+        let line = Line { shared, waker, domain: (!is_bound).then(|| domain.clone()) };
         Ok(Self {
             line,
             provider,

@@ -1,7 +1,6 @@
 //! A host, and guests that lie to it: without a thread, on the loopback interface.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use fabric::{Caps, Domain, EndpointKind, Query};
 use gpu::Device;
@@ -9,7 +8,7 @@ use gpu::Device;
 use super::driver::{Driver, Party};
 use super::message::{Chunk, Message};
 use super::staging::{SLOT, SLOTS};
-use super::{Report, Shared, lock};
+use super::{Report, Settings, Shared, lock};
 use crate::agent::{Home, Notice, Refusal};
 use crate::error::ErrorKind;
 use crate::host::HostBuffer;
@@ -33,9 +32,9 @@ impl World {
         let domain = Domain::open(&offer).unwrap();
         let home = Arc::new(Home::new("host".to_owned(), None, Admission::own_user()).unwrap());
         let shared = Arc::new(Shared::default());
-        let patience = Duration::from_secs(5);
+        let settings = Settings::default();
         let driver =
-            Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), patience).unwrap();
+            Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings).unwrap();
         Self { driver, shared, home }
     }
 

@@ -48,6 +48,8 @@ impl Rights {
     pub const ALL: Self = Self { read: true, write: true };
     /// Get only.
     pub const READ: Self = Self { read: true, write: false };
+    /// Of memory that its agent alone uses: no descriptor that says so is read.
+    pub(crate) const NONE: Self = Self { read: false, write: false };
     /// Put only.
     pub const WRITE: Self = Self { read: false, write: true };
 
@@ -118,8 +120,13 @@ impl RegionDescriptor {
     /// The bytes that travel.
     ///
     /// # Errors
-    /// [`Failed`](ErrorKind::Failed) if its keys are longer than a descriptor can be.
+    /// [`Failed`](ErrorKind::Failed) if its keys are longer than a descriptor can be;
+    /// [`NotAllowed`](ErrorKind::NotAllowed) for a region that is for own use only.
     pub fn encode(&self) -> Result<Vec<u8>> {
+        if self.rights == Rights::NONE {
+            let detail = "the region is for own use only: no peer can reach it";
+            return Err(Error::new("encode a region", ErrorKind::NotAllowed, detail));
+        }
         let mut bytes = FORM.begin();
         bytes.extend(self.agent);
         bytes.extend(self.node);
@@ -212,6 +219,8 @@ fn code_of(leaving: Leaving) -> u8 {
         Leaving::Not(Stays::StreamOrderedPool) => 17,
         Leaving::Not(Stays::Managed) => 18,
         Leaving::Not(Stays::PrivateHostMemory) => 19,
+        // Nobody is told of such memory, and 0 is nothing that is read.
+        Leaving::Not(Stays::OwnUse) => 0,
     }
 }
 
@@ -322,6 +331,16 @@ mod tests {
         assert_eq!(refused(92, &[0; 4]), ErrorKind::Malformed, "no pieces");
         assert_eq!(refused(92, &[0xff; 4]), ErrorKind::Malformed, "too many pieces");
         assert_eq!(refused(100, &[0xff; 2]), ErrorKind::Malformed, "a key without end");
+    }
+
+    #[test]
+    fn a_region_for_own_use_is_neither_written_nor_read() {
+        let place = Place::Host(Leaving::Not(Stays::OwnUse));
+        let own = RegionDescriptor { rights: Rights::NONE, keys: Vec::new(), ..described(place) };
+        assert_eq!(own.encode().unwrap_err().kind(), ErrorKind::NotAllowed);
+        // Also one that says that it may be used.
+        let lie = RegionDescriptor { rights: Rights::ALL, ..own }.encode().unwrap();
+        assert_eq!(RegionDescriptor::decode(&lie).unwrap_err().kind(), ErrorKind::Malformed);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::path::{Leaving, Place, Stays};
+use crate::rail::Line;
 
 const REGISTER: &str = "register a region";
 
@@ -149,8 +150,8 @@ impl Buffer {
     }
 }
 
-/// Memory that peers may reach as long as this lives. Copies of the handle are the same
-/// region.
+/// Memory that peers may reach as long as this lives, or that is for own use. Copies of the
+/// handle are the same region.
 #[derive(Clone)]
 pub struct Region(pub(crate) Arc<Registered>);
 
@@ -184,22 +185,12 @@ impl Region {
             let detail = "a region that peers may neither read nor write";
             return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
         }
-        let (mut memories, mut keys) = (Vec::new(), Vec::new());
-        for (domain, line) in home.lines().iter().enumerate() {
-            let memory = match line.register(&buffer, Some(rights)) {
-                Ok(memory) => memory,
-                Err(error) => {
-                    // Then it is staged; the table says so.
-                    tracing::warn!(%error, "a fabric does not take this memory");
-                    None
-                }
-            };
-            if let Some(memory) = &memory {
-                let described =
-                    memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
-                keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
-            }
-            memories.push(memory);
+        let memories = known_to_rails(home, &buffer, Some(rights));
+        let mut keys = Vec::new();
+        for (domain, memory) in memories.iter().enumerate() {
+            let Some(memory) = memory else { continue };
+            let described = memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
+            keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
         }
         let describe = |number, ticket| RegionDescriptor {
             agent: home.identity,
@@ -221,6 +212,35 @@ impl Region {
             Arc::new(Registered { buffer, descriptor, home, memories: Mutex::new(memories) })
         })
         .map(Self)
+    }
+
+    /// A region that no peer reaches: it is in no books where one could find it, and has no keys.
+    pub(crate) fn own(home: &Arc<Home>, buffer: Buffer) -> Result<Self> {
+        let of_device = |error| Error::of_device(REGISTER, error);
+        let stays = Leaving::Not(Stays::OwnUse);
+        let device = match &buffer {
+            Buffer::Device(memory) => memory.device(),
+            Buffer::Host(_) => None,
+        };
+        let device = device.map(|name| name.uuid().map_err(of_device)).transpose()?;
+        let place = if device.is_some() { Place::Device(stays) } else { Place::Host(stays) };
+        let memories = Mutex::new(known_to_rails(home, &buffer, None));
+        let descriptor = RegionDescriptor {
+            agent: home.identity,
+            node: home.node,
+            number: home.number(),
+            ticket: 0,
+            length: buffer.length(),
+            rights: Rights::NONE,
+            place,
+            device,
+            offset: 0,
+            pieces: 0,
+            legacy: None,
+            keys: Vec::new(),
+        };
+        let home = Arc::downgrade(home);
+        Ok(Self(Arc::new(Registered { buffer, descriptor, home, memories })))
     }
 
     /// Its length in bytes.
@@ -246,6 +266,22 @@ impl Region {
     pub fn descriptor(&self) -> &RegionDescriptor {
         &self.0.descriptor
     }
+}
+
+/// Has the rails register memory: for peers with these rights, or for own use.
+fn known_to_rails(
+    home: &Home,
+    buffer: &Buffer,
+    rights: Option<Rights>,
+) -> Vec<Option<MemoryRegion>> {
+    let register = |line: &Line| {
+        line.register(buffer, rights).unwrap_or_else(|error| {
+            // Then it is staged; the table says so.
+            tracing::warn!(%error, "a fabric does not take this memory");
+            None
+        })
+    };
+    home.lines().iter().map(register).collect()
 }
 
 impl Registered {

@@ -107,7 +107,7 @@ impl House {
         Self::open_with(|options| with_rails(options, provider, rails))
     }
 
-    fn open_with(adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> Self {
+    pub fn open_with(adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("fabricast-agents-{}-{number}", std::process::id());

@@ -12,4 +12,5 @@ mod leftovers;
 mod losses;
 mod moves;
 mod other_side;
+mod own_use;
 mod rails;

@@ -8,12 +8,12 @@ use transfer::{Buffer, ErrorKind, HostBuffer, Region, Rights, Route};
 use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
 use crate::house::{FILL, House, Neighbour, SUM, WITHDRAW, fill, notice, sum, sum_of};
 
-const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
+pub const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 /// Behind which the other side compares.
-const COMPARE: u64 = 100;
+pub const COMPARE: u64 = 100;
 
 /// RDM over tcp is called `net` before libfabric 1.18.
-fn tcp() -> &'static str {
+pub fn tcp() -> &'static str {
     let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA).provider("tcp");
     if query.source("127.0.0.1").first().is_ok() { "tcp" } else { "net" }
 }

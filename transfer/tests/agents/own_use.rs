@@ -1,0 +1,267 @@
+//! Regions for own use: registered with the fabric once, reached by nobody, kept by nobody's leave.
+
+use std::time::{Duration, Instant};
+
+use fabric::registrations;
+use gpu::{Block, Memory};
+use transfer::path::{Leaving, Path, Place, Policy, Stays, registration_cache};
+use transfer::{
+    Agent, AgentOptions, Buffer, ErrorKind, HostBuffer, Region, RegionDescriptor, Rights,
+};
+
+use crate::common::{Ground, LENGTH, PATIENCE, alone, device, numbers};
+use crate::house::{FILL, House, Neighbour, fill, notice, sum, sum_of, with_rails};
+use crate::rails::{COMPARE, WHOLE, tcp};
+
+/// tcp asks for no registration of what is for own use; here it gets them all the same.
+fn house(rails: usize, adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> House {
+    House::open_with(|options| {
+        adjust(with_rails(options.take_all_for_remote(), tcp(), rails).always_register_own())
+    })
+}
+
+fn neighbour(house: &mut House) -> Neighbour {
+    house.neighbour(&format!("far by {} 1: host", tcp()), &[])
+}
+
+/// Puts all of it, and has the other side compare; then gets what the other side has.
+fn there_and_back(house: &mut House, neighbour: &Neighbour, region: &Region, path: Path) {
+    let policy = Policy::default();
+    let peer = neighbour.peer;
+    let route = house.agent.join(peer, region, &neighbour.descriptor, &policy, PATIENCE).unwrap();
+    assert_eq!(route.path(), path, "{}", route.choice());
+    match region.buffer() {
+        Buffer::Host(host) => host.write(0, &numbers(LENGTH, 5)).unwrap(),
+        Buffer::Device(memory) => fill(memory, LENGTH, 5),
+    }
+    let tell = Some(notice(COMPARE, sum_of(LENGTH, 5)));
+    let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(house.answer(), 1, "the other side saw other bytes");
+    house.ask(neighbour, FILL, 77);
+    let token = house.agent.get(&route, &WHOLE, None).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    let found = match region.buffer() {
+        Buffer::Host(host) => {
+            let mut bytes = vec![0; LENGTH as usize];
+            host.read(0, &mut bytes).unwrap();
+            gpu::checksum(&bytes)
+        }
+        Buffer::Device(memory) => sum(memory, LENGTH),
+    };
+    assert_eq!(found, sum_of(LENGTH, 77));
+}
+
+#[track_caller]
+fn comes_true(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_buffer_is_registered_once_however_often_its_region_comes_and_goes() {
+    let Some(_alone) = alone() else { return };
+    let mut house = house(1, |options| options);
+    let neighbour = neighbour(&mut house);
+    let buffer = HostBuffer::new(LENGTH).unwrap();
+    let (before, counts) = (registrations(), registration_cache());
+    let policy = Policy::default();
+    for round in 0..100 {
+        let region = house.agent.register_own(&buffer).unwrap();
+        let (peer, descriptor) = (neighbour.peer, &neighbour.descriptor);
+        let route = house.agent.join(peer, &region, descriptor, &policy, PATIENCE).unwrap();
+        assert_eq!(route.path(), Path::FabricDirect, "{}", route.choice());
+        let block = [Block { to: 4096 * round, from: 4096 * round, length: 4096 }];
+        let token = house.agent.put(&route, &block, None).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+    }
+    let region = house.agent.register_own(&buffer).unwrap();
+    there_and_back(&mut house, &neighbour, &region, Path::FabricDirect);
+    assert_eq!(registrations() - before, 1);
+    let now = registration_cache();
+    assert_eq!((now.hits - counts.hits, now.misses - counts.misses), (100, 1));
+    assert_eq!((now.entries, now.bytes, now.evictions), (1, LENGTH, 0));
+    let text = transfer::path::metrics();
+    assert!(text.contains("fabricast_registration_cache_hits_total 100\n"), "{text}");
+    assert!(text.contains("fabricast_registration_cache_entries 1\n"), "{text}");
+    house.end(neighbour);
+    // The rail's thread ends with the agent, and what it kept goes.
+    let House { agent, .. } = &mut house;
+    *agent = Agent::start(AgentOptions::new("next")).unwrap();
+    assert_eq!((registration_cache().entries, registration_cache().bytes), (0, 0));
+}
+
+#[test]
+fn where_the_fabric_asks_for_no_registration_none_is_made_and_none_is_kept() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    let neighbour = neighbour(&mut house);
+    let before = registrations();
+    for buffer in [
+        Buffer::from(HostBuffer::new(LENGTH).unwrap()),
+        device().allocate_shared(LENGTH, &[]).unwrap().into(),
+    ] {
+        let path = match &buffer {
+            Buffer::Host(_) => Path::FabricDirect,
+            Buffer::Device(_) => Path::FabricStaged,
+        };
+        let region = house.agent.register_own(buffer).unwrap();
+        there_and_back(&mut house, &neighbour, &region, path);
+    }
+    assert_eq!(registrations(), before);
+    assert_eq!(registration_cache(), Default::default());
+    house.end(neighbour);
+}
+
+#[test]
+fn what_peers_may_reach_is_registered_anew_and_never_found_again() {
+    let Some(_alone) = alone() else { return };
+    let house = house(1, |options| options);
+    let buffer = HostBuffer::new(LENGTH).unwrap();
+    let before = registrations();
+    let own = house.agent.register_own(&buffer).unwrap();
+    // At the same time, and one after the other.
+    let both = [(); 2].map(|()| house.agent.register(&buffer, Rights::ALL).unwrap());
+    assert_ne!(both[0].descriptor().keys, both[1].descriptor().keys);
+    assert_eq!(registrations() - before, 3);
+    drop(both);
+    drop(house.agent.register(&buffer, Rights::READ).unwrap());
+    drop(house.agent.register(&buffer, Rights::READ).unwrap());
+    assert_eq!(registrations() - before, 5);
+    drop(own);
+    drop(house.agent.register_own(&buffer).unwrap());
+    assert_eq!(registrations() - before, 5);
+    assert_eq!(registration_cache().entries, 1);
+}
+
+/// Host memory that only a device of this process knows.
+fn pinned() -> Memory {
+    let layout = ipc::Layout::new("fabricast test", 1);
+    let segment = ipc::Segment::create(layout, LENGTH as usize).unwrap();
+    transfer::pin(&segment, &device()).unwrap()
+}
+
+#[test]
+fn memory_that_its_user_dropped_is_not_kept() {
+    let Some(_alone) = alone() else { return };
+    // Several rails, and two agents: none takes another for a user.
+    let house = house(2, |options| options);
+    let options = with_rails(AgentOptions::new("other").take_all_for_remote(), tcp(), 1)
+        .always_register_own();
+    let other = Agent::start(options).unwrap();
+    // What is made once for a process is made.
+    drop(house.agent.register_own(pinned()).unwrap());
+    comes_true("the first one stays", || registration_cache().entries == 0);
+    let ground = Ground::now(&device());
+    let make: [fn() -> Buffer; 2] =
+        [|| HostBuffer::new(LENGTH).unwrap().into(), || pinned().into()];
+    for make in make {
+        let buffer = make();
+        let before = registrations();
+        for _ in 0..10 {
+            for agent in [&house.agent, &other] {
+                assert_eq!(agent.register_own(buffer.clone()).unwrap().length(), LENGTH);
+            }
+        }
+        assert_eq!(registrations() - before, 3, "one for each rail");
+        // As long as there is a handle, it stays.
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!(registration_cache().entries, 3);
+        let region = other.register_own(buffer).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        assert_eq!((registrations() - before, registration_cache().entries), (3, 3));
+        drop(region);
+        comes_true("a registration stays", || registration_cache().entries == 0);
+        ground.compare(&device());
+    }
+    assert_eq!(registration_cache().evictions, 0);
+}
+
+#[test]
+fn what_is_kept_is_limited_and_what_is_used_stays() {
+    let Some(_alone) = alone() else { return };
+    let house = house(1, |options| options.keep_registered(2 * LENGTH, 10));
+    let buffers = [(); 3].map(|()| HostBuffer::new(LENGTH).unwrap());
+    let before = registrations();
+    let first = house.agent.register_own(&buffers[0]).unwrap();
+    for _ in 0..10 {
+        for buffer in &buffers[1..] {
+            drop(house.agent.register_own(buffer).unwrap());
+            assert!(registration_cache().bytes <= 2 * LENGTH);
+        }
+    }
+    // The rail hears later that a region was dropped, so which made room is up to chance; but
+    // the first is used.
+    let counts = registration_cache();
+    assert!(counts.evictions > 0, "{counts:?}");
+    assert_eq!(registrations() - before, counts.misses);
+    let now = registrations();
+    drop(house.agent.register_own(&buffers[0]).unwrap());
+    assert_eq!(registrations(), now, "what is used made room");
+    drop(first);
+    // All that can be kept is used: what comes is its user's alone, and works.
+    let regions = [0, 1, 2, 2].map(|at| house.agent.register_own(&buffers[at]).unwrap());
+    assert_eq!(registration_cache().entries, 2);
+    drop(regions);
+    let none = House::open_with(|options| {
+        with_rails(options.take_all_for_remote(), tcp(), 1)
+            .always_register_own()
+            .keep_registered(0, 0)
+    });
+    let now = registrations();
+    for _ in 0..3 {
+        drop(none.agent.register_own(&buffers[0]).unwrap());
+    }
+    assert_eq!(registrations() - now, 3);
+}
+
+#[test]
+fn no_peer_reaches_what_is_for_own_use() {
+    let Some(_alone) = alone() else { return };
+    let options = |label| AgentOptions::new(label);
+    let far =
+        |label| with_rails(options(label).take_all_for_remote(), tcp(), 1).always_register_own();
+    let pairs = [[options("house"), options("guest")], [far("far house"), far("far guest")]];
+    for [house, guest] in pairs {
+        let (house, mut guest) = (Agent::start(house).unwrap(), Agent::start(guest).unwrap());
+        let peer = guest.connect(&house.card().encode().unwrap(), PATIENCE).unwrap();
+        let mine = guest.register_own(HostBuffer::new(LENGTH).unwrap()).unwrap();
+        let own = house.register_own(HostBuffer::new(LENGTH).unwrap()).unwrap();
+        assert_eq!(own.rights(), Rights { read: false, write: false });
+        let told = own.descriptor();
+        assert!(told.keys.is_empty() && told.legacy.is_none() && told.pieces == 0);
+        assert_eq!(told.encode().unwrap_err().kind(), ErrorKind::NotAllowed);
+        // One who says otherwise is not believed.
+        let place = Place::Host(Leaving::Not(Stays::PrivateHostMemory));
+        let lie = RegionDescriptor { rights: Rights::ALL, place, ..told.clone() };
+        let bytes = lie.encode().unwrap();
+        let joined = guest.join(peer, &mine, &bytes, &Policy::default(), PATIENCE);
+        assert_eq!(joined.unwrap_err().kind(), ErrorKind::Stale);
+    }
+}
+
+#[test]
+fn a_region_for_own_use_is_withdrawn_like_others_and_shares_memory_like_others() {
+    let Some(_alone) = alone() else { return };
+    let mut house = house(1, |options| options);
+    let mut guest = Agent::start(AgentOptions::new("guest")).unwrap();
+    let peer = guest.connect(&house.agent.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = house.region.descriptor().encode().unwrap();
+    let memory = device().allocate(LENGTH).unwrap();
+    fill(&memory, LENGTH, 9);
+    let own = guest.register_own(&memory).unwrap();
+    let route = guest.join(peer, &own, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    assert_eq!(route.path(), Path::SameProcess);
+    let token = guest.put(&route, &WHOLE, None).unwrap();
+    guest.wait(token, PATIENCE).unwrap();
+    assert_eq!(sum(&house.memory, LENGTH), sum_of(LENGTH, 9));
+    guest.withdraw(&own, PATIENCE).unwrap();
+    let own = house.agent.register_own(HostBuffer::new(LENGTH).unwrap()).unwrap();
+    house.agent.withdraw(&own, PATIENCE).unwrap();
+    // Its number was nobody else's.
+    let other = house.agent.register(&house.memory, Rights::ALL).unwrap();
+    assert!(other.descriptor().number > own.descriptor().number);
+}
