@@ -143,11 +143,11 @@ impl Header {
             let fd = libc::syscall(libc::SYS_pidfd_open, process, 0);
             RawFd::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
         };
+        let is_gone =
+            opened.is_none() && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         header.process = opened;
-        Ok(match header.process {
-            Some(_) => Found::Living(header),
-            None => Found::Dead(header),
-        })
+        // Where it cannot be watched for another reason, it is not known to be dead.
+        Ok(if is_gone { Found::Dead(header) } else { Found::Living(header) })
     }
 
     fn word(&self, at: usize) -> i32 {
@@ -173,6 +173,14 @@ impl Header {
         false
     }
 
+    /// Does the process that made the file live and stand still? Then the lock may be its.
+    fn is_stopped(&self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/stat", self.word(PROCESS_AT)));
+        // The state stands behind the name, which may have anything in it.
+        let state = status.ok().and_then(|text| text.rsplit_once(") ")?.1.chars().next());
+        self.process.is_some() && matches!(state, Some('T' | 't' | 'D'))
+    }
+
     /// Is the lock taken at each look until the time is over? Then it is given back.
     fn give_back(&self) -> bool {
         // Of several that saw the same process die one does it, else the second would give
@@ -189,7 +197,7 @@ impl Header {
                 is_alone = unsafe { libc::flock(file, libc::LOCK_EX | libc::LOCK_NB) } == 0;
                 taken_since = Instant::now();
             }
-            if is_alone && taken_since.elapsed() >= HELD {
+            if is_alone && taken_since.elapsed() >= HELD && !self.is_stopped() {
                 // SAFETY: as above. Nobody that lives holds it: see `HELD`.
                 unsafe { libc::pthread_spin_unlock(self.lock()) };
                 return self.end(is_alone, true);

@@ -5,10 +5,10 @@
 //! when the last user goes.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
@@ -43,6 +43,14 @@ struct Entry {
     address: u64,
     length: u64,
     users: u64,
+}
+
+/// Handles that this process made: they may come back from a peer, and are no other process's,
+/// whatever number stands in them.
+static MADE_HERE: Mutex<BTreeSet<[u8; 64]>> = Mutex::new(BTreeSet::new());
+
+pub(crate) fn was_made_here(bytes: [u8; 64]) {
+    MADE_HERE.lock().unwrap_or_else(PoisonError::into_inner).insert(bytes);
 }
 
 /// Open handles in the whole process.
@@ -175,7 +183,8 @@ fn numbered_otherwise(mut bytes: [u8; 64], own: u32) -> Option<[u8; 64]> {
     const NUMBER: std::ops::Range<usize> = 8..12;
     /// Beyond what Linux gives to processes.
     const NOBODYS: u32 = 1 << 30;
-    if bytes[NUMBER] != own.to_ne_bytes() {
+    let made_here = MADE_HERE.lock().unwrap_or_else(PoisonError::into_inner).contains(&bytes);
+    if made_here || bytes[NUMBER] != own.to_ne_bytes() {
         return None;
     }
     bytes[NUMBER].copy_from_slice(&(own | NOBODYS).to_ne_bytes());
@@ -195,6 +204,9 @@ mod tests {
         assert_eq!((other[..8].to_vec(), other[12..].to_vec()), (vec![7; 8], vec![7; 52]));
         assert_ne!(other[8..12], bytes[8..12]);
         assert_eq!(numbered_otherwise(other, 1), None);
+        // One that is our own after all.
+        was_made_here(bytes);
+        assert_eq!(numbered_otherwise(bytes, 1), None);
     }
 
     #[test]

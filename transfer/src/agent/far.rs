@@ -14,7 +14,7 @@ use super::peer::{CONNECT, Peer, Tie};
 use super::route::{JOIN, Means};
 use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
-use crate::path::{Fabric, Operation, Path, Registration};
+use crate::path::{Fabric, Operation, Registration};
 use crate::rail::{Bytes, Command, Here, Move, Rail, Report, There, is_reachable};
 use crate::region::{RegionDescriptor, Registered};
 
@@ -27,6 +27,8 @@ const WORTH_SPLITTING: u64 = 8 << 20;
 #[derive(Debug)]
 struct Link {
     rail: usize,
+    /// Which of the peer's fabrics it leads to.
+    theirs: usize,
     /// None until it answered.
     met: Option<std::result::Result<(), Arc<Error>>>,
     lost: Option<String>,
@@ -63,9 +65,30 @@ pub(super) struct Far {
 /// One rail's part of a route.
 #[derive(Debug)]
 pub(super) struct Track {
-    pub(super) link: u32,
-    pub(super) here: Here,
-    pub(super) there: There,
+    link: u32,
+    rail: usize,
+    there: There,
+}
+
+impl Track {
+    /// Where our bytes are for this rail, as long as the region is not withdrawn. Asked each time: a
+    /// route that had the registration itself would keep it open to peers.
+    fn here(&self, local: &Registered) -> Result<Here> {
+        match (local.memory(self.rail), &local.buffer) {
+            (Some(memory), _) => Ok(Here::Registered(memory)),
+            (None, crate::Buffer::Device(memory)) if !is_reachable(&local.buffer) => {
+                Ok(Here::Device(memory.clone()))
+            }
+            (None, _) if local.is_withdrawn() => {
+                Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
+            }
+            (None, crate::Buffer::Device(memory)) => Ok(Here::Device(memory.clone())),
+            (None, crate::Buffer::Host(_)) => {
+                let detail = "the fabric does not take this memory of the host";
+                Err(Error::new(JOIN, ErrorKind::NoPath, detail))
+            }
+        }
+    }
 }
 
 impl Far {
@@ -182,10 +205,11 @@ impl Far {
         self.rails.iter().any(Rail::has_reports)
     }
 
-    fn tell(&self, link: u32, command: Command) {
-        if let Some(link) = self.links.get(&link) {
-            self.rails[link.rail].line.tell(command);
-        }
+    /// False if there is no such link.
+    fn tell(&self, link: u32, command: Command) -> bool {
+        let Some(link) = self.links.get(&link) else { return false };
+        self.rails[link.rail].line.tell(command);
+        true
     }
 
     /// Leaves a peer at all rails.
@@ -235,7 +259,10 @@ impl Far {
 impl Agent {
     /// Gets to know a peer by rails, if it is not known by them already.
     pub(super) fn meet_far(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
-        peer.links.retain(|link| self.far.lost(*link).is_none());
+        let (kept, lost): (Vec<_>, Vec<_>) =
+            peer.links.iter().partition(|link| self.far.lost(**link).is_none());
+        self.far.leave(&lost);
+        peer.links = kept;
         if !peer.links.is_empty() {
             return Ok(());
         }
@@ -243,7 +270,7 @@ impl Agent {
         for (rail, theirs) in self.far.pairs(peer) {
             let link = self.far.next_link;
             self.far.next_link += 1;
-            let known = Link { rail, met: None, lost: None, withdrawn: HashSet::new() };
+            let known = Link { rail, theirs, met: None, lost: None, withdrawn: HashSet::new() };
             self.far.links.insert(link, known);
             let command = Command::Meet {
                 link,
@@ -311,7 +338,6 @@ impl Agent {
     /// Makes what a fabric path needs: asks the peer for its region, and for staging memory.
     pub(super) fn lay_tracks(
         &mut self,
-        path: Path,
         peer: &mut Peer,
         local: &Arc<Registered>,
         remote: &RegionDescriptor,
@@ -321,9 +347,10 @@ impl Agent {
             peer.no_fabric = Some(error.to_string());
         })?;
         let of_fabric = |error| Error::of_fabric(JOIN, error);
-        let pairs = self.far.pairs(peer);
         let mut tracks = Vec::new();
-        for (link, (rail, theirs)) in peer.links.clone().into_iter().zip(pairs) {
+        for link in peer.links.clone() {
+            let known = self.far.links.get(&link).map(|known| (known.rail, known.theirs));
+            let Some((rail, theirs)) = known else { continue };
             let key = remote.keys.iter().find(|key| key.domain as usize == theirs);
             let memory = match key {
                 Some(key) => {
@@ -337,18 +364,14 @@ impl Agent {
                 }
                 None => None,
             };
-            let here = match (local.memory(rail), &local.buffer) {
-                (Some(memory), _) => Here::Registered(memory),
-                (None, crate::Buffer::Device(memory)) => Here::Device(memory.clone()),
-                (None, crate::Buffer::Host(_)) => {
-                    let detail = "the fabric does not take this memory of the host";
-                    return Err(Error::new(JOIN, ErrorKind::NoPath, detail));
-                }
-            };
-            let stages = path == Path::FabricStaged && memory.is_none();
-            self.open_far(link, remote, stages, end)?;
+            self.open_far(link, remote, memory.is_none(), end)?;
             let there = There { region: remote.number, ticket: remote.ticket, memory };
-            tracks.push(Track { link, here, there });
+            let track = Track { link, rail, there };
+            track.here(local)?;
+            tracks.push(track);
+        }
+        if tracks.is_empty() {
+            return Err(Error::new(JOIN, ErrorKind::Closed, "it was lost meanwhile"));
         }
         Ok(Means::Rails(tracks))
     }
@@ -360,6 +383,7 @@ impl Agent {
         stages: bool,
         end: Instant,
     ) -> Result<()> {
+        self.far.opened.clear();
         self.far.next_request += 1;
         let request = self.far.next_request;
         let (region, ticket) = (remote.number, remote.ticket);
@@ -399,11 +423,19 @@ impl Agent {
             self.far.shared.insert(ticket.token, shared);
         }
         for (track, blocks) in busy {
-            let (here, there) = (track.here.clone(), track.there.clone());
-            let bytes = Bytes { operation, here, there, blocks, _local: Arc::clone(local) };
-            let (link, ticket, notice) = (track.link, ticket.clone(), notice.take());
-            let told = Move { link, ticket, notice, bytes: Some(bytes) };
-            self.far.tell(link, Command::Move(Box::new(told)));
+            let there = track.there.clone();
+            let outcome = track.here(local).and_then(|here| {
+                let bytes = Bytes { operation, here, there, blocks, _local: Arc::clone(local) };
+                let (link, ticket, notice) = (track.link, ticket.clone(), notice.take());
+                let told = Move { link, ticket, notice, bytes: Some(bytes) };
+                match self.far.tell(link, Command::Move(Box::new(told))) {
+                    true => Ok(()),
+                    false => Err(Error::new("transfer", ErrorKind::Closed, "it was left")),
+                }
+            });
+            if outcome.is_err() {
+                self.rail_is_done(ticket.clone(), outcome);
+            }
         }
     }
 
@@ -411,8 +443,11 @@ impl Agent {
     pub(super) fn notify_by_rail(&mut self, link: u32, mut ticket: Ticket) {
         let notice = ticket.notice.take();
         *self.far.under_way.entry(ticket.peer).or_default() += 1;
-        let told = Move { link, ticket, notice, bytes: None };
-        self.far.tell(link, Command::Move(Box::new(told)));
+        let told = Move { link, ticket: ticket.clone(), notice, bytes: None };
+        if !self.far.tell(link, Command::Move(Box::new(told))) {
+            let left = Error::new("tell a peer", ErrorKind::Closed, "it was left");
+            self.rail_is_done(ticket, Err(left));
+        }
     }
 
     /// Takes note of what the rails tell. True if they told anything.
@@ -422,6 +457,9 @@ impl Agent {
         }
         let mut has_any = false;
         for rail in 0..self.far.rails.len() {
+            if self.far.rails[rail].has_ended() {
+                self.lose_rail(rail);
+            }
             let mut reports = std::mem::take(&mut self.far.reports);
             self.far.rails[rail].reports(&mut reports);
             for report in reports.drain(..) {
@@ -433,6 +471,27 @@ impl Agent {
         has_any
     }
 
+    /// A rail's thread is gone: so are its links, and what was under way by it, which is not
+    /// heard of again.
+    fn lose_rail(&mut self, rail: usize) {
+        for link in self.far.links.values_mut().filter(|link| link.rail == rail) {
+            let why = || Error::new(CONNECT, ErrorKind::Failed, "the rail's thread has ended");
+            link.met.get_or_insert_with(|| Err(Arc::new(why())));
+            link.lost.get_or_insert_with(|| "the rail's thread has ended".to_owned());
+        }
+        let peers: Vec<u32> = self.far.under_way.keys().copied().collect();
+        for peer in peers {
+            let is_of_it = |link: &u32| self.far.links.get(link).is_some_and(|l| l.rail == rail);
+            let links = self.peers.get(&peer).map(|peer| peer.links.as_slice());
+            if links.is_some_and(|links| links.iter().any(is_of_it)) {
+                self.far.under_way.remove(&peer);
+                self.operations.fail_all_of(peer, || {
+                    Error::new("transfer", ErrorKind::Failed, "the rail's thread has ended")
+                });
+            }
+        }
+    }
+
     fn take_note(&mut self, rail: usize, report: Report) {
         match report {
             Report::Met { link, outcome } => {
@@ -441,7 +500,10 @@ impl Agent {
                 }
             }
             Report::Opened { request, outcome } => {
-                self.far.opened.insert(request, outcome);
+                // One that nobody waits for any more is of no use.
+                if request == self.far.next_request {
+                    self.far.opened.insert(request, outcome);
+                }
             }
             Report::Done { ticket, outcome } if self.far.joining == Some(ticket.peer) => {
                 self.far.postponed.push((ticket, outcome));
@@ -486,8 +548,7 @@ impl Agent {
                 outcome = failure.map_or(Ok(()), Err);
             }
         }
-        let count = self.far.under_way.get_mut(&ticket.peer);
-        if let Some(count) = count {
+        if let Some(count) = self.far.under_way.get_mut(&ticket.peer) {
             *count -= 1;
             if *count == 0 {
                 self.far.under_way.remove(&ticket.peer);

@@ -149,7 +149,7 @@ impl Agent {
             let made = if path.is_local() {
                 means(path, peer, local, &remote, device.as_ref(), end)
             } else {
-                self.lay_tracks(path, peer, local, &remote, end)
+                self.lay_tracks(peer, local, &remote, end)
             };
             // What shows only when it is tried is a fact like others.
             match made {

@@ -1,6 +1,6 @@
 //! The thread of a rail: it owns the endpoint, posts, polls, and passes on what it hears.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,8 +10,9 @@ use fabric::{
     HostMemory, MemoryRegion, MrMode, Options, Outcome, Peer, QueueOptions, Waiting, Waker,
 };
 
-use super::guest::{Flying, Link, Moving};
-use super::host::{Errand, Guest, Retiring};
+use super::guest::{Flying, Moving};
+use super::host::{Errand, Guest, LEFT, Retiring};
+use super::links::Link;
 use super::message::{For, LONGEST, Message};
 use super::own::OwnUse;
 use super::staging::{Copies, Slots};
@@ -22,8 +23,14 @@ use crate::error::{Error, ErrorKind, Result};
 /// Messages that can be on their way to us before we look.
 const RECEIVES: usize = 64;
 const SENDS: usize = 64;
-/// What waits to be sent, at most: answers to those that ask and do not listen.
-const MOST_WAITING: usize = 8192;
+/// Of those, what may be on its way to one; and what may wait to be sent to one, who asks and does
+/// not listen.
+const MOST_SENDING: usize = 8;
+const MOST_WAITING: usize = 512;
+/// How long a last word to one that is nobody here may wait.
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// Failures of the queue itself, without a success between them, after which it is of no use.
+const MOST_FAILURES: u32 = 1000;
 /// How often it is looked whether peers are there.
 const LOOK: Duration = Duration::from_millis(50);
 /// The longest rest while a device copies, or something found no room.
@@ -37,7 +44,7 @@ const WAKEFUL: Duration = Duration::from_micros(50);
 const QUESTIONS: u32 = 8;
 
 /// Who a message is for, or is from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Party {
     Link(u32),
     Guest(u64),
@@ -49,8 +56,16 @@ pub(super) enum Party {
 #[derive(Debug, Clone, Copy)]
 enum Posted {
     Receive(usize),
-    Send(usize, Party),
-    Data(u64),
+    Send(usize, Party, Peer),
+    Data(u64, Peer),
+}
+
+/// A message that waits to be sent.
+pub(super) struct Unsent {
+    pub(super) to: Party,
+    peer: Peer,
+    bytes: Vec<u8>,
+    since: Instant,
 }
 
 /// Whether the other side of a session is there.
@@ -100,7 +115,11 @@ pub(super) struct Driver {
     posted: Vec<Option<Posted>>,
     free_posts: Vec<usize>,
     free_sends: Vec<usize>,
-    pub(super) waiting: VecDeque<(Party, Peer, Vec<u8>)>,
+    pub(super) waiting: VecDeque<Unsent>,
+    /// Sessions that each peer's address is used by. It is removed when there is none, and nothing
+    /// is under way to it: providers look at it until then.
+    peers: HashMap<Peer, usize>,
+    failures: u32,
     next_look: Instant,
     pub(super) next_rouse: Instant,
     /// A guest has asked for it.
@@ -111,18 +130,23 @@ pub(super) struct Driver {
     pub(super) next_number: u64,
     // As a guest.
     pub(super) links: HashMap<u32, Link>,
-    pub(super) moves: HashMap<u64, Moving>,
+    pub(super) moves: BTreeMap<u64, Moving>,
     pub(super) flying: HashMap<u64, Flying>,
     /// Of those, what found no room in the provider's queue.
     pub(super) unposted: VecDeque<u64>,
+    /// Of those, what has parts that have not begun.
+    pub(super) pending: BTreeSet<u64>,
     pub(super) slots: Option<Slots>,
+    pub(super) slots_generation: u32,
+    /// Earlier ones, some slots of which are still used.
+    pub(super) slots_aside: HashMap<u32, Slots>,
     pub(super) copies: Copies,
     // As a host.
     pub(super) guests: HashMap<u64, Guest>,
     pub(super) errands: HashMap<u64, Errand>,
     pub(super) retiring: HashMap<u64, Retiring>,
     /// What guests left that may still be written to, and since when.
-    pub(super) left_behind: Vec<(Instant, Retiring)>,
+    pub(super) left_behind: Vec<(Option<Instant>, Retiring)>,
 }
 
 impl Driver {
@@ -168,6 +192,8 @@ impl Driver {
             free_posts: Vec::new(),
             free_sends: (0..SENDS).collect(),
             waiting: VecDeque::new(),
+            peers: HashMap::new(),
+            failures: 0,
             next_look: Instant::now(),
             next_rouse: Instant::now(),
             awake_until: Instant::now(),
@@ -175,10 +201,13 @@ impl Driver {
             own: OwnUse::new(&settings, domain.capabilities()),
             next_number: 1,
             links: HashMap::new(),
-            moves: HashMap::new(),
+            moves: BTreeMap::new(),
             flying: HashMap::new(),
             unposted: VecDeque::new(),
+            pending: BTreeSet::new(),
             slots: None,
+            slots_generation: 0,
+            slots_aside: HashMap::new(),
             copies: Copies::default(),
             guests: HashMap::new(),
             errands: HashMap::new(),
@@ -254,29 +283,45 @@ impl Driver {
     }
 
     pub(super) fn say_to(&mut self, to: Party, peer: Peer, bytes: Vec<u8>) {
-        if self.waiting.len() >= MOST_WAITING {
+        if bytes.len() > LONGEST {
+            return tracing::warn!(length = bytes.len(), "a message too long to be sent");
+        }
+        if self.waiting.iter().filter(|waiting| waiting.peer == peer).count() >= MOST_WAITING {
             return self.lose(to, "it does not take what is sent to it");
         }
-        self.waiting.push_back((to, peer, bytes));
+        self.waiting.push_back(Unsent { to, peer, bytes, since: Instant::now() });
         self.flush();
     }
 
     /// Sends what waits, in order for each peer. One that cannot be sent to now does not
     /// hold up others.
     fn flush(&mut self) {
-        let mut stuck: Vec<Peer> = Vec::new();
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut sending: HashMap<Peer, usize> = HashMap::new();
+        for posted in self.posted.iter().flatten() {
+            if let Posted::Send(_, _, peer) = posted {
+                *sending.entry(*peer).or_default() += 1;
+            }
+        }
+        let mut stuck: HashSet<Peer> = HashSet::new();
         let mut at = 0;
-        while at < self.waiting.len() && !self.free_sends.is_empty() && stuck.len() < 8 {
-            let (to, peer, _) = self.waiting[at];
-            if stuck.contains(&peer) {
+        while at < self.waiting.len() && !self.free_sends.is_empty() {
+            let Unsent { to, peer, .. } = self.waiting[at];
+            let count = sending.entry(peer).or_default();
+            if *count >= MOST_SENDING || stuck.contains(&peer) {
                 at += 1;
                 continue;
             }
             match self.send(at) {
                 Ok(()) => {
+                    *count += 1;
                     self.waiting.remove(at);
                 }
-                Err(error) if error.kind() == fabric::ErrorKind::WouldBlock => stuck.push(peer),
+                Err(error) if error.kind() == fabric::ErrorKind::WouldBlock => {
+                    stuck.insert(peer);
+                }
                 Err(error) => {
                     self.waiting.remove(at);
                     self.lose(to, &error.to_string());
@@ -287,27 +332,71 @@ impl Driver {
     }
 
     fn send(&mut self, at: usize) -> fabric::Result<()> {
-        let (to, peer, bytes) = &self.waiting[at];
+        let Unsent { to, peer, bytes, .. } = &self.waiting[at];
         let (to, peer) = (*to, *peer);
-        let Some(buffer) = self.free_sends.pop() else { return Ok(()) };
+        let Some(buffer) = self.free_sends.last().copied() else { return Ok(()) };
         self.outbox.write(buffer * LONGEST, bytes)?;
         let slice = self.outbox.slice(buffer * LONGEST..buffer * LONGEST + bytes.len())?;
-        let token = self.post(Posted::Send(buffer, to));
+        let token = self.post(Posted::Send(buffer, to, peer));
         let options = Options::token(token).patience(Duration::ZERO);
         let sent = if self.uses_tags {
             self.endpoint.send_tagged(&mut self.queue, peer, &slice, 0, None, options)
         } else {
             self.endpoint.send(&mut self.queue, peer, &slice, options)
         };
-        sent.map(drop).inspect_err(|_| {
-            self.posted(token);
-            self.free_sends.push(buffer);
-        })
+        match sent {
+            Ok(_) => {
+                self.free_sends.pop();
+                Ok(())
+            }
+            Err(error) => {
+                self.posted(token);
+                Err(error)
+            }
+        }
+    }
+
+    /// The peer of an address, used by one session more.
+    pub(super) fn enter_peer(&mut self, address: &Address) -> fabric::Result<Peer> {
+        let peer = self.addresses.insert(address)?;
+        *self.peers.entry(peer).or_default() += 1;
+        Ok(peer)
+    }
+
+    /// One session less uses it.
+    pub(super) fn leave_peer(&mut self, peer: Peer) {
+        if let Some(users) = self.peers.get_mut(&peer) {
+            *users = users.saturating_sub(1);
+        }
+    }
+
+    /// Removes addresses that nobody uses any more.
+    fn sweep_peers(&mut self, now: Instant) {
+        self.waiting
+            .retain(|waiting| waiting.to != Party::Nobody || now - waiting.since < LAST_WORD);
+        // A provider that stays on the machine answers peers by what it knows of them, also those
+        // that nobody here hears of any more.
+        if !self.domain.capabilities().reaches_other_machines {
+            return;
+        }
+        let unused = self.peers.iter().filter(|(_, users)| **users == 0);
+        let unused: Vec<_> = unused.map(|(peer, _)| *peer).collect();
+        for peer in unused {
+            let is_used = self.waiting.iter().any(|waiting| waiting.peer == peer)
+                || self.posted.iter().flatten().any(|posted| match posted {
+                    Posted::Send(_, _, to) | Posted::Data(_, to) => *to == peer,
+                    Posted::Receive(_) => false,
+                });
+            if !is_used {
+                self.peers.remove(&peer);
+                let _ = self.addresses.remove(peer);
+            }
+        }
     }
 
     /// A token for a one-sided operation; [`unpost`](Self::unpost) it if that was not posted.
-    pub(super) fn post_data(&mut self, chunk: u64) -> u64 {
-        self.post(Posted::Data(chunk))
+    pub(super) fn post_data(&mut self, chunk: u64, peer: Peer) -> u64 {
+        self.post(Posted::Data(chunk, peer))
     }
 
     pub(super) fn unpost(&mut self, token: u64) {
@@ -319,6 +408,7 @@ impl Driver {
     fn heard(&mut self, outcome: Outcome) {
         match outcome {
             Ok(completion) => {
+                self.failures = 0;
                 if completion.operation.is_none() {
                     return;
                 }
@@ -327,24 +417,25 @@ impl Driver {
                         self.read(buffer, completion.length);
                         self.receive_again(buffer);
                     }
-                    Some(Posted::Send(buffer, _)) => self.free_sends.push(buffer),
-                    Some(Posted::Data(chunk)) => self.stage_is_over(chunk, Ok(())),
+                    Some(Posted::Send(buffer, ..)) => self.free_sends.push(buffer),
+                    Some(Posted::Data(chunk, _)) => self.stage_is_over(chunk, Ok(())),
                     None => {}
                 }
             }
             Err(failure) => {
                 if failure.operation.is_none() {
                     tracing::debug!(error = %failure.error, "a rail's queue");
+                    self.failures += 1;
                     return;
                 }
                 let error = failure.error;
                 match self.posted(failure.token) {
                     Some(Posted::Receive(buffer)) => self.receive_again(buffer),
-                    Some(Posted::Send(buffer, to)) => {
+                    Some(Posted::Send(buffer, to, _)) => {
                         self.free_sends.push(buffer);
                         self.lose(to, &error.to_string());
                     }
-                    Some(Posted::Data(chunk)) => {
+                    Some(Posted::Data(chunk, _)) => {
                         let operation = match failure.kind {
                             Some(CompletionKind::Read) => "get",
                             _ => "put",
@@ -373,7 +464,7 @@ impl Driver {
         let (session, message) = match Message::decode(bytes) {
             Ok(decoded) => decoded,
             Err(error) => {
-                tracing::warn!(%error, "a message that is none was left aside");
+                tracing::debug!(%error, "a message that is none was left aside");
                 return;
             }
         };
@@ -384,7 +475,7 @@ impl Driver {
                 let party = self.party(session);
                 match message {
                     Message::Ping { number } => self.say(party, &Message::Pong { number }),
-                    Message::Bye => self.lose(party, "it left"),
+                    Message::Bye => self.lose(party, LEFT),
                     _ => {}
                 }
             }
@@ -450,6 +541,7 @@ impl Driver {
         self.next_look = now + LOOK;
         self.look_after_links(now);
         self.look_after_guests(now);
+        self.sweep_peers(now);
         self.own.let_go();
     }
 
@@ -458,7 +550,9 @@ impl Driver {
         const BATCH: usize = 64;
         let mut copied = Vec::new();
         let mut moved = Instant::now();
-        while !self.shared.is_over.load(Ordering::Acquire) {
+        // However it ends, also by a panic: who waits for it is to know.
+        let _end = End { shared: Arc::clone(&self.shared), home: Arc::clone(&self.home) };
+        while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MOST_FAILURES {
             let mut has_moved = self.commands();
             self.flush();
             for _ in 0..BATCH {
@@ -501,8 +595,24 @@ impl Driver {
         self.say_goodbye();
     }
 
+    /// Lets what was posted come to its end, and tells everybody. Some providers crash when they are
+    /// closed in the middle of a write.
     fn say_goodbye(&mut self) {
+        const LONGEST_DRAIN: Duration = Duration::from_secs(2);
         const LONGEST_GOODBYE: Duration = Duration::from_millis(200);
+        self.pending.clear();
+        self.unposted.clear();
+        let end = Instant::now() + LONGEST_DRAIN;
+        let is_data = |posted: &Posted| matches!(posted, Posted::Data(..));
+        while (self.posted.iter().flatten().any(is_data) || self.copies.are_under_way())
+            && Instant::now() < end
+        {
+            if let Some(outcome) = self.queue.wait_or_wake(SHORT) {
+                self.heard(outcome);
+            }
+            let mut copied = Vec::new();
+            self.copies.look(&mut copied);
+        }
         let links: Vec<_> = self.links.keys().map(|link| Party::Link(*link)).collect();
         let guests: Vec<_> = self.guests.keys().map(|session| Party::Guest(*session)).collect();
         for party in links.into_iter().chain(guests) {
@@ -515,6 +625,19 @@ impl Driver {
                 self.heard(outcome);
             }
         }
+    }
+}
+
+/// Says that the thread ends.
+struct End {
+    shared: Arc<Shared>,
+    home: Arc<Home>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.shared.has_ended.store(true, Ordering::Release);
+        self.home.doorbell.ring();
     }
 }
 

@@ -1,72 +1,38 @@
-//! What a rail does for its own agent: it visits others, puts into their regions and gets from
-//! them.
+//! What a rail does for its own agent: it puts into the regions of others, and gets from them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use fabric::{Address, Options, Peer, RemoteMemory, RemoteRegion, TransferFlags};
+use fabric::{Options, TransferFlags};
 
-use super::driver::{Driver, Party, Presence};
+use super::driver::{Driver, Party};
 use super::flow::{Course, Flow, Part, Stage};
 use super::host::AWAKE;
 use super::message::{Chunk, Message};
 use super::staging::{SLOT, Slots, part};
 use super::{Bytes, Here, Move, Report};
-use crate::agent::{LONGEST_NOTICE, Notice, Ticket};
+use crate::agent::{Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 use crate::region::Buffer;
-use crate::share::random;
 
 /// Longest one-sided operation: so that others come between.
 const LONGEST_PART: u64 = 4 << 20;
-/// One-sided operations, and copies for them, that are under way at a time.
+/// Parts of a peer's transfers that are under way at a time, and their bytes: enough to fill a wire,
+/// and few enough for a question and its answer to come through between them.
 const MOST_FLYING: usize = 48;
-/// What a host may say of its staging memory.
-const MOST_SLOTS: u32 = 1024;
-const LEAST_SLOT: u64 = 4096;
-
-/// Staging memory of a host's.
-#[derive(Debug)]
-struct TheirSlots {
-    memory: RemoteMemory,
-    length: u64,
-    free: Vec<u32>,
-}
-
-/// What was asked of a host.
-#[derive(Debug)]
-struct Asked {
-    stages: bool,
-}
-
-/// A host, as its guest knows it.
-#[derive(Debug)]
-pub(super) struct Link {
-    pub(super) session: u64,
-    pub(super) peer: Peer,
-    pub(super) presence: Presence,
-    /// Until when it may take to say welcome; None when it did.
-    meets_until: Option<Instant>,
-    asked: HashMap<u64, Asked>,
-    slots: Option<TheirSlots>,
-    withdrawn: HashSet<u64>,
-    /// Notices that wait to be sent, and those that were sent and not yet heard of.
-    unsent: VecDeque<(Ticket, Notice)>,
-    unheard: VecDeque<Ticket>,
-    sent: u64,
-    may_send: u64,
-}
+const MOST_BYTES: u64 = 32 << 20;
 
 /// A transfer that is under way.
 #[derive(Debug)]
 pub(super) struct Moving {
-    link: u32,
-    ticket: Ticket,
+    pub(super) link: u32,
+    pub(super) ticket: Ticket,
     notice: Option<Notice>,
-    bytes: Bytes,
-    flow: Flow,
-    failure: Option<Error>,
+    pub(super) bytes: Bytes,
+    pub(super) flow: Flow,
+    pub(super) failure: Option<Error>,
+    /// Its peer is gone: until when what was posted for it is waited for.
+    pub(super) ends_by: Option<Instant>,
 }
 
 /// A part of one.
@@ -74,254 +40,16 @@ pub(super) struct Moving {
 pub(super) struct Flying {
     /// Its transfer, which may be given up already.
     of: u64,
-    link: u32,
+    pub(super) link: u32,
     part: Part,
-    stage: Stage,
+    pub(super) stage: Stage,
     here: Option<u32>,
     there: Option<u32>,
+    /// Which of our staging memories `here` is a slot of.
+    generation: u32,
 }
 
 impl Driver {
-    // ------------------------------------------------------------------- meeting
-
-    pub(super) fn meet(
-        &mut self,
-        number: u32,
-        identity: [u8; 16],
-        address: Address,
-        patience: Duration,
-    ) {
-        let peer = match self.addresses.insert(&address) {
-            Ok(peer) => peer,
-            Err(error) => {
-                let outcome = Err(Error::of_fabric("connect to an agent", error));
-                return self.tell(Report::Met { link: number, outcome });
-            }
-        };
-        let session = match random("connect to an agent") {
-            Ok(random) => u64::from_le_bytes(std::array::from_fn(|at| random[at])),
-            Err(error) => return self.tell(Report::Met { link: number, outcome: Err(error) }),
-        };
-        let link = Link {
-            session,
-            peer,
-            presence: Presence::new(),
-            meets_until: Some(Instant::now() + patience),
-            asked: HashMap::new(),
-            slots: None,
-            withdrawn: HashSet::new(),
-            unsent: VecDeque::new(),
-            unheard: VecDeque::new(),
-            sent: 0,
-            may_send: 0,
-        };
-        self.links.insert(number, link);
-        let hello = Message::Hello {
-            to: identity,
-            from: self.home.identity,
-            node: self.home.node,
-            label: self.home.label.clone(),
-            address: self.address().to_vec(),
-        };
-        self.say(Party::Link(number), &hello);
-    }
-
-    pub(super) fn open(
-        &mut self,
-        number: u32,
-        request: u64,
-        (region, ticket): (u64, u64),
-        stages: bool,
-    ) {
-        let Some(link) = self.links.get_mut(&number) else {
-            let outcome = Err(Error::new("open a region", ErrorKind::Closed, "it is not there"));
-            return self.tell(Report::Opened { request, outcome });
-        };
-        link.asked.insert(request, Asked { stages });
-        self.say(Party::Link(number), &Message::Open { request, region, ticket });
-    }
-
-    pub(super) fn leave(&mut self, number: u32) {
-        self.say(Party::Link(number), &Message::Bye);
-        self.drop_link(number, "it was left");
-    }
-
-    pub(super) fn lose_link(&mut self, number: u32, why: &str) {
-        if self.links.contains_key(&number) {
-            self.drop_link(number, why);
-            self.tell(Report::Lost { link: number, why: why.to_owned() });
-        }
-    }
-
-    fn drop_link(&mut self, number: u32, why: &str) {
-        let Some(link) = self.links.remove(&number) else { return };
-        let closed = |operation| Error::new(operation, ErrorKind::Closed, why);
-        if link.meets_until.is_some() {
-            let outcome = Err(closed("connect to an agent"));
-            self.tell(Report::Met { link: number, outcome });
-        }
-        for request in link.asked.into_keys() {
-            self.tell(Report::Opened { request, outcome: Err(closed("open a region")) });
-        }
-        let unsent = link.unsent.into_iter().map(|(ticket, _)| ticket);
-        for ticket in link.unheard.into_iter().chain(unsent) {
-            self.tell(Report::Done { ticket, outcome: Err(closed("tell a peer")) });
-        }
-        let of_it = self.moves.iter().filter(|(_, moving)| moving.link == number);
-        let of_it: Vec<_> = of_it.map(|(key, _)| *key).collect();
-        for key in of_it {
-            let Some(moving) = self.moves.remove(&key) else { continue };
-            self.tell(Report::Done { ticket: moving.ticket, outcome: Err(closed("transfer")) });
-        }
-        // What was posted keeps its slot until the provider is through with it; what waited for
-        // the peer, or was not posted, is over.
-        let is_over = |number: &u64, flying: &Flying, unposted: &VecDeque<u64>| {
-            matches!(flying.stage, Stage::Ask | Stage::Deliver) || unposted.contains(number)
-        };
-        let unposted = &self.unposted;
-        let over = self.flying.iter().filter(|(_, flying)| flying.link == number);
-        let over: Vec<_> = over
-            .filter(|(key, flying)| is_over(key, flying, unposted))
-            .map(|(key, _)| *key)
-            .collect();
-        for key in over {
-            self.unposted.retain(|other| *other != key);
-            if let Some(flying) = self.flying.remove(&key) {
-                self.give_back(&flying);
-            }
-        }
-        self.forget_waiting(Party::Link(number));
-        let _ = self.addresses.remove(link.peer);
-    }
-
-    pub(super) fn look_after_links(&mut self, now: Instant) {
-        let lost_after = self.lost_after;
-        let (mut lost, mut ask) = (Vec::new(), Vec::new());
-        for (number, link) in &mut self.links {
-            if link.meets_until.is_some_and(|end| now >= end) {
-                lost.push((*number, "it did not answer in time"));
-            } else if link.meets_until.is_none() {
-                if link.presence.is_lost(now, lost_after) {
-                    lost.push((*number, "it does not answer any more"));
-                } else if link.presence.asks(now, lost_after) {
-                    ask.push(*number);
-                }
-            }
-        }
-        for (number, why) in lost {
-            self.lose_link(number, why);
-        }
-        for number in ask {
-            self.say(Party::Link(number), &Message::Ping { number: 0 });
-        }
-    }
-
-    // ------------------------------------------------------------------- hearing
-
-    pub(super) fn guest_hears(&mut self, session: u64, message: Message) {
-        let mut links = self.links.iter_mut().filter(|(_, link)| link.session == session);
-        let Some((number, link)) = links.next().map(|(number, link)| (*number, link)) else {
-            return;
-        };
-        link.presence.is_heard();
-        match message {
-            Message::Welcome { may_send, .. } if link.meets_until.take().is_some() => {
-                link.may_send = may_send;
-                self.tell(Report::Met { link: number, outcome: Ok(()) });
-            }
-            Message::Refused { request: 0, refusal } => {
-                let outcome = Err(refusal.into_error("connect to an agent"));
-                link.meets_until = None;
-                self.tell(Report::Met { link: number, outcome });
-                self.drop_link(number, "it does not let us in");
-            }
-            Message::Refused { request, refusal } if link.asked.remove(&request).is_some() => {
-                let outcome = Err(refusal.into_error("open a region"));
-                self.tell(Report::Opened { request, outcome });
-            }
-            Message::Opened { request } => match link.asked.get(&request) {
-                Some(Asked { stages: true }) if link.slots.is_none() => {
-                    self.say(Party::Link(number), &Message::Stage { request });
-                }
-                Some(_) => {
-                    link.asked.remove(&request);
-                    self.tell(Report::Opened { request, outcome: Ok(()) });
-                }
-                None => {}
-            },
-            Message::Staging { request, slots, slot_length, memory }
-                if link.asked.remove(&request).is_some() =>
-            {
-                let outcome = self.take_staging(number, slots, slot_length, &memory);
-                self.tell(Report::Opened { request, outcome });
-            }
-            Message::Done { number: chunk, refusal } => {
-                let is_ours = self.flying.get(&chunk).is_some_and(|flying| {
-                    flying.link == number && matches!(flying.stage, Stage::Ask | Stage::Deliver)
-                });
-                if is_ours {
-                    let refused = refusal.map(|refusal| refusal.into_error("transfer"));
-                    self.stage_is_over(chunk, refused.map_or(Ok(()), Err));
-                }
-            }
-            Message::Heard { notices, may_send } => {
-                let known = link.sent - link.unheard.len() as u64;
-                if notices < known || notices > link.sent {
-                    return self.lose_link(number, "it heard notices that were not sent");
-                }
-                link.may_send = link.may_send.max(may_send);
-                let heard: Vec<_> = link.unheard.drain(..(notices - known) as usize).collect();
-                for ticket in heard {
-                    self.tell(Report::Done { ticket, outcome: Ok(()) });
-                }
-                self.send_notices(number);
-            }
-            Message::Withdrawn { region } => {
-                link.withdrawn.insert(region);
-                self.tell(Report::Withdrawn { link: number, region });
-                for moving in self.moves.values_mut() {
-                    if moving.link == number && moving.bytes.there.region == region {
-                        moving.flow.give_up();
-                        moving.failure.get_or_insert_with(withdrawn);
-                    }
-                }
-                self.end_moves();
-                self.release(number, region);
-            }
-            _ => {}
-        }
-    }
-
-    fn take_staging(&mut self, number: u32, slots: u32, length: u64, memory: &[u8]) -> Result<()> {
-        let operation = "open a region";
-        let of_fabric = |error| Error::of_fabric(operation, error);
-        let remote = RemoteRegion::decode(memory).map_err(of_fabric)?;
-        let memory = self.domain.attach(&remote).map_err(of_fabric)?;
-        let is_good = (1..=MOST_SLOTS).contains(&slots)
-            && length >= LEAST_SLOT
-            && length.checked_mul(u64::from(slots)).is_some_and(|all| all <= memory.len());
-        if !is_good {
-            let detail = format!("{slots} slots of {length} bytes in {}", memory.len());
-            return Err(Error::new(operation, ErrorKind::Malformed, detail));
-        }
-        if let Some(link) = self.links.get_mut(&number) {
-            let free = (0..slots).rev().collect();
-            link.slots.get_or_insert(TheirSlots { memory, length, free });
-        }
-        Ok(())
-    }
-
-    /// Tells the host that nothing is under way any more with a region that it withdrew.
-    fn release(&mut self, number: u32, region: u64) {
-        let is_busy =
-            |moving: &Moving| moving.link == number && moving.bytes.there.region == region;
-        let is_withdrawn =
-            self.links.get(&number).is_some_and(|link| link.withdrawn.contains(&region));
-        if is_withdrawn && !self.moves.values().any(is_busy) {
-            self.say(Party::Link(number), &Message::Released { region });
-        }
-    }
-
     // ------------------------------------------------------------------- transfers
 
     /// One-sided operations tell the host's thread nothing, and with many providers nothing moves
@@ -388,11 +116,24 @@ impl Driver {
         let mut bytes = bytes;
         let flow = Flow::new(course, std::mem::take(&mut bytes.blocks), longest);
         let key = self.number();
-        let moving = Moving { link: number, ticket, notice, bytes, flow, failure: None };
+        let (link, failure, ends_by) = (number, None, None);
+        let moving = Moving { link, ticket, notice, bytes, flow, failure, ends_by };
+        let is_over = moving.flow.is_over();
         self.moves.insert(key, moving);
-        self.end_moves();
+        if is_over {
+            self.end_move(key);
+        } else {
+            self.pending.insert(key);
+        }
         self.rouse_hosts();
         self.advance();
+    }
+
+    fn slots_of(&self, generation: u32) -> Option<&Slots> {
+        match generation == self.slots_generation {
+            true => self.slots.as_ref(),
+            false => self.slots_aside.get(&generation),
+        }
     }
 
     fn make_slots(&mut self) -> Result<Slots> {
@@ -405,46 +146,47 @@ impl Driver {
     /// Begins parts for which there is room, and posts what found none. True if any was.
     pub(super) fn advance(&mut self) -> bool {
         let mut has_moved = false;
+        for link in self.links.values_mut() {
+            link.is_stuck = false;
+        }
         for _ in 0..self.unposted.len() {
             let Some(chunk) = self.unposted.pop_front() else { break };
             has_moved |= self.go(chunk);
         }
-        // The oldest first, and each as much as it can have.
-        let mut keys: Vec<_> = if self.flying.len() < MOST_FLYING && self.unposted.is_empty() {
-            let waiting = self.moves.iter().filter(|(_, moving)| moving.flow.has_more());
-            waiting.map(|(key, _)| *key).collect()
-        } else {
-            return has_moved;
-        };
-        keys.sort_unstable();
-        for key in keys {
-            while self.flying.len() < MOST_FLYING && self.unposted.is_empty() {
-                if !self.begin_part(key) {
-                    break;
-                }
-                has_moved = true;
-            }
+        // One part of each transfer, the oldest first, and again: so none holds up the others.
+        let mut keys: Vec<_> = self.pending.iter().copied().take(2 * MOST_FLYING).collect();
+        while !keys.is_empty() {
+            keys.retain(|key| self.begin_part(*key));
+            has_moved |= !keys.is_empty();
         }
         has_moved
     }
 
     fn begin_part(&mut self, key: u64) -> bool {
-        let Some(moving) = self.moves.get_mut(&key) else { return false };
+        let Some(moving) = self.moves.get_mut(&key).filter(|moving| moving.flow.has_more()) else {
+            self.pending.remove(&key);
+            return false;
+        };
         let course = moving.flow.course;
         let number = moving.link;
         let Some(link) = self.links.get_mut(&number) else { return false };
+        let has_room = !link.is_stuck && link.flying < MOST_FLYING && (link.bytes < MOST_BYTES);
         let has_mine = !course.stages_here || self.slots.as_ref().is_some_and(Slots::has_free);
-        let their_free = link.slots.as_ref().is_some_and(|slots| !slots.free.is_empty());
-        if !has_mine || course.stages_there && !their_free {
+        let has_theirs =
+            !course.stages_there || link.slots.as_ref().is_some_and(|slots| !slots.free.is_empty());
+        if !(has_room && has_mine && has_theirs) {
             return false;
         }
         let Some(part) = moving.flow.begin() else { return false };
         let here = self.slots.as_mut().filter(|_| course.stages_here).and_then(Slots::take);
         let there = link.slots.as_mut().filter(|_| course.stages_there);
         let there = there.and_then(|slots| slots.free.pop());
-        let stage = course.first();
+        link.flying += 1;
+        link.bytes += part.length;
+        let (stage, generation) = (course.first(), self.slots_generation);
         let chunk = self.number();
-        self.flying.insert(chunk, Flying { of: key, link: number, part, stage, here, there });
+        let flying = Flying { of: key, link: number, part, stage, here, there, generation };
+        self.flying.insert(chunk, flying);
         self.go(chunk);
         true
     }
@@ -455,6 +197,10 @@ impl Driver {
             Ok(true) => true,
             Ok(false) => {
                 self.unposted.push_back(chunk);
+                let link = self.flying.get(&chunk).map(|flying| flying.link);
+                if let Some(link) = link.and_then(|link| self.links.get_mut(&link)) {
+                    link.is_stuck = true;
+                }
                 false
             }
             Err(error) => {
@@ -476,7 +222,7 @@ impl Driver {
                     return Err(gone());
                 };
                 let device = memory.mapped_for();
-                let slots = self.slots.as_ref().ok_or_else(gone)?;
+                let slots = self.slots_of(flying.generation).ok_or_else(gone)?;
                 let slot = slots.pinned(slot, length, device)?;
                 let memory = part(memory, here, length)?;
                 let (to, from) = match flying.stage {
@@ -512,7 +258,7 @@ impl Driver {
                         region.slice(here as usize..(here + length) as usize)
                     }
                     (Here::Device(_), Some(slot)) => {
-                        self.slots.as_ref().ok_or_else(gone)?.registered(slot, length)
+                        self.slots_of(flying.generation).ok_or_else(gone)?.registered(slot, length)
                     }
                     (Here::Device(_), None) => return Err(gone()),
                 };
@@ -526,7 +272,7 @@ impl Driver {
                 };
                 let (local, remote) = (local.map_err(of_fabric)?, remote.map_err(of_fabric)?);
                 let (peer, stage) = (link.peer, flying.stage);
-                let token = self.post_data(chunk);
+                let token = self.post_data(chunk, peer);
                 let options = Options::token(token).patience(Duration::ZERO);
                 let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
                 let posted = match stage {
@@ -555,6 +301,9 @@ impl Driver {
     pub(super) fn stage_is_over(&mut self, chunk: u64, outcome: Result<()>) {
         let Some(flying) = self.flying.get_mut(&chunk) else { return };
         let of = flying.of;
+        if let (Ok(()), Some(link)) = (&outcome, self.links.get_mut(&flying.link)) {
+            link.presence.is_heard();
+        }
         let next = match (&outcome, self.moves.get(&of)) {
             (Ok(()), Some(moving)) if moving.failure.is_none() => {
                 moving.flow.course.after(flying.stage)
@@ -566,57 +315,86 @@ impl Driver {
             self.go(chunk);
             return;
         }
-        let Some(flying) = self.flying.remove(&chunk) else { return };
-        self.give_back(&flying);
-        let Some(moving) = self.moves.get_mut(&of) else { return };
-        moving.flow.end();
-        if let Err(error) = outcome {
+        if let (Err(error), Some(moving)) = (outcome, self.moves.get_mut(&of)) {
             moving.flow.give_up();
             moving.failure.get_or_insert(error);
         }
+        self.end_part(chunk);
+    }
+
+    /// Nothing is under way any more for a part: its slots are free, and its transfer is over if it
+    /// was the last.
+    pub(super) fn end_part(&mut self, chunk: u64) {
+        let Some(flying) = self.flying.remove(&chunk) else { return };
+        let is_ours = flying.generation == self.slots_generation;
+        if let (Some(slot), Some(slots), true) = (flying.here, &mut self.slots, is_ours) {
+            slots.give_back(slot);
+        }
+        if !is_ours && !self.flying.values().any(|other| other.generation == flying.generation) {
+            self.slots_aside.remove(&flying.generation);
+        }
+        if let Some(link) = self.links.get_mut(&flying.link) {
+            link.flying -= 1;
+            link.bytes -= flying.part.length;
+            if let (Some(slot), Some(slots)) = (flying.there, &mut link.slots) {
+                slots.free.push(slot);
+            }
+        }
+        let Some(moving) = self.moves.get_mut(&flying.of) else { return };
+        moving.flow.end();
         if moving.flow.is_over() {
-            self.end_moves();
+            self.end_move(flying.of);
         }
     }
 
-    fn give_back(&mut self, flying: &Flying) {
-        if let (Some(slot), Some(slots)) = (flying.here, &mut self.slots) {
-            slots.give_back(slot);
-        }
-        let link = self.links.get_mut(&flying.link);
-        let slots = link.and_then(|link| link.slots.as_mut());
-        if let (Some(slot), Some(slots)) = (flying.there, slots) {
-            slots.free.push(slot);
+    /// Where a peer that is gone has parts under way in our slots, those are not used again: the
+    /// queue keeps their memory. The next transfer gets others.
+    pub(super) fn set_slots_aside(&mut self, link: u32) {
+        let generation = self.slots_generation;
+        let holds = |flying: &Flying| {
+            flying.link == link && flying.here.is_some() && flying.generation == generation
+        };
+        if self.flying.values().any(holds) {
+            // Others that have some go on with them.
+            if let Some(slots) = self.slots.take() {
+                self.slots_aside.insert(generation, slots);
+            }
+            self.slots_generation += 1;
         }
     }
 
     /// Tells of transfers that are over.
-    fn end_moves(&mut self) {
+    pub(super) fn end_moves(&mut self) {
         let over = self.moves.iter().filter(|(_, moving)| moving.flow.is_over());
-        let mut over: Vec<_> = over.map(|(key, _)| *key).collect();
-        over.sort_unstable();
+        let over: Vec<_> = over.map(|(key, _)| *key).collect();
         for key in over {
-            let Some(moving) = self.moves.remove(&key) else { continue };
-            let Moving { link, ticket, notice, bytes, failure, .. } = moving;
-            let region = bytes.there.region;
-            drop(bytes);
-            match (failure, notice) {
-                (Some(error), _) => self.tell(Report::Done { ticket, outcome: Err(error) }),
-                (None, None) => self.tell(Report::Done { ticket, outcome: Ok(()) }),
-                (None, Some(notice)) => {
-                    if let Some(link) = self.links.get_mut(&link) {
-                        link.unsent.push_back((ticket, notice));
-                    }
-                    self.send_notices(link);
-                }
-            }
-            self.release(link, region);
+            self.end_move(key);
         }
     }
 
+    fn end_move(&mut self, key: u64) {
+        self.pending.remove(&key);
+        let Some(moving) = self.moves.remove(&key) else { return };
+        let Moving { link: number, ticket, notice, bytes, failure, .. } = moving;
+        let region = bytes.there.region;
+        drop(bytes);
+        match (failure, notice, self.links.get_mut(&number)) {
+            (Some(error), ..) => self.tell(Report::Done { ticket, outcome: Err(error) }),
+            (None, None, _) => self.tell(Report::Done { ticket, outcome: Ok(()) }),
+            (None, Some(notice), Some(link)) => {
+                link.unsent.push_back((ticket, notice));
+                self.send_notices(number);
+            }
+            (None, Some(_), None) => {
+                let outcome = Err(Error::new("tell a peer", ErrorKind::Closed, "it is gone"));
+                self.tell(Report::Done { ticket, outcome });
+            }
+        }
+        self.release(number, region);
+    }
+
     /// Sends notices as long as the host has room for them.
-    fn send_notices(&mut self, number: u32) {
-        const { assert!(LONGEST_NOTICE < 256) };
+    pub(super) fn send_notices(&mut self, number: u32) {
         while let Some(link) = self.links.get_mut(&number) {
             if link.sent >= link.may_send {
                 return;

@@ -16,6 +16,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::region::{Buffer, Registered, Rights};
 
+/// Why one is gone that said so.
+pub(super) const LEFT: &str = "it left";
+/// How long memory is kept that one left which said so: until what it wrote before has landed.
+const BEHIND: Duration = Duration::from_secs(1);
 const MOST_GUESTS: usize = 1024;
 /// Guests that may have staging memory: half a gibibyte in all.
 const MOST_STAGING: usize = 64;
@@ -29,6 +33,8 @@ const MOST_ERRANDS: usize = 2 * SLOTS as usize;
 /// One that came to put and get.
 #[derive(Debug)]
 pub(super) struct Guest {
+    /// Of all guests that ever came; a session may come again.
+    number: u64,
     pub(super) peer: Peer,
     pub(super) presence: Presence,
     identity: [u8; 16],
@@ -46,13 +52,14 @@ pub(super) struct Guest {
 #[derive(Debug)]
 pub(super) struct Errand {
     session: u64,
+    guest: u64,
     chunk: u64,
     /// Kept until it is done.
     region: Arc<Registered>,
 }
 
 /// A region that was withdrawn.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Retiring {
     at_it: HashSet<u64>,
     // The fabric's handle goes first.
@@ -110,8 +117,8 @@ impl Driver {
         if self.guests.contains_key(&session) {
             return;
         }
-        let Ok(peer) = self.addresses.insert(&address) else {
-            tracing::warn!(label, "one came with an address that is none");
+        let Ok(peer) = self.enter_peer(&address) else {
+            tracing::debug!(label, "one came with an address that is none");
             return;
         };
         let refusal = if to != self.home.identity {
@@ -123,9 +130,12 @@ impl Driver {
         };
         if let Some(refusal) = refusal {
             let message = Message::Refused { request: 0, refusal };
-            return self.say_to(Party::Nobody, peer, message.encode(session));
+            self.say_to(Party::Nobody, peer, message.encode(session));
+            return self.leave_peer(peer);
         }
+        let number = self.number();
         let guest = Guest {
+            number,
             peer,
             presence: Presence::new(),
             identity: from,
@@ -147,25 +157,23 @@ impl Driver {
         let Some(guest) = self.guests.remove(&session) else { return };
         tracing::debug!(label = guest.label, why, "a guest is gone");
         self.forget_waiting(Party::Guest(session));
+        let has_left = why == LEFT;
         for region in &guest.opened {
+            // One that did not say so may come back, and with it what it had begun: whoever withdraws
+            // does not wait for that, but the memory is nobody else's while this rail runs.
+            if let Some(retiring) = self.retiring.get(region).filter(|_| !has_left) {
+                self.left_behind.push((None, retiring.clone()));
+            }
             self.is_released(*region, session);
         }
-        let is_dead = why != "it left";
+        let is_dead = !has_left;
         self.tell(Report::Left { from: guest.identity, label: guest.label, is_dead });
-        // Its staging memory: a write of its that is under way may still arrive, so the memory
-        // stays registered for as long as that can be.
         if let Some((buffer, memory)) = guest.staging {
-            let buffer = Buffer::Host(buffer);
-            let retiring =
-                Retiring { at_it: HashSet::new(), _memory: Some(memory), _buffer: buffer };
-            self.left_behind.push((Instant::now(), retiring));
+            let (buffer, memory) = (Buffer::Host(buffer), Some(memory));
+            let retiring = Retiring { at_it: HashSet::new(), _memory: memory, _buffer: buffer };
+            self.left_behind.push((has_left.then(Instant::now), retiring));
         }
-        let is_another_session =
-            |other: &Guest| other.identity == guest.identity && other.peer == guest.peer;
-        let is_linked = self.links.values().any(|link| link.peer == guest.peer);
-        if !is_linked && !self.guests.values().any(is_another_session) {
-            let _ = self.addresses.remove(guest.peer);
-        }
+        self.leave_peer(guest.peer);
     }
 
     pub(super) fn look_after_guests(&mut self, now: Instant) {
@@ -182,13 +190,14 @@ impl Driver {
         for session in asked {
             self.say(Party::Guest(session), &Message::Ping { number: 0 });
         }
-        self.left_behind.retain(|(since, _)| now - *since < super::PATIENCE);
+        self.left_behind.retain(|(since, _)| since.is_none_or(|since| now - since < BEHIND));
     }
 
     fn staging(&mut self, session: u64) -> Result<Vec<u8>> {
         let operation = "give staging memory";
         let of_fabric = |error| Error::of_fabric(operation, error);
-        let given = self.guests.values().filter(|guest| guest.staging.is_some()).count();
+        let given = self.guests.values().filter(|guest| guest.staging.is_some()).count()
+            + self.left_behind.len();
         let known = self.guests.get(&session).and_then(|guest| guest.staging.as_ref());
         if let Some((_, memory)) = known {
             return Ok(memory.describe().map_err(of_fabric)?.encode());
@@ -298,20 +307,24 @@ impl Driver {
                 let (to, from) = if is_delivery { (&place, &slot) } else { (&slot, &place) };
                 self.copies.begin(number, device, to, from)?;
                 guest.errands += 1;
-                self.errands.insert(number, Errand { session, chunk: chunk.number, region });
+                self.errands.insert(
+                    number,
+                    Errand { session, guest: guest.number, chunk: chunk.number, region },
+                );
             }
         }
         Ok(())
     }
 
     pub(super) fn errand_is_over(&mut self, number: u64, outcome: Result<()>) {
-        let Some(Errand { session, chunk, region }) = self.errands.remove(&number) else { return };
+        let Some(errand) = self.errands.remove(&number) else { return };
+        let Errand { session, guest: of, chunk, region } = errand;
         drop(region);
-        if let Some(guest) = self.guests.get_mut(&session) {
+        if let Some(guest) = self.guests.get_mut(&session).filter(|guest| guest.number == of) {
             guest.errands -= 1;
+            let refusal = outcome.err().map(|error| Refusal::of(&error));
+            self.say(Party::Guest(session), &Message::Done { number: chunk, refusal });
         }
-        let refusal = outcome.err().map(|error| Refusal::of(&error));
-        self.say(Party::Guest(session), &Message::Done { number: chunk, refusal });
         self.finish_retiring();
     }
 
@@ -358,7 +371,7 @@ impl Driver {
 
     /// What waits to be sent to one that is gone.
     pub(super) fn forget_waiting(&mut self, party: Party) {
-        self.waiting.retain(|(to, ..)| *to != party);
+        self.waiting.retain(|waiting| waiting.to != party);
     }
 }
 

@@ -10,6 +10,7 @@ mod driver;
 mod flow;
 mod guest;
 mod host;
+mod links;
 mod memory;
 mod message;
 mod own;
@@ -181,6 +182,8 @@ pub(crate) struct Shared {
     /// Regions that peers may still be at, each with who that is.
     retiring: Mutex<HashMap<u64, Vec<String>>>,
     is_over: AtomicBool,
+    /// The thread is gone: nothing more comes of it.
+    has_ended: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -211,6 +214,9 @@ impl Line {
 
     /// Who may still be at a region that was withdrawn.
     pub(crate) fn who_is_at(&self, region: u64) -> Option<String> {
+        if self.shared.has_ended.load(Ordering::Acquire) {
+            return None;
+        }
         lock(&self.shared.retiring).get(&region).and_then(|who| who.first().cloned())
     }
 
@@ -299,6 +305,11 @@ impl Rail {
             takes_devices,
             thread: Some(thread),
         })
+    }
+
+    /// Its thread is gone, and with it all that was under way.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.line.shared.has_ended.load(Ordering::Acquire)
     }
 
     pub(crate) fn has_reports(&self) -> bool {

@@ -80,8 +80,17 @@ impl Copies {
             }
         };
         stream.copy(to, from).map_err(of_device)?;
-        begun.push_back((number, stream.point().map_err(of_device)?));
-        Ok(())
+        match stream.point() {
+            Ok(point) => {
+                begun.push_back((number, point));
+                Ok(())
+            }
+            Err(error) => {
+                // It was begun all the same, and its memory may be used again after this.
+                let _ = stream.synchronize(gpu::PATIENCE);
+                Err(of_device(error))
+            }
+        }
     }
 
     /// What is done.

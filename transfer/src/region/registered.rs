@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use fabric::MemoryRegion;
 use gpu::{Allocator, Memory, Uuid};
+use ipc::Incarnation;
 
 use super::descriptor::{FabricKey, MOST_PIECES, RegionDescriptor, Rights};
 use crate::agent::Home;
@@ -161,10 +163,17 @@ pub(crate) struct Registered {
     home: Weak<Home>,
     /// As the rails know it, by their numbers, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
+    is_withdrawn: AtomicBool,
+    born: Incarnation,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
+        if !self.born.is_current() {
+            // The parent's: its board, its rails, and its registrations.
+            std::mem::forget(std::mem::take(&mut *self.memories()));
+            return;
+        }
         if let Some(home) = self.home.upgrade() {
             home.withdraw(self.descriptor.number);
         }
@@ -209,7 +218,14 @@ impl Region {
         home.enter(|number, ticket| {
             let descriptor = describe(number, ticket);
             let (buffer, home) = (buffer.clone(), Arc::downgrade(home));
-            Arc::new(Registered { buffer, descriptor, home, memories: Mutex::new(memories) })
+            Arc::new(Registered {
+                buffer,
+                descriptor,
+                home,
+                memories: Mutex::new(memories),
+                is_withdrawn: AtomicBool::new(false),
+                born: Incarnation::current(),
+            })
         })
         .map(Self)
     }
@@ -240,7 +256,9 @@ impl Region {
             keys: Vec::new(),
         };
         let home = Arc::downgrade(home);
-        Ok(Self(Arc::new(Registered { buffer, descriptor, home, memories })))
+        let (is_withdrawn, born) = (AtomicBool::new(false), Incarnation::current());
+        let registered = Registered { buffer, descriptor, home, memories, is_withdrawn, born };
+        Ok(Self(Arc::new(registered)))
     }
 
     /// Its length in bytes.
@@ -285,6 +303,10 @@ fn known_to_rails(
 }
 
 impl Registered {
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.is_withdrawn.load(Ordering::Acquire)
+    }
+
     /// As a rail knows it.
     pub(crate) fn memory(&self, rail: usize) -> Option<MemoryRegion> {
         self.memories().get(rail).cloned().flatten()
@@ -296,6 +318,7 @@ impl Registered {
 
     /// Has the rails let go of it, when peers know that it is gone.
     pub(crate) fn retire(&self) {
+        self.is_withdrawn.store(true, Ordering::Release);
         let memories = std::mem::take(&mut *self.memories());
         let Some(home) = self.home.upgrade() else { return };
         for (line, memory) in home.lines().iter().zip(memories) {

@@ -305,3 +305,116 @@ fn garbage_at_a_rail_is_left_aside() {
     assert_eq!(house.answer(), 1);
     house.end(neighbour);
 }
+
+/// Both ways between the same two, and one way is left: the other one goes on.
+#[test]
+fn leaving_one_way_does_not_touch_the_other() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(tcp(), 1);
+    let neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
+    // Known twice, by the same address; and it knows us.
+    let again = house.agent.connect(&neighbour.card, PATIENCE).unwrap();
+    house.agent.disconnect(again, PATIENCE).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let mine = Mine::new(&house, true);
+    let route = mine.join(&mut house, &neighbour);
+    mine.fill(4);
+    let tell = Some(notice(COMPARE, sum_of(LENGTH, 4)));
+    let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(house.answer(), 1);
+    house.end(neighbour);
+}
+
+/// What is under way when a peer is left, or the agent is dropped, comes to its end: with success or
+/// an error, and nothing crashes.
+fn leaves_in_the_middle(provider: &str) {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(provider, 1);
+    for is_host in [true, false] {
+        let neighbour = house.neighbour(&format!("far by {provider} 1: host"), &[]);
+        let mine = Mine::new(&house, is_host);
+        let route = mine.join(&mut house, &neighbour);
+        let tokens: Vec<_> = (0..40)
+            .map(|number| match number % 2 {
+                0 => house.agent.put(&route, &WHOLE, None).unwrap(),
+                _ => house.agent.get(&route, &WHOLE, None).unwrap(),
+            })
+            .collect();
+        let _ = house.agent.disconnect(neighbour.peer, std::time::Duration::ZERO);
+        for token in tokens {
+            if let Err(error) = house.agent.wait(token, PATIENCE) {
+                assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            }
+        }
+        assert_eq!(house.agent.under_way(), 0);
+    }
+    let neighbour = house.neighbour(&format!("far by {provider} 1: host"), &[]);
+    let mine = Mine::new(&house, true);
+    let route = mine.join(&mut house, &neighbour);
+    for _ in 0..40 {
+        house.agent.put(&route, &WHOLE, None).unwrap();
+    }
+    drop(house);
+}
+
+#[test]
+fn tcp_is_left_in_the_middle() {
+    leaves_in_the_middle(tcp());
+}
+
+#[test]
+fn rxm_is_left_in_the_middle() {
+    leaves_in_the_middle("tcp;ofi_rxm");
+}
+
+#[test]
+fn shm_is_left_in_the_middle() {
+    leaves_in_the_middle("shm");
+}
+
+/// One that is killed in the middle of much does not hold up others, on a provider that tells nobody.
+fn others_go_on(provider: &str) {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open_far(provider, 1);
+    let role = format!("far by {provider} 1: shared");
+    let mut victim = house.neighbour(&role, &[]);
+    let other = house.neighbour(&role, &[]);
+    for is_host in [true, false] {
+        let mine = Mine::new(&house, is_host);
+        let route = mine.join(&mut house, &victim);
+        let tokens: Vec<_> =
+            (0..60).map(|_| house.agent.put(&route, &WHOLE, None).unwrap()).collect();
+        victim.other.kill();
+        let to_other = mine.join(&mut house, &other);
+        mine.fill(6);
+        let tell = Some(notice(COMPARE, sum_of(LENGTH, 6)));
+        let token = house.agent.put(&to_other, &WHOLE, tell).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!(house.answer(), 1);
+        for token in tokens {
+            let outcome = house.agent.wait(token, PATIENCE);
+            let is_late = outcome.is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded);
+            assert!(!is_late, "it has no end");
+        }
+        // And once more, when the first is known to be lost.
+        mine.fill(8);
+        let tell = Some(notice(COMPARE, sum_of(LENGTH, 8)));
+        let token = house.agent.put(&to_other, &WHOLE, tell).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!(house.answer(), 1);
+        victim = house.neighbour(&role, &[]);
+    }
+    house.end(victim);
+    house.end(other);
+}
+
+#[test]
+fn others_go_on_by_tcp_when_one_is_killed() {
+    others_go_on(tcp());
+}
+
+#[test]
+fn others_go_on_by_shm_when_one_is_killed() {
+    others_go_on("shm");
+}
