@@ -3,10 +3,10 @@
 use fabric::{Caps, EndpointKind, Query};
 use gpu::Block;
 use transfer::path::{Path, Policy, fallbacks};
-use transfer::{Buffer, ErrorKind, HostBuffer, Region, Rights, Route};
+use transfer::{Agent, AgentOptions, Buffer, ErrorKind, HostBuffer, Region, Rights, Route};
 
 use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
-use crate::house::{FILL, House, Neighbour, SUM, WITHDRAW, fill, notice, sum, sum_of};
+use crate::house::{FILL, House, Neighbour, SUM, WITHDRAW, fill, notice, sum, sum_of, with_rails};
 
 pub const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 /// Behind which the other side compares.
@@ -306,24 +306,37 @@ fn garbage_at_a_rail_is_left_aside() {
     house.end(neighbour);
 }
 
-/// Both ways between the same two, and one way is left: the other one goes on.
+/// Two agents know each other both ways, one of them twice: what is left does not touch the rest.
 #[test]
 fn leaving_one_way_does_not_touch_the_other() {
     let Some(_alone) = alone() else { return };
-    let mut house = House::open_far(tcp(), 1);
-    let neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
-    // Known twice, by the same address; and it knows us.
-    let again = house.agent.connect(&neighbour.card, PATIENCE).unwrap();
-    house.agent.disconnect(again, PATIENCE).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    let mine = Mine::new(&house, true);
-    let route = mine.join(&mut house, &neighbour);
-    mine.fill(4);
-    let tell = Some(notice(COMPARE, sum_of(LENGTH, 4)));
-    let token = house.agent.put(&route, &WHOLE, tell).unwrap();
-    house.agent.wait(token, PATIENCE).unwrap();
-    assert_eq!(house.answer(), 1);
-    house.end(neighbour);
+    let start = |label: &str| {
+        let options = AgentOptions::new(label).take_all_for_remote();
+        Agent::start(with_rails(options, tcp(), 1)).unwrap()
+    };
+    let (mut one, mut two) = (start("one"), start("two"));
+    let cards = [&one, &two].map(|agent| agent.card().encode().unwrap());
+    let forth = one.connect(&cards[1], PATIENCE).unwrap();
+    let again = one.connect(&cards[1], PATIENCE).unwrap();
+    let back = two.connect(&cards[0], PATIENCE).unwrap();
+    one.disconnect(again, PATIENCE).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let token = one.notify(forth, notice(1, 1)).unwrap();
+    one.wait(token, PATIENCE).unwrap();
+    one.disconnect(forth, PATIENCE).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    // The other way is still there, and carries bytes.
+    let buffers = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
+    buffers[0].write(0, &numbers(LENGTH, 5)).unwrap();
+    let from = two.register(&buffers[0], Rights::ALL).unwrap();
+    let to = one.register(&buffers[1], Rights::ALL).unwrap();
+    let descriptor = to.descriptor().encode().unwrap();
+    let route = two.join(back, &from, &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let token = two.put(&route, &WHOLE, None).unwrap();
+    two.wait(token, PATIENCE).unwrap();
+    let mut bytes = vec![0; LENGTH as usize];
+    buffers[1].read(0, &mut bytes).unwrap();
+    assert!(bytes == numbers(LENGTH, 5));
 }
 
 /// What is under way when a peer is left, or the agent is dropped, comes to its end: with success or
@@ -373,7 +386,8 @@ fn shm_is_left_in_the_middle() {
     leaves_in_the_middle("shm");
 }
 
-/// One that is killed in the middle of much does not hold up others, on a provider that tells nobody.
+/// One that is killed in the middle of much does not hold up others. (On shm it does: see
+/// docs/providers.md.)
 fn others_go_on(provider: &str) {
     let Some(_alone) = alone() else { return };
     let mut house = House::open_far(provider, 1);
@@ -415,6 +429,6 @@ fn others_go_on_by_tcp_when_one_is_killed() {
 }
 
 #[test]
-fn others_go_on_by_shm_when_one_is_killed() {
-    others_go_on("shm");
+fn others_go_on_by_rxm_when_one_is_killed() {
+    others_go_on("tcp;ofi_rxm");
 }
