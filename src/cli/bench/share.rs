@@ -98,7 +98,7 @@ pub(super) fn of_device(error: gpu::Error) -> Failure {
 
 pub(super) fn of_transfer(error: transfer::Error) -> Failure {
     let exit = match error.kind() {
-        transfer::ErrorKind::NoSuchDevice => Exit::NoProvider,
+        transfer::ErrorKind::NoSuchDevice | transfer::ErrorKind::NoPath => Exit::NoProvider,
         transfer::ErrorKind::DeadlineExceeded => Exit::Deadline,
         _ => Exit::Failed,
     };

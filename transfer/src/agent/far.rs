@@ -92,7 +92,8 @@ impl Track {
 }
 
 impl Far {
-    /// Which of our rails lead to which fabrics of a peer's.
+    /// Which of our rails lead to which fabrics of a peer's: all of the first provider that both
+    /// have, since what is shared out among rails is as fast as the slowest.
     fn pairs(&self, peer: &Peer) -> Vec<(usize, usize)> {
         let mut theirs: Vec<_> = peer.card.fabrics.iter().map(Some).collect();
         let mut pairs = Vec::new();
@@ -100,6 +101,11 @@ impl Far {
             let is_like = |fabric: &Option<&super::FabricAddress>| {
                 fabric.is_some_and(|fabric| fabric.provider == ours.provider)
             };
+            let is_another =
+                |(first, _): &(usize, usize)| self.rails[*first].provider != ours.provider;
+            if pairs.first().is_some_and(is_another) {
+                continue;
+            }
             if let Some(found) = theirs.iter().position(is_like) {
                 theirs[found] = None;
                 pairs.push((rail, found));
@@ -150,7 +156,7 @@ impl Far {
             return Fabric::None { why: why.clone() };
         }
         if self.rails.is_empty() {
-            return Fabric::None { why: "this agent was started without one".to_owned() };
+            return Fabric::None { why: "the agent that asks was started without one".to_owned() };
         }
         let pairs = self.pairs(peer);
         let Some((rail, theirs)) = pairs.first() else {

@@ -16,7 +16,9 @@ use transfer::{Agent, PeerId, Route};
 use links::Watched;
 use raw::Raw;
 use report::{Report, for_people};
-use side::{ANSWER, END, FILL, PROOF, Side, TIMED, Wire, heard, notice, now, read, start, write};
+use side::{
+    ANSWER, END, FILL, FIRST, PROOF, Side, TIMED, Wire, heard, notice, now, read, start, write,
+};
 pub(super) use side::{Target, serve};
 
 use super::histogram::Histogram;
@@ -91,11 +93,13 @@ pub(crate) struct Arguments {
     /// Which paths may be taken: NAME prefers, =NAME requires, ^NAME denies
     #[arg(long, value_name = "LIST", default_value = "")]
     paths: Policy,
-    /// Have a fabric, too: the name of its provider, such as tcp or "tcp;ofi_rxm"
+    /// Have a fabric, too: the name of its provider, such as net (tcp since libfabric 1.18) or
+    /// "tcp;ofi_rxm"
     #[arg(long, value_name = "PROVIDER")]
     fabric: Option<String>,
-    /// Rails of that fabric, each with a domain and a thread
-    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u8).range(1..=8))]
+    /// Rails of that fabric, 1 to 8, each with a domain and a thread; blocks from 8 MiB on are
+    /// shared among them
+    #[arg(long, value_name = "N", default_value = "1", requires = "fabric", value_parser = clap::value_parser!(u8).range(1..=8))]
     rails: u8,
     /// Take each other for remote, so that the bytes go by the fabric
     #[arg(long, requires = "fabric")]
@@ -154,7 +158,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         rails: arguments.rails.into(),
         takes_all_for_remote: arguments.remote,
     };
-    let mut agent = start("the one that begins", &directory, &wire)?;
+    let mut agent = start(FIRST, &directory, &wire)?;
     write(&directory.join("card"), &agent.card().encode().map_err(of_transfer)?)?;
     let side = Side::new(&agent, &from, arguments.memory, length)?;
     let target = Target {
@@ -323,6 +327,8 @@ impl Run {
                 verified,
             },
             peer: to.to_string(),
+            fabric: arguments.fabric.clone(),
+            rails: arguments.fabric.as_ref().map(|_| arguments.rails),
             op: arguments.op,
             memory: arguments.memory,
             batch: arguments.batch,

@@ -12,6 +12,8 @@ pub(super) struct Report {
     #[serde(flatten)]
     pub(super) common: Common,
     pub(super) peer: String,
+    pub(super) fabric: Option<String>,
+    pub(super) rails: Option<u8>,
     pub(super) op: Direction,
     pub(super) memory: Source,
     pub(super) batch: u64,
