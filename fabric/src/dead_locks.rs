@@ -290,12 +290,14 @@ impl Watched {
 
     /// Its process has ended, and did not remove the file if that is still there. A name that is
     /// nobody's but its own (`Info::name_uniquely`) is not used again, so the file may go.
-    fn is_left(&self) {
-        let State::Open(header) = &mut *self.state() else { return };
+    /// False if nobody watches it any more.
+    fn is_left(&self) -> bool {
+        let State::Open(header) = &mut *self.state() else { return false };
         header.process = None;
         if self.name.starts_with(&format!("{}-", header.word(PROCESS_AT))) {
             let _ = std::fs::remove_file(PathBuf::from("/dev/shm").join(&self.name));
         }
+        true
     }
 
     fn give_back(&self) {
@@ -357,7 +359,7 @@ fn run() {
         let wanted = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         ends.push(wanted(guard.bell.as_raw_fd()));
         // A negative descriptor is passed over. One that is closed meanwhile says something, or
-        // another one that has its number does: that costs a look at the locks, and nothing else.
+        // another one that has its number does: nobody watches it then.
         ends.extend(all.iter().map(|one| wanted(one.process().unwrap_or(-1))));
         let wait = if has_died { 0 } else { wait };
         // SAFETY: as many entries as are said, which outlive the call.
@@ -368,8 +370,7 @@ fn run() {
             unsafe { libc::read(guard.bell.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
         }
         for (one, _) in all.iter().zip(&ends[1..]).filter(|(_, end)| end.revents != 0) {
-            one.is_left();
-            has_died = true;
+            has_died |= one.is_left();
         }
         if !has_died {
             continue;
@@ -394,10 +395,16 @@ mod tests {
         path: PathBuf,
         child: Child,
         header: Header,
+        _alone: std::sync::MutexGuard<'static, ()>,
     }
+
+    /// Where tests share a process: the death of one test's child is a reason to look at the locks
+    /// of all.
+    static ALONE: Mutex<()> = Mutex::new(());
 
     impl Fake {
         fn new(test: &str, version: u8) -> Self {
+            let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
             let name = format!("fabric-dead-locks-{test}-{}", std::process::id());
             let path = PathBuf::from("/dev/shm").join(&name);
             let child = Command::new("sleep").arg("100").spawn().unwrap();
@@ -412,7 +419,7 @@ mod tests {
                 assert_eq!(libc::pthread_spin_trylock(header.lock()), 0);
             }
             std::os::unix::fs::FileExt::write_all_at(&header.file, &[version], 0).unwrap();
-            Self { path, child, header }
+            Self { path, child, header, _alone: alone }
         }
 
         fn address(&self) -> Vec<u8> {

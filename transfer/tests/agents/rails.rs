@@ -432,3 +432,42 @@ fn others_go_on_by_tcp_when_one_is_killed() {
 fn others_go_on_by_rxm_when_one_is_killed() {
     others_go_on("tcp;ofi_rxm");
 }
+
+/// Devices that cannot reach each other, and the policy that prefers that they do: the bytes go by
+/// the fabric, and each transfer is counted, with the reason.
+#[test]
+fn without_peer_access_the_preferred_path_is_fallen_back_from() {
+    let Some(_alone) = alone() else { return };
+    if device().name().implementation != gpu::Implementation::StandIn {
+        println!("skipped: only stand-ins can be told not to reach each other");
+        return;
+    }
+    let mut house = House::open_beside(tcp(), 1);
+    let neighbour = house.neighbour(&format!("beside by {} 1: shared", tcp()), &[]);
+    let apart = gpu::stand_in::Behaviour { are_peers: false, ..Default::default() };
+    gpu::stand_in::behave(0, apart);
+    let mine = Mine::new(&house, false);
+    let join = |house: &mut House, policy: &str| {
+        let (policy, descriptor): (Policy, _) = (policy.parse().unwrap(), &neighbour.descriptor);
+        house.agent.join(neighbour.peer, &mine.region, descriptor, &policy, PATIENCE)
+    };
+    let refused = join(&mut house, "=cuda-ipc").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NoPath);
+    assert!(refused.to_string().contains("cannot reach each other"), "{refused}");
+    let route = join(&mut house, "cuda-ipc").unwrap();
+    assert_eq!(route.path(), Path::FabricStaged, "{}", route.choice());
+    let reason = route.fallback().unwrap();
+    let count = || fallbacks().get(reason).copied().unwrap_or_default();
+    assert_eq!(reason, "no-peer-access");
+    let before = count();
+    for round in 1..4 {
+        mine.fill(round);
+        let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
+        let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+        assert_eq!(house.agent.wait(token, PATIENCE).unwrap().path, Some(Path::FabricStaged));
+        assert_eq!(house.answer(), 1, "the other side saw other bytes");
+        assert_eq!(count() - before, round);
+    }
+    gpu::stand_in::behave(0, gpu::stand_in::Behaviour::default());
+    house.end(neighbour);
+}
