@@ -8,8 +8,8 @@ use fabric::{Access, ErrorKind, HostMemory, MemoryRegion, Options, RemoteSlice};
 use super::Case;
 use crate::cells::Cell;
 use crate::ensure;
-use crate::pair::{Checked, check_bytes, patience, pattern};
-use crate::peer::{REGION, meet};
+use crate::pair::{Checked, Side, check_bytes, patience, pattern};
+use crate::peer::{PeerProcess, REGION, meet};
 
 pub const CASES: &[Case] = &[
     Case { name: "write_to_another_process", run: write_to_another_process, leaves_objects: false },
@@ -125,9 +125,9 @@ fn injected_writes_die_with_their_peer(cell: &Cell) -> Checked {
 }
 
 /// Everything can be closed in reasonable time, with operations in flight.
-fn after_death(side: crate::pair::Side, error: &str) -> Checked {
+fn after_death(side: Side, error: &str) -> Checked {
     let started = Instant::now();
-    let crate::pair::Side { endpoint, mut queue, .. } = side;
+    let Side { endpoint, mut queue, .. } = side;
     drop(endpoint);
     while queue.poll().is_some() {}
     ensure!(queue.in_flight() == 0, "{} still in flight after {error}", queue.in_flight());
@@ -137,20 +137,26 @@ fn after_death(side: crate::pair::Side, error: &str) -> Checked {
     Ok(())
 }
 
-/// The peer dies while nothing is under way; the next operations fail, in time.
-fn peer_killed_while_idle(cell: &Cell) -> Checked {
-    let (mut side, mut process, region) = meet(cell)?;
+/// A peer that one write has reached: where it came from, and where it went.
+fn one_write(cell: &Cell) -> Checked<(Side, PeerProcess, MemoryRegion, RemoteSlice)> {
+    let (mut side, process, region) = meet(cell)?;
     let remote = side.domain.attach(&region)?;
     let from = side.domain.register(HostMemory::from_vec(pattern(3, 4096))?, Access::ALL)?;
     let target = remote.slice(0..4096)?;
     let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, 1)?;
     side.queue.complete(write, Duration::from_secs(20))?;
+    Ok((side, process, from, target))
+}
+
+/// The peer dies while nothing is under way; the next operations fail, in time.
+fn peer_killed_while_idle(cell: &Cell) -> Checked {
+    let (side, mut process, from, target) = one_write(cell)?;
     process.kill()?;
     writes_fail(side, &from, &target)
 }
 
 /// Writes to the dead fail within the time that noticing may take, each within its deadline.
-fn writes_fail(mut side: crate::pair::Side, from: &MemoryRegion, to: &RemoteSlice) -> Checked {
+fn writes_fail(mut side: Side, from: &MemoryRegion, to: &RemoteSlice) -> Checked {
     let killed = Instant::now();
     while killed.elapsed() < NOTICE {
         let options = Options::token(0).patience(Duration::from_secs(2));
@@ -170,12 +176,7 @@ fn writes_fail(mut side: crate::pair::Side, from: &MemoryRegion, to: &RemoteSlic
 /// The peer dies at an instant when it holds the lock that its queue has in shared memory, where
 /// the provider has such: those that live get on all the same.
 fn peer_killed_with_its_lock_taken(cell: &Cell) -> Checked {
-    let (mut side, mut process, region) = meet(cell)?;
-    let remote = side.domain.attach(&region)?;
-    let from = side.domain.register(HostMemory::from_vec(pattern(3, 4096))?, Access::ALL)?;
-    let target = remote.slice(0..4096)?;
-    let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, 1)?;
-    side.queue.complete(write, Duration::from_secs(20))?;
+    let (side, mut process, from, target) = one_write(cell)?;
     if !process.kill_while_it_holds_its_lock()? {
         return Err("lacking: no lock in shared memory that the dead could hold".into());
     }
@@ -211,7 +212,7 @@ fn ring_to_the_dead_fails_in_time(cell: &Cell) -> Checked {
         lanes: vec![lane],
     };
     let (peer, timeout) = (side.peer, Duration::from_secs(2));
-    let crate::pair::Side { endpoint, queue, .. } = side;
+    let Side { endpoint, queue, .. } = side;
     let mut port = Port::new(endpoint, queue);
     let (writing, _) = port.accept(peer, &terms, 64 << 10)?;
     let mut message = port.begin(writing, 0, length as u64)?;

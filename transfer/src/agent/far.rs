@@ -12,16 +12,15 @@ use super::notice::Notice;
 use super::operations::Token;
 use super::peer::{CONNECT, Peer, Tie};
 use super::route::{JOIN, Means};
+use super::track::{Track, registration, share_out};
 use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fabric, Operation, Registration};
-use crate::rail::{Bytes, Command, Here, Move, Rail, Report, There, is_reachable};
+use crate::rail::{Bytes, Command, Move, Rail, Report, There, is_reachable};
 use crate::region::{RegionDescriptor, Registered};
 
 /// Notices of a peer that are taken before its rail is told so.
 const TOLD: u64 = 16;
-/// Blocks that are longer are split among rails.
-const WORTH_SPLITTING: u64 = 8 << 20;
 
 /// A peer at one of our rails.
 #[derive(Debug)]
@@ -51,7 +50,8 @@ pub(super) struct Far {
     links: HashMap<u32, Link>,
     next_link: u32,
     next_request: u64,
-    opened: HashMap<u64, Result<()>>,
+    /// The answer to the latest request.
+    opened: Option<Result<()>>,
     shared: HashMap<Token, Shared>,
     /// Operations under way, by peer.
     under_way: HashMap<u32, usize>,
@@ -60,35 +60,6 @@ pub(super) struct Far {
     joining: Option<u32>,
     postponed: Vec<(Ticket, Result<()>)>,
     reports: VecDeque<Report>,
-}
-
-/// One rail's part of a route.
-#[derive(Debug)]
-pub(super) struct Track {
-    link: u32,
-    rail: usize,
-    there: There,
-}
-
-impl Track {
-    /// Where our bytes are for this rail, as long as the region is not withdrawn. Asked each time: a
-    /// route that had the registration itself would keep it open to peers.
-    fn here(&self, local: &Registered) -> Result<Here> {
-        match (local.memory(self.rail), &local.buffer) {
-            (Some(memory), _) => Ok(Here::Registered(memory)),
-            (None, crate::Buffer::Device(memory)) if !is_reachable(&local.buffer) => {
-                Ok(Here::Device(memory.clone()))
-            }
-            (None, _) if local.is_withdrawn() => {
-                Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
-            }
-            (None, crate::Buffer::Device(memory)) => Ok(Here::Device(memory.clone())),
-            (None, crate::Buffer::Host(_)) => {
-                let detail = "the fabric does not take this memory of the host";
-                Err(Error::new(JOIN, ErrorKind::NoPath, detail))
-            }
-        }
-    }
 }
 
 impl Far {
@@ -236,30 +207,6 @@ impl Far {
             self.rails[rail].line.tell(Command::Taken { session, notices });
         }
     }
-
-    /// Which rail copies which blocks: long ones are cut, short ones go to who has least.
-    fn share_out(blocks: &[Block], rails: usize) -> Vec<VecDeque<Block>> {
-        let mut shares = vec![(0_u64, VecDeque::new()); rails];
-        for block in blocks {
-            let parts = if block.length >= WORTH_SPLITTING { rails as u64 } else { 1 };
-            for part in 0..parts {
-                let start = block.length / parts * part;
-                let end = if part + 1 == parts {
-                    block.length
-                } else {
-                    block.length / parts * (part + 1)
-                };
-                let Some(share) = shares.iter_mut().min_by_key(|(bytes, _)| *bytes) else { break };
-                share.0 += end - start;
-                share.1.push_back(Block {
-                    to: block.to + start,
-                    from: block.from + start,
-                    length: end - start,
-                });
-            }
-        }
-        shares.into_iter().map(|(_, blocks)| blocks).collect()
-    }
 }
 
 impl Agent {
@@ -389,14 +336,14 @@ impl Agent {
         stages: bool,
         end: Instant,
     ) -> Result<()> {
-        self.far.opened.clear();
+        self.far.opened = None;
         self.far.next_request += 1;
         let request = self.far.next_request;
         let (region, ticket) = (remote.number, remote.ticket);
         self.far.tell(link, Command::Open { link, request, region, ticket, stages });
         loop {
             self.hear();
-            if let Some(outcome) = self.far.opened.remove(&request) {
+            if let Some(outcome) = self.far.opened.take() {
                 return outcome;
             }
             if Instant::now() >= end {
@@ -420,7 +367,7 @@ impl Agent {
         // A peer with which memory is shared is told by that.
         let mut notice = ticket.notice.take_if(|_| is_far);
         *self.far.under_way.entry(ticket.peer).or_default() += 1;
-        let shares = Far::share_out(blocks, tracks.len());
+        let shares = share_out(blocks, tracks.len());
         let busy: Vec<_> =
             tracks.iter().zip(shares).filter(|(_, blocks)| !blocks.is_empty()).collect();
         if busy.len() > 1 {
@@ -508,7 +455,7 @@ impl Agent {
             Report::Opened { request, outcome } => {
                 // One that nobody waits for any more is of no use.
                 if request == self.far.next_request {
-                    self.far.opened.insert(request, outcome);
+                    self.far.opened = Some(outcome);
                 }
             }
             Report::Done { ticket, outcome } if self.far.joining == Some(ticket.peer) => {
@@ -525,14 +472,9 @@ impl Agent {
                     link.lost = Some(why);
                 }
             }
-            Report::Joined { from, label } => {
-                self.events.push_back((Event::Joined { from, label }, None));
-            }
+            Report::Happened(event) => self.events.push_back((event, None)),
             Report::Notice { session, from, notice } => {
                 self.events.push_back((Event::Notice { from, notice }, Some((rail, session))));
-            }
-            Report::Left { from, label, is_dead } => {
-                self.events.push_back((Event::Left { from, label, is_dead }, None));
             }
         }
     }
@@ -568,57 +510,6 @@ impl Agent {
             _ => {
                 let label = self.label(ticket.peer);
                 self.operations.finish(ticket.token, outcome.map_err(|error| error.with(label)));
-            }
-        }
-    }
-}
-
-/// Memory of a device is not registered, whatever the provider offers: what is known of providers
-/// that take it (shm of libfabric 2.1 with CUDA) is that they complete writes before the data is
-/// there. [`crate::rail::is_reachable`] is where that is decided; this says so.
-fn registration(is_registered: bool, is_device: bool, takes_devices: bool) -> Registration {
-    match (is_registered, is_device, takes_devices) {
-        (true, ..) => Registration::Works,
-        (false, true, true) => Registration::NotSafe,
-        (false, true, false) => Registration::NotOffered,
-        (false, false, _) => Registration::Refused,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_provider_that_takes_memory_of_devices_is_not_believed() {
-        assert_eq!(registration(false, true, true), Registration::NotSafe);
-        assert_eq!(registration(false, true, false), Registration::NotOffered);
-        assert_eq!(registration(false, false, true), Registration::Refused);
-        assert_eq!(registration(true, false, false), Registration::Works);
-    }
-
-    #[test]
-    fn rails_share_all_bytes_once_and_about_equally() {
-        let block = |to, length| Block { to, from: to, length };
-        let many: Vec<_> = (0..100).map(|n| block(n << 20, 1 << 16)).collect();
-        let one = [block(0, (64 << 20) + 1)];
-        for (blocks, rails) in [(&many[..], 3), (&one[..], 3), (&one[..], 1), (&many[..1], 4)] {
-            let shares = Far::share_out(blocks, rails);
-            assert_eq!(shares.len(), rails);
-            let bytes: Vec<u64> =
-                shares.iter().map(|share| share.iter().map(|b| b.length).sum()).collect();
-            let all: u64 = blocks.iter().map(|block| block.length).sum();
-            assert_eq!(bytes.iter().sum::<u64>(), all);
-            if blocks.len() >= rails {
-                let (most, least) = (bytes.iter().max(), bytes.iter().min());
-                assert!(most.unwrap() - least.unwrap() <= 1 << 16, "{bytes:?}");
-            }
-            let mut parts: Vec<_> = shares.into_iter().flatten().collect();
-            parts.sort_by_key(|part| part.to);
-            let mut ends = 0;
-            for part in parts {
-                assert!(part.to >= ends && part.length > 0);
-                ends = part.to + part.length;
             }
         }
     }

@@ -19,6 +19,7 @@ mod progress;
 mod protocol;
 mod reception;
 mod route;
+mod track;
 mod visit;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

@@ -6,8 +6,8 @@ use std::time::Instant;
 use gpu::{Device, DeviceName, Implementation, Memory, PeerAccess, Slice, Uuid};
 
 use super::Agent;
-use super::far::Track;
 use super::peer::{Peer, Tie};
+use super::track::Track;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::path::{Choice, Fabric, Facts, Locality, Operation, Path, Policy, Reach, choose};

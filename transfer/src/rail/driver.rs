@@ -1,20 +1,21 @@
 //! The thread of a rail: it owns the endpoint, posts, polls, and passes on what it hears.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use fabric::{
     Access, Address, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint,
-    HostMemory, MemoryRegion, MrMode, Options, Outcome, Peer, QueueOptions, Waiting, Waker,
+    HostMemory, MemoryRegion, MrMode, Outcome, Peer, QueueOptions, Waiting, Waker,
 };
 
 use super::guest::{Flying, Moving};
-use super::host::{Errand, Guest, LEFT, Retiring};
+use super::host::{Errand, Guest, Retiring};
 use super::links::Link;
 use super::message::{For, LONGEST, Message};
 use super::own::OwnUse;
+use super::post::{Posted, Unsent};
 use super::staging::{Copies, Slots};
 use super::{Command, Report, START, Settings, Shared, lock};
 use crate::agent::Home;
@@ -23,12 +24,6 @@ use crate::error::{Error, ErrorKind, Result};
 /// Messages that can be on their way to us before we look.
 const RECEIVES: usize = 64;
 const SENDS: usize = 64;
-/// Of those, what may be on its way to one; and what may wait to be sent to one, who asks and does
-/// not listen.
-const MOST_SENDING: usize = 8;
-const MOST_WAITING: usize = 512;
-/// How long a last word to one that is nobody here may wait.
-const LAST_WORD: Duration = Duration::from_secs(1);
 /// Failures of the queue itself, without a success between them, after which it is of no use.
 const MOST_FAILURES: u32 = 1000;
 /// How often it is looked whether peers are there.
@@ -50,22 +45,6 @@ pub(super) enum Party {
     Guest(u64),
     /// One that was refused.
     Nobody,
-}
-
-/// What was posted.
-#[derive(Debug, Clone, Copy)]
-enum Posted {
-    Receive(usize),
-    Send(usize, Party, Peer),
-    Data(u64, Peer),
-}
-
-/// A message that waits to be sent.
-pub(super) struct Unsent {
-    pub(super) to: Party,
-    peer: Peer,
-    bytes: Vec<u8>,
-    since: Instant,
 }
 
 /// Whether the other side of a session is there.
@@ -107,18 +86,18 @@ pub(super) struct Driver {
     pub(super) addresses: AddressVector,
     pub(super) domain: Domain,
     address: Vec<u8>,
-    uses_tags: bool,
+    pub(super) uses_tags: bool,
     pub(super) home: Arc<Home>,
     pub(super) shared: Arc<Shared>,
-    inbox: MemoryRegion,
-    outbox: MemoryRegion,
-    posted: Vec<Option<Posted>>,
-    free_posts: Vec<usize>,
-    free_sends: Vec<usize>,
+    pub(super) inbox: MemoryRegion,
+    pub(super) outbox: MemoryRegion,
+    pub(super) posted: Vec<Option<Posted>>,
+    pub(super) free_posts: Vec<usize>,
+    pub(super) free_sends: Vec<usize>,
     pub(super) waiting: VecDeque<Unsent>,
     /// Sessions that each peer's address is used by. It is removed when there is none, and nothing
     /// is under way to it: providers look at it until then.
-    peers: HashMap<Peer, usize>,
+    pub(super) peers: HashMap<Peer, usize>,
     failures: u32,
     next_look: Instant,
     pub(super) next_rouse: Instant,
@@ -145,8 +124,10 @@ pub(super) struct Driver {
     pub(super) guests: HashMap<u64, Guest>,
     pub(super) errands: HashMap<u64, Errand>,
     pub(super) retiring: HashMap<u64, Retiring>,
-    /// What guests left that may still be written to, and since when.
-    pub(super) left_behind: Vec<(Option<Instant>, Retiring)>,
+    /// What guests left that may still be written to, and until when it is kept.
+    pub(super) left_behind: VecDeque<(Instant, Retiring)>,
+    /// Regions that guests had opened which are gone, the same.
+    pub(super) haunted: HashMap<u64, Instant>,
 }
 
 impl Driver {
@@ -212,7 +193,8 @@ impl Driver {
             guests: HashMap::new(),
             errands: HashMap::new(),
             retiring: HashMap::new(),
-            left_behind: Vec::new(),
+            left_behind: VecDeque::new(),
+            haunted: HashMap::new(),
         };
         for buffer in 0..RECEIVES {
             driver.receive(buffer).map_err(of_fabric)?;
@@ -236,171 +218,6 @@ impl Driver {
     pub(super) fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
-    }
-
-    // ------------------------------------------------------------------- posting
-
-    fn post(&mut self, posted: Posted) -> u64 {
-        let place = self.free_posts.pop().unwrap_or_else(|| {
-            self.posted.push(None);
-            self.posted.len() - 1
-        });
-        self.posted[place] = Some(posted);
-        place as u64
-    }
-
-    fn posted(&mut self, token: u64) -> Option<Posted> {
-        let posted = self.posted.get_mut(token as usize)?.take()?;
-        self.free_posts.push(token as usize);
-        Some(posted)
-    }
-
-    fn receive(&mut self, buffer: usize) -> fabric::Result<()> {
-        let slice = self.inbox.slice(buffer * LONGEST..(buffer + 1) * LONGEST)?;
-        let token = self.post(Posted::Receive(buffer));
-        let options = Options::token(token);
-        let posted = if self.uses_tags {
-            let any = (0, u64::MAX);
-            self.endpoint.receive_tagged(&mut self.queue, None, &slice, any, options)
-        } else {
-            self.endpoint.receive(&mut self.queue, &slice, options)
-        };
-        posted.map(drop).inspect_err(|_| {
-            self.posted(token);
-        })
-    }
-
-    /// Says something to the other side of a session.
-    pub(super) fn say(&mut self, to: Party, message: &Message) {
-        let found = match to {
-            Party::Link(link) => self.links.get(&link).map(|link| (link.peer, link.session)),
-            Party::Guest(session) => self.guests.get(&session).map(|guest| (guest.peer, session)),
-            Party::Nobody => None,
-        };
-        if let Some((peer, session)) = found {
-            self.say_to(to, peer, message.encode(session));
-        }
-    }
-
-    pub(super) fn say_to(&mut self, to: Party, peer: Peer, bytes: Vec<u8>) {
-        if bytes.len() > LONGEST {
-            return tracing::warn!(length = bytes.len(), "a message too long to be sent");
-        }
-        if self.waiting.iter().filter(|waiting| waiting.peer == peer).count() >= MOST_WAITING {
-            return self.lose(to, "it does not take what is sent to it");
-        }
-        self.waiting.push_back(Unsent { to, peer, bytes, since: Instant::now() });
-        self.flush();
-    }
-
-    /// Sends what waits, in order for each peer. One that cannot be sent to now does not
-    /// hold up others.
-    fn flush(&mut self) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let mut sending: HashMap<Peer, usize> = HashMap::new();
-        for posted in self.posted.iter().flatten() {
-            if let Posted::Send(_, _, peer) = posted {
-                *sending.entry(*peer).or_default() += 1;
-            }
-        }
-        let mut stuck: HashSet<Peer> = HashSet::new();
-        let mut at = 0;
-        while at < self.waiting.len() && !self.free_sends.is_empty() {
-            let Unsent { to, peer, .. } = self.waiting[at];
-            let count = sending.entry(peer).or_default();
-            if *count >= MOST_SENDING || stuck.contains(&peer) {
-                at += 1;
-                continue;
-            }
-            match self.send(at) {
-                Ok(()) => {
-                    *count += 1;
-                    self.waiting.remove(at);
-                }
-                Err(error) if error.kind() == fabric::ErrorKind::WouldBlock => {
-                    stuck.insert(peer);
-                }
-                Err(error) => {
-                    self.waiting.remove(at);
-                    self.lose(to, &error.to_string());
-                    at = 0;
-                }
-            }
-        }
-    }
-
-    fn send(&mut self, at: usize) -> fabric::Result<()> {
-        let Unsent { to, peer, bytes, .. } = &self.waiting[at];
-        let (to, peer) = (*to, *peer);
-        let Some(buffer) = self.free_sends.last().copied() else { return Ok(()) };
-        self.outbox.write(buffer * LONGEST, bytes)?;
-        let slice = self.outbox.slice(buffer * LONGEST..buffer * LONGEST + bytes.len())?;
-        let token = self.post(Posted::Send(buffer, to, peer));
-        let options = Options::token(token).patience(Duration::ZERO);
-        let sent = if self.uses_tags {
-            self.endpoint.send_tagged(&mut self.queue, peer, &slice, 0, None, options)
-        } else {
-            self.endpoint.send(&mut self.queue, peer, &slice, options)
-        };
-        match sent {
-            Ok(_) => {
-                self.free_sends.pop();
-                Ok(())
-            }
-            Err(error) => {
-                self.posted(token);
-                Err(error)
-            }
-        }
-    }
-
-    /// The peer of an address, used by one session more.
-    pub(super) fn enter_peer(&mut self, address: &Address) -> fabric::Result<Peer> {
-        let peer = self.addresses.insert(address)?;
-        *self.peers.entry(peer).or_default() += 1;
-        Ok(peer)
-    }
-
-    /// One session less uses it.
-    pub(super) fn leave_peer(&mut self, peer: Peer) {
-        if let Some(users) = self.peers.get_mut(&peer) {
-            *users = users.saturating_sub(1);
-        }
-    }
-
-    /// Removes addresses that nobody uses any more.
-    fn sweep_peers(&mut self, now: Instant) {
-        self.waiting
-            .retain(|waiting| waiting.to != Party::Nobody || now - waiting.since < LAST_WORD);
-        // A provider that stays on the machine answers peers by what it knows of them, also those
-        // that nobody here hears of any more.
-        if !self.domain.capabilities().reaches_other_machines {
-            return;
-        }
-        let unused = self.peers.iter().filter(|(_, users)| **users == 0);
-        let unused: Vec<_> = unused.map(|(peer, _)| *peer).collect();
-        for peer in unused {
-            let is_used = self.waiting.iter().any(|waiting| waiting.peer == peer)
-                || self.posted.iter().flatten().any(|posted| match posted {
-                    Posted::Send(_, _, to) | Posted::Data(_, to) => *to == peer,
-                    Posted::Receive(_) => false,
-                });
-            if !is_used {
-                self.peers.remove(&peer);
-                let _ = self.addresses.remove(peer);
-            }
-        }
-    }
-
-    /// A token for a one-sided operation; [`unpost`](Self::unpost) it if that was not posted.
-    pub(super) fn post_data(&mut self, chunk: u64, peer: Peer) -> u64 {
-        self.post(Posted::Data(chunk, peer))
-    }
-
-    pub(super) fn unpost(&mut self, token: u64) {
-        self.posted(token);
     }
 
     // ------------------------------------------------------------------- hearing
@@ -475,14 +292,18 @@ impl Driver {
                 let party = self.party(session);
                 match message {
                     Message::Ping { number } => self.say(party, &Message::Pong { number }),
-                    Message::Bye => self.lose(party, LEFT),
+                    Message::Bye => match party {
+                        Party::Guest(session) => self.guest_leaves(session),
+                        Party::Link(link) => self.lose_link(link, "it left"),
+                        Party::Nobody => {}
+                    },
                     _ => {}
                 }
             }
         }
     }
 
-    /// Who has this session; it was heard of just now.
+    /// Whom a session is with. That one was heard of.
     fn party(&mut self, session: u64) -> Party {
         if let Some(guest) = self.guests.get_mut(&session) {
             guest.presence.is_heard();

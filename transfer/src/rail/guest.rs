@@ -7,6 +7,7 @@ use fabric::{Options, TransferFlags};
 use super::driver::{Driver, Party};
 use super::flow::{Course, Flow, Part, Stage};
 use super::host::AWAKE;
+use super::links::withdrawn;
 use super::message::{Chunk, Message};
 use super::staging::{SLOT, Slots, part};
 use super::{Bytes, Here, Move, Report};
@@ -63,9 +64,8 @@ impl Driver {
             return;
         }
         self.next_rouse = now + AWAKE / 2;
-        let mut busy: Vec<_> = self.moves.values().map(|moving| moving.link).collect();
-        busy.sort_unstable();
-        busy.dedup();
+        let busy = self.links.iter().filter(|(_, link)| link.flying > 0);
+        let busy: Vec<_> = busy.map(|(number, _)| *number).collect();
         for link in busy {
             self.say(Party::Link(link), &Message::Rouse);
         }
@@ -125,8 +125,8 @@ impl Driver {
         } else {
             self.pending.insert(key);
         }
-        self.rouse_hosts();
         self.advance();
+        self.rouse_hosts();
     }
 
     fn slots_of(&self, generation: u32) -> Option<&Slots> {
@@ -406,8 +406,4 @@ impl Driver {
             self.say(Party::Link(number), &message);
         }
     }
-}
-
-fn withdrawn() -> Error {
-    Error::new("transfer", ErrorKind::Stale, "the region was withdrawn")
 }

@@ -11,15 +11,19 @@ use super::driver::{Driver, Party, Presence};
 use super::message::{Chunk, Message};
 use super::staging::{SLOT, SLOTS, part};
 use super::{Report, lock};
-use crate::agent::{Notice, Refusal};
+use crate::agent::{Event, Notice, Refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::region::{Buffer, Registered, Rights};
 
-/// Why one is gone that said so.
-pub(super) const LEFT: &str = "it left";
-/// How long memory is kept that one left which said so: until what it wrote before has landed.
-const BEHIND: Duration = Duration::from_secs(1);
+/// How long memory is kept that a guest had been given or shown, and left: until what it wrote before
+/// it said so has landed; or, where it did not say so, until it is not likely to come back, since what
+/// it had begun would come back with it.
+const AFTER_LEAVING: Duration = Duration::from_secs(1);
+const AFTER_A_LOSS: Duration = Duration::from_secs(60);
+/// And of how many: then the oldest goes. Guests that come and are killed, one after the other, do not
+/// keep the next from being served.
+const MOST_LEFT_BEHIND: usize = 128;
 const MOST_GUESTS: usize = 1024;
 /// Guests that may have staging memory: half a gibibyte in all.
 const MOST_STAGING: usize = 64;
@@ -148,32 +152,52 @@ impl Driver {
             taken: 0,
         };
         self.guests.insert(session, guest);
-        self.tell(Report::Joined { from, label });
+        self.tell(Report::Happened(Event::Joined { from, label }));
         let welcome = Message::Welcome { label: self.home.label.clone(), may_send: WINDOW };
         self.say(Party::Guest(session), &welcome);
     }
 
     pub(super) fn lose_guest(&mut self, session: u64, why: &str) {
+        self.end_guest(session, AFTER_A_LOSS, why);
+    }
+
+    /// It said so.
+    pub(super) fn guest_leaves(&mut self, session: u64) {
+        self.end_guest(session, AFTER_LEAVING, "it left");
+    }
+
+    fn end_guest(&mut self, session: u64, keep: Duration, why: &str) {
         let Some(guest) = self.guests.remove(&session) else { return };
         tracing::debug!(label = guest.label, why, "a guest is gone");
+        let until = Instant::now() + keep;
         self.forget_waiting(Party::Guest(session));
-        let has_left = why == LEFT;
         for region in &guest.opened {
-            // One that did not say so may come back, and with it what it had begun: whoever withdraws
-            // does not wait for that, but the memory is nobody else's while this rail runs.
-            if let Some(retiring) = self.retiring.get(region).filter(|_| !has_left) {
-                self.left_behind.push((None, retiring.clone()));
+            let haunted = self.haunted.entry(*region).or_insert(until);
+            *haunted = until.max(*haunted);
+            if let Some(retiring) = self.retiring.get(region).cloned() {
+                self.leave_behind(until, retiring);
             }
             self.is_released(*region, session);
         }
-        let is_dead = !has_left;
-        self.tell(Report::Left { from: guest.identity, label: guest.label, is_dead });
+        let is_dead = keep == AFTER_A_LOSS;
+        self.tell(Report::Happened(Event::Left {
+            from: guest.identity,
+            label: guest.label,
+            is_dead,
+        }));
         if let Some((buffer, memory)) = guest.staging {
             let (buffer, memory) = (Buffer::Host(buffer), Some(memory));
             let retiring = Retiring { at_it: HashSet::new(), _memory: memory, _buffer: buffer };
-            self.left_behind.push((has_left.then(Instant::now), retiring));
+            self.leave_behind(until, retiring);
         }
         self.leave_peer(guest.peer);
+    }
+
+    fn leave_behind(&mut self, until: Instant, what: Retiring) {
+        if self.left_behind.len() >= MOST_LEFT_BEHIND {
+            self.left_behind.pop_front();
+        }
+        self.left_behind.push_back((until, what));
     }
 
     pub(super) fn look_after_guests(&mut self, now: Instant) {
@@ -190,14 +214,19 @@ impl Driver {
         for session in asked {
             self.say(Party::Guest(session), &Message::Ping { number: 0 });
         }
-        self.left_behind.retain(|(since, _)| since.is_none_or(|since| now - since < BEHIND));
+        self.left_behind.retain(|(until, _)| now < *until);
+        self.haunted.retain(|_, until| now < *until);
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_staging(&self, session: u64) -> bool {
+        self.guests.get(&session).is_some_and(|guest| guest.staging.is_some())
     }
 
     fn staging(&mut self, session: u64) -> Result<Vec<u8>> {
         let operation = "give staging memory";
         let of_fabric = |error| Error::of_fabric(operation, error);
-        let given = self.guests.values().filter(|guest| guest.staging.is_some()).count()
-            + self.left_behind.len();
+        let given = self.guests.values().filter(|guest| guest.staging.is_some()).count();
         let known = self.guests.get(&session).and_then(|guest| guest.staging.as_ref());
         if let Some((_, memory)) = known {
             return Ok(memory.describe().map_err(of_fabric)?.encode());
@@ -336,7 +365,12 @@ impl Driver {
         for session in &at_it {
             self.say(Party::Guest(*session), &Message::Withdrawn { region });
         }
-        self.retiring.insert(region, Retiring { at_it, _memory: memory, _buffer: buffer });
+        let retiring = Retiring { at_it, _memory: memory, _buffer: buffer };
+        // Whoever withdraws it does not wait for one that was lost, but the memory is nobody else's.
+        if let Some(until) = self.haunted.remove(&region) {
+            self.leave_behind(until, retiring.clone());
+        }
+        self.retiring.insert(region, retiring);
         self.finish_retiring();
     }
 

@@ -29,7 +29,6 @@ pub(super) struct TheirSlots {
 /// What was asked of a host.
 #[derive(Debug)]
 struct Asked {
-    region: u64,
     stages: bool,
 }
 
@@ -42,7 +41,7 @@ pub(super) struct Link {
     /// Until when it may take to say welcome; None when it did.
     meets_until: Option<Instant>,
     asked: HashMap<u64, Asked>,
-    /// Regions that it said are there, and those of them that it withdrew.
+    /// Regions that it was asked for, and those of them that it withdrew.
     opened: HashSet<u64>,
     pub(super) withdrawn: HashSet<u64>,
     pub(super) slots: Option<TheirSlots>,
@@ -118,7 +117,9 @@ impl Driver {
             let outcome = Err(Error::new("open a region", ErrorKind::Closed, "it is not there"));
             return self.tell(Report::Opened { request, outcome });
         };
-        link.asked.insert(request, Asked { region, stages });
+        // From now on it may say that it withdrew it, in whatever order that comes.
+        link.opened.insert(region);
+        link.asked.insert(request, Asked { stages });
         self.say(Party::Link(number), &Message::Open { request, region, ticket });
     }
 
@@ -236,19 +237,18 @@ impl Driver {
                 self.tell(Report::Opened { request, outcome });
             }
             Message::Opened { request } => match link.asked.get(&request) {
-                Some(Asked { stages: true, .. }) if link.slots.is_none() => {
+                Some(Asked { stages: true }) if link.slots.is_none() => {
                     self.say(Party::Link(number), &Message::Stage { request });
                 }
-                Some(Asked { region, .. }) => {
-                    link.opened.insert(*region);
+                Some(_) => {
                     link.asked.remove(&request);
                     self.tell(Report::Opened { request, outcome: Ok(()) });
                 }
                 None => {}
             },
-            Message::Staging { request, slots, slot_length, memory } => {
-                let Some(asked) = link.asked.remove(&request) else { return };
-                link.opened.insert(asked.region);
+            Message::Staging { request, slots, slot_length, memory }
+                if link.asked.remove(&request).is_some() =>
+            {
                 let outcome = self.take_staging(number, slots, slot_length, &memory);
                 self.tell(Report::Opened { request, outcome });
             }
@@ -322,6 +322,6 @@ impl Driver {
     }
 }
 
-fn withdrawn() -> Error {
+pub(super) fn withdrawn() -> Error {
     Error::new("transfer", ErrorKind::Stale, "the region was withdrawn")
 }

@@ -14,6 +14,7 @@ mod links;
 mod memory;
 mod message;
 mod own;
+mod post;
 mod staging;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 use fabric::{Caps, Domain, MemoryRegion, MrMode, Offer, RemoteMemory, Waker};
 use gpu::{Block, Memory};
 
-use crate::agent::{FabricAddress, Home, Notice, Ticket};
+use crate::agent::{Event, FabricAddress, Home, Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 use crate::region::{Buffer, Registered, Rights};
@@ -158,19 +159,12 @@ pub(crate) enum Report {
         link: u32,
         why: String,
     },
-    Joined {
-        from: [u8; 16],
-        label: String,
-    },
+    /// A guest came, or is gone.
+    Happened(Event),
     Notice {
         session: u64,
         from: [u8; 16],
         notice: Notice,
-    },
-    Left {
-        from: [u8; 16],
-        label: String,
-        is_dead: bool,
     },
 }
 

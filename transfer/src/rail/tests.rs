@@ -9,7 +9,7 @@ use super::driver::{Driver, Party};
 use super::message::{Chunk, Message};
 use super::staging::{SLOT, SLOTS};
 use super::{Report, Settings, Shared, lock};
-use crate::agent::{Home, Notice, Refusal};
+use crate::agent::{Event, Home, Notice, Refusal};
 use crate::error::ErrorKind;
 use crate::host::HostBuffer;
 use crate::region::{Region, Rights};
@@ -81,7 +81,8 @@ fn who_looks_for_another_agent_is_not_let_in() {
     world.hello(SESSION, world.home.identity);
     assert!(world.has_guest());
     let joined = lock(&world.shared.reports);
-    let joined = joined.iter().filter(|report| matches!(report, Report::Joined { .. }));
+    let joined =
+        joined.iter().filter(|report| matches!(report, Report::Happened(Event::Joined { .. })));
     assert_eq!(joined.count(), 1, "said again");
 }
 
@@ -206,4 +207,42 @@ fn what_is_said_to_guests_that_are_none_is_left_aside() {
         world.driver.guest_hears(SESSION, message);
     }
     assert!(lock(&world.shared.reports).is_empty());
+}
+
+/// Guests that are killed, one after the other, leave memory behind that they may still write to. That
+/// has an end, and the next one is served.
+#[test]
+fn staging_is_given_however_many_guests_were_lost() {
+    let mut world = World::new();
+    let region = world.region(Rights::ALL);
+    let (number, ticket) = (region.descriptor().number, region.descriptor().ticket);
+    for session in 0..300 {
+        world.hello(session, world.home.identity);
+        world.driver.host_hears(session, Message::Open { request: 1, region: number, ticket });
+        world.driver.host_hears(session, Message::Stage { request: 2 });
+        assert!(world.driver.has_staging(session), "guest {session}");
+        world.driver.lose(Party::Guest(session), "it does not answer any more");
+    }
+    assert!(world.driver.left_behind.len() <= 128);
+    // What one that was lost may still write to is kept when it is withdrawn, and that does not wait.
+    let before = world.driver.left_behind.back().unwrap().0;
+    world.driver.retire(number, None, region.buffer().clone());
+    assert!(!lock(&world.shared.retiring).contains_key(&number));
+    assert_eq!(world.driver.left_behind.back().unwrap().0, before);
+}
+
+/// A withdrawal may overtake the answer to the question.
+#[test]
+fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
+    let mut world = World::new();
+    let patience = std::time::Duration::from_secs(5);
+    let address = fabric::Address(world.driver.address().to_vec());
+    world.driver.meet(3, world.home.identity, address, patience);
+    let session = world.driver.links[&3].session;
+    let welcome = Message::Welcome { label: String::new(), may_send: 1 };
+    world.driver.guest_hears(session, welcome);
+    world.driver.open(3, 1, (77, 5), true);
+    world.driver.guest_hears(session, Message::Withdrawn { region: 78 });
+    world.driver.guest_hears(session, Message::Withdrawn { region: 77 });
+    assert_eq!(world.driver.links[&3].withdrawn.iter().collect::<Vec<_>>(), [&77]);
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, EndpointKind, Query};
-use gpu::{Device, Memory, stand_in};
+use gpu::{Block, Device, Memory, stand_in};
 use transfer::path::Policy;
-use transfer::{Agent, AgentOptions, Event, Notice, PeerId, Region, Rights, Route};
+use transfer::{Agent, AgentOptions, Buffer, Event, Notice, PeerId, Region, Rights, Route};
 
 use crate::common::{LENGTH, Other, PATIENCE, device, next_device, numbers, start};
 
@@ -40,6 +40,36 @@ pub fn fill(memory: &Memory, length: u64, first: u64) {
 pub fn sum(memory: &Memory, length: u64) -> u64 {
     let stream = memory.mapped_for().stream().unwrap();
     stream.checksum(&memory.slice(0, length).unwrap(), PATIENCE).unwrap()
+}
+
+/// All of a buffer, of whatever kind.
+pub fn fill_buffer(buffer: &Buffer, first: u64) {
+    match buffer {
+        Buffer::Device(memory) => fill(memory, LENGTH, first),
+        Buffer::Host(host) => host.write(0, &numbers(LENGTH, first as u32)).unwrap(),
+    }
+}
+
+pub fn sum_of_buffer(buffer: &Buffer) -> u64 {
+    match buffer {
+        Buffer::Device(memory) => sum(memory, LENGTH),
+        Buffer::Host(host) => {
+            let mut bytes = vec![0; LENGTH as usize];
+            host.read(0, &mut bytes).unwrap();
+            gpu::checksum(&bytes)
+        }
+    }
+}
+
+/// All of it in blocks of so many bytes, the last first.
+pub fn blocks_of(length: u64) -> Vec<Block> {
+    (0..LENGTH.div_ceil(length))
+        .rev()
+        .map(|number| {
+            let at = number * length;
+            Block { to: at, from: at, length: length.min(LENGTH - at) }
+        })
+        .collect()
 }
 
 pub fn sum_of(length: u64, first: u64) -> u64 {

@@ -7,7 +7,7 @@ use transfer::path::{Operation, Path, Policy, bytes_by, metrics};
 use transfer::{Agent, AgentOptions, ErrorKind, Event, HostBuffer, Notice, Rights};
 
 use crate::common::{Ground, LENGTH, PATIENCE, alone, device, numbers};
-use crate::house::{FILL, House, SUM, fill, notice, sum, sum_of};
+use crate::house::{FILL, House, SUM, blocks_of, fill, notice, sum, sum_of};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 /// Behind which the other side compares.
@@ -37,13 +37,7 @@ fn exchange(house: &mut House, role: &str, by_way_of: &[&str], path: Path) {
     house.agent.wait(token, PATIENCE).unwrap();
     assert_eq!(sum(&house.memory, LENGTH), sum_of(LENGTH, 77));
     // There again, in blocks of 1 000 bytes, the last first, by every means.
-    let blocks: Vec<_> = (0..LENGTH.div_ceil(1000))
-        .rev()
-        .map(|number| {
-            let at = number * 1000;
-            Block { to: at, from: at, length: 1000.min(LENGTH - at) }
-        })
-        .collect();
+    let blocks = blocks_of(1000);
     for (round, by) in [BlocksBy::Best, BlocksBy::Loop, BlocksBy::Kernel].into_iter().enumerate() {
         let first = 1000 + round as u64;
         fill(&house.memory, LENGTH, first);

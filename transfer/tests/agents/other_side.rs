@@ -3,10 +3,10 @@
 use gpu::{Allocator, Device, stand_in};
 use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
-use crate::common::{LENGTH, PATIENCE, numbers, place, role};
+use crate::common::{LENGTH, PATIENCE, place, role};
 use crate::house::{
-    ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill, notice, other_device, read, sum, with_rails,
-    write,
+    ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill_buffer, notice, other_device, read,
+    sum_of_buffer, with_rails, write,
 };
 
 /// Memory of its own, by role.
@@ -49,21 +49,11 @@ struct Possession {
 
 impl Possession {
     fn fill(&self, first: u64) {
-        match &self.buffer {
-            Buffer::Device(memory) => fill(memory, LENGTH, first),
-            Buffer::Host(host) => host.write(0, &numbers(LENGTH, first as u32)).unwrap(),
-        }
+        fill_buffer(&self.buffer, first);
     }
 
     fn sum(&self) -> u64 {
-        match &self.buffer {
-            Buffer::Device(memory) => sum(memory, LENGTH),
-            Buffer::Host(host) => {
-                let mut bytes = vec![0; LENGTH as usize];
-                host.read(0, &mut bytes).unwrap();
-                gpu::checksum(&bytes)
-            }
-        }
+        sum_of_buffer(&self.buffer)
     }
 }
 

@@ -6,7 +6,10 @@ use transfer::path::{Path, Policy, fallbacks};
 use transfer::{Agent, AgentOptions, Buffer, ErrorKind, HostBuffer, Region, Rights, Route};
 
 use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
-use crate::house::{FILL, House, Neighbour, SUM, WITHDRAW, fill, notice, sum, sum_of, with_rails};
+use crate::house::{
+    FILL, House, Neighbour, SUM, WITHDRAW, blocks_of, fill_buffer, notice, sum_of, sum_of_buffer,
+    with_rails,
+};
 
 pub const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 /// Behind which the other side compares.
@@ -34,21 +37,11 @@ impl Mine {
     }
 
     fn fill(&self, first: u64) {
-        match &self.buffer {
-            Buffer::Device(memory) => fill(memory, LENGTH, first),
-            Buffer::Host(host) => host.write(0, &numbers(LENGTH, first as u32)).unwrap(),
-        }
+        fill_buffer(&self.buffer, first);
     }
 
     fn sum(&self) -> u64 {
-        match &self.buffer {
-            Buffer::Device(memory) => sum(memory, LENGTH),
-            Buffer::Host(host) => {
-                let mut bytes = vec![0; LENGTH as usize];
-                host.read(0, &mut bytes).unwrap();
-                gpu::checksum(&bytes)
-            }
-        }
+        sum_of_buffer(&self.buffer)
     }
 
     fn join(&self, house: &mut House, neighbour: &Neighbour) -> Route {
@@ -84,13 +77,7 @@ fn exchange(provider: &str, rails: usize) {
             house.agent.wait(token, PATIENCE).unwrap();
             assert_eq!(mine.sum(), sum_of(LENGTH, 77));
             // There again, in blocks of 10 000 bytes, the last first.
-            let blocks: Vec<_> = (0..LENGTH.div_ceil(10_000))
-                .rev()
-                .map(|number| {
-                    let at = number * 10_000;
-                    Block { to: at, from: at, length: 10_000.min(LENGTH - at) }
-                })
-                .collect();
+            let blocks = blocks_of(10_000);
             mine.fill(1000);
             let tell = Some(notice(COMPARE, sum_of(LENGTH, 1000)));
             let token = house.agent.put(&route, &blocks, tell).unwrap();

@@ -1,0 +1,119 @@
+//! What a rail has to do with a route: where the bytes are for it, and which of them it carries.
+
+use std::collections::VecDeque;
+
+use gpu::Block;
+
+use super::route::JOIN;
+use crate::error::{Error, ErrorKind, Result};
+use crate::path::Registration;
+use crate::rail::{Here, There, is_reachable};
+use crate::region::Registered;
+
+/// Blocks that are longer are split among rails.
+const WORTH_SPLITTING: u64 = 8 << 20;
+
+/// One rail's part of a route.
+#[derive(Debug)]
+pub(super) struct Track {
+    pub(super) link: u32,
+    pub(super) rail: usize,
+    pub(super) there: There,
+}
+
+impl Track {
+    /// Where our bytes are for this rail, as long as the region is not withdrawn. Asked each time: a
+    /// route that had the registration itself would keep it open to peers.
+    pub(super) fn here(&self, local: &Registered) -> Result<Here> {
+        match (local.memory(self.rail), &local.buffer) {
+            (Some(memory), _) => Ok(Here::Registered(memory)),
+            (None, crate::Buffer::Device(memory)) if !is_reachable(&local.buffer) => {
+                Ok(Here::Device(memory.clone()))
+            }
+            (None, _) if local.is_withdrawn() => {
+                Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
+            }
+            (None, crate::Buffer::Device(memory)) => Ok(Here::Device(memory.clone())),
+            (None, crate::Buffer::Host(_)) => {
+                let detail = "the fabric does not take this memory of the host";
+                Err(Error::new(JOIN, ErrorKind::NoPath, detail))
+            }
+        }
+    }
+}
+
+/// Which rail copies which blocks: long ones are cut, short ones go to who has least.
+pub(super) fn share_out(blocks: &[Block], rails: usize) -> Vec<VecDeque<Block>> {
+    let mut shares = vec![(0_u64, VecDeque::new()); rails];
+    for block in blocks {
+        let parts = if block.length >= WORTH_SPLITTING { rails as u64 } else { 1 };
+        for part in 0..parts {
+            let start = block.length / parts * part;
+            let end =
+                if part + 1 == parts { block.length } else { block.length / parts * (part + 1) };
+            let Some(share) = shares.iter_mut().min_by_key(|(bytes, _)| *bytes) else { break };
+            share.0 += end - start;
+            share.1.push_back(Block {
+                to: block.to + start,
+                from: block.from + start,
+                length: end - start,
+            });
+        }
+    }
+    shares.into_iter().map(|(_, blocks)| blocks).collect()
+}
+
+/// Memory of a device is not registered, whatever the provider offers: what is known of providers
+/// that take it (shm of libfabric 2.1 with CUDA) is that they complete writes before the data is
+/// there. [`crate::rail::is_reachable`] is where that is decided; this says so.
+pub(super) fn registration(
+    is_registered: bool,
+    is_device: bool,
+    takes_devices: bool,
+) -> Registration {
+    match (is_registered, is_device, takes_devices) {
+        (true, ..) => Registration::Works,
+        (false, true, true) => Registration::NotSafe,
+        (false, true, false) => Registration::NotOffered,
+        (false, false, _) => Registration::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_provider_that_takes_memory_of_devices_is_not_believed() {
+        assert_eq!(registration(false, true, true), Registration::NotSafe);
+        assert_eq!(registration(false, true, false), Registration::NotOffered);
+        assert_eq!(registration(false, false, true), Registration::Refused);
+        assert_eq!(registration(true, false, false), Registration::Works);
+    }
+
+    #[test]
+    fn rails_share_all_bytes_once_and_about_equally() {
+        let block = |to, length| Block { to, from: to, length };
+        let many: Vec<_> = (0..100).map(|n| block(n << 20, 1 << 16)).collect();
+        let one = [block(0, (64 << 20) + 1)];
+        for (blocks, rails) in [(&many[..], 3), (&one[..], 3), (&one[..], 1), (&many[..1], 4)] {
+            let shares = share_out(blocks, rails);
+            assert_eq!(shares.len(), rails);
+            let bytes: Vec<u64> =
+                shares.iter().map(|share| share.iter().map(|b| b.length).sum()).collect();
+            let all: u64 = blocks.iter().map(|block| block.length).sum();
+            assert_eq!(bytes.iter().sum::<u64>(), all);
+            if blocks.len() >= rails {
+                let (most, least) = (bytes.iter().max(), bytes.iter().min());
+                assert!(most.unwrap() - least.unwrap() <= 1 << 16, "{bytes:?}");
+            }
+            let mut parts: Vec<_> = shares.into_iter().flatten().collect();
+            parts.sort_by_key(|part| part.to);
+            let mut ends = 0;
+            for part in parts {
+                assert!(part.to >= ends && part.length > 0);
+                ends = part.to + part.length;
+            }
+        }
+    }
+}
