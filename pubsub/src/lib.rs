@@ -1,0 +1,9 @@
+//! Topics: one copy of a message, read by any number of processes, on any number of machines.
+//!
+//! Stands on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
+
+mod error;
+mod settings;
+
+pub use error::{Error, ErrorKind, Result};
+pub use settings::{LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, TopicSettings};

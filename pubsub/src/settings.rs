@@ -1,0 +1,235 @@
+//! What a topic is like: fixed when it is made, and the same for all who use it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use gpu::{DeviceName, Uuid};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The longest name of a topic, in bytes.
+pub const LONGEST_TOPIC: usize = 200;
+/// The most bytes that a message can carry beside its payload.
+pub const MOST_METADATA: usize = 256;
+
+/// In whose memory the messages of a topic lie.
+///
+/// ```
+/// use pubsub::MemoryPlace;
+/// assert_eq!("host".parse::<MemoryPlace>()?, MemoryPlace::Host);
+/// assert_eq!("cuda:1".parse::<MemoryPlace>()?.to_string(), "cuda:1");
+/// # Ok::<(), pubsub::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MemoryPlace {
+    /// The host's.
+    Host,
+    /// A device's.
+    Device(DeviceName),
+}
+
+impl fmt::Display for MemoryPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Device(name) => name.fmt(f),
+        }
+    }
+}
+
+impl FromStr for MemoryPlace {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "host" {
+            return Ok(Self::Host);
+        }
+        text.parse().map(Self::Device).map_err(|_| {
+            let detail = format!("\"{text}\" is not like host, cuda:0 or stand-in:0");
+            Error::new("name a place of memory", ErrorKind::InvalidArgument, detail)
+        })
+    }
+}
+
+/// As it is known to all processes of a machine: each sees devices under numbers of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum SharedPlace {
+    Host,
+    Device([u8; 16]),
+}
+
+impl SharedPlace {
+    pub(crate) fn of(place: MemoryPlace) -> Result<Self> {
+        let operation = "open the device of a topic";
+        match place {
+            MemoryPlace::Host => Ok(Self::Host),
+            MemoryPlace::Device(name) => {
+                match gpu::Device::open(name).map(|device| device.properties().uuid) {
+                    Ok(Uuid(bytes)) => Ok(Self::Device(bytes)),
+                    Err(cause) => Err(Error::because(operation, ErrorKind::Unknown, cause)),
+                }
+            }
+        }
+    }
+}
+
+/// What happens to a message for which there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Reliability {
+    /// Its publisher waits. Nothing is lost; who does not give back what it read is removed
+    /// after [`release_deadline`](TopicSettings::release_deadline).
+    Reliable,
+    /// The oldest message makes room, and those who had still to read it are told how many
+    /// they missed.
+    DropOldest,
+    /// It is dropped itself, and counted.
+    DropNewest,
+}
+
+impl fmt::Display for Reliability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reliable => "reliable",
+            Self::DropOldest => "drop-oldest",
+            Self::DropNewest => "drop-newest",
+        })
+    }
+}
+
+impl FromStr for Reliability {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "reliable" => Ok(Self::Reliable),
+            "drop-oldest" => Ok(Self::DropOldest),
+            "drop-newest" => Ok(Self::DropNewest),
+            _ => {
+                let detail = format!("\"{text}\" is not reliable, drop-oldest or drop-newest");
+                Err(Error::new("name a reliability", ErrorKind::InvalidArgument, detail))
+            }
+        }
+    }
+}
+
+/// What a topic is like. All who use it say the same, or leave it to who made it
+/// (`Node::open`).
+///
+/// ```
+/// use pubsub::{Reliability, TopicSettings};
+/// let settings = TopicSettings { largest: 64 << 20, ..TopicSettings::default() };
+/// assert_eq!(settings.reliability, Reliability::Reliable);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TopicSettings {
+    /// In whose memory its messages lie.
+    pub memory: MemoryPlace,
+    /// What happens to a message for which there is no room.
+    pub reliability: Reliability,
+    /// Messages that may wait to be read, or be held by who has read them.
+    pub depth: u32,
+    /// The length of its longest message, in bytes.
+    pub largest: u64,
+    /// How long a subscriber may hold a message that is in somebody's way.
+    pub release_deadline: Duration,
+}
+
+impl TopicSettings {
+    /// The deepest topic.
+    pub const MOST_DEPTH: u32 = 1 << 16;
+
+    /// Refuses what can never be.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        let refuse =
+            |detail: String| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        if self.depth == 0 || self.depth > Self::MOST_DEPTH {
+            return refuse(format!(
+                "a depth of {}: 1 to {} is possible",
+                self.depth,
+                Self::MOST_DEPTH
+            ));
+        }
+        if self.largest == 0 || self.largest > 1 << 40 {
+            return refuse(format!(
+                "a largest message of {} bytes: 1 to 2^40 is possible",
+                self.largest
+            ));
+        }
+        if self.release_deadline < Duration::from_millis(1) {
+            return refuse(format!(
+                "a release deadline of {:?}: at least 1 ms",
+                self.release_deadline
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Default for TopicSettings {
+    fn default() -> Self {
+        Self {
+            memory: MemoryPlace::Host,
+            reliability: Reliability::Reliable,
+            depth: 16,
+            largest: 1 << 20,
+            release_deadline: Duration::from_secs(5),
+        }
+    }
+}
+
+impl fmt::Display for TopicSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { memory, reliability, depth, largest, release_deadline } = self;
+        write!(f, "{reliability}, {depth} messages of up to {largest} bytes on {memory}, ")?;
+        write!(f, "released within {release_deadline:?}")
+    }
+}
+
+/// As it lies in shared memory and goes between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct SharedSettings {
+    pub(crate) place: SharedPlace,
+    pub(crate) reliability: Reliability,
+    pub(crate) depth: u32,
+    pub(crate) largest: u64,
+    pub(crate) release_microseconds: u64,
+}
+
+impl SharedSettings {
+    pub(crate) fn of(settings: &TopicSettings) -> Result<Self> {
+        Ok(Self {
+            place: SharedPlace::of(settings.memory)?,
+            reliability: settings.reliability,
+            depth: settings.depth,
+            largest: settings.largest,
+            release_microseconds: settings.release_deadline.as_micros().min(u128::from(u64::MAX))
+                as u64,
+        })
+    }
+
+    pub(crate) fn release_deadline(&self) -> Duration {
+        Duration::from_micros(self.release_microseconds)
+    }
+
+    /// As this process says it; a device that it does not see has no name here.
+    pub(crate) fn seen_here(&self) -> Result<TopicSettings> {
+        let memory = match self.place {
+            SharedPlace::Host => MemoryPlace::Host,
+            SharedPlace::Device(bytes) => {
+                let operation = "find the device of a topic";
+                let device = gpu::Device::find(Uuid(bytes))
+                    .map_err(|cause| Error::because(operation, ErrorKind::Unknown, cause))?;
+                MemoryPlace::Device(device.name())
+            }
+        };
+        Ok(TopicSettings {
+            memory,
+            reliability: self.reliability,
+            depth: self.depth,
+            largest: self.largest,
+            release_deadline: self.release_deadline(),
+        })
+    }
+}
