@@ -10,7 +10,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Once, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -169,7 +169,7 @@ impl<W: Words> Roster<W> {
 
     /// Gives a process a name. None if all places are taken.
     pub fn admit(&self, life: Life) -> Option<Participant> {
-        for place in 0..Participant::PLACES {
+        for place in 0..Participant::PLACES - Participant::ROLES {
             let word = self.words.load(place as usize, Acquire);
             let (round, phase) = taken_apart(word);
             // A place whose names are used up is never given away again.
@@ -183,8 +183,42 @@ impl<W: Words> Roster<W> {
         None
     }
 
-    /// Takes note of the life behind a name.
+    /// Lets a [role](Participant::role) take part: not a process, but what one after the other
+    /// does. It has the same name whoever admits it, and however often. None if there is no
+    /// such role.
+    ///
+    /// ```
+    /// use ipc::{Fate, LocalWords, Roster};
+    /// let roster = Roster::new(LocalWords::zeroed(Roster::<LocalWords>::WORDS)).unwrap();
+    /// let role = roster.admit_role(0).unwrap();
+    /// assert_eq!(roster.admit_role(0), Some(role));
+    /// assert!(!roster.is_dead(Some(role)));
+    /// ```
+    pub fn admit_role(&self, number: u32) -> Option<Participant> {
+        let role = Participant::role(number)?;
+        let word = place_word(role.round(), LIVING);
+        self.words.store(role.place() as usize, word, Release);
+        Some(role)
+    }
+
+    /// The lives that are known here, to be handed on.
+    ///
+    /// # Errors
+    /// What the system says: that there can be no more descriptors.
+    pub fn lives(&self) -> io::Result<Vec<(Participant, OwnedFd)>> {
+        let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
+        let named = lives.iter().zip(0..).filter_map(|(known, place)| {
+            let (round, life) = known.as_ref()?;
+            Some((Participant::new(place, *round)?, life))
+        });
+        named.map(|(who, life)| Ok((who, life.0.try_clone()?))).collect()
+    }
+
+    /// Takes note of the life behind a name. A role has none.
     pub fn learn(&self, who: Participant, life: Life) {
+        if who.is_role() {
+            return;
+        }
         let mut lives = self.lives.write().unwrap_or_else(PoisonError::into_inner);
         lives[who.place() as usize] = Some((who.round(), life));
     }
@@ -208,8 +242,11 @@ impl<W: Words> Roster<W> {
     }
 
     /// Gives the place of one that left, or that is dead and cleaned up after, to the
-    /// next. Nothing may name it any more. False if it was done already.
+    /// next. Nothing may name it any more. False if it was done already, and for a role.
     pub fn strike_off(&self, who: Participant) -> bool {
+        if who.is_role() {
+            return false;
+        }
         let place = who.place() as usize;
         let empty = place_word(who.round(), EMPTY);
         let done = [LIVING, DEAD].into_iter().any(|phase| {
@@ -311,6 +348,27 @@ mod tests {
         assert!(roster.is_dead(Participant::new(3, 1)));
         assert!(roster.is_dead(None));
         assert!(Roster::new(LocalWords::zeroed(255)).is_none());
+    }
+
+    #[test]
+    fn a_role_outlives_everybody_and_no_process_gets_its_name() {
+        let roster = Roster::new(LocalWords::zeroed(256)).unwrap();
+        let role = roster.admit_role(1).unwrap();
+        assert!(role.is_role() && roster.admit_role(Participant::ROLES).is_none());
+        let mut admitted = Vec::new();
+        while let Some(who) = roster.admit(Life::of_this_process().unwrap()) {
+            admitted.push(who);
+        }
+        assert_eq!(admitted.len(), (Participant::PLACES - Participant::ROLES) as usize);
+        assert!(admitted.iter().all(|who| !who.is_role()));
+        let known: Vec<_> = roster.lives().unwrap().into_iter().map(|(who, _)| who).collect();
+        assert_eq!(known, admitted);
+        assert!(!roster.strike_off(role) && !roster.is_dead(Some(role)));
+        let (number, life) = child();
+        roster.learn(role, life);
+        kill(number);
+        reap(number);
+        assert!(!roster.is_dead(Some(role)) && roster.the_living().contains(&role));
     }
 
     #[test]

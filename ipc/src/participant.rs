@@ -12,6 +12,8 @@ pub struct Participant(NonZeroU32);
 impl Participant {
     /// Places in a roster.
     pub const PLACES: u32 = 1 << Self::PLACE_BITS;
+    /// The last places are those of roles.
+    pub const ROLES: u32 = 8;
     const PLACE_BITS: u32 = 8;
     const BITS: u32 = 29;
     /// How often a place can be given away before names repeat.
@@ -25,6 +27,25 @@ impl Participant {
             return None;
         }
         NonZeroU32::new(round << Self::PLACE_BITS | place).map(Self)
+    }
+
+    /// The name of a role: of what one process after the other does for all, and what outlives
+    /// each of them. A role is never dead. None from [`ROLES`](Self::ROLES) on.
+    ///
+    /// ```
+    /// use ipc::Participant;
+    /// let role = Participant::role(0).unwrap();
+    /// assert!(role.is_role() && role != Participant::role(1).unwrap());
+    /// ```
+    #[must_use]
+    pub fn role(number: u32) -> Option<Self> {
+        (number < Self::ROLES).then(|| Self::new(Self::PLACES - 1 - number, 1))?
+    }
+
+    /// Is it a role, and no process?
+    #[must_use]
+    pub fn is_role(self) -> bool {
+        self.place() >= Self::PLACES - Self::ROLES
     }
 
     /// The name that a number in shared memory stands for; None if for none.
