@@ -66,9 +66,10 @@ pub(crate) struct Bell {
 /// Looks between two looks at the clock. A model, in which each may come at any moment,
 /// learns nothing from more than one.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 16 };
-/// The longest sleep: bounds how long a lost wake-up could hold anybody up. None is
-/// known; a peer that was killed between its change and its ring is the reason.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+/// The longest sleep. One who is killed between its change and its ring leaves sleepers
+/// behind, whom its burial wakes ([`Bell::ring_anyway`]); this bounds what comes of one who is
+/// stopped there, and of what nobody has thought of.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 impl Bell {
     /// Rings, after what sleepers wait for was stored.
@@ -79,6 +80,14 @@ impl Bell {
         if words.load(self.at + 1, Relaxed) != 0 {
             self.wake(words);
         }
+    }
+
+    /// Rings even if nobody seems to sleep: one who dies while it rings has taken the sign of
+    /// the sleepers away, and woken nobody.
+    #[cold]
+    pub(crate) fn ring_anyway<W: Words>(self, words: &W) {
+        words.fence();
+        self.wake(words);
     }
 
     #[cold]
@@ -170,6 +179,12 @@ impl<W: Words> Doorbell<W> {
     #[inline]
     pub fn ring(&self) {
         Self::BELL.ring(&self.words);
+    }
+
+    /// Rings for one who has died, and may have been about to, or in the middle of it. Costs a
+    /// call of the system each time.
+    pub fn ring_anyway(&self) {
+        Self::BELL.ring_anyway(&self.words);
     }
 
     /// Waits until `look` finds something; None once the deadline has passed.

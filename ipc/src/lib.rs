@@ -29,6 +29,6 @@ pub use life::{Incarnation, Life, Roster};
 pub use lock::Held;
 pub use participant::{Caller, Fate, Immortal, Participant};
 pub use plain::{Plain, SharedValue};
-pub use queue::{Published, Queue, QueueError, QueueSetup, Subscriber, Taken, WhenFull};
+pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};
 pub use segment::{Layout, MappedWords, Segment, SegmentError};
 pub use words::{LocalWords, Part, Words};

@@ -55,6 +55,11 @@ fn delivered() -> Owner {
     Owner::other(1).unwrap()
 }
 
+/// In whose name what one process after the other does.
+fn carrier() -> Participant {
+    Participant::role(0).unwrap()
+}
+
 impl World {
     fn new(setup: QueueSetup) -> Self {
         let books = Allocator::<MappedWords>::words_needed(MOST_BLOCKS);
@@ -152,6 +157,14 @@ impl World {
         books.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
         let mut referred_to = BTreeSet::new();
         queue.find_entries(&caller, |entry| referred_to.extend([entry[0]])).unwrap();
+        // What a role has still to do is done by the next.
+        if let Some(mut next) = queue.resume(&caller, carrier()).unwrap() {
+            while let Some(taken) = queue.take(&mut next) {
+                assert_eq!(taken.missed, 0, "{what}");
+                self.release(self.survivor, &next, taken.position);
+            }
+            assert_eq!(queue.oldest_unreleased(next.seat()), queue.position(), "{what}");
+        }
         for listed in books.blocks(&caller).unwrap() {
             match listed.owner {
                 None => {}
@@ -337,6 +350,29 @@ fn scenarios() -> Vec<(String, Scenario)> {
                 let (queue, caller) = (world.queue(), world.caller(world.victim));
                 let subscriber = queue.subscribe(&caller).unwrap();
                 queue.unsubscribe(&caller, &subscriber, |_| {}).unwrap();
+            })
+        }),
+        ("go on with what another began in the name of a role", |world| {
+            let (queue, caller) = (world.queue(), world.caller(world.survivor));
+            let mut before = queue.subscribe_as(&caller, carrier()).unwrap();
+            for _ in 0..2 {
+                let block = world.allocate(world.survivor, 100, 1);
+                world.publish(world.survivor, block).unwrap();
+                queue.take(&mut before).unwrap();
+            }
+            Box::new(|world| {
+                let (queue, caller) = (world.queue(), world.caller(world.victim));
+                let mut after = queue.resume(&caller, carrier()).unwrap().unwrap();
+                for position in 0..2 {
+                    assert_eq!(queue.take(&mut after).unwrap().position, position);
+                    world.release(world.victim, &after, position);
+                }
+            })
+        }),
+        ("subscribe in the name of a role", |_| {
+            Box::new(|world| {
+                let (queue, caller) = (world.queue(), world.caller(world.victim));
+                queue.subscribe_as(&caller, carrier()).unwrap();
             })
         }),
         ("publish", |world| {

@@ -71,6 +71,13 @@ impl Block {
         layout::pair(self.generation, self.number)
     }
 
+    /// Which of the blocks that the books can keep: no other allocation has the same number at
+    /// the same time, but later ones have. What is noted of allocations can be found by it.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self.number
+    }
+
     /// From such a word. It may be anything: a name of nothing is refused in use.
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
@@ -256,6 +263,17 @@ impl<W: Words> Allocator<W> {
     /// # Errors
     /// `NotAnAllocator` if there are too few words or the numbers do not fit.
     pub fn format(words: W, most_blocks: u32, granule: u64) -> Result<Self> {
+        let needed = Self::words_needed(most_blocks).min(words.count());
+        (layout::KIND..needed).for_each(|at| words.store(at, 0, Release));
+        Self::format_zeroed(words, most_blocks, granule)
+    }
+
+    /// As [`format`](Self::format), in words that are all 0, as those of a new segment: what
+    /// is not needed yet is not touched, and takes no memory.
+    ///
+    /// # Errors
+    /// As `format`.
+    pub fn format_zeroed(words: W, most_blocks: u32, granule: u64) -> Result<Self> {
         let refuse = |why| Err(AllocatorError::NotAnAllocator { why });
         if !granule.is_power_of_two() || granule > 1 << 30 {
             return refuse("a granule is a power of two, at most 2^30 bytes");
@@ -266,10 +284,6 @@ impl<W: Words> Allocator<W> {
         let needed = Self::words_needed(most_blocks);
         if words.count() < needed {
             return refuse("too few words for so many blocks");
-        }
-        words.store(layout::KIND, 0, Release);
-        for at in layout::KIND + 1..needed {
-            words.store(at, 0, Relaxed);
         }
         for at in layout::HEADS..BLOCKS {
             words.store(at, u64::from(layout::NONE), Relaxed);

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::layout::{self, MOST_SUBSCRIBERS, holding, waiting};
-use super::{Queue, QueueError, Result, Subscriber};
+use super::{Queue, QueueError, Result, Seat, Subscriber};
 use crate::bell::Spin;
 use crate::participant::{Caller, Participant};
 use crate::words::Words;
@@ -14,25 +14,76 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// # Errors
     /// `TooManySubscribers`, `Held`.
     pub fn subscribe(&self, caller: &Caller<'_>) -> Result<Subscriber> {
+        self.subscribe_as(caller, caller.me)
+    }
+
+    /// Subscribes in another name: that of a role, which outlives the caller. What is
+    /// delivered to it stays until somebody [resumes](Self::resume) the subscription, or
+    /// [removes](Self::expel) it.
+    ///
+    /// # Errors
+    /// `TooManySubscribers`, `Held`.
+    pub fn subscribe_as(&self, caller: &Caller<'_>, who: Participant) -> Result<Subscriber> {
         let locked = self.lock(caller)?;
-        let who = |place| self.words.load(layout::subscriber(place, layout::WHO), Relaxed);
-        let place =
-            (0..MOST_SUBSCRIBERS).find(|place| who(*place) == 0 && self.active() >> place & 1 == 0);
+        let name = |place| self.words.load(layout::subscriber(place, layout::WHO), Relaxed);
+        let is_free = |place: &u32| name(*place) == 0 && self.active() >> place & 1 == 0;
+        let place = (0..MOST_SUBSCRIBERS).find(is_free);
         let place = place.ok_or(QueueError::TooManySubscribers)?;
         let cursor = self.words.load(layout::TAIL, Relaxed);
         let line = |which| layout::subscriber(place, which);
         self.words.store(line(layout::CURSOR), cursor, Relaxed);
         self.words.store(line(layout::MISSED), 0, Relaxed);
-        let serial = self.words.load(layout::SERIAL, Relaxed).wrapping_add(1);
-        self.words.store(layout::SERIAL, serial, Relaxed);
-        let name = serial << 32 | u64::from(caller.me.number());
+        let name = self.next_name(who);
         self.words.store(line(layout::WHO), name, Release);
         // One store: this is the moment.
         let active = self.words.load(layout::ACTIVE, Relaxed) | 1 << place;
         self.words.store(layout::ACTIVE, active, Release);
         drop(locked);
+        let seat = Seat { place, name, born: self.born };
+        Ok(Subscriber { seat, cursor, missed: 0, told: 0, resumed: 0, spin: Spin::default() })
+    }
+
+    /// The subscription that exists in this name, if there is one, for the caller to go on
+    /// with: what it had still to read and what it held are delivered once more. Who had it
+    /// before has it no longer, dead or not. Of several in one name the first is meant.
+    ///
+    /// # Errors
+    /// `Held`.
+    pub fn resume(&self, caller: &Caller<'_>, who: Participant) -> Result<Option<Subscriber>> {
+        let locked = self.lock(caller)?;
+        let Some(Seat { place, .. }) = self.seats().find(|seat| seat.who() == Some(who)) else {
+            return Ok(None);
+        };
+        // First, so that the one before lets go of nothing that is delivered once more.
+        let name = self.next_name(who);
+        self.words.store(layout::subscriber(place, layout::WHO), name, Release);
+        let (from, to) = (holding(place), waiting(place));
+        for slot in (0..self.slots).map(|number| self.slot(number)) {
+            let at = slot + layout::READERS;
+            let mut readers = self.words.load(at, Acquire);
+            while readers & from != 0 {
+                let waits = readers & !from | to;
+                match self.words.compare_exchange(at, readers, waits) {
+                    Ok(_) => break,
+                    Err(found) => readers = found,
+                }
+            }
+        }
+        let seat = Seat { place, name, born: self.born };
+        let cursor = self.oldest_unreleased(seat);
+        self.words.store(layout::subscriber(place, layout::CURSOR), cursor, Relaxed);
+        let resumed = self.words.load(layout::TAIL, Relaxed);
+        drop(locked);
+        let (_, missed) = self.progress_of(seat);
         let spin = Spin::default();
-        Ok(Subscriber { place, name, cursor, missed: 0, told: 0, spin, born: self.born })
+        Ok(Some(Subscriber { seat, cursor, missed, told: missed, resumed, spin }))
+    }
+
+    /// What the next subscription's line says. The queue is locked.
+    fn next_name(&self, who: Participant) -> u64 {
+        let serial = self.words.load(layout::SERIAL, Relaxed).wrapping_add(1);
+        self.words.store(layout::SERIAL, serial, Relaxed);
+        serial << 32 | u64::from(who.number())
     }
 
     /// Ends a subscription. Entries that only this subscriber had still to read or
@@ -46,7 +97,20 @@ impl<W: Words, const E: usize> Queue<W, E> {
         subscriber: &Subscriber,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        if self.remove(caller, subscriber.place, |name| name == subscriber.name, dispose)? {
+        self.unseat(caller, subscriber.seat, dispose)
+    }
+
+    /// Ends a subscription, whosever it is: of one who leaves, or who is too slow.
+    ///
+    /// # Errors
+    /// As [`unsubscribe`](Self::unsubscribe).
+    pub fn unseat(
+        &self,
+        caller: &Caller<'_>,
+        seat: Seat,
+        dispose: impl FnMut([u64; E]),
+    ) -> Result<()> {
+        if self.remove(caller, seat.place, |name| name == seat.name, dispose)? {
             Ok(())
         } else {
             Err(QueueError::NotSubscribed)
@@ -55,6 +119,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Removes all subscriptions of a participant, who is dead or too slow; gives how
     /// many there were. May be called again if it was cut short, and by several at once.
+    ///
+    /// Also wakes all that sleep here: one who died may have been about to.
     ///
     /// # Errors
     /// `Held`: some may be removed already.
@@ -69,6 +135,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let theirs = |name: u64| name as u32 == who.number();
             removed += usize::from(self.remove(caller, place, theirs, &mut dispose)?);
         }
+        Self::MESSAGES.ring_anyway(&self.words);
+        Self::ROOM.ring_anyway(&self.words);
         Ok(removed)
     }
 

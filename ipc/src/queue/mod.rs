@@ -45,7 +45,7 @@ use crate::participant::Participant;
 use crate::words::Words;
 
 pub use self::publish::Published;
-pub use self::subscribe::{Subscriber, Taken};
+pub use self::subscribe::{Seat, Subscriber, Taken};
 
 /// A queue of entries of `E` words. See the [module](self).
 #[derive(Debug)]
@@ -153,16 +153,23 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// # Errors
     /// `NotAQueue` if there are too few words, or the depth is 0 or too large.
     pub fn format(words: W, setup: QueueSetup) -> Result<Self> {
+        let needed = Self::words_needed(setup).min(words.count());
+        (layout::KIND..needed).for_each(|at| words.store(at, 0, Release));
+        Self::format_zeroed(words, setup)
+    }
+
+    /// As [`format`](Self::format), in words that are all 0, as those of a new segment: what
+    /// is not needed yet is not touched, and takes no memory.
+    ///
+    /// # Errors
+    /// As `format`.
+    pub fn format_zeroed(words: W, setup: QueueSetup) -> Result<Self> {
         if setup.depth == 0 || setup.depth > Self::MOST_DEPTH {
             return Err(QueueError::NotAQueue { why: "a depth from 1 to 2^20 is possible" });
         }
         let needed = Self::words_needed(setup);
         if words.count() < needed {
             return Err(QueueError::NotAQueue { why: "too few words for the depth" });
-        }
-        words.store(layout::KIND, 0, Release);
-        for at in layout::KIND + 1..needed {
-            words.store(at, 0, Relaxed);
         }
         words.store(layout::SLOTS, setup.slots(), Relaxed);
         words.store(layout::ENTRY, E as u64, Relaxed);
@@ -242,10 +249,53 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Who subscribes, by place.
     pub fn members(&self) -> impl Iterator<Item = (u32, Option<Participant>)> {
-        (0..MOST_SUBSCRIBERS).filter(|place| self.active() >> place & 1 == 1).map(|place| {
-            let who = self.words.load(layout::subscriber(place, layout::WHO), Acquire);
-            (place, Participant::from_number(who as u32))
+        self.seats().map(|seat| (seat.place(), seat.who()))
+    }
+
+    /// All subscriptions, by place.
+    pub fn seats(&self) -> impl Iterator<Item = Seat> {
+        self.seats_among(self.active())
+    }
+
+    /// Those that have still to read the entry of this position, or hold it.
+    pub fn holders(&self, position: u64) -> impl Iterator<Item = Seat> {
+        let slot = self.slot(position);
+        let readers = self.words.load(slot + layout::READERS, Acquire);
+        let is_there = self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1;
+        let marks = if is_there { (readers >> 32) as u32 | readers as u32 } else { 0 };
+        self.seats_among(marks)
+    }
+
+    fn seats_among(&self, places: u32) -> impl Iterator<Item = Seat> {
+        (0..MOST_SUBSCRIBERS).filter(move |place| places >> place & 1 == 1).filter_map(|place| {
+            let name = self.words.load(layout::subscriber(place, layout::WHO), Acquire);
+            (name != 0).then_some(Seat { place, name, born: self.born })
         })
+    }
+
+    /// How far this subscription has read, and how many entries were dropped that it had
+    /// still to read.
+    #[must_use]
+    pub fn progress_of(&self, seat: Seat) -> (u64, u64) {
+        let word = |which| self.words.load(layout::subscriber(seat.place, which), Relaxed);
+        (word(layout::CURSOR), word(layout::MISSED))
+    }
+
+    /// The oldest position whose entry this subscription has still to read, or holds; the
+    /// position of the next one to be published if there is none.
+    #[must_use]
+    pub fn oldest_unreleased(&self, seat: Seat) -> u64 {
+        let tail = self.position();
+        if !self.is_seated(seat) {
+            return tail;
+        }
+        let mine = layout::waiting(seat.place) | layout::holding(seat.place);
+        let is_marked = |position: &u64| {
+            let slot = self.slot(*position);
+            self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1
+                && self.words.load(slot + layout::READERS, Acquire) & mine != 0
+        };
+        (tail.saturating_sub(self.slots)..tail).find(is_marked).unwrap_or(tail)
     }
 
     #[inline]

@@ -130,6 +130,42 @@ impl<W: Words, const E: usize> Queue<W, E> {
         waited.unwrap_or(Err(QueueError::Full))
     }
 
+    /// Would an entry be taken now?
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let tail = self.words.load(layout::TAIL, Acquire);
+        let slots = match self.when_full {
+            WhenFull::Refuse => 1,
+            WhenFull::DropOldest => self.slots,
+        };
+        let is_free = |position| self.words.load(self.slot(position), Acquire) == 0;
+        (tail..tail.saturating_add(slots)).any(is_free)
+    }
+
+    /// Waits, as one who waits for room does, until `look` finds something: for who needs
+    /// something else, too, and whoever gives that rings [here](Self::ring_room) as well. None
+    /// once the deadline has passed.
+    pub fn wait_for_room_with<T>(
+        &self,
+        spin: &mut Spin,
+        deadline: Instant,
+        look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        Self::ROOM.wait(&self.words, spin, deadline, look)
+    }
+
+    /// Wakes those that wait for room.
+    #[inline]
+    pub fn ring_room(&self) {
+        Self::ROOM.ring(&self.words);
+    }
+
+    /// Wakes those that wait for entries.
+    #[inline]
+    pub fn ring_messages(&self) {
+        Self::MESSAGES.ring(&self.words);
+    }
+
     /// Looks through all entries that were delivered and are not disposed of, while
     /// nobody publishes.
     ///

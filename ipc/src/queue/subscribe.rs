@@ -7,28 +7,65 @@ use super::layout::{self, holding, waiting};
 use super::{Queue, WhenFull};
 use crate::bell::Spin;
 use crate::life::Incarnation;
+use crate::participant::Participant;
 use crate::words::Words;
+
+/// The place of one who subscribes, as others may know it: what was taken can be let go of by
+/// it on any thread, and after the subscriber itself is gone. It goes stale when the
+/// subscription ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seat {
+    pub(super) place: u32,
+    /// What its line says for as long as it subscribes.
+    pub(super) name: u64,
+    pub(super) born: Incarnation,
+}
+
+impl Seat {
+    /// Its place among the subscribers.
+    #[must_use]
+    pub fn place(self) -> u32 {
+        self.place
+    }
+
+    /// In whose name it subscribes.
+    #[must_use]
+    pub fn who(self) -> Option<Participant> {
+        Participant::from_number(self.name as u32)
+    }
+
+    /// The how manieth subscription to the queue it is.
+    #[must_use]
+    pub fn serial(self) -> u32 {
+        (self.name >> 32) as u32
+    }
+}
 
 /// One who reads. It belongs to one process, and to one thread at a time: in a child that
 /// was forked it [subscribes](Queue::is_subscribed) to nothing.
 #[derive(Debug)]
 pub struct Subscriber {
-    pub(super) place: u32,
-    /// What its line says for as long as it subscribes.
-    pub(super) name: u64,
+    pub(super) seat: Seat,
     pub(super) cursor: u64,
     /// In all, and as many as were told with an entry.
     pub(super) missed: u64,
     pub(super) told: u64,
+    /// Of the entries before this position, one who had the seat before may have let go.
+    pub(super) resumed: u64,
     pub(super) spin: Spin,
-    pub(super) born: Incarnation,
 }
 
 impl Subscriber {
     /// Its place among the subscribers.
     #[must_use]
     pub fn place(&self) -> u32 {
-        self.place
+        self.seat.place
+    }
+
+    /// Its place, for others to act on.
+    #[must_use]
+    pub fn seat(&self) -> Seat {
+        self.seat
     }
 
     /// The position that it reads next.
@@ -88,16 +125,35 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[inline]
     #[must_use]
     pub fn is_subscribed(&self, subscriber: &Subscriber) -> bool {
-        let at = layout::subscriber(subscriber.place, layout::WHO);
-        self.words.load(at, Relaxed) == subscriber.name && subscriber.born.is_current()
+        self.is_seated(subscriber.seat)
+    }
+
+    /// Does this subscription still exist, and was it not made before a fork?
+    #[inline]
+    #[must_use]
+    pub fn is_seated(&self, seat: Seat) -> bool {
+        let at = layout::subscriber(seat.place, layout::WHO);
+        self.words.load(at, Relaxed) == seat.name && seat.born.is_current()
     }
 
     /// Waits for the next entry; None once the deadline has passed.
     pub fn take_until(&self, subscriber: &mut Subscriber, deadline: Instant) -> Option<Taken<E>> {
         let mut spin = subscriber.spin;
-        let taken = Self::MESSAGES.wait(&self.words, &mut spin, deadline, || self.take(subscriber));
+        let taken = self.wait_with(&mut spin, deadline, || self.take(subscriber));
         subscriber.spin = spin;
         taken
+    }
+
+    /// Waits, as one who waits for entries does, until `look` finds something: for who looks
+    /// elsewhere, too, and whoever puts something there [rings here](Self::ring_messages) as
+    /// well. None once the deadline has passed.
+    pub fn wait_with<T>(
+        &self,
+        spin: &mut Spin,
+        deadline: Instant,
+        look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        Self::MESSAGES.wait(&self.words, spin, deadline, look)
     }
 
     /// What waits to be read stays: to look is enough.
@@ -108,12 +164,16 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let position = subscriber.cursor;
             let slot = self.slot(position);
             if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {
+                if position < subscriber.resumed && self.is_subscribed(subscriber) {
+                    self.advance(subscriber, position + 1);
+                    continue;
+                }
                 return None;
             }
             // Without its mark it was removed, and the slot may change under its eyes.
             let entry = self.entry_of(slot, position)?;
             let readers = self.words.load(slot + layout::READERS, Acquire);
-            if readers & waiting(subscriber.place) != 0 {
+            if readers & waiting(subscriber.place()) != 0 {
                 // After a miss the mark may be that of the next one at this place.
                 if has_missed && !self.is_subscribed(subscriber) {
                     return None;
@@ -124,11 +184,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
             if !self.is_subscribed(subscriber) {
                 return None;
             }
-            // One that had this place before, was removed while it lived, and stopped in
-            // the middle of letting go, took the mark for its own. Missed, then, rather
-            // than waited for without end.
-            has_missed = true;
-            subscriber.missed = subscriber.missed.wrapping_add(1);
+            if position >= subscriber.resumed {
+                // One that had this place before, was removed while it lived, and stopped
+                // in the middle of letting go, took the mark for its own. Missed, then,
+                // rather than waited for without end.
+                has_missed = true;
+                subscriber.missed = subscriber.missed.wrapping_add(1);
+            }
             self.advance(subscriber, position + 1);
         }
     }
@@ -140,11 +202,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let slot = self.slot(position);
             let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
             if sequence == position + 1 {
-                if self.claim(subscriber.place, slot, position) {
+                if self.claim(subscriber.place(), slot, position) {
                     let entry = self.entry_of(slot, position)?;
                     self.advance(subscriber, position + 1);
                     // Counted by those who dropped them, a moment after they did.
-                    let at = layout::subscriber(subscriber.place, layout::MISSED);
+                    let at = layout::subscriber(subscriber.place(), layout::MISSED);
                     subscriber.missed = self.words.load(at, Acquire);
                     return Some(Taken { entry, position, missed: subscriber.tell() });
                 }
@@ -210,7 +272,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     fn advance(&self, subscriber: &mut Subscriber, to: u64) {
         subscriber.cursor = to;
         // For others to see how far it is; nothing depends on it.
-        self.words.store(layout::subscriber(subscriber.place, layout::CURSOR), to, Relaxed);
+        self.words.store(layout::subscriber(subscriber.place(), layout::CURSOR), to, Relaxed);
     }
 
     /// Lets go of an entry. If nobody else has it still to read or holds it, it is
@@ -218,10 +280,16 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// is done.
     #[inline]
     pub fn release(&self, subscriber: &Subscriber, position: u64) -> Option<[u64; E]> {
+        self.release_by(subscriber.seat, position)
+    }
+
+    /// As [`release`](Self::release), by whoever took it, wherever the subscriber is by now.
+    #[inline]
+    pub fn release_by(&self, seat: Seat, position: u64) -> Option<[u64; E]> {
         let slot = self.slot(position);
-        let mine = waiting(subscriber.place) | holding(subscriber.place);
+        let mine = waiting(seat.place) | holding(seat.place);
         // One that was removed has nothing to let go of: its marks are another's by now.
-        if !self.is_subscribed(subscriber) {
+        if !self.is_seated(seat) {
             return None;
         }
         if self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1 {

@@ -142,6 +142,88 @@ fn one_who_leaves_gives_back_what_was_its_alone() {
 }
 
 #[test]
+fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+        let queue = queue(4, when_full);
+        let role = Participant::role(0).unwrap();
+        let (first, second) = (caller(0), caller(1));
+        assert!(queue.resume(&first, role).unwrap().is_none());
+        let mut before = queue.subscribe_as(&first, role).unwrap();
+        let bystander = queue.subscribe(&caller(2)).unwrap();
+        for value in 0..4 {
+            queue.publish(&caller(2), [value], |_| {}).unwrap();
+            let _ = queue.release(&bystander, value);
+        }
+        // It lets go of the second, and holds the first and the third.
+        (0..3).for_each(|value| assert_eq!(queue.take(&mut before).unwrap().entry, [value]));
+        assert_eq!(queue.release(&before, 1), Some([1]));
+        queue.settle(1);
+        assert_eq!(queue.oldest_unreleased(before.seat()), 0);
+        assert_eq!(queue.expel(&second, first.me, |entry| panic!("{entry:?}")), Ok(0));
+
+        let mut after = queue.resume(&second, role).unwrap().unwrap();
+        assert_eq!((after.place(), after.position()), (before.place(), 0));
+        assert!(after.seat().who() == Some(role) && after.seat() != before.seat());
+        assert!(!queue.is_subscribed(&before) && queue.take(&mut before).is_none());
+        assert_eq!(queue.release(&before, 0), None, "it is its successor's");
+        let mut seen = Vec::new();
+        while let Some(taken) = queue.take(&mut after) {
+            seen.push(taken.entry[0]);
+            assert_eq!(queue.holders(taken.position).collect::<Vec<_>>(), [after.seat()]);
+            assert_eq!(queue.release_by(after.seat(), taken.position), Some(taken.entry));
+            queue.settle(taken.position);
+        }
+        assert_eq!(seen, [0, 2, 3]);
+        assert_eq!(queue.oldest_unreleased(after.seat()), 4);
+        assert_eq!(queue.seats().collect::<Vec<_>>(), [after.seat(), bystander.seat()]);
+        queue.unseat(&first, after.seat(), |entry| panic!("{entry:?}")).unwrap();
+        let again = queue.unseat(&first, after.seat(), |_| {});
+        assert_eq!(again, Err(QueueError::NotSubscribed));
+        assert!(queue.resume(&first, role).unwrap().is_none());
+    }
+}
+
+#[test]
+fn room_is_seen_without_taking_it() {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+        let queue = queue(1, when_full);
+        let me = caller(0);
+        let mut reader = queue.subscribe(&me).unwrap();
+        assert!(queue.has_room());
+        let mut held = Vec::new();
+        while queue.publish(&me, [7], |_| {}).is_ok() {
+            held.push(queue.take(&mut reader).unwrap().position);
+        }
+        assert!(!queue.has_room(), "{when_full:?}");
+        assert!(queue.release(&reader, held[0]).is_some());
+        assert!(queue.has_room());
+    }
+}
+
+#[test]
+fn who_dies_ringing_leaves_nobody_asleep() {
+    use std::time::{Duration, Instant};
+    let queue = queue(1, WhenFull::Refuse);
+    let me = caller(0);
+    let mut reader = queue.subscribe(&me).unwrap();
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            reader.set_spin(Spin::Never);
+            let far = Instant::now() + Duration::from_secs(60);
+            queue.take_until(&mut reader, far).unwrap().entry
+        });
+        while queue.words.load(layout::MESSAGES + 1, Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        // The sign of the sleeper is gone, and nobody woke it.
+        queue.words.swap(layout::MESSAGES + 1, 0);
+        queue.publish(&me, [3], |_| {}).unwrap();
+        queue.expel(&me, caller(1).me, |_| {}).unwrap();
+        assert_eq!(sleeper.join().unwrap(), [3]);
+    });
+}
+
+#[test]
 fn places_run_out() {
     let queue = queue(1, WhenFull::Refuse);
     let subscribers: Vec<_> =
