@@ -119,7 +119,7 @@ impl World {
 
     /// What everybody does who sends a block along.
     fn publish(&self, me: Participant, block: Block) -> Result<(), ipc::QueueError> {
-        let hand_over = || {
+        let hand_over = |_| {
             self.books().transfer(block, Owner::participant(me), delivered()).unwrap();
         };
         self.queue()
@@ -273,7 +273,7 @@ fn scenarios() -> Vec<(String, Scenario)> {
         ("wait for locks that others hold", |world| {
             world.queue().subscribe(&world.caller(world.survivor)).unwrap();
             let holder = Fork::new(&Crash::new(), u64::MAX, || {
-                let hold = || std::thread::sleep(Duration::from_millis(15));
+                let hold = |_| std::thread::sleep(Duration::from_millis(15));
                 let caller = world.caller(world.survivor);
                 world.queue().publish_with(&caller, [0, 0], hold, |_| {}).unwrap();
             });
@@ -308,7 +308,7 @@ fn scenarios() -> Vec<(String, Scenario)> {
             Box::new(|world| {
                 let (queue, caller) = (world.queue(), world.caller(world.victim));
                 let subscriber = queue.subscribe(&caller).unwrap();
-                let hold = || {
+                let hold = |_| {
                     // Until the other one stands in line, if it comes.
                     let end = Instant::now() + Duration::from_millis(3);
                     let words = world.plain_queue_words();
@@ -367,6 +367,21 @@ fn scenarios() -> Vec<(String, Scenario)> {
                     assert_eq!(queue.take(&mut after).unwrap().position, position);
                     world.release(world.victim, &after, position);
                 }
+            })
+        }),
+        ("stop, and go on holding", |world| {
+            world.queue().subscribe(&world.caller(world.survivor)).unwrap();
+            Box::new(|world| {
+                let (queue, caller) = (world.queue(), world.caller(world.victim));
+                let mut subscriber = queue.subscribe(&caller).unwrap();
+                for _ in 0..2 {
+                    let block = world.allocate(world.victim, 500, 1);
+                    world.publish(world.victim, block).unwrap();
+                }
+                let held = queue.take(&mut subscriber).unwrap();
+                let dispose = |entry| world.dispose(world.victim, entry);
+                queue.stop(&caller, &subscriber, dispose).unwrap();
+                world.release(world.victim, &subscriber, held.position);
             })
         }),
         ("subscribe in the name of a role", |_| {

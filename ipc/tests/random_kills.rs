@@ -128,7 +128,7 @@ impl World {
                     let block = mine.pop().unwrap();
                     self.unclaim(block);
                     let check = block.to_bits() ^ 0x5555;
-                    let hand_over = || self.books.transfer(block, owner, delivered()).unwrap();
+                    let hand_over = |_| self.books.transfer(block, owner, delivered()).unwrap();
                     let entry = [block.to_bits(), check];
                     match self
                         .queue

@@ -58,7 +58,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let name = self.next_name(who);
         self.words.store(layout::subscriber(place, layout::WHO), name, Release);
         let (from, to) = (holding(place), waiting(place));
-        for slot in (0..self.slots).map(|number| self.slot(number)) {
+        for slot in self.slots_used() {
             let at = slot + layout::READERS;
             let mut readers = self.words.load(at, Acquire);
             while readers & from != 0 {
@@ -100,6 +100,36 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.unseat(caller, subscriber.seat, dispose)
     }
 
+    /// Stops a subscription short of its end: nothing more is delivered to it, and what it has
+    /// not read yet is disposed of, but what it holds it goes on holding, until that is
+    /// released, or the subscription [ends](Self::unseat).
+    ///
+    /// # Errors
+    /// `Held`: then it goes on. `NotSubscribed` if it was removed before.
+    pub fn stop(
+        &self,
+        caller: &Caller<'_>,
+        subscriber: &Subscriber,
+        mut dispose: impl FnMut([u64; E]),
+    ) -> Result<()> {
+        let place = subscriber.place();
+        let locked = self.lock(caller)?;
+        if !self.is_subscribed(subscriber) {
+            return Err(QueueError::NotSubscribed);
+        }
+        self.deactivate(place);
+        let tail = self.words.load(layout::TAIL, Relaxed);
+        for position in subscriber.cursor.max(tail.saturating_sub(self.slots))..tail {
+            let slot = self.slot(position);
+            if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
+                self.take_off(slot, waiting(place) | holding(place), &mut dispose);
+            }
+        }
+        drop(locked);
+        Self::ROOM.ring(&self.words);
+        Ok(())
+    }
+
     /// Ends a subscription, whosever it is: of one who leaves, or who is too slow.
     ///
     /// # Errors
@@ -120,7 +150,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// Removes all subscriptions of a participant, who is dead or too slow; gives how
     /// many there were. May be called again if it was cut short, and by several at once.
     ///
-    /// Also wakes all that sleep here: one who died may have been about to.
+    /// Also disposes of what nobody reads any more, and wakes all that sleep here: one who died
+    /// may have been about to.
     ///
     /// # Errors
     /// `Held`: some may be removed already.
@@ -135,9 +166,36 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let theirs = |name: u64| name as u32 == who.number();
             removed += usize::from(self.remove(caller, place, theirs, &mut dispose)?);
         }
+        let locked = self.lock(caller)?;
+        for slot in self.slots_used() {
+            self.take_off(slot, 0, &mut dispose);
+        }
+        drop(locked);
         Self::MESSAGES.ring_anyway(&self.words);
         Self::ROOM.ring_anyway(&self.words);
         Ok(removed)
+    }
+
+    /// From here on nothing is delivered to the subscriber at this place any more. The queue
+    /// is locked.
+    fn deactivate(&self, place: u32) {
+        let active = self.words.load(layout::ACTIVE, Relaxed) & !(1 << place);
+        self.words.store(layout::ACTIVE, active, Release);
+    }
+
+    /// Takes marks off an entry, and disposes of it if nobody reads it: also if its last
+    /// reader died before it had done so. The queue is locked.
+    fn take_off(&self, slot: usize, marks: u64, dispose: &mut impl FnMut([u64; E])) {
+        // Most slots have nothing to do with it, and may never have been used.
+        let mut was = self.words.load(slot + layout::READERS, Acquire);
+        if was & marks != 0 {
+            was = self.words.fetch_and(slot + layout::READERS, !marks);
+        }
+        let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
+        if was & !marks == 0 && sequence != 0 {
+            dispose(self.entry(slot));
+            self.settle(sequence - 1);
+        }
     }
 
     fn remove(
@@ -159,20 +217,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if !is_theirs() {
             return Ok(false);
         }
-        // From here on nothing is delivered to them any more.
-        let active = self.words.load(layout::ACTIVE, Relaxed) & !(1 << place);
-        self.words.store(layout::ACTIVE, active, Release);
-        let theirs = waiting(place) | holding(place);
-        for number in 0..self.slots {
-            let slot = self.slot(number);
-            let was = self.words.fetch_and(slot + layout::READERS, !theirs);
-            let nobody_reads = was & !theirs == 0;
-            let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
-            // Also those whose last reader died before it had disposed of them.
-            if nobody_reads && sequence != 0 {
-                dispose(self.entry(slot));
-                self.settle(sequence - 1);
-            }
+        self.deactivate(place);
+        for slot in self.slots_used() {
+            self.take_off(slot, waiting(place) | holding(place), &mut dispose);
         }
         // Last: whoever is cut short before is followed by another.
         self.words.store(at, 0, Release);

@@ -309,6 +309,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         FIRST_SLOT + (position % self.slots) as usize * layout::stride(E)
     }
 
+    /// The slots that ever held an entry: the others need not be touched.
+    fn slots_used(&self) -> impl Iterator<Item = usize> {
+        (0..self.slots.min(self.position())).map(|position| self.slot(position))
+    }
+
     #[inline]
     fn entry(&self, slot: usize) -> [u64; E] {
         std::array::from_fn(|at| self.words.load(slot + layout::PAYLOAD + at, Acquire))

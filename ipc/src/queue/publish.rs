@@ -58,13 +58,14 @@ impl<W: Words, const E: usize> Queue<W, E> {
         entry: [u64; E],
         dispose: impl FnMut([u64; E]),
     ) -> Result<Published> {
-        self.publish_with(caller, entry, || {}, dispose)
+        self.publish_with(caller, entry, |_| {}, dispose)
     }
 
     /// As [`publish`](Self::publish). `hand_over` is called when it is certain that the
     /// entry will be delivered unless the caller dies, and before anybody can see it: the
-    /// place to give away what the entry names. Who finds the caller dead looks, with
-    /// [`find_entries`](Self::find_entries), whether that was delivered.
+    /// place to give away what the entry names. It is told the entry's position. Who finds
+    /// the caller dead looks, with [`find_entries`](Self::find_entries), or by the position,
+    /// whether the entry [was delivered](Self::was_delivered).
     ///
     /// # Errors
     /// As `publish`.
@@ -73,7 +74,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         &self,
         caller: &Caller<'_>,
         entry: [u64; E],
-        hand_over: impl FnOnce(),
+        hand_over: impl FnOnce(u64),
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<Published> {
         let locked = self.lock(caller)?;
@@ -103,7 +104,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             // the slot is used again, or it could be lost once more.
             dispose(self.entry(slot));
         }
-        hand_over();
+        hand_over(position);
         locked.write(slot, position, entry, active);
         drop(locked);
         Self::MESSAGES.ring(&self.words);
@@ -128,6 +129,14 @@ impl<W: Words, const E: usize> Queue<W, E> {
         };
         let waited = Self::ROOM.wait(&self.words, spin, deadline, &mut attempt);
         waited.unwrap_or(Err(QueueError::Full))
+    }
+
+    /// Was an entry delivered at this position? Of one that died publishing it is known as
+    /// long as nobody has published since; later it may have been another's.
+    #[must_use]
+    pub fn was_delivered(&self, position: u64) -> bool {
+        self.position() > position
+            || self.words.load(self.slot(position) + layout::SEQUENCE, Acquire) == position + 1
     }
 
     /// Would an entry be taken now?
@@ -173,7 +182,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// `Held`.
     pub fn find_entries(&self, caller: &Caller<'_>, mut each: impl FnMut([u64; E])) -> Result<()> {
         let _locked = self.lock(caller)?;
-        for slot in (0..self.slots).map(|number| self.slot(number)) {
+        for slot in self.slots_used() {
             if self.words.load(slot + layout::SEQUENCE, Acquire) != 0 {
                 each(self.entry(slot));
             }

@@ -184,6 +184,28 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
 }
 
 #[test]
+fn one_who_stops_goes_on_holding_what_it_has() {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+        let queue = queue(3, when_full);
+        let me = caller(0);
+        let mut reader = queue.subscribe(&me).unwrap();
+        for value in 0..3 {
+            queue.publish(&me, [value], |_| {}).unwrap();
+        }
+        queue.take(&mut reader).unwrap();
+        let mut disposed = Vec::new();
+        queue.stop(&me, &reader, |entry| disposed.push(entry[0])).unwrap();
+        assert_eq!(disposed, [1, 2]);
+        assert!(queue.take(&mut reader).is_none());
+        assert_eq!(queue.publish(&me, [3], |_| {}), Err(QueueError::NoSubscribers));
+        assert_ne!(queue.subscribe(&me).unwrap().place(), reader.place());
+        assert_eq!(queue.release_by(reader.seat(), 0), Some([0]));
+        queue.unseat(&me, reader.seat(), |entry| assert_eq!(entry, [0])).unwrap();
+        assert_eq!(queue.subscribe(&me).unwrap().place(), reader.place());
+    }
+}
+
+#[test]
 fn room_is_seen_without_taking_it() {
     for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
         let queue = queue(1, when_full);
