@@ -259,11 +259,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Those that have still to read the entry of this position, or hold it.
     pub fn holders(&self, position: u64) -> impl Iterator<Item = Seat> {
-        let slot = self.slot(position);
-        let readers = self.words.load(slot + layout::READERS, Acquire);
-        let is_there = self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1;
-        let marks = if is_there { (readers >> 32) as u32 | readers as u32 } else { 0 };
-        self.seats_among(marks)
+        let readers = self.readers_of(position);
+        self.seats_among((readers >> 32) as u32 | readers as u32)
     }
 
     fn seats_among(&self, places: u32) -> impl Iterator<Item = Seat> {
@@ -290,12 +287,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return tail;
         }
         let mine = layout::waiting(seat.place) | layout::holding(seat.place);
-        let is_marked = |position: &u64| {
-            let slot = self.slot(*position);
-            self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1
-                && self.words.load(slot + layout::READERS, Acquire) & mine != 0
-        };
-        (tail.saturating_sub(self.slots)..tail).find(is_marked).unwrap_or(tail)
+        let is_marked = |position: &u64| self.readers_of(*position) & mine != 0;
+        self.positions_kept().find(is_marked).unwrap_or(tail)
     }
 
     #[inline]
@@ -307,6 +300,37 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[inline]
     fn slot(&self, position: u64) -> usize {
         FIRST_SLOT + (position % self.slots) as usize * layout::stride(E)
+    }
+
+    /// How many entries this subscription has still to read, and how many it holds.
+    #[must_use]
+    pub fn backlog_of(&self, seat: Seat) -> (u32, u32) {
+        let (cursor, _) = self.progress_of(seat);
+        let mine = layout::waiting(seat.place) | layout::holding(seat.place);
+        let (mut unread, mut held) = (0, 0);
+        for position in self.positions_kept().filter(|at| self.readers_of(*at) & mine != 0) {
+            if position < cursor { held += 1 } else { unread += 1 }
+        }
+        (unread, held)
+    }
+
+    /// The oldest position whose entry somebody has still to read, or holds.
+    #[must_use]
+    pub fn oldest(&self) -> Option<u64> {
+        self.positions_kept().find(|position| self.readers_of(*position) != 0)
+    }
+
+    fn positions_kept(&self) -> std::ops::Range<u64> {
+        let tail = self.position();
+        tail.saturating_sub(self.slots)..tail
+    }
+
+    /// The marks on the entry of a position; none if its slot has another one.
+    fn readers_of(&self, position: u64) -> u64 {
+        let slot = self.slot(position);
+        let readers = self.words.load(slot + layout::READERS, Acquire);
+        let is_there = self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1;
+        if is_there { readers } else { 0 }
     }
 
     /// The slots that ever held an entry: the others need not be touched.

@@ -34,6 +34,12 @@ impl Seat {
         Participant::from_number(self.name as u32)
     }
 
+    /// One word, which no other subscription of the queue has, at whatever time.
+    #[must_use]
+    pub fn to_bits(self) -> u64 {
+        self.name
+    }
+
     /// The how manieth subscription to the queue it is.
     #[must_use]
     pub fn serial(self) -> u32 {

@@ -158,7 +158,8 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         (0..3).for_each(|value| assert_eq!(queue.take(&mut before).unwrap().entry, [value]));
         assert_eq!(queue.release(&before, 1), Some([1]));
         queue.settle(1);
-        assert_eq!(queue.oldest_unreleased(before.seat()), 0);
+        assert_eq!((queue.oldest_unreleased(before.seat()), queue.oldest()), (0, Some(0)));
+        assert_eq!(queue.backlog_of(before.seat()), (1, 2));
         assert_eq!(queue.expel(&second, first.me, |entry| panic!("{entry:?}")), Ok(0));
 
         let mut after = queue.resume(&second, role).unwrap().unwrap();

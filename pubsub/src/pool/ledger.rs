@@ -1,0 +1,269 @@
+//! A pool's books, as they lie in shared memory.
+//!
+//! ```text
+//!  0 most blocks     4 what place           8 a doorbell
+//!  1 limit           5 its device          16 lengths of admitted pieces
+//!  2 direction       6   (two words)          the allocator, of ALLOCATOR words
+//!  3 pieces admitted 7 changes                a note for each block
+//! ```
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Instant;
+
+use ipc::allocator::{Flaw, Listed};
+use ipc::{
+    Allocator, AllocatorError, Block, Caller, Doorbell, Owner, Part, Participant, Place, Spin,
+    Statistics, Words,
+};
+
+use super::note::{self, Note};
+use super::{Direction, PoolId};
+use crate::below;
+use crate::clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::settings::SharedPlace;
+
+const MOST_BLOCKS: usize = 0;
+const LIMIT: usize = 1;
+const DIRECTION: usize = 2;
+const ADMITTED: usize = 3;
+const PLACE: usize = 4;
+const UUID: usize = 5;
+const CHANGES: usize = 7;
+const BELL: usize = 8;
+const LENGTHS: usize = 16;
+/// Pieces that a pool may ever have.
+pub(crate) const MOST_PIECES: usize = 1024;
+const ALLOCATOR: usize = LENGTHS + MOST_PIECES;
+
+/// Every block begins at a multiple of this: fit for any type, also on devices.
+const GRANULE: u64 = 256;
+
+type What<T> = std::result::Result<T, AllocatorError>;
+
+/// A pool's books.
+#[derive(Debug)]
+pub(crate) struct Ledger<W> {
+    words: W,
+    allocator: Allocator<Part<W>>,
+    bell: Doorbell<Part<W>>,
+    most_blocks: u32,
+}
+
+fn part<W: Words>(words: W, first: usize, count: usize) -> Result<Part<W>> {
+    Part::new(words, first, count)
+        .ok_or_else(|| Error::new("open a pool", ErrorKind::Malformed, "its books are cut off"))
+}
+
+impl<W: Words + Clone> Ledger<W> {
+    pub(crate) fn words_needed(most_blocks: u32) -> usize {
+        let notes = most_blocks as usize * note::WORDS;
+        ALLOCATOR + Allocator::<W>::words_needed(most_blocks).next_multiple_of(8) + notes
+    }
+
+    /// Books over zeroed words.
+    pub(crate) fn format(words: W, id: PoolId, limit: u64, most_blocks: u32) -> Result<Self> {
+        let operation = "make a pool";
+        let (place, uuid) = match id.place {
+            SharedPlace::Host => (1, [0; 16]),
+            SharedPlace::Device(uuid) => (2, uuid),
+        };
+        let [low, high] = note::origin_words(&uuid);
+        let count = Allocator::<W>::words_needed(most_blocks);
+        let allocator = part(words.clone(), ALLOCATOR, count)?;
+        Allocator::format_zeroed(allocator, most_blocks, GRANULE)
+            .map_err(|cause| below::of_allocator(operation, cause).on(id))?;
+        let direction = u64::from(id.direction == Direction::Arrivals);
+        words.store(MOST_BLOCKS, u64::from(most_blocks), Relaxed);
+        words.store(LIMIT, limit, Relaxed);
+        words.store(DIRECTION, direction, Relaxed);
+        words.store(UUID, low, Relaxed);
+        words.store(UUID + 1, high, Relaxed);
+        words.store(PLACE, place, Release);
+        Self::attach(words)
+    }
+
+    pub(crate) fn attach(words: W) -> Result<Self> {
+        let operation = "open a pool";
+        let malformed = |detail| Error::new(operation, ErrorKind::Malformed, detail);
+        let most_blocks = u32::try_from(words.load(MOST_BLOCKS, Relaxed));
+        let most_blocks = most_blocks.map_err(|_| malformed("its numbers make no sense"))?;
+        if words.count() < Self::words_needed(most_blocks) {
+            return Err(malformed("its books are cut off"));
+        }
+        let count = Allocator::<W>::words_needed(most_blocks);
+        let allocator = Allocator::attach(part(words.clone(), ALLOCATOR, count)?)
+            .map_err(|cause| below::of_allocator(operation, cause))?;
+        let bell = part(words.clone(), BELL, Doorbell::<W>::WORDS)?;
+        let bell = Doorbell::new(bell).ok_or_else(|| malformed("its bell is cut off"))?;
+        let ledger = Self { words, allocator, bell, most_blocks };
+        ledger.id()?;
+        Ok(ledger)
+    }
+
+    pub(crate) fn id(&self) -> Result<PoolId> {
+        let operation = "open a pool";
+        let direction = match self.words.load(DIRECTION, Relaxed) {
+            0 => Direction::Here,
+            1 => Direction::Arrivals,
+            _ => return Err(Error::new(operation, ErrorKind::Malformed, "of no direction")),
+        };
+        let place = match self.words.load(PLACE, Acquire) {
+            1 => SharedPlace::Host,
+            2 => {
+                let mut uuid = [0; 16];
+                uuid[..8].copy_from_slice(&self.words.load(UUID, Relaxed).to_le_bytes());
+                uuid[8..].copy_from_slice(&self.words.load(UUID + 1, Relaxed).to_le_bytes());
+                SharedPlace::Device(uuid)
+            }
+            _ => return Err(Error::new(operation, ErrorKind::Malformed, "of no place")),
+        };
+        Ok(PoolId { place, direction })
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.words.load(LIMIT, Relaxed)
+    }
+
+    // ------------------------------------------------------------- pieces
+
+    pub(crate) fn admitted(&self) -> usize {
+        (self.words.load(ADMITTED, Acquire) as usize).min(MOST_PIECES)
+    }
+
+    /// Bytes of the first pieces.
+    fn length_of(&self, pieces: usize) -> u64 {
+        let lengths = (0..pieces).map(|at| self.words.load(LENGTHS + at, Acquire));
+        lengths.fold(0, u64::saturating_add)
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.length_of(self.admitted())
+    }
+
+    /// Gives the next piece to the allocator. Harmless if that was done before, or if it was
+    /// cut short.
+    pub(crate) fn admit(&self, caller: &Caller<'_>, number: usize, length: u64) -> Result<()> {
+        let operation = "admit a piece to a pool";
+        let admitted = self.admitted();
+        if number < admitted {
+            return Ok(());
+        }
+        if number > admitted || number >= MOST_PIECES {
+            let detail = format!("piece {number}, where {admitted} are admitted");
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        }
+        let on = |cause| below::of_allocator(operation, cause);
+        let first = self.length_of(number);
+        // What it has is what was admitted, and perhaps this very piece.
+        if self.allocator.statistics(caller).map_err(on)?.total <= first {
+            self.allocator.extend(caller, first, length).map_err(on)?;
+        }
+        self.words.store(LENGTHS + number, length, Release);
+        self.words.store(ADMITTED, number as u64 + 1, Release);
+        self.changed();
+        Ok(())
+    }
+
+    // ------------------------------------------------------------- blocks
+
+    /// Allocates, and begins the block's note.
+    #[inline]
+    pub(crate) fn allocate(
+        &self,
+        caller: &Caller<'_>,
+        owner: Owner,
+        bytes: u64,
+    ) -> What<(Block, Place)> {
+        let (block, place) = self.allocator.allocate(caller, owner, bytes.max(1), GRANULE)?;
+        self.note(block).begin(block, clock::now());
+        Ok((block, place))
+    }
+
+    #[inline]
+    pub(crate) fn free(&self, caller: &Caller<'_>, block: Block, owner: Owner) -> What<()> {
+        self.allocator.free(caller, block, owner)?;
+        self.changed();
+        Ok(())
+    }
+
+    /// Frees, unless that was done before. False if it could not be done now.
+    #[inline]
+    pub(crate) fn dispose(&self, caller: &Caller<'_>, block: Block, owner: Owner) -> bool {
+        match self.free(caller, block, owner) {
+            Ok(()) | Err(AllocatorError::Stale(_) | AllocatorError::NotYours { .. }) => true,
+            Err(error) => {
+                tracing::warn!(?block, %error, "a block could not be freed");
+                false
+            }
+        }
+    }
+
+    pub(crate) fn transfer(&self, block: Block, from: Owner, to: Owner) -> What<()> {
+        self.allocator.transfer(block, from, to)
+    }
+
+    pub(crate) fn owner(&self, block: Block) -> What<Owner> {
+        self.allocator.owner(block)
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, block: Block) -> What<Place> {
+        self.allocator.find(block)
+    }
+
+    /// Frees all that one owns who is dead; also wakes those whom that one did not wake.
+    pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> What<usize> {
+        let owner = Owner::participant(who);
+        let freed = self.allocator.reclaim(caller, owner, |_| false)?;
+        self.words.fetch_add(CHANGES, 1);
+        self.bell.ring_anyway();
+        Ok(freed)
+    }
+
+    pub(crate) fn statistics(&self, caller: &Caller<'_>) -> What<Statistics> {
+        self.allocator.statistics(caller)
+    }
+
+    pub(crate) fn blocks(&self, caller: &Caller<'_>) -> What<Vec<Listed>> {
+        self.allocator.blocks(caller)
+    }
+
+    pub(crate) fn audit(&self, caller: &Caller<'_>) -> What<std::result::Result<(), Flaw>> {
+        self.allocator.audit(caller)
+    }
+
+    /// The note of a block.
+    #[inline]
+    pub(crate) fn note(&self, block: Block) -> Note<'_, W> {
+        let notes = ALLOCATOR + Allocator::<W>::words_needed(self.most_blocks).next_multiple_of(8);
+        // Of a number that names nothing the note is empty, and swallows what it is told.
+        let number = block.number().min(self.most_blocks) as usize;
+        Note::new(&self.words, notes + number * note::WORDS)
+    }
+
+    // ------------------------------------------------------------ waiting
+
+    /// Something was freed, or there is more.
+    #[inline]
+    fn changed(&self) {
+        self.words.fetch_add(CHANGES, 1);
+        self.bell.ring();
+    }
+
+    /// Moves whenever something was freed, or there is more.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        self.words.load(CHANGES, Acquire)
+    }
+
+    /// Waits until `look` finds something; it is called again whenever something was freed.
+    pub(crate) fn wait<T>(
+        &self,
+        spin: &mut Spin,
+        deadline: Instant,
+        look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        self.bell.wait(spin, deadline, look)
+    }
+}

@@ -1,0 +1,172 @@
+//! What is noted of a message beside its entry in a queue: its times, its path, where it came
+//! from, and what its publisher attached. One note for each block of the books.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ipc::{Block, Words};
+
+use crate::settings::MOST_METADATA;
+
+// Words of a note.
+const BLOCK: usize = 0;
+const FIRST_TIME: usize = 1;
+const PATH: usize = 6;
+const ORIGIN: usize = 7;
+const METADATA: usize = 16;
+/// Words of a note.
+pub(super) const WORDS: usize = METADATA + MOST_METADATA / size_of::<u64>();
+
+/// A stage of a message's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Its block was allocated.
+    Allocated,
+    /// Its publisher had filled it.
+    Filled,
+    /// Its last byte came from the wire.
+    Wire,
+    /// It was copied to where it lies.
+    Copied,
+    /// It was delivered.
+    Published,
+}
+
+/// When a message reached each stage of its way, in nanoseconds since 1970; 0 where it skipped
+/// one. What happened on another node was measured by its clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Times {
+    /// Its publisher borrowed the memory, or the memory for an arriving one was found.
+    pub allocated: u64,
+    /// Its publisher had filled it.
+    pub filled: u64,
+    /// Its last byte came from the wire.
+    pub wire: u64,
+    /// It was copied to where it lies.
+    pub copied: u64,
+    /// It was delivered to the subscribers of this node.
+    pub published: u64,
+}
+
+/// What a publisher attached to a message: at most 256 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Metadata {
+    bytes: [u8; MOST_METADATA],
+    length: usize,
+}
+
+impl Deref for Metadata {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Metadata({:?})", &**self)
+    }
+}
+
+/// A note. Written before the message is published, by who publishes it, and read by those
+/// that hold the message.
+#[derive(Debug)]
+pub(crate) struct Note<'a, W> {
+    words: &'a W,
+    first: usize,
+}
+
+impl<'a, W: Words> Note<'a, W> {
+    pub(super) fn new(words: &'a W, first: usize) -> Self {
+        Self { words, first }
+    }
+
+    #[inline]
+    fn word(&self, which: usize) -> u64 {
+        self.words.load(self.first + which, Relaxed)
+    }
+
+    /// Of another message from now on.
+    #[inline]
+    pub(crate) fn begin(&self, block: Block, now: u64) {
+        self.words.store(self.first + BLOCK, block.to_bits(), Relaxed);
+        for which in FIRST_TIME..METADATA {
+            self.words.store(self.first + which, 0, Relaxed);
+        }
+        self.stamp(Stage::Allocated, now);
+    }
+
+    /// Is it about this message?
+    pub(crate) fn is_of(&self, block: Block) -> bool {
+        self.words.load(self.first + BLOCK, Acquire) == block.to_bits()
+    }
+
+    #[inline]
+    pub(crate) fn stamp(&self, stage: Stage, now: u64) {
+        self.words.store(self.first + FIRST_TIME + stage as usize, now, Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn times(&self) -> Times {
+        let time = |stage: Stage| self.word(FIRST_TIME + stage as usize);
+        Times {
+            allocated: time(Stage::Allocated),
+            filled: time(Stage::Filled),
+            wire: time(Stage::Wire),
+            copied: time(Stage::Copied),
+            published: time(Stage::Published),
+        }
+    }
+
+    /// By which path it came: a number that its node knows; 0 for one of this node.
+    pub(crate) fn set_path(&self, path: u64) {
+        self.words.store(self.first + PATH, path, Relaxed);
+    }
+
+    pub(crate) fn path(&self) -> u64 {
+        self.word(PATH)
+    }
+
+    /// The node that it comes from.
+    pub(crate) fn set_origin(&self, origin: &[u8; 16]) {
+        for (at, word) in origin_words(origin).into_iter().enumerate() {
+            self.words.store(self.first + ORIGIN + at, word, Relaxed);
+        }
+    }
+
+    pub(crate) fn origin(&self) -> [u8; 16] {
+        let mut origin = [0; 16];
+        origin[..8].copy_from_slice(&self.word(ORIGIN).to_le_bytes());
+        origin[8..].copy_from_slice(&self.word(ORIGIN + 1).to_le_bytes());
+        origin
+    }
+
+    /// As many bytes as fit; the length is the entry's to tell.
+    pub(crate) fn set_metadata(&self, bytes: &[u8]) {
+        for (at, bytes) in bytes.chunks(8).take(MOST_METADATA / 8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            let at = self.first + METADATA + at;
+            self.words.store(at, u64::from_le_bytes(word), Release);
+        }
+    }
+
+    pub(crate) fn metadata(&self, length: usize) -> Metadata {
+        let length = length.min(MOST_METADATA);
+        let mut bytes = [0; MOST_METADATA];
+        for (at, to) in bytes.chunks_exact_mut(8).take(length.div_ceil(8)).enumerate() {
+            to.copy_from_slice(&self.word(METADATA + at).to_le_bytes());
+        }
+        bytes[length..].fill(0);
+        Metadata { bytes, length }
+    }
+}
+
+/// An identity as words.
+pub(crate) fn origin_words(origin: &[u8; 16]) -> [u64; 2] {
+    let number = u128::from_le_bytes(*origin);
+    [number as u64, (number >> 64) as u64]
+}

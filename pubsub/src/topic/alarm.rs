@@ -1,0 +1,92 @@
+//! What is told to subscribers in other processes: that they were removed, and that a
+//! publisher was lost.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
+
+use ipc::{Seat, Words};
+
+use super::layout::{ALARMS, LAST_LOST, LINE, LOST, MOST_LOST, MOST_SUBSCRIBERS};
+
+const HERE: usize = 0;
+const ARRIVALS: usize = 1;
+const EVICTED: usize = 2;
+
+/// A subscriber has a seat at each of the topic's queues; its line joins the two, and says
+/// why it was removed. It has the number of its seat at the queue of what is published here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Alarm<'a, W> {
+    words: &'a W,
+    place: usize,
+}
+
+impl<'a, W: Words> Alarm<'a, W> {
+    pub(super) fn of(words: &'a W, here: Seat) -> Self {
+        Self { words, place: here.place() as usize % MOST_SUBSCRIBERS }
+    }
+
+    /// The line of the subscriber that has one of the two seats.
+    pub(super) fn find(words: &'a W, seat: Seat, is_arrivals: bool) -> Option<Self> {
+        let which = if is_arrivals { ARRIVALS } else { HERE };
+        let mut lines = (0..MOST_SUBSCRIBERS).map(|place| Self { words, place });
+        lines.find(|line| words.load(line.at(which), Acquire) == seat.to_bits())
+    }
+
+    fn at(&self, which: usize) -> usize {
+        ALARMS + self.place * LINE + which
+    }
+
+    /// Joins two seats.
+    pub(super) fn enrol(&self, here: Seat, arrivals: Seat) {
+        self.words.store(self.at(HERE), 0, Release);
+        self.words.store(self.at(EVICTED), 0, Release);
+        self.words.store(self.at(ARRIVALS), arrivals.to_bits(), Release);
+        self.words.store(self.at(HERE), here.to_bits(), Release);
+    }
+
+    /// The names of both seats.
+    pub(super) fn seats(&self) -> [u64; 2] {
+        [HERE, ARRIVALS].map(|which| self.words.load(self.at(which), Acquire))
+    }
+
+    /// Tells the subscriber that it is removed, and how long it was in the way.
+    pub(super) fn evict(&self, held_for: Duration) {
+        let held_for = u64::try_from(held_for.as_nanos()).unwrap_or(u64::MAX).max(1);
+        self.words.store(self.at(EVICTED), held_for, Release);
+    }
+
+    /// How long it was in the way, if that is why it was removed.
+    pub(super) fn evicted(&self, here: Seat) -> Option<Duration> {
+        let held_for = self.words.load(self.at(EVICTED), Acquire);
+        let is_mine = self.words.load(self.at(HERE), Acquire) == here.to_bits();
+        (is_mine && held_for != 0).then(|| Duration::from_nanos(held_for))
+    }
+}
+
+/// The publishers that died: how many, and the last of them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Losses<'a, W>(pub(super) &'a W);
+
+impl<W: Words> Losses<'_, W> {
+    /// One more; not twice, if its burial was cut short.
+    pub(super) fn add(&self, publisher: u64) {
+        let count = self.count();
+        let first = count.saturating_sub(MOST_LOST as u64);
+        if (first..count).any(|number| self.get(number) == Some(publisher)) {
+            return;
+        }
+        self.0.store(LAST_LOST + count as usize % MOST_LOST, publisher, Release);
+        self.0.store(LOST, count + 1, Release);
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.0.load(LOST, Acquire)
+    }
+
+    /// Who was lost as the `number`th, if that is still known.
+    pub(super) fn get(&self, number: u64) -> Option<u64> {
+        let publisher = self.0.load(LAST_LOST + number as usize % MOST_LOST, Acquire);
+        let count = self.0.load(LOST, Relaxed);
+        (number < count && count - number <= MOST_LOST as u64).then_some(publisher)
+    }
+}

@@ -1,0 +1,52 @@
+//! Who takes part in a topic, on this node.
+
+use ipc::{Participant, Seat, Words};
+
+use super::Topic;
+use super::publishers::{self, PublisherSeen};
+use crate::pool::Direction;
+
+/// Who takes part in a topic, at about the same time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Census {
+    pub(crate) publishers: Vec<PublisherSeen>,
+    /// Those of what is published here; each has a seat at the other queue, too, but for
+    /// those in the names of roles.
+    pub(crate) subscribers: Vec<SubscriberSeen>,
+}
+
+/// A subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SubscriberSeen {
+    /// In whose name; None for one that names nobody.
+    pub(crate) who: Option<Participant>,
+    pub(crate) seat: Seat,
+    /// The position that it reads next.
+    pub(crate) cursor: u64,
+    /// Messages that it has still to read, and that it holds.
+    pub(crate) unread: u32,
+    pub(crate) held: u32,
+    /// Messages that were dropped before it came to read them.
+    pub(crate) missed: u64,
+}
+
+impl<W: Words + Clone> Topic<W> {
+    pub(crate) fn census(&self) -> Census {
+        let publishers = publishers::lines(self.words()).filter_map(|line| line.seen());
+        Census {
+            publishers: publishers.collect(),
+            subscribers: self.subscriptions(Direction::Here),
+        }
+    }
+
+    /// All subscriptions to one of the queues.
+    pub(crate) fn subscriptions(&self, direction: Direction) -> Vec<SubscriberSeen> {
+        let queue = self.queue(direction);
+        let seen = |seat: Seat| {
+            let (cursor, missed) = queue.progress_of(seat);
+            let (unread, held) = queue.backlog_of(seat);
+            SubscriberSeen { who: seat.who(), seat, cursor, unread, held, missed }
+        };
+        queue.seats().map(seen).collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! Handing a block over to a topic, so that no death on the way loses it.
+//!
+//! A block belongs to who allocated it until it is published, and then to the topic, whose
+//! readers free it. Between the two it belongs to the topic and is in no queue: whoever hands
+//! one over notes before which one it is, its *intent*, and who cleans up after it looks there.
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use ipc::{Block, Caller, Owner, Published, QueueError, Words};
+
+use super::Line;
+use super::entry::{Entry, WORDS};
+use crate::below;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::Ledger;
+
+/// The word in which one who hands blocks over says which one it is about to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Intent<'a, W> {
+    pub(super) words: &'a W,
+    pub(super) at: usize,
+}
+
+/// Between whom blocks go.
+#[derive(Debug)]
+pub(super) struct HandOver<'a, W: Words + Clone> {
+    pub(super) intent: Intent<'a, W>,
+    pub(super) queue: &'a Line<W>,
+    pub(super) ledger: &'a Ledger<W>,
+    pub(super) topic: Owner,
+}
+
+impl<W: Words> Intent<'_, W> {
+    /// One more than the block's name: all bits set name none.
+    fn declare(&self, block: Block) {
+        self.words.store(self.at, block.to_bits().wrapping_add(1), Release);
+    }
+
+    fn clear(&self) {
+        self.words.store(self.at, 0, Release);
+    }
+
+    fn block(&self) -> Option<Block> {
+        let word = self.words.load(self.at, Acquire);
+        (word != 0).then(|| Block::from_bits(word.wrapping_sub(1)))
+    }
+}
+
+impl<W: Words + Clone> HandOver<'_, W> {
+    /// Publishes a message whose block is the caller's; then it is the topic's. `note` is
+    /// told its position when it is certain that it will be delivered unless the caller dies.
+    /// Nobody else may use the same intent meanwhile.
+    #[inline]
+    pub(super) fn publish(
+        &self,
+        caller: &Caller<'_>,
+        entry: Entry,
+        note: impl FnOnce(u64),
+    ) -> std::result::Result<Published, QueueError> {
+        let hand_over = |position| {
+            note(position);
+            self.intent.declare(entry.block);
+            let mine = Owner::participant(caller.me);
+            if let Err(error) = self.ledger.transfer(entry.block, mine, self.topic) {
+                // It stays the caller's, and is freed with all that is the caller's.
+                tracing::error!(block = ?entry.block, %error, "a message's block is not its publisher's");
+            }
+        };
+        let dispose = |words| self.dispose(caller, words);
+        let published = self.queue.publish_with(caller, entry.to_words(), hand_over, dispose)?;
+        self.intent.clear();
+        Ok(published)
+    }
+
+    /// After a death: what was handed over and not delivered is freed. May be done again.
+    pub(super) fn recover(&self, caller: &Caller<'_>) -> Result<()> {
+        let operation = "clean up after a publisher";
+        let Some(block) = self.intent.block() else { return Ok(()) };
+        // Still its own, and freed with all that is; or delivered, read and freed already.
+        if self.ledger.owner(block) == Ok(self.topic) {
+            let mut is_delivered = false;
+            let each = |words: [u64; WORDS]| is_delivered |= words[0] == block.to_bits();
+            let looked = self.queue.find_entries(caller, each);
+            looked.map_err(|cause| below::of_queue(operation, cause))?;
+            if !is_delivered && !self.ledger.dispose(caller, block, self.topic) {
+                let detail = "a block could not be freed";
+                return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
+            }
+        }
+        self.intent.clear();
+        Ok(())
+    }
+
+    /// Frees what nobody reads any more.
+    #[inline]
+    pub(super) fn dispose(&self, caller: &Caller<'_>, words: [u64; WORDS]) {
+        self.ledger.dispose(caller, Block::from_bits(words[0]), self.topic);
+    }
+}

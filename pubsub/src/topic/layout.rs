@@ -1,0 +1,42 @@
+//! Where everything lies in a topic's words.
+//!
+//! ```text
+//!   0 number, and what it is like        64 publishers: 64 lines
+//!  34 publishers' serials              576 origins: 64 lines
+//!  35 who delivers what arrives       1088 alarms: 32 lines
+//!  36 its intent                      1344 the queue of what is published here
+//!  40 publishers lost                      the queue of what arrives
+//!  48 the last of them: 16
+//! ```
+//!
+//! A line is 8 words, so that no two share one of the processor's.
+
+pub(super) const NUMBER: usize = 0;
+pub(super) const NAME_LENGTH: usize = 1;
+pub(super) const NAME: usize = 2;
+pub(super) const PLACE: usize = 27;
+pub(super) const UUID: usize = 28;
+pub(super) const RELIABILITY: usize = 30;
+pub(super) const DEPTH: usize = 31;
+pub(super) const LARGEST: usize = 32;
+pub(super) const RELEASE: usize = 33;
+pub(super) const SERIAL: usize = 34;
+pub(super) const WRITER: usize = 35;
+pub(super) const ARRIVING: usize = 36;
+pub(super) const LOST: usize = 40;
+pub(super) const LAST_LOST: usize = 48;
+pub(super) const MOST_LOST: usize = 16;
+
+pub(super) const LINE: usize = 8;
+pub(super) const PUBLISHERS: usize = 64;
+/// Publishers of a topic at a time on one node.
+pub(crate) const MOST_PUBLISHERS: usize = 64;
+pub(super) const ORIGINS: usize = PUBLISHERS + MOST_PUBLISHERS * LINE;
+/// Nodes whose messages a topic may get.
+pub(crate) const MOST_ORIGINS: usize = 64;
+pub(super) const ALARMS: usize = ORIGINS + MOST_ORIGINS * LINE;
+/// As many as a queue has places for.
+pub(super) const MOST_SUBSCRIBERS: usize = 32;
+pub(super) const QUEUES: usize = ALARMS + MOST_SUBSCRIBERS * LINE;
+
+const _: () = assert!(NAME + crate::settings::LONGEST_TOPIC.div_ceil(8) <= PLACE);

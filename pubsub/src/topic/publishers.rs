@@ -1,0 +1,150 @@
+//! The publishers' table: a line for each.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ipc::{Participant, Words};
+
+use super::intent::Intent;
+use super::layout::{LINE, MOST_PUBLISHERS, PUBLISHERS, SERIAL};
+use super::pressure::Pressure;
+use crate::error::{Error, ErrorKind, Result};
+
+const WHO: usize = 0;
+const NUMBER: usize = 1;
+const SEQUENCE: usize = 2;
+const INTENT: usize = 3;
+const MESSAGES: usize = 4;
+const BYTES: usize = 5;
+const WAITS: usize = 6;
+const DROPPED: usize = 7;
+
+/// One publisher's line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PublisherLine<'a, W> {
+    words: &'a W,
+    slot: usize,
+}
+
+/// What a line says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PublisherSeen {
+    /// In whose name.
+    pub(crate) who: Participant,
+    /// Its name among all publishers that the topic ever had on this node.
+    pub(crate) id: u64,
+    /// Of its last message; 0 before the first.
+    pub(crate) sequence: u64,
+    /// Messages that it published.
+    pub(crate) messages: u64,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+    /// Messages that found no room, and were dropped.
+    pub(crate) dropped: u64,
+    /// Since when it waits for room; None while it does not.
+    pub(crate) waits_since: Option<u64>,
+}
+
+/// The lines of all publishers.
+pub(super) fn lines<W: Words>(words: &W) -> impl Iterator<Item = PublisherLine<'_, W>> {
+    (0..MOST_PUBLISHERS).map(|slot| PublisherLine { words, slot })
+}
+
+/// A line for one publisher more; with the serial that it has now.
+pub(super) fn claim<W: Words>(words: &W, me: Participant) -> Result<(PublisherLine<'_, W>, u64)> {
+    let free = |line: &PublisherLine<'_, W>| {
+        words.compare_exchange(line.at(WHO), 0, u64::from(me.number())).is_ok()
+    };
+    let Some(line) = lines(words).find(free) else {
+        let detail = format!("{MOST_PUBLISHERS} publish on this node");
+        return Err(Error::new("make a publisher", ErrorKind::TooMany, detail));
+    };
+    for which in [SEQUENCE, MESSAGES, BYTES, WAITS, DROPPED] {
+        words.store(line.at(which), 0, Relaxed);
+    }
+    let serial = words.fetch_add(SERIAL, 1).wrapping_add(1);
+    words.store(line.at(NUMBER), serial, Release);
+    Ok((line, serial))
+}
+
+impl<'a, W: Words> PublisherLine<'a, W> {
+    /// The line of a publisher's id.
+    #[inline]
+    pub(crate) fn of(words: &'a W, id: u64) -> Self {
+        Self { words, slot: (id & 0xff) as usize % MOST_PUBLISHERS }
+    }
+
+    #[inline]
+    fn at(&self, which: usize) -> usize {
+        PUBLISHERS + self.slot * LINE + which
+    }
+
+    #[inline]
+    fn word(&self, which: usize) -> u64 {
+        self.words.load(self.at(which), Relaxed)
+    }
+
+    /// The publisher's id, with this serial.
+    pub(crate) fn id(&self, serial: u64) -> u64 {
+        serial << 8 | self.slot as u64
+    }
+
+    /// Is it still this publisher's?
+    #[inline]
+    pub(crate) fn is_of(&self, me: Participant, id: u64) -> bool {
+        self.word(WHO) == u64::from(me.number()) && self.word(NUMBER) == id >> 8
+    }
+
+    pub(super) fn who(&self) -> Option<Participant> {
+        Participant::from_number(self.words.load(self.at(WHO), Acquire) as u32)
+    }
+
+    pub(super) fn intent(&self) -> Intent<'a, W> {
+        Intent { words: self.words, at: self.at(INTENT) }
+    }
+
+    pub(crate) fn pressure(&self) -> Pressure<'a, W> {
+        Pressure { words: self.words, at: self.at(WAITS) }
+    }
+
+    /// Of the last message; 0 before the first.
+    #[inline]
+    pub(crate) fn sequence(&self) -> u64 {
+        self.word(SEQUENCE)
+    }
+
+    /// One more was published.
+    #[inline]
+    pub(crate) fn count(&self, sequence: u64, bytes: u64) {
+        let words = self.words;
+        words.store(self.at(SEQUENCE), sequence, Relaxed);
+        words.store(self.at(MESSAGES), self.word(MESSAGES).wrapping_add(1), Relaxed);
+        words.store(self.at(BYTES), self.word(BYTES).wrapping_add(bytes), Relaxed);
+    }
+
+    /// One found no room.
+    pub(crate) fn count_dropped(&self, sequence: u64) {
+        self.words.store(self.at(SEQUENCE), sequence, Relaxed);
+        self.words.fetch_add(self.at(DROPPED), 1);
+    }
+
+    pub(crate) fn seen(&self) -> Option<PublisherSeen> {
+        let who = self.who()?;
+        let serial = self.words.load(self.at(NUMBER), Acquire);
+        (serial != 0).then(|| PublisherSeen {
+            who,
+            id: self.id(serial),
+            sequence: self.word(SEQUENCE),
+            messages: self.word(MESSAGES),
+            bytes: self.word(BYTES),
+            dropped: self.word(DROPPED),
+            waits_since: self.pressure().since(),
+        })
+    }
+
+    /// For the next publisher. Its intent is settled.
+    pub(crate) fn give_back(&self) {
+        self.pressure().end();
+        self.words.store(self.at(NUMBER), 0, Release);
+        self.words.store(self.at(WHO), 0, Release);
+    }
+}
