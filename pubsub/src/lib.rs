@@ -5,9 +5,23 @@
 mod below;
 mod clock;
 mod error;
+mod event;
+mod house;
+mod loan;
 mod pool;
+mod publisher;
+mod sample;
 mod settings;
+mod subscriber;
+#[cfg(test)]
+mod tests;
 mod topic;
 
 pub use error::{Error, ErrorKind, Result};
+pub use event::Event;
+pub use loan::{Attempt, Loan, Sent};
+pub use pool::{Metadata, Times};
+pub use publisher::{Publisher, PublisherCounters, PublisherId};
+pub use sample::Sample;
 pub use settings::{LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, TopicSettings};
+pub use subscriber::{Samples, Subscriber};

@@ -320,6 +320,23 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.positions_kept().find(|position| self.readers_of(*position) != 0)
     }
 
+    /// The first position from here on whose entry somebody has still to read, or holds, and
+    /// that is meant.
+    #[must_use]
+    pub fn find_unreleased(
+        &self,
+        from: u64,
+        mut is_meant: impl FnMut([u64; E]) -> bool,
+    ) -> Option<u64> {
+        let kept = self.positions_kept();
+        (kept.start.max(from)..kept.end).find(|position| {
+            // What was published there meanwhile was asked for by nobody.
+            self.readers_of(*position) != 0
+                && is_meant(self.entry(self.slot(*position)))
+                && self.readers_of(*position) != 0
+        })
+    }
+
     fn positions_kept(&self) -> std::ops::Range<u64> {
         let tail = self.position();
         tail.saturating_sub(self.slots)..tail

@@ -16,6 +16,25 @@ fn check(operation: &'static str, slice: &Slice, length: usize) -> Result<()> {
     Err(Error::new(operation, ErrorKind::InvalidArgument, detail))
 }
 
+/// The bytes themselves.
+///
+/// # Safety
+/// The slice is one of the memory of the host; it stays mapped, and nobody writes these bytes,
+/// in whatever process, as long as the reference lives.
+pub(crate) unsafe fn borrow(slice: &Slice) -> &[u8] {
+    // SAFETY: by the caller's promise.
+    unsafe { std::slice::from_raw_parts(slice.address() as *const u8, slice.length() as usize) }
+}
+
+/// The bytes themselves, to be written.
+///
+/// # Safety
+/// As for [`borrow`], and nobody reads them either.
+pub(crate) unsafe fn borrow_mut(slice: &mut Slice) -> &mut [u8] {
+    // SAFETY: by the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut u8, slice.length() as usize) }
+}
+
 /// The slice is one of the memory of the host.
 pub(super) fn write(to: &Slice, bytes: &[u8]) -> Result<()> {
     check("write a message", to, bytes.len())?;

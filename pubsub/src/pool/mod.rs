@@ -22,6 +22,7 @@ use crate::below;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::SharedPlace;
 
+pub(crate) use self::bytes::{borrow, borrow_mut};
 pub(crate) use self::ledger::{Ledger, MOST_PIECES};
 pub use self::note::{Metadata, Times};
 pub(crate) use self::note::{Note, Stage, origin_words};

@@ -1,0 +1,77 @@
+//! One process's membership in a node, as publishers and subscribers see it.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use ipc::{Caller, Incarnation, MappedWords, Participant, Roster, Spin};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::{Direction, Pool, PoolId};
+use crate::topic::Topic;
+
+/// What publishers and subscribers need of the node service.
+pub(crate) trait Office: Send + Sync + Debug {
+    /// Asks for more memory, and does not wait for it: the pool's bell rings when it came.
+    fn grow(&self, pool: PoolId, bytes: u64);
+    /// Publishers or subscribers of this topic came or went.
+    fn changed(&self, topic: u32);
+    /// Fails once the node is closed.
+    fn check(&self) -> Result<()>;
+}
+
+/// A process in its node.
+#[derive(Debug)]
+pub(crate) struct House {
+    pub(crate) me: Participant,
+    pub(crate) roster: Arc<Roster<MappedWords>>,
+    pub(crate) office: Arc<dyn Office>,
+    pub(crate) born: Incarnation,
+    /// How those wait that are not told otherwise.
+    pub(crate) waiting: Spin,
+}
+
+impl House {
+    #[inline]
+    pub(crate) fn caller(&self) -> Caller<'_> {
+        Caller::new(self.me, &*self.roster)
+    }
+
+    /// Is this still the process that joined?
+    #[inline]
+    pub(crate) fn check_fork(&self, operation: &'static str) -> Result<()> {
+        if self.born.is_current() {
+            return Ok(());
+        }
+        let detail = "a child joins the node by itself";
+        Err(Error::new(operation, ErrorKind::Forked, detail))
+    }
+
+    /// Is it, and is the node open?
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.check_fork(operation)?;
+        self.office.check()
+    }
+}
+
+/// What a publisher or a subscriber of a topic works with.
+#[derive(Debug, Clone)]
+pub(crate) struct Desk {
+    pub(crate) house: Arc<House>,
+    pub(crate) topic: Arc<Topic>,
+    pub(crate) here: Arc<Pool>,
+    pub(crate) arrivals: Arc<Pool>,
+}
+
+impl Desk {
+    #[inline]
+    pub(crate) fn pool(&self, direction: Direction) -> &Pool {
+        match direction {
+            Direction::Here => &self.here,
+            Direction::Arrivals => &self.arrivals,
+        }
+    }
+
+    pub(crate) fn changed(&self) {
+        self.house.office.changed(self.topic.number());
+    }
+}

@@ -1,0 +1,212 @@
+//! Memory that is borrowed for a message.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu::{DeviceName, Slice};
+use ipc::{Block, Place};
+
+use crate::below;
+use crate::clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::borrow_mut;
+use crate::publisher::{Outgoing, Post};
+use crate::settings::{MOST_METADATA, SharedPlace};
+
+/// What became of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sent {
+    /// Its place in the order of the topic's messages on this node; None if nobody wanted it,
+    /// or it was dropped.
+    pub position: Option<u64>,
+    /// How many it was delivered to.
+    pub readers: u32,
+    /// There was no room, and the topic is one of those that drop.
+    pub is_dropped: bool,
+}
+
+/// What became of an attempt to publish.
+#[derive(Debug)]
+pub enum Attempt {
+    /// It was published.
+    Sent(Sent),
+    /// There is no room now: the loan is given back.
+    Full(Loan),
+}
+
+/// Memory for a message, to be written by its borrower, and then [published](Self::publish).
+/// Dropped, it is given back.
+///
+/// It can be written by anything: by [`write`](Self::write), by a device through its
+/// [`slice`](Self::slice), or by [address](Self::address). What a device does has to be done
+/// before it is published. What it contains before that is up to chance: some message that was
+/// there before.
+pub struct Loan {
+    post: Arc<Post>,
+    block: Block,
+    slice: Slice,
+    metadata: u16,
+    is_mine: bool,
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loan({:?} of {})", self.slice, self.post.desk.topic.name())
+    }
+}
+
+impl Loan {
+    pub(crate) fn new(post: Arc<Post>, block: Block, place: Place, length: u64) -> Result<Self> {
+        match post.desk.here.slice(place, length) {
+            Ok(slice) => Ok(Self { post, block, slice, metadata: 0, is_mine: true }),
+            Err(error) => {
+                post.give_back(block);
+                Err(error)
+            }
+        }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.slice.length()
+    }
+
+    /// Where it starts in this process's address space: the device's, if it is one's.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.slice.address()
+    }
+
+    /// As memory that devices reach.
+    #[must_use]
+    pub fn slice(&self) -> &Slice {
+        &self.slice
+    }
+
+    /// The device that it lies on; None for the host.
+    #[must_use]
+    pub fn device(&self) -> Option<DeviceName> {
+        match self.post.desk.here.id().place {
+            SharedPlace::Host => None,
+            SharedPlace::Device(_) => self.slice.memory().device(),
+        }
+    }
+
+    /// Copies bytes to a part of it; on a device, waits until they are there.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) beyond its end.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.post.desk.house.check_fork("write a message")?;
+        let part = self.slice.slice(offset, bytes.len() as u64);
+        let part = part.map_err(|cause| below::of_device("write a message", cause))?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.post.desk.here.write(&part, bytes, gpu::PATIENCE)
+    }
+
+    /// Copies from a device's memory, all of it.
+    pub(crate) fn copy(&mut self, from: &Slice, patience: Duration) -> Result<()> {
+        if from.length() == 0 {
+            return Ok(());
+        }
+        self.post.desk.here.copy(&self.slice, from, patience)
+    }
+
+    /// Its bytes, to be written in place. For one on the host.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for one on a device.
+    ///
+    /// # Safety
+    /// No other process touches these bytes meanwhile. None does that keeps to the rules, but
+    /// all processes of a node can, and this one cannot know that they do not.
+    #[allow(unsafe_code)]
+    pub unsafe fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        if self.post.desk.here.id().place != SharedPlace::Host {
+            let detail = "it lies on a device";
+            return Err(Error::new("borrow bytes", ErrorKind::InvalidArgument, detail));
+        }
+        // SAFETY: of the host, mapped as long as the slice lives; the caller promises the rest.
+        Ok(unsafe { borrow_mut(&mut self.slice) })
+    }
+
+    /// Attaches bytes to the message, beside its payload.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for more than [`MOST_METADATA`].
+    pub fn set_metadata(&mut self, bytes: &[u8]) -> Result<()> {
+        let operation = "attach metadata";
+        self.post.desk.house.check_fork(operation)?;
+        if bytes.len() > MOST_METADATA {
+            let detail = format!("{} bytes, of {MOST_METADATA} possible", bytes.len());
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        }
+        self.post.desk.here.ledger().note(self.block).set_metadata(bytes);
+        self.metadata = bytes.len() as u16;
+        Ok(())
+    }
+
+    fn outgoing(&self) -> Outgoing {
+        Outgoing {
+            block: self.block,
+            length: self.length(),
+            metadata: self.metadata,
+            filled: clock::now(),
+        }
+    }
+
+    /// Publishes it. On a reliable topic waits for room, for as long as the patience lasts;
+    /// on others there is always room, or it is dropped and counted.
+    ///
+    /// Nobody subscribes: that is no error, and the memory is free again.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), and then the memory is given back, as
+    /// with any error; [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    pub fn publish(mut self, patience: Duration) -> Result<Sent> {
+        // The usual case needs no look at the clock.
+        match self.post.attempt(self.outgoing(), false)? {
+            Some(sent) => {
+                self.is_mine = false;
+                Ok(sent)
+            }
+            None => self.publish_until(clock::deadline(patience)),
+        }
+    }
+
+    pub(crate) fn publish_until(mut self, deadline: Instant) -> Result<Sent> {
+        let Some(sent) = self.post.publish_until(self.outgoing(), deadline)? else {
+            let detail = "subscribers have not released what fills the topic";
+            return Err(self.post.too_late("publish", detail));
+        };
+        self.is_mine = false;
+        Ok(sent)
+    }
+
+    /// Publishes it, if there is room now.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish), but for the deadline.
+    pub fn try_publish(mut self) -> Result<Attempt> {
+        match self.post.attempt(self.outgoing(), false)? {
+            Some(sent) => {
+                self.is_mine = false;
+                Ok(Attempt::Sent(sent))
+            }
+            None => Ok(Attempt::Full(self)),
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if self.is_mine {
+            self.post.give_back(self.block);
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! Publishing.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpu::Slice;
+use ipc::{AllocatorError, Block, Owner, Place, QueueError, Spin};
+
+use crate::below;
+use crate::clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::house::Desk;
+use crate::loan::{Attempt, Loan, Sent};
+use crate::pool::Stage;
+use crate::settings::Reliability;
+use crate::topic::{Entry, PublisherLine};
+
+/// Names a publisher among all that its topic ever had on its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PublisherId(pub(crate) u64);
+
+impl PublisherId {
+    /// As a number.
+    #[must_use]
+    pub fn as_u64(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for PublisherId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 >> 8, self.0 & 0xff)
+    }
+}
+
+/// What a publisher has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct PublisherCounters {
+    /// Messages that it published, wanted by somebody or not.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Messages that found no room and were dropped.
+    pub dropped: u64,
+}
+
+/// Publishes messages of one topic.
+///
+/// Memory for a message is [borrowed](Self::loan), written by whatever writes it (a kernel of a
+/// device, say), and then published where it lies; or a message is [pushed](Self::push), which
+/// copies it once. It may be used by several threads at once; their messages then come in the
+/// order in which they were published.
+///
+/// What was published stays when the publisher is dropped.
+#[derive(Debug)]
+pub struct Publisher {
+    post: Arc<Post>,
+}
+
+/// A publisher's line in its topic: it is kept as long as a loan needs it.
+#[derive(Debug)]
+pub(crate) struct Post {
+    pub(crate) desk: Desk,
+    id: u64,
+    order: Mutex<Order>,
+}
+
+/// One at a time publishes by a line.
+#[derive(Debug)]
+struct Order {
+    /// Of the last message.
+    sequence: u64,
+    /// How this publisher waits, learnt from how long it had to.
+    spin: Spin,
+    /// No message of its own is unreleased before this position.
+    flushed: u64,
+}
+
+/// What is published by one attempt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outgoing {
+    pub(crate) block: Block,
+    pub(crate) length: u64,
+    pub(crate) metadata: u16,
+    /// When the publisher had filled it.
+    pub(crate) filled: u64,
+}
+
+impl Post {
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn line(&self) -> PublisherLine<'_, ipc::MappedWords> {
+        self.desk.topic.publisher(self.id)
+    }
+
+    #[inline]
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.desk.house.check_fork(operation)?;
+        if self.line().is_of(self.desk.house.me, self.id) {
+            return Ok(());
+        }
+        let detail = "this process was taken for dead, or left its node";
+        Err(Error::new(operation, ErrorKind::Closed, detail).on(self.desk.topic.name()))
+    }
+
+    /// Memory for a message, if there is some.
+    #[inline]
+    fn allocate(&self, length: u64) -> std::result::Result<(Block, Place), AllocatorError> {
+        let house = &self.desk.house;
+        let ledger = self.desk.here.ledger();
+        ledger.allocate(&house.caller(), Owner::participant(house.me), length)
+    }
+
+    /// Memory for a message; None if there is none now, and more was asked for.
+    #[inline]
+    fn borrow_now(&self, length: u64) -> Result<Option<(Block, Place)>> {
+        match self.allocate(length) {
+            Ok(found) => Ok(Some(found)),
+            Err(AllocatorError::OutOfMemory { .. } | AllocatorError::OutOfBlocks { .. }) => {
+                let pool = &self.desk.here;
+                if pool.should_ask(length) {
+                    self.desk.house.office.grow(pool.id(), length);
+                }
+                Ok(None)
+            }
+            Err(cause) => {
+                Err(below::of_allocator("borrow memory", cause).on(self.desk.topic.name()))
+            }
+        }
+    }
+
+    fn borrow_until(&self, length: u64, deadline: Instant) -> Result<Option<(Block, Place)>> {
+        let ledger = self.desk.here.ledger();
+        let mut seen = ledger.changes();
+        if let Some(found) = self.borrow_now(length)? {
+            return Ok(Some(found));
+        }
+        let mut spin = self.order().spin;
+        self.line().pressure().begin();
+        let mut asked = Instant::now();
+        let look = || {
+            // The lock is left alone while nothing changes; but more is asked for again.
+            let (changes, now) = (ledger.changes(), Instant::now());
+            if changes == seen && now.saturating_duration_since(asked) < Duration::from_secs(1) {
+                return None;
+            }
+            (seen, asked) = (changes, now);
+            let checked = self.desk.house.check("borrow memory");
+            checked.and_then(|()| self.borrow_now(length)).transpose()
+        };
+        let found = ledger.wait(&mut spin, deadline, look).transpose();
+        self.line().pressure().end();
+        self.order().spin = spin;
+        found
+    }
+
+    /// Publishes; None if there is no room.
+    #[inline]
+    pub(crate) fn attempt(&self, outgoing: Outgoing, is_again: bool) -> Result<Option<Sent>> {
+        let operation = "publish";
+        let Desk { house, topic, here, .. } = &self.desk;
+        let ledger = here.ledger();
+        let mut order = self.order();
+        self.check(operation)?;
+        let now = if is_again { clock::now() } else { outgoing.filled };
+        let note = ledger.note(outgoing.block);
+        note.stamp(Stage::Filled, outgoing.filled);
+        note.stamp(Stage::Published, now);
+        let sequence = order.sequence + 1;
+        let entry = Entry {
+            block: outgoing.block,
+            length: outgoing.length,
+            publisher: self.id,
+            sequence,
+            published_at: now,
+            metadata: outgoing.metadata,
+            has_origin: false,
+        };
+        let caller = house.caller();
+        let sent = match topic.publish_in(&caller, entry, ledger) {
+            Ok(published) => Sent {
+                position: Some(published.position),
+                readers: published.readers,
+                is_dropped: false,
+            },
+            Err(QueueError::NoSubscribers) => {
+                self.line().count(sequence, outgoing.length);
+                ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));
+                Sent { position: None, readers: 0, is_dropped: false }
+            }
+            Err(QueueError::Full) if topic.settings().reliability == Reliability::Reliable => {
+                return Ok(None);
+            }
+            Err(QueueError::Full) => {
+                self.line().count_dropped(sequence);
+                ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));
+                Sent { position: None, readers: 0, is_dropped: true }
+            }
+            Err(cause) => return Err(below::of_queue(operation, cause).on(topic.name())),
+        };
+        order.sequence = sequence;
+        Ok(Some(sent))
+    }
+
+    /// Publishes when there is room; None once the deadline has passed.
+    pub(crate) fn publish_until(
+        &self,
+        outgoing: Outgoing,
+        deadline: Instant,
+    ) -> Result<Option<Sent>> {
+        if let Some(sent) = self.attempt(outgoing, false)? {
+            return Ok(Some(sent));
+        }
+        let queue = self.desk.topic.here();
+        let mut spin = self.order().spin;
+        self.line().pressure().begin();
+        let look = || {
+            if let Err(error) = self.desk.house.check("publish") {
+                return Some(Err(error));
+            }
+            if queue.has_room() { self.attempt(outgoing, true).transpose() } else { None }
+        };
+        let sent = queue.wait_for_room_with(&mut spin, deadline, look).transpose();
+        self.line().pressure().end();
+        self.order().spin = spin;
+        sent
+    }
+
+    /// Gives back what was borrowed.
+    pub(crate) fn give_back(&self, block: Block) {
+        let house = &self.desk.house;
+        if house.born.is_current() {
+            let owner = Owner::participant(house.me);
+            self.desk.here.ledger().dispose(&house.caller(), block, owner);
+        }
+    }
+
+    pub(crate) fn too_late(&self, operation: &'static str, detail: &str) -> Error {
+        Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.desk.topic.name())
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        let house = &self.desk.house;
+        if house.born.is_current() && self.line().is_of(house.me, self.id) {
+            self.line().give_back();
+            self.desk.changed();
+        }
+    }
+}
+
+impl Publisher {
+    pub(crate) fn new(desk: Desk) -> Result<Self> {
+        desk.house.check("make a publisher")?;
+        let id = desk.topic.claim(desk.house.me)?;
+        let order =
+            Order { sequence: 0, spin: desk.house.waiting, flushed: desk.topic.here().position() };
+        desk.changed();
+        Ok(Self { post: Arc::new(Post { desk, id, order: Mutex::new(order) }) })
+    }
+
+    /// Its name among all publishers that the topic ever had on this node.
+    #[must_use]
+    pub fn id(&self) -> PublisherId {
+        PublisherId(self.post.id)
+    }
+
+    /// The topic's name.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        self.post.desk.topic.name()
+    }
+
+    /// Of the message that it published last; 0 before the first.
+    #[must_use]
+    pub fn sequence(&self) -> u64 {
+        self.post.order().sequence
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn counters(&self) -> PublisherCounters {
+        let seen = self.post.line().seen().filter(|seen| seen.id == self.post.id);
+        seen.map_or_else(PublisherCounters::default, |seen| PublisherCounters {
+            messages: seen.messages,
+            bytes: seen.bytes,
+            dropped: seen.dropped,
+        })
+    }
+
+    /// How it waits from now on.
+    pub fn set_spin(&self, spin: Spin) {
+        self.post.order().spin = spin;
+    }
+
+    /// How many would get a message that is published now, on this node: those that carry it
+    /// to others count as one.
+    #[must_use]
+    pub fn subscribers(&self) -> u32 {
+        self.post.desk.topic.here().subscribers()
+    }
+
+    /// Borrows memory for a message of so many bytes; waits for it, if there is none.
+    ///
+    /// # Errors
+    /// [`TooLong`](ErrorKind::TooLong) beyond the topic's largest,
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
+    /// [`Forked`](ErrorKind::Forked).
+    pub fn loan(&self, length: u64, patience: Duration) -> Result<Loan> {
+        // The usual case needs no look at the clock.
+        if let Some(loan) = self.try_loan(length)? {
+            return Ok(loan);
+        }
+        self.loan_until(length, clock::deadline(patience))
+    }
+
+    fn loan_until(&self, length: u64, deadline: Instant) -> Result<Loan> {
+        let operation = "borrow memory";
+        self.check_length(length)?;
+        self.post.desk.house.check(operation)?;
+        match self.post.borrow_until(length, deadline)? {
+            Some((block, place)) => Loan::new(Arc::clone(&self.post), block, place, length),
+            None => {
+                let detail = format!("no room for {length} bytes in its pool");
+                Err(self.post.too_late(operation, &detail))
+            }
+        }
+    }
+
+    /// Borrows memory, if there is some; if not, more is asked for.
+    ///
+    /// # Errors
+    /// As [`loan`](Self::loan), but for the deadline.
+    #[inline]
+    pub fn try_loan(&self, length: u64) -> Result<Option<Loan>> {
+        self.check_length(length)?;
+        self.post.check("borrow memory")?;
+        match self.post.borrow_now(length)? {
+            Some((block, place)) => {
+                Loan::new(Arc::clone(&self.post), block, place, length).map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
+    fn check_length(&self, length: u64) -> Result<()> {
+        let largest = self.post.desk.topic.settings().largest;
+        if length <= largest {
+            return Ok(());
+        }
+        let detail = format!("{length} bytes; the topic's largest message has {largest}");
+        Err(Error::new("borrow memory", ErrorKind::TooLong, detail).on(self.topic()))
+    }
+
+    /// Publishes these bytes: copies them once, to where all subscribers read them.
+    ///
+    /// # Errors
+    /// As [`loan`](Self::loan) and [`Loan::publish`].
+    pub fn push(&self, bytes: &[u8], patience: Duration) -> Result<Sent> {
+        self.send(bytes.len() as u64, patience, |loan| loan.write(0, bytes))
+    }
+
+    /// Publishes these bytes, if there is room now; None if there is not.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push), but for the deadline.
+    pub fn try_push(&self, bytes: &[u8]) -> Result<Option<Sent>> {
+        let Some(mut loan) = self.try_loan(bytes.len() as u64)? else { return Ok(None) };
+        loan.write(0, bytes)?;
+        match loan.try_publish()? {
+            Attempt::Sent(sent) => Ok(Some(sent)),
+            Attempt::Full(_) => Ok(None),
+        }
+    }
+
+    /// Publishes what lies in a device's memory: copies it once, and waits until it is copied.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push); if the topic's device cannot reach that memory.
+    pub fn push_slice(&self, from: &Slice, patience: Duration) -> Result<Sent> {
+        self.send(from.length(), patience, |loan| loan.copy(from, patience))
+    }
+
+    fn send(
+        &self,
+        length: u64,
+        patience: Duration,
+        fill: impl FnOnce(&mut Loan) -> Result<()>,
+    ) -> Result<Sent> {
+        let deadline = clock::deadline(patience);
+        let mut loan = match self.try_loan(length)? {
+            Some(loan) => loan,
+            None => self.loan_until(length, deadline)?,
+        };
+        fill(&mut loan)?;
+        loan.publish_until(deadline)
+    }
+
+    /// Waits until everything that it has published so far was released by all that got it;
+    /// messages for other nodes count as released when those have them.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
+    /// [`Forked`](ErrorKind::Forked).
+    pub fn flush(&self, patience: Duration) -> Result<()> {
+        let operation = "flush";
+        let post = &*self.post;
+        post.check(operation)?;
+        let queue = post.desk.topic.here();
+        let (mut spin, mut from, sequence) = {
+            let order = post.order();
+            (order.spin, order.flushed, order.sequence)
+        };
+        let end = queue.position();
+        let is_mine = |words| {
+            let entry = Entry::from_words(words);
+            entry.publisher == post.id && entry.sequence <= sequence
+        };
+        let look = || match queue.find_unreleased(from, is_mine) {
+            Some(position) => {
+                from = position;
+                post.desk.house.check(operation).err().map(Err)
+            }
+            None => Some(Ok(())),
+        };
+        let flushed = queue.wait_for_room_with(&mut spin, clock::deadline(patience), look);
+        let Some(flushed) = flushed else {
+            let detail = format!("message {from} of the topic is not released by all");
+            return Err(post.too_late(operation, &detail));
+        };
+        let mut order = post.order();
+        order.flushed = order.flushed.max(end);
+        flushed
+    }
+}

@@ -1,0 +1,298 @@
+//! Reading.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipc::{Seat, Spin, Taken};
+
+use crate::below;
+use crate::clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Event;
+use crate::house::Desk;
+use crate::pool::Direction;
+use crate::publisher::PublisherId;
+use crate::sample::Sample;
+use crate::topic::Entry;
+
+/// Reads the messages of one topic: all that are published, on this node or others, from when
+/// it subscribed.
+///
+/// Messages of one publisher come in order; those of different ones may come in any, and those
+/// of other nodes are taken in turn with those of this one.
+///
+/// What it has pulled it holds until the [`Sample`] is dropped, also after the subscriber is.
+/// On a reliable topic, one who holds samples that are in the way of publishers for longer than
+/// [`release_deadline`](crate::TopicSettings::release_deadline) is removed: then nothing more
+/// can be pulled ([`Evicted`](ErrorKind::Evicted)), not even what it had still to read, and the
+/// samples that it holds [are not valid](Sample::is_valid) any more.
+#[derive(Debug)]
+pub struct Subscriber {
+    here: ipc::Subscriber,
+    arrivals: ipc::Subscriber,
+    shared: Arc<Subscription>,
+    /// Whose turn it is.
+    next: Direction,
+    spin: Spin,
+    /// Messages that were missed, and not told of yet.
+    gap: u64,
+    /// Losses of publishers that were told of.
+    losses: u64,
+    is_eviction_told: bool,
+}
+
+/// A subscription, as its samples know it; ends with the last of them.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    pub(crate) desk: Desk,
+    here: Seat,
+    arrivals: Seat,
+}
+
+impl Subscription {
+    #[inline]
+    pub(crate) fn seat(&self, direction: Direction) -> Seat {
+        match direction {
+            Direction::Here => self.here,
+            Direction::Arrivals => self.arrivals,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_seated(&self, direction: Direction) -> bool {
+        self.desk.topic.queue(direction).is_seated(self.seat(direction))
+    }
+
+    #[inline]
+    pub(crate) fn release(&self, direction: Direction, position: u64) {
+        let Desk { house, topic, .. } = &self.desk;
+        let seat = (direction, self.seat(direction));
+        topic.release(&house.caller(), seat, position, self.desk.pool(direction));
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        let Desk { house, topic, .. } = &self.desk;
+        if !house.born.is_current() {
+            return;
+        }
+        let caller = house.caller();
+        for direction in [Direction::Here, Direction::Arrivals] {
+            let ledger = self.desk.pool(direction).ledger();
+            let dispose = |words| {
+                topic.dispose(&caller, ledger, words);
+            };
+            // It was removed, or whoever holds the lock is stopped: then it ends with the process.
+            let _ = topic.queue(direction).unseat(&caller, self.seat(direction), dispose);
+        }
+    }
+}
+
+impl Subscriber {
+    pub(crate) fn new(desk: Desk) -> Result<Self> {
+        let operation = "subscribe";
+        desk.house.check(operation)?;
+        let topic = &desk.topic;
+        let losses = topic.publishers_lost();
+        let refused = |cause| below::of_queue(operation, cause).on(topic.name());
+        let caller = desk.house.caller();
+        let arrivals = topic.arrivals().subscribe(&caller).map_err(refused)?;
+        let here = match topic.here().subscribe(&caller) {
+            Ok(here) => here,
+            Err(cause) => {
+                let dispose = |words| {
+                    topic.dispose(&caller, desk.arrivals.ledger(), words);
+                };
+                topic.arrivals().unsubscribe(&caller, &arrivals, dispose).map_err(refused)?;
+                return Err(refused(cause));
+            }
+        };
+        topic.enrol(here.seat(), arrivals.seat());
+        desk.changed();
+        let spin = desk.house.waiting;
+        let shared = Subscription { here: here.seat(), arrivals: arrivals.seat(), desk };
+        Ok(Self {
+            here,
+            arrivals,
+            shared: Arc::new(shared),
+            next: Direction::Here,
+            spin,
+            gap: 0,
+            losses,
+            is_eviction_told: false,
+        })
+    }
+
+    /// The topic's name.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        self.shared.desk.topic.name()
+    }
+
+    /// How it waits from now on.
+    pub fn set_spin(&mut self, spin: Spin) {
+        self.spin = spin;
+    }
+
+    /// Messages that were dropped before it came to read them, in all.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.here.missed().wrapping_add(self.arrivals.missed())
+    }
+
+    /// The next message, if there is one.
+    ///
+    /// # Errors
+    /// [`Evicted`](ErrorKind::Evicted), [`Closed`](ErrorKind::Closed),
+    /// [`Forked`](ErrorKind::Forked).
+    #[inline]
+    pub fn try_pull(&mut self) -> Result<Option<Sample>> {
+        self.shared.desk.house.check_fork("pull")?;
+        for _ in 0..2 {
+            let direction = self.next;
+            let topic = &self.shared.desk.topic;
+            let (taken, next) = match direction {
+                Direction::Here => (topic.here().take(&mut self.here), Direction::Arrivals),
+                Direction::Arrivals => (topic.arrivals().take(&mut self.arrivals), Direction::Here),
+            };
+            self.next = next;
+            if let Some(taken) = taken {
+                return self.sample(direction, &taken).map(Some);
+            }
+        }
+        self.check_seat()?;
+        Ok(None)
+    }
+
+    /// Waits for the next message.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
+    /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
+    pub fn pull(&mut self, patience: Duration) -> Result<Sample> {
+        if let Some(sample) = self.pull_within(patience)? {
+            return Ok(sample);
+        }
+        let detail = format!("no message within {patience:?}");
+        Err(Error::new("pull", ErrorKind::DeadlineExceeded, detail).on(self.topic()))
+    }
+
+    /// None once the patience is over.
+    fn pull_within(&mut self, patience: Duration) -> Result<Option<Sample>> {
+        if let Some(sample) = self.try_pull()? {
+            return Ok(Some(sample));
+        }
+        let mut spin = self.spin;
+        let topic = Arc::clone(&self.shared.desk.topic);
+        let deadline = clock::deadline(patience);
+        // Who delivers what arrives rings there, too.
+        let waited = topic.here().wait_with(&mut spin, deadline, || self.try_pull().transpose());
+        self.spin = spin;
+        waited.transpose()
+    }
+
+    /// The messages as they come: ends when none has come for so long, or after an error.
+    pub fn samples(&mut self, patience: Duration) -> Samples<'_> {
+        Samples { subscriber: Some(self), patience }
+    }
+
+    #[cold]
+    fn check_seat(&self) -> Result<()> {
+        if self.shared.is_seated(Direction::Here) && self.shared.is_seated(Direction::Arrivals) {
+            return self.shared.desk.house.office.check();
+        }
+        let detail = match self.evicted() {
+            Some(held_for) => format!("its samples were in the way for {held_for:?}"),
+            None => "its process was taken for dead, or left its node".to_owned(),
+        };
+        Err(Error::new("pull", ErrorKind::Evicted, detail).on(self.topic()))
+    }
+
+    fn evicted(&self) -> Option<Duration> {
+        self.shared.desk.topic.evicted(self.here.seat())
+    }
+
+    fn sample(&mut self, direction: Direction, taken: &Taken<{ Entry::WORDS }>) -> Result<Sample> {
+        self.gap = self.gap.wrapping_add(taken.missed);
+        let entry = Entry::from_words(taken.entry);
+        let pool = self.shared.desk.pool(direction);
+        let found = pool.ledger().find(entry.block);
+        let found = found.map_err(|cause| below::of_allocator("find a message", cause));
+        match found.and_then(|place| pool.slice(place, entry.length)) {
+            Ok(slice) => {
+                let shared = Arc::clone(&self.shared);
+                Ok(Sample::new(shared, direction, taken.position, entry, slice))
+            }
+            Err(cause) => {
+                self.shared.release(direction, taken.position);
+                let error = Error::because("pull", ErrorKind::Malformed, cause);
+                Err(error.on(self.topic()))
+            }
+        }
+    }
+
+    /// What happened beside messages, since it was asked last.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        if self.gap > 0 {
+            return Some(Event::Gap { missed: std::mem::take(&mut self.gap) });
+        }
+        let topic = &self.shared.desk.topic;
+        let lost = topic.publishers_lost();
+        while self.losses < lost {
+            let number = self.losses;
+            self.losses += 1;
+            // Of very many only the last are known.
+            if let Some(publisher) = topic.publisher_lost(number) {
+                return Some(Event::PublisherLost { publisher: PublisherId(publisher) });
+            }
+        }
+        let is_seated =
+            self.shared.is_seated(Direction::Here) && self.shared.is_seated(Direction::Arrivals);
+        if !is_seated && !self.is_eviction_told && self.shared.desk.house.born.is_current() {
+            self.is_eviction_told = true;
+            return Some(Event::Evicted { held_for: self.evicted() });
+        }
+        None
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        let Desk { house, topic, .. } = &self.shared.desk;
+        if !house.born.is_current() {
+            return;
+        }
+        let caller = house.caller();
+        for (direction, subscriber) in
+            [(Direction::Here, &self.here), (Direction::Arrivals, &self.arrivals)]
+        {
+            let ledger = self.shared.desk.pool(direction).ledger();
+            let dispose = |words| {
+                topic.dispose(&caller, ledger, words);
+            };
+            // What its samples hold they go on holding; or it was removed before.
+            let _ = topic.queue(direction).stop(&caller, subscriber, dispose);
+        }
+        self.shared.desk.changed();
+    }
+}
+
+/// Messages as they come; see [`Subscriber::samples`].
+#[derive(Debug)]
+pub struct Samples<'a> {
+    subscriber: Option<&'a mut Subscriber>,
+    patience: Duration,
+}
+
+impl Iterator for Samples<'_> {
+    type Item = Result<Sample>;
+
+    fn next(&mut self) -> Option<Result<Sample>> {
+        let pulled = self.subscriber.as_mut()?.pull_within(self.patience);
+        if !matches!(pulled, Ok(Some(_))) {
+            self.subscriber = None;
+        }
+        pulled.transpose()
+    }
+}
