@@ -58,6 +58,14 @@ impl Life {
         Ok(Self(fd))
     }
 
+    /// One more that stands for the same process.
+    ///
+    /// # Errors
+    /// What the system says: that there can be no more descriptors.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+
     /// Is the process gone?
     #[must_use]
     pub fn is_over(&self) -> bool {

@@ -15,6 +15,8 @@ pub(crate) trait Office: Send + Sync + Debug {
     fn grow(&self, pool: PoolId, bytes: u64);
     /// Publishers or subscribers of this topic came or went.
     fn changed(&self, topic: u32);
+    /// This process does not use the topic any more, or one handle of it less.
+    fn forget(&self, topic: u32);
     /// Fails once the node is closed.
     fn check(&self) -> Result<()>;
 }
@@ -60,9 +62,35 @@ pub(crate) struct Desk {
     pub(crate) topic: Arc<Topic>,
     pub(crate) here: Arc<Pool>,
     pub(crate) arrivals: Arc<Pool>,
+    _use: Arc<Use>,
+}
+
+/// One use of a topic, of which the service is told when it ends.
+#[derive(Debug)]
+struct Use {
+    house: Arc<House>,
+    topic: u32,
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        if self.house.born.is_current() {
+            self.house.office.forget(self.topic);
+        }
+    }
 }
 
 impl Desk {
+    pub(crate) fn new(
+        house: &Arc<House>,
+        topic: Arc<Topic>,
+        here: Arc<Pool>,
+        arrivals: Arc<Pool>,
+    ) -> Self {
+        let _use = Arc::new(Use { house: Arc::clone(house), topic: topic.number() });
+        Self { house: Arc::clone(house), topic, here, arrivals, _use }
+    }
+
     #[inline]
     pub(crate) fn pool(&self, direction: Direction) -> &Pool {
         match direction {

@@ -60,6 +60,15 @@ pub(crate) enum SharedPlace {
     Device([u8; 16]),
 }
 
+impl fmt::Display for SharedPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Device(bytes) => Uuid(*bytes).fmt(f),
+        }
+    }
+}
+
 impl SharedPlace {
     pub(crate) fn of(place: MemoryPlace) -> Result<Self> {
         let operation = "open the device of a topic";
@@ -139,32 +148,8 @@ pub struct TopicSettings {
 impl TopicSettings {
     /// The deepest topic.
     pub const MOST_DEPTH: u32 = 1 << 16;
-
-    /// Refuses what can never be.
-    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
-        let refuse =
-            |detail: String| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
-        if self.depth == 0 || self.depth > Self::MOST_DEPTH {
-            return refuse(format!(
-                "a depth of {}: 1 to {} is possible",
-                self.depth,
-                Self::MOST_DEPTH
-            ));
-        }
-        if self.largest == 0 || self.largest > 1 << 40 {
-            return refuse(format!(
-                "a largest message of {} bytes: 1 to 2^40 is possible",
-                self.largest
-            ));
-        }
-        if self.release_deadline < Duration::from_millis(1) {
-            return refuse(format!(
-                "a release deadline of {:?}: at least 1 ms",
-                self.release_deadline
-            ));
-        }
-        Ok(())
-    }
+    /// The longest of all messages, in bytes.
+    pub const LARGEST: u64 = 1 << 40;
 }
 
 impl Default for TopicSettings {
@@ -213,6 +198,24 @@ impl SharedSettings {
         Duration::from_micros(self.release_microseconds)
     }
 
+    /// Refuses what can never be.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        let refuse = |detail| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        if self.depth == 0 || self.depth > TopicSettings::MOST_DEPTH {
+            let most = TopicSettings::MOST_DEPTH;
+            return refuse(format!("a depth of {}: 1 to {most} is possible", self.depth));
+        }
+        if self.largest == 0 || self.largest > TopicSettings::LARGEST {
+            let (largest, most) = (self.largest, TopicSettings::LARGEST);
+            return refuse(format!("messages of {largest} bytes: 1 to {most} is possible"));
+        }
+        if self.release_microseconds < 1000 {
+            let deadline = self.release_deadline();
+            return refuse(format!("a release deadline of {deadline:?}: at least 1 ms"));
+        }
+        Ok(())
+    }
+
     /// As this process says it; a device that it does not see has no name here.
     pub(crate) fn seen_here(&self) -> Result<TopicSettings> {
         let memory = match self.place {
@@ -231,5 +234,13 @@ impl SharedSettings {
             largest: self.largest,
             release_deadline: self.release_deadline(),
         })
+    }
+}
+
+impl fmt::Display for SharedSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, reliability, depth, largest, .. } = self;
+        write!(f, "{reliability}, {depth} messages of up to {largest} bytes on {place}, ")?;
+        write!(f, "released within {:?}", self.release_deadline())
     }
 }

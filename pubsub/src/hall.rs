@@ -1,0 +1,106 @@
+//! What all processes of a node share from the moment they join: who is there.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use ipc::{Layout, MappedWords, Roster, Segment, Words};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::peers::NodeIdentity;
+
+const LAYOUT: Layout = Layout::new("node hall", 1);
+
+// Words of the hall, behind the roster.
+const IDENTITY: usize = Roster::<MappedWords>::WORDS;
+const TOPICS: usize = IDENTITY + 2;
+const SERVICES: usize = IDENTITY + 3;
+const WORDS: usize = IDENTITY + 8;
+
+/// A node's hall. It outlives the services of the node, as long as anybody is there.
+#[derive(Debug)]
+pub(crate) struct Hall {
+    segment: Segment,
+    words: MappedWords,
+    roster: Arc<Roster<MappedWords>>,
+}
+
+impl Hall {
+    /// That of a node that nobody is at yet.
+    pub(crate) fn create(identity: NodeIdentity) -> Result<Self> {
+        let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>())
+            .map_err(|error| Error::of("make the hall of a node", error))?;
+        let words = segment.words();
+        let (first, second) = identity.0.split_at(8);
+        for (at, half) in [first, second].into_iter().enumerate() {
+            let half = half.try_into().map_or(0, u64::from_le_bytes);
+            words.store(IDENTITY + at, half, Relaxed);
+        }
+        segment.mark_ready();
+        Self::of_segment(segment)
+    }
+
+    /// As it came from another process.
+    pub(crate) fn open(file: OwnedFd) -> Result<Self> {
+        let operation = "open the hall of a node";
+        let segment = Segment::open(file, LAYOUT)
+            .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
+        Self::of_segment(segment)
+    }
+
+    fn of_segment(segment: Segment) -> Result<Self> {
+        let words = segment.words();
+        let roster = (words.count() >= WORDS).then(|| Roster::new(segment.words())).flatten();
+        let Some(roster) = roster else {
+            let detail = "it is too small";
+            return Err(Error::new("open the hall of a node", ErrorKind::Malformed, detail));
+        };
+        Ok(Self { segment, words, roster: Arc::new(roster) })
+    }
+
+    /// Who is there.
+    pub(crate) fn roster(&self) -> &Arc<Roster<MappedWords>> {
+        &self.roster
+    }
+
+    /// The node's, whatever service serves it.
+    pub(crate) fn identity(&self) -> NodeIdentity {
+        let mut bytes = [0; 16];
+        for (at, half) in bytes.chunks_exact_mut(8).enumerate() {
+            half.copy_from_slice(&self.words.load(IDENTITY + at, Relaxed).to_le_bytes());
+        }
+        NodeIdentity(bytes)
+    }
+
+    /// A number that no topic of this node had before.
+    pub(crate) fn number_a_topic(&self) -> u32 {
+        self.words.fetch_add(TOPICS, 1) as u32
+    }
+
+    /// The how manieth service this is, from 1 on.
+    pub(crate) fn count_a_service(&self) -> u32 {
+        self.words.fetch_add(SERVICES, 1) as u32 + 1
+    }
+}
+
+impl AsFd for Hall {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.segment.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hall_is_the_same_for_all() {
+        let made = Hall::create(NodeIdentity([7; 16])).unwrap();
+        let opened = Hall::open(made.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(opened.identity(), NodeIdentity([7; 16]));
+        assert_eq!((made.number_a_topic(), opened.number_a_topic()), (0, 1));
+        assert_eq!((opened.count_a_service(), made.count_a_service()), (1, 2));
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(Hall::open(null.into()).unwrap_err().kind(), ErrorKind::Malformed);
+    }
+}

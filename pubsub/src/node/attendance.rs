@@ -1,0 +1,401 @@
+//! One process's membership in a node: what it shares with the thread that keeps it.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Sender, bounded};
+use ipc::{Incarnation, MappedWords, Participant, Roster};
+use nix::sys::eventfd::EventFd;
+
+use super::line::OwnService;
+use super::options::NodeOptions;
+use crate::error::{Error, ErrorKind, Result};
+use crate::hall::Hall;
+use crate::house::Office;
+use crate::pool::{Direction, Pool, PoolId};
+use crate::report::Row;
+use crate::service::election::Membership;
+use crate::service::protocol::{Refusal, Request};
+use crate::topic::Topic;
+
+/// What a request asked for.
+pub(super) enum Answer {
+    Topic { topic: Arc<Topic>, here: Arc<Pool>, arrivals: Arc<Pool> },
+    Rows(Vec<Row>),
+}
+
+/// A request that was not answered yet.
+struct Pending {
+    request: Request,
+    answer: Sender<Result<Answer>>,
+    rows: Vec<Row>,
+}
+
+/// A topic that this process uses.
+struct Used {
+    topic: Arc<Topic>,
+    /// By how many handles.
+    handles: usize,
+    /// How often the service gave it. It forgets that this process uses the topic only if
+    /// what it is told to forget is all that it gave.
+    given: u64,
+}
+
+#[derive(Default)]
+struct State {
+    pools: HashMap<PoolId, Arc<Pool>>,
+    /// Pools of devices that this process cannot map, and why.
+    strange: HashMap<PoolId, String>,
+    topics: HashMap<u32, Used>,
+    pending: HashMap<u64, Pending>,
+    outgoing: VecDeque<Request>,
+    next: u64,
+    closed: Option<String>,
+}
+
+pub(super) struct Shared {
+    options: NodeOptions,
+    hall: Hall,
+    me: Participant,
+    bell: EventFd,
+    service: OwnService,
+    state: Mutex<State>,
+    leaving_since: OnceLock<Instant>,
+    /// While anybody holds it there is a hall.
+    _membership: Membership,
+}
+
+/// What this process hands over to the next service.
+pub(super) struct Belongings {
+    pub(super) pools: Vec<(PoolId, OwnedFd, Vec<(OwnedFd, u64)>)>,
+    pub(super) topics: Vec<(u32, OwnedFd)>,
+    pub(super) unanswered: Vec<Request>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        options: NodeOptions,
+        hall: Hall,
+        me: Participant,
+        bell: EventFd,
+        service: OwnService,
+        membership: Membership,
+    ) -> Self {
+        Self {
+            options,
+            hall,
+            me,
+            bell,
+            service,
+            state: Mutex::default(),
+            leaving_since: OnceLock::new(),
+            _membership: membership,
+        }
+    }
+
+    pub(super) fn options(&self) -> &NodeOptions {
+        &self.options
+    }
+
+    pub(super) fn hall(&self) -> &Hall {
+        &self.hall
+    }
+
+    pub(super) fn me(&self) -> Participant {
+        self.me
+    }
+
+    pub(super) fn roster(&self) -> &Arc<Roster<MappedWords>> {
+        self.hall.roster()
+    }
+
+    pub(super) fn bell(&self) -> &EventFd {
+        &self.bell
+    }
+
+    pub(super) fn service(&self) -> &OwnService {
+        &self.service
+    }
+
+    pub(super) fn leaving_since(&self) -> Option<Instant> {
+        self.leaving_since.get().copied()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to be said to the service.
+    pub(super) fn requests(&self) -> VecDeque<Request> {
+        std::mem::take(&mut self.state().outgoing)
+    }
+
+    fn say(&self, request: Request) {
+        self.state().outgoing.push_back(request);
+        let _ = self.bell.write(1);
+    }
+
+    /// This process is not a member any more.
+    pub(super) fn close(&self, why: &Error) {
+        let mut state = self.state();
+        state.closed = Some(why.to_string());
+        for (_, pending) in state.pending.drain() {
+            let error =
+                Error::new("ask the service of the node", ErrorKind::Closed, why.to_string());
+            let _ = pending.answer.send(Err(error));
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.state().closed {
+            None => Ok(()),
+            Some(why) => Err(Error::new("use a node", ErrorKind::Closed, why.clone())),
+        }
+    }
+
+    /// Asks the service, and waits for the answer.
+    pub(super) fn ask(
+        &self,
+        operation: &'static str,
+        request: impl FnOnce(u64) -> Request,
+    ) -> Result<Answer> {
+        let (sender, receiver) = bounded(1);
+        let number = {
+            let mut state = self.state();
+            if let Some(why) = &state.closed {
+                return Err(Error::new(operation, ErrorKind::Closed, why.clone()));
+            }
+            state.next += 1;
+            let number = state.next;
+            let request = request(number);
+            state.outgoing.push_back(request.clone());
+            state.pending.insert(number, Pending { request, answer: sender, rows: Vec::new() });
+            number
+        };
+        let _ = self.bell.write(1);
+        match receiver.recv_timeout(self.options.patience) {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.state().pending.remove(&number);
+                // It may have come at the last moment.
+                receiver.try_recv().unwrap_or_else(|_| {
+                    let detail = format!("no answer within {:?}", self.options.patience);
+                    Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
+                })
+            }
+        }
+    }
+
+    /// The service has a pool that this process is going to need.
+    pub(super) fn meet_pool(&self, id: PoolId, books: OwnedFd) {
+        let mut state = self.state();
+        if state.pools.contains_key(&id) {
+            return;
+        }
+        match Pool::open(books) {
+            Ok(pool) if pool.id() == id => {
+                state.pools.insert(id, Arc::new(pool));
+            }
+            Ok(_) => drop(state.strange.insert(id, "its books are another pool's".into())),
+            Err(error) => drop(state.strange.insert(id, error.to_string())),
+        }
+    }
+
+    pub(super) fn map_piece(&self, id: PoolId, number: u32, length: u64, memory: OwnedFd) {
+        let Some(pool) = self.state().pools.get(&id).cloned() else { return };
+        if let Err(error) = pool.map_piece(number as usize, memory, length) {
+            tracing::error!(%error, number, length, "cannot map a piece of a pool");
+            let mut state = self.state();
+            state.pools.remove(&id);
+            state.strange.insert(id, error.to_string());
+        }
+    }
+
+    /// The service gives a topic that was asked for.
+    pub(super) fn has_topic(&self, request: u64, number: u32, segment: OwnedFd) {
+        let mut state = self.state();
+        let given = state.use_topic(number, segment);
+        let pending = state.pending.remove(&request);
+        let Some(pending) = pending else {
+            // Whoever asked did not wait so long.
+            if given.is_ok() {
+                drop(state);
+                self.let_go(number);
+            }
+            return;
+        };
+        if pending.answer.send(given).is_err() {
+            drop(state);
+            self.let_go(number);
+        }
+    }
+
+    pub(super) fn is_refused(&self, request: u64, why: Refusal) {
+        if let Some(pending) = self.state().pending.remove(&request) {
+            let _ = pending.answer.send(Err(why.into_error("ask the service of the node")));
+        }
+    }
+
+    pub(super) fn has_rows(&self, request: u64, rows: Vec<Row>, is_last: bool) {
+        let mut state = self.state();
+        let Some(pending) = state.pending.get_mut(&request) else { return };
+        pending.rows.extend(rows);
+        if is_last && let Some(pending) = state.pending.remove(&request) {
+            let _ = pending.answer.send(Ok(Answer::Rows(pending.rows)));
+        }
+    }
+
+    /// A handle of a topic is not used any more.
+    fn let_go(&self, number: u32) {
+        let mut state = self.state();
+        let Some(used) = state.topics.get_mut(&number) else { return };
+        used.handles -= 1;
+        if used.handles == 0 {
+            let given = used.given;
+            state.topics.remove(&number);
+            state.outgoing.push_back(Request::Forget { number, given });
+            let _ = self.bell.write(1);
+        }
+    }
+
+    /// All that the next service needs, and what the last one has not answered.
+    pub(super) fn belongings(&self) -> Result<Belongings> {
+        let operation = "hand over what a process knows of its node";
+        let failed = |error: std::io::Error| Error::of(operation, error);
+        let mut state = self.state();
+        // The next service looks by itself, and what was asked for is asked again.
+        state.outgoing.clear();
+        let copy = |file: std::os::fd::BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
+        let pools = state
+            .pools
+            .iter()
+            .map(|(id, pool)| Ok((*id, copy(pool.books())?, pool.pieces()?)))
+            .collect::<Result<_>>()?;
+        let topics = state
+            .topics
+            .iter_mut()
+            .map(|(number, used)| {
+                // It gives what is handed to it.
+                used.given = 1;
+                Ok((
+                    *number,
+                    match used.topic.segment() {
+                        Some(segment) => copy(segment)?,
+                        None => {
+                            return Err(Error::new(
+                                operation,
+                                ErrorKind::Failed,
+                                "it lies nowhere",
+                            ));
+                        }
+                    },
+                ))
+            })
+            .collect::<Result<_>>()?;
+        let unanswered = state
+            .pending
+            .values_mut()
+            .map(|pending| {
+                pending.rows.clear();
+                pending.request.clone()
+            })
+            .collect();
+        Ok(Belongings { pools, topics, unanswered })
+    }
+}
+
+impl State {
+    fn use_topic(&mut self, number: u32, segment: OwnedFd) -> Result<Answer> {
+        let operation = "open a topic";
+        if let Some(used) = self.topics.get_mut(&number) {
+            used.given += 1;
+            used.handles += 1;
+            let topic = Arc::clone(&used.topic);
+            return self.with_pools(topic);
+        }
+        let topic = Arc::new(Topic::open(segment)?);
+        let answer = self.with_pools(Arc::clone(&topic)).map_err(|error| error.on(topic.name()))?;
+        if topic.number() != number {
+            let detail = "the service speaks of another topic than it sends";
+            return Err(Error::new(operation, ErrorKind::Malformed, detail));
+        }
+        self.topics.insert(number, Used { topic, handles: 1, given: 1 });
+        Ok(answer)
+    }
+
+    fn with_pools(&self, topic: Arc<Topic>) -> Result<Answer> {
+        let pool = |direction| {
+            let id = PoolId { place: topic.settings().place, direction };
+            self.pools.get(&id).cloned().ok_or_else(|| {
+                let why = self.strange.get(&id);
+                let why = why.map_or("its pools were not sent", String::as_str);
+                Error::new("map the memory of a topic", ErrorKind::Unknown, why)
+            })
+        };
+        let (here, arrivals) = (pool(Direction::Here)?, pool(Direction::Arrivals)?);
+        Ok(Answer::Topic { topic, here, arrivals })
+    }
+}
+
+/// Held by all that a process has of a node; it leaves when the last of that is dropped.
+pub(super) struct Attendance {
+    pub(super) shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    born: Incarnation,
+}
+
+impl Attendance {
+    pub(super) fn new(shared: Arc<Shared>, thread: JoinHandle<()>) -> Self {
+        Self { shared, thread: Some(thread), born: Incarnation::current() }
+    }
+}
+
+impl fmt::Debug for Attendance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attendance({} at {})", self.shared.me, self.shared.options.directory.display())
+    }
+}
+
+impl Office for Attendance {
+    fn grow(&self, pool: PoolId, bytes: u64) {
+        self.shared.say(Request::Grow { pool, bytes });
+    }
+
+    fn changed(&self, topic: u32) {
+        self.shared.say(Request::Changed { number: topic });
+    }
+
+    fn forget(&self, topic: u32) {
+        self.shared.let_go(topic);
+    }
+
+    fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+}
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        if !self.born.is_current() {
+            // In a forked child: thread, service and membership are the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        let _ = self.shared.leaving_since.set(Instant::now());
+        let _ = self.shared.bell.write(1);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that kept this process at its node panicked");
+        }
+        // Members that are still there find another one.
+        self.shared.service.end();
+    }
+}
+
+/// How long it may take until one that asks from outside is answered.
+pub(super) const ASKING: Duration = Duration::from_secs(5);

@@ -1,0 +1,209 @@
+//! A process at its node.
+
+mod asking;
+mod attendance;
+mod line;
+mod link;
+mod options;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ipc::{Incarnation, Life, Participant};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::os::fd::AsFd;
+
+use self::attendance::{Answer, Attendance, Shared};
+use self::line::{OwnService, reach};
+use crate::error::{Error, ErrorKind, Result};
+use crate::hall::Hall;
+use crate::house::{Desk, House};
+use crate::report::Row;
+use crate::service::election::{self, Membership};
+use crate::service::protocol::{LONGEST_LABEL, Request};
+use crate::settings::{SharedSettings, TopicSettings};
+use crate::{Publisher, Subscriber};
+
+pub use self::asking::report;
+pub use self::options::{Budgets, NodeOptions, ServiceMode};
+
+/// A process's membership in a node: where topics come from.
+///
+/// Copies are the same membership. It ends when the last of them, and the last publisher,
+/// subscriber, loan and sample that came of it, is dropped. A forked child joins by itself.
+///
+/// ```
+/// use std::time::Duration;
+/// use pubsub::{Node, NodeOptions, TopicSettings};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-node-{}", std::process::id()));
+/// let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+/// let topic = node.topic("greetings", &TopicSettings::default())?;
+/// let mut subscriber = topic.subscriber()?;
+/// let publisher = topic.publisher()?;
+///
+/// let patience = Duration::from_secs(5);
+/// publisher.push(b"hello", patience)?;
+/// assert_eq!(subscriber.pull(patience)?.to_vec()?, b"hello");
+/// # let path = node.directory().to_owned();
+/// # drop((node, topic, subscriber, publisher));
+/// # std::fs::remove_dir_all(path).unwrap();
+/// # Ok::<(), pubsub::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Node {
+    attendance: Arc<Attendance>,
+    house: Arc<House>,
+}
+
+const JOINING: &str = "join a node";
+
+impl Node {
+    /// Joins the node of a directory, and serves it if nobody does and the options allow it.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no service is found within the
+    /// patience; [`Denied`](ErrorKind::Denied), [`TooMany`](ErrorKind::TooMany).
+    pub fn join(options: NodeOptions) -> Result<Self> {
+        if options.label.len() > LONGEST_LABEL {
+            let detail = format!("a label of more than {LONGEST_LABEL} bytes");
+            return Err(Error::new(JOINING, ErrorKind::InvalidArgument, detail));
+        }
+        election::prepare(JOINING, &options.directory)?;
+        let failed = |error: std::io::Error| Error::of(JOINING, error);
+        let end = Instant::now() + options.patience;
+        let service = OwnService::default();
+        let (channel, welcome) = loop {
+            let channel = reach(JOINING, &options, &service, || end)?;
+            let life = Life::of_this_process().map_err(failed)?;
+            let hello = Request::Hello { label: options.label.clone() };
+            match link::introduce(JOINING, &channel, &hello, &[life.as_fd()]) {
+                Ok(welcome) => break (channel, welcome),
+                // A service that was about to end.
+                Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end => {}
+                Err(error) => return Err(error.on(options.directory.display())),
+            }
+        };
+        let hall = Hall::open(welcome.hall)?;
+        let Some(me) = Participant::from_number(welcome.participant) else {
+            let detail = "the service gives a name that is none";
+            return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
+        };
+        hall.roster().learn(me, Life::of_this_process().map_err(failed)?);
+        let membership = Membership::hold(JOINING, &options.directory)?;
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|error| failed(error.into()))?;
+        let (roster, waiting) = (Arc::clone(hall.roster()), options.waiting);
+        let shared = Arc::new(Shared::new(options, hall, me, bell, service, membership));
+        let thread = std::thread::Builder::new()
+            .name("fabricast-link".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || link::run(&shared, channel)
+            })
+            .map_err(failed)?;
+        let attendance = Arc::new(Attendance::new(shared, thread));
+        let office = Arc::clone(&attendance) as _;
+        let born = Incarnation::current();
+        let house = Arc::new(House { me, roster, office, born, waiting });
+        Ok(Self { attendance, house })
+    }
+
+    /// Opens a topic, and makes it if nobody has. It goes when nobody uses it any more.
+    ///
+    /// # Errors
+    /// [`SettingsDiffer`](ErrorKind::SettingsDiffer) if it exists and is another one;
+    /// [`OverBudget`](ErrorKind::OverBudget), with the figures;
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument).
+    pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
+        let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
+        self.ask_for(name, Some(shared))
+    }
+
+    /// Opens a topic as whoever made it wanted it.
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) if nobody has made it.
+    pub fn open(&self, name: &str) -> Result<Topic> {
+        self.ask_for(name, None)
+    }
+
+    fn ask_for(&self, name: &str, settings: Option<SharedSettings>) -> Result<Topic> {
+        let operation = "open a topic";
+        self.house.check(operation)?;
+        let request = |request| Request::Open { request, name: name.into(), settings };
+        let answer = self.attendance.shared.ask(operation, request);
+        match answer.map_err(|error| error.on(name))? {
+            Answer::Topic { topic, here, arrivals } => {
+                Ok(Topic { desk: Desk::new(&self.house, topic, here, arrivals) })
+            }
+            Answer::Rows(_) => Err(Error::new(operation, ErrorKind::Malformed, "another answer")),
+        }
+    }
+
+    /// Who is there, and what goes on: the first row is the node's.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed).
+    pub fn report(&self) -> Result<Vec<Row>> {
+        let operation = "report on a node";
+        self.house.check(operation)?;
+        match self.attendance.shared.ask(operation, |request| Request::Report { request })? {
+            Answer::Rows(rows) => Ok(rows),
+            Answer::Topic { .. } => {
+                Err(Error::new(operation, ErrorKind::Malformed, "another answer"))
+            }
+        }
+    }
+
+    /// The node's identity, in hexadecimal digits: the same for all that are at it, whatever
+    /// service serves it.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        self.attendance.shared.hall().identity().to_string()
+    }
+
+    /// Where its socket is.
+    #[must_use]
+    pub fn directory(&self) -> &std::path::Path {
+        &self.attendance.shared.options().directory
+    }
+}
+
+/// A topic that this process uses. Copies are the same.
+#[derive(Debug, Clone)]
+pub struct Topic {
+    desk: Desk,
+}
+
+impl Topic {
+    /// One who publishes.
+    ///
+    /// # Errors
+    /// [`TooMany`](ErrorKind::TooMany).
+    pub fn publisher(&self) -> Result<Publisher> {
+        Publisher::new(self.desk.clone())
+    }
+
+    /// One who reads all that is published from now on.
+    ///
+    /// # Errors
+    /// [`TooMany`](ErrorKind::TooMany).
+    pub fn subscriber(&self) -> Result<Subscriber> {
+        Subscriber::new(self.desk.clone())
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.desk.topic.name()
+    }
+
+    /// What it is like.
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) if its memory is a device's that this process does not
+    /// see.
+    pub fn settings(&self) -> Result<TopicSettings> {
+        self.desk.topic.settings().seen_here()
+    }
+}

@@ -1,0 +1,120 @@
+//! How a process joins a node.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpu::Uuid;
+use ipc::{Credentials, Spin};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::settings::SharedPlace;
+
+/// How a process joins a node.
+///
+/// ```
+/// use pubsub::NodeOptions;
+/// let options = NodeOptions { label: "camera".into(), ..NodeOptions::default() };
+/// assert_eq!(options.directory, NodeOptions::usual_directory());
+/// ```
+#[derive(Debug, Clone)]
+pub struct NodeOptions {
+    /// Where the node's socket is. All processes that say the same are at one node.
+    pub directory: PathBuf,
+    /// What this process calls itself in reports; at most 64 bytes.
+    pub label: String,
+    /// Who serves the node.
+    pub service: ServiceMode,
+    /// How long to wait for the service: to join, to open a topic, or to find another one when
+    /// it has ended.
+    pub patience: Duration,
+    /// How publishers and subscribers wait.
+    pub waiting: Spin,
+    /// What the pools of a node that this process serves may grow to.
+    pub budgets: Budgets,
+}
+
+impl NodeOptions {
+    /// Where a node is, if nothing else is said: `$FABRICAST_DIRECTORY`, or else a directory of
+    /// this user's in `$XDG_RUNTIME_DIR` or `/tmp`.
+    #[must_use]
+    pub fn usual_directory() -> PathBuf {
+        let named = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(directory) = named("FABRICAST_DIRECTORY") {
+            return directory.into();
+        }
+        match named("XDG_RUNTIME_DIR") {
+            Some(directory) => PathBuf::from(directory).join("fabricast"),
+            None => {
+                let user = Credentials::of_this_process().user;
+                std::env::temp_dir().join(format!("fabricast-{user}"))
+            }
+        }
+    }
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        let program = std::env::current_exe().ok();
+        let name = program.as_deref().and_then(|path| path.file_name());
+        let label = name.map(|name| name.to_string_lossy().chars().take(16).collect());
+        Self {
+            directory: Self::usual_directory(),
+            label: label.unwrap_or_default(),
+            service: ServiceMode::Embedded,
+            patience: Duration::from_secs(20),
+            waiting: Spin::default(),
+            budgets: Budgets::default(),
+        }
+    }
+}
+
+/// Who serves the node that a process joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ServiceMode {
+    /// This process, if nobody does, in a thread.
+    #[default]
+    Embedded,
+    /// Always another process, as `fabricast node`.
+    Outside,
+}
+
+/// What the messages of all topics of a node may take of each memory, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Budgets {
+    /// Of the host's; a quarter of it if nothing is said.
+    pub host: Option<u64>,
+    /// Of each device's; half of it if nothing is said.
+    pub device: Option<u64>,
+}
+
+impl Budgets {
+    pub(crate) fn of(&self, place: SharedPlace) -> Result<u64> {
+        let operation = "tell what a topic may take";
+        match place {
+            SharedPlace::Host => Ok(match self.host {
+                Some(bytes) => bytes,
+                None => host_memory()? / 4,
+            }),
+            SharedPlace::Device(bytes) => match self.device {
+                Some(bytes) => Ok(bytes),
+                None => {
+                    let device = gpu::Device::find(Uuid(bytes))
+                        .map_err(|error| Error::because(operation, ErrorKind::Unknown, error))?;
+                    Ok(device.properties().total_memory / 2)
+                }
+            },
+        }
+    }
+}
+
+fn host_memory() -> Result<u64> {
+    let operation = "tell how much memory the host has";
+    let text =
+        std::fs::read_to_string("/proc/meminfo").map_err(|error| Error::of(operation, error))?;
+    let total = text.lines().find_map(|line| {
+        line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    total
+        .map(|kibibytes| kibibytes << 10)
+        .ok_or_else(|| Error::new(operation, ErrorKind::Failed, "/proc/meminfo does not say"))
+}

@@ -1,0 +1,5 @@
+//! Nodes and each other.
+
+mod identity;
+
+pub use identity::{LONGEST_LABEL, NodeIdentity, SessionNumber};

@@ -1,0 +1,143 @@
+//! What a node can tell about itself: a list of rows.
+
+use serde::{Deserialize, Serialize};
+
+/// A line of a report.
+///
+/// Participants are named as the node's shared memory names them; nodes, by their identity in
+/// hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Row {
+    /// The node: always the first row.
+    Node {
+        /// Its identity.
+        identity: String,
+        /// What its service calls itself.
+        label: String,
+        /// The how manieth service of the node this is.
+        service: u32,
+        /// The process that serves it.
+        process: u32,
+        /// Where other nodes reach it, if they do.
+        listens: Option<String>,
+    },
+    /// A process that takes part.
+    Process {
+        /// Its name in shared memory.
+        participant: String,
+        /// What it calls itself.
+        label: String,
+        /// Its number, as the service's process sees it; 0 if it does not.
+        process: u32,
+    },
+    /// Memory that topics draw from.
+    Pool {
+        /// Whose memory: `host`, or a device's UUID.
+        place: String,
+        /// For messages from other nodes?
+        is_for_arrivals: bool,
+        /// Bytes that there are.
+        bytes: u64,
+        /// Bytes that it may grow to.
+        limit: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Messages and loans that lie in it.
+        blocks: u64,
+    },
+    /// A topic.
+    Topic {
+        /// Its name.
+        name: String,
+        /// Its number on this node.
+        number: u32,
+        /// Whose memory: `host`, or a device's UUID.
+        place: String,
+        /// `reliable`, `drop-oldest` or `drop-newest`.
+        reliability: String,
+        /// Messages that may wait.
+        depth: u32,
+        /// The longest message.
+        largest: u64,
+        /// How long a message may be held that is in the way, in microseconds.
+        release_microseconds: u64,
+        /// Messages that were published here.
+        published: u64,
+        /// Messages that came from other nodes.
+        arrived: u64,
+        /// Marks of readers that were taken off unread messages to make room.
+        dropped: u64,
+    },
+    /// One who publishes.
+    Publisher {
+        /// The topic's name.
+        topic: String,
+        /// The process.
+        participant: String,
+        /// Its identity within the topic.
+        publisher: u64,
+        /// Messages that it published.
+        messages: u64,
+        /// Their bytes.
+        bytes: u64,
+        /// For how long it has been waiting for room, in microseconds; 0 if it does not.
+        waits_microseconds: u64,
+    },
+    /// One who subscribes.
+    Subscriber {
+        /// The topic's name.
+        topic: String,
+        /// The process; or `carrier`: the service, for other nodes.
+        participant: String,
+        /// Messages that it has still to read or holds.
+        behind: u64,
+        /// Messages that it missed.
+        missed: u64,
+    },
+    /// Another node.
+    Peer {
+        /// Its identity; empty if it was never met.
+        node: String,
+        /// What it calls itself.
+        label: String,
+        /// Where it is.
+        address: String,
+        /// Is there a connection?
+        is_connected: bool,
+        /// Why not, if not; else how long, or by which provider.
+        detail: String,
+    },
+    /// A topic that is sent to another node.
+    Sent {
+        /// The topic's name.
+        topic: String,
+        /// To which node.
+        node: String,
+        /// By which path, and why.
+        path: String,
+        /// Messages that were delivered there.
+        messages: u64,
+        /// Their bytes.
+        bytes: u64,
+        /// How often it waited for room in the other node's ring.
+        waits: u64,
+        /// Time spent by stage, in nanoseconds: named, in order.
+        stages: Vec<(String, u64)>,
+    },
+    /// A topic that is received from another node.
+    Received {
+        /// The topic's name.
+        topic: String,
+        /// From which node.
+        node: String,
+        /// By which path, and why.
+        path: String,
+        /// Messages that were delivered here.
+        messages: u64,
+        /// Their bytes.
+        bytes: u64,
+        /// Time spent by stage, in nanoseconds: named, in order.
+        stages: Vec<(String, u64)>,
+    },
+}

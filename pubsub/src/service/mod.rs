@@ -1,0 +1,112 @@
+//! The service of a node: the role that founds it, lets processes in, makes topics and pools,
+//! and cleans up after the dead.
+//!
+//! It runs in a thread, of a process of its own or of the first that joins. Whoever holds the
+//! office may end or be killed at any moment: the members hold the descriptors of all that
+//! there is, elect another service, and hand them over.
+
+mod connection;
+pub(crate) mod election;
+pub(crate) mod protocol;
+mod reception;
+mod registry;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use ipc::{ChannelListener, Incarnation};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use self::election::{Membership, Office, socket_in};
+use self::reception::Reception;
+use crate::error::{Error, Result};
+use crate::node::Budgets;
+use crate::peers::NodeIdentity;
+
+const SERVING: &str = "serve a node";
+
+/// What a service is told when it starts.
+#[derive(Debug, Clone)]
+pub(crate) struct ServiceOptions {
+    pub(crate) directory: PathBuf,
+    pub(crate) label: String,
+    pub(crate) budgets: Budgets,
+    /// Of the node, if it is founded anew.
+    pub(crate) identity: NodeIdentity,
+}
+
+/// How the service finds the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trouble {
+    /// Nobody is there.
+    None,
+    /// There are members, who know the hall.
+    MembersWithoutService,
+}
+
+/// The service of a node, as long as it is held.
+#[derive(Debug)]
+pub(crate) struct Service {
+    thread: Option<JoinHandle<()>>,
+    is_over: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
+    born: Incarnation,
+}
+
+impl Service {
+    /// Serves the node of a directory, unless another one does.
+    pub(crate) fn start(options: ServiceOptions) -> Result<Option<Self>> {
+        election::prepare(SERVING, &options.directory)?;
+        let Some(office) = Office::take(SERVING, &options.directory)? else { return Ok(None) };
+        let failed = |error: std::io::Error| Error::of(SERVING, error);
+        let trouble = if Membership::is_held(SERVING, &options.directory)? {
+            Trouble::MembersWithoutService
+        } else {
+            Trouble::None
+        };
+        let path = socket_in(&options.directory);
+        let listener = listen(&path)?;
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|error| failed(error.into()))?;
+        let (bell, is_over) = (Arc::new(bell), Arc::new(AtomicBool::new(false)));
+        let reception =
+            Reception::new(options, listener, Arc::clone(&bell), Arc::clone(&is_over), trouble)?;
+        let thread = std::thread::Builder::new()
+            .name("fabricast-node".into())
+            .spawn(move || {
+                reception.serve();
+                // Only now may another one serve.
+                drop(office);
+            })
+            .map_err(failed)?;
+        Ok(Some(Self { thread: Some(thread), is_over, bell, born: Incarnation::current() }))
+    }
+
+    /// Has it ended by itself?
+    pub(crate) fn is_over(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+fn listen(path: &Path) -> Result<ChannelListener> {
+    ChannelListener::bind(path).map_err(|error| Error::of(SERVING, error).on(path.display()))
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if !self.born.is_current() {
+            // In a forked child: the thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.is_over.store(true, Ordering::Release);
+        let _ = self.bell.write(1);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of a node's service panicked");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Subscribers that are in somebody's way.
+//!
+//! A topic's settings say how long a message may be held. That counts from the moment at
+//! which a publisher waits: who holds messages that nobody needs the room of may keep them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use ipc::Participant;
+
+use super::Reception;
+use crate::pool::Direction;
+
+/// What is looked at again and again: topics that somebody publishes to.
+#[derive(Debug, Default)]
+pub(super) struct Watches(BTreeMap<u32, Watch>);
+
+/// One topic: which position is in the way, and since when.
+#[derive(Debug, Default, Clone, Copy)]
+struct Watch {
+    in_the_way: Option<(u64, Instant)>,
+}
+
+impl Watch {
+    /// Takes note of what is in the way now; gives for how long, if that is too long.
+    fn look(&mut self, now: Instant, found: Option<u64>, deadline: Duration) -> Option<Duration> {
+        self.in_the_way = match (self.in_the_way, found) {
+            (_, None) => None,
+            (Some((position, since)), Some(found)) if position == found => Some((position, since)),
+            (_, Some(found)) => Some((found, now)),
+        };
+        let since = self.in_the_way.map(|(_, since)| now.saturating_duration_since(since));
+        since.filter(|since| *since >= deadline)
+    }
+}
+
+impl Watches {
+    pub(super) fn watch(&mut self, number: u32, is_wanted: bool) {
+        if is_wanted {
+            self.0.entry(number).or_default();
+        } else {
+            self.0.remove(&number);
+        }
+    }
+
+    pub(super) fn has_any(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
+impl Reception {
+    /// Removes those that hold for too long what others wait for.
+    pub(super) fn evict(&mut self) {
+        let Some(seat) = &self.seat else { return };
+        let now = Instant::now();
+        for (number, watch) in &mut self.watches.0 {
+            let Some((topic, [here, arrivals])) = self.registry.desk(*number) else { continue };
+            // Only while somebody waits is anything in the way.
+            let waits = topic.pressure().is_some();
+            let found = if waits { topic.in_the_way(Direction::Here) } else { None };
+            let position = found.as_ref().map(|(position, _)| *position);
+            let deadline = topic.settings().release_deadline();
+            let Some(held_for) = watch.look(now, position, deadline) else { continue };
+            for holder in found.into_iter().flat_map(|(_, holders)| holders) {
+                // Other nodes are waited for by those who carry the messages there.
+                if holder.who().is_some_and(Participant::is_role) {
+                    continue;
+                }
+                let at = (Direction::Here, holder);
+                match topic.evict(&seat.caller(), at, held_for, here, arrivals) {
+                    Ok(()) => tracing::warn!(
+                        topic = topic.name(),
+                        holder = ?holder.who(),
+                        ?position,
+                        "a subscriber was removed: it held a message for too long"
+                    ),
+                    Err(error) => tracing::debug!(%error, "cannot remove a subscriber yet"),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_position_for_the_whole_deadline_is_too_long() {
+        let (start, deadline) = (Instant::now(), Duration::from_secs(1));
+        let mut watch = Watch::default();
+        let mut look = |tenths, found| watch.look(start + deadline / 10 * tenths, found, deadline);
+        assert_eq!(look(0, Some(7)), None);
+        assert_eq!(look(9, Some(7)), None);
+        // It moved on: somebody is slow, but lets go.
+        assert_eq!(look(10, Some(8)), None);
+        assert_eq!(look(19, Some(8)), None);
+        // Nobody waited for a moment.
+        assert_eq!(look(20, None), None);
+        assert_eq!(look(21, Some(8)), None);
+        assert_eq!(look(32, Some(8)), Some(deadline / 10 * 11));
+    }
+}

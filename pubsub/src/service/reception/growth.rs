@@ -1,0 +1,147 @@
+//! Memory for pools: no message lies in a piece that not everybody has mapped.
+//!
+//! A descriptor that only its maker had would die with it, and the messages in it.
+
+use ipc::Participant;
+
+use super::Reception;
+use crate::pool::PoolId;
+use crate::service::protocol::Notice;
+use crate::service::registry::{Growing, pools_of};
+
+impl Reception {
+    /// Lets a pool grow, if it may.
+    pub(super) fn grow(&mut self, id: PoolId, bytes: u64) {
+        match self.registry.grow(id, bytes) {
+            Ok(Some(number)) => self.hand_out(id, number),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, bytes, "a pool cannot grow"),
+        }
+    }
+
+    /// Sends a piece to all that use the pool, and waits for them to have mapped it.
+    fn hand_out(&mut self, id: PoolId, number: usize) {
+        let ticket = self.ticket();
+        let users: Vec<_> = self
+            .guests
+            .iter()
+            .filter(|(_, guest)| !guest.leaves && guest.pools.contains_key(&id))
+            .map(|(who, _)| *who)
+            .collect();
+        // Whoever brought it itself has it mapped.
+        let awaits = users.into_iter().filter(|who| self.send_pieces(*who, id, ticket)).collect();
+        if let Some(keeping) = self.registry.pools.get_mut(&id) {
+            keeping.growing = Some(Growing { number, ticket, awaits });
+        }
+        self.admit_if_mapped(id);
+    }
+
+    fn ticket(&mut self) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        ticket
+    }
+
+    /// Sends a process the pieces of a pool that it does not have, if there are any.
+    fn send_pieces(&mut self, who: Participant, id: PoolId, ticket: u64) -> bool {
+        let mut has_sent = false;
+        let Some(guest) = self.guests.get_mut(&who) else { return false };
+        let Some(has) = guest.pools.get_mut(&id) else { return false };
+        loop {
+            match self.registry.piece(id, *has) {
+                Ok(Some((descriptor, length))) => {
+                    let number = *has as u32;
+                    *has += 1;
+                    let notice = Notice::Piece { pool: id, number, length, ticket };
+                    guest.connection.send(&notice, vec![descriptor]);
+                    has_sent = true;
+                }
+                Ok(None) => return has_sent,
+                Err(error) => {
+                    tracing::warn!(%error, "a piece of a pool cannot be handed out");
+                    return has_sent;
+                }
+            }
+        }
+    }
+
+    /// Gives a process the pools of a topic, as far as it does not have them.
+    pub(super) fn send_pools(&mut self, who: Participant, number: u32) {
+        let Some(kept) = self.registry.topics.get(&number) else { return };
+        for id in pools_of(kept.topic.settings().place) {
+            let Some(guest) = self.guests.get_mut(&who) else { return };
+            if !guest.pools.contains_key(&id) {
+                let Some(books) = self.registry.books(id) else { return };
+                guest.pools.insert(id, 0);
+                guest.connection.send(&Notice::Pool { pool: id }, vec![books]);
+            }
+            let growing = self.registry.pools.get(&id).and_then(|it| it.growing.as_ref());
+            let ticket = growing.map(|growing| growing.ticket);
+            let sent_as = ticket.unwrap_or_else(|| self.ticket());
+            if self.send_pieces(who, id, sent_as)
+                && let Some(keeping) = self.registry.pools.get_mut(&id)
+                && let Some(growing) = &mut keeping.growing
+            {
+                // The one that is being handed out is among them.
+                growing.awaits.insert(who);
+            }
+        }
+    }
+
+    /// All that a process that came back lacks of what it uses.
+    pub(super) fn send_missing(&mut self, who: Participant) {
+        let Some(guest) = self.guests.get(&who) else { return };
+        for number in guest.topics.keys().copied().collect::<Vec<_>>() {
+            self.send_pools(who, number);
+        }
+    }
+
+    /// A process has mapped all that was sent to it up to this.
+    pub(super) fn has_mapped(&mut self, who: Participant, ticket: u64) {
+        let mut acknowledged = Vec::new();
+        for (id, keeping) in &mut self.registry.pools {
+            if let Some(growing) = &mut keeping.growing
+                && growing.ticket <= ticket
+                && growing.awaits.remove(&who)
+            {
+                acknowledged.push(*id);
+            }
+        }
+        for id in acknowledged {
+            self.admit_if_mapped(id);
+        }
+    }
+
+    /// Nothing is awaited of one any more.
+    pub(super) fn is_not_awaited(&mut self, who: Participant) {
+        self.has_mapped(who, u64::MAX);
+    }
+
+    fn admit_if_mapped(&mut self, id: PoolId) {
+        let Some(keeping) = self.registry.pools.get(&id) else { return };
+        if !keeping.growing.as_ref().is_some_and(|growing| growing.awaits.is_empty()) {
+            return;
+        }
+        let Some(seat) = &self.seat else { return };
+        if let Err(error) = self.registry.admit_piece(&seat.caller(), id) {
+            tracing::warn!(%error, "a pool cannot use a piece that all have mapped");
+        }
+    }
+
+    /// Pieces that the last service made, and that no pool uses yet.
+    pub(super) fn finish_growing(&mut self) {
+        let unfinished: Vec<_> = self
+            .registry
+            .pools
+            .iter()
+            .filter(|(_, keeping)| {
+                let made = keeping.pool.pieces().map_or(0, |pieces| pieces.len());
+                keeping.pool.admitted() < made
+            })
+            .map(|(id, keeping)| (*id, keeping.pool.admitted()))
+            .collect();
+        for (id, number) in unfinished {
+            self.hand_out(id, number);
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Those that come: who they are, and what they ask for.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ipc::{ChannelError, Fate, Life, Message, Participant};
+
+use super::{Guest, IN_A_ROW, Reception, see_off};
+use crate::error::{Error, ErrorKind, Result};
+use crate::hall::Hall;
+use crate::service::connection::Connection;
+use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refusal, Request};
+
+const RECEIVING: &str = "receive a process";
+
+/// One who wants to join.
+#[derive(Debug)]
+pub(super) struct Newcomer {
+    connection: Connection,
+    label: String,
+    life: Life,
+}
+
+fn malformed(detail: &'static str) -> Error {
+    Error::new(RECEIVING, ErrorKind::Malformed, detail)
+}
+
+/// The one descriptor of a message.
+fn only(descriptors: Vec<OwnedFd>) -> Result<OwnedFd> {
+    let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
+        .map_err(|_| malformed("another number of descriptors than it speaks of"))?;
+    Ok(descriptor)
+}
+
+fn life_of(descriptor: OwnedFd) -> Result<Life> {
+    Life::from_fd(descriptor)
+        .map_err(|error| Error::because(RECEIVING, ErrorKind::Malformed, error))
+}
+
+impl Reception {
+    /// Hears the first that one says.
+    pub(super) fn introduce(&mut self, mut connection: Connection) {
+        let message = match connection.channel().receive(Duration::ZERO) {
+            Ok(message) => message,
+            Err(ChannelError::Closed) => return,
+            Err(error) => return see_off(&mut connection, ErrorKind::Malformed, error.to_string()),
+        };
+        let Message { bytes, descriptors } = message;
+        let request = match protocol::decode::<Request>(RECEIVING, &bytes) {
+            Ok(request) => request,
+            Err(error) => return see_off(&mut connection, error.kind(), error.to_string()),
+        };
+        let done = match request {
+            Request::Hello { label } => self.hears_hello(connection, label, descriptors),
+            Request::Again { label, participant } => {
+                self.takes_back(connection, label, participant, descriptors)
+            }
+            Request::Report { request } => {
+                self.report_to(&mut connection, request);
+                // It may ask again.
+                self.strangers.push(super::Stranger { connection, since: Instant::now() });
+                Ok(())
+            }
+            _ => {
+                let why = "it does not say who it is";
+                see_off(&mut connection, ErrorKind::Malformed, why);
+                Ok(())
+            }
+        };
+        if let Err((mut connection, error)) = done {
+            connection.send(&Notice::SeenOff { why: Refusal::of(&error) }, Vec::new());
+        }
+    }
+
+    fn hears_hello(
+        &mut self,
+        connection: Connection,
+        label: String,
+        descriptors: Vec<OwnedFd>,
+    ) -> std::result::Result<(), (Connection, Error)> {
+        if label.len() > LONGEST_LABEL {
+            return Err((connection, malformed("its label is too long")));
+        }
+        let life = match only(descriptors).and_then(life_of) {
+            Ok(life) => life,
+            Err(error) => return Err((connection, error)),
+        };
+        let newcomer = Newcomer { connection, label, life };
+        match &mut self.gathering {
+            Some(gathering) => gathering.newcomers.push(newcomer),
+            None => self.admit(newcomer),
+        }
+        Ok(())
+    }
+
+    /// Makes a process a member, and lets it and the others know each other's lives.
+    pub(super) fn admit(&mut self, newcomer: Newcomer) {
+        let Newcomer { mut connection, label, life } = newcomer;
+        let Some(seat) = &self.seat else { return };
+        let copies = (life.try_clone(), life.try_clone(), seat.hall.as_fd().try_clone_to_owned());
+        let (Ok(known), Ok(watched), Ok(hall)) = copies else {
+            see_off(&mut connection, ErrorKind::Failed, "the service is out of descriptors");
+            return;
+        };
+        let Some(who) = seat.roster.admit(known) else {
+            let why = format!("the node has {} members already", Participant::PLACES);
+            see_off(&mut connection, ErrorKind::TooMany, why);
+            return;
+        };
+        let node = seat.hall.identity().0;
+        let welcome = Notice::Welcome { participant: who.number(), node, service: seat.number };
+        connection.send(&welcome, vec![hall]);
+        self.tell_of_a_life(who, &life);
+        self.lives.insert(who, watched);
+        let mut guest = Guest::new(label, connection, true);
+        for (participants, lives) in self.known_lives(who) {
+            guest.connection.send(&Notice::Lives { participants }, lives);
+        }
+        self.guests.insert(who, guest);
+    }
+
+    /// All lives but one's own, in as many messages as it takes.
+    fn known_lives(&self, but: Participant) -> Vec<(Vec<u32>, Vec<OwnedFd>)> {
+        let others: Vec<_> = self.lives.iter().filter(|(who, _)| **who != but).collect();
+        others
+            .chunks(LIVES_AT_ONCE)
+            .map(|some| {
+                some.iter()
+                    .filter_map(|(who, life)| {
+                        Some((who.number(), life.as_fd().try_clone_to_owned().ok()?))
+                    })
+                    .unzip()
+            })
+            .collect()
+    }
+
+    fn tell_of_a_life(&mut self, who: Participant, life: &Life) {
+        for (other, guest) in &mut self.guests {
+            if *other != who
+                && let Ok(copy) = life.as_fd().try_clone_to_owned()
+            {
+                guest
+                    .connection
+                    .send(&Notice::Lives { participants: vec![who.number()] }, vec![copy]);
+            }
+        }
+    }
+
+    /// A member of the node that another service served has come.
+    fn takes_back(
+        &mut self,
+        mut connection: Connection,
+        label: String,
+        participant: u32,
+        descriptors: Vec<OwnedFd>,
+    ) -> std::result::Result<(), (Connection, Error)> {
+        let taken = <[OwnedFd; 2]>::try_from(descriptors)
+            .map_err(|_| malformed("another number of descriptors than it speaks of"))
+            .and_then(|[life, hall]| Ok((life_of(life)?, Hall::open(hall)?)));
+        let (life, hall) = match taken {
+            Ok(taken) => taken,
+            Err(error) => return Err((connection, error)),
+        };
+        if self.seat.is_none() {
+            if let Err(error) = self.take_seat(hall) {
+                return Err((connection, error));
+            }
+            self.await_members();
+        } else if self.seat.as_ref().is_some_and(|seat| seat.hall.identity() != hall.identity()) {
+            Self::is_of_another_hall(&mut connection);
+            return Ok(());
+        }
+        let Some(seat) = &self.seat else { return Ok(()) };
+        let who = Participant::from_number(participant);
+        let Some(who) = who.filter(|who| *who != seat.me && !seat.roster.is_dead(Some(*who)))
+        else {
+            Self::is_of_another_hall(&mut connection);
+            return Ok(());
+        };
+        let copies = (life.try_clone(), life.try_clone(), seat.hall.as_fd().try_clone_to_owned());
+        let (Ok(known), Ok(watched), Ok(hall)) = copies else {
+            let detail = "the service is out of descriptors";
+            return Err((connection, Error::new(RECEIVING, ErrorKind::Failed, detail)));
+        };
+        seat.roster.learn(who, known);
+        let node = seat.hall.identity().0;
+        let welcome = Notice::Welcome { participant, node, service: seat.number };
+        connection.send(&welcome, vec![hall]);
+        // This service's own life, above all.
+        for (participants, lives) in self.known_lives(who) {
+            connection.send(&Notice::Lives { participants }, lives);
+        }
+        self.tell_of_a_life(who, &life);
+        self.lives.insert(who, watched);
+        // Whoever it was connected as before is the same process.
+        self.guests.insert(who, Guest::new(label, connection, false));
+        Ok(())
+    }
+
+    /// The hall is known, and with it who is still to come back.
+    fn await_members(&mut self) {
+        let Some(seat) = &self.seat else { return };
+        let members = seat.roster.the_living().into_iter().filter(|who| *who != seat.me).collect();
+        if let Some(gathering) = &mut self.gathering {
+            gathering.awaits(Instant::now(), members);
+        }
+    }
+
+    /// Hears what a member says.
+    pub(super) fn attend(&mut self, who: Participant) {
+        for _ in 0..IN_A_ROW {
+            let Some(guest) = self.guests.get_mut(&who) else { return };
+            guest.connection.flush();
+            let message = match guest.connection.channel().receive(Duration::ZERO) {
+                Ok(message) => message,
+                Err(ChannelError::DeadlineExceeded { .. }) => return,
+                Err(_) => return self.loses(who),
+            };
+            let heard = protocol::decode(RECEIVING, &message.bytes)
+                .and_then(|request| self.hears(who, request, message.descriptors));
+            if let Err(error) = heard {
+                tracing::debug!(%error, %who, "a process is seen off");
+                if let Some(guest) = self.guests.get_mut(&who) {
+                    guest
+                        .connection
+                        .send(&Notice::SeenOff { why: Refusal::of(&error) }, Vec::new());
+                }
+                return self.loses(who);
+            }
+        }
+    }
+
+    fn hears(&mut self, who: Participant, request: Request, files: Vec<OwnedFd>) -> Result<()> {
+        match request {
+            Request::Lives { participants } => self.learn(&participants, files)?,
+            Request::Pool { pool } => {
+                self.registry.return_pool(pool, only(files)?)?;
+                if let Some(guest) = self.guests.get_mut(&who) {
+                    guest.pools.entry(pool).or_insert(0);
+                }
+            }
+            Request::Pieces { pool, first, lengths } => {
+                if lengths.len() != files.len() {
+                    return Err(malformed("another number of descriptors than it speaks of"));
+                }
+                let end = first as usize + lengths.len();
+                self.registry.return_pieces(pool, first, files.into_iter().zip(lengths))?;
+                if let Some(has) = self.guests.get_mut(&who).and_then(|it| it.pools.get_mut(&pool))
+                {
+                    *has = (*has).max(end);
+                }
+            }
+            Request::Topic { number } => {
+                self.registry.return_topic(number, only(files)?)?;
+                self.uses(who, number);
+            }
+            Request::Returned => {
+                if let Some(guest) = self.guests.get_mut(&who) {
+                    guest.has_returned = true;
+                }
+                if let Some(gathering) = &mut self.gathering {
+                    gathering.is_back(who);
+                } else {
+                    // It comes later than the others.
+                    self.send_missing(who);
+                }
+            }
+            Request::Hello { .. } | Request::Again { .. } => {
+                return Err(malformed("it has said already who it is"));
+            }
+            Request::Leave => self.leaves(who),
+            other if !files.is_empty() => {
+                let detail = format!("descriptors with {other:?}");
+                return Err(Error::new(RECEIVING, ErrorKind::Malformed, detail));
+            }
+            other => match self.guests.get_mut(&who) {
+                Some(guest) if self.gathering.is_some() => guest.held.push(other),
+                _ => self.fulfil(who, other),
+            },
+        }
+        Ok(())
+    }
+
+    /// Takes note of lives that somebody knew.
+    fn learn(&mut self, participants: &[u32], files: Vec<OwnedFd>) -> Result<()> {
+        let Some(seat) = &self.seat else { return Ok(()) };
+        for (who, life) in protocol::lives(participants, files)? {
+            if self.lives.contains_key(&who) || seat.roster.is_dead(Some(who)) {
+                continue;
+            }
+            let Ok(copy) = life.try_clone() else { continue };
+            seat.roster.learn(who, copy);
+            self.lives.insert(who, life);
+        }
+        Ok(())
+    }
+
+    fn uses(&mut self, who: Participant, number: u32) {
+        if let Some(kept) = self.registry.topics.get_mut(&number) {
+            kept.users.insert(who);
+        }
+        if let Some(guest) = self.guests.get_mut(&who) {
+            *guest.topics.entry(number).or_insert(0) += 1;
+        }
+    }
+
+    /// A process does not use a topic any more, unless it was given to it again meanwhile.
+    fn forgets(&mut self, who: Participant, number: u32, given: u64) {
+        let Some(guest) = self.guests.get_mut(&who) else { return };
+        if guest.topics.get(&number) != Some(&given) {
+            return;
+        }
+        guest.topics.remove(&number);
+        if let Some(kept) = self.registry.topics.get_mut(&number) {
+            kept.users.remove(&who);
+        }
+        self.has_changed(number);
+        self.registry.forget_unused(number);
+    }
+
+    /// Does what a member asks for.
+    pub(super) fn fulfil(&mut self, who: Participant, request: Request) {
+        match request {
+            Request::Open { request, name, settings } => {
+                let Some(seat) = &self.seat else { return };
+                let made = self.registry.open(&name, settings, || seat.hall.number_a_topic());
+                match made {
+                    Ok(number) => self.give(who, request, number),
+                    Err(error) => {
+                        let why = Refusal::of(&error);
+                        self.tell(who, &Notice::Refused { request, why }, Vec::new());
+                    }
+                }
+            }
+            Request::Forget { number, given } => self.forgets(who, number, given),
+            Request::Grow { pool, bytes } => {
+                let uses =
+                    self.guests.get(&who).is_some_and(|guest| guest.pools.contains_key(&pool));
+                if uses {
+                    self.grow(pool, bytes);
+                }
+            }
+            Request::Changed { number } => self.has_changed(number),
+            Request::Mapped { ticket } => self.has_mapped(who, ticket),
+            Request::Report { request } => {
+                if let Some(mut guest) = self.guests.remove(&who) {
+                    self.report_to(&mut guest.connection, request);
+                    self.guests.insert(who, guest);
+                }
+            }
+            // Heard before it comes here.
+            _ => {}
+        }
+    }
+
+    /// Gives a process a topic, with the pools that it draws from.
+    fn give(&mut self, who: Participant, request: u64, number: u32) {
+        let is_new = self.registry.topics.get(&number).is_some_and(|kept| kept.users.is_empty());
+        self.uses(who, number);
+        self.send_pools(who, number);
+        let Some(segment) = self.registry.segment(number) else { return };
+        self.tell(who, &Notice::Topic { request, number }, vec![segment]);
+        if is_new {
+            self.prepare(number);
+        }
+    }
+
+    /// Some memory for a topic that somebody begins to use, so that the first message does not
+    /// wait for it.
+    fn prepare(&mut self, number: u32) {
+        let Some((topic, [here, _])) = self.registry.desk(number) else { return };
+        let (id, first) = (here.id(), topic.settings().largest);
+        let Some(seat) = &self.seat else { return };
+        let free = here.statistics(&seat.caller()).map_or(0, |found| found.largest_free);
+        if free < first {
+            self.grow(id, first);
+        }
+    }
+
+    /// Publishers or subscribers of a topic came or went.
+    pub(super) fn has_changed(&mut self, number: u32) {
+        let publishes = self
+            .registry
+            .topics
+            .get(&number)
+            .is_some_and(|kept| !kept.topic.census().publishers.is_empty());
+        self.watches.watch(number, publishes);
+    }
+}

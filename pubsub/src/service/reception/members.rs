@@ -1,0 +1,81 @@
+//! Those that die, leave, or lose their connection.
+
+use ipc::{Fate, Participant};
+
+use super::Reception;
+use crate::service::protocol::Notice;
+
+impl Reception {
+    /// A process has ended.
+    pub(super) fn has_died(&mut self, who: Participant) {
+        // Its end stays readable: who is known to be dead is not listened for any more.
+        self.lives.remove(&who);
+        self.loses(who);
+        self.unburied.insert(who);
+        if let Some(gathering) = &mut self.gathering {
+            gathering.is_back(who);
+        }
+    }
+
+    /// A connection has ended. Whether the process has is another matter: one that lives comes
+    /// back, with what it has.
+    pub(super) fn loses(&mut self, who: Participant) {
+        let Some(guest) = self.guests.remove(&who) else { return };
+        self.is_not_awaited(who);
+        let is_dead = self.seat.as_ref().is_none_or(|seat| seat.roster.is_dead(Some(who)));
+        if !guest.leaves && !is_dead {
+            tracing::debug!(label = guest.label, "lost the connection to a member");
+        }
+    }
+
+    /// A process leaves in order.
+    pub(super) fn leaves(&mut self, who: Participant) {
+        let Some(guest) = self.guests.get_mut(&who) else { return };
+        guest.leaves = true;
+        self.is_not_awaited(who);
+        self.lives.remove(&who);
+        self.unburied.insert(who);
+        if let Some(gathering) = &mut self.gathering {
+            gathering.is_back(who);
+        } else {
+            self.bury_all();
+        }
+    }
+
+    /// Sees to what those left that are dead or gone. What cannot be done now, since a living
+    /// process holds a lock, is done at the next look.
+    pub(super) fn bury_all(&mut self) {
+        if self.gathering.is_some() {
+            return;
+        }
+        for who in std::mem::take(&mut self.unburied) {
+            if !self.bury(who) {
+                self.unburied.insert(who);
+            }
+        }
+    }
+
+    fn bury(&mut self, who: Participant) -> bool {
+        let Some(seat) = &self.seat else { return true };
+        if let Err(error) = self.registry.bury(&seat.caller(), who) {
+            tracing::debug!(%error, %who, "cannot clean up after a process yet");
+            return false;
+        }
+        // Nothing names it any more.
+        seat.roster.strike_off(who);
+        let mut used = Vec::new();
+        for (number, kept) in &mut self.registry.topics {
+            if kept.users.remove(&who) {
+                used.push(*number);
+            }
+        }
+        for number in used {
+            self.has_changed(number);
+            self.registry.forget_unused(number);
+        }
+        if let Some(mut guest) = self.guests.remove(&who) {
+            guest.connection.send(&Notice::Left, Vec::new());
+        }
+        true
+    }
+}

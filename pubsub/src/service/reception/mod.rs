@@ -1,0 +1,330 @@
+//! The thread that serves a node: lets processes in, tells them of each other, gives them
+//! topics and pools, and sees to what the dead leave.
+//!
+//! It waits for nobody: what it sends waits in line, and what it awaits is looked for at the
+//! next turn.
+
+mod eviction;
+mod gathering;
+mod growth;
+mod guests;
+mod members;
+mod reports;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ipc::{Caller, Channel, ChannelError, ChannelListener, Life, MappedWords, Participant, Roster};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+
+use self::eviction::Watches;
+use self::gathering::Gathering;
+use super::connection::Connection;
+use super::protocol::{Notice, Refusal, Request};
+use super::registry::Registry;
+use super::{ServiceOptions, Trouble};
+use crate::error::{Error, ErrorKind, Result};
+use crate::hall::Hall;
+use crate::pool::PoolId;
+
+/// Connections that have not said yet who they are.
+const MOST_STRANGERS: usize = 64;
+/// How long one has to say who it is.
+const INTRODUCING: Duration = Duration::from_secs(5);
+/// How often it looks for what nobody tells it: who is in whose way, what could not be
+/// buried yet.
+const LOOK: Duration = Duration::from_millis(100);
+/// The longest sleep.
+const LONGEST: Duration = Duration::from_secs(5);
+/// Messages of one process that are heard before the next has its turn.
+const IN_A_ROW: usize = 64;
+
+/// One who came, and has not said who it is.
+#[derive(Debug)]
+struct Stranger {
+    connection: Connection,
+    since: Instant,
+}
+
+/// A process that takes part, and its connection.
+#[derive(Debug)]
+struct Guest {
+    label: String,
+    process: u32,
+    connection: Connection,
+    /// The topics that it uses, and how often each was given to it.
+    topics: BTreeMap<u32, u64>,
+    /// Pools that it knows, and how many pieces of each were sent to it, or came from it.
+    pools: HashMap<PoolId, usize>,
+    /// It has handed over all that it has.
+    has_returned: bool,
+    /// What it asked for while the others were still handing over.
+    held: Vec<Request>,
+    /// It said that it leaves.
+    leaves: bool,
+}
+
+impl Guest {
+    fn new(label: String, connection: Connection, has_returned: bool) -> Self {
+        let credentials = connection.channel().credentials().ok();
+        Self {
+            label,
+            process: credentials.and_then(|who| who.process).unwrap_or(0),
+            connection,
+            topics: BTreeMap::new(),
+            pools: HashMap::new(),
+            has_returned,
+            held: Vec::new(),
+            leaves: false,
+        }
+    }
+}
+
+/// The node's hall, and who the service is in it.
+#[derive(Debug)]
+struct Seat {
+    hall: Hall,
+    me: Participant,
+    roster: Arc<Roster<MappedWords>>,
+    number: u32,
+}
+
+impl Seat {
+    fn caller(&self) -> Caller<'_> {
+        Caller::new(self.me, &*self.roster)
+    }
+}
+
+pub(super) struct Reception {
+    options: ServiceOptions,
+    listener: ChannelListener,
+    bell: Arc<EventFd>,
+    is_over: Arc<AtomicBool>,
+    /// None until it is known which hall it is.
+    seat: Option<Seat>,
+    strangers: Vec<Stranger>,
+    guests: BTreeMap<Participant, Guest>,
+    /// The lives of all members whose end is waited for.
+    lives: HashMap<Participant, Life>,
+    /// Those that are dead or have left, and of whom something may be left.
+    unburied: BTreeSet<Participant>,
+    registry: Registry,
+    gathering: Option<Gathering>,
+    watches: Watches,
+    next_ticket: u64,
+}
+
+impl Reception {
+    pub(super) fn new(
+        options: ServiceOptions,
+        listener: ChannelListener,
+        bell: Arc<EventFd>,
+        is_over: Arc<AtomicBool>,
+        trouble: Trouble,
+    ) -> Result<Self> {
+        let registry = Registry::new(options.budgets);
+        let mut reception = Self {
+            options,
+            listener,
+            bell,
+            is_over,
+            seat: None,
+            strangers: Vec::new(),
+            guests: BTreeMap::new(),
+            lives: HashMap::new(),
+            unburied: BTreeSet::new(),
+            registry,
+            gathering: None,
+            watches: Watches::default(),
+            next_ticket: 1,
+        };
+        match trouble {
+            Trouble::None => reception.found()?,
+            Trouble::MembersWithoutService => {
+                reception.gathering = Some(Gathering::begin(Instant::now()));
+            }
+        }
+        Ok(reception)
+    }
+
+    /// Serves until it is over.
+    pub(super) fn serve(mut self) {
+        while !self.is_over.load(Ordering::Acquire) {
+            self.turn();
+        }
+        self.close();
+    }
+
+    /// Waits until something happens, and sees to it.
+    fn turn(&mut self) {
+        let Some(ready) = self.wait() else {
+            // Out of memory, say: not a reason to spin.
+            std::thread::sleep(LOOK);
+            return;
+        };
+        if ready.bell {
+            let _ = self.bell.read();
+        }
+        for who in ready.dead {
+            self.has_died(who);
+        }
+        let strangers = std::mem::take(&mut self.strangers);
+        for (stranger, has_spoken) in strangers.into_iter().zip(ready.strangers) {
+            if has_spoken {
+                self.introduce(stranger.connection);
+            } else if stranger.since.elapsed() < INTRODUCING {
+                self.strangers.push(stranger);
+            }
+        }
+        for who in ready.guests {
+            self.attend(who);
+        }
+        if ready.listener {
+            self.let_in();
+        }
+        self.look();
+    }
+
+    /// What nobody tells it of.
+    fn look(&mut self) {
+        let broken: Vec<_> = self
+            .guests
+            .iter()
+            .filter(|(_, guest)| guest.connection.is_broken())
+            .map(|(who, _)| *who)
+            .collect();
+        for who in broken {
+            self.loses(who);
+        }
+        self.gather();
+        if self.gathering.is_none() {
+            self.bury_all();
+            self.evict();
+        }
+    }
+
+    fn longest_wait(&self) -> Duration {
+        let looks = self.gathering.is_some()
+            || !self.unburied.is_empty()
+            || !self.strangers.is_empty()
+            || self.watches.has_any();
+        if looks { LOOK } else { LONGEST }
+    }
+
+    fn wait(&self) -> Option<Ready> {
+        fn entry(descriptor: BorrowedFd<'_>) -> PollFd<'_> {
+            PollFd::new(descriptor, PollFlags::POLLIN)
+        }
+        let mut entries = vec![entry(self.bell.as_fd()), entry(self.listener.as_fd())];
+        entries.extend(self.strangers.iter().map(|stranger| entry(stranger.connection.as_fd())));
+        for guest in self.guests.values() {
+            let mut flags = PollFlags::POLLIN;
+            flags.set(PollFlags::POLLOUT, guest.connection.has_waiting());
+            entries.push(PollFd::new(guest.connection.as_fd(), flags));
+        }
+        let lives: Vec<_> = self.lives.iter().collect();
+        entries.extend(lives.iter().map(|(_, life)| entry(life.as_fd())));
+        let timeout = PollTimeout::try_from(self.longest_wait()).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut entries, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return None,
+        }
+        let mut is_ready = entries.iter().map(|entry| entry.any().unwrap_or(true));
+        let (bell, listener) = (is_ready.next()?, is_ready.next()?);
+        let strangers = is_ready.by_ref().take(self.strangers.len()).collect();
+        let spoke: Vec<_> = is_ready.by_ref().take(self.guests.len()).collect();
+        let guests = self.guests.keys().zip(spoke);
+        let guests = guests.filter(|(_, spoke)| *spoke).map(|(who, _)| *who).collect();
+        let dead = lives.iter().zip(is_ready);
+        let dead = dead.filter(|(_, is_over)| *is_over).map(|((who, _), _)| **who).collect();
+        Some(Ready { bell, listener, strangers, guests, dead })
+    }
+
+    fn let_in(&mut self) {
+        match self.listener.accept(Duration::ZERO) {
+            Ok(channel) => self.receive(channel),
+            Err(ChannelError::DeadlineExceeded { .. }) => {}
+            // Out of descriptors, say: others may let go of some.
+            Err(_) => std::thread::sleep(LOOK),
+        }
+    }
+
+    fn receive(&mut self, channel: Channel) {
+        let own = ipc::Credentials::of_this_process().user;
+        let is_admitted = channel.credentials().is_ok_and(|who| who.user == own || who.user == 0);
+        let mut connection = Connection::new(channel);
+        if !is_admitted {
+            see_off(&mut connection, ErrorKind::Denied, "this user is not admitted");
+            return;
+        }
+        if self.strangers.len() >= MOST_STRANGERS {
+            // The oldest had its time.
+            let mut oldest = self.strangers.remove(0);
+            see_off(&mut oldest.connection, ErrorKind::TooMany, "too many came and said nothing");
+        }
+        self.strangers.push(Stranger { connection, since: Instant::now() });
+    }
+
+    /// Founds the node: nobody is there yet.
+    fn found(&mut self) -> Result<()> {
+        self.take_seat(Hall::create(self.options.identity)?)
+    }
+
+    fn take_seat(&mut self, hall: Hall) -> Result<()> {
+        let operation = "serve a node";
+        let life = || Life::of_this_process().map_err(|error| Error::of(operation, error));
+        let roster = Arc::clone(hall.roster());
+        let Some(me) = roster.admit(life()?) else {
+            let detail = format!("it has {} members already", Participant::PLACES);
+            return Err(Error::new(operation, ErrorKind::TooMany, detail));
+        };
+        self.lives.insert(me, life()?);
+        let number = hall.count_a_service();
+        self.seat = Some(Seat { hall, me, roster, number });
+        Ok(())
+    }
+
+    /// Tells a process something, if it is there.
+    fn tell(&mut self, who: Participant, notice: &Notice, files: Vec<std::os::fd::OwnedFd>) {
+        if let Some(guest) = self.guests.get_mut(&who) {
+            guest.connection.send(notice, files);
+        }
+    }
+
+    /// Ends in order: members find another service.
+    fn close(mut self) {
+        // What was not complete is for the next service to complete.
+        self.gathering = None;
+        if let Some(seat) = &self.seat {
+            let caller = seat.caller();
+            let is_buried = self.registry.bury(&caller, seat.me);
+            if let Err(error) = &is_buried {
+                tracing::debug!(%error, "the next service cleans up after this one");
+            }
+            if is_buried.is_ok() {
+                seat.roster.strike_off(seat.me);
+            }
+        }
+        // The socket goes first, so that nobody comes to a service that has ended.
+        drop(self.listener);
+    }
+}
+
+/// What there is to see to.
+struct Ready {
+    bell: bool,
+    listener: bool,
+    strangers: Vec<bool>,
+    guests: Vec<Participant>,
+    dead: Vec<Participant>,
+}
+
+/// Tells one why the connection ends.
+fn see_off(connection: &mut Connection, kind: ErrorKind, why: impl Into<String>) {
+    connection.send(&Notice::SeenOff { why: Refusal::new(kind, why) }, Vec::new());
+}

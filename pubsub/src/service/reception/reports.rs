@@ -1,0 +1,99 @@
+//! What the service tells those that ask who is there.
+
+use super::{Connection, Reception};
+use crate::error::ErrorKind;
+use crate::pool::Direction;
+use crate::report::Row;
+use crate::service::protocol::{Notice, ROWS_AT_ONCE, Refusal};
+
+impl Reception {
+    pub(super) fn report_to(&self, connection: &mut Connection, request: u64) {
+        if self.gathering.is_some() {
+            let why = "the service has just taken over and does not know yet who is there";
+            let why = Refusal::new(ErrorKind::Failed, why);
+            connection.send(&Notice::Refused { request, why }, Vec::new());
+            return;
+        }
+        let rows = self.report();
+        let mut parts = rows.chunks(ROWS_AT_ONCE).peekable();
+        while let Some(part) = parts.next() {
+            let is_last = parts.peek().is_none();
+            let notice = Notice::Rows { request, rows: part.to_vec(), is_last };
+            connection.send(&notice, Vec::new());
+        }
+    }
+
+    /// All that is to be told. The first row is the node's.
+    fn report(&self) -> Vec<Row> {
+        let Some(seat) = &self.seat else { return Vec::new() };
+        let mut rows = vec![Row::Node {
+            identity: seat.hall.identity().to_string(),
+            label: self.options.label.clone(),
+            service: seat.number,
+            process: std::process::id(),
+            listens: None,
+        }];
+        rows.extend(self.guests.iter().map(|(who, guest)| Row::Process {
+            participant: who.to_string(),
+            label: guest.label.clone(),
+            process: guest.process,
+        }));
+        for (id, keeping) in &self.registry.pools {
+            let found = keeping.pool.statistics(&seat.caller()).unwrap_or_default();
+            rows.push(Row::Pool {
+                place: id.place.to_string(),
+                is_for_arrivals: id.direction == Direction::Arrivals,
+                bytes: keeping.pool.length(),
+                limit: keeping.pool.limit(),
+                free: found.free,
+                blocks: found.blocks_taken,
+            });
+        }
+        for kept in self.registry.topics.values() {
+            rows.extend(self.report_of(kept));
+        }
+        rows
+    }
+
+    fn report_of(&self, kept: &crate::service::registry::Kept) -> Vec<Row> {
+        let topic = &kept.topic;
+        let settings = topic.settings();
+        let name = || topic.name().to_owned();
+        let mut rows = vec![Row::Topic {
+            name: name(),
+            number: topic.number(),
+            place: settings.place.to_string(),
+            reliability: settings.reliability.to_string(),
+            depth: settings.depth,
+            largest: settings.largest,
+            release_microseconds: settings.release_microseconds,
+            published: topic.here().position(),
+            arrived: topic.arrivals().position(),
+            dropped: topic.here().dropped() + topic.arrivals().dropped(),
+        }];
+        let census = topic.census();
+        rows.extend(census.publishers.into_iter().map(|found| {
+            Row::Publisher {
+                topic: name(),
+                participant: found.who.to_string(),
+                publisher: found.id,
+                messages: found.messages,
+                bytes: found.bytes,
+                waits_microseconds: found
+                    .waits_since
+                    .map_or(0, |since| crate::clock::now().saturating_sub(since) / 1000),
+            }
+        }));
+        rows.extend(census.subscribers.into_iter().map(|found| Row::Subscriber {
+            topic: name(),
+            participant: match found.who {
+                Some(who) if who.is_role() => "carrier".into(),
+                Some(who) => who.to_string(),
+                None => String::new(),
+            },
+            behind: u64::from(found.unread) + u64::from(found.held),
+            missed: found.missed,
+        }));
+        rows
+    }
+}

@@ -1,0 +1,173 @@
+//! What the tests have in common: a directory, other processes, which are this program again,
+//! and messages that can be checked.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pubsub::{MemoryPlace, Node, NodeOptions, Publisher, Sample, ServiceMode, TopicSettings};
+
+/// Only ever reached if something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+const ROLE: &str = "FABRICAST_TEST_ROLE";
+const PLACE: &str = "FABRICAST_TEST_PLACE";
+
+/// A node's directory, gone with the test.
+pub struct Ground(PathBuf);
+
+impl Ground {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fabricast-node-{}-{number}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Joins, and serves if nobody does.
+    pub fn join(&self) -> Node {
+        Node::join(options(&self.0)).unwrap()
+    }
+
+    /// Joins where another process serves.
+    pub fn join_served(&self) -> Node {
+        Node::join(NodeOptions { service: ServiceMode::Outside, ..options(&self.0) }).unwrap()
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+pub fn options(directory: &Path) -> NodeOptions {
+    NodeOptions {
+        directory: directory.to_owned(),
+        label: "test".into(),
+        patience: PATIENCE,
+        ..NodeOptions::default()
+    }
+}
+
+/// A topic of short messages.
+pub fn settings() -> TopicSettings {
+    let memory = match std::env::var("FABRICAST_TEST_DEVICE") {
+        Ok(name) => MemoryPlace::Device(name.parse().unwrap()),
+        Err(_) => MemoryPlace::Host,
+    };
+    TopicSettings { memory, depth: 8, largest: 4096, ..TopicSettings::default() }
+}
+
+/// The bytes of the message with this number: their length depends on it, too.
+pub fn message(number: u64) -> Vec<u8> {
+    let length = 8 + (number * 37 % 4000) as usize;
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.extend((8..length).map(|at| (at as u64 ^ number) as u8));
+    bytes
+}
+
+/// The number of a message whose bytes are right.
+#[track_caller]
+pub fn number_of(sample: &Sample) -> u64 {
+    let bytes = sample.to_vec().unwrap();
+    let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    assert_eq!(bytes, message(number), "other bytes than were published");
+    number
+}
+
+#[track_caller]
+pub fn publish(publisher: &Publisher, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        publisher.push(&message(number), PATIENCE).unwrap();
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What this process is to do, if it is the other one of a test, and where.
+pub fn role() -> Option<(Vec<String>, PathBuf)> {
+    let role = std::env::var(ROLE).ok()?;
+    if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
+        let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
+    }
+    let place = std::env::var_os(PLACE).unwrap();
+    Some((role.split(' ').map(str::to_owned).collect(), place.into()))
+}
+
+/// Kills what it started at the latest when it is dropped.
+pub struct Other(Child);
+
+impl Other {
+    /// Starts the other side in a role, with words to tell it more.
+    pub fn start(role: &str, place: &Path) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "other_side::the_other_side", "--nocapture"]);
+        command.env(ROLE, role).env(PLACE, place).stdout(Stdio::null()).stdin(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    #[track_caller]
+    pub fn finish(&mut self) {
+        let end = Instant::now() + 2 * PATIENCE;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                assert!(status.success(), "the other side failed: {status}");
+                return;
+            }
+            assert!(Instant::now() < end, "the other side does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Lets it end in order: it waits for its input to be closed.
+    #[track_caller]
+    pub fn end(&mut self) {
+        drop(self.0.stdin.take());
+        self.finish();
+    }
+
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Forks, and tells what the child found.
+#[allow(unsafe_code)]
+pub fn in_a_child(look: impl FnOnce() -> bool) -> bool {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+    // SAFETY: the child calls nothing that takes a lock another thread could hold but the
+    // allocator's, which survives a fork, and ends without running anything of the parent's.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let code = i32::from(!look());
+            // SAFETY: ends the child at once.
+            unsafe { nix::libc::_exit(code) }
+        }
+        ForkResult::Parent { child } => {
+            matches!(waitpid(child, None).unwrap(), WaitStatus::Exited(_, 0))
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Coming to a node and to its topics, in any order.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use pubsub::TopicSettings;
+use pubsub::{Budgets, ErrorKind, MemoryPlace, Node, NodeOptions, Reliability, Row, ServiceMode};
+
+use crate::ground::{
+    Ground, Other, PATIENCE, message, number_of, options, publish, settings, until,
+};
+
+#[test]
+fn the_order_of_starting_does_not_matter() {
+    // The reader first, the writer first, or both at once; and who comes first serves.
+    for reader_first in [true, false] {
+        let ground = Ground::new();
+        let node = ground.join();
+        let topic = node.topic("numbers", &settings()).unwrap();
+        let mut other;
+        if reader_first {
+            other = Other::start("reads numbers 100", ground.path());
+            until("a reader", || has_subscriber(&node));
+            publish(&topic.publisher().unwrap(), 0..100);
+        } else {
+            let mut subscriber = topic.subscriber().unwrap();
+            other = Other::start("publishes numbers 100", ground.path());
+            for expected in 0..100 {
+                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            }
+        }
+        other.finish();
+    }
+}
+
+fn has_subscriber(node: &Node) -> bool {
+    node.report().unwrap().iter().any(|row| matches!(row, Row::Subscriber { .. }))
+}
+
+#[test]
+fn many_join_at_once_where_nobody_serves_yet() {
+    let ground = Ground::new();
+    let mut readers: Vec<_> =
+        (0..6).map(|_| Other::start("reads numbers 50", ground.path())).collect();
+    let node = ground.join();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    until("six readers", || {
+        let rows = node.report().unwrap();
+        rows.iter().filter(|row| matches!(row, Row::Subscriber { .. })).count() == 6
+    });
+    publish(&topic.publisher().unwrap(), 0..50);
+    readers.iter_mut().for_each(Other::finish);
+}
+
+#[test]
+fn a_topic_is_what_its_maker_said() {
+    let ground = Ground::new();
+    let (node, other) = (ground.join(), ground.join());
+    assert_eq!(node.open("numbers").unwrap_err().kind(), ErrorKind::Unknown);
+    let topic = node.topic("numbers", &settings()).unwrap();
+    assert_eq!(other.open("numbers").unwrap().settings().unwrap(), settings());
+    let deeper = TopicSettings { depth: 9, ..settings() };
+    let error = other.topic("numbers", &deeper).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SettingsDiffer);
+    let text = error.to_string();
+    assert!(text.contains("8 messages") && text.contains("9 messages"), "{text}");
+    drop(topic);
+    // Nobody uses it any more, so it may be another one now.
+    until("the topic to go", || other.open("numbers").is_err());
+    assert_eq!(other.topic("numbers", &deeper).unwrap().settings().unwrap(), deeper);
+}
+
+#[test]
+fn what_can_never_be_is_refused() {
+    let ground = Ground::new();
+    let budgets = Budgets { host: Some(1 << 20), device: Some(1 << 20) };
+    let node = Node::join(NodeOptions { budgets, ..options(ground.path()) }).unwrap();
+    let kind =
+        |name: &str, settings: TopicSettings| node.topic(name, &settings).unwrap_err().kind();
+    let good = settings();
+    assert_eq!(kind("", good), ErrorKind::InvalidArgument);
+    assert_eq!(kind(&"x".repeat(300), good), ErrorKind::InvalidArgument);
+    assert_eq!(kind("a\nb", good), ErrorKind::InvalidArgument);
+    assert_eq!(kind("x", TopicSettings { depth: 0, ..good }), ErrorKind::InvalidArgument);
+    assert_eq!(kind("x", TopicSettings { largest: 0, ..good }), ErrorKind::InvalidArgument);
+    let hasty = TopicSettings { release_deadline: Duration::ZERO, ..good };
+    assert_eq!(kind("x", hasty), ErrorKind::InvalidArgument);
+    let large = TopicSettings { largest: 1 << 20, ..good };
+    let error = node.topic("x", &large).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    assert!(error.to_string().contains("1048576"), "{error}");
+    let memory = MemoryPlace::Device("cuda:99".parse().unwrap());
+    assert_eq!(kind("x", TopicSettings { memory, ..good }), ErrorKind::Unknown);
+    // All that there is room for, and no more.
+    let topics: Vec<_> =
+        (0..200).map_while(|at| node.topic(&format!("t{at}"), &good).ok()).collect();
+    assert!((2..200).contains(&topics.len()));
+    assert_eq!(kind("one more", good), ErrorKind::OverBudget);
+    drop(topics);
+    until("room for it", || node.topic("one more", &good).is_ok());
+}
+
+#[test]
+fn a_place_that_others_can_write_is_refused() {
+    let ground = Ground::new();
+    std::fs::create_dir_all(ground.path()).unwrap();
+    std::fs::set_permissions(ground.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    assert_eq!(Node::join(options(ground.path())).unwrap_err().kind(), ErrorKind::Denied);
+    let long = "l".repeat(65);
+    let error = Node::join(NodeOptions { label: long, ..options(ground.path()) }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn where_nobody_may_serve_joining_ends_with_the_deadline() {
+    let ground = Ground::new();
+    let options = NodeOptions {
+        service: ServiceMode::Outside,
+        patience: Duration::from_millis(50),
+        ..options(ground.path())
+    };
+    assert_eq!(Node::join(options).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(pubsub::report(ground.path()).unwrap_err().kind(), ErrorKind::Unknown);
+}
+
+#[test]
+fn memory_of_the_dead_is_used_again() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    for _ in 0..3 {
+        let mut other = Other::start("loans numbers 4", ground.path());
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 0);
+        let blocks = |node: &Node| -> u64 {
+            let rows = node.report().unwrap();
+            rows.iter()
+                .map(|row| if let Row::Pool { blocks, .. } = row { *blocks } else { 0 })
+                .sum()
+        };
+        assert_eq!(blocks(&node), 4);
+        other.kill();
+        until("its loans to be free", || blocks(&node) == 0);
+    }
+}
+
+#[test]
+fn one_who_only_takes_is_removed_and_named() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let hasty = TopicSettings { release_deadline: Duration::from_millis(300), ..settings() };
+    let topic = node.topic("numbers", &hasty).unwrap();
+    let calm = node.topic("calm", &settings()).unwrap();
+    let mut other = calm.subscriber().unwrap();
+    let (publisher, mut good, mut greedy) =
+        (topic.publisher().unwrap(), topic.subscriber().unwrap(), topic.subscriber().unwrap());
+    let held = {
+        publish(&publisher, 0..8);
+        let held: Vec<_> = (0..8).map(|_| greedy.pull(PATIENCE).unwrap()).collect();
+        for expected in 0..8 {
+            assert_eq!(number_of(&good.pull(PATIENCE).unwrap()), expected);
+        }
+        held
+    };
+    // Nobody is in the way of another topic.
+    publish(&calm.publisher().unwrap(), 0..3);
+    assert_eq!(number_of(&other.pull(PATIENCE).unwrap()), 0);
+    for number in 8..20 {
+        publish(&publisher, number..number + 1);
+        assert_eq!(number_of(&good.pull(PATIENCE).unwrap()), number);
+    }
+    assert_eq!(greedy.pull(PATIENCE).unwrap_err().kind(), ErrorKind::Evicted);
+    drop(held);
+    assert_eq!(
+        publisher.push(&message(1)[..8].repeat(1000), PATIENCE).unwrap_err().kind(),
+        ErrorKind::TooLong
+    );
+    assert_eq!(topic.settings().unwrap().reliability, Reliability::Reliable);
+}

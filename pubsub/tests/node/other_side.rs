@@ -1,0 +1,74 @@
+//! What the other processes of a test do: this program again, told by its environment.
+
+use std::io::Read;
+
+use pubsub::{Node, NodeOptions, ServiceMode};
+
+use crate::ground::{PATIENCE, message, number_of, options, publish, role, settings};
+
+/// Until the test lets this process end.
+fn stay() {
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn the_other_side() {
+    let Some((role, place)) = role() else { return };
+    let words: Vec<&str> = role.iter().map(String::as_str).collect();
+    let join = |service| Node::join(NodeOptions { service, ..options(&place) }).unwrap();
+    let number = |text: &str| text.parse::<u64>().unwrap();
+    match words[..] {
+        // Serves, if nobody else does.
+        ["serves"] => {
+            let node = join(ServiceMode::Embedded);
+            stay();
+            drop(node);
+        }
+        // Publishes numbers when somebody subscribes.
+        ["publishes", topic, count] => {
+            let node = join(ServiceMode::Embedded);
+            let topic = node.topic(topic, &settings()).unwrap();
+            let publisher = topic.publisher().unwrap();
+            publish(&publisher, 0..number(count));
+            publisher.flush(PATIENCE).unwrap();
+        }
+        // Publishes numbers until it is killed.
+        ["publishes-for-ever", topic] => {
+            let node = join(ServiceMode::Outside);
+            let topic = node.topic(topic, &settings()).unwrap();
+            let publisher = topic.publisher().unwrap();
+            publish(&publisher, 0..u64::MAX);
+        }
+        // Holds loans, and is killed.
+        ["loans", topic, count] => {
+            let node = join(ServiceMode::Outside);
+            let topic = node.topic(topic, &settings()).unwrap();
+            let publisher = topic.publisher().unwrap();
+            let loans: Vec<_> =
+                (0..number(count)).map(|_| publisher.loan(4096, PATIENCE).unwrap()).collect();
+            publisher.push(&message(0), PATIENCE).unwrap();
+            stay();
+            drop(loans);
+        }
+        // Reads numbers, all of them and in order.
+        ["reads", topic, count] => {
+            let node = join(ServiceMode::Embedded);
+            let topic = node.topic(topic, &settings()).unwrap();
+            let mut subscriber = topic.subscriber().unwrap();
+            for expected in 0..number(count) {
+                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            }
+        }
+        // Takes samples and keeps them.
+        ["hoards", topic, count] => {
+            let node = join(ServiceMode::Outside);
+            let topic = node.topic(topic, &settings()).unwrap();
+            let mut subscriber = topic.subscriber().unwrap();
+            let samples: Vec<_> =
+                (0..number(count)).map(|_| subscriber.pull(PATIENCE).unwrap()).collect();
+            stay();
+            drop(samples);
+        }
+        _ => panic!("no role {role:?}"),
+    }
+}

@@ -1,0 +1,141 @@
+//! Services that end, and others that take over.
+
+use pubsub::Row;
+
+use crate::ground::{Ground, Other, PATIENCE, number_of, options, publish, settings, until};
+
+/// The how manieth service there is.
+fn service(ground: &Ground) -> Option<u32> {
+    match pubsub::report(ground.path()).ok()?.first()? {
+        Row::Node { service, .. } => Some(*service),
+        _ => None,
+    }
+}
+
+#[test]
+fn another_process_serves_when_the_first_leaves() {
+    let ground = Ground::new();
+    let first = ground.join();
+    let second = ground.join();
+    let identity = first.identity();
+    let publishing = first.topic("numbers", &settings()).unwrap();
+    let reading = second.open("numbers").unwrap();
+    let (publisher, mut subscriber) =
+        (publishing.publisher().unwrap(), reading.subscriber().unwrap());
+    publish(&publisher, 0..5);
+    drop((publisher, publishing, first));
+    for expected in 0..5 {
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
+    // The one that is left serves, and others come to it.
+    let third = ground.join();
+    assert_eq!(third.identity(), identity);
+    assert_eq!(service(&ground), Some(2));
+    let topic = third.topic("numbers", &settings()).unwrap();
+    let publisher = topic.publisher().unwrap();
+    publish(&publisher, 5..9);
+    for expected in 5..9 {
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
+    drop((second, third, topic, publisher, subscriber, reading));
+    // Everybody is gone: the next is at another node.
+    assert_ne!(ground.join().identity(), identity);
+}
+
+/// Numbers go from one process to another while the service is killed, again and again.
+fn numbers_flow_while_services(end: fn(&mut Other)) {
+    const COUNT: u64 = 20_000;
+    let ground = Ground::new();
+    let mut service = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    let mut publisher = Other::start(&format!("publishes numbers {COUNT}"), ground.path());
+    let mut next_end = COUNT / 8;
+    for expected in 0..COUNT {
+        if expected == next_end {
+            next_end += COUNT / 8;
+            end(&mut service);
+            service = Other::start("serves", ground.path());
+        }
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
+    publisher.finish();
+    assert!(subscriber.try_pull().unwrap().is_none(), "one came twice");
+    // New topics and members: all is in order.
+    let other = node.topic("others", &settings()).unwrap();
+    let mut subscriber = other.subscriber().unwrap();
+    let mut publisher = Other::start("publishes others 1", ground.path());
+    assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 0);
+    publisher.finish();
+}
+
+#[test]
+fn nothing_is_lost_when_services_are_killed() {
+    numbers_flow_while_services(Other::kill);
+}
+
+#[test]
+fn nothing_is_lost_when_services_end_in_order() {
+    numbers_flow_while_services(Other::end);
+}
+
+#[test]
+fn publishers_and_services_die_together() {
+    let ground = Ground::new();
+    let mut service = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    for _ in 0..5 {
+        let mut publisher = Other::start("publishes-for-ever numbers", ground.path());
+        for expected in 0..100 {
+            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+        }
+        service.kill();
+        publisher.kill();
+        service = Other::start("serves", ground.path());
+        // What was published before is still there, in order.
+        let mut expected = 100;
+        until("the publisher to be forgotten", || {
+            while let Some(sample) = subscriber.try_pull().unwrap() {
+                assert_eq!(number_of(&sample), expected);
+                expected += 1;
+            }
+            let rows = pubsub::report(ground.path()).unwrap_or_default();
+            !rows.is_empty() && !rows.iter().any(|row| matches!(row, Row::Publisher { .. }))
+        });
+        while let Some(sample) = subscriber.try_pull().unwrap() {
+            assert_eq!(number_of(&sample), expected);
+            expected += 1;
+        }
+    }
+    drop(subscriber);
+    // Nothing of all that is left.
+    until("all memory to be free", || {
+        let rows = node.report().unwrap();
+        rows.iter().all(|row| !matches!(row, Row::Pool { blocks, .. } if *blocks > 0))
+    });
+}
+
+#[test]
+fn one_without_a_service_goes_on_with_what_it_has() {
+    let ground = Ground::new();
+    let mut service = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publish(&publisher, 0..1);
+    service.kill();
+    publish(&publisher, 1..5);
+    for expected in 0..5 {
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
+    let _next = pubsub::Node::join(options(ground.path())).unwrap();
+    until("the next service", || service_is(&ground, 2));
+    assert!(node.topic("more", &settings()).is_ok());
+}
+
+fn service_is(ground: &Ground, number: u32) -> bool {
+    service(ground) == Some(number)
+}
