@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use ipc::Participant;
+use ipc::{Fate, Participant};
 
 use super::{Reception, see_off};
 use crate::error::ErrorKind;
@@ -38,10 +38,17 @@ impl Gathering {
         self.awaited = Some(members);
     }
 
-    /// One is back, or will never be.
+    /// One is back.
     pub(super) fn is_back(&mut self, who: Participant) {
         if let Some(awaited) = &mut self.awaited {
             awaited.remove(&who);
+        }
+    }
+
+    /// Those never come back of whom this is true.
+    fn are_gone(&mut self, is_dead: impl Fn(Participant) -> bool) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.retain(|who| !is_dead(*who));
         }
     }
 
@@ -58,7 +65,11 @@ impl Gathering {
 impl Reception {
     /// Looks whether all are back.
     pub(super) fn gather(&mut self) {
-        let Some(gathering) = &self.gathering else { return };
+        let Some(gathering) = &mut self.gathering else { return };
+        if let Some(seat) = &self.seat {
+            // Some were seen to be dead by others.
+            gathering.are_gone(|who| seat.roster.is_dead(Some(who)));
+        }
         let Some(has_hall) = gathering.outcome(Instant::now()) else { return };
         let Some(gathering) = self.gathering.take() else { return };
         if !has_hall {
