@@ -7,6 +7,7 @@
 //! much to do.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::{Arc, PoisonError};
 
 use super::Stream;
@@ -54,12 +55,12 @@ pub enum BlocksBy {
 
 impl BlocksBy {
     /// Blocks shorter than this go by a kernel.
-    fn kernel_below(self, blocks: &[Block]) -> u64 {
-        let small = || blocks.iter().filter(|block| (1..LARGE).contains(&block.length)).count();
+    fn kernel_below(self, blocks: impl Iterator<Item = Block>) -> u64 {
+        let small = blocks.filter(|block| (1..LARGE).contains(&block.length));
         match self {
             Self::Kernel => u64::MAX,
             Self::Loop => 0,
-            Self::Best if small() <= FEW => 0,
+            Self::Best if small.take(FEW + 1).count() <= FEW => 0,
             Self::Best => LARGE,
         }
     }
@@ -94,14 +95,37 @@ impl Stream {
         blocks: &[Block],
         by: BlocksBy,
     ) -> Result<()> {
+        self.copy_each(to, from, blocks.iter().copied(), by)
+    }
+
+    /// As [`copy_blocks`](Self::copy_blocks), where the blocks are in no list: they are gone
+    /// through several times, and must be the same each time.
+    ///
+    /// # Errors
+    /// As for [`copy_blocks`](Self::copy_blocks).
+    pub fn copy_each(
+        &self,
+        to: &Slice,
+        from: &Slice,
+        blocks: impl Iterator<Item = Block> + Clone,
+        by: BlocksBy,
+    ) -> Result<()> {
         let operation = "copy blocks";
         self.check_reach(operation, to)?;
         self.check_reach(operation, from)?;
-        self.check_blocks(operation, (to.length(), from.length()), blocks)?;
-        let below = by.kernel_below(blocks);
+        let limits = (to.length(), from.length());
+        self.check_blocks(operation, limits, blocks.clone())?;
+        let below = by.kernel_below(blocks.clone());
         let bases = (to.address(), from.address());
+        // What is safe may not depend on an iterator that gives the same blocks each time.
+        let are_same = Cell::new(true);
+        let fits = |block: &Block| {
+            are_same.set(are_same.get() && outside(limits, block).is_none());
+            are_same.get()
+        };
         // These first: the device is at them while the host writes lists.
-        let mut copies = blocks.iter().filter(|block| block.length >= below.max(1)).peekable();
+        let large = blocks.clone().take_while(fits).filter(|block| block.length >= below.max(1));
+        let mut copies = large.peekable();
         while copies.peek().is_some() {
             self.begin_with(operation, &[to, from], None, |raw| {
                 copies.by_ref().take(COPIES).try_for_each(|block| {
@@ -111,8 +135,8 @@ impl Stream {
                 })
             })?;
         }
-        let small = blocks.iter().filter(|block| block.length < below);
-        let mut entries = small.flat_map(|block| pieces(*block, bases)).peekable();
+        let small = blocks.take_while(fits).filter(|block| block.length < below);
+        let mut entries = small.flat_map(|block| pieces(block, bases)).peekable();
         while entries.peek().is_some() {
             let list = self.list()?;
             let (count, bytes) = write(&*list, entries.by_ref().take(ENTRIES));
@@ -122,24 +146,26 @@ impl Stream {
                 unsafe { raw.copy_list(list.address(), count, bytes) }
             })?;
         }
-        Ok(())
+        if are_same.get() {
+            return Ok(());
+        }
+        let detail = "other blocks came when they were gone through again";
+        Err(self.refuse(operation, ErrorKind::OutOfBounds, detail.to_owned()))
     }
 
     fn check_blocks(
         &self,
         operation: &'static str,
-        (to, from): (u64, u64),
-        blocks: &[Block],
+        limits: (u64, u64),
+        blocks: impl Iterator<Item = Block>,
     ) -> Result<()> {
-        for (number, block) in blocks.iter().enumerate() {
-            for (side, offset, limit) in [("to", block.to, to), ("from", block.from, from)] {
-                if offset.checked_add(block.length).is_none_or(|end| end > limit) {
-                    let detail = format!(
-                        "block {number}: {} bytes, {side} {offset} on, of a range of {limit} bytes",
-                        block.length
-                    );
-                    return Err(self.refuse(operation, ErrorKind::OutOfBounds, detail));
-                }
+        for (number, block) in blocks.enumerate() {
+            if let Some((side, offset, limit)) = outside(limits, &block) {
+                let detail = format!(
+                    "block {number}: {} bytes, {side} {offset} on, of a range of {limit} bytes",
+                    block.length
+                );
+                return Err(self.refuse(operation, ErrorKind::OutOfBounds, detail));
             }
         }
         Ok(())
@@ -167,6 +193,14 @@ impl Stream {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner).keep(&made);
         Ok(made)
     }
+}
+
+/// The side on which a block reaches beyond its range, where it begins, and how long the range is.
+fn outside((to, from): (u64, u64), block: &Block) -> Option<(&'static str, u64, u64)> {
+    let sides = [("to", block.to, to), ("from", block.from, from)];
+    sides
+        .into_iter()
+        .find(|(_, offset, limit)| offset.checked_add(block.length).is_none_or(|end| end > *limit))
 }
 
 /// A block in pieces, as entries of a list.
@@ -220,12 +254,32 @@ mod tests {
     #[test]
     fn what_goes_by_a_kernel() {
         let many = blocks(&[100, LARGE - 1, LARGE, 5 * LARGE, 1, 0]);
-        assert_eq!(BlocksBy::Best.kernel_below(&many), LARGE);
-        assert_eq!(BlocksBy::Best.kernel_below(&many[1..5]), 0, "two of them are small");
-        assert_eq!(BlocksBy::Best.kernel_below(&many[..2]), 0);
-        assert_eq!(BlocksBy::Best.kernel_below(&[]), 0);
-        assert_eq!(BlocksBy::Kernel.kernel_below(&many[..1]), u64::MAX);
-        assert_eq!(BlocksBy::Loop.kernel_below(&many), 0);
+        let below = |by: BlocksBy, blocks: &[Block]| by.kernel_below(blocks.iter().copied());
+        assert_eq!(below(BlocksBy::Best, &many), LARGE);
+        assert_eq!(below(BlocksBy::Best, &many[1..5]), 0, "two of them are small");
+        assert_eq!(below(BlocksBy::Best, &many[..2]), 0);
+        assert_eq!(below(BlocksBy::Best, &[]), 0);
+        assert_eq!(below(BlocksBy::Kernel, &many[..1]), u64::MAX);
+        assert_eq!(below(BlocksBy::Loop, &many), 0);
+    }
+
+    /// An iterator that gives other blocks each time is wrong, but safe code.
+    #[test]
+    fn blocks_that_change_meanwhile_are_refused_again() {
+        let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
+        let memory = device.allocate(1 << 20).unwrap();
+        let (whole, stream) = (memory.whole(), device.stream().unwrap());
+        for (good, by) in [(300, BlocksBy::Loop), (600, BlocksBy::Kernel), (300, BlocksBy::Best)] {
+            let given = Cell::new(0);
+            let liar = (0..300).map(|_| {
+                given.set(given.get() + 1);
+                let to = if given.get() <= good { 0 } else { u64::MAX / 2 };
+                Block { to, from: 1 << 19, length: 16 }
+            });
+            let copied = stream.copy_each(&whole, &whole, liar, by);
+            assert_eq!(copied.unwrap_err().kind(), ErrorKind::OutOfBounds, "{by:?}");
+        }
+        stream.synchronize(PATIENCE).unwrap();
     }
 
     /// What is waited for leaves its lists to the next, and requests that nobody waits for
