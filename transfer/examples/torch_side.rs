@@ -370,13 +370,13 @@ interface! {
     fn torch_side_next_notice(patience: u64, room: Room<'_>) {
         with_side(|side| loop {
             match side.agent.next_event(milliseconds(patience))? {
-                Event::Joined { .. } => {}
                 Event::Left { label, .. } => return Err(failed(format!("{label} is gone"))),
                 Event::Notice { notice, .. } => {
                     let mut bytes = notice.tag.to_le_bytes().to_vec();
                     bytes.extend_from_slice(notice.data());
                     return give(&bytes, room);
                 }
+                _ => {}
             }
         })
     }

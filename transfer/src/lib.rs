@@ -10,6 +10,7 @@
 //!   them when the data is there.
 
 mod agent;
+mod blocks;
 mod error;
 mod handle;
 mod host;
@@ -26,6 +27,7 @@ pub use agent::{
     Agent, AgentCard, AgentOptions, Done, Event, FabricAddress, LONGEST_LABEL, LONGEST_NOTICE,
     MOST_OPERATIONS, Notice, PeerId, Route, Token, Whereabouts,
 };
+pub use blocks::{Blocks, InArray, MOST_STRIDES, Rows, Strided};
 pub use error::{Error, ErrorKind, Result};
 pub use handle::{Facts, Handle, Way};
 pub use host::HostBuffer;

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use gpu::{Block, Device, stand_in};
 use transfer::path::{Path, Policy};
-use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Notice, Rights, Route};
+use transfer::{
+    Agent, AgentOptions, Blocks, Buffer, Event, HostBuffer, InArray, Notice, Rights, Route, Strided,
+};
 
 struct Counting;
 
@@ -76,7 +78,8 @@ impl Two {
     }
 
     /// Put and get with a notice, which the other one hears of.
-    fn exchange(&mut self, blocks: &[Block], tag: u64) {
+    fn exchange<'a>(&mut self, blocks: impl Into<Blocks<'a>>, tag: u64) {
+        let blocks = blocks.into();
         let notice = Notice::new(tag, b"it is there").unwrap();
         let put = self.here.put(&self.route, blocks, Some(notice)).unwrap();
         self.here.wait(put, PATIENCE).unwrap();
@@ -90,14 +93,15 @@ impl Two {
         loop {
             match self.there.next_event(PATIENCE).unwrap() {
                 Event::Notice { notice, .. } => return assert_eq!(notice.tag, tag),
-                Event::Joined { .. } => {}
                 Event::Left { .. } => panic!("it left"),
+                _ => {}
             }
         }
     }
 
     /// Many at once, nobody waits for any of them before all are begun.
-    fn burst(&mut self, blocks: &[Block]) {
+    fn burst<'a>(&mut self, blocks: impl Into<Blocks<'a>>) {
+        let blocks = blocks.into();
         for _ in 0..AT_ONCE {
             let put = self.here.put(&self.route, blocks, None).unwrap();
             self.here.forget(put);
@@ -120,8 +124,20 @@ impl Two {
                 self.exchange(blocks, round);
             }
             self.burst(&many[..5]);
+            // Made and gone through each time: a rectangle of few rows, a tile of many short ones.
+            let rows = Strided::rows(5, 4096, 8192, 65_536).unwrap().shifted(1 << 16, 0).unwrap();
+            self.exchange(&rows, round);
+            self.exchange(&face(), round);
+            self.burst(&rows);
         }
     }
+}
+
+/// A row for each of 900 cells.
+fn face() -> Strided {
+    let cube = [32; 3];
+    let place = |origin| InArray { extents: &cube, origin };
+    Strided::tile(8, &[30, 30, 1], place(&[1, 1, 30]), place(&[1, 1, 0])).unwrap()
 }
 
 fn slow(delay: Duration) {

@@ -11,6 +11,7 @@ use super::operations::{Begun, Token};
 use super::peer::Tie;
 use super::route::{Means, Route};
 use super::{Agent, PeerId, SMALL};
+use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Operation, metrics};
 use crate::region::RegionDescriptor;
@@ -20,14 +21,17 @@ impl Agent {
     /// Copies blocks from the local region of a route to the remote one, and then tells the
     /// peer, if a notice is given. Without blocks it is a notice alone.
     ///
+    /// Blocks are a list of them, or a [description](crate::Strided) of rows at regular
+    /// distances. In which order they are copied is not said: where one goes, no other may go.
+    ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds), [`NotAllowed`](ErrorKind::NotAllowed),
     /// [`Stale`](ErrorKind::Stale), [`Closed`](ErrorKind::Closed): before a byte moved.
     /// [`TooMany`](ErrorKind::TooMany) operations.
-    pub fn put(
+    pub fn put<'a>(
         &mut self,
         route: &Route,
-        blocks: &[Block],
+        blocks: impl Into<Blocks<'a>>,
         notice: Option<Notice>,
     ) -> Result<Token> {
         self.begin(Operation::Put, route, blocks, notice, BlocksBy::Best)
@@ -38,10 +42,10 @@ impl Agent {
     ///
     /// # Errors
     /// As for [`put`](Self::put).
-    pub fn get(
+    pub fn get<'a>(
         &mut self,
         route: &Route,
-        blocks: &[Block],
+        blocks: impl Into<Blocks<'a>>,
         notice: Option<Notice>,
     ) -> Result<Token> {
         self.begin(Operation::Get, route, blocks, notice, BlocksBy::Best)
@@ -66,11 +70,22 @@ impl Agent {
     ///
     /// # Errors
     /// As for [`put`](Self::put).
-    pub fn begin(
+    pub fn begin<'a>(
         &mut self,
         operation: Operation,
         route: &Route,
-        blocks: &[Block],
+        blocks: impl Into<Blocks<'a>>,
+        notice: Option<Notice>,
+        by: BlocksBy,
+    ) -> Result<Token> {
+        self.begin_blocks(operation, route, blocks.into(), notice, by)
+    }
+
+    fn begin_blocks(
+        &mut self,
+        operation: Operation,
+        route: &Route,
+        blocks: Blocks<'_>,
         notice: Option<Notice>,
         by: BlocksBy,
     ) -> Result<Token> {
@@ -96,20 +111,9 @@ impl Agent {
                 Error::new(name, ErrorKind::NotAllowed, detail).with(self.label(inner.peer))
             );
         }
-        let mut bytes = 0_u64;
-        for (number, block) in blocks.iter().enumerate() {
-            let is_inside = |at: u64, length: u64| {
-                at.checked_add(block.length).is_some_and(|end| end <= length)
-            };
-            if !(is_inside(block.to, to) && is_inside(block.from, from)) {
-                let detail = format!(
-                    "block {number}: {} bytes from {} of {from} to {} of {to}",
-                    block.length, block.from, block.to
-                );
-                return Err(Error::new(name, ErrorKind::OutOfBounds, detail));
-            }
-            bytes = bytes.saturating_add(block.length);
-        }
+        let bytes = blocks
+            .check(to, from)
+            .map_err(|detail| Error::new(name, ErrorKind::OutOfBounds, detail))?;
         let begun = Begun { operation: name, bytes, path: Some(inner.path), peer: inner.peer };
         let ticket = self.enter(begun, Some(&inner.remote), notice)?;
         let token = ticket.token;
@@ -175,7 +179,7 @@ impl Agent {
         &mut self,
         operation: Operation,
         route: &Route,
-        blocks: &[Block],
+        blocks: Blocks<'_>,
         by: BlocksBy,
         ticket: Ticket,
     ) -> Result<()> {
@@ -194,7 +198,7 @@ impl Agent {
                     Operation::Get => (local.clone(), remote.clone()),
                 };
                 let blocks = self.lists.copy_of(blocks);
-                self.chores.push_back(Chore { ticket, to, from, blocks, done: 0 });
+                self.chores.push_back(Chore { ticket, to, from, blocks, block: Block::default() });
                 Ok(())
             }
             Means::Device { device, local, remote } => {

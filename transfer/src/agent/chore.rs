@@ -3,6 +3,7 @@
 use gpu::Block;
 
 use super::lane::Ticket;
+use crate::blocks::Kept;
 use crate::error::Result;
 use crate::host::HostBuffer;
 
@@ -15,29 +16,31 @@ pub(super) struct Chore {
     pub(super) ticket: Ticket,
     pub(super) to: HostBuffer,
     pub(super) from: HostBuffer,
-    pub(super) blocks: Vec<Block>,
-    /// How many of them are done.
-    pub(super) done: usize,
+    /// Those that were not begun.
+    pub(super) blocks: Kept,
+    /// What is left of the one that was.
+    pub(super) block: Block,
 }
 
 impl Chore {
     /// Copies a share. True if that was the last.
     pub(super) fn go_on(&mut self) -> Result<bool> {
         let mut left = SHARE;
-        while let Some(block) = self.blocks.get_mut(self.done) {
-            let length = block.length.min(left);
-            self.to.copy(block.to, &self.from, block.from, length)?;
-            block.to += length;
-            block.from += length;
-            block.length -= length;
-            left -= length;
-            if block.length == 0 {
-                self.done += 1;
+        while left > 0 {
+            if self.block.length == 0 {
+                match self.blocks.next() {
+                    Some(block) => self.block = block,
+                    None => return Ok(true),
+                }
             }
-            if left == 0 {
-                break;
-            }
+            let Block { to, from, length } = &mut self.block;
+            let share = left.min(*length);
+            self.to.copy(*to, &self.from, *from, share)?;
+            *to += share;
+            *from += share;
+            *length -= share;
+            left -= share;
         }
-        Ok(self.done == self.blocks.len())
+        Ok(false)
     }
 }

@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// What happens at an agent without its doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Event {
     /// One began to visit.
     Joined {

@@ -4,8 +4,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpu::Block;
-
 use super::events::Event;
 use super::lane::Ticket;
 use super::notice::Notice;
@@ -14,6 +12,7 @@ use super::peer::{CONNECT, Peer, Tie};
 use super::route::{JOIN, Means};
 use super::track::{Track, registration, share_out};
 use super::{Agent, REST};
+use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fabric, Operation, Registration};
 use crate::rail::{Bytes, Command, Move, Rail, Report, There, is_reachable};
@@ -360,14 +359,14 @@ impl Agent {
         operation: Operation,
         local: &Arc<Registered>,
         tracks: &[Track],
-        blocks: &[Block],
+        blocks: Blocks<'_>,
         mut ticket: Ticket,
     ) {
         let is_far = self.peers.get(&ticket.peer).is_some_and(|peer| matches!(peer.tie, Tie::Far));
         // A peer with which memory is shared is told by that.
         let mut notice = ticket.notice.take_if(|_| is_far);
         *self.far.under_way.entry(ticket.peer).or_default() += 1;
-        let shares = share_out(blocks, tracks.len());
+        let shares = share_out(blocks.each(), tracks.len());
         let busy: Vec<_> =
             tracks.iter().zip(shares).filter(|(_, blocks)| !blocks.is_empty()).collect();
         if busy.len() > 1 {

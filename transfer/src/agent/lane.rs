@@ -8,6 +8,7 @@ use gpu::{Block, BlocksBy, Device, Point, Slice, Stream};
 use super::lists::Lists;
 use super::notice::Notice;
 use super::operations::Token;
+use crate::blocks::{Blocks, Kept};
 use crate::error::{Error, Result};
 
 /// Copies that the driver has at a time: it blocks the caller when it has a thousand or so.
@@ -22,7 +23,7 @@ const FIRST_RATE: f64 = 20_000.0;
 pub(super) struct Request<'a> {
     pub(super) to: &'a Slice,
     pub(super) from: &'a Slice,
-    pub(super) blocks: &'a [Block],
+    pub(super) blocks: Blocks<'a>,
     pub(super) by: BlocksBy,
 }
 
@@ -32,7 +33,7 @@ struct Waiting {
     ticket: Ticket,
     to: Slice,
     from: Slice,
-    blocks: Vec<Block>,
+    blocks: Kept,
     by: BlocksBy,
 }
 
@@ -142,7 +143,7 @@ impl Lane {
             let Some(Waiting { ticket, to, from, blocks, by }) = self.waiting.pop_front() else {
                 break;
             };
-            let request = Request { to: &to, from: &from, blocks: &blocks, by };
+            let request = Request { to: &to, from: &from, blocks: blocks.all(), by };
             if let Err(failed) = self.begin(ticket, request) {
                 let (ticket, error) = *failed;
                 done(ticket, Err(error));
@@ -175,10 +176,11 @@ impl Lane {
 /// One block is a plain copy; many are one request.
 fn copy(stream: &Stream, request: Request<'_>) -> gpu::Result<()> {
     let Request { to, from, blocks, by } = request;
-    match *blocks {
-        [Block { to: at, from: of, length }] => {
+    match blocks.single() {
+        Some(block) => {
+            let Block { to: at, from: of, length } = block;
             stream.copy(&to.slice(at, length)?, &from.slice(of, length)?)
         }
-        _ => stream.copy_blocks(to, from, blocks, by),
+        None => stream.copy_each(to, from, blocks.each(), by),
     }
 }

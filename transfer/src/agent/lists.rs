@@ -2,6 +2,8 @@
 
 use gpu::Block;
 
+use crate::blocks::{Blocks, Kept};
+
 /// Room for so many blocks is kept for later, in all: 1.5 MiB.
 const KEPT: usize = 1 << 16;
 
@@ -14,16 +16,18 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// The same blocks, in a list of their own.
-    pub(super) fn copy_of(&mut self, blocks: &[Block]) -> Vec<Block> {
-        let mut list = self.free.pop().unwrap_or_default();
-        self.room -= list.capacity();
-        list.extend_from_slice(blocks);
-        list
+    /// The same blocks, in a list of their own if they were in one.
+    pub(super) fn copy_of(&mut self, blocks: Blocks<'_>) -> Kept {
+        blocks.keep(|| {
+            let list = self.free.pop().unwrap_or_default();
+            self.room -= list.capacity();
+            list
+        })
     }
 
     /// Takes back what is not needed any more.
-    pub(super) fn keep(&mut self, mut list: Vec<Block>) {
+    pub(super) fn keep(&mut self, blocks: Kept) {
+        let Kept::List(mut list, _) = blocks else { return };
         if self.room + list.capacity() <= KEPT {
             list.clear();
             self.room += list.capacity();
@@ -40,16 +44,25 @@ mod tests {
     fn lists_are_used_again_unless_there_is_too_much_of_them() {
         let block = Block { to: 1, from: 2, length: 3 };
         let mut lists = Lists::default();
-        let list = lists.copy_of(&[block; 5]);
-        let place = list.as_ptr();
+        let list_of = |kept: &Kept| match kept {
+            Kept::List(list, _) => (list.as_ptr(), list.clone()),
+            Kept::Strided(..) => panic!("a list"),
+        };
+        let list = lists.copy_of((&[block; 5]).into());
+        let place = list_of(&list).0;
         lists.keep(list);
-        let again = lists.copy_of(&[block; 2]);
-        assert_eq!((again.as_ptr(), again.as_slice()), (place, &[block; 2][..]));
-        lists.keep(vec![block; KEPT + 1]);
+        let again = lists.copy_of((&[block; 2]).into());
+        assert_eq!(list_of(&again), (place, vec![block; 2]));
+        lists.keep(Kept::List(vec![block; KEPT + 1], 0));
         assert!(lists.free.is_empty());
-        (0..100).for_each(|_| lists.keep(vec![block; KEPT / 10]));
+        (0..100).for_each(|_| lists.keep(Kept::List(vec![block; KEPT / 10], 0)));
         assert_eq!((lists.free.len(), lists.room), (10, KEPT / 10 * 10));
-        (0..10).for_each(|_| drop(lists.copy_of(&[block])));
+        // What is described needs none.
+        let rows = crate::Strided::rows(3, 1, 2, 2).unwrap();
+        let described = lists.copy_of((&rows).into());
+        assert_eq!(lists.free.len(), 10);
+        lists.keep(described);
+        (0..10).for_each(|_| drop(lists.copy_of((&[block]).into())));
         assert_eq!((lists.free.len(), lists.room), (0, 0));
     }
 }

@@ -43,7 +43,7 @@ impl Track {
 }
 
 /// Which rail copies which blocks: long ones are cut, short ones go to who has least.
-pub(super) fn share_out(blocks: &[Block], rails: usize) -> Vec<VecDeque<Block>> {
+pub(super) fn share_out(blocks: impl Iterator<Item = Block>, rails: usize) -> Vec<VecDeque<Block>> {
     let mut shares = vec![(0_u64, VecDeque::new()); rails];
     for block in blocks {
         let parts = if block.length >= WORTH_SPLITTING { rails as u64 } else { 1 };
@@ -97,7 +97,7 @@ mod tests {
         let many: Vec<_> = (0..100).map(|n| block(n << 20, 1 << 16)).collect();
         let one = [block(0, (64 << 20) + 1)];
         for (blocks, rails) in [(&many[..], 3), (&one[..], 3), (&one[..], 1), (&many[..1], 4)] {
-            let shares = share_out(blocks, rails);
+            let shares = share_out(blocks.iter().copied(), rails);
             assert_eq!(shares.len(), rails);
             let bytes: Vec<u64> =
                 shares.iter().map(|share| share.iter().map(|b| b.length).sum()).collect();

@@ -6,6 +6,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod halos;
 mod hostile;
 mod house;
 mod leftovers;

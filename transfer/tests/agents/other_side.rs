@@ -88,7 +88,7 @@ fn the_other_side() {
                 (notice.tag, u64::from_le_bytes(notice.data().try_into().unwrap()))
             }
             Event::Left { .. } => return,
-            Event::Joined { .. } => continue,
+            _ => continue,
         };
         let answer = match tag {
             FILL => {

@@ -134,7 +134,7 @@ pub(super) fn heard(agent: &mut Agent) -> Result<(u64, u64), Failure> {
             Event::Left { label, .. } if [FIRST, SECOND].contains(&label.as_str()) => {
                 return Err(Failure::failed(format!("{label} is gone")));
             }
-            Event::Joined { .. } | Event::Left { .. } => {}
+            _ => {}
         }
     }
 }

@@ -1,0 +1,156 @@
+//! What is moved in one request: a list of blocks, or rows at regular distances.
+
+mod strided;
+
+use gpu::Block;
+
+pub use strided::{InArray, MOST_STRIDES, Rows, Strided};
+
+/// The blocks of a request: made from a list of them, or from what [describes](Strided) them.
+#[derive(Debug, Clone, Copy)]
+pub struct Blocks<'a>(Kind<'a>);
+
+#[derive(Debug, Clone, Copy)]
+enum Kind<'a> {
+    List(&'a [Block]),
+    Strided(&'a Strided),
+}
+
+impl<'a> From<&'a [Block]> for Blocks<'a> {
+    fn from(list: &'a [Block]) -> Self {
+        Self(Kind::List(list))
+    }
+}
+
+impl<'a, const N: usize> From<&'a [Block; N]> for Blocks<'a> {
+    fn from(list: &'a [Block; N]) -> Self {
+        Self(Kind::List(list))
+    }
+}
+
+impl<'a> From<&'a Vec<Block>> for Blocks<'a> {
+    fn from(list: &'a Vec<Block>) -> Self {
+        Self(Kind::List(list))
+    }
+}
+
+impl<'a> From<&'a Strided> for Blocks<'a> {
+    fn from(strided: &'a Strided) -> Self {
+        Self(Kind::Strided(strided))
+    }
+}
+
+/// Goes through the blocks of a request.
+#[derive(Debug, Clone)]
+pub(crate) enum Each<'a> {
+    List(std::slice::Iter<'a, Block>),
+    Strided(Rows),
+}
+
+impl Iterator for Each<'_> {
+    type Item = Block;
+
+    #[inline]
+    fn next(&mut self) -> Option<Block> {
+        match self {
+            Self::List(list) => list.next().copied(),
+            Self::Strided(rows) => rows.next(),
+        }
+    }
+}
+
+/// Blocks that are kept until they can be gone through.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// The next one, too.
+    List(Vec<Block>, usize),
+    Strided(Rows),
+}
+
+impl Kept {
+    /// The next one.
+    #[inline]
+    pub(crate) fn next(&mut self) -> Option<Block> {
+        match self {
+            Self::List(list, next) => {
+                let block = list.get(*next).copied();
+                *next += 1;
+                block
+            }
+            Self::Strided(rows) => rows.next(),
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Blocks<'_> {
+        match self {
+            Self::List(list, _) => list.into(),
+            Self::Strided(rows) => rows.of().into(),
+        }
+    }
+}
+
+impl<'a> Blocks<'a> {
+    pub(crate) fn each(self) -> Each<'a> {
+        match self.0 {
+            Kind::List(list) => Each::List(list.iter()),
+            Kind::Strided(strided) => Each::Strided(strided.iter()),
+        }
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        matches!(self.0, Kind::List([]))
+    }
+
+    /// The only one, if there is only one.
+    pub(crate) fn single(self) -> Option<Block> {
+        match self.0 {
+            Kind::List([block]) => Some(*block),
+            Kind::List(_) => None,
+            Kind::Strided(strided) if strided.count() == 1 => strided.iter().next(),
+            Kind::Strided(_) => None,
+        }
+    }
+
+    /// Kept for later; a list, in what has room for it.
+    pub(crate) fn keep(self, room: impl FnOnce() -> Vec<Block>) -> Kept {
+        match self.0 {
+            Kind::List(list) => {
+                let mut kept = room();
+                kept.extend_from_slice(list);
+                Kept::List(kept, 0)
+            }
+            Kind::Strided(strided) => Kept::Strided(strided.iter()),
+        }
+    }
+
+    /// The bytes of all, if they lie in what has so many bytes; or which do not.
+    pub(crate) fn check(self, to: u64, from: u64) -> Result<u64, String> {
+        let list = match self.0 {
+            Kind::List(list) => list,
+            Kind::Strided(strided) => {
+                let (to_end, from_end) = (strided.to_end(), strided.from_end());
+                return match to_end <= to && from_end <= from {
+                    true => Ok(strided.bytes()),
+                    false => Err(format!(
+                        "rows that end at {from_end} of {from}, and go to where {to_end} of {to} is"
+                    )),
+                };
+            }
+        };
+        let mut bytes = 0_u64;
+        for (number, block) in list.iter().enumerate() {
+            let is_inside = |at: u64, length: u64| {
+                at.checked_add(block.length).is_some_and(|end| end <= length)
+            };
+            if !(is_inside(block.to, to) && is_inside(block.from, from)) {
+                return Err(format!(
+                    "block {number}: {} bytes from {} of {from} to {} of {to}",
+                    block.length, block.from, block.to
+                ));
+            }
+            bytes = bytes.saturating_add(block.length);
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,261 @@
+//! Descriptions, beside what they say element by element.
+
+use proptest::prelude::*;
+
+use super::*;
+
+type Pairs = Vec<(u64, u64)>;
+
+/// For each byte where it goes and where it comes from, by loops over everything.
+fn model(row: u64, (from, to): (u64, u64), strides: &[(u64, u64, u64)]) -> Pairs {
+    let mut bytes: Pairs = (0..row).map(|at| (to + at, from + at)).collect();
+    for (count, from, to) in strides {
+        let again = |n: u64| move |(b, a): &(u64, u64)| (b + n * to, a + n * from);
+        bytes = (0..*count).flat_map(|n| bytes.iter().map(again(n)).collect::<Pairs>()).collect();
+    }
+    bytes.sort_unstable();
+    bytes
+}
+
+fn bytes_of(strided: &Strided) -> Pairs {
+    let each = |block: Block| (0..block.length).map(move |at| (block.to + at, block.from + at));
+    let mut bytes: Pairs = strided.iter().flat_map(each).collect();
+    bytes.sort_unstable();
+    bytes
+}
+
+fn overlaps(bytes: &Pairs) -> bool {
+    bytes.windows(2).any(|two| two[0].0 == two[1].0)
+}
+
+fn kind(result: Result<Strided>) -> ErrorKind {
+    result.unwrap_err().kind()
+}
+
+#[test]
+fn rows_come_in_the_order_of_the_target() {
+    let two = Strided::rows(2, 4, 10, 100).unwrap().repeat(3, 1000, 7).unwrap();
+    let two = two.shifted(1, 2).unwrap();
+    let expected = [0, 1, 2].into_iter().flat_map(|n| [(n, 0), (n, 1)]);
+    let mut expected: Vec<_> = expected
+        .map(|(n, k)| Block { to: 2 + 7 * n + 100 * k, from: 1 + 1000 * n + 10 * k, length: 4 })
+        .collect();
+    expected.sort_unstable_by_key(|block| block.to);
+    assert_eq!(two.iter().collect::<Vec<_>>(), expected);
+    assert_eq!((two.count(), two.bytes()), (6, 24));
+    assert_eq!((two.to_end(), two.from_end()), (2 + 14 + 100 + 4, 1 + 2000 + 10 + 4));
+    assert_eq!(two.iter().size_hint(), (6, Some(6)));
+    assert_eq!((&two).into_iter().skip(4).size_hint(), (2, Some(2)));
+}
+
+#[test]
+fn what_lies_one_behind_the_other_is_one_row() {
+    let row = Strided::row(24).unwrap();
+    assert_eq!(Strided::rows(3, 8, 8, 8).unwrap(), row);
+    // Also if it shows only later.
+    let late = Strided::rows(3, 4, 8, 8).unwrap().repeat(2, 4, 4).unwrap();
+    assert_eq!(late, row);
+    // At one end only it stays many.
+    assert_eq!(Strided::rows(3, 8, 8, 9).unwrap().count(), 3);
+    assert_eq!(Strided::rows(3, 8, 9, 8).unwrap().count(), 3);
+    // A distance that goes on where another one ends is the same: there is room for more.
+    let mut long = Strided::rows(2, 1, 2, 2).unwrap();
+    for times in 1..20 {
+        long = long.repeat(2, 2 << times, 2 << times).unwrap();
+    }
+    assert_eq!(long, Strided::rows(1 << 20, 1, 2, 2).unwrap());
+}
+
+#[test]
+fn nothing_is_no_description() {
+    assert_eq!(kind(Strided::row(0)), ErrorKind::Malformed);
+    assert_eq!(kind(Strided::rows(0, 8, 8, 8)), ErrorKind::Malformed);
+    assert_eq!(kind(Strided::rows(3, 0, 8, 8)), ErrorKind::Malformed);
+    assert_eq!(kind(Strided::row(8).unwrap().repeat(0, 1, 1)), ErrorKind::Malformed);
+}
+
+#[test]
+fn rows_that_go_to_the_same_place_are_refused() {
+    for (rows, repeat) in [
+        ((2, 8, 8, 7), (1, 0, 0)),
+        ((2, 8, 8, 0), (1, 0, 0)),
+        // Twice the same distance, or one that ends in the other.
+        ((3, 4, 4, 10), (2, 99, 10)),
+        ((3, 4, 99, 10), (2, 99, 20)),
+        ((3, 4, 99, 10), (2, 99, 23)),
+        ((3, 4, 99, 10), (2, 99, 17)),
+    ] {
+        let described = Strided::rows(rows.0, rows.1, rows.2, rows.3);
+        let described = described.and_then(|rows| rows.repeat(repeat.0, repeat.1, repeat.2));
+        assert_eq!(kind(described), ErrorKind::Malformed, "{rows:?} {repeat:?}");
+    }
+    // Between each other is not the same place; and from one place all may come.
+    Strided::rows(3, 4, 0, 10).unwrap().repeat(2, 0, 5).unwrap();
+    Strided::rows(3, 4, 0, 10).unwrap().repeat(2, 0, 15).unwrap();
+    // They cannot go back there.
+    let scattered = Strided::rows(3, 4, 0, 10).unwrap();
+    assert_eq!(kind(scattered.reversed()), ErrorKind::Malformed);
+}
+
+#[test]
+fn nothing_reaches_beyond_64_bits() {
+    let most = u64::MAX;
+    let row = Strided::row(8).unwrap();
+    assert_eq!(Strided::row(most).unwrap().to_end(), most);
+    assert_eq!(kind(Strided::row(most).unwrap().shifted(0, 1)), ErrorKind::OutOfBounds);
+    assert_eq!(kind(Strided::row(most).unwrap().shifted(1, 0)), ErrorKind::OutOfBounds);
+    assert_eq!(kind(row.shifted(1, 1).unwrap().shifted(most, 0)), ErrorKind::OutOfBounds);
+    for (count, from, to) in
+        [(2, most, 8), (2, 8, most), (most, 8, 8), (most, 0, 9), (2, most - 7, 8), (2, 8, most - 7)]
+    {
+        assert_eq!(
+            kind(row.repeat(count, from, to)),
+            ErrorKind::OutOfBounds,
+            "{count} {from} {to}"
+        );
+    }
+    // All that they are together, too, also where the source is short.
+    let scattered = row.repeat(1 << 30, 0, 16).unwrap().repeat(1 << 28, 0, 1 << 34).unwrap();
+    assert_eq!(kind(scattered.repeat(8, 0, 1 << 62)), ErrorKind::OutOfBounds);
+    let end = row.repeat(2, most - 15, 8).unwrap();
+    assert_eq!(end.from_end(), most - 7);
+    let last = end.iter().last();
+    assert_eq!(last, Some(Block { to: 8, from: most - 15, length: 8 }));
+}
+
+#[test]
+fn three_distances_are_the_most() {
+    let mut rows = Strided::row(1).unwrap();
+    for times in 0..MOST_STRIDES as u32 {
+        rows = rows.repeat(2, 10_u64.pow(times + 1), 100_u64.pow(times + 1)).unwrap();
+    }
+    assert_eq!(kind(rows.repeat(2, 1 << 40, 1 << 50)), ErrorKind::TooMany);
+    // One that is joined is not one more.
+    assert_eq!(rows.repeat(3, 1, 1).unwrap().bytes(), 24);
+}
+
+#[test]
+fn a_tile_is_checked_against_its_arrays() {
+    let array = InArray { extents: &[4, 6], origin: &[1, 2] };
+    let tile = |size: &[u64], to| Strided::tile(8, size, array, to);
+    assert!(tile(&[3, 4], array).is_ok());
+    assert_eq!(kind(tile(&[4, 4], array)), ErrorKind::OutOfBounds);
+    assert_eq!(kind(tile(&[3, 5], array)), ErrorKind::OutOfBounds);
+    assert_eq!(kind(tile(&[3, 0], array)), ErrorKind::Malformed);
+    assert_eq!(kind(tile(&[3], array)), ErrorKind::Malformed);
+    assert_eq!(kind(tile(&[3, 1, 1], array)), ErrorKind::Malformed);
+    let far = InArray { extents: &[4, 6], origin: &[u64::MAX, 0] };
+    assert_eq!(kind(tile(&[1, 1], far)), ErrorKind::OutOfBounds);
+    let long = InArray { extents: &[u64::MAX, u64::MAX], origin: &[0, 0] };
+    assert_eq!(kind(tile(&[1, 1], long)), ErrorKind::OutOfBounds);
+    let none = InArray { extents: &[], origin: &[] };
+    assert_eq!(Strided::tile(8, &[], none, none).unwrap(), Strided::row(8).unwrap());
+}
+
+#[test]
+fn a_face_has_as_many_rows_as_it_needs() {
+    let n = 34;
+    let extents = [n; 3];
+    let all = [n - 2; 3];
+    for (dimension, count) in [(0, 32), (1, 32), (2, 1024)] {
+        let (mut size, mut from, mut to) = (all, [1; 3], [1; 3]);
+        (size[dimension], from[dimension], to[dimension]) = (1, 32, 0);
+        let (from, to) = (
+            InArray { extents: &extents, origin: &from },
+            InArray { extents: &extents, origin: &to },
+        );
+        let face = Strided::tile(8, &size, from, to).unwrap();
+        assert_eq!((face.count(), face.bytes()), (count, 8 * 1024));
+        assert_eq!(face.reversed().unwrap(), Strided::tile(8, &size, to, from).unwrap());
+    }
+}
+
+fn strides() -> impl Strategy<Value = Vec<(u64, u64, u64)>> {
+    proptest::collection::vec((0_u64..5, 0_u64..40, 0_u64..60), 0..5)
+}
+
+/// A dimension of a tile: its size, and the room before and behind it at both ends.
+type Dimension = (u64, (u64, u64), (u64, u64));
+
+fn tiles() -> impl Strategy<Value = Vec<Dimension>> {
+    let room = || (0_u64..3, 0_u64..3);
+    proptest::collection::vec((1_u64..4, room(), room()), 0..4)
+}
+
+proptest! {
+    #[test]
+    fn a_description_is_what_the_loops_say(
+        row in 1_u64..9,
+        at in (0_u64..50, 0_u64..50),
+        strides in strides(),
+    ) {
+        let expected = model(row, at, &strides);
+        let described = strides.iter().try_fold(Strided::row(row).unwrap(), |all, s| {
+            all.repeat(s.0, s.1, s.2)
+        });
+        match described.and_then(|all| all.shifted(at.0, at.1)) {
+            Ok(strided) => {
+                prop_assert_eq!(bytes_of(&strided), expected.clone());
+                prop_assert_eq!(strided.iter().count() as u64, strided.count());
+                prop_assert_eq!(strided.bytes(), expected.len() as u64);
+                prop_assert_eq!(strided.to_end(), expected.iter().map(|b| b.0).max().unwrap() + 1);
+                prop_assert_eq!(strided.from_end(), expected.iter().map(|b| b.1).max().unwrap() + 1);
+                let needed = strided.strides.iter().filter(|stride| stride.count > 1).count();
+                prop_assert!(needed > 2 || !overlaps(&expected), "it was not noticed");
+                if let Ok(reversed) = strided.reversed() {
+                    let mut turned: Pairs = expected.iter().map(|(to, from)| (*from, *to)).collect();
+                    turned.sort_unstable();
+                    prop_assert_eq!(bytes_of(&reversed), turned);
+                }
+            }
+            Err(error) => match error.kind() {
+                ErrorKind::Malformed => {
+                    let has_none = strides.iter().any(|stride| stride.0 == 0);
+                    prop_assert!(has_none || overlaps(&expected), "{}", error);
+                }
+                ErrorKind::TooMany => {
+                    let needed = strides.iter().filter(|stride| stride.0 > 1).count();
+                    prop_assert!(needed > MOST_STRIDES, "{}", error);
+                }
+                other => prop_assert!(false, "{:?}: {}", other, error),
+            },
+        }
+    }
+
+    #[test]
+    fn a_tile_is_what_the_loops_say(element in 1_u64..5, dimensions in tiles()) {
+        let size: Vec<_> = dimensions.iter().map(|d| d.0).collect();
+        let array = |room: fn(&Dimension) -> (u64, u64)| {
+            let rooms: Vec<_> = dimensions.iter().map(room).collect();
+            let extents: Vec<_> =
+                rooms.iter().zip(&size).map(|(room, size)| room.0 + size + room.1).collect();
+            let origin: Vec<_> = rooms.iter().map(|room| room.0).collect();
+            (extents, origin)
+        };
+        let (from, to) = (array(|d| d.1), array(|d| d.2));
+        let tile = Strided::tile(
+            element,
+            &size,
+            InArray { extents: &from.0, origin: &from.1 },
+            InArray { extents: &to.0, origin: &to.1 },
+        ).unwrap();
+        // Each element by its indices.
+        let mut expected = Pairs::new();
+        let count: u64 = size.iter().product();
+        for number in 0..count {
+            let mut left = number;
+            let (mut a, mut b, mut line_a, mut line_b) = (0, 0, element, element);
+            for dimension in (0..size.len()).rev() {
+                let index = left % size[dimension];
+                left /= size[dimension];
+                a += (from.1[dimension] + index) * line_a;
+                b += (to.1[dimension] + index) * line_b;
+                line_a *= from.0[dimension];
+                line_b *= to.0[dimension];
+            }
+            expected.extend((0..element).map(|at| (b + at, a + at)));
+        }
+        expected.sort_unstable();
+        prop_assert_eq!(bytes_of(&tile), expected);
+    }
+}

@@ -1,0 +1,161 @@
+//! Halos of arrays, described and not listed, by every kind of path.
+
+use gpu::Block;
+use transfer::path::{Path, Policy};
+use transfer::{Buffer, ErrorKind, HostBuffer, InArray, Rights, Route, Strided};
+
+use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
+use crate::house::{FILL, House, SUM, blocks_of, fill_buffer, notice, sum_of_buffer};
+use crate::rails::{COMPARE, tcp};
+
+/// Cells of 8 bytes that fill all memory, their halo among them.
+const FIELD: [u64; 3] = [64, 96, 128];
+const CELL: u64 = 8;
+
+/// The last cells of a dimension, to where the halo in front of the first ones is.
+fn halo(dimension: usize) -> Strided {
+    let mut size = FIELD.map(|extent| extent - 2);
+    let (mut from, mut to) = ([1; 3], [1; 3]);
+    size[dimension] = 1;
+    (from[dimension], to[dimension]) = (FIELD[dimension] - 2, 0);
+    let place = |origin| InArray { extents: &FIELD, origin };
+    Strided::tile(CELL, &size, place(&from), place(&to)).unwrap()
+}
+
+/// The same, cell by cell.
+fn copy_halo(dimension: usize, from: &[u8], to: &mut [u8]) {
+    let [planes, lines, cells] = FIELD;
+    for plane in 1..planes - 1 {
+        for line in 1..lines - 1 {
+            for cell in 1..cells - 1 {
+                let mut at = [plane, line, cell];
+                let place =
+                    |at: [u64; 3]| (((at[0] * lines + at[1]) * cells + at[2]) * CELL) as usize;
+                if at[dimension] != 1 {
+                    continue;
+                }
+                at[dimension] = FIELD[dimension] - 2;
+                let source = place(at);
+                at[dimension] = 0;
+                let target = place(at);
+                to[target..target + 8].copy_from_slice(&from[source..source + 8]);
+            }
+        }
+    }
+}
+
+/// What lies where after the halo of `mine` went to `theirs`.
+fn with_halo(dimension: usize, mine: u32, theirs: u32) -> u64 {
+    let mut all = numbers(LENGTH, theirs);
+    copy_halo(dimension, &numbers(LENGTH, mine), &mut all);
+    gpu::checksum(&all)
+}
+
+fn exchange(mut house: House, role: &str, is_host: bool, path: Path) {
+    assert_eq!(FIELD.iter().product::<u64>() * CELL, LENGTH);
+    let neighbour = house.neighbour(role, &[]);
+    let mine: Buffer = match is_host {
+        true => HostBuffer::new(LENGTH).unwrap().into(),
+        false => device().allocate_shared(LENGTH, &[]).unwrap().into(),
+    };
+    let region = house.agent.register(mine.clone(), Rights::ALL).unwrap();
+    let (peer, policy) = (neighbour.peer, Policy::default());
+    let joined = house.agent.join(peer, &region, &neighbour.descriptor, &policy, PATIENCE);
+    let route = joined.unwrap();
+    assert_eq!(route.path(), path, "{}", route.choice());
+    for dimension in 0..3 {
+        let halo = halo(dimension);
+        // There: with the notice all of it is, and nothing else.
+        let (here, there) = (100 + dimension as u32, 500 + dimension as u32);
+        fill_buffer(&mine, here.into());
+        house.ask(&neighbour, FILL, there.into());
+        let tell = Some(notice(COMPARE, with_halo(dimension, here, there)));
+        let token = house.agent.put(&route, &halo, tell).unwrap();
+        let done = house.agent.wait(token, PATIENCE).unwrap();
+        assert_eq!((done.bytes, done.path), (halo.bytes(), Some(path)));
+        assert_eq!(house.answer(), 1, "the other side saw other bytes");
+        // The other's here, and many at once; by a rail each short row is a message or more.
+        let times = if path.is_local() { 20 } else { 2 };
+        house.ask(&neighbour, FILL, there.into());
+        let tokens: Vec<_> =
+            (0..times).map(|_| house.agent.get(&route, &halo, None).unwrap()).collect();
+        for token in tokens {
+            house.agent.wait(token, PATIENCE).unwrap();
+        }
+        assert_eq!(sum_of_buffer(&mine), with_halo(dimension, there, here));
+    }
+    refuses(&mut house, &route);
+    assert_eq!(house.ask(&neighbour, SUM, 0), gpu::checksum(&numbers(LENGTH, 502)));
+    house.end(neighbour);
+}
+
+/// What reaches beyond a region is refused before a byte moves.
+fn refuses(house: &mut House, route: &Route) {
+    let rows = Strided::rows(100, 8, 64, 4096).unwrap();
+    let most = LENGTH - rows.from_end();
+    for far in [rows.shifted(most + 1, 0), rows.shifted(0, LENGTH - rows.to_end() + 1)] {
+        let error = house.agent.put(route, &far.unwrap(), None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfBounds, "{error}");
+    }
+    assert_eq!(house.agent.under_way(), 0);
+    let token = house.agent.get(route, &rows.shifted(most, 0).unwrap(), None).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+}
+
+#[test]
+fn by_shared_memory() {
+    let Some(_alone) = alone() else { return };
+    exchange(House::open(), "host", true, Path::SharedMemory);
+}
+
+#[test]
+fn by_a_device() {
+    let Some(_alone) = alone() else { return };
+    exchange(House::open(), "shared", false, Path::CudaIpc);
+    exchange(House::open(), "host", false, Path::SharedMemory);
+}
+
+#[test]
+fn by_a_rail_directly() {
+    let Some(_alone) = alone() else { return };
+    let role = format!("far by {} 1: host", tcp());
+    exchange(House::open_far(tcp(), 1), &role, true, Path::FabricDirect);
+}
+
+#[test]
+fn by_several_rails_and_the_host() {
+    let Some(_alone) = alone() else { return };
+    let role = format!("far by {} 2: shared", tcp());
+    exchange(House::open_far(tcp(), 2), &role, false, Path::FabricStaged);
+}
+
+/// Lists, arrays and descriptions: what is given is what counts.
+#[test]
+fn what_is_described_is_what_could_be_listed() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let neighbour = house.neighbour("shared", &[]);
+    let route = house.join(&neighbour);
+    let halo = halo(2);
+    let list: Vec<Block> = halo.iter().collect();
+    assert_eq!(list.len() as u64, halo.count());
+    house.ask(&neighbour, FILL, 9);
+    let token = house.agent.put(&route, &list, None).unwrap();
+    assert_eq!(house.agent.wait(token, PATIENCE).unwrap().bytes, halo.bytes());
+    let listed = house.ask(&neighbour, SUM, 0);
+    assert_eq!(listed, with_halo(2, 1, 9));
+    house.ask(&neighbour, FILL, 9);
+    let token = house.agent.put(&route, &halo, None).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(house.ask(&neighbour, SUM, 0), listed);
+    // Part by part, and a notice alone.
+    let whole = blocks_of(1 << 20);
+    for blocks in [&whole[..3], &whole[3..], &[]] {
+        let token = house.agent.put(&route, blocks, None).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+    }
+    let token = house.agent.put(&route, &[], Some(notice(SUM, 0))).unwrap();
+    house.agent.wait(token, PATIENCE).unwrap();
+    assert_eq!(house.answer(), gpu::checksum(&numbers(LENGTH, 1)));
+    house.end(neighbour);
+}
