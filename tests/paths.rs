@@ -5,17 +5,24 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use fabric::{Caps, EndpointKind, Query};
 use serde_json::Value;
 use transfer::{Agent, AgentOptions, Rights};
 
 const PLACE: &str = "FABRICAST_TEST_PLACE";
+/// The provider of a fabric that the other side has.
+const FABRIC: &str = "FABRICAST_TEST_FABRIC";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What the other process does: this program again, told by its environment.
 #[test]
 fn the_other_side() {
     let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
-    let agent = Agent::start(AgentOptions::new("decoder").directory(&place)).unwrap();
+    let mut options = AgentOptions::new("decoder").directory(&place);
+    if let Ok(provider) = std::env::var(FABRIC) {
+        options = options.fabric(&query(&provider).first().unwrap());
+    }
+    let agent = Agent::start(options).unwrap();
     let device = gpu::Device::open("stand-in:1".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(1 << 20, &[]).unwrap();
     let all = agent.register(&memory, Rights::ALL).unwrap();
@@ -30,6 +37,16 @@ fn the_other_side() {
     }
 }
 
+fn query(provider: &str) -> Query {
+    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+    query.provider(provider).source("127.0.0.1")
+}
+
+/// RDM over tcp is called `net` before libfabric 1.18.
+fn tcp() -> &'static str {
+    if query("tcp").first().is_ok() { "tcp" } else { "net" }
+}
+
 /// Another process with an agent, and its directory.
 struct Other {
     child: Child,
@@ -38,10 +55,15 @@ struct Other {
 
 impl Other {
     fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    fn start_with(fabric: Option<&str>) -> Self {
         let directory = empty_directory();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "the_other_side", "--nocapture"])
             .env(PLACE, &directory)
+            .envs(fabric.map(|provider| (FABRIC, provider)))
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
@@ -205,6 +227,79 @@ fn a_region_is_judged_as_it_is() {
     assert!(said.contains("of another agent"), "{said}");
 }
 
+/// What became of a path, and why.
+fn verdict<'a>(choice: &'a Value, path: &str) -> (&'a str, &'a str) {
+    let candidates = choice["candidates"].as_array().unwrap();
+    let found = candidates.iter().find(|candidate| candidate["path"] == path).unwrap();
+    let text = |key: &str| found[key].as_str().unwrap_or_default();
+    (text("verdict"), text("reason"))
+}
+
+#[test]
+fn with_a_fabric_its_paths_are_judged_too() {
+    let (with, without) = (Other::start_with(Some(tcp())), Other::start());
+    let ask = |other: &Other, more: &[&str]| {
+        let place = other.file("");
+        let arguments = [&["--explain", &place, "--timeout", "20", "--json"], more].concat();
+        json(&succeed(&arguments))["peers"][0].clone()
+    };
+    for (more, host, device) in [
+        (&["--fabric"][..], ("refused", "better"), ("refused", "not-registered")),
+        (&["--fabric", tcp()], ("refused", "better"), ("refused", "not-registered")),
+        (&["--fabric", "--policy", "fabric-direct"], ("taken", ""), ("refused", "not-registered")),
+        (&["--fabric", "shm"], ("refused", "no-fabric"), ("refused", "no-fabric")),
+        (&[], ("refused", "no-fabric"), ("refused", "no-fabric")),
+    ] {
+        let peer = ask(&with, more);
+        let to_host = choices(&peer, "host memory", "host memory of a shared segment");
+        assert_eq!(verdict(to_host[0], "fabric-direct"), host, "{more:?}: {peer}");
+        let to_device = choices(&peer, "host memory", "device memory of a pool");
+        assert_eq!(verdict(to_device[0], "fabric-direct"), device, "{more:?}: {peer}");
+    }
+    // One that has none is asked with any.
+    let peer = ask(&without, &["--fabric"]);
+    let found = choices(&peer, "host memory", "host memory of a shared segment");
+    assert_eq!(verdict(found[0], "fabric-direct"), ("refused", "no-fabric"));
+    let out = succeed(&["--explain", &without.file(""), "--fabric", tcp()]);
+    let words = |out: &str| out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words(&out).contains(&format!("we have {}, the peer has none", tcp())), "{out}");
+    // A region with its keys; and a provider that nobody has.
+    let region = ["--explain", &with.file(""), "--region", &with.file("region")];
+    let more = ["--fabric", "--policy", "=fabric-staged", "--json"];
+    let peer = json(&succeed(&[&region[..], &more].concat()))["peers"][0].clone();
+    assert_eq!(choices(&peer, "host memory", "region 1")[0]["taken"], "fabric-staged");
+    let (code, said) = fail(&["--explain", &with.file(""), "--fabric", "carrier-pigeon"]);
+    assert_eq!(code, Some(3), "{said}");
+    assert_eq!(fail(&["--fabric", tcp()]).0, Some(2), "without a peer");
+}
+
+/// The socket is nowhere to be seen, as between containers without a common directory.
+#[test]
+fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
+    let mut other = Other::start_with(Some(tcp()));
+    let (card, copy) = (other.cards()[0].clone(), other.directory.join("copy"));
+    std::fs::copy(&card, &copy).unwrap();
+    // What lies beside the socket, too: it tells whether the agent lives.
+    std::fs::remove_file(&card).unwrap();
+    std::fs::remove_file(card.with_extension("")).unwrap();
+    let ask = ["--explain", &copy.display().to_string(), "--json"];
+    let taken = |more: &[&str]| {
+        let output = fabricast(&[&ask[..], more].concat());
+        let peer = json(&text(&output.stdout))["peers"][0].clone();
+        let found = choices(&peer, "host memory", "host memory of a shared segment");
+        (output.status.code(), found[0].clone())
+    };
+    let (code, choice) = taken(&["--fabric", "--timeout", "20"]);
+    assert_eq!((code, &choice["taken"]), (Some(0), &"fabric-direct".into()), "{choice}");
+    assert_eq!(choice["fallback"], "no-way");
+    assert_eq!(taken(&["--timeout", "0.1"]).0, Some(6));
+    // It is told who does not answer.
+    other.child.kill().unwrap();
+    other.child.wait().unwrap();
+    let (code, choice) = taken(&["--fabric", "--timeout", "2"]);
+    assert_eq!((code, verdict(&choice, "fabric-direct")), (Some(6), ("refused", "no-fabric")));
+}
+
 #[test]
 fn that_nobody_is_there_has_an_exit_code_of_its_own() {
     let mut other = Other::start();
@@ -212,7 +307,18 @@ fn that_nobody_is_there_has_an_exit_code_of_its_own() {
     other.child.kill().unwrap();
     other.child.wait().unwrap();
     let start = Instant::now();
-    let (code, said) = fail(&["--explain", &card, "--timeout", "0.1"]);
+    for place in [&card, &other.file("")] {
+        let (code, said) = fail(&["--explain", place]);
+        assert_eq!(code, Some(6), "{said}");
+        let lines: Vec<_> = said.lines().filter(|line| !line.starts_with("fabricast:")).collect();
+        let gone = format!("Agent \"decoder\" is dead, its card: {card}");
+        assert_eq!(lines, [gone], "{said}");
+    }
+    // A copy of the card, where the agent's directory is not seen.
+    let copy = std::env::temp_dir().join(format!("fabricast-copy-{}", std::process::id()));
+    std::fs::rename(&card, &copy).unwrap();
+    let (code, said) = fail(&["--explain", &copy.display().to_string(), "--timeout", "0.1"]);
+    std::fs::remove_file(&copy).unwrap();
     assert_eq!(code, Some(6), "{said}");
     assert!(said.contains("nothing can be passed") && said.contains("refused"), "{said}");
     assert!(start.elapsed() < PATIENCE);

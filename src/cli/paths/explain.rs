@@ -6,10 +6,10 @@ use std::path::{Path as FilePath, PathBuf};
 
 use serde::Serialize;
 use transfer::path::{Choice, Locality, Operation, Path, Policy};
-use transfer::{Agent, AgentCard, AgentOptions, ErrorKind, PeerId, RegionDescriptor};
+use transfer::{Agent, AgentCard, ErrorKind, PeerId, RegionDescriptor};
 
 use super::candidates::{self, Named};
-use super::{Arguments, name, print_json};
+use super::{Arguments, asking, name, print_json};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::text;
 
@@ -38,6 +38,8 @@ struct Found {
     identity: String,
     card: PathBuf,
     locality: Option<Locality>,
+    /// It was killed, and its card is still there.
+    was_left_behind: bool,
     /// What the rights of the region do not allow.
     not_allowed: Vec<Operation>,
     choices: Vec<Judged>,
@@ -72,16 +74,12 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
         let message = format!("there is no agent in {} {whose}", peer.display());
         return Err(Failure::new(Exit::NobodyThere, message));
     }
-    let options = AgentOptions::new("fabricast paths");
-    let mut agent = Agent::start(options).map_err(|error| Failure::failed(error.to_string()))?;
     let peers = cards
         .into_iter()
-        .map(|(path, card)| examine(&mut agent, path, &card, region.as_ref(), arguments));
-    let report = Report {
-        policy: &arguments.policy,
-        peers: peers.collect(),
-        program: env!("FABRICAST_VERSION_LINE"),
-    };
+        .map(|(path, card)| examine(path, &card, region.as_ref(), arguments))
+        .collect::<Result<_, _>>()?;
+    let report =
+        Report { policy: &arguments.policy, peers, program: env!("FABRICAST_VERSION_LINE") };
     if arguments.json {
         print_json(&report)?;
     } else {
@@ -91,7 +89,11 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
         return Ok(());
     }
     let exit = report.peers.iter().find_map(|found| found.exit).unwrap_or(Exit::Failed);
-    Err(Failure::new(exit, "no path leads there; the reasons stand above"))
+    let why = match report.peers.iter().all(|found| found.was_left_behind) {
+        true => "nobody is there any more",
+        false => "no path leads there; the reasons stand above",
+    };
+    Err(Failure::new(exit, why))
 }
 
 fn read(path: &FilePath) -> Result<Vec<u8>, Failure> {
@@ -135,26 +137,32 @@ fn cards(place: &FilePath) -> Result<Vec<(PathBuf, AgentCard)>, Failure> {
 }
 
 fn examine(
-    agent: &mut Agent,
     path: PathBuf,
     card: &AgentCard,
     region: Option<&RegionDescriptor>,
     arguments: &Arguments,
-) -> Found {
+) -> Result<Found, Failure> {
     let mut found = Found {
         label: card.label.clone(),
         identity: card.identity.iter().map(|byte| format!("{byte:02x}")).collect(),
         card: path,
         locality: None,
+        was_left_behind: card.was_left_behind(),
         not_allowed: Vec::new(),
         choices: Vec::new(),
         error: None,
         exit: None,
     };
+    if found.was_left_behind {
+        found.exit = Some(Exit::NobodyThere);
+        return Ok(found);
+    }
+    let mut agent = asking::start(card, arguments.fabric.as_deref())?;
     let judged = card.encode().and_then(|card| {
         let peer = agent.connect(&card, arguments.timeout)?;
         found.locality = agent.locality(peer).cloned();
-        judge(agent, peer, region, &mut found, &arguments.policy)
+        agent.try_fabrics(peer, arguments.timeout)?;
+        judge(&agent, peer, region, &mut found, &arguments.policy)
     });
     found.exit = match judged {
         Err(error) => {
@@ -170,7 +178,7 @@ fn examine(
         Ok(()) if matches!(found.locality, Some(Locality::NoWay { .. })) => Some(Exit::NobodyThere),
         Ok(()) => Some(Exit::NoProvider),
     };
-    found
+    Ok(found)
 }
 
 /// Judges between all that this process could have and all that the peer has, or could have.
@@ -264,6 +272,9 @@ fn join(operations: &[Operation]) -> String {
 }
 
 fn for_people(found: &Found) -> String {
+    if found.was_left_behind {
+        return format!("Agent \"{}\" is dead, its card: {}\n", found.label, found.card.display());
+    }
     let place = match &found.locality {
         None => "not met".to_owned(),
         Some(Locality::SameProcess | Locality::SameMachine) => "on this machine".to_owned(),

@@ -1,5 +1,6 @@
 //! `fabricast paths`: by which path bytes go, and why, in typical situations, or to a peer.
 
+mod asking;
 mod candidates;
 mod explain;
 
@@ -16,7 +17,8 @@ use super::text;
 ///
 /// Without arguments: in typical situations, as docs/paths.md tells them. With --explain: to an
 /// agent that runs, from each kind of memory that this machine has, without mapping
-/// anything. The agent sees somebody come and leave again.
+/// anything. The agent sees somebody come and leave again. With --fabric it is asked by that,
+/// too, whether it is there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Ask about this agent: the file with its card, or the directory it was started with
@@ -25,6 +27,10 @@ pub(crate) struct Arguments {
     /// To a region of the agent's, whose descriptor is in this file [default: to typical memory]
     #[arg(long, value_name = "FILE", requires = "explain")]
     region: Option<PathBuf>,
+    /// Have a fabric, so that its paths are judged, too: of this provider [default: of those
+    /// that the agent has]
+    #[arg(long, value_name = "PROVIDER", num_args = 0..=1, default_missing_value = "", requires = "explain")]
+    fabric: Option<String>,
     /// Which paths may be taken: NAME prefers, =NAME requires, ^NAME denies
     #[arg(long, value_name = "LIST", default_value = "")]
     policy: Policy,

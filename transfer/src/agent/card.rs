@@ -13,6 +13,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::{doorplate, peer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::wire::{Form, put_counted};
 
@@ -65,6 +66,19 @@ pub struct AgentCard {
 }
 
 impl AgentCard {
+    /// Was its agent killed, so that its card is still beside its socket? False if nothing is
+    /// known: where the directory is not seen, or the agent took everything along.
+    #[must_use]
+    pub fn was_left_behind(&self) -> bool {
+        self.socket.as_deref().is_some_and(doorplate::was_left_behind)
+    }
+
+    /// Is its agent on this machine, as far as the kernel tells? In whatever container it is.
+    #[must_use]
+    pub fn is_of_this_machine(&self) -> bool {
+        self.machine == peer::machine()
+    }
+
     /// The bytes that travel.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::path::{Path, PathBuf};
 
 use ipc::{ChannelListener, Credentials, DirectoryLock, Incarnation};
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use super::START;
 use crate::error::{Error, ErrorKind, Result};
@@ -157,6 +157,28 @@ fn remove_dead(socket: &Path) -> io::Result<bool> {
     }
     found.iter().try_for_each(fs::remove_file)?;
     Ok(!found.is_empty())
+}
+
+/// Is there a card beside this socket? It hangs there before the socket is made.
+pub(super) fn is_hung(socket: &Path) -> bool {
+    status(&socket.with_extension(CARD)).is_ok_and(|found| found.is_some())
+}
+
+/// Did the agent of this socket leave its card behind, as those do that are killed? Its lock is
+/// asked for, and let go of at once; nobody is woken. False if nothing is known.
+pub(super) fn was_left_behind(socket: &Path) -> bool {
+    let path = socket.with_extension(CARD);
+    if !status(&path).is_ok_and(|found| found.is_some_and(|found| found.is_file())) {
+        return false;
+    }
+    // What lies there now may be something else, and would be waited for.
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(&path) else {
+        return false;
+    };
+    Flock::lock(file, FlockArg::LockSharedNonblock).is_ok_and(|file| {
+        file.metadata().is_ok_and(|locked| locked.is_file() && is_at(&path, &locked))
+    })
 }
 
 fn status(path: &Path) -> io::Result<Option<Metadata>> {

@@ -1,9 +1,12 @@
 //! By which path bytes would go, and why, without registering or mapping anything.
 
+use std::time::{Duration, Instant};
+
 use gpu::{Device, Uuid};
 
 use super::peer::Tie;
 use super::route::{check_owner, device_named, reach};
+use super::track::registration;
 use super::{Agent, PeerId};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{
@@ -48,12 +51,12 @@ impl Whereabouts {
 
     /// Whether a domain of its agent reaches it. Of memory that is only supposed it is supposed
     /// that host memory is registered, and a device's is not.
-    fn registration(&self, domain: usize) -> Registration {
+    fn registration(&self, domain: usize, takes_devices: bool) -> Registration {
         match (&self.region, self.place) {
             (Some(region), _) if region.domains.contains(&domain) => Registration::Works,
             (Some(_), Place::Host(_)) => Registration::Refused,
             (None, Place::Host(_)) => Registration::Works,
-            (_, Place::Device(_)) => Registration::NotOffered,
+            (_, Place::Device(_)) => registration(false, true, takes_devices),
         }
     }
 
@@ -88,6 +91,24 @@ impl Agent {
     #[must_use]
     pub fn locality(&self, peer: PeerId) -> Option<&Locality> {
         self.peers.get(&peer.0).map(|peer| &peer.locality)
+    }
+
+    /// Gets to know a peer by a fabric at once, and not only when the first regions are joined by
+    /// it, so that [`explain`](Self::explain) knows whether it answers. Where no fabric leads to
+    /// it nothing is done.
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) peer; what the fabric says. That the peer does not answer is
+    /// none: it is the reason for what is refused.
+    pub fn try_fabrics(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
+        check_fork(self.born, EXPLAIN)?;
+        let end = Instant::now() + patience;
+        let Some(mut other) = self.take_out(peer.0) else {
+            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
+        };
+        let tried = self.try_fabric(&mut other, end);
+        self.put_back(peer.0, other);
+        tried
     }
 
     /// The verdict on every path between two ends, from the facts that
@@ -137,10 +158,12 @@ impl Agent {
         }
         let own = local.device.map(device_of).transpose()?;
         let (reach, _) = reach(own, remote.device)?;
+        let rails = &self.far.rails;
         let fabric = self.far.facts_with(
             peer,
-            |rail| local.registration(rail),
-            |domain| remote.registration(domain),
+            |rail| local.registration(rail, rails[rail].takes_devices),
+            // The peer's rail is of the same provider.
+            |domain| remote.registration(domain, rails.iter().any(|rail| rail.takes_devices)),
         );
         let locality = peer.locality.clone();
         let (local, remote) = (local.place, remote.place);

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::card::AgentCard;
 use super::events::Event;
 use super::lane::Ticket;
 use super::notice::Notice;
@@ -64,8 +65,8 @@ pub(super) struct Far {
 impl Far {
     /// Which of our rails lead to which fabrics of a peer's: all of the first provider that both
     /// have, since what is shared out among rails is as fast as the slowest.
-    fn pairs(&self, peer: &Peer) -> Vec<(usize, usize)> {
-        let mut theirs: Vec<_> = peer.card.fabrics.iter().map(Some).collect();
+    fn pairs(&self, card: &AgentCard) -> Vec<(usize, usize)> {
+        let mut theirs: Vec<_> = card.fabrics.iter().map(Some).collect();
         let mut pairs = Vec::new();
         for (rail, ours) in self.rails.iter().enumerate() {
             let is_like = |fabric: &Option<&super::FabricAddress>| {
@@ -85,8 +86,8 @@ impl Far {
     }
 
     /// Is there a fabric between the two?
-    pub(super) fn leads_to(&self, peer: &Peer) -> bool {
-        !self.pairs(peer).is_empty()
+    pub(super) fn leads_to(&self, card: &AgentCard) -> bool {
+        !self.pairs(card).is_empty()
     }
 
     /// What the fabric between the two can do, as far as it is known without asking.
@@ -128,7 +129,7 @@ impl Far {
         if self.rails.is_empty() {
             return Fabric::None { why: "the agent that asks was started without one".to_owned() };
         }
-        let pairs = self.pairs(peer);
+        let pairs = self.pairs(&peer.card);
         let Some((rail, theirs)) = pairs.first() else {
             let ours: Vec<_> = self.rails.iter().map(|rail| rail.provider.as_str()).collect();
             let theirs: Vec<_> = peer.card.fabrics.iter().map(|f| f.provider.as_str()).collect();
@@ -219,7 +220,7 @@ impl Agent {
             return Ok(());
         }
         let mut links = Vec::new();
-        for (rail, theirs) in self.far.pairs(peer) {
+        for (rail, theirs) in self.far.pairs(&peer.card) {
             let link = self.far.next_link;
             self.far.next_link += 1;
             let known = Link { rail, theirs, met: None, lost: None, withdrawn: HashSet::new() };
@@ -240,6 +241,24 @@ impl Agent {
             self.far.leave(&links);
         }
         met
+    }
+
+    /// The same, where it is no error if it does not answer: then that is why it is not to be
+    /// reached by a fabric.
+    pub(super) fn try_fabric(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
+        if !self.far.leads_to(&peer.card) {
+            return Ok(());
+        }
+        match self.meet_far(peer, end) {
+            Ok(()) => peer.no_fabric = None,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
+            {
+                peer.no_fabric = Some(error.to_string());
+            }
+            Err(error) => return Err(error.with(&peer.card.label)),
+        }
+        Ok(())
     }
 
     fn await_links(&mut self, links: &[u32], end: Instant) -> Result<()> {

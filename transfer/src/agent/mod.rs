@@ -278,19 +278,13 @@ impl Agent {
         check_fork(self.born, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
         let end = Instant::now() + patience;
-        let met = Peer::meet(&self.home, &card, self.takes_all_for_remote, patience);
+        // Its socket may be nowhere here: that must not take all the time that there is.
+        let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
+        let met = Peer::meet(&self.home, &card, self.takes_all_for_remote, for_socket);
         let mut peer = met.map_err(|error| error.with(&card.label))?;
-        if matches!(peer.tie, Tie::Far) && self.far.leads_to(&peer) {
+        if matches!(peer.tie, Tie::Far) {
             // Also where nothing will be joined: notices go by it.
-            match self.meet_far(&mut peer, end) {
-                Ok(()) => {}
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
-                {
-                    peer.no_fabric = Some(error.to_string());
-                }
-                Err(error) => return Err(error.with(&card.label)),
-            }
+            self.try_fabric(&mut peer, end)?;
         }
         tracing::debug!(peer = peer.label(), locality = ?peer.locality, "agents met");
         let number = self.next_peer;

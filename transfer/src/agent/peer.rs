@@ -12,6 +12,7 @@ use ipc::{Channel, ChannelError, Doorbell, Life, MappedWords};
 
 use super::board::Board;
 use super::card::AgentCard;
+use super::doorplate;
 use super::home::{self, Home, Visitor};
 use super::lane::Ticket;
 use super::operations::Operations;
@@ -276,8 +277,8 @@ impl Visit {
         let channel = loop {
             match Channel::connect(path, left(end)) {
                 Ok(channel) => break channel,
-                // It may be about to start.
-                Err(_) if left(end) > rest => std::thread::sleep(rest),
+                // It may be about to start: then its card hangs there already.
+                Err(_) if left(end) > rest && doorplate::is_hung(path) => std::thread::sleep(rest),
                 Err(error) => {
                     let error = Error::of_channel_at(CONNECT, path, error);
                     return Err(error.and_kind(ErrorKind::Failed));

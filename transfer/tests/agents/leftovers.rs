@@ -67,10 +67,14 @@ fn what_a_killed_agent_left_is_removed_and_nothing_else() {
 
     dead.other.kill();
     assert!(files(&dead.card).iter().all(is_there), "it had no time");
+    let is_left = |card: &[u8]| AgentCard::decode(card).unwrap().was_left_behind();
+    assert!(is_left(&dead.card) && !is_left(&alive.card));
+    assert!(!is_left(&house.agent.card().encode().unwrap()));
     let next = Agent::start(AgentOptions::new("next").directory(&directory)).unwrap();
     let own = files(&next.card().encode().unwrap());
     assert!(own.iter().all(is_there));
     assert!(!files(&dead.card).iter().chain([&part]).any(is_there), "something is left");
+    assert!(!is_left(&dead.card), "nothing is known any more");
     for path in &foreign {
         assert!(is_there(path), "{} is gone", path.display());
     }
