@@ -164,6 +164,15 @@ fn the_table_is_that_of_the_documentation() {
     let is_ipc = |judged: &Value| judged["taken"] == "cuda-ipc";
     assert!(situations.iter().any(is_ipc));
     assert!(!denied["situations"].as_array().unwrap().iter().any(is_ipc), "{denied}");
+    assert!(succeed(&["--policy", "^cuda-ipc"]).contains("not cuda-ipc: the policy denies it"));
+    let required = succeed(&["--policy", "=fabric-direct"]);
+    for why in [
+        "not same-process: the policy requires another",
+        "not fabric-direct: they are one process",
+        "not fabric-direct: the provider does not reach",
+    ] {
+        assert!(required.contains(why), "{why} is missing:\n{required}");
+    }
     assert_eq!(fail(&["--policy", "=cuda-ipc,^cuda-ipc"]).0, Some(2));
 }
 
@@ -186,6 +195,14 @@ fn an_agent_that_runs_is_told_of_by_its_card_and_by_its_directory() {
         assert_eq!(refused.filter(|candidate| candidate["reason"].is_string()).count(), 4);
         for choice in choices(peer, "host memory", "device memory of a pool") {
             assert_eq!(choice["taken"], "cuda-ipc", "{choice}");
+        }
+        if gpu::Device::count(gpu::Implementation::Cuda).unwrap_or(0) == 0 {
+            for choice in choices(peer, "host memory", "device memory of cudaMalloc") {
+                assert!(choice["taken"].is_null(), "{choice}");
+                assert_eq!(verdict(choice, "cuda-ipc"), ("refused", "stays"), "{choice}");
+                let is_why = |candidate: &Value| candidate["because"] == "NoLegacyHandle";
+                assert!(choice["candidates"].as_array().unwrap().iter().any(is_why), "{choice}");
+            }
         }
     }
     let out = succeed(&["--explain", &card]);

@@ -53,19 +53,21 @@ pub(super) fn remote(devices: &[Device], locality: Option<&Locality>) -> Vec<Nam
         let unseen = Whereabouts::on_device(Uuid([0xff; 16]), Leaving::ByDescriptors);
         return vec![named("device memory", None, unseen), host];
     }
-    let if_offered = |is_offered, leaving| match is_offered {
+    let if_offered = |is_offered, leaving, or| match is_offered {
         true => leaving,
-        false => Leaving::Not(Stays::NotExportable),
+        false => Leaving::Not(or),
     };
     let of_pools = devices.iter().map(|device| {
         let properties = device.properties();
-        let leaving = if_offered(properties.handle_types.file_descriptor, Leaving::ByDescriptors);
+        let is_offered = properties.handle_types.file_descriptor;
+        let leaving = if_offered(is_offered, Leaving::ByDescriptors, Stays::NotExportable);
         let memory = Whereabouts::on_device(properties.uuid, leaving);
         named("device memory of a pool", Some(device), memory)
     });
     let plain = devices.iter().map(|device| {
         let properties = device.properties();
-        let leaving = if_offered(properties.handle_types.legacy, Leaving::ByLegacyHandle);
+        let is_offered = properties.handle_types.legacy;
+        let leaving = if_offered(is_offered, Leaving::ByLegacyHandle, Stays::NoLegacyHandle);
         let memory = Whereabouts::on_device(properties.uuid, leaving);
         named("device memory of cudaMalloc", Some(device), memory)
     });

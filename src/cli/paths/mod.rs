@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
-use transfer::path::{Choice, Path, Policy, choose, situations};
+use transfer::path::{Choice, Path, Policy, Reason, Verdict, choose, situations};
 
 use super::exit::Failure;
 use super::text;
@@ -87,13 +87,26 @@ fn name(taken: Option<Path>) -> &'static str {
     taken.map_or("none", Path::name)
 }
 
+/// Why it is none that is wanted more: what is a surprise, and what the policy has to do with.
+fn told<'a>(choice: &'a Choice, policy: &Policy) -> impl Iterator<Item = (Path, &'a Reason)> {
+    let wanted = [&policy.prefer[..], &policy.require].concat();
+    let before = choice.candidates.iter().map_while(|candidate| match &candidate.verdict {
+        Verdict::Refused(reason) => Some((candidate.path, reason)),
+        Verdict::Taken => None,
+    });
+    before.filter(move |(path, reason)| {
+        let is_of_policy = matches!(reason, Reason::Denied | Reason::NotRequired);
+        !reason.is_natural() || is_of_policy || wanted.contains(path)
+    })
+}
+
 /// Each situation, its path, and why it is none that would be better.
 fn for_people(table: &Table<'_>) -> String {
     let width = table.situations.iter().map(|judged| judged.situation.len()).max().unwrap_or(0);
     let mut out = String::new();
     for Judged { situation, taken, choice } in &table.situations {
         out.push_str(&format!("{situation:width$}  {}\n", name(*taken)));
-        for (path, reason) in choice.surprises() {
+        for (path, reason) in told(choice, table.policy) {
             out.push_str(&text::wrapped(&format!("  not {path}: "), &reason.to_string()));
         }
     }

@@ -47,6 +47,8 @@ pub enum Leaving {
 pub enum Stays {
     /// It was mapped from pieces that were not made to be exported.
     NotExportable,
+    /// It was allocated the plain way, and its device makes no handles of such memory.
+    NoLegacyHandle,
     /// A stream-ordered pool allocated it.
     StreamOrderedPool,
     /// It moves between host and device by itself.

@@ -89,6 +89,7 @@ impl Reason {
             Self::NoDeviceMemory => "no-device-memory",
             Self::NoHostMemory => "no-host-memory",
             Self::Stays { because: Stays::NotExportable } => "not-exportable",
+            Self::Stays { because: Stays::NoLegacyHandle } => "no-legacy-handle",
             Self::Stays { because: Stays::StreamOrderedPool } => "stream-ordered-pool",
             Self::Stays { because: Stays::Managed } => "managed",
             Self::Stays { because: Stays::PrivateHostMemory } => "private-host-memory",
@@ -142,6 +143,10 @@ impl fmt::Display for Reason {
             Self::Stays { because } => f.write_str(match because {
                 Stays::NotExportable => {
                     "the peer's memory was mapped from pieces that were not made to be exported"
+                }
+                Stays::NoLegacyHandle => {
+                    "the peer's memory was allocated the plain way, and its device (a stand-in?) makes no \
+                     handles of such memory"
                 }
                 Stays::StreamOrderedPool => {
                     "the peer's memory comes from a stream-ordered pool, which cannot be exported"

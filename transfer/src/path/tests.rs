@@ -21,6 +21,7 @@ fn places() -> Vec<Place> {
         Leaving::ByDescriptors,
         Leaving::ByLegacyHandle,
         Leaving::Not(Stays::NotExportable),
+        Leaving::Not(Stays::NoLegacyHandle),
         Leaving::Not(Stays::StreamOrderedPool),
         Leaving::Not(Stays::Managed),
         Leaving::Not(Stays::PrivateHostMemory),
@@ -116,7 +117,7 @@ fn every_combination_of_facts_gets_the_best_path_that_they_allow() {
             }
         }
     });
-    assert_eq!(seen, 5 * 12 * 12 * 6 * 33 * 2);
+    assert_eq!(seen, 5 * 14 * 14 * 6 * 33 * 2);
 }
 
 #[test]

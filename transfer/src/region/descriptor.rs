@@ -219,6 +219,7 @@ fn code_of(leaving: Leaving) -> u8 {
         Leaving::Not(Stays::StreamOrderedPool) => 17,
         Leaving::Not(Stays::Managed) => 18,
         Leaving::Not(Stays::PrivateHostMemory) => 19,
+        Leaving::Not(Stays::NoLegacyHandle) => 20,
         // Nobody is told of such memory, and 0 is nothing that is read.
         Leaving::Not(Stays::OwnUse) => 0,
     }
@@ -232,6 +233,7 @@ fn leaving_of(code: u8) -> Option<Leaving> {
         17 => Leaving::Not(Stays::StreamOrderedPool),
         18 => Leaving::Not(Stays::Managed),
         19 => Leaving::Not(Stays::PrivateHostMemory),
+        20 => Leaving::Not(Stays::NoLegacyHandle),
         _ => return None,
     })
 }
@@ -272,7 +274,7 @@ mod tests {
                 all.push(described(Place::Host(leaving)));
             }
         }
-        assert_eq!(all.len(), 11);
+        assert_eq!(all.len(), 13);
         all
     }
 
@@ -366,7 +368,7 @@ mod tests {
         #[test]
         fn garbage_with_a_good_frame_never_panics(
             body in proptest::collection::vec(any::<u8>(), 0..400),
-            leaving in 0..20_u8,
+            leaving in 0..21_u8,
         ) {
             let mut bytes = FORM.begin();
             bytes.extend(body);

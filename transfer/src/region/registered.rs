@@ -123,7 +123,7 @@ impl Buffer {
                 Ok(Exit { place, device, offset: handle.offset, pieces: 0, legacy })
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                Ok(stays(Place::Device, device, Stays::NotExportable))
+                Ok(stays(Place::Device, device, Stays::NoLegacyHandle))
             }
             Err(error) => Err(of_device(error)),
         }

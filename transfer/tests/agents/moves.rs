@@ -83,6 +83,7 @@ fn plain_memory_goes_where_the_device_can() {
         house.agent.join(neighbour.peer, &house.region, &neighbour.descriptor, &policy, PATIENCE);
     let error = joined.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
+    assert!(error.to_string().contains("allocated the plain way"), "{error}");
     println!("skipped: {} has no legacy handles", device().name());
 }
 
