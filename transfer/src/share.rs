@@ -191,7 +191,9 @@ impl Opener {
         Arc::clone(SHARED.get_or_init(Arc::default))
     }
 
-    /// Maps the memory of a handle, for the device that it lies on, or for another one.
+    /// Maps the memory of a handle, for the device that it lies on, or for another one. Memory
+    /// that was allocated the plain way is opened in other processes only, whatever their number
+    /// is in their namespace.
     ///
     /// # Errors
     /// [`NoSuchDevice`](ErrorKind::NoSuchDevice) if this process does not see the device;
@@ -272,7 +274,9 @@ fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Res
     let pieces = match &facts.way {
         Way::Legacy(legacy) => {
             let whole = LegacyHandle { length: facts.length, ..*legacy };
-            return device.open_legacy(&whole).map_err(of_device);
+            // Of another process, also one that has our number in a namespace of its own: what
+            // this process made is known to the device, which refuses it either way.
+            return device.open_legacy_of_another(&whole).map_err(of_device);
         }
         Way::Descriptors { pieces } => pieces,
     };

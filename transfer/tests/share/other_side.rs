@@ -58,8 +58,18 @@ fn the_other_side() {
             assert!(answer.descriptors.is_empty());
             drop(crowd);
         }
-        "serves" => {
-            let memory = device().allocate_shared(LENGTH, &[]).unwrap();
+        "reads-as-number-one" => {
+            assert_eq!(std::process::id(), 1, "not the first of its namespace");
+            let client = Client::connect(path, PATIENCE).unwrap();
+            check(&client.open("numbers", None, PATIENCE).unwrap().memory, 3);
+        }
+        "serves" | "serves-as-number-one" | "serves-plain-as-number-one" => {
+            assert!(role == "serves" || std::process::id() == 1, "not the first of its namespace");
+            let memory = match role.contains("plain") {
+                true => device().allocate(LENGTH),
+                false => device().allocate_shared(LENGTH, &[]),
+            };
+            let memory = memory.unwrap();
             fill(&memory, 3);
             let admission = Admission { users: vec![0], groups: Vec::new() };
             let service = ShareService::start(path, admission).unwrap();

@@ -21,21 +21,51 @@ fn another_process_reads_and_writes_what_is_shared() {
     check(&house.memory, 7);
 }
 
+/// With a /proc of their own, as containers have: CUDA does not start without.
+const UNSHARE: [&str; 8] =
+    ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
+
+fn has_namespaces() -> bool {
+    let works =
+        Command::new("unshare").args(&UNSHARE[1..]).arg("true").stderr(Stdio::null()).status();
+    let has_them = works.is_ok_and(|status| status.success());
+    if !has_them {
+        println!("skipped: no namespaces can be made here");
+    }
+    has_them
+}
+
 #[test]
 fn so_does_one_in_other_namespaces() {
     let Some(_alone) = alone() else { return };
-    // With a /proc of their own, as containers have: CUDA does not start without.
-    let unshare =
-        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
-    let works =
-        Command::new("unshare").args(&unshare[1..]).arg("true").stderr(Stdio::null()).status();
-    if !works.is_ok_and(|status| status.success()) {
-        println!("skipped: no namespaces can be made here");
+    if !has_namespaces() {
         return;
     }
     let house = House::open();
-    start("reads-and-writes", &house.path(), &unshare, None).finish();
+    start("reads-and-writes", &house.path(), &UNSHARE, None).finish();
     check(&house.memory, 7);
+}
+
+/// As the first processes of two containers have: number 1. The driver tells its own legacy
+/// handles by that.
+#[test]
+fn processes_of_the_same_number_share_memory() {
+    let Some(_alone) = alone() else { return };
+    if !has_namespaces() {
+        return;
+    }
+    let house = House::open();
+    let has_legacy = house.device.properties().handle_types.legacy;
+    for role in ["serves-as-number-one", "serves-plain-as-number-one"] {
+        if role.contains("plain") && !has_legacy {
+            println!("skipped: {} has no legacy handles", house.device.name());
+            continue;
+        }
+        let path = house.directory().join(role);
+        let mut other = start(role, &path, &UNSHARE, None);
+        start("reads-as-number-one", &path, &UNSHARE, None).finish();
+        other.kill();
+    }
 }
 
 #[test]
