@@ -1,0 +1,231 @@
+//! Two processes, each with an agent and memory of a device: one puts a block into the other's
+//! memory and tells it so, the other one answers in its own, and the first gets that.
+//!
+//! ```text
+//! cargo run --example agent              # cuda:0 if there is one, else a stand-in of host memory
+//! cargo run --example agent -- cuda:1    # another device
+//! ```
+//!
+//! The agents meet at a socket in a directory that both see. What they have to know of each other
+//! before (a card and a descriptor: some bytes) travels through the pipes that the second process
+//! has anyway; it could be a file, a launcher or a message as well. By which path the bytes go,
+//! and why not by the others, is printed.
+
+use std::error::Error;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use std::{env, fs, process};
+
+use fabricast::gpu::{Block, Device, Implementation, Memory, Stream};
+use fabricast::transfer::path::Policy;
+use fabricast::transfer::{Agent, AgentOptions, Event, InArray, Notice, Rights, Strided};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const LENGTH: u64 = 4 << 20;
+/// What notices are about.
+const QUESTION: u64 = 1;
+const ANSWER: u64 = 2;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => ask(&default_device()?),
+        [device] => ask(device),
+        ["answer", device, directory] => answer(device, Path::new(directory)),
+        _ => Err("usage: agent [DEVICE]".into()),
+    }
+}
+
+fn default_device() -> Result<String> {
+    let has_cuda = Device::count(Implementation::Cuda).is_ok_and(|count| count > 0);
+    Ok(if has_cuda { "cuda:0" } else { "stand-in:0" }.to_owned())
+}
+
+/// Memory of a device, and what fills and reads it.
+struct Buffer {
+    memory: Memory,
+    stream: Stream,
+}
+
+impl Buffer {
+    fn new(device: &str) -> Result<Self> {
+        let device = Device::open(device.parse()?)?;
+        Ok(Self { memory: device.allocate_shared(LENGTH, &[])?, stream: device.stream()? })
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<()> {
+        let range = self.memory.slice(0, bytes.len() as u64)?;
+        Ok(self.stream.upload(&range, bytes, PATIENCE)?)
+    }
+
+    fn read(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; LENGTH as usize];
+        self.stream.download(&self.memory.slice(0, LENGTH)?, &mut bytes, PATIENCE)?;
+        Ok(bytes)
+    }
+}
+
+/// What the first process sends: no two words are the same.
+fn question() -> Vec<u8> {
+    (0..LENGTH as u32 / 4).flat_map(u32::to_le_bytes).collect()
+}
+
+/// What the second one makes of it.
+fn answer_to(question: &[u8]) -> Vec<u8> {
+    question.iter().map(|byte| !byte).collect()
+}
+
+/// The first process.
+fn ask(device: &str) -> Result<()> {
+    let directory = Directory::make()?;
+    let mut other = Other::start(device, &directory.0)?;
+    let (their_card, their_region) =
+        (receive(&mut other.output()?)?, receive(&mut other.output()?)?);
+
+    let mut agent = Agent::start(AgentOptions::new("asks").directory(&directory.0))?;
+    let buffer = Buffer::new(device)?;
+    let region = agent.register(&buffer.memory, Rights::ALL)?;
+    send(&mut other.input()?, &agent.card().encode()?)?;
+
+    // Joined once: the path is chosen, and what it needs is mapped.
+    let peer = agent.connect(&their_card, PATIENCE)?;
+    let route = agent.join(peer, &region, &their_region, &Policy::default(), PATIENCE)?;
+    println!("{} is taken:\n{}", route.path(), route.choice());
+
+    // Put, with a notice: when the other one has that, it has the data.
+    buffer.write(&question())?;
+    let whole = [Block { to: 0, from: 0, length: LENGTH }];
+    let token = agent.put(&route, &whole, Some(Notice::new(QUESTION, b"all of it")?))?;
+    let put = agent.wait(token, PATIENCE)?;
+    println!("put {} bytes", put.bytes);
+
+    // Get: here a tile of a matrix of 1024 x 1024 words, and then everything.
+    wait_for(&mut agent, ANSWER)?;
+    buffer.write(&vec![0; LENGTH as usize])?;
+    let matrix = InArray { extents: &[1024, 1024], origin: &[3, 500] };
+    let tile = Strided::tile(4, &[100, 20], matrix, matrix)?;
+    let token = agent.get(&route, &tile, None)?;
+    agent.wait(token, PATIENCE)?;
+    let (expected, came) = (answer_to(&question()), buffer.read()?);
+    for (at, byte) in came.iter().enumerate() {
+        let (row, column) = (at / 4096, at % 4096 / 4);
+        let is_inside = (3..103).contains(&row) && (500..520).contains(&column);
+        assert_eq!(*byte, if is_inside { expected[at] } else { 0 }, "byte {at}");
+    }
+    println!("got a tile of {} bytes in {} rows", tile.bytes(), tile.count());
+    let token = agent.get(&route, &whole, None)?;
+    agent.wait(token, PATIENCE)?;
+    assert!(buffer.read()? == expected, "other bytes came");
+
+    // Its pipe is closed: that is when it ends.
+    other.finish()?;
+    println!("ok: {LENGTH} bytes there and back, by {}", route.path());
+    Ok(())
+}
+
+/// The second process.
+fn answer(device: &str, directory: &Path) -> Result<()> {
+    let mut agent = Agent::start(AgentOptions::new("answers").directory(directory))?;
+    let buffer = Buffer::new(device)?;
+    let region = agent.register(&buffer.memory, Rights::ALL)?;
+    let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
+    send(&mut output, &agent.card().encode()?)?;
+    send(&mut output, &region.descriptor().encode()?)?;
+    let asking = agent.connect(&receive(&mut input)?, PATIENCE)?;
+
+    let notice = wait_for(&mut agent, QUESTION)?;
+    assert_eq!(notice.data(), b"all of it");
+    let came = buffer.read()?;
+    assert!(came == question(), "other bytes came");
+    buffer.write(&answer_to(&came))?;
+    let token = agent.notify(asking, Notice::new(ANSWER, b"")?)?;
+    agent.wait(token, PATIENCE)?;
+
+    // The memory stays until nobody needs it any more.
+    io::copy(&mut input, &mut io::sink())?;
+    Ok(())
+}
+
+fn wait_for(agent: &mut Agent, tag: u64) -> Result<Notice> {
+    loop {
+        match agent.next_event(PATIENCE)? {
+            Event::Notice { notice, .. } if notice.tag == tag => return Ok(notice),
+            Event::Left { label, .. } => return Err(format!("\"{label}\" is gone").into()),
+            _ => {}
+        }
+    }
+}
+
+/// A length, and so many bytes.
+fn send(to: &mut impl Write, bytes: &[u8]) -> Result<()> {
+    to.write_all(&u32::try_from(bytes.len())?.to_le_bytes())?;
+    to.write_all(bytes)?;
+    Ok(to.flush()?)
+}
+
+fn receive(from: &mut impl Read) -> Result<Vec<u8>> {
+    /// Longer than any card or descriptor.
+    const LONGEST: u32 = 1 << 16;
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > LONGEST {
+        return Err("that is no card and no descriptor".into());
+    }
+    let mut bytes = vec![0; length as usize];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A directory that both see, and that goes with the first process.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn make() -> Result<Self> {
+        let path = env::temp_dir().join(format!("fabricast-example-{}", process::id()));
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// This program again. It ends when its pipe is closed.
+struct Other(Child);
+
+impl Other {
+    fn start(device: &str, directory: &Path) -> Result<Self> {
+        let mut command = Command::new(env::current_exe()?);
+        command.arg("answer").arg(device).arg(directory);
+        Ok(Self(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?))
+    }
+
+    fn input(&mut self) -> Result<&mut impl Write> {
+        Ok(self.0.stdin.as_mut().ok_or("no pipe leads there")?)
+    }
+
+    fn output(&mut self) -> Result<&mut impl Read> {
+        Ok(self.0.stdout.as_mut().ok_or("no pipe leads here")?)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        drop(self.0.stdin.take());
+        let status = self.0.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("the other one: {status}").into()) }
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
