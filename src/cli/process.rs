@@ -2,7 +2,10 @@
 //! not outlive its parent, and an end even if a call never returns.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
@@ -12,7 +15,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use nix::unistd::{Pid, alarm, getppid};
+use nix::unistd::{Pid, alarm, getpid, getppid};
 
 use super::exit::{Exit, Failure};
 
@@ -49,6 +52,36 @@ pub(crate) fn end_with_parent(parent: u32) -> Result<(), Failure> {
     } else {
         Err(Failure::failed("the process that started this one is gone"))
     }
+}
+
+/// A program that is started by this command gets this signal when the thread that started it
+/// ends: from the beginning, whatever the program is. It does not inherit which signals this
+/// thread leaves to another.
+pub(crate) fn end_with_this_process(command: &mut Command, signal: Signal) {
+    let parent = getpid();
+    let ask = move || {
+        SigSet::empty().thread_set_mask()?;
+        set_pdeathsig(signal)?;
+        // It may have ended just before.
+        if getppid() == parent { Ok(()) } else { Err(io::ErrorKind::NotConnected.into()) }
+    };
+    // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
+    unsafe { command.pre_exec(ask) };
+}
+
+/// Was this process started, or told since, not to care for this signal?
+pub(crate) fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: all zeros are a valid value.
+    let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: nothing is changed; what is there is written to a valid place.
+    let asked = unsafe { libc::sigaction(signal as libc::c_int, std::ptr::null(), &raw mut found) };
+    asked == 0 && found.sa_sigaction == libc::SIG_IGN
+}
+
+/// Ends this process at once, without running anybody's clean-up.
+pub(crate) fn leave(code: i32) -> ! {
+    // SAFETY: takes nothing, and does not return.
+    unsafe { libc::_exit(code) }
 }
 
 /// Reads and writes on this descriptor return at once.

@@ -4,6 +4,7 @@ mod alloc;
 mod fabric;
 mod histogram;
 mod party;
+mod premises;
 mod queue;
 mod report;
 mod ring;

@@ -3,24 +3,29 @@
 //! They meet at a socket, as members of a node do: a worker sends a descriptor that
 //! stands for itself, and is given its name, its task and the segment.
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipc::{
     Caller, Channel, ChannelError, ChannelListener, Layout, Life, MappedWords, Part, Participant,
     Roster, Segment, Words,
 };
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::histogram::Histogram;
+use super::premises::{FAREWELL, Premises};
 use super::{alloc, queue, share, transfer};
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::process::{end_with_parent, pin};
+use crate::cli::process::{end_with_this_process, pin};
 
+/// Characters of what a worker says of its failure.
+const LONGEST_MESSAGE: usize = 4000;
 const LAYOUT: Layout = Layout::new("fabricast bench", 1);
 /// How long a step of getting to know each other may take.
 const MEETING: Duration = Duration::from_secs(20);
@@ -39,7 +44,6 @@ pub(super) enum Task {
 #[derive(Debug, Serialize, Deserialize)]
 struct Invitation {
     name: u32,
-    parent: u32,
     core: Option<usize>,
     task: Task,
 }
@@ -64,7 +68,7 @@ pub(super) struct Done {
 enum Answer {
     Ready,
     Done(Done),
-    Failed(String),
+    Failed { exit: i32, message: String },
 }
 
 /// The memory that all of them map: names first, then what is measured.
@@ -126,44 +130,49 @@ pub(super) struct Party {
     pub(super) shared: Shared,
     segment: Segment,
     workers: Vec<Worker>,
-    directory: PathBuf,
     is_isolated: bool,
+    /// Workers said everything, and are about to end.
+    is_over: Cell<bool>,
+    /// Last: nobody is there any more when it goes.
+    premises: Premises,
 }
 
 impl Drop for Party {
     fn drop(&mut self) {
+        self.premises.forget_children();
+        let signal = self.signal();
         for worker in &mut self.workers {
-            let _ = worker.child.kill();
-            let _ = worker.child.wait();
+            end(&mut worker.child, signal, self.is_over.get());
         }
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
 impl Party {
     /// Nobody yet, and so many words for what is measured.
     pub(super) fn new(words: usize) -> Result<Self, Failure> {
+        let premises = Premises::open()?;
         let bytes = (Shared::FIRST + words) * size_of::<u64>();
         let segment =
             Segment::create(LAYOUT, bytes).map_err(|error| Failure::failed(error.to_string()))?;
         let shared = Shared::new(&segment, None)?;
-        let directory =
-            std::env::temp_dir().join(format!("fabricast-bench-{}", std::process::id()));
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&directory)
-            .map_err(|error| Failure::failed(format!("making {}: {error}", directory.display())))?;
-        Ok(Self { shared, segment, workers: Vec::new(), directory, is_isolated: false })
+        let (workers, is_over) = (Vec::new(), Cell::new(false));
+        Ok(Self { shared, segment, workers, is_isolated: false, is_over, premises })
     }
 
     /// Where the sockets of this measurement are: nobody else's.
     pub(super) fn directory(&self) -> &Path {
-        &self.directory
+        self.premises.path()
     }
 
     /// Workers that are invited from now on have namespaces of their own, as in containers.
     pub(super) fn isolate(&mut self) {
         self.is_isolated = true;
+    }
+
+    /// By what a worker is ended. Asked, rather than killed, a provider removes its shared memory.
+    /// But unshare does not listen; when it is killed, so is the worker.
+    fn signal(&self) -> Signal {
+        if self.is_isolated { Signal::SIGKILL } else { Signal::SIGTERM }
     }
 
     /// This program again.
@@ -187,21 +196,23 @@ impl Party {
     /// Starts a worker for each task, on the core that is named beside it.
     pub(super) fn invite(&mut self, tasks: &[(Task, Option<usize>)]) -> Result<(), Failure> {
         self.segment.mark_ready();
-        let path = self.directory.join("socket");
+        let path = self.directory().join("socket");
         let listener = ChannelListener::bind(&path).map_err(broken("listening"))?;
         for (task, core) in tasks {
-            let child = self
-                .program()
-                .arg("bench-worker")
-                .arg(&path)
+            let mut command = self.program();
+            command.arg("bench-worker").arg(&path);
+            end_with_this_process(&mut command, self.signal());
+            let mut child = command
                 .spawn()
                 .map_err(|error| Failure::failed(format!("starting a worker: {error}")))?;
+            self.premises.remember(child.id(), self.signal());
             let channel = listener.accept(MEETING);
             // Owned from here on, so that it is ended whatever happens.
             let channel = match channel {
                 Ok(channel) => channel,
                 Err(error) => {
-                    end(child);
+                    self.premises.forget_children();
+                    end(&mut child, self.signal(), false);
                     return Err(broken("waiting for a worker")(error));
                 }
             };
@@ -214,9 +225,7 @@ impl Party {
             };
             let full = || Failure::failed("too many workers");
             let name = self.shared.roster.admit(life).ok_or_else(full)?.number();
-            // A number of this namespace says nothing in another; there unshare sees to it.
-            let parent = if self.is_isolated { 0 } else { std::process::id() };
-            let invitation = Invitation { name, parent, core: *core, task: task.clone() };
+            let invitation = Invitation { name, core: *core, task: task.clone() };
             let bytes = to_bytes(&invitation)?;
             channel
                 .send(&bytes, &[self.segment.as_fd()], MEETING)
@@ -225,7 +234,7 @@ impl Party {
         for worker in &self.workers {
             match answer(&worker.channel, MEETING)? {
                 Answer::Ready => {}
-                Answer::Failed(why) => return Err(Failure::failed(format!("a worker: {why}"))),
+                Answer::Failed { exit, message } => return Err(failed(exit, &message)),
                 Answer::Done(_) => return Err(Failure::failed("a worker is done too early")),
             }
         }
@@ -242,20 +251,49 @@ impl Party {
 
     /// What they all say when they are done.
     pub(super) fn results(&self) -> Result<Vec<Done>, Failure> {
-        self.workers
+        let results = self
+            .workers
             .iter()
             .map(|worker| match answer(&worker.channel, LONGEST)? {
                 Answer::Done(done) => Ok(done),
-                Answer::Failed(why) => Err(Failure::failed(format!("a worker: {why}"))),
+                Answer::Failed { exit, message } => Err(failed(exit, &message)),
                 Answer::Ready => Err(Failure::failed("a worker is ready again")),
             })
-            .collect()
+            .collect::<Result<_, _>>()?;
+        self.is_over.set(true);
+        Ok(results)
     }
 }
 
-fn end(mut child: Child) {
-    let _ = child.kill();
-    let _ = child.wait();
+/// Ends a worker: one that ends by itself is waited for, then asked by this signal, then killed.
+fn end(child: &mut Child, signal: Signal, ends_by_itself: bool) {
+    if ends_by_itself && has_ended(child) {
+        return;
+    }
+    if let (Ok(None), Ok(number)) = (child.try_wait(), i32::try_from(child.id())) {
+        let _ = kill(Pid::from_raw(number), signal);
+    }
+    if !has_ended(child) {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// Waits for a while.
+fn has_ended(child: &mut Child) -> bool {
+    let deadline = Instant::now() + FAREWELL;
+    while Instant::now() < deadline {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// What a worker says of its failure, with the exit code that it would have had by itself.
+fn failed(exit: i32, message: &str) -> Failure {
+    Failure::new(Exit::from_code(exit), format!("a worker: {message}"))
 }
 
 fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
@@ -277,9 +315,6 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
     let mut message = channel.receive(MEETING).map_err(broken("waiting for an invitation"))?;
     let invitation: Invitation = serde_json::from_slice(&message.bytes)
         .map_err(|error| Failure::failed(format!("the invitation: {error}")))?;
-    if invitation.parent != 0 {
-        end_with_parent(invitation.parent)?;
-    }
     let result = message
         .descriptors
         .pop()
@@ -287,7 +322,10 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
         .and_then(|segment| follow(&channel, &invitation, segment));
     let answer = match result {
         Ok(done) => Answer::Done(done),
-        Err(failure) => Answer::Failed(failure.to_string()),
+        Err(failure) => Answer::Failed {
+            exit: failure.exit() as i32,
+            message: failure.to_string().chars().take(LONGEST_MESSAGE).collect(),
+        },
     };
     channel.send(&to_bytes(&answer)?, &[], MEETING).map_err(broken("answering"))
 }
