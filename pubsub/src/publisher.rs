@@ -121,9 +121,9 @@ impl Post {
         match self.allocate(length) {
             Ok(found) => Ok(Some(found)),
             Err(AllocatorError::OutOfMemory { .. } | AllocatorError::OutOfBlocks { .. }) => {
-                let pool = &self.desk.here;
-                if pool.should_ask(length) {
-                    self.desk.house.office.grow(pool.id(), length);
+                let (pool, bytes) = (&self.desk.here, length.max(1));
+                if pool.should_ask(bytes) {
+                    self.desk.house.office.grow(pool.id(), bytes);
                 }
                 Ok(None)
             }

@@ -281,19 +281,7 @@ impl Shared {
             .map(|(number, used)| {
                 // It gives what is handed to it.
                 used.given = 1;
-                Ok((
-                    *number,
-                    match used.topic.segment() {
-                        Some(segment) => copy(segment)?,
-                        None => {
-                            return Err(Error::new(
-                                operation,
-                                ErrorKind::Failed,
-                                "it lies nowhere",
-                            ));
-                        }
-                    },
-                ))
+                Ok((*number, copy(used.topic.segment())?))
             })
             .collect::<Result<_>>()?;
         let unanswered = state

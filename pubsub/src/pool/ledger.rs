@@ -10,6 +10,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
+#[cfg(test)]
 use ipc::allocator::{Flaw, Listed};
 use ipc::{
     Allocator, AllocatorError, Block, Caller, Doorbell, Owner, Part, Participant, Place, Spin,
@@ -225,10 +226,12 @@ impl<W: Words + Clone> Ledger<W> {
         self.allocator.statistics(caller)
     }
 
+    #[cfg(test)]
     pub(crate) fn blocks(&self, caller: &Caller<'_>) -> What<Vec<Listed>> {
         self.allocator.blocks(caller)
     }
 
+    #[cfg(test)]
     pub(crate) fn audit(&self, caller: &Caller<'_>) -> What<std::result::Result<(), Flaw>> {
         self.allocator.audit(caller)
     }

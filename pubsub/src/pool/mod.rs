@@ -9,8 +9,6 @@ mod tests;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -90,8 +88,6 @@ pub(crate) struct Pool {
     stream: OnceLock<Stream>,
     /// When this process last asked for more: pieces admitted then and one, and the time.
     asked: Mutex<Option<(usize, Instant)>>,
-    /// Copies through the processor, for reports.
-    copied: AtomicU64,
 }
 
 impl Pool {
@@ -131,7 +127,6 @@ impl Pool {
             pieces: Mutex::default(),
             stream: OnceLock::new(),
             asked: Mutex::default(),
-            copied: AtomicU64::new(0),
         })
     }
 
@@ -279,7 +274,6 @@ impl Pool {
 
     /// Copies bytes into a part of the pool.
     pub(crate) fn write(&self, to: &Slice, bytes: &[u8], longest: Duration) -> Result<()> {
-        self.copied.fetch_add(bytes.len() as u64, Relaxed);
         if self.id.place == SharedPlace::Host {
             return bytes::write(to, bytes);
         }
@@ -289,7 +283,6 @@ impl Pool {
 
     /// Copies bytes out of a part of the pool.
     pub(crate) fn read(&self, from: &Slice, bytes: &mut [u8], longest: Duration) -> Result<()> {
-        self.copied.fetch_add(bytes.len() as u64, Relaxed);
         if self.id.place == SharedPlace::Host {
             return bytes::read(from, bytes);
         }
@@ -335,10 +328,5 @@ impl Pool {
         let stream =
             stream.map_err(|cause| below::of_device("make a stream", cause).on(self.id))?;
         Ok(self.stream.get_or_init(|| stream))
-    }
-
-    /// Bytes that were copied in and out by this process, in all.
-    pub(crate) fn copied(&self) -> u64 {
-        self.copied.load(Relaxed)
     }
 }

@@ -50,7 +50,6 @@ fn what_one_process_writes_another_reads_at_the_same_place() {
     other.read(&there, &mut found, Duration::from_secs(20)).unwrap();
     assert_eq!(&found, b"hello");
     assert!(made.slice(place, place.length + 1).is_err());
-    assert_eq!((made.copied(), other.copied()), (5, 5));
 
     // One who never freed it is gone.
     assert_eq!(other.reclaim(&caller(2), me.me).unwrap(), 1);

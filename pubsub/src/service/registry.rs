@@ -268,6 +268,6 @@ impl Registry {
 
     /// A topic's segment, to be sent.
     pub(super) fn segment(&self, number: u32) -> Option<OwnedFd> {
-        self.topics.get(&number)?.topic.segment()?.try_clone_to_owned().ok()
+        self.topics.get(&number)?.topic.segment().try_clone_to_owned().ok()
     }
 }

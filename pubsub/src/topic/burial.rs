@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use ipc::{Caller, Participant, QueueError, Seat, Words};
 
-use super::Topic;
+use super::TopicWords;
 use super::alarm::{Alarm, Losses};
 use super::publishers;
 use crate::error::Result;
 use crate::pool::{Direction, Ledger};
 
-impl<W: Words + Clone> Topic<W> {
+impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn bury_in(
         &self,
         caller: &Caller<'_>,
@@ -53,7 +53,7 @@ impl<W: Words + Clone> Topic<W> {
         waiting.filter_map(|line| line.pressure().since()).min()
     }
 
-    pub(super) fn evict_in(
+    pub(crate) fn evict_in(
         &self,
         caller: &Caller<'_>,
         (direction, seat): (Direction, Seat),

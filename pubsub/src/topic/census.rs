@@ -2,7 +2,7 @@
 
 use ipc::{Participant, Seat, Words};
 
-use super::Topic;
+use super::TopicWords;
 use super::publishers::{self, PublisherSeen};
 use crate::pool::Direction;
 
@@ -30,7 +30,7 @@ pub(crate) struct SubscriberSeen {
     pub(crate) missed: u64,
 }
 
-impl<W: Words + Clone> Topic<W> {
+impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn census(&self) -> Census {
         let publishers = publishers::lines(self.words()).filter_map(|line| line.seen());
         Census {

@@ -10,7 +10,7 @@ use ipc::{Caller, Published, QueueError, Words};
 
 use super::entry::Entry;
 use super::layout::{ARRIVING, LINE, MOST_ORIGINS, ORIGINS, WRITER};
-use super::{Line, Topic};
+use super::{Line, TopicWords};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Ledger, origin_words};
@@ -115,7 +115,7 @@ impl<'a, W: Words> Origin<'a, W> {
     }
 }
 
-impl<W: Words + Clone> Topic<W> {
+impl<W: Words + Clone> TopicWords<W> {
     /// The last message of a node that was delivered.
     pub(crate) fn delivered(&self, origin: &[u8; 16]) -> Option<u64> {
         Origin::find(self.words(), origin)?.last(self.arrivals())

@@ -1,9 +1,12 @@
 use std::time::Duration;
 
-use ipc::{Immortal, LocalWords, Participant};
+use ipc::{Immortal, LocalWords, Owner, Participant};
 
+use super::alarm::Losses;
 use super::*;
-use crate::pool::PoolId;
+use crate::error::ErrorKind;
+use crate::pool::{Ledger, PoolId};
+use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace};
 
 type Words<'a> = &'a LocalWords;
 
@@ -30,7 +33,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let topic = LocalWords::zeroed(Topic::<Words<'_>>::words_needed(&SETTINGS));
+        let topic = LocalWords::zeroed(TopicWords::<Words<'_>>::words_needed(&SETTINGS));
         let books = [Direction::Here, Direction::Arrivals].map(|direction| {
             let words = LocalWords::zeroed(Ledger::<Words<'_>>::words_needed(64));
             let id = PoolId { place: SharedPlace::Host, direction };
@@ -38,12 +41,12 @@ impl World {
             ledger.admit(&caller(0), 0, 1 << 16).unwrap();
             words
         });
-        Topic::format(&topic, 5, "a topic", &SETTINGS).unwrap();
+        TopicWords::format(&topic, 5, "a topic", &SETTINGS).unwrap();
         Self { topic, books }
     }
 
-    fn topic(&self) -> Topic<Words<'_>> {
-        Topic::attach(&self.topic).unwrap()
+    fn topic(&self) -> TopicWords<Words<'_>> {
+        TopicWords::attach(&self.topic).unwrap()
     }
 
     fn ledgers(&self) -> [Ledger<Words<'_>>; 2] {
@@ -74,7 +77,7 @@ impl World {
 #[test]
 fn a_topic_is_what_it_was_made() {
     let topic = Topic::create(7, "images/left", &SETTINGS).unwrap();
-    let file = topic.segment().unwrap().try_clone_to_owned().unwrap();
+    let file = topic.segment().try_clone_to_owned().unwrap();
     let opened = Topic::open(file).unwrap();
     assert_eq!((opened.number(), opened.name()), (7, "images/left"));
     assert_eq!(opened.settings(), &SETTINGS);
@@ -103,7 +106,7 @@ fn nonsense_is_no_topic() {
     ];
     for (at, value) in scribbles {
         let was = ipc::Words::swap(&world.topic, at, value);
-        let error = Topic::attach(&world.topic).unwrap_err();
+        let error = TopicWords::attach(&world.topic).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed, "{at}: {error}");
         ipc::Words::swap(&world.topic, at, was);
     }
