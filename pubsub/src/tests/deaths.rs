@@ -1,0 +1,194 @@
+//! Processes that die, or fork.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ipc::Fate;
+
+use super::*;
+use crate::Event;
+
+/// A child, forked.
+struct Child(i32);
+
+impl Child {
+    /// It never returns from what it does, or ends well.
+    fn new(act: impl FnOnce()) -> Self {
+        // SAFETY: the child uses what this thread alone uses, and never returns from here.
+        let number = unsafe { libc::fork() };
+        assert!(number >= 0);
+        if number == 0 {
+            let code = i32::from(catch_unwind(AssertUnwindSafe(act)).is_err());
+            // SAFETY: ends the child without running anything that is the parent's.
+            unsafe { libc::_exit(code) };
+        }
+        Self(number)
+    }
+
+    fn life(&self) -> Life {
+        // SAFETY: no pointers; the child is not reaped, so the number is its own.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.0, 0) };
+        assert!(fd >= 0);
+        // SAFETY: just opened, and nobody else's.
+        Life::from_fd(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).unwrap()
+    }
+
+    fn kill(&self) {
+        // SAFETY: a child of ours, not reaped yet.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
+
+    /// Its exit code; None if it was killed.
+    fn wait(self) -> Option<i32> {
+        let mut status = 0;
+        // SAFETY: a child of ours.
+        unsafe { libc::waitpid(self.0, &raw mut status, 0) };
+        libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
+    }
+}
+
+impl Home {
+    /// As another process opens it, in the name of one that the parent admitted.
+    fn joined(&self, me: Participant) -> Self {
+        let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+        let hall = Segment::open(copy(self.hall.as_fd()), HALL).unwrap();
+        let roster = Arc::new(Roster::new(hall.words()).unwrap());
+        let opened = |pool: &Pool| {
+            let opened = Pool::open(copy(pool.books())).unwrap();
+            for (number, (descriptor, length)) in pool.pieces().unwrap().into_iter().enumerate() {
+                opened.map_piece(number, descriptor, length).unwrap();
+            }
+            Arc::new(opened)
+        };
+        let topic = Arc::new(Topic::open(copy(self.topic.segment())).unwrap());
+        Self::with_parts(hall, roster, me, topic, opened(&self.here), opened(&self.arrivals))
+    }
+
+    /// A name for a child, who is to be born.
+    fn admit(&self) -> Participant {
+        self.clerk.roster.admit(Life::of_this_process().unwrap()).unwrap()
+    }
+
+    /// What the service does when one is dead.
+    fn bury(&self, who: Participant) {
+        while !self.clerk.roster.is_dead(Some(who)) {
+            std::thread::yield_now();
+        }
+        let caller = self.caller();
+        self.topic.bury(&caller, who, &self.here, &self.arrivals).unwrap();
+        for pool in [&self.here, &self.arrivals] {
+            pool.reclaim(&caller, who).unwrap();
+        }
+        assert!(self.clerk.roster.strike_off(who));
+    }
+}
+
+#[test]
+fn another_process_reads_what_this_one_publishes_and_the_other_way_round() {
+    let home = Home::new(&settings());
+    home.clerk.grow(home.here.id(), 1 << 20);
+    let who = home.admit();
+    let publisher = home.publisher();
+    let mut subscriber = home.subscriber();
+    let child = Child::new(|| {
+        let home = home.joined(who);
+        let mut subscriber = home.subscriber();
+        let publisher = home.publisher();
+        publisher.push(b"ready", FAR).unwrap();
+        drop(subscriber.pull(FAR).unwrap());
+        for number in 0..100_u32 {
+            let sample = subscriber.pull(FAR).unwrap();
+            assert_eq!(sample.to_vec().unwrap(), number.to_le_bytes());
+        }
+    });
+    home.clerk.roster.learn(who, child.life());
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"ready");
+    drop(subscriber);
+    for number in 0..100_u32 {
+        publisher.push(&number.to_le_bytes(), FAR).unwrap();
+    }
+    assert_eq!(child.wait(), Some(0));
+    home.bury(who);
+    drop(publisher);
+    assert_eq!(home.blocks_taken(), 0);
+}
+
+#[test]
+fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
+    let home = Home::new(&TopicSettings { depth: 3, ..settings() });
+    home.clerk.grow(home.here.id(), 1 << 20);
+    let who = home.admit();
+    let publisher = home.publisher();
+    let mut subscriber = home.subscriber();
+    let child = Child::new(|| {
+        let home = home.joined(who);
+        let mut subscriber = home.subscriber();
+        let publisher = home.publisher();
+        let loan = publisher.loan(100, FAR).unwrap();
+        publisher.push(b"its last", FAR).unwrap();
+        let held = subscriber.pull(FAR).unwrap();
+        publisher.push(b"ready", FAR).unwrap();
+        loop {
+            // It holds a loan and a message, and one it has not read, until it is killed.
+            assert!(held.is_valid() && loan.length() == 100);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    });
+    home.clerk.roster.learn(who, child.life());
+    let last = subscriber.pull(FAR).unwrap();
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"ready");
+    assert_eq!(home.blocks_taken(), 3);
+    publisher.push(b"x", FAR).unwrap();
+    drop(subscriber.pull(FAR).unwrap());
+    std::thread::scope(|scope| {
+        publisher.set_spin(Spin::Never);
+        // No room, until the dead one's messages are let go of.
+        let pushed = scope.spawn(|| publisher.push(b"y", FAR).unwrap().readers);
+        while home.topic.pressure().is_none() {
+            std::thread::yield_now();
+        }
+        child.kill();
+        home.bury(who);
+        drop(last);
+        assert_eq!(pushed.join().unwrap(), 1);
+    });
+    assert_eq!(child.wait(), None);
+    assert!(matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. })));
+    assert_eq!(subscriber.poll_event(), None);
+    drop(subscriber.pull(FAR).unwrap());
+    assert_eq!(home.blocks_taken(), 0);
+    let census = home.topic.census();
+    assert_eq!((census.publishers.len(), census.subscribers.len()), (1, 1));
+}
+
+#[test]
+fn after_a_fork_handles_say_so_and_touch_nothing() {
+    let home = Home::new(&settings());
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    publisher.push(b"x", FAR).unwrap();
+    publisher.push(b"y", FAR).unwrap();
+    let sample = subscriber.pull(FAR).unwrap();
+    let loan = publisher.loan(1, FAR).unwrap();
+    let mut handles = Some((publisher, subscriber, sample, loan));
+    let child = Child::new(|| {
+        let (publisher, mut subscriber, sample, mut loan) = handles.take().unwrap();
+        let forked = |error: Error| assert_eq!(error.kind(), ErrorKind::Forked);
+        forked(publisher.loan(1, FAR).unwrap_err());
+        forked(publisher.push(b"z", FAR).unwrap_err());
+        forked(publisher.flush(FAR).unwrap_err());
+        forked(subscriber.try_pull().unwrap_err());
+        forked(subscriber.pull(FAR).unwrap_err());
+        assert_eq!(subscriber.poll_event(), None);
+        forked(sample.to_vec().unwrap_err());
+        forked(loan.write(0, b"z").unwrap_err());
+        forked(loan.set_metadata(b"z").unwrap_err());
+        forked(loan.publish(FAR).unwrap_err());
+        drop((publisher, subscriber, sample));
+    });
+    assert_eq!(child.wait(), Some(0));
+    assert_eq!(home.blocks_taken(), 3);
+    let census = home.topic.census();
+    assert_eq!((census.publishers.len(), census.subscribers.len()), (1, 1));
+    drop(handles);
+}

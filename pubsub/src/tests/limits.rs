@@ -1,0 +1,184 @@
+//! What happens when there is no room, no memory, or no node any more.
+
+use super::*;
+use crate::Event;
+
+#[test]
+fn a_reliable_publisher_waits_until_there_is_room() {
+    let home = Home::new(&TopicSettings { depth: 2, ..settings() });
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    for _ in 0..2 {
+        publisher.push(b"x", FAR).unwrap();
+    }
+    assert_eq!(publisher.push(b"x", SOON).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!((publisher.sequence(), home.topic.pressure()), (2, None));
+    for spin in [Spin::Never, Spin::default(), Spin::Always] {
+        publisher.set_spin(spin);
+        std::thread::scope(|scope| {
+            let pushed = scope.spawn(|| publisher.push(b"y", FAR));
+            while home.topic.pressure().is_none() {
+                std::thread::yield_now();
+            }
+            drop(subscriber.pull(FAR).unwrap());
+            pushed.join().unwrap().unwrap();
+        });
+        assert_eq!(home.topic.pressure(), None);
+    }
+}
+
+#[test]
+fn others_drop_the_newest_or_the_oldest_and_count() {
+    for (reliability, first) in [(Reliability::DropNewest, 1), (Reliability::DropOldest, 7)] {
+        let home = Home::new(&TopicSettings { reliability, ..settings() });
+        let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+        let sent: Vec<_> = (0..10).map(|_| publisher.push(b"x", FAR).unwrap()).collect();
+        let dropped = sent.iter().filter(|sent| sent.is_dropped).count() as u64;
+        let mut sequences = Vec::new();
+        for sample in subscriber.samples(Duration::ZERO) {
+            sequences.push(sample.unwrap().sequence());
+        }
+        assert_eq!(sequences, (first..first + 4).collect::<Vec<_>>());
+        if reliability == Reliability::DropNewest {
+            assert_eq!((dropped, publisher.counters().dropped), (6, 6));
+            assert_eq!(subscriber.poll_event(), None);
+        } else {
+            assert_eq!((dropped, subscriber.missed()), (0, 6));
+            assert_eq!(subscriber.poll_event(), Some(Event::Gap { missed: 6 }));
+            assert_eq!(subscriber.poll_event(), None);
+        }
+        assert_eq!(home.blocks_taken(), 0);
+    }
+}
+
+#[test]
+fn memory_is_asked_for_when_it_is_needed_and_waited_for_when_there_is_no_more() {
+    let largest = 2 << 20;
+    let home = Home::with_limit(&TopicSettings { largest, depth: 64, ..settings() }, 4 << 20);
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    assert_eq!(home.here.length(), 0);
+    assert_eq!(publisher.loan(largest + 1, FAR).unwrap_err().kind(), ErrorKind::TooLong);
+    for _ in 0..2 {
+        publisher.loan(largest, FAR).unwrap().publish(FAR).unwrap();
+    }
+    assert_eq!(home.here.length(), home.here.limit());
+    let error = publisher.loan(largest, SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(publisher.try_loan(largest).unwrap().is_none());
+    for spin in [Spin::Never, Spin::Always] {
+        publisher.set_spin(spin);
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                publisher.loan(largest, FAR).unwrap().publish(FAR).unwrap();
+            });
+            while home.topic.pressure().is_none() {
+                std::thread::yield_now();
+            }
+            drop(subscriber.pull(FAR).unwrap());
+            waits.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn who_holds_what_is_in_the_way_is_evicted_and_told() {
+    let home = Home::new(&TopicSettings { depth: 1, ..settings() });
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    let mut other = home.subscriber();
+    publisher.push(b"x", FAR).unwrap();
+    let held = subscriber.pull(FAR).unwrap();
+    drop(other.pull(FAR).unwrap());
+    std::thread::scope(|scope| {
+        let pushed = scope.spawn(|| publisher.push(b"y", FAR));
+        while home.topic.pressure().is_none() {
+            std::thread::yield_now();
+        }
+        let (position, seats) = home.topic.in_the_way(Direction::Here).unwrap();
+        assert_eq!((position, seats.len()), (0, 1));
+        let held_for = Duration::from_millis(7);
+        let seat = (Direction::Here, seats[0]);
+        home.topic.evict(&home.caller(), seat, held_for, &home.here, &home.arrivals).unwrap();
+        assert_eq!(pushed.join().unwrap().unwrap().readers, 1);
+    });
+    assert!(!held.is_valid());
+    assert_eq!(held.to_vec().unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(subscriber.pull(FAR).unwrap_err().kind(), ErrorKind::Evicted);
+    let held_for = Some(Duration::from_millis(7));
+    assert_eq!(subscriber.poll_event(), Some(Event::Evicted { held_for }));
+    assert_eq!(subscriber.poll_event(), None);
+    // What it lets go of is not its own any more.
+    drop((held, subscriber));
+    assert_eq!(other.pull(FAR).unwrap().to_vec().unwrap(), b"y");
+    assert_eq!(home.blocks_taken(), 0);
+}
+
+#[test]
+fn one_who_sleeps_hears_that_it_is_evicted() {
+    let home = Home::new(&settings());
+    let mut subscriber = home.subscriber();
+    subscriber.set_spin(Spin::Never);
+    std::thread::scope(|scope| {
+        let pulled = scope.spawn(|| subscriber.pull(FAR).unwrap_err().kind());
+        std::thread::yield_now();
+        let seat = home.topic.arrivals().seats().next().unwrap();
+        let seat = (Direction::Arrivals, seat);
+        let held_for = Duration::from_millis(7);
+        home.topic.evict(&home.caller(), seat, held_for, &home.here, &home.arrivals).unwrap();
+        assert_eq!(pulled.join().unwrap(), ErrorKind::Evicted);
+    });
+}
+
+#[test]
+fn a_closed_node_delivers_what_it_has_and_no_more() {
+    let home = Home::new(&TopicSettings { depth: 1, ..settings() });
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    publisher.push(b"last", FAR).unwrap();
+    home.close();
+    let kind = publisher.push(b"x", FAR).unwrap_err().kind();
+    assert_eq!(kind, ErrorKind::Closed);
+    assert_eq!(publisher.flush(FAR).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"last");
+    assert_eq!(subscriber.pull(FAR).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(Publisher::new(home.desk()).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(Subscriber::new(home.desk()).unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn one_taken_for_dead_publishes_nothing_in_anothers_name() {
+    let home = Home::new(&settings());
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    let loan = publisher.loan(1, FAR).unwrap();
+    home.topic.bury(&home.caller(), home.clerk.me, &home.here, &home.arrivals).unwrap();
+    home.here.reclaim(&home.caller(), home.clerk.me).unwrap();
+    assert_eq!(loan.publish(FAR).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(publisher.push(b"x", FAR).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+    let next = home.publisher();
+    drop(publisher);
+    assert_eq!(home.topic.census().publishers.len(), 1, "the line is another's");
+    next.push(b"x", FAR).unwrap();
+    assert_eq!(home.blocks_taken(), 0);
+}
+
+#[test]
+fn entries_of_nonsense_are_refused_and_let_go() {
+    let home = Home::new(&settings());
+    let mut subscriber = home.subscriber();
+    for words in [[u64::MAX; 6], [0, 1 << 40, 0, 0, 0, 0]] {
+        home.topic.here().publish(&home.caller(), words, |_| {}).unwrap();
+        assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Malformed);
+        assert!(subscriber.try_pull().unwrap().is_none());
+    }
+}
+
+#[test]
+fn handles_go_where_they_are_needed() {
+    fn moves<T: Send>() {}
+    fn is_shared<T: Sync>() {}
+    moves::<Publisher>();
+    is_shared::<Publisher>();
+    moves::<crate::Loan>();
+    moves::<Subscriber>();
+    moves::<crate::Sample>();
+    is_shared::<crate::Sample>();
+}
