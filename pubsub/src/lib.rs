@@ -4,6 +4,8 @@
 
 mod below;
 mod clock;
+#[cfg(test)]
+mod crash_points;
 mod error;
 mod event;
 mod hall;

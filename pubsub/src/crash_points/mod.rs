@@ -1,0 +1,465 @@
+//! Kills a process before and after every single store of topics and pools, and looks whether
+//! those that live on find everything whole, lose nothing, and deliver nothing twice.
+//!
+//! As `ipc/tests/crash_points.rs` does for what lies below. At the end every place in our
+//! sources that stores must have been reached, or the test fails.
+
+mod words;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use ipc::{Caller, Fate, Layout, Life, MappedWords, Owner, Part, Participant, Roster, Segment};
+
+use self::words::{Crash, Crashing, Fork, places_that_store};
+use crate::pool::{Direction, Ledger, PoolId, Stage};
+use crate::settings::{Reliability, SharedPlace, SharedSettings};
+use crate::topic::{Delivery, Entry, TopicWords};
+
+const LAYOUT: Layout = Layout::new("crash points", 1);
+const MOST_BLOCKS: u32 = 32;
+const MEMORY: u64 = 1 << 15;
+const ROSTER: usize = 256;
+const SETTINGS: [SharedSettings; 2] =
+    [settings(Reliability::Reliable), settings(Reliability::DropOldest)];
+
+const fn settings(reliability: Reliability) -> SharedSettings {
+    SharedSettings {
+        place: SharedPlace::Host,
+        reliability,
+        depth: 2,
+        largest: 1000,
+        release_microseconds: 1000,
+    }
+}
+
+/// A message that is not delivered for want of room, in one of the scenarios.
+const PASSED_OVER: u64 = 2;
+/// Of another node.
+const ORIGIN: [u8; 16] = [5; 16];
+
+fn role() -> Participant {
+    Participant::role(0).unwrap()
+}
+
+/// Everything that two processes share.
+struct World {
+    words: MappedWords,
+    crash: Crash,
+    roster: Roster<Part<MappedWords>>,
+    survivor: Participant,
+    victim: Participant,
+    settings: SharedSettings,
+}
+
+type Books<'a> = Ledger<Crashing<'a>>;
+
+impl World {
+    fn new(settings: SharedSettings) -> Self {
+        let world = Self::unmade(settings);
+        TopicWords::format(world.topic_words(), 9, "crash points", &settings).unwrap();
+        for direction in [Direction::Here, Direction::Arrivals] {
+            let id = PoolId { place: SharedPlace::Host, direction };
+            let words = world.books_words(direction);
+            let ledger = Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
+            ledger.admit(&world.caller(world.survivor), 0, MEMORY).unwrap();
+        }
+        world
+    }
+
+    fn unmade(settings: SharedSettings) -> Self {
+        let topic = TopicWords::<Crashing<'_>>::words_needed(&settings);
+        let books = Books::words_needed(MOST_BLOCKS);
+        let count = ROSTER + topic + 2 * books;
+        let words = Segment::create(LAYOUT, count * 8).unwrap().words();
+        let roster = Roster::new(Part::new(words.clone(), 0, ROSTER).unwrap()).unwrap();
+        let survivor = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        // Its life is learnt when it is born.
+        let victim = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        Self { words, crash: Crash::default(), roster, survivor, victim, settings }
+    }
+
+    fn part(&self, first: usize, count: usize) -> Crashing<'_> {
+        Crashing::new(Part::new(self.words.clone(), first, count).unwrap(), &self.crash)
+    }
+
+    fn topic_words(&self) -> Crashing<'_> {
+        self.part(ROSTER, TopicWords::<Crashing<'_>>::words_needed(&self.settings))
+    }
+
+    fn books_words(&self, direction: Direction) -> Crashing<'_> {
+        let count = Books::words_needed(MOST_BLOCKS);
+        let first = ROSTER + TopicWords::<Crashing<'_>>::words_needed(&self.settings);
+        self.part(first + usize::from(direction == Direction::Arrivals) * count, count)
+    }
+
+    fn topic(&self) -> TopicWords<Crashing<'_>> {
+        TopicWords::attach(self.topic_words()).unwrap()
+    }
+
+    fn ledger(&self, direction: Direction) -> Books<'_> {
+        Ledger::attach(self.books_words(direction)).unwrap()
+    }
+
+    fn caller(&self, me: Participant) -> Caller<'_> {
+        Caller { patience: Duration::from_secs(20), ..Caller::new(me, &self.roster) }
+    }
+
+    /// A loan, with all that is noted of it.
+    fn entry(&self, me: Participant, direction: Direction, sequence: u64) -> Entry {
+        let ledger = self.ledger(direction);
+        let (block, _) = ledger.allocate(&self.caller(me), Owner::participant(me), 500).unwrap();
+        let note = ledger.note(block);
+        note.set_metadata(b"metadata");
+        note.set_origin(&ORIGIN);
+        note.set_path(1);
+        note.stamp(Stage::Filled, 1);
+        Entry {
+            block,
+            length: 500,
+            publisher: 256,
+            sequence,
+            published_at: 1,
+            metadata: 8,
+            has_origin: direction == Direction::Arrivals,
+        }
+    }
+
+    /// As a publisher does it; false if there was no room.
+    fn publish(&self, me: Participant, id: u64, sequence: u64) -> bool {
+        let ledger = self.ledger(Direction::Here);
+        let entry = Entry { publisher: id, ..self.entry(me, Direction::Here, sequence) };
+        let (topic, caller) = (self.topic(), self.caller(me));
+        match topic.publish_in(&caller, entry, &ledger) {
+            Ok(_) => true,
+            Err(_) => {
+                topic.publisher(id).pressure().begin();
+                topic.publisher(id).count_dropped(sequence);
+                ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
+                topic.publisher(id).pressure().end();
+                false
+            }
+        }
+    }
+
+    /// As the node service does it with what comes from another node.
+    fn deliver(&self, me: Participant, number: u64) -> Option<Delivery> {
+        let ledger = self.ledger(Direction::Arrivals);
+        let entry = self.entry(me, Direction::Arrivals, number);
+        let (topic, caller) = (self.topic(), self.caller(me));
+        let delivery = topic.deliver_in(&caller, (&ORIGIN, number), entry, &ledger);
+        if !matches!(delivery, Ok(Delivery::Delivered(_))) {
+            ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
+        }
+        delivery.ok()
+    }
+
+    fn subscribe(&self, me: Participant) -> [ipc::Subscriber; 2] {
+        let (topic, caller) = (self.topic(), self.caller(me));
+        let arrivals = topic.arrivals().subscribe(&caller).unwrap();
+        let here = topic.here().subscribe(&caller).unwrap();
+        topic.enrol(here.seat(), arrivals.seat());
+        [here, arrivals]
+    }
+
+    /// Takes all that is there, and lets it go; gives the sequences.
+    fn read(&self, me: Participant, direction: Direction, by: &mut ipc::Subscriber) -> Vec<u64> {
+        let (topic, caller, ledger) = (self.topic(), self.caller(me), self.ledger(direction));
+        let mut seen = Vec::new();
+        while let Some(taken) = topic.queue(direction).take(by) {
+            seen.push(Entry::from_words(taken.entry).sequence);
+            topic.release_in(&caller, (direction, by.seat()), taken.position, &ledger);
+        }
+        seen
+    }
+
+    fn bury(&self, me: Participant, dead: Participant) {
+        let ledgers = [Direction::Here, Direction::Arrivals].map(|way| self.ledger(way));
+        let caller = self.caller(me);
+        self.topic().bury_in(&caller, dead, &ledgers[0], &ledgers[1]).unwrap();
+        for ledger in &ledgers {
+            ledger.reclaim(&caller, dead).unwrap();
+        }
+    }
+
+    /// What was delivered is what was noted as delivered, whatever was cut short.
+    fn deliver_the_rest(&self, what: &str, reader: &mut ipc::Subscriber) {
+        let mut seen = self.read(self.survivor, Direction::Arrivals, reader);
+        let last = self.topic().delivered(&ORIGIN);
+        let next = last.map_or(0, |last| last + 1);
+        // Counted without having been delivered: the one that is passed over.
+        let passed = last.filter(|last| seen.last() != Some(last));
+        assert!(passed.is_none_or(|passed| passed == PASSED_OVER), "{what}: {seen:?}, {last:?}");
+        for number in next..next + 3 {
+            let delivered = self.deliver(self.survivor, number);
+            assert!(matches!(delivered, Some(Delivery::Delivered(_))), "{what}: {delivered:?}");
+            assert_eq!(self.deliver(self.survivor, number), Some(Delivery::Before), "{what}");
+            seen.extend(self.read(self.survivor, Direction::Arrivals, reader));
+        }
+        let first = match self.settings.reliability {
+            Reliability::DropOldest => seen[0],
+            _ => 0,
+        };
+        let all: Vec<_> = (first..next + 3).filter(|number| Some(*number) != passed).collect();
+        assert_eq!(seen, all, "{what}: each once");
+    }
+
+    /// When nobody is left but the survivor, and it leaves, there is nothing left at all.
+    fn check(&self, what: &str) {
+        let (topic, caller) = (self.topic(), self.caller(self.survivor));
+        assert!(topic.census().publishers.iter().all(|seen| seen.who == self.survivor), "{what}");
+        let here = self.ledger(Direction::Here);
+        // The role's messages are carried by somebody else.
+        if let Some(mut carrier) = topic.here().resume(&caller, role()).unwrap() {
+            self.read(self.survivor, Direction::Here, &mut carrier);
+        }
+        let dispose = |words| {
+            topic.dispose(&caller, &here, words);
+        };
+        topic.here().expel(&caller, role(), dispose).unwrap();
+        self.bury(self.survivor, self.survivor);
+        let mut seats = topic.here().seats().chain(topic.arrivals().seats());
+        assert!(seats.next().is_none(), "{what}");
+        for direction in [Direction::Here, Direction::Arrivals] {
+            let ledger = self.ledger(direction);
+            ledger.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
+            for listed in ledger.blocks(&caller).unwrap() {
+                assert_eq!(listed.owner, None, "{what}: {listed:?} is left");
+            }
+            let statistics = ledger.statistics(&caller).unwrap();
+            assert_eq!((statistics.blocks_taken, statistics.free), (0, ledger.length()), "{what}");
+        }
+    }
+}
+
+/// Prepares, as the survivor; what it gives the victim then does, until it is killed.
+type Scenario = fn(&World) -> Box<dyn FnOnce(&World)>;
+
+fn scenarios() -> Vec<(&'static str, Scenario)> {
+    vec![
+        ("become a publisher, publish, and leave", |world| {
+            world.subscribe(world.survivor);
+            Box::new(|world| {
+                let topic = world.topic();
+                let id = topic.claim(world.victim).unwrap();
+                for sequence in 1..=4 {
+                    world.publish(world.victim, id, sequence);
+                }
+                topic.publisher(id).give_back();
+            })
+        }),
+        ("publish to a role, which goes on", |world| {
+            let caller = world.caller(world.survivor);
+            world.topic().here().subscribe_as(&caller, role()).unwrap();
+            Box::new(|world| {
+                let id = world.topic().claim(world.victim).unwrap();
+                world.publish(world.victim, id, 1);
+            })
+        }),
+        ("borrow and give back, while somebody waits for memory", |world| {
+            let ledger = world.ledger(Direction::Here);
+            let end = std::time::Instant::now() + Duration::from_millis(1);
+            // It leaves the sign of a sleeper behind.
+            assert!(ledger.wait(&mut ipc::Spin::Never, end, || None::<()>).is_none());
+            Box::new(|world| {
+                let entry = world.entry(world.victim, Direction::Here, 1);
+                let owner = Owner::participant(world.victim);
+                let ledger = world.ledger(Direction::Here);
+                ledger.free(&world.caller(world.victim), entry.block, owner).unwrap();
+            })
+        }),
+        ("subscribe, read, hold, and leave", |_| {
+            Box::new(|world| {
+                let mut subscribers = world.subscribe(world.victim);
+                let (topic, caller) = (world.topic(), world.caller(world.victim));
+                let id = topic.claim(world.victim).unwrap();
+                world.publish(world.victim, id, 1);
+                world.read(world.victim, Direction::Here, &mut subscribers[0]);
+                world.publish(world.victim, id, 2);
+                let held = topic.here().take(&mut subscribers[0]).unwrap();
+                world.publish(world.victim, id, 3);
+                let ledger = world.ledger(Direction::Here);
+                let dispose = |words| {
+                    topic.dispose(&caller, &ledger, words);
+                };
+                topic.here().stop(&caller, &subscribers[0], dispose).unwrap();
+                let seat = subscribers[0].seat();
+                topic.release_in(&caller, (Direction::Here, seat), held.position, &ledger);
+                topic.here().unseat(&caller, seat, dispose).unwrap();
+            })
+        }),
+        ("deliver what comes from another node", |_| {
+            Box::new(|world| {
+                for number in 0..3 {
+                    world.deliver(world.victim, number);
+                    assert!(!matches!(
+                        world.deliver(world.victim, number),
+                        Some(Delivery::Delivered(_))
+                    ));
+                }
+            })
+        }),
+        ("deliver after another, that died, and after some that nobody wanted", |world| {
+            world.deliver(world.survivor, 0);
+            Box::new(|world| {
+                world.deliver(world.victim, 1);
+                let ledger = world.ledger(Direction::Arrivals);
+                let caller = world.caller(world.victim);
+                let topic = world.topic();
+                topic.pass_over_in(&caller, (&ORIGIN, PASSED_OVER), &ledger).unwrap();
+                topic.pass_over_in(&caller, (&[6; 16], 2), &ledger).unwrap();
+                topic.forget_origin(&[6; 16]);
+            })
+        }),
+        ("evict one who is in the way", |world| {
+            let id = world.topic().claim(world.survivor).unwrap();
+            let mut subscribers = world.subscribe(world.survivor);
+            world.publish(world.survivor, id, 1);
+            world.topic().here().take(&mut subscribers[0]).unwrap();
+            Box::new(|world| {
+                let topic = world.topic();
+                let (_, seats) = topic.in_the_way(Direction::Here).unwrap();
+                let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
+                let caller = world.caller(world.victim);
+                let held_for = Duration::from_secs(1);
+                let ledgers = [&ledgers[0], &ledgers[1]];
+                let seat = (Direction::Here, seats[0]);
+                topic.evict_in(&caller, seat, held_for, ledgers).unwrap();
+            })
+        }),
+        ("admit a piece", |_| {
+            Box::new(|world| {
+                let ledger = world.ledger(Direction::Here);
+                let admitted = ledger.admitted();
+                ledger.admit(&world.caller(world.victim), admitted, 4096).unwrap();
+            })
+        }),
+    ]
+}
+
+/// Runs the scenario with the victim killed at its `point`th point; false if it came to its
+/// end.
+fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> bool {
+    let world = World::new(settings);
+    let mut reader = world.subscribe(world.survivor);
+    let act = scenario(&world);
+    let child = Fork::new(&world.crash, point, || act(&world));
+    world.roster.learn(world.victim, child.life());
+    let was_killed = child.wait();
+    assert!(world.roster.is_dead(Some(world.victim)));
+    let what = format!("{name}, {}, killed at point {point}", settings.reliability);
+    // What others do before anybody has noticed.
+    if point.is_multiple_of(2) {
+        let id = world.topic().claim(world.survivor).unwrap();
+        world.publish(world.survivor, id, 1);
+    }
+    world.bury(world.survivor, world.victim);
+    let [_, arrivals] = &mut reader;
+    if name.starts_with("deliver") {
+        world.deliver_the_rest(&what, arrivals);
+    }
+    if name == "admit a piece" {
+        world.ledger(Direction::Here).admit(&world.caller(world.survivor), 1, 4096).unwrap();
+    }
+    world.check(&what);
+    was_killed
+}
+
+/// One that dies while it cleans up after another, that died at every other point.
+fn run_burial(settings: SharedSettings, first: u64, second: u64) -> (bool, bool) {
+    let world = World::new(settings);
+    let mut reader = world.subscribe(world.survivor);
+    let dead = world.roster.admit(Life::of_this_process().unwrap()).unwrap();
+    let child = Fork::new(&world.crash, first, || {
+        let mut subscribers = world.subscribe(dead);
+        let id = world.topic().claim(dead).unwrap();
+        world.publish(dead, id, 1);
+        world.topic().here().take(&mut subscribers[0]).unwrap();
+        world.deliver(dead, 0);
+        world.deliver(dead, 1);
+    });
+    world.roster.learn(dead, child.life());
+    let first_was_killed = child.wait();
+    assert!(world.roster.is_dead(Some(dead)));
+    let cleaner = Fork::new(&world.crash, second, || world.bury(world.victim, dead));
+    world.roster.learn(world.victim, cleaner.life());
+    let was_killed = cleaner.wait();
+    assert!(world.roster.is_dead(Some(world.victim)));
+    let what = format!("burial, {}, killed at {first} and {second}", settings.reliability);
+    world.bury(world.survivor, world.victim);
+    world.bury(world.survivor, dead);
+    world.deliver_the_rest(&what, &mut reader[1]);
+    world.check(&what);
+    (first_was_killed, was_killed)
+}
+
+/// What is not made to its end is not there, or whole.
+fn deaths_while_making() -> u64 {
+    let settings = SETTINGS[0];
+    for point in 0.. {
+        let world = World::unmade(settings);
+        let id = PoolId { place: SharedPlace::Host, direction: Direction::Here };
+        let was_killed = Fork::new(&world.crash, point, || {
+            let words = world.books_words(Direction::Here);
+            Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
+            TopicWords::format(world.topic_words(), 9, "made", &settings).unwrap();
+        })
+        .wait();
+        if let Ok(topic) = TopicWords::attach(world.topic_words()) {
+            assert_eq!((topic.name(), topic.number(), topic.settings()), ("made", 9, &settings));
+        }
+        if let Ok(ledger) = Ledger::attach(world.books_words(Direction::Here)) {
+            assert_eq!((ledger.id().unwrap(), ledger.limit()), (id, 1 << 20));
+        }
+        if !was_killed {
+            return point;
+        }
+    }
+    unreachable!("it comes to its end")
+}
+
+#[test]
+fn a_death_at_any_store_loses_nothing() {
+    let mut points = deaths_while_making();
+    for settings in SETTINGS {
+        for (name, scenario) in scenarios() {
+            let mut point = 0;
+            while run(name, scenario, settings, point) {
+                point += 1;
+                assert!(point < 5000, "{name} does not come to its end");
+            }
+            println!("{name}, {}: killed at {point} points", settings.reliability);
+            points += point;
+        }
+    }
+    for settings in SETTINGS {
+        let mut deaths = 0;
+        for first in (0..).step_by(7) {
+            // Every cleaner dies at another point.
+            let mut second = first / 7 % 3;
+            let mut first_was_killed = true;
+            loop {
+                let (first_died, second_died) = run_burial(settings, first, second);
+                first_was_killed &= first_died;
+                if !second_died {
+                    break;
+                }
+                deaths += 1;
+                second += 3;
+            }
+            if !first_was_killed {
+                break;
+            }
+        }
+        println!("burial, {}: {deaths} times two deaths", settings.reliability);
+        points += deaths;
+    }
+    let reached = words::reached();
+    let places = places_that_store();
+    println!("{points} deaths at {} places in the source", reached.len());
+    for place in &reached {
+        println!("  {place}");
+    }
+    let missed: BTreeSet<_> = places.difference(&reached).map(ToString::to_string).collect();
+    assert!(!places.is_empty() && missed.is_empty(), "nobody died at: {missed:#?}");
+}
