@@ -1,0 +1,257 @@
+//! The addresses at which peers are wanted, and when each is dialled next.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::identity::{Chance, NodeIdentity};
+use super::reason::Reason;
+use super::session::Timing;
+
+/// Addresses that others told of, at most.
+pub(super) const MOST_LEARNT: usize = 1024;
+/// Doublings of the pause between two attempts.
+const MOST_DOUBLINGS: u32 = 20;
+
+/// Why an address is in the book.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// It was given at the start.
+    Given,
+    /// It was given, and whoever is there is asked for others.
+    Rendezvous,
+    /// A rendezvous told of it.
+    Learnt,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// To be dialled then, unless its node has a session.
+    Resting { until: Duration },
+    /// Being dialled, or connected.
+    Busy,
+    /// It is this node's own.
+    Own,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) origin: Origin,
+    pub(super) stage: Stage,
+    /// Who was there last, or is said to be there.
+    pub(super) node: Option<NodeIdentity>,
+    /// Since when it is in its stage.
+    pub(super) since: Duration,
+    /// Why the last attempt came to nothing.
+    pub(super) why_not: Option<String>,
+    attempts: u32,
+    /// Since when nobody was there.
+    absent: Duration,
+}
+
+impl Entry {
+    /// Twice as long each time.
+    fn next_pause(&mut self, timing: &Timing) -> Duration {
+        let doublings = self.attempts.min(MOST_DOUBLINGS);
+        self.attempts = doublings + 1;
+        (timing.first_pause * (1 << doublings)).min(timing.longest_pause)
+    }
+}
+
+/// So that those who lost each other at the same time do not all come back at the same time.
+fn jittered(pause: Duration, chance: &mut Chance) -> Duration {
+    let half = pause / 2;
+    let nanoseconds = half.as_nanos() as u64;
+    half + Duration::from_nanos(chance.draw() % (nanoseconds + 1))
+}
+
+/// The addresses, by the text that stands for them: a name may mean another host tomorrow.
+#[derive(Debug, Default)]
+pub(super) struct Book {
+    entries: BTreeMap<String, Entry>,
+}
+
+impl Book {
+    pub(super) fn add(
+        &mut self,
+        address: String,
+        origin: Origin,
+        node: Option<NodeIdentity>,
+        now: Duration,
+    ) {
+        let entry = self.entries.entry(address).or_insert(Entry {
+            origin,
+            stage: Stage::Resting { until: now },
+            node,
+            since: now,
+            why_not: None,
+            attempts: 0,
+            absent: now,
+        });
+        if origin == Origin::Rendezvous {
+            entry.origin = origin;
+        }
+    }
+
+    /// A rendezvous told of it. False if there is no room.
+    pub(super) fn learn(&mut self, node: NodeIdentity, address: SocketAddr, now: Duration) -> bool {
+        let text = address.to_string();
+        if let Some(entry) = self.entries.get_mut(&text) {
+            if entry.stage != Stage::Own && entry.origin == Origin::Learnt {
+                entry.node = Some(node);
+            }
+            // Somebody saw it a moment ago: better than to wait for the end of a long pause.
+            if let Stage::Resting { until } = &mut entry.stage {
+                *until = now;
+                entry.attempts = 0;
+            }
+            return true;
+        }
+        let learnt = self.entries.values().filter(|entry| entry.origin == Origin::Learnt).count();
+        if learnt >= MOST_LEARNT {
+            return false;
+        }
+        self.add(text, Origin::Learnt, Some(node), now);
+        true
+    }
+
+    /// What is to be dialled now. It is busy from then on.
+    pub(super) fn due(
+        &mut self,
+        now: Duration,
+        timing: &Timing,
+        has_session: impl Fn(&NodeIdentity) -> bool,
+    ) -> Vec<String> {
+        let is_here = |entry: &Entry| entry.node.as_ref().is_some_and(&has_session);
+        self.entries.retain(|_, entry| {
+            entry.origin != Origin::Learnt
+                || !matches!(entry.stage, Stage::Resting { .. })
+                || is_here(entry)
+                || now < entry.absent + timing.forgotten_after
+        });
+        let mut due = Vec::new();
+        for (address, entry) in &mut self.entries {
+            let Stage::Resting { until } = entry.stage else { continue };
+            if until <= now && !entry.node.as_ref().is_some_and(&has_session) {
+                entry.stage = Stage::Busy;
+                entry.since = now;
+                due.push(address.clone());
+            }
+        }
+        due
+    }
+
+    /// When the next is due.
+    pub(super) fn deadline(&self, has_session: impl Fn(&NodeIdentity) -> bool) -> Option<Duration> {
+        let resting = self.entries.values().filter_map(|entry| match entry.stage {
+            Stage::Resting { until } if !entry.node.as_ref().is_some_and(&has_session) => {
+                Some(until)
+            }
+            _ => None,
+        });
+        resting.min()
+    }
+
+    /// This node answered there. True if it is to be asked for others.
+    pub(super) fn reached(&mut self, address: &str, node: NodeIdentity, now: Duration) -> bool {
+        let Some(entry) = self.entries.get_mut(address) else { return false };
+        entry.node = Some(node);
+        entry.absent = now;
+        entry.origin == Origin::Rendezvous
+    }
+
+    /// It is one of this node's own addresses, and never dialled again.
+    pub(super) fn is_own(&mut self, address: &str, now: Duration) {
+        if let Some(entry) = self.entries.get_mut(address) {
+            entry.stage = Stage::Own;
+            entry.node = None;
+            entry.since = now;
+            entry.why_not = Some(Reason::Oneself.to_string());
+        }
+    }
+
+    /// Is the node at an address that was given as a rendezvous?
+    pub(super) fn is_rendezvous(&self, node: &NodeIdentity) -> bool {
+        self.entries
+            .values()
+            .any(|entry| entry.origin == Origin::Rendezvous && entry.node.as_ref() == Some(node))
+    }
+
+    /// The attempt, or the connection that came of it, is over.
+    pub(super) fn over(
+        &mut self,
+        address: &str,
+        end: End,
+        timing: &Timing,
+        chance: &mut Chance,
+        now: Duration,
+    ) {
+        let Some(entry) = self.entries.get_mut(address) else { return };
+        if entry.stage == Stage::Own {
+            return;
+        }
+        let pause = match end {
+            End::Lasting(why) => {
+                entry.why_not = Some(why);
+                entry.attempts = MOST_DOUBLINGS;
+                timing.longest_pause
+            }
+            End::Failed(why) => {
+                entry.why_not = Some(why);
+                entry.next_pause(timing)
+            }
+            // Nothing is wrong with the address. It rests as long as its node has a session.
+            End::Duplicate => {
+                entry.why_not = None;
+                entry.attempts = 0;
+                timing.first_pause
+            }
+            End::Lost { why, lasted } => {
+                entry.why_not = Some(why);
+                entry.absent = now;
+                // Who comes and goes is not dialled ever faster.
+                if lasted >= timing.longest_pause {
+                    entry.attempts = 0;
+                }
+                entry.next_pause(timing)
+            }
+        };
+        entry.since = now;
+        entry.stage = Stage::Resting { until: now + jittered(pause, chance) };
+    }
+
+    /// A node's session ended: its other addresses are dialled, too.
+    pub(super) fn lost(
+        &mut self,
+        node: &NodeIdentity,
+        timing: &Timing,
+        chance: &mut Chance,
+        now: Duration,
+    ) {
+        for entry in self.entries.values_mut().filter(|entry| entry.node.as_ref() == Some(node)) {
+            if let Stage::Resting { until } = &mut entry.stage {
+                *until = (*until).max(now + jittered(timing.first_pause, chance));
+                entry.since = now;
+                entry.absent = now;
+            }
+        }
+    }
+
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
+        self.entries.iter()
+    }
+}
+
+/// How an attempt or a connection came to its end.
+#[derive(Debug)]
+pub(super) enum End {
+    Failed(String),
+    /// It will hardly be otherwise the next time.
+    Lasting(String),
+    Duplicate,
+    /// It was a session, for so long.
+    Lost {
+        why: String,
+        lasted: Duration,
+    },
+}

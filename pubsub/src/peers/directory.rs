@@ -1,0 +1,207 @@
+//! What nodes publish and subscribe: told to each other as numbered changes.
+//!
+//! A session begins with nothing known, so the whole state is the first changes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::protocol::{LONGEST_NOTE, malformed};
+use super::reason::Reason;
+use crate::error::{Error, ErrorKind, Result};
+use crate::settings::{LONGEST_TOPIC, SharedSettings, TopicSettings};
+
+/// Topics that one node may have an interest in.
+pub const MOST_INTERESTS: usize = 1 << 14;
+/// Changes of one frame: they fit in a note, however long the names are.
+const CHANGES_AT_ONCE: usize = LONGEST_NOTE / (LONGEST_TOPIC + 64);
+
+/// What a node has to do with a topic.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interest {
+    /// The topic's name.
+    pub topic: String,
+    /// It has publishers there.
+    pub publishes: bool,
+    /// It has subscribers there.
+    pub subscribes: bool,
+    pub(crate) settings: SharedSettings,
+}
+
+impl Interest {
+    /// An interest in a topic that is like this.
+    ///
+    /// # Errors
+    /// If the settings are impossible, or name a device that this process does not see.
+    pub fn new(
+        topic: impl Into<String>,
+        publishes: bool,
+        subscribes: bool,
+        settings: &TopicSettings,
+    ) -> Result<Self> {
+        let settings = SharedSettings::of(settings)?;
+        settings.check("say what a node subscribes to")?;
+        Ok(Self { topic: topic.into(), publishes, subscribes, settings })
+    }
+
+    /// What the topic is like, as this process says it.
+    ///
+    /// # Errors
+    /// If it lies on a device that this process does not see.
+    pub fn settings(&self) -> Result<TopicSettings> {
+        self.settings.seen_here()
+    }
+
+    fn has_a_name(&self) -> bool {
+        (1..=LONGEST_TOPIC).contains(&self.topic.len())
+    }
+
+    /// Refuses what no node would say.
+    fn check(&self) -> std::result::Result<(), Reason> {
+        if !self.has_a_name() {
+            return Err(malformed(format!("a topic's name of {} bytes", self.topic.len())));
+        }
+        if !self.publishes && !self.subscribes {
+            return Err(malformed("an interest in nothing"));
+        }
+        self.settings
+            .check("hear what a node subscribes to")
+            .map_err(|error| malformed(error.detail()))
+    }
+}
+
+/// What changed in what a node publishes and subscribes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// It has this interest from now on, and no other in this topic.
+    Set(Interest),
+    /// It has none in this topic any more.
+    Gone(String),
+}
+
+/// All that a node publishes and subscribes, by topic.
+pub(super) type Interests = BTreeMap<String, Arc<Interest>>;
+
+/// Puts them in order, and leaves those out that are in nothing.
+pub(super) fn collect(interests: impl IntoIterator<Item = Interest>) -> Result<Interests> {
+    let operation = "say what a node subscribes to";
+    let refuse = |kind, detail| Err(Error::new(operation, kind, detail));
+    let mut all = Interests::new();
+    for interest in interests {
+        if !interest.has_a_name() {
+            let detail = format!("a name of {} bytes", interest.topic.len());
+            return refuse(ErrorKind::InvalidArgument, detail);
+        }
+        if !interest.publishes && !interest.subscribes {
+            continue;
+        }
+        if let Some(before) = all.insert(interest.topic.clone(), Arc::new(interest)) {
+            let detail = format!("the topic \"{}\" is there twice", before.topic);
+            return refuse(ErrorKind::InvalidArgument, detail);
+        }
+    }
+    if all.len() > MOST_INTERESTS {
+        let detail = format!("{} topics, {MOST_INTERESTS} at most", all.len());
+        return refuse(ErrorKind::TooMany, detail);
+    }
+    Ok(all)
+}
+
+/// Tells one peer. It remembers what it told, so that what happens while the peer is
+/// slow is told as one difference later.
+#[derive(Debug, Default)]
+pub(super) struct Teller {
+    told: Interests,
+    number: u64,
+    is_behind: bool,
+}
+
+impl Teller {
+    /// There is something to tell, at least that there is nothing.
+    pub(super) fn new() -> Self {
+        Self { is_behind: true, ..Self::default() }
+    }
+
+    pub(super) fn has_changed(&mut self) {
+        self.is_behind = true;
+    }
+
+    /// The next changes and their number, if the peer does not know everything yet.
+    pub(super) fn next(&mut self, now: &Interests) -> Option<(u64, Vec<Change>)> {
+        if !self.is_behind {
+            return None;
+        }
+        let gone = self.told.keys().filter(|topic| !now.contains_key(*topic));
+        let mut changes: Vec<_> = gone.take(CHANGES_AT_ONCE).cloned().map(Change::Gone).collect();
+        let set = now.iter().filter(|(topic, interest)| {
+            self.told
+                .get(*topic)
+                .is_none_or(|told| !Arc::ptr_eq(told, interest) && told != *interest)
+        });
+        changes.extend(
+            set.take(CHANGES_AT_ONCE - changes.len()).map(|(_, set)| Change::Set((**set).clone())),
+        );
+        self.is_behind = changes.len() == CHANGES_AT_ONCE;
+        if changes.is_empty() && self.number > 0 {
+            return None;
+        }
+        for change in &changes {
+            match change {
+                Change::Gone(topic) => {
+                    self.told.remove(topic);
+                }
+                Change::Set(interest) => {
+                    self.told.insert(interest.topic.clone(), Arc::clone(&now[&interest.topic]));
+                }
+            }
+        }
+        self.number += 1;
+        Some((self.number, changes))
+    }
+}
+
+/// What one peer told.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    interests: BTreeMap<String, Interest>,
+    number: u64,
+}
+
+impl Listing {
+    /// Changes came. They are refused if they cannot be meant for what is known.
+    pub(super) fn apply(
+        &mut self,
+        number: u64,
+        changes: &[Change],
+    ) -> std::result::Result<(), Reason> {
+        if number != self.number + 1 {
+            return Err(malformed(format!("changes {number} behind {}", self.number)));
+        }
+        self.number = number;
+        for change in changes {
+            match change {
+                Change::Gone(topic) => {
+                    if self.interests.remove(topic).is_none() {
+                        return Err(malformed("an interest ends that never was"));
+                    }
+                }
+                Change::Set(interest) => {
+                    interest.check()?;
+                    let before = self.interests.insert(interest.topic.clone(), interest.clone());
+                    if before.as_ref() == Some(interest) {
+                        return Err(malformed("a change that is none"));
+                    }
+                }
+            }
+        }
+        match self.interests.len() {
+            0..=MOST_INTERESTS => Ok(()),
+            more => Err(malformed(format!("interests in {more} topics"))),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.interests.len()
+    }
+}

@@ -1,0 +1,106 @@
+//! Bytes of a connection to bodies of frames, and back.
+
+use std::collections::VecDeque;
+
+use super::protocol::malformed;
+use super::reason::Reason;
+
+const LENGTH: usize = 4;
+/// Room that is kept when it is empty.
+const KEPT: usize = 1 << 16;
+
+/// What came and was not yet a whole frame. As much room is taken as there are bytes, not
+/// as a length claims.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    bytes: Vec<u8>,
+    taken: usize,
+}
+
+impl Arrivals {
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The body of the next frame, if it is there. It is refused by its length alone, so
+    /// that not more than `longest` ever waits for its end.
+    pub(super) fn next(&mut self, longest: usize) -> Result<Option<&[u8]>, Reason> {
+        let Some((length, rest)) = self.bytes[self.taken..].split_first_chunk::<LENGTH>() else {
+            self.tidy();
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length == 0 || length > longest {
+            return Err(malformed(format!(
+                "a frame of {length} bytes, 1 to {longest} are possible"
+            )));
+        }
+        if rest.len() < length {
+            self.tidy();
+            return Ok(None);
+        }
+        let start = self.taken + LENGTH;
+        self.taken = start + length;
+        Ok(Some(&self.bytes[start..start + length]))
+    }
+
+    /// Nothing is here but the beginning of a frame: it moves to the front.
+    fn tidy(&mut self) {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        if self.bytes.is_empty() && self.bytes.capacity() > KEPT {
+            self.bytes = Vec::new();
+        }
+    }
+}
+
+/// What waits to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Departures {
+    bytes: VecDeque<u8>,
+    /// Bytes that were ever sent.
+    sent: u64,
+    /// Letters that wait: where each ends, counted from the first byte ever.
+    letters: VecDeque<u64>,
+}
+
+impl Departures {
+    pub(super) fn add(&mut self, body: &[u8], is_letter: bool) {
+        // Bodies are bounded far below by those who make them.
+        self.bytes.extend((body.len() as u32).to_le_bytes());
+        self.bytes.extend(body);
+        if is_letter {
+            self.letters.push_back(self.sent + self.bytes.len() as u64);
+        }
+    }
+
+    pub(super) fn front(&self) -> &[u8] {
+        let (front, back) = self.bytes.as_slices();
+        if front.is_empty() { back } else { front }
+    }
+
+    pub(super) fn remove(&mut self, count: usize) {
+        let count = count.min(self.bytes.len());
+        self.bytes.drain(..count);
+        self.sent += count as u64;
+        while self.letters.front().is_some_and(|end| *end <= self.sent) {
+            self.letters.pop_front();
+        }
+        if self.bytes.is_empty() && self.bytes.capacity() > KEPT {
+            self.bytes = VecDeque::new();
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn letters(&self) -> usize {
+        self.letters.len()
+    }
+
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.letters.clear();
+        std::mem::take(&mut self.bytes).into()
+    }
+}

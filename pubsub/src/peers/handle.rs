@@ -1,0 +1,283 @@
+//! What a node service holds of its peers.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use ipc::Incarnation;
+
+use super::admission::Limits;
+use super::directory::{Interest, collect};
+use super::event::Event;
+use super::guard::{Guard, Open};
+use super::identity::{Chance, LONGEST_LABEL, NodeIdentity, Run, SessionNumber, random};
+use super::mesh::{Mesh, Start};
+use super::names;
+use super::protocol::SHORTEST_LOST_AFTER;
+use super::queue::{Bell, Queue};
+use super::report::PeerReport;
+use super::service::{Service, Shared};
+use super::session::Timing;
+use crate::error::{Error, ErrorKind, Result};
+
+const START: &str = "start to look after peers";
+
+/// How a node finds its peers, and is found.
+#[derive(Debug, Clone)]
+pub struct PeersOptions {
+    /// Who it is: the same after a restart.
+    pub identity: NodeIdentity,
+    /// What it is called, for people.
+    pub label: String,
+    /// Where others can reach it. Port 0 is any.
+    pub listen: Option<SocketAddr>,
+    /// Peers, as `host:port`. Two nodes find each other if one is told of the other.
+    pub peers: Vec<String>,
+    /// A node, as `host:port`, that tells of the others. Any that listens does.
+    pub rendezvous: Option<String>,
+    /// Beyond loopback, though whoever can connect is believed, and whoever sees the
+    /// packets can read them.
+    pub insecure: bool,
+    /// A peer that was not heard for so long is lost. The shortest is 100 ms.
+    pub lost_after: Duration,
+}
+
+impl PeersOptions {
+    /// A node that neither listens nor dials.
+    #[must_use]
+    pub fn new(identity: NodeIdentity, label: impl Into<String>) -> Self {
+        Self {
+            identity,
+            label: label.into(),
+            listen: None,
+            peers: Vec::new(),
+            rendezvous: None,
+            insecure: false,
+            lost_after: Duration::from_secs(3),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
+        if self.label.len() > LONGEST_LABEL || self.label.chars().any(char::is_control) {
+            return refuse(format!(
+                "a label has {LONGEST_LABEL} bytes at most, and no control characters: \"{}\"",
+                self.label.escape_debug()
+            ));
+        }
+        let longest = Duration::from_secs(3600);
+        if self.lost_after < Duration::from_millis(SHORTEST_LOST_AFTER.into())
+            || self.lost_after > longest
+        {
+            return refuse(format!(
+                "lost after {:?}: {SHORTEST_LOST_AFTER} ms to {longest:?} is possible",
+                self.lost_after
+            ));
+        }
+        for address in self.peers.iter().chain(&self.rendezvous) {
+            names::check(START, address)?;
+        }
+        let dialled = self.peers.iter().chain(&self.rendezvous);
+        let beyond: Vec<_> = dialled
+            .filter_map(|address| address.parse().ok())
+            .chain(self.listen)
+            .filter(|address| is_beyond_loopback(address.ip()))
+            .collect();
+        match beyond.first() {
+            Some(address) if !self.insecure => refuse(format!(
+                "{address} is beyond loopback. There is no authentication and no encryption \
+                 yet: who can connect is believed. \"insecure\" allows it"
+            )),
+            Some(address) => {
+                tracing::warn!(
+                    %address,
+                    "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
+                );
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn is_beyond_loopback(address: IpAddr) -> bool {
+    !address.to_canonical().is_loopback()
+}
+
+/// The other nodes, looked after by a thread. Dropping it says goodbye to them.
+///
+/// ```
+/// use pubsub::peers::{Event, NodeIdentity, Peers, PeersOptions};
+///
+/// let mut one = PeersOptions::new(NodeIdentity::random()?, "one");
+/// one.listen = Some("127.0.0.1:0".parse().unwrap());
+/// let one = Peers::start(one)?;
+/// let mut two = PeersOptions::new(NodeIdentity::random()?, "two");
+/// two.peers = vec![one.listens().unwrap().to_string()];
+/// let two = Peers::start(two)?;
+/// # let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+/// let event = loop {
+///     match two.next_event() {
+///         Some(event) => break event,
+///         None => std::thread::yield_now(), // or poll two.descriptor()
+///     }
+/// #   ; assert!(std::time::Instant::now() < end);
+/// };
+/// assert!(matches!(event, Event::Appeared { label, .. } if label == "one"));
+/// # Ok::<(), pubsub::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Peers {
+    shared: Arc<Shared>,
+    listens: Option<SocketAddr>,
+    thread: Option<JoinHandle<()>>,
+    born: Incarnation,
+}
+
+impl Peers {
+    /// Starts to listen and to dial.
+    ///
+    /// # Errors
+    /// If the options are impossible, or lead beyond loopback without
+    /// [`insecure`](PeersOptions::insecure); if the address cannot be listened at.
+    pub fn start(options: PeersOptions) -> Result<Self> {
+        options.check()?;
+        Self::start_with(options, Limits::default(), || Box::new(Open))
+    }
+
+    pub(super) fn start_with(
+        options: PeersOptions,
+        limits: Limits,
+        guard: fn() -> Box<dyn Guard>,
+    ) -> Result<Self> {
+        let PeersOptions { identity, label, listen, peers, rendezvous, insecure, lost_after } =
+            options;
+        let failed = |cause: std::io::Error| Error::of(START, cause);
+        let listener = match listen {
+            Some(address) => Some(
+                TcpListener::bind(address)
+                    .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+                    .map_err(|cause| failed(cause).on(address))?,
+            ),
+            None => None,
+        };
+        let listens = match &listener {
+            Some(listener) => Some(listener.local_addr().map_err(failed)?),
+            None => None,
+        };
+        let seed = u128::from_le_bytes(random(START)?);
+        let start = Start {
+            identity,
+            run: Run::new(Chance(seed as u64).draw()),
+            label,
+            listens,
+            peers,
+            rendezvous,
+            timing: Timing::new(lost_after),
+            limits,
+            guard,
+        };
+        let failed = |cause: nix::Error| Error::of(START, cause);
+        let shared = Arc::new(Shared {
+            mesh: Mutex::new(Mesh::new(start, Duration::ZERO)),
+            events: Queue::new().map_err(failed)?,
+            bell: Arc::new(Bell::new().map_err(failed)?),
+            began: Instant::now(),
+            is_over: AtomicBool::new(false),
+        });
+        let own = listens.map(|address| address.ip());
+        let service = Service::new(Arc::clone(&shared), listener, own, insecure);
+        let thread = std::thread::Builder::new()
+            .name("fabricast-peers".to_owned())
+            .spawn(move || service.run())
+            .map_err(|cause| Error::of(START, cause))?;
+        Ok(Self { shared, listens, thread: Some(thread), born: Incarnation::current() })
+    }
+
+    /// Where others can reach it.
+    #[must_use]
+    pub fn listens(&self) -> Option<SocketAddr> {
+        self.listens
+    }
+
+    /// All that this node publishes and subscribes from now on. Peers are told what is
+    /// different from before.
+    ///
+    /// # Errors
+    /// If a topic is there twice or has an impossible name, and if there are too many.
+    pub fn set_interests(&self, interests: impl IntoIterator<Item = Interest>) -> Result<()> {
+        self.check_fork("say what a node subscribes to")?;
+        let interests = collect(interests)?;
+        self.shared.mesh().set_interests(interests, self.shared.now());
+        self.shared.bell.ring();
+        Ok(())
+    }
+
+    /// Sends a letter. It arrives once, behind those sent before, unless the session ends.
+    /// This never waits: if more letters wait than may, the session is ended.
+    ///
+    /// # Errors
+    /// If the session is over, or is ended by this; if the letter is too long.
+    pub fn tell(&self, node: NodeIdentity, session: SessionNumber, letter: Vec<u8>) -> Result<()> {
+        self.check_fork("tell a node")?;
+        let told = self.shared.mesh().tell(node, session, letter, self.shared.now());
+        self.shared.bell.ring();
+        told
+    }
+
+    /// How it stands with each peer, and with each address at which one is wanted.
+    #[must_use]
+    pub fn reports(&self) -> Vec<PeerReport> {
+        if !self.born.is_current() {
+            return Vec::new();
+        }
+        let (now, moment) = (SystemTime::now(), self.shared.now());
+        self.shared.mesh().reports(|since| now - moment.saturating_sub(since))
+    }
+
+    /// Can be read as long as there are [events](Self::next_event).
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.events.as_fd()
+    }
+
+    /// The next event, if there is one. As long as many wait here, nothing is read from peers.
+    #[must_use]
+    pub fn next_event(&self) -> Option<Event> {
+        if !self.born.is_current() {
+            return None;
+        }
+        let (event, has_room) = self.shared.events.pop();
+        if has_room {
+            self.shared.bell.ring();
+        }
+        event
+    }
+
+    fn check_fork(&self, operation: &'static str) -> Result<()> {
+        if self.born.is_current() {
+            return Ok(());
+        }
+        let detail = "the thread that looks after peers is the parent's";
+        Err(Error::new(operation, ErrorKind::Forked, detail))
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if !self.born.is_current() {
+            // There is no such thread here, and the connections are the parent's.
+            std::mem::forget(thread);
+            return;
+        }
+        self.shared.is_over.store(true, Ordering::Release);
+        self.shared.bell.ring();
+        if thread.join().is_err() {
+            tracing::error!("the thread that looks after peers has panicked");
+        }
+    }
+}

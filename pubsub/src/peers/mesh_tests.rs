@@ -1,0 +1,282 @@
+//! Nodes in simulated time: whatever happens to them, they find each other in the end.
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
+
+use proptest::prelude::*;
+
+use super::directory::Interest;
+use super::identity::{Chance, NodeIdentity};
+use super::report::PeerState;
+use super::simulation::{Plan, World};
+use crate::settings::TopicSettings;
+
+/// Longer than anything takes that nodes wait for: an end that was not noticed, the longest
+/// pause, an attempt that comes to nothing, and that twice.
+const LONG: Duration = Duration::from_secs(60);
+
+fn address(host: usize, which: u8) -> SocketAddr {
+    SocketAddr::from(([10, which, 0, host as u8 + 1], 7000))
+}
+
+fn identity(seed: u64, host: usize) -> NodeIdentity {
+    let mut chance = Chance(seed ^ (host as u64) << 32);
+    let mut bytes = [host as u8; 16];
+    bytes[..8].copy_from_slice(&chance.draw().to_le_bytes());
+    NodeIdentity(bytes)
+}
+
+/// Who knows whom.
+#[derive(Debug, Clone, Copy)]
+enum Acquaintance {
+    /// Everybody has all addresses, and its own.
+    All,
+    /// The same, and each node under two addresses.
+    Twice,
+    /// Of each two, one has the address of the other.
+    OneSided,
+    /// All ask the first.
+    Rendezvous,
+    /// The same, and the last cannot be dialled.
+    Hidden,
+}
+
+fn plans(count: usize, seed: u64, acquaintance: Acquaintance) -> Vec<Plan> {
+    let mut chance = Chance(seed);
+    let mut plans: Vec<_> = (0..count)
+        .map(|host| Plan {
+            identity: identity(seed, host),
+            addresses: vec![address(host, 0), address(host, 1)],
+            listens: true,
+            peers: Vec::new(),
+            rendezvous: None,
+        })
+        .collect();
+    for one in 0..count {
+        for two in 0..count {
+            let text = address(two, 0).to_string();
+            match acquaintance {
+                Acquaintance::All => plans[one].peers.push(text),
+                Acquaintance::Twice => {
+                    plans[one].peers.extend([text, address(two, 1).to_string()]);
+                }
+                Acquaintance::OneSided if one < two => {
+                    if chance.draw() % 2 == 0 {
+                        plans[one].peers.push(text);
+                    } else {
+                        plans[two].peers.push(address(one, 0).to_string());
+                    }
+                }
+                Acquaintance::Rendezvous | Acquaintance::Hidden if two == 0 => {
+                    plans[one].rendezvous = Some(text);
+                }
+                _ => {}
+            }
+        }
+    }
+    if matches!(acquaintance, Acquaintance::Hidden) {
+        plans[count - 1].listens = false;
+    }
+    plans
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Start { host: usize, clock: u64 },
+    Stop { host: usize, says_goodbye: bool },
+    Cut(usize, usize),
+    Mend(usize, usize),
+    Subscribe { host: usize, topics: u8 },
+    Tell { host: usize, letters: u64 },
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let host = 0_usize..6;
+    let step = prop_oneof![
+        4 => (host.clone(), 0_u64..1000).prop_map(|(host, clock)| Step::Start { host, clock }),
+        2 => (host.clone(), any::<bool>())
+            .prop_map(|(host, says_goodbye)| Step::Stop { host, says_goodbye }),
+        2 => (host.clone(), host.clone()).prop_map(|(one, two)| Step::Cut(one, two)),
+        2 => (host.clone(), host.clone()).prop_map(|(one, two)| Step::Mend(one, two)),
+        2 => (host.clone(), any::<u8>()).prop_map(|(host, topics)| Step::Subscribe { host, topics }),
+        2 => (host, 1_u64..20).prop_map(|(host, letters)| Step::Tell { host, letters }),
+        4 => (0_u64..100).prop_map(Step::Wait),
+        2 => (100_u64..6000).prop_map(Step::Wait),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+/// Eight topics, each there or not.
+fn interests(topics: u8) -> Vec<Interest> {
+    let settings = TopicSettings::default();
+    (0..8)
+        .filter(|topic| topics >> topic & 1 == 1)
+        .map(|topic| {
+            let publishes = topics.rotate_left(3) >> topic & 1 == 1;
+            Interest::new(format!("topic {topic}"), publishes, true, &settings).unwrap()
+        })
+        .collect()
+}
+
+fn perform(world: &mut World, step: Step) {
+    let count = world.hosts.len();
+    let of = |host: usize| host % count;
+    match step {
+        Step::Start { host, clock } => world.start(of(host), clock),
+        Step::Stop { host, says_goodbye } => world.stop(of(host), says_goodbye),
+        Step::Cut(one, two) if of(one) != of(two) => world.cut(of(one), of(two)),
+        Step::Mend(one, two) => world.mend(of(one), of(two)),
+        Step::Subscribe { host, topics } => world.set_interests(of(host), interests(topics)),
+        Step::Tell { host, letters } => world.tell_all(of(host), letters),
+        Step::Wait(milliseconds) => world.run(Duration::from_millis(milliseconds)),
+        Step::Cut(..) => {}
+    }
+}
+
+/// Every two have one connection, agree on it, and know what the other subscribes.
+fn check_that_all_are_joined(world: &World) {
+    let count = world.hosts.len();
+    for one in 0..count {
+        assert_eq!(world.connections_of(one), count - 1, "connections of {one}: {world:#?}");
+        for two in (0..count).filter(|two| *two != one) {
+            let (host, other) = (&world.hosts[one], &world.hosts[two]);
+            assert_eq!(world.connections(one, two), 1);
+            let known = host.sessions.get(&other.identity()).expect("all have appeared");
+            let of_other = &other.sessions[&host.identity()];
+            assert_eq!(known.session, of_other.session);
+            assert!(known.interests.values().eq(other.interests.values().map(|it| &**it)));
+            assert!(host.has_all_letters_of(other));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_all_find_each_other_in_the_end(
+        count in 2_usize..=6,
+        seed in any::<u64>(),
+        acquaintance in prop_oneof![
+            Just(Acquaintance::All),
+            Just(Acquaintance::Twice),
+            Just(Acquaintance::OneSided),
+            Just(Acquaintance::Rendezvous),
+            Just(Acquaintance::Hidden),
+        ],
+        steps in steps(),
+    ) {
+        let mut world = World::new(plans(count, seed, acquaintance), seed);
+        for step in steps {
+            perform(&mut world, step);
+        }
+        world.mend_all();
+        for host in 0..count {
+            world.start(host, 2000);
+        }
+        world.run(LONG);
+        for host in 0..count {
+            world.tell_all(host, 3);
+        }
+        world.run(Duration::from_secs(1));
+        check_that_all_are_joined(&world);
+        // And then there is nothing to tell any more.
+        let events: Vec<_> = world.hosts.iter().map(|host| host.events).collect();
+        world.run(LONG);
+        check_that_all_are_joined(&world);
+        prop_assert_eq!(events, world.hosts.iter().map(|host| host.events).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn in_whichever_order_they_start_each_meets_each_once(
+        count in 2_usize..=6,
+        seed in any::<u64>(),
+        pauses in proptest::collection::vec(0_u64..300, 6),
+        acquaintance in prop_oneof![Just(Acquaintance::All), Just(Acquaintance::Twice)],
+    ) {
+        let mut world = World::new(plans(count, seed, acquaintance), seed);
+        let mut order: Vec<_> = (0..count).collect();
+        let mut chance = Chance(seed);
+        order.sort_by_cached_key(|_| chance.draw());
+        for (host, pause) in order.into_iter().zip(pauses) {
+            world.start(host, 1);
+            world.run(Duration::from_millis(pause));
+        }
+        world.run(LONG);
+        check_that_all_are_joined(&world);
+        for host in &world.hosts {
+            // Appeared, and the first interests: no session was given up for another.
+            prop_assert_eq!(host.events, 2 * (count - 1));
+        }
+    }
+}
+
+#[test]
+fn one_that_meets_itself_does_not_dial_itself_again() {
+    let mut world = World::new(plans(1, 1, Acquaintance::Twice), 1);
+    world.start(0, 1);
+    world.run(LONG);
+    assert_eq!(world.connections_of(0), 0);
+    let reports = world.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+    assert_eq!(reports.len(), 2);
+    assert!(reports.iter().all(|report| report.state == PeerState::Oneself), "{reports:?}");
+    assert_eq!(world.hosts[0].mesh.as_ref().unwrap().deadline(), None);
+}
+
+#[test]
+fn the_later_of_two_with_one_identity_is_heard_and_the_other_learns_why_not() {
+    let mut plans = plans(3, 1, Acquaintance::All);
+    plans[1].identity = plans[0].identity;
+    let mut world = World::new(plans, 1);
+    world.start(0, 1);
+    world.start(2, 1);
+    world.run(LONG);
+    assert_eq!(world.connections(0, 2), 1);
+    world.start(1, 2);
+    world.run(LONG);
+    assert_eq!(world.connections(0, 2), 0);
+    assert_eq!(world.connections(1, 2), 1);
+    let events = world.hosts[2].events;
+    world.run(LONG);
+    assert_eq!(world.hosts[2].events, events, "they take turns");
+    let reports = world.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+    for host in [1, 2] {
+        let address = address(host, 0).to_string();
+        let report = reports.iter().find(|report| report.address == address).unwrap();
+        assert_eq!(report.state, PeerState::Waiting);
+        let why = report.why_not.as_deref().unwrap();
+        assert!(why.contains("identity") || why.contains("started later"), "{why}");
+    }
+}
+
+#[test]
+fn a_service_that_starts_again_takes_the_place_of_the_one_that_was_cut_off() {
+    let mut world = World::new(plans(2, 1, Acquaintance::All), 1);
+    world.start(0, 1);
+    world.start(1, 1);
+    world.run(LONG);
+    let before = world.hosts[0].sessions[&world.hosts[1].identity()].session;
+    // Nobody is told of the end, and the new one is there long before the old is missed.
+    world.cut(0, 1);
+    world.stop(1, false);
+    world.start(1, 2);
+    world.mend(0, 1);
+    world.run(Duration::from_secs(1));
+    check_that_all_are_joined(&world);
+    assert_ne!(world.hosts[0].sessions[&world.hosts[1].identity()].session, before);
+}
+
+#[test]
+fn a_peer_that_is_cut_off_is_missed_by_both_sides() {
+    let mut world = World::new(plans(2, 1, Acquaintance::All), 1);
+    world.start(0, 1);
+    world.start(1, 1);
+    world.run(LONG);
+    world.cut(0, 1);
+    world.run(world.timing.lost_after + Duration::from_secs(1));
+    assert!(world.hosts.iter().all(|host| host.sessions.is_empty()));
+    let reports = world.hosts[0].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+    let address = address(1, 0).to_string();
+    assert!(reports.iter().any(|report| report.address == address && report.session.is_none()));
+}

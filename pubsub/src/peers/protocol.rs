@@ -1,0 +1,196 @@
+//! What nodes say to each other.
+//!
+//! ```text
+//! on the wire: length of the body (4, little endian), body, length, body, …
+//! first body:  "FcPeers\n" (8), version (2, little endian), Hello
+//! then:        Frame, Frame, …
+//! ```
+//!
+//! `Hello` and `Frame` are encoded with postcard; no byte may follow them. Both sides say
+//! hello at once. What comes after is told by [`pair`](super::pair): the two agree on one
+//! connection, and from then on each says on it what it likes.
+//!
+//! The order of variants and fields is part of the version.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::directory::Change;
+use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
+use super::reason::{Parting, Reason};
+
+/// How a connection begins.
+pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
+/// What this build speaks.
+pub(super) const VERSION: u16 = 1;
+/// The longest body of a frame.
+pub const LONGEST_FRAME: usize = 1 << 20;
+/// The longest body of one that is no letter: what it is decoded to is larger.
+pub(super) const LONGEST_NOTE: usize = 1 << 16;
+/// The longest body while it is not agreed that this is a session.
+pub(super) const LONGEST_INTRODUCTION: usize = 1 << 12;
+/// The longest letter.
+pub const LONGEST_LETTER: usize = LONGEST_FRAME - 64;
+/// The longest text of a goodbye.
+pub(super) const LONGEST_DETAIL: usize = 200;
+/// Nobody may ask to be heard from more often than a quarter of this.
+pub(super) const SHORTEST_LOST_AFTER: u32 = 100;
+
+/// What a node can do for others, one bit each. Unknown bits are no error.
+pub(super) mod capability {
+    /// It tells those who ask the addresses of others.
+    pub(in super::super) const RENDEZVOUS: u64 = 1;
+}
+
+/// Who speaks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) identity: NodeIdentity,
+    pub(super) run: Run,
+    pub(super) label: String,
+    pub(super) capabilities: u64,
+    /// It holds us for lost when it has heard nothing for so many milliseconds.
+    pub(super) lost_after: u32,
+    /// Where it listens, if it does. An unspecified address stands for the one seen.
+    pub(super) listens: Option<SocketAddr>,
+}
+
+/// A node, and where it can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Acquaintance {
+    pub(super) node: NodeIdentity,
+    pub(super) address: SocketAddr,
+}
+
+/// What is said after the hello.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Frame {
+    /// From the asker: let this be our session. It has this one, as far as it knows.
+    Claim { instead_of: Option<SessionNumber> },
+    /// From the decider: so be it, and it has this number.
+    Accept { session: SessionNumber },
+    /// The last frame.
+    Goodbye { why: Parting, detail: String },
+    /// Still here.
+    Heartbeat,
+    /// What changed in what the node publishes and subscribes. The first begins with nothing.
+    Interests { number: u64, changes: Vec<Change> },
+    /// For those above.
+    Letter(Letter),
+    /// Tell me whom you know, now and later.
+    Ask,
+    /// Whom it knows, beside those that it told of before.
+    Known { others: Vec<Acquaintance> },
+}
+
+/// Bytes in one piece, where serde would take them for a list of numbers.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Letter(pub(super) Vec<u8>);
+
+impl fmt::Debug for Letter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Letter({} bytes)", self.0.len())
+    }
+}
+
+impl Serialize for Letter {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Letter {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Bytes;
+        impl Visitor<'_> for Bytes {
+            type Value = Letter;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Letter, E> {
+                Ok(Letter(bytes.to_vec()))
+            }
+        }
+        deserializer.deserialize_bytes(Bytes)
+    }
+}
+
+/// The one way in which frames are written.
+pub(super) fn encode(frame: &Frame) -> Vec<u8> {
+    // Writing to memory does not fail, and neither do these types.
+    postcard::to_allocvec(frame).unwrap_or_default()
+}
+
+/// The one way in which frames are read.
+pub(super) fn decode(body: &[u8]) -> Result<Frame, Reason> {
+    /// The place of `Letter` among the variants.
+    const LETTER: u8 = 5;
+    if body.len() > LONGEST_NOTE && body[0] != LETTER {
+        return Err(malformed(format!("{} bytes that are no letter", body.len())));
+    }
+    let mut frame = strictly(body)?;
+    match &mut frame {
+        Frame::Goodbye { detail, .. } if detail.len() > LONGEST_DETAIL => {
+            Err(malformed("a long goodbye"))
+        }
+        Frame::Goodbye { detail, .. } => {
+            *detail = super::identity::printable(detail);
+            Ok(frame)
+        }
+        Frame::Letter(letter) if letter.0.len() > LONGEST_LETTER => {
+            Err(malformed(format!("a letter of {} bytes", letter.0.len())))
+        }
+        _ => Ok(frame),
+    }
+}
+
+impl Hello {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut body = MAGIC.to_vec();
+        body.extend(VERSION.to_le_bytes());
+        body.extend(postcard::to_allocvec(self).unwrap_or_default());
+        body
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Self, Reason> {
+        let Some((magic, rest)) = body.split_first_chunk::<8>() else {
+            return Err(malformed("no hello"));
+        };
+        if *magic != MAGIC {
+            return Err(malformed("no hello"));
+        }
+        let Some((version, rest)) = rest.split_first_chunk() else {
+            return Err(malformed("no hello"));
+        };
+        match u16::from_le_bytes(*version) {
+            VERSION => {}
+            other => return Err(Reason::Version(other)),
+        }
+        let mut hello: Self = strictly(rest)?;
+        if hello.label.len() > LONGEST_LABEL {
+            return Err(malformed("a long label"));
+        }
+        if hello.lost_after < SHORTEST_LOST_AFTER {
+            return Err(malformed(format!("it waits for {} ms only", hello.lost_after)));
+        }
+        hello.label = super::identity::printable(&hello.label);
+        Ok(hello)
+    }
+}
+
+pub(super) fn malformed(what: impl Into<String>) -> Reason {
+    Reason::Malformed(what.into())
+}
+
+fn strictly<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Reason> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(malformed(format!("{} bytes behind a frame", rest.len()))),
+        Err(error) => Err(malformed(format!("a frame that cannot be read: {error}"))),
+    }
+}

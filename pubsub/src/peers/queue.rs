@@ -1,0 +1,103 @@
+//! Events on their way to those above, and a descriptor that can be polled for them.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::event::Event;
+
+/// So many events, or so many bytes of them, and nothing is read from peers any more until
+/// half of it is taken. What is under way then still comes: about what one read gives, and
+/// an end for each session.
+const MOST_EVENTS: usize = 4096;
+const MOST_WEIGHT: usize = 32 << 20;
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<Event>,
+    weight: usize,
+}
+
+impl State {
+    fn fills(&self, part: usize) -> bool {
+        self.events.len() >= MOST_EVENTS / part || self.weight >= MOST_WEIGHT / part
+    }
+}
+
+/// Wakes who sleeps in `poll`.
+#[derive(Debug)]
+pub(super) struct Bell(EventFd);
+
+impl Bell {
+    pub(super) fn new() -> nix::Result<Self> {
+        EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Self)
+    }
+
+    pub(super) fn ring(&self) {
+        // If the count cannot be any larger, it is not zero.
+        let _ = self.0.write(1);
+    }
+
+    pub(super) fn silence(&self) {
+        let _ = self.0.read();
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    bell: Bell,
+}
+
+impl Queue {
+    pub(super) fn new() -> nix::Result<Self> {
+        Ok(Self { state: Mutex::default(), bell: Bell::new()? })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn push(&self, event: Event) {
+        let mut state = self.state();
+        state.weight += event.weight();
+        state.events.push_back(event);
+        if state.events.len() == 1 {
+            self.bell.ring();
+        }
+    }
+
+    /// The oldest, and whether there is enough room again just now.
+    pub(super) fn pop(&self) -> (Option<Event>, bool) {
+        let mut state = self.state();
+        let was_tight = state.fills(2);
+        let event = state.events.pop_front();
+        if let Some(event) = &event {
+            state.weight -= event.weight();
+        }
+        if state.events.is_empty() {
+            self.bell.silence();
+        }
+        let has_room = was_tight && !state.fills(2);
+        (event, has_room)
+    }
+
+    /// Is it to be filled further? Who has stopped goes on at half of it only.
+    pub(super) fn is_full(&self, has_stopped: bool) -> bool {
+        self.state().fills(if has_stopped { 2 } else { 1 })
+    }
+}
+
+impl AsFd for Queue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}

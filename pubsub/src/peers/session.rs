@@ -1,0 +1,234 @@
+//! One connection, without its socket: hello, frames, heartbeats.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::framing::{Arrivals, Departures};
+use super::guard::{Guard, Heard};
+use super::protocol::{self, Frame, Hello, LONGEST_DETAIL, LONGEST_FRAME, LONGEST_INTRODUCTION};
+use super::reason::Reason;
+
+/// How patient a node is. Moments are told as the time since it began.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timing {
+    /// Who was not heard for so long is lost.
+    pub(super) lost_after: Duration,
+    /// By when it must be agreed that a connection is a session.
+    pub(super) introducing: Duration,
+    /// The pause before dialling again, which grows from one to the other.
+    pub(super) first_pause: Duration,
+    pub(super) longest_pause: Duration,
+    /// Who was told of, and cannot be reached for so long, is forgotten.
+    pub(super) forgotten_after: Duration,
+}
+
+impl Timing {
+    pub(super) fn new(lost_after: Duration) -> Self {
+        Self {
+            lost_after,
+            introducing: lost_after.clamp(Duration::from_secs(2), Duration::from_secs(10)),
+            first_pause: Duration::from_millis(100),
+            longest_pause: Duration::from_secs(10),
+            forgotten_after: Duration::from_secs(600),
+        }
+    }
+}
+
+/// Letters that may wait for one peer, and their bytes.
+pub(super) const MOST_LETTERS: usize = 4096;
+pub(super) const MOST_WAITING: usize = 8 << 20;
+/// What else may wait beside them.
+const MOST_NOTES: usize = 2 << 20;
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum Came {
+    Hello(Hello),
+    Frame(Frame),
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    me: Arc<Hello>,
+    guard: Box<dyn Guard>,
+    arrivals: Arrivals,
+    departures: Departures,
+    has_greeted: bool,
+    was_greeted: bool,
+    is_established: bool,
+    /// When something was heard last, and something sent.
+    heard: Duration,
+    spoke: Duration,
+    /// By when it must be established.
+    until: Duration,
+    /// A heartbeat each so often.
+    pace: Duration,
+    lost_after: Duration,
+    /// Nothing is read meanwhile, so nobody can be heard.
+    is_deaf: bool,
+}
+
+impl Session {
+    pub(super) fn new(
+        me: Arc<Hello>,
+        guard: Box<dyn Guard>,
+        timing: &Timing,
+        now: Duration,
+    ) -> Self {
+        let mut session = Self {
+            me,
+            guard,
+            arrivals: Arrivals::default(),
+            departures: Departures::default(),
+            has_greeted: false,
+            was_greeted: false,
+            is_established: false,
+            heard: now,
+            spoke: now,
+            until: now + timing.introducing,
+            pace: timing.lost_after / 4,
+            lost_after: timing.lost_after,
+            is_deaf: false,
+        };
+        if let Some(body) = session.guard.begin() {
+            session.departures.add(&body, false);
+        }
+        session.greet();
+        session
+    }
+
+    /// Says hello, as soon as the guard can seal it.
+    fn greet(&mut self) {
+        if !self.has_greeted && self.guard.is_ready() {
+            self.has_greeted = true;
+            let body = self.me.encode();
+            self.post(body, false);
+        }
+    }
+
+    fn post(&mut self, body: Vec<u8>, is_letter: bool) {
+        let sealed = self.guard.seal(body);
+        self.departures.add(&sealed, is_letter);
+    }
+
+    /// Bytes came from the other side.
+    pub(super) fn receive(&mut self, bytes: &[u8], now: Duration) {
+        self.heard = now;
+        self.arrivals.add(bytes);
+    }
+
+    /// The next that is whole.
+    pub(super) fn next(&mut self) -> Result<Option<Came>, Reason> {
+        let longest = if self.is_established { LONGEST_FRAME } else { LONGEST_INTRODUCTION };
+        loop {
+            let Some(body) = self.arrivals.next(longest)? else { return Ok(None) };
+            let Heard { answer, frame } = self.guard.hear(body)?;
+            if let Some(answer) = answer {
+                self.departures.add(&answer, false);
+            }
+            self.greet();
+            let Some(frame) = frame else { continue };
+            if frame.is_empty() {
+                return Err(protocol::malformed("an empty frame"));
+            }
+            if !self.was_greeted {
+                let hello = Hello::decode(&frame)?;
+                self.was_greeted = true;
+                let theirs = Duration::from_millis(u64::from(hello.lost_after));
+                self.pace = self.lost_after.min(theirs) / 4;
+                return Ok(Some(Came::Hello(hello)));
+            }
+            let frame = protocol::decode(&frame)?;
+            let is_first_of_all = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
+            if is_first_of_all == self.is_established && !matches!(frame, Frame::Goodbye { .. }) {
+                return Err(protocol::malformed("a frame out of its turn"));
+            }
+            return Ok(Some(Came::Frame(frame)));
+        }
+    }
+
+    /// It is agreed that this is the session of these two nodes.
+    pub(super) fn establish(&mut self, now: Duration) {
+        self.is_established = true;
+        self.heard = now;
+    }
+
+    pub(super) fn is_established(&self) -> bool {
+        self.is_established
+    }
+
+    /// Puts a frame behind what waits already; refused if that is too much.
+    pub(super) fn send(&mut self, frame: &Frame) -> Result<(), Reason> {
+        let is_letter = matches!(frame, Frame::Letter(_));
+        let body = protocol::encode(frame);
+        let room = if is_letter { MOST_WAITING } else { MOST_WAITING + MOST_NOTES };
+        if is_letter && self.departures.letters() >= MOST_LETTERS
+            || self.departures.bytes() + body.len() > room
+        {
+            return Err(Reason::Backlog);
+        }
+        self.post(body, is_letter);
+        Ok(())
+    }
+
+    /// The rest of what is to be sent, with a goodbye behind it if there is still something to say.
+    pub(super) fn farewell(&mut self, reason: Option<super::Parting>, detail: &str) -> Vec<u8> {
+        if let Some(why) = reason
+            && self.has_greeted
+        {
+            let detail = super::identity::shortened(detail, LONGEST_DETAIL).to_owned();
+            self.post(protocol::encode(&Frame::Goodbye { why, detail }), false);
+        }
+        self.departures.take()
+    }
+
+    /// Bytes that wait to be sent: some of them, if any.
+    pub(super) fn output(&self) -> &[u8] {
+        self.departures.front()
+    }
+
+    /// All bytes that wait to be sent.
+    pub(super) fn waiting(&self) -> usize {
+        self.departures.bytes()
+    }
+
+    /// So many bytes were sent.
+    pub(super) fn sent(&mut self, count: usize, now: Duration) {
+        self.departures.remove(count);
+        self.spoke = now;
+    }
+
+    /// Nothing is read from now on; or again.
+    pub(super) fn set_deaf(&mut self, is_deaf: bool, now: Duration) {
+        if self.is_deaf && !is_deaf {
+            self.heard = now;
+        }
+        self.is_deaf = is_deaf;
+    }
+
+    /// Time passed: sends a heartbeat when it is time, and ends when nothing was heard.
+    pub(super) fn tick(&mut self, now: Duration) -> Result<(), Reason> {
+        if !self.is_established {
+            return if now >= self.until { Err(Reason::Late) } else { Ok(()) };
+        }
+        if !self.is_deaf && now >= self.heard + self.lost_after {
+            return Err(Reason::Silent);
+        }
+        // While bytes wait, one more would be of no use.
+        if now >= self.spoke + self.pace && self.departures.bytes() == 0 {
+            self.spoke = now;
+            return self.send(&Frame::Heartbeat);
+        }
+        Ok(())
+    }
+
+    /// When `tick` has something to do next.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        if !self.is_established {
+            return Some(self.until);
+        }
+        let silence = (!self.is_deaf).then(|| self.heard + self.lost_after);
+        let heartbeat = (self.departures.bytes() == 0).then(|| self.spoke + self.pace);
+        silence.into_iter().chain(heartbeat).min()
+    }
+}

@@ -1,0 +1,85 @@
+//! TCP sockets that never block.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
+
+/// Begins to connect. It has when the socket can be written to, and then `take_error` tells
+/// how it went.
+///
+/// Who listens at an address of its own leaves from there, too, if that leads anywhere: its
+/// peers see one address, and the traffic keeps to one network.
+pub(super) fn begin_to_connect(to: SocketAddr, own: Option<IpAddr>) -> io::Result<TcpStream> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let stream = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
+    let leads_there = |own: &IpAddr| {
+        !own.is_unspecified()
+            && own.is_ipv4() == to.is_ipv4()
+            && own.is_loopback() == to.ip().is_loopback()
+    };
+    if let Some(own) = own.filter(leads_there) {
+        bind(stream.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(own, 0)))?;
+    }
+    match connect(stream.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(stream),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Our end of a connection and the other.
+pub(super) fn ends(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
+    let canonical = |address: SocketAddr| match address.ip().to_canonical() {
+        // As it is: there is a scope beside the address.
+        IpAddr::V6(_) => address,
+        canonical => SocketAddr::new(canonical, address.port()),
+    };
+    Ok((canonical(stream.local_addr()?), canonical(stream.peer_addr()?)))
+}
+
+/// How an attempt to connect went.
+pub(super) fn connected(stream: &TcpStream) -> io::Result<(SocketAddr, SocketAddr)> {
+    if let Some(error) = stream.take_error()? {
+        return Err(error);
+    }
+    let (ours, theirs) = ends(stream)?;
+    // Where nobody listens, a port that was picked by chance can meet itself.
+    if ours == theirs {
+        return Err(Errno::ECONNREFUSED.into());
+    }
+    stream.set_nodelay(true)?;
+    Ok((ours, theirs))
+}
+
+/// What a read or a write did.
+#[derive(Debug)]
+pub(super) enum Moved {
+    Bytes(usize),
+    /// Not now.
+    Nothing,
+    /// Never again; and why.
+    Over(String),
+}
+
+fn moved(result: io::Result<usize>) -> Moved {
+    match result {
+        Ok(0) => Moved::Over("the other side closed it".to_owned()),
+        Ok(count) => Moved::Bytes(count),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Moved::Nothing
+        }
+        Err(error) => Moved::Over(error.to_string()),
+    }
+}
+
+pub(super) fn read(mut stream: &TcpStream, room: &mut [u8]) -> Moved {
+    moved(stream.read(room))
+}
+
+/// Not with nothing.
+pub(super) fn write(mut stream: &TcpStream, bytes: &[u8]) -> Moved {
+    moved(stream.write(bytes))
+}
