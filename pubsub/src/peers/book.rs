@@ -10,6 +10,8 @@ use super::session::Timing;
 
 /// Addresses that others told of, at most.
 pub(super) const MOST_LEARNT: usize = 1024;
+/// How soon an address is dialled again because others tell of it.
+const SOONEST: Duration = Duration::from_secs(1);
 /// Doublings of the pause between two attempts.
 const MOST_DOUBLINGS: u32 = 20;
 
@@ -100,10 +102,10 @@ impl Book {
             if entry.stage != Stage::Own && entry.origin == Origin::Learnt {
                 entry.node = Some(node);
             }
-            // Somebody saw it a moment ago: better than to wait for the end of a long pause.
+            // Somebody saw it a moment ago: better than to wait for the end of a long pause,
+            // but not as often as somebody says so.
             if let Stage::Resting { until } = &mut entry.stage {
-                *until = now;
-                entry.attempts = 0;
+                *until = (*until).min(now.max(entry.since + SOONEST));
             }
             return true;
         }

@@ -61,7 +61,7 @@ fn plans(count: usize, seed: u64, acquaintance: Acquaintance) -> Vec<Plan> {
                     plans[one].peers.extend([text, address(two, 1).to_string()]);
                 }
                 Acquaintance::OneSided if one < two => {
-                    if chance.draw() % 2 == 0 {
+                    if chance.draw().is_multiple_of(2) {
                         plans[one].peers.push(text);
                     } else {
                         plans[two].peers.push(address(one, 0).to_string());

@@ -18,6 +18,8 @@ mod event;
 mod framing;
 mod guard;
 mod handle;
+#[doc(hidden)]
+pub mod hostile;
 mod identity;
 mod mesh;
 mod names;
@@ -31,7 +33,11 @@ mod session;
 mod socket;
 
 #[cfg(test)]
+mod loopback_tests;
+#[cfg(test)]
 mod mesh_tests;
+#[cfg(test)]
+mod session_tests;
 #[cfg(test)]
 mod simulation;
 

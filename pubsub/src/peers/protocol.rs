@@ -130,7 +130,7 @@ pub(super) fn encode(frame: &Frame) -> Vec<u8> {
 pub(super) fn decode(body: &[u8]) -> Result<Frame, Reason> {
     /// The place of `Letter` among the variants.
     const LETTER: u8 = 5;
-    if body.len() > LONGEST_NOTE && body[0] != LETTER {
+    if body.len() > LONGEST_NOTE && body.first() != Some(&LETTER) {
         return Err(malformed(format!("{} bytes that are no letter", body.len())));
     }
     let mut frame = strictly(body)?;

@@ -414,10 +414,10 @@ impl Service {
     /// has closed its end: before that, closing would take back what was not read yet.
     fn see_off(&mut self) {
         let now = self.shared.now();
+        let room = &mut self.room;
+        self.leaving.retain_mut(|leaving| leaving.goes_on(room) && now < leaving.until);
         let excess = self.leaving.len().saturating_sub(MOST_LEAVING);
         self.leaving.drain(..excess);
-        let room = &mut self.room;
-        self.leaving.retain_mut(|leaving| now < leaving.until && leaving.goes_on(room));
     }
 }
 

@@ -1,0 +1,9 @@
+//! What other nodes say they publish and subscribe.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pubsub::peers::hostile::hear_interests;
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = hear_interests(bytes);
+});

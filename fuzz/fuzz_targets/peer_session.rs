@@ -1,0 +1,12 @@
+//! A node believes nothing that comes over a connection.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pubsub::peers::hostile::{hear, introduction};
+
+fuzz_target!(|bytes: &[u8]| {
+    let _ = hear(bytes);
+    let mut introduced = introduction();
+    introduced.extend(bytes);
+    let _ = hear(&introduced);
+});

@@ -1,0 +1,451 @@
+//! Peers on real sockets, on loopback.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::admission::Limits;
+use super::directory::{Change, Interest};
+use super::event::Event;
+use super::guard::Open;
+use super::handle::{Peers, PeersOptions};
+use super::hostile;
+use super::identity::{NodeIdentity, SessionNumber};
+use super::reason::{Parting, Reason};
+use super::report::PeerState;
+use crate::ErrorKind;
+use crate::settings::TopicSettings;
+
+/// Only reached when something is wrong.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn options(number: u8, peers: &[SocketAddr]) -> PeersOptions {
+    let mut options = PeersOptions::new(NodeIdentity([number; 16]), format!("node {number}"));
+    options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    options.peers = peers.iter().map(SocketAddr::to_string).collect();
+    // Other builds may keep both processors busy.
+    options.lost_after = Duration::from_secs(20);
+    options
+}
+
+fn identity(number: u8) -> NodeIdentity {
+    NodeIdentity([number; 16])
+}
+
+fn next(peers: &Peers) -> Event {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(event) = peers.next_event() {
+            return event;
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        assert!(!left.is_zero(), "no event came; {:#?}", peers.reports());
+        let mut entries = [PollFd::new(peers.descriptor(), PollFlags::POLLIN)];
+        poll(&mut entries, PollTimeout::try_from(left).unwrap()).unwrap();
+    }
+}
+
+/// The session with a node that appears next. What comes first must be that.
+fn appears(peers: &Peers, number: u8) -> SessionNumber {
+    match next(peers) {
+        Event::Appeared { node, session, label, ours, theirs } => {
+            assert_eq!((node, label), (identity(number), format!("node {number}")));
+            assert!(ours.ip().is_loopback() && theirs.ip().is_loopback());
+            session
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn vanishes(peers: &Peers, number: u8) -> Reason {
+    loop {
+        match next(peers) {
+            Event::Vanished { node, reason, .. } => {
+                assert_eq!(node, identity(number));
+                return reason;
+            }
+            Event::Appeared { node, .. } => panic!("{node} appeared"),
+            _ => {}
+        }
+    }
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "it never came: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Two that have met, and heard that the other subscribes nothing.
+fn two() -> (Peers, Peers, SessionNumber) {
+    let one = Peers::start(options(1, &[])).unwrap();
+    let two = Peers::start(options(2, &[one.listens().unwrap()])).unwrap();
+    let session = appears(&one, 2);
+    assert_eq!(appears(&two, 1), session);
+    for peers in [&one, &two] {
+        assert!(matches!(next(peers), Event::Interests { changes, .. } if changes.is_empty()));
+    }
+    (one, two, session)
+}
+
+#[test]
+fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
+    let (one, two, session) = two();
+    let settings = TopicSettings { depth: 5, ..TopicSettings::default() };
+    let interest = |topic: &str| Interest::new(topic, true, false, &settings).unwrap();
+    one.set_interests([interest("a"), interest("b")]).unwrap();
+    let Event::Interests { node, session: in_session, changes } = next(&two) else { panic!() };
+    assert_eq!((node, in_session), (identity(1), session));
+    assert_eq!(changes, [Change::Set(interest("a")), Change::Set(interest("b"))]);
+    assert_eq!(interest("a").settings().unwrap(), settings);
+    one.set_interests([interest("b"), interest("c")]).unwrap();
+    let Event::Interests { changes, .. } = next(&two) else { panic!() };
+    assert_eq!(changes, [Change::Gone("a".to_owned()), Change::Set(interest("c"))]);
+
+    let letters: Vec<Vec<u8>> =
+        (0_usize..300).map(|number| vec![number as u8; number * number / 4]).collect();
+    for letter in &letters {
+        one.tell(identity(2), session, letter.clone()).unwrap();
+    }
+    two.tell(identity(1), session, b"and back".to_vec()).unwrap();
+    for letter in letters {
+        assert_eq!(next(&two), Event::Letter { node: identity(1), session, bytes: letter });
+    }
+    let answer = Event::Letter { node: identity(2), session, bytes: b"and back".to_vec() };
+    assert_eq!(next(&one), answer);
+
+    let reports = two.reports();
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert_eq!(reports[0].state, PeerState::Connected);
+    assert_eq!(reports[0].label.as_deref(), Some("node 1"));
+    assert_eq!(reports[0].session, Some(session));
+
+    // What was told before the end arrives, and then nothing can be told any more.
+    one.tell(identity(2), session, b"farewell".to_vec()).unwrap();
+    drop(one);
+    let farewell = Event::Letter { node: identity(1), session, bytes: b"farewell".to_vec() };
+    assert_eq!(next(&two), farewell);
+    assert_eq!(vanishes(&two, 1), Reason::Left);
+    let refused = two.tell(identity(1), session, Vec::new()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Closed);
+    wait_until("a reason", || {
+        two.reports().iter().any(|report| report.why_not.is_some() && report.session.is_none())
+    });
+}
+
+#[test]
+fn a_letter_has_an_end() {
+    let (one, _two, session) = two();
+    let longest = vec![0; super::LONGEST_LETTER + 1];
+    let refused = one.tell(identity(2), session, longest).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::TooLong);
+}
+
+#[test]
+fn a_node_that_starts_again_appears_again_in_another_session() {
+    let (one, two, session) = two();
+    let mut again = options(1, &[]);
+    again.listen = one.listens();
+    drop(one);
+    assert_eq!(vanishes(&two, 1), Reason::Left);
+    let one = Peers::start(again).unwrap();
+    let second = appears(&two, 1);
+    assert_ne!(second, session);
+    assert_eq!(appears(&one, 2), second);
+}
+
+#[test]
+fn nodes_that_dial_each_other_have_one_session() {
+    for _ in 0..10 {
+        // Ports that are free, most likely.
+        let ports = [1, 2].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = ports.map(|port| port.local_addr().unwrap());
+        let start = |number: u8, own: usize| {
+            let mut options = options(number, &addresses);
+            options.listen = Some(addresses[own]);
+            Peers::start(options)
+        };
+        // Somebody else may have taken one meanwhile.
+        let (Ok(one), Ok(two)) = (start(1, 0), start(2, 1)) else { continue };
+        let session = appears(&one, 2);
+        assert_eq!(appears(&two, 1), session);
+        one.tell(identity(2), session, b"hello".to_vec()).unwrap();
+        loop {
+            match next(&two) {
+                Event::Letter { .. } => break,
+                Event::Interests { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        wait_until("that it knows its own address", || {
+            one.reports().iter().any(|report| report.state == PeerState::Oneself)
+        });
+    }
+}
+
+#[test]
+fn five_find_each_other_through_one_of_them() {
+    let first = Peers::start(options(1, &[])).unwrap();
+    let rendezvous = first.listens().unwrap();
+    let mut all = vec![first];
+    for number in 2..=5 {
+        let mut options = options(number, &[]);
+        options.rendezvous = Some(format!("localhost:{}", rendezvous.port()));
+        all.push(Peers::start(options).unwrap());
+    }
+    let mut sessions: Vec<BTreeMap<NodeIdentity, SessionNumber>> = Vec::new();
+    for peers in &all {
+        let mut met = BTreeMap::new();
+        while met.len() < 4 {
+            match next(peers) {
+                Event::Appeared { node, session, .. } => {
+                    assert_eq!(met.insert(node, session), None);
+                }
+                Event::Interests { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        sessions.push(met);
+    }
+    for (one, met) in sessions.iter().enumerate() {
+        for (node, session) in met {
+            let other = usize::from(node.0[0]) - 1;
+            assert_eq!(sessions[other][&identity(one as u8 + 1)], *session);
+        }
+    }
+}
+
+#[test]
+fn beyond_loopback_only_if_it_is_allowed() {
+    let refused = |change: fn(&mut PeersOptions)| {
+        let mut options = options(1, &[]);
+        change(&mut options);
+        let error = Peers::start(options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        error.to_string()
+    };
+    let any = refused(|options| options.listen = Some("0.0.0.0:0".parse().unwrap()));
+    assert!(any.contains("insecure") && any.contains("beyond loopback"), "{any}");
+    refused(|options| options.listen = Some("[::]:0".parse().unwrap()));
+    refused(|options| options.peers = vec!["192.0.2.1:7".to_owned()]);
+    refused(|options| options.rendezvous = Some("[2001:db8::1]:7".to_owned()));
+    for address in ["", "host", "host:", ":7", "host:0", "127.0.0.1:0", "a b:7", "a:b:7"] {
+        let mut options = options(1, &[]);
+        options.peers = vec![address.to_owned()];
+        assert_eq!(Peers::start(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    refused(|options| options.label = "x".repeat(65));
+    refused(|options| options.label = "\u{1b}[31m".to_owned());
+    refused(|options| options.lost_after = Duration::from_millis(99));
+    let mut options = options(1, &[]);
+    options.listen = Some("0.0.0.0:0".parse().unwrap());
+    options.insecure = true;
+    let peers = Peers::start(options.clone()).unwrap();
+    options.listen = peers.listens();
+    let taken = Peers::start(options).unwrap_err();
+    assert!(taken.to_string().contains("in use"), "{taken}");
+}
+
+/// Reads until the other side closes.
+fn until_closed(mut stream: &TcpStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut bytes = Vec::new();
+    // A reset is an end as well.
+    match stream.read_to_end(&mut bytes) {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("it stays open"),
+        _ => bytes,
+    }
+}
+
+#[test]
+fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
+    let (one, two, session) = two();
+    let address = one.listens().unwrap();
+    let introduction = hostile::introduction();
+    let mut version = introduction.clone();
+    version[12] += 1;
+    let mut oversized = introduction.clone();
+    oversized.extend(u32::MAX.to_le_bytes());
+    let mut trailing = introduction.clone();
+    trailing.extend([2, 0, 0, 0, 3, 0]);
+    let nonsense: Vec<Vec<u8>> = vec![
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        vec![0; 1000],
+        vec![0xff; 1000],
+        version,
+        oversized,
+        trailing,
+        introduction[..20].iter().chain(&[0xee; 200]).copied().collect(),
+    ];
+    for bytes in &nonsense {
+        let mut stream = TcpStream::connect(address).unwrap();
+        // It may be closed before all was taken.
+        let _ = stream.write_all(bytes);
+        until_closed(&stream);
+    }
+    // Gone in the middle of a word.
+    for length in [0, 3, 10, introduction.len()] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&introduction[..length]).unwrap();
+    }
+    two.tell(identity(1), session, b"still here".to_vec()).unwrap();
+    let mut letters = 0;
+    let mut guests: VecDeque<SessionNumber> = VecDeque::new();
+    while letters == 0 {
+        match next(&one) {
+            Event::Letter { node, .. } => {
+                assert_eq!(node, identity(2));
+                letters += 1;
+            }
+            // The decider is the one with the greater identity, so no guest gets in.
+            Event::Appeared { session, .. } => guests.push_back(session),
+            Event::Vanished { node, reason, .. } => assert_ne!(node, identity(2), "{reason}"),
+            Event::Interests { .. } => {}
+        }
+    }
+    assert!(guests.is_empty());
+}
+
+#[test]
+fn a_flood_of_strangers_keeps_nobody_out() {
+    let limits = Limits { connections: 20, of_one_source: 16, strangers: 8 };
+    let mut first = options(1, &[]);
+    first.listen = Some("0.0.0.0:0".parse().unwrap());
+    first.insecure = true;
+    let one = Peers::start_with(first, limits, || Box::new(Open)).unwrap();
+    let port = one.listens().unwrap().port();
+    let two = Peers::start(options(2, &[SocketAddr::from(([127, 0, 0, 1], port))])).unwrap();
+    let session = appears(&one, 2);
+    appears(&two, 1);
+    // They stay as long as they are let.
+    let flood = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut strangers = Vec::new();
+    let mut third = None;
+    for number in 0..200 {
+        strangers.push(super::socket::begin_to_connect(flood, "127.0.0.9".parse().ok()).unwrap());
+        if number == 100 {
+            third = Some(Peers::start(options(3, &[flood])).unwrap());
+        }
+    }
+    appears(third.as_ref().unwrap(), 1);
+    two.tell(identity(1), session, b"still here".to_vec()).unwrap();
+    let (mut has_letter, mut has_third) = (false, false);
+    while !(has_letter && has_third) {
+        match next(&one) {
+            Event::Letter { .. } => has_letter = true,
+            Event::Appeared { node, .. } => has_third |= node == identity(3),
+            Event::Interests { .. } => {}
+            Event::Vanished { reason, .. } => panic!("{reason}"),
+        }
+    }
+    assert!(one.reports().len() <= 20);
+}
+
+#[test]
+fn who_says_nothing_or_says_it_slowly_is_shown_out() {
+    let mut first = options(0xee, &[]);
+    // Introductions have as long, but two seconds at least.
+    first.lost_after = Duration::from_millis(100);
+    let one = Peers::start(first).unwrap();
+    let silent = TcpStream::connect(one.listens().unwrap()).unwrap();
+    let mut slow = TcpStream::connect(one.listens().unwrap()).unwrap();
+    slow.set_nodelay(true).unwrap();
+    for byte in hostile::introduction().iter().cycle() {
+        // The frame that it claims has 4 KiB: it would take for ever.
+        if slow.write_all(&[*byte & 0x0f]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let farewell = until_closed(&silent);
+    assert!(String::from_utf8_lossy(&farewell).contains("in time"), "{farewell:?}");
+    assert_eq!(one.next_event(), None);
+}
+
+#[test]
+fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
+    let mut first = options(0xee, &[]);
+    first.lost_after = Duration::from_secs(3600);
+    let one = Peers::start(first).unwrap();
+    let mut stream = TcpStream::connect(one.listens().unwrap()).unwrap();
+    stream.write_all(&hostile::introduction()).unwrap();
+    let Event::Appeared { node, session, .. } = next(&one) else { panic!() };
+    let letter = vec![7; 1 << 19];
+    // What the system keeps for it has an end, too.
+    let refused = (0..1000).find_map(|_| {
+        std::thread::yield_now();
+        one.tell(node, session, letter.clone()).err()
+    });
+    assert_eq!(refused.unwrap().kind(), ErrorKind::TooMany);
+    assert!(matches!(next(&one), Event::Vanished { reason: Reason::Backlog, .. }));
+    assert_eq!(one.tell(node, session, letter).unwrap_err().kind(), ErrorKind::Closed);
+    drop(stream);
+}
+
+#[test]
+fn who_does_not_take_its_events_gets_them_all_later() {
+    let (one, two, session) = two();
+    // More than are kept here, and more bytes than the system keeps on the way.
+    let mut told = 0_u64;
+    // Who pays no attention to what waits would be cut off.
+    while told < 40_000 && !is_stuck(&one) {
+        for _ in 0..500 {
+            let letter = told.to_le_bytes().repeat(100);
+            one.tell(identity(2), session, letter).unwrap();
+            told += 1;
+        }
+    }
+    assert!(told > 4096, "{told}");
+    for number in 0..told {
+        let bytes = number.to_le_bytes().repeat(100);
+        assert_eq!(next(&two), Event::Letter { node: identity(1), session, bytes });
+    }
+    assert_eq!(two.next_event(), None);
+    two.tell(identity(1), session, Vec::new()).unwrap();
+    assert_eq!(next(&one), Event::Letter { node: identity(2), session, bytes: Vec::new() });
+}
+
+/// Does more wait to be sent than soon will be?
+fn is_stuck(peers: &Peers) -> bool {
+    (0..500).all(|_| {
+        let is_much = peers.waiting() > 1 << 19;
+        if is_much {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        is_much
+    })
+}
+
+#[test]
+fn a_name_that_leads_nowhere_is_reported() {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut options = options(1, &[]);
+    options.peers = vec![format!("localhost:{}", closed.port())];
+    let one = Peers::start(options).unwrap();
+    wait_until("a reason", || {
+        one.reports()
+            .iter()
+            .any(|report| report.why_not.as_deref().is_some_and(|why| why.contains("refused")))
+    });
+}
+
+#[test]
+fn another_version_is_reported_as_such() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = Peers::start(options(1, &[listener.local_addr().unwrap()])).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut other = hostile::introduction();
+    other[12] = 9;
+    stream.write_all(&other).unwrap();
+    wait_until("a reason", || {
+        one.reports()
+            .iter()
+            .any(|report| report.why_not.as_deref().is_some_and(|why| why.contains("version 9")))
+    });
+    assert!(Reason::Refused { why: Parting::Crowded, detail: String::new() }.is_lasting());
+}

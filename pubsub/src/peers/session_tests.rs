@@ -1,0 +1,423 @@
+//! Frames, sessions and directories by themselves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::directory::{Change, Interest, Interests, Listing, MOST_INTERESTS, Teller, collect};
+use super::framing::Arrivals;
+use super::guard::{Guard, Heard, Open};
+use super::hostile;
+use super::identity::{NodeIdentity, Run, SessionNumber};
+use super::protocol::{
+    self, Acquaintance, Frame, Hello, LONGEST_FRAME, LONGEST_INTRODUCTION, LONGEST_LETTER,
+    LONGEST_NOTE, Letter, MAGIC, VERSION,
+};
+use super::reason::{Parting, Reason};
+use super::session::{Came, Session, Timing};
+use crate::settings::{LONGEST_TOPIC, TopicSettings};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn hello(number: u8) -> Hello {
+    Hello {
+        identity: NodeIdentity([number; 16]),
+        run: Run { started: 7, chance: 8 },
+        label: format!("node {number}"),
+        capabilities: 1,
+        lost_after: 3000,
+        listens: Some("[::1]:7".parse().unwrap()),
+    }
+}
+
+fn interest(topic: &str) -> Interest {
+    Interest::new(topic, true, false, &TopicSettings::default()).unwrap()
+}
+
+fn frames() -> Vec<Frame> {
+    let address = "10.1.2.3:4".parse().unwrap();
+    vec![
+        Frame::Claim { instead_of: Some(SessionNumber(u64::MAX)) },
+        Frame::Accept { session: SessionNumber(1) },
+        Frame::Goodbye { why: Parting::Leaving, detail: "so long".to_owned() },
+        Frame::Heartbeat,
+        Frame::Interests {
+            number: 1,
+            changes: vec![Change::Set(interest("a")), Change::Gone("b".to_owned())],
+        },
+        Frame::Letter(Letter(vec![1, 2, 3])),
+        Frame::Ask,
+        Frame::Known { others: vec![Acquaintance { node: NodeIdentity([3; 16]), address }] },
+    ]
+}
+
+#[test]
+fn frames_are_read_as_they_were_written_and_nothing_may_follow() {
+    for frame in frames() {
+        let mut body = protocol::encode(&frame);
+        assert_eq!(protocol::decode(&body), Ok(frame));
+        for length in 0..body.len() {
+            assert!(protocol::decode(&body[..length]).is_err());
+        }
+        body.push(0);
+        assert!(matches!(protocol::decode(&body), Err(Reason::Malformed(_))));
+    }
+}
+
+#[test]
+fn a_hello_is_of_this_protocol_and_of_this_version() {
+    let body = hello(1).encode();
+    assert_eq!(body[..8], MAGIC);
+    assert_eq!(Hello::decode(&body), Ok(hello(1)));
+    let mut other = body.clone();
+    other[8] += 1;
+    assert_eq!(Hello::decode(&other), Err(Reason::Version(VERSION + 1)));
+    let mut other = body.clone();
+    other[0] ^= 1;
+    assert!(matches!(Hello::decode(&other), Err(Reason::Malformed(_))));
+    for wrong in [Hello { label: "x".repeat(65), ..hello(1) }, Hello { lost_after: 99, ..hello(1) }]
+    {
+        assert!(matches!(Hello::decode(&wrong.encode()), Err(Reason::Malformed(_))));
+    }
+    let colourful = Hello { label: "\u{1b}[31m".to_owned(), ..hello(1) };
+    assert_eq!(Hello::decode(&colourful.encode()).unwrap().label, "\u{fffd}[31m");
+}
+
+#[test]
+fn what_is_too_long_is_refused_by_its_length() {
+    let longest = Frame::Letter(Letter(vec![7; LONGEST_LETTER]));
+    let body = protocol::encode(&longest);
+    assert!(body.len() <= LONGEST_FRAME);
+    assert_eq!(protocol::decode(&body), Ok(longest));
+    let changes = vec![Change::Gone("x".to_owned()); LONGEST_NOTE];
+    let note = protocol::encode(&Frame::Interests { number: 1, changes });
+    assert!(protocol::decode(&note).is_err());
+    for length in [0, LONGEST_INTRODUCTION as u32 + 1, u32::MAX] {
+        let mut arrivals = Arrivals::default();
+        arrivals.add(&length.to_le_bytes());
+        assert!(arrivals.next(LONGEST_INTRODUCTION).is_err());
+    }
+}
+
+proptest! {
+    #[test]
+    fn bodies_come_out_as_they_went_in_however_they_are_cut(
+        bodies in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..50), 0..20),
+        cuts in proptest::collection::vec(1_usize..40, 1..10),
+    ) {
+        let wire: Vec<u8> = bodies
+            .iter()
+            .flat_map(|body| (body.len() as u32).to_le_bytes().into_iter().chain(body.clone()))
+            .collect();
+        let (mut rest, mut arrivals, mut seen) = (&wire[..], Arrivals::default(), Vec::new());
+        for cut in cuts.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let (some, more) = rest.split_at(rest.len().min(*cut));
+            rest = more;
+            arrivals.add(some);
+            while let Some(body) = arrivals.next(64).unwrap() {
+                seen.push(body.to_vec());
+            }
+        }
+        prop_assert_eq!(seen, bodies);
+    }
+
+    #[test]
+    fn no_bytes_make_a_node_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = hostile::hear(&bytes);
+        let mut introduced = hostile::introduction();
+        introduced.extend(&bytes);
+        let _ = hostile::hear(&introduced);
+        let _ = hostile::hear_interests(&bytes);
+    }
+
+    #[test]
+    fn nothing_like_what_is_right_makes_a_node_panic(
+        which in proptest::sample::subsequence((0..8).collect::<Vec<_>>(), 0..8),
+        changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..6),
+    ) {
+        let mut right = hostile::introduction();
+        let mut interests = Vec::new();
+        for frame in which.into_iter().map(|which| frames().remove(which)) {
+            let body = protocol::encode(&frame);
+            right.extend((body.len() as u32).to_le_bytes());
+            right.extend(&body);
+            interests.extend((body.len() as u16).to_le_bytes());
+            interests.extend(&body);
+        }
+        for bytes in [&mut right, &mut interests] {
+            for (at, byte) in &changes {
+                let length = bytes.len().max(1);
+                if let Some(changed) = bytes.get_mut(usize::from(*at) % length) {
+                    *changed = *byte;
+                }
+            }
+        }
+        let _ = hostile::hear(&right);
+        let _ = hostile::hear_interests(&interests);
+    }
+
+    #[test]
+    fn a_listing_becomes_what_the_teller_knows(
+        states in proptest::collection::vec(
+            proptest::collection::btree_map(0_u16..600, 1_u32..4, 0..600), 1..6),
+        pauses in proptest::collection::vec(0_usize..4, 6),
+    ) {
+        let (mut teller, mut listing) = (Teller::new(), Listing::default());
+        let mut known = std::collections::BTreeMap::new();
+        let mut all = Interests::new();
+        let mut hear = |teller: &mut Teller, all: &Interests, most: usize| {
+            for _ in 0..most {
+                let Some((number, changes)) = teller.next(all) else { break };
+                let body = protocol::encode(&Frame::Interests { number, changes: changes.clone() });
+                assert!(body.len() <= LONGEST_NOTE);
+                listing.apply(number, &changes).unwrap();
+                for change in changes {
+                    match change {
+                        Change::Set(set) => drop(known.insert(set.topic.clone(), set)),
+                        Change::Gone(topic) => drop(known.remove(&topic).unwrap()),
+                    }
+                }
+            }
+            known.clone()
+        };
+        for (state, pause) in states.iter().zip(pauses) {
+            let interests = state.iter().map(|(topic, depth)| {
+                let settings = TopicSettings { depth: *depth, ..TopicSettings::default() };
+                let topic = format!("{topic:0>0$}", LONGEST_TOPIC);
+                Interest::new(topic, true, true, &settings).unwrap()
+            });
+            all = collect(interests).unwrap();
+            teller.has_changed();
+            hear(&mut teller, &all, pause);
+        }
+        let known = hear(&mut teller, &all, usize::MAX);
+        prop_assert!(known.values().eq(all.values().map(|interest| &**interest)));
+        prop_assert_eq!(teller.next(&all), None);
+    }
+}
+
+#[test]
+fn a_listing_refuses_what_no_node_says() {
+    let set = |interest: Interest| vec![Change::Set(interest)];
+    let mut odd = interest("a");
+    odd.settings.depth = 0;
+    for (number, changes) in [
+        (2, set(interest("a"))),
+        (0, set(interest("a"))),
+        (1, vec![Change::Gone("a".to_owned())]),
+        (1, [set(interest("a")), set(interest("a"))].concat()),
+        (1, set(interest(""))),
+        (1, set(interest(&"x".repeat(LONGEST_TOPIC + 1)))),
+        (1, set(Interest { publishes: false, ..interest("a") })),
+        (1, set(odd)),
+    ] {
+        let refused = Listing::default().apply(number, &changes);
+        assert!(matches!(refused, Err(Reason::Malformed(_))), "{changes:?}");
+    }
+    let many: Vec<_> =
+        (0..=MOST_INTERESTS).map(|topic| Change::Set(interest(&topic.to_string()))).collect();
+    let mut listing = Listing::default();
+    assert_eq!(listing.apply(1, &many[..MOST_INTERESTS]), Ok(()));
+    assert!(listing.apply(2, &many[MOST_INTERESTS..]).is_err());
+}
+
+#[test]
+fn interests_are_checked_before_they_are_told() {
+    use crate::ErrorKind::{InvalidArgument, TooMany};
+    let kind = |interests: Vec<Interest>| collect(interests).unwrap_err().kind();
+    assert_eq!(kind(vec![interest("a"), interest("a")]), InvalidArgument);
+    assert_eq!(kind(vec![interest("")]), InvalidArgument);
+    let many = (0..=MOST_INTERESTS).map(|topic| interest(&topic.to_string())).collect();
+    assert_eq!(kind(many), TooMany);
+    let nothing = Interest { publishes: false, subscribes: false, ..interest("a") };
+    assert!(collect([nothing]).unwrap().is_empty());
+}
+
+/// A guard that both must have: it says a word, and turns all bits.
+#[derive(Debug, Default)]
+struct Turned(bool);
+
+impl Guard for Turned {
+    fn begin(&mut self) -> Option<Vec<u8>> {
+        Some(b"open sesame".to_vec())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0
+    }
+
+    fn hear(&mut self, body: &[u8]) -> Result<Heard, Reason> {
+        if !self.0 {
+            self.0 = body == b"open sesame";
+            return match self.0 {
+                true => Ok(Heard { answer: None, frame: None }),
+                false => Err(protocol::malformed("not the word")),
+            };
+        }
+        Ok(Heard { answer: None, frame: Some(body.iter().map(|byte| !byte).collect()) })
+    }
+
+    fn seal(&mut self, body: Vec<u8>) -> Vec<u8> {
+        assert!(self.0, "sealed before the other is known");
+        body.iter().map(|byte| !byte).collect()
+    }
+}
+
+fn session(number: u8, guard: impl Guard + 'static, lost_after: Duration) -> Session {
+    let mut me = hello(number);
+    me.lost_after = lost_after.as_millis() as u32;
+    Session::new(Arc::new(me), Box::new(guard), &Timing::new(lost_after), Duration::ZERO)
+}
+
+/// Carries what one has said to the other.
+fn carry(from: &mut Session, to: &mut Session, now: Duration) -> Vec<Result<Came, Reason>> {
+    while !from.output().is_empty() {
+        let bytes = from.output().to_vec();
+        from.sent(bytes.len(), now);
+        to.receive(&bytes, now);
+    }
+    let mut came = Vec::new();
+    loop {
+        match to.next() {
+            Ok(None) => return came,
+            Ok(Some(some)) => came.push(Ok(some)),
+            Err(reason) => {
+                came.push(Err(reason));
+                return came;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_guard_speaks_first_and_seals_everything() {
+    let (mut one, mut two) = (session(1, Turned(false), SECOND), session(2, Turned(false), SECOND));
+    let now = Duration::ZERO;
+    assert!(carry(&mut one, &mut two, now).is_empty());
+    assert!(carry(&mut two, &mut one, now).iter().any(|came| came.is_ok()));
+    assert!(!String::from_utf8_lossy(one.output()).contains("node"));
+    assert!(matches!(carry(&mut one, &mut two, now)[..], [Ok(Came::Hello(_))]));
+    let mut stranger = session(3, Open, SECOND);
+    let mut three = session(4, Turned(false), SECOND);
+    assert!(matches!(carry(&mut stranger, &mut three, now)[..], [Err(Reason::Malformed(_))]));
+}
+
+#[test]
+fn before_and_after_it_is_agreed_different_things_may_be_said() {
+    for frame in frames() {
+        let is_first = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
+        let is_last = matches!(frame, Frame::Goodbye { .. });
+        for is_established in [false, true] {
+            let (mut one, mut two) = (session(1, Open, SECOND), session(2, Open, SECOND));
+            if is_established {
+                two.establish(Duration::ZERO);
+            }
+            one.send(&frame).unwrap();
+            let came = carry(&mut one, &mut two, Duration::ZERO);
+            assert_eq!(came.len(), 2);
+            assert_eq!(came[1].is_ok(), is_first != is_established || is_last, "{frame:?}");
+        }
+    }
+}
+
+#[test]
+fn each_beats_as_often_as_the_more_impatient_needs_it() {
+    let (mut one, mut two) = (session(1, Open, SECOND), session(2, Open, 60 * SECOND));
+    let mut now = Duration::ZERO;
+    carry(&mut one, &mut two, now);
+    carry(&mut two, &mut one, now);
+    one.establish(now);
+    two.establish(now);
+    let mut beats = 0;
+    while now < 20 * SECOND {
+        let next = one.deadline().unwrap().min(two.deadline().unwrap());
+        assert!(next > now);
+        now = next;
+        one.tick(now).unwrap();
+        two.tick(now).unwrap();
+        carry(&mut one, &mut two, now);
+        beats += carry(&mut two, &mut one, now).len();
+    }
+    // Four a second, and no more.
+    assert_eq!(beats, 80);
+    // Who does not listen hears nobody, and that is nobody's fault.
+    one.set_deaf(true, now);
+    assert_eq!(one.tick(now + 5 * SECOND), Ok(()));
+    one.set_deaf(false, now + 5 * SECOND);
+    assert_eq!(one.tick(now + 5 * SECOND), Ok(()));
+    assert_eq!(one.tick(now + 6 * SECOND), Err(Reason::Silent));
+}
+
+#[test]
+fn who_trickles_its_hello_is_late() {
+    let (mut one, mut two) = (session(1, Open, SECOND), session(2, Open, SECOND));
+    let until = two.deadline().unwrap();
+    let bytes = one.output().to_vec();
+    let mut now = Duration::ZERO;
+    for byte in bytes.chunks(1).cycle() {
+        now += Duration::from_millis(100);
+        two.receive(byte, now);
+        if now >= until {
+            break;
+        }
+        assert_eq!(two.tick(now), Ok(()));
+    }
+    assert_eq!(two.tick(now), Err(Reason::Late));
+    let _ = one.farewell(None, "");
+}
+
+#[test]
+fn more_than_may_wait_is_refused() {
+    let mut one = session(1, Open, SECOND);
+    one.establish(Duration::ZERO);
+    let letter = Frame::Letter(Letter(vec![0; 1 << 20 >> 1]));
+    let sent = (0..100).take_while(|_| one.send(&letter).is_ok()).count();
+    assert_eq!(sent, 15);
+    assert_eq!(one.send(&letter), Err(Reason::Backlog));
+    // There is still room to say so.
+    assert_eq!(one.send(&Frame::Heartbeat), Ok(()));
+    let mut two = session(2, Open, SECOND);
+    let short = Frame::Letter(Letter(Vec::new()));
+    assert_eq!((0..10_000).take_while(|_| two.send(&short).is_ok()).count(), 4096);
+    let waiting = two.output().len();
+    two.sent(waiting, Duration::ZERO);
+    assert_eq!(two.send(&short), Ok(()));
+}
+
+fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let corpus = format!("{}/../fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
+    let entries = std::fs::read_dir(corpus).expect("the corpus is part of the repository");
+    let read = entries.map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        (name, std::fs::read(path).unwrap())
+    });
+    let found: Vec<_> = read.collect();
+    assert!(!found.is_empty(), "the corpus is empty");
+    found
+}
+
+#[test]
+fn the_fuzzers_corpus_of_sessions_does_not_panic() {
+    for (name, bytes) in corpus("peer_session") {
+        let heard = hostile::hear(&bytes);
+        if name.starts_with("honest") {
+            assert!(heard.events > 0, "{name} does not say what it was written for");
+        }
+        let mut introduced = hostile::introduction();
+        introduced.extend(&bytes);
+        let _ = hostile::hear(&introduced);
+    }
+}
+
+#[test]
+fn the_fuzzers_corpus_of_interests_does_not_panic() {
+    for (name, bytes) in corpus("peer_directory") {
+        let accepted = hostile::hear_interests(&bytes);
+        assert_eq!(accepted > 0, name.starts_with("honest"), "{name}");
+    }
+}
