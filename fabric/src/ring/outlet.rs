@@ -75,6 +75,41 @@ pub(super) struct Slot {
     immediate: u32,
     /// Bytes of payload.
     payload: u32,
+    /// Its number among the departures.
+    departure: u64,
+}
+
+/// Chunks that were posted, in their order, and which of them the provider is done with: what they
+/// were written from is the caller's again.
+#[derive(Debug)]
+struct Departures {
+    /// From the first that is not done on: where its chunk ends, and whether it is.
+    pending: VecDeque<(u64, bool)>,
+    /// The number of that first one.
+    first: u64,
+    /// Where the last one ends before which all are done.
+    left_to: u64,
+}
+
+impl Departures {
+    #[inline]
+    fn begin(&mut self, end: u64) -> u64 {
+        self.pending.push_back((end, false));
+        self.first + self.pending.len() as u64 - 1
+    }
+
+    #[inline]
+    fn done(&mut self, number: u64) {
+        let place = number.checked_sub(self.first).map(|place| place as usize);
+        if let Some((_, is_done)) = place.and_then(|place| self.pending.get_mut(place)) {
+            *is_done = true;
+        }
+        while let Some((end, true)) = self.pending.front() {
+            self.left_to = *end;
+            self.first += 1;
+            self.pending.pop_front();
+        }
+    }
 }
 
 /// One endpoint's share of a ring's writing side.
@@ -97,6 +132,7 @@ pub(super) struct Outlet {
     due: VecDeque<u32>,
     /// A chunk of which the first write was posted, and the second one was not; and its slot.
     half: Option<(Half, u16)>,
+    departures: Departures,
 }
 
 /// What is still to be written of a chunk.
@@ -153,10 +189,16 @@ impl Outlet {
             title,
             token: TOKEN | u64::from(title.generation) << 32 | u64::from(title.name) << 16,
             headers,
-            slots: vec![Slot { pending: 0, immediate: 0, payload: 0 }; SLOTS.into()].into(),
+            slots: vec![Slot { pending: 0, immediate: 0, payload: 0, departure: 0 }; SLOTS.into()]
+                .into(),
             free: (0..SLOTS).rev().collect(),
             due: VecDeque::with_capacity(SLOTS.into()),
             half: None,
+            departures: Departures {
+                pending: VecDeque::with_capacity(SLOTS.into()),
+                first: 0,
+                left_to: 0,
+            },
         })
     }
 
@@ -185,7 +227,12 @@ impl Outlet {
             let data = Some(chunk.immediate.into());
             let bytes = &bytes[..whole];
             let is_posted = endpoint.try_inject_write(queue, self.peer, bytes, target, data)?;
-            return Ok(if is_posted { Posted::Copied } else { Posted::No });
+            if !is_posted {
+                return Ok(Posted::No);
+            }
+            let departure = self.departures.begin(self.end_of(chunk));
+            self.departures.done(departure);
+            return Ok(Posted::Copied);
         }
         let is_posted = self.post_long(endpoint, queue, chunk, payload)?;
         Ok(if is_posted { Posted::Sent } else { Posted::No })
@@ -215,11 +262,13 @@ impl Outlet {
             },
         };
         let posted = self.post_in(slot, endpoint, queue, chunk, payload);
+        let end = self.end_of(chunk);
         let place = &mut self.slots[usize::from(slot)];
         let owes_flag = matches!(self.half, Some((Half::Flag(_), half)) if half == slot);
         if matches!(posted, Ok(true)) || owes_flag {
             place.immediate = chunk.immediate;
             place.payload = chunk.header.payload;
+            place.departure = self.departures.begin(end);
             if !owes_flag {
                 self.half = None;
                 place.pending += 1;
@@ -327,6 +376,7 @@ impl Outlet {
             self.due.push_back(place.immediate);
         }
         self.free.push(slot);
+        self.departures.done(place.departure);
         Some(place.payload)
     }
 
@@ -371,6 +421,19 @@ impl Outlet {
     /// Chunks that were posted and are not done, and notices that are to be sent.
     pub(super) fn unfinished(&self) -> usize {
         usize::from(SLOTS) - self.free.len() + self.due.len()
+    }
+
+    /// Where a chunk ends in the ring.
+    #[inline]
+    fn end_of(&self, chunk: &Chunk) -> u64 {
+        chunk.header.position + self.shape.taken(chunk.header.payload.into())
+    }
+
+    /// Of all chunks posted here that end up to this position, the provider is done with the
+    /// memory they were written from.
+    #[inline]
+    pub(super) fn left_to(&self) -> u64 {
+        self.departures.left_to
     }
 
     pub(super) fn title(&self) -> Title {

@@ -89,6 +89,8 @@ pub struct RingReceiver {
     /// Nobody reads any more. It stays until the writer has nothing on its way.
     is_closing: bool,
     owes_gone: bool,
+    /// It is in the port's list of news.
+    pub(super) is_listed: bool,
 }
 
 impl RingReceiver {
@@ -138,6 +140,7 @@ impl RingReceiver {
             mute: None,
             is_closing: false,
             owes_gone: false,
+            is_listed: false,
         }
     }
 

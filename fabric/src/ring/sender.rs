@@ -76,6 +76,8 @@ pub struct RingSender {
     /// Its user let go of it: it is there until the end is said.
     is_retired: bool,
     says_surely: bool,
+    /// It is in the port's list of news.
+    pub(super) is_listed: bool,
 }
 
 /// Was the reader told that nothing more comes?
@@ -122,6 +124,7 @@ impl RingSender {
             end: End::Open,
             is_retired: false,
             says_surely: false,
+            is_listed: false,
         };
         Ok((sender, answer))
     }
@@ -184,13 +187,47 @@ impl RingSender {
         message: &mut Message,
         payload: &RegionSlice,
     ) -> Result<Pushed> {
+        self.push_from(endpoint, queue, message, (payload, 0), u64::MAX)
+    }
+
+    /// The same, where `part` is what lies in the message from byte `at` on: the chunk has bytes
+    /// of it only. So a message is put together from pieces of several memories.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push); `OutOfBounds` if the next byte to be written is not in the part.
+    #[inline]
+    pub fn push_part(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        message: &mut Message,
+        part: &RegionSlice,
+        at: u64,
+    ) -> Result<Pushed> {
+        let end = at.saturating_add(part.len() as u64);
+        if !message.is_written() && !(at..end).contains(&message.written()) {
+            return Err(not_in_part(message, at, end));
+        }
+        let most = end.saturating_sub(message.written());
+        self.push_from(endpoint, queue, message, (part, at), most)
+    }
+
+    #[inline]
+    fn push_from(
+        &mut self,
+        endpoint: &mut Endpoint,
+        queue: &mut CompletionQueue,
+        message: &mut Message,
+        (payload, at): (&RegionSlice, u64),
+        most: u64,
+    ) -> Result<Pushed> {
         if message.is_written() {
             return Ok(Pushed::Written);
         }
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
         }
-        let chunk = match self.writer.plan(message) {
+        let chunk = match self.writer.plan_within(message, most) {
             Ok(chunk) => chunk,
             Err(Refused::Blocked(blocked)) => {
                 self.begin_block();
@@ -198,7 +235,7 @@ impl RingSender {
             }
             Err(Refused::Stale) => return Err(stale()),
         };
-        let (from, length) = (chunk.header.offset, u64::from(chunk.header.payload));
+        let (from, length) = (chunk.header.offset - at, u64::from(chunk.header.payload));
         if from + length > payload.len() as u64 {
             return Err(too_short(payload, &chunk.header));
         }
@@ -218,6 +255,16 @@ impl RingSender {
         self.statistics.messages += u64::from(message.is_written());
         self.end_block();
         Ok(Pushed::Posted(length))
+    }
+
+    /// The position in this epoch up to which the provider is done with what chunks were written
+    /// from: that memory may be written again, though the reader may not have it yet. A message
+    /// that may have to be written once more after a loss is to be kept until credit
+    /// ([`known_head`](Writer::known_head)) has passed it.
+    #[must_use]
+    #[inline]
+    pub fn left_to(&self) -> u64 {
+        self.outlet.left_to()
     }
 
     #[cold]
@@ -481,6 +528,12 @@ pub(super) fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<Memory
 #[cold]
 fn too_short(payload: &RegionSlice, header: &super::Header) -> Error {
     let detail = format!("{} bytes, of a message of {}", payload.len(), header.length);
+    Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
+}
+
+#[cold]
+fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
+    let detail = format!("byte {} is next, and the part has {at} to {end}", message.written());
     Error::new(ErrorKind::OutOfBounds, "writing to a ring", detail)
 }
 

@@ -190,11 +190,20 @@ impl Writer {
     /// # Errors
     /// How much room is missing; or that it is not this message's turn.
     pub fn plan(&self, message: &Message) -> Result<Chunk, Refused> {
+        self.plan_within(message, u64::MAX)
+    }
+
+    /// The same for a chunk of at most so many bytes of payload, at least one: where a message is
+    /// put together from pieces, a chunk has bytes of one of them.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn plan_within(&self, message: &Message, most: u64) -> Result<Chunk, Refused> {
         if !self.is_next(message) {
             return Err(Refused::Stale);
         }
         let left = message.length - message.written;
-        let mut payload = left.min(self.longest_payload);
+        let mut payload = left.min(self.longest_payload).min(most.max(1));
         let until_end = self.shape.until_end(self.tail);
         let mut skipped = 0;
         if self.shape.taken(payload) > until_end {

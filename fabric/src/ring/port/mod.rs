@@ -5,10 +5,12 @@
 //! the port go on meanwhile. One thread, no lock; a [`Worker`](crate::Worker) can own a port.
 
 mod closing;
+mod news;
 mod opening;
 mod waiting;
 
 pub use closing::Graves;
+pub use news::News;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use std::time::Duration;
 use super::board::{Board, Heard};
 use super::immediate::{Immediate, Notice};
 use super::memory::View;
+use super::notify::Notify;
 use super::outlet::{Title, named};
 use super::receiver::RingReceiver;
 use super::sender::{Pushed, RingSender};
@@ -24,6 +27,7 @@ use super::writer::Message;
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
+use news::{list_receiver, list_sender};
 
 /// Turns without anything after which it is quiet: writers are told what was released, and
 /// whoever waits may sleep.
@@ -122,6 +126,8 @@ pub struct Port {
     losses: u64,
     /// Outcomes of what the caller posted, that came while something else was waited for.
     others: VecDeque<Outcome>,
+    /// Rings that something happened for, each once, if somebody wants to know.
+    news: Option<VecDeque<News>>,
 }
 
 impl Port {
@@ -146,6 +152,7 @@ impl Port {
             strangers: 0,
             losses: 0,
             others: VecDeque::new(),
+            news: None,
         }
     }
 
@@ -200,6 +207,7 @@ impl Port {
         } else if let Some((title, slot)) = named(completion.token) {
             if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
                 sender.completed(title, slot);
+                list_sender(&mut self.news, title.name, sender);
                 if sender.is_restless() {
                     self.is_restless = true;
                     self.settle_sender(title.name);
@@ -232,12 +240,14 @@ impl Port {
                     if let Err(error) = receiver.hear(&immediate, heard.length) {
                         receiver.fail(error);
                     }
+                    list_receiver(&mut self.news, immediate.ring, receiver);
                 }
                 _ => self.strangers += 1,
             },
             Notice::Credit { .. } | Notice::Gone => match self.senders.get_mut(place) {
                 Some(Some(sender)) => {
                     sender.hear(&immediate);
+                    list_sender(&mut self.news, immediate.ring, sender);
                     self.is_restless |= immediate.notice == Notice::Gone;
                 }
                 _ => self.strangers += 1,
@@ -260,6 +270,7 @@ impl Port {
         if let Some((title, slot)) = named(failure.token) {
             if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name)) {
                 sender.failed(title, slot, failure.error.clone());
+                list_sender(&mut self.news, title.name, sender);
                 self.is_restless = true;
             }
             return Ok(Turn::Ring);
@@ -290,10 +301,18 @@ impl Port {
     /// for a peer that is gone, and the rings of all others go on.
     fn lost_somewhere(&mut self, error: &Error) -> Turn {
         self.losses += 1;
-        for sender in self.senders.iter_mut().flatten() {
-            self.is_restless |= sender.has_lost(error);
+        for (name, sender) in (0..).zip(&mut self.senders) {
+            let Some(sender) = sender else { continue };
+            if sender.has_lost(error) {
+                self.is_restless = true;
+                list_sender(&mut self.news, name, sender);
+            }
         }
-        self.receivers.iter_mut().flatten().for_each(|receiver| receiver.has_lost(error));
+        for (ring, receiver) in (0..).zip(&mut self.receivers) {
+            let Some(receiver) = receiver else { continue };
+            receiver.has_lost(error);
+            list_receiver(&mut self.news, ring, receiver);
+        }
         Turn::Ring
     }
 
@@ -304,6 +323,15 @@ impl Port {
             has_moved |= self.settle_sender(name as u16);
         }
         has_moved |= self.go_on_closing();
+        if self.news.is_some() {
+            // Nobody tells of these.
+            for (ring, receiver) in (0..).zip(&mut self.receivers) {
+                let Some(receiver) = receiver else { continue };
+                if receiver.notify() == Notify::Polling {
+                    list_receiver(&mut self.news, ring, receiver);
+                }
+            }
+        }
         self.board.refill(&mut self.endpoint, &mut self.queue)?;
         self.is_restless = self.senders.iter().flatten().any(|sender| sender.is_restless())
             || self.receivers.iter().flatten().any(|receiver| receiver.is_restless());
@@ -312,13 +340,17 @@ impl Port {
 
     fn settle_sender(&mut self, name: u16) -> bool {
         let Some(Some(sender)) = self.senders.get_mut(usize::from(name)) else { return false };
-        match sender.settle(&mut self.endpoint, &mut self.queue) {
+        let has_moved = match sender.settle(&mut self.endpoint, &mut self.queue) {
             Ok(has_moved) => has_moved,
             Err(error) => {
                 sender.fail(error);
                 true
             }
+        };
+        if has_moved {
+            list_sender(&mut self.news, name, sender);
         }
+        has_moved
     }
 
     /// Begins a message of so many bytes in a ring, to be [pushed](Self::push). It can be let go of
@@ -346,6 +378,23 @@ impl Port {
     ) -> Result<Pushed> {
         let sender = find(&mut self.senders, id.0)?;
         sender.push(&mut self.endpoint, &mut self.queue, message, payload)
+    }
+
+    /// The same, where `part` is what lies in the message from byte `at` on: so a message is put
+    /// together from pieces of several memories, such as a header and what it is about.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push); `OutOfBounds` if the next byte to be written is not in the part.
+    #[inline]
+    pub fn push_part(
+        &mut self,
+        id: SenderId,
+        message: &mut Message,
+        part: &RegionSlice,
+        at: u64,
+    ) -> Result<Pushed> {
+        let sender = find(&mut self.senders, id.0)?;
+        sender.push_part(&mut self.endpoint, &mut self.queue, message, part, at)
     }
 
     /// The next message that the reader let go of: its memory is free.
@@ -410,10 +459,14 @@ impl Port {
     /// ring is broken.
     pub fn tell_all(&mut self, is_quiet: bool) -> bool {
         let mut has_told = false;
-        for receiver in self.receivers.iter_mut().flatten() {
+        for (ring, receiver) in (0..).zip(&mut self.receivers) {
+            let Some(receiver) = receiver else { continue };
             match receiver.tell(&mut self.endpoint, &mut self.queue, is_quiet) {
                 Ok(told) => has_told |= told,
-                Err(error) => receiver.cannot_tell(error),
+                Err(error) => {
+                    receiver.cannot_tell(error);
+                    list_receiver(&mut self.news, ring, receiver);
+                }
             }
         }
         has_told
