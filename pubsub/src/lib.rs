@@ -3,6 +3,8 @@
 //! Stands on `transfer`, and with it on `fabric`, `gpu` and `ipc`.
 
 mod below;
+#[doc(hidden)]
+pub mod bridge;
 mod clock;
 #[cfg(test)]
 mod crash_points;

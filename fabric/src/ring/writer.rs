@@ -331,6 +331,13 @@ impl Writer {
         self.epoch
     }
 
+    /// The longest message that is always one chunk: what is longer may be cut at the end of the
+    /// ring.
+    #[must_use]
+    pub fn longest_whole(&self) -> u64 {
+        self.longest_payload / 4
+    }
+
     /// Chunks that were written and that the reader is not known to be done with.
     #[must_use]
     pub fn unread(&self) -> usize {

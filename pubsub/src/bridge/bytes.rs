@@ -1,0 +1,103 @@
+//! Bytes copied by the processor, and memory as the fabric knows it.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use fabric::MemoryRegion;
+use fabric::ring::View;
+use gpu::{Implementation, Memory, Slice};
+use ipc::Segment;
+use nix::libc;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A part of memory that the processor reaches.
+pub(super) struct Span {
+    /// One handle for all parts of it.
+    memory: Arc<Memory>,
+    offset: u64,
+    length: u64,
+}
+
+impl Span {
+    /// None if the processor does not reach it.
+    pub(super) fn new(memory: Arc<Memory>, offset: u64, length: u64) -> Option<Self> {
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= memory.length());
+        (is_inside && is_host(&memory)).then_some(Self { memory, offset, length })
+    }
+
+    /// The memory that it is a part of.
+    pub(super) fn memory(&self) -> Arc<Memory> {
+        Arc::clone(&self.memory)
+    }
+}
+
+// SAFETY: memory stays where it is, mapped, until the last handle to it is gone, of which this
+// keeps one, and what was once mapped of it stays so; its bytes are reached by copying, never by
+// reference.
+unsafe impl fabric::Memory for Span {
+    fn as_ptr(&self) -> *mut u8 {
+        (self.memory.address() + self.offset) as *mut u8
+    }
+
+    fn len(&self) -> usize {
+        self.length as usize
+    }
+}
+
+/// The body of a segment of this process.
+pub(super) struct Body(pub(super) Segment);
+
+// SAFETY: a segment never moves or changes its size, and stays mapped until the last handle to it
+// is gone, of which this is one. Its bytes are reached through pointers only.
+unsafe impl fabric::Memory for Body {
+    fn as_ptr(&self) -> *mut u8 {
+        self.0.body()
+    }
+
+    fn len(&self) -> usize {
+        self.0.body_length()
+    }
+}
+
+/// Does the processor reach it?
+fn is_host(memory: &Memory) -> bool {
+    memory.device().is_none_or(|device| device.implementation == Implementation::StandIn)
+}
+
+#[cold]
+fn refuse(operation: &'static str) -> Error {
+    let detail = "memory that the processor does not reach, or too little of it";
+    Error::new(operation, ErrorKind::InvalidArgument, detail)
+}
+
+/// Copies bytes of a chunk to memory that the processor reaches.
+#[inline]
+pub(super) fn unload(view: &View, from: usize, length: usize, to: &Slice, at: u64) -> Result<()> {
+    let is_inside = from.checked_add(length).is_some_and(|end| end <= view.len())
+        && at.checked_add(length as u64).is_some_and(|end| end <= to.length());
+    if !is_inside || !is_host(to.memory()) {
+        return Err(refuse("copy a message in"));
+    }
+    let target = (to.address() + at) as *mut libc::c_void;
+    // SAFETY: both ranges are mapped and inside of what was checked; the view keeps its memory, and
+    // the slice its own. Others may look at either at the same time: so the copy is left to the C
+    // library, of which the compiler supposes nothing, and no reference to the bytes exists.
+    unsafe { libc::memmove(target, view.as_ptr().wrapping_add(from).cast(), length) };
+    Ok(())
+}
+
+/// Copies the start of a range that the processor reaches to a region of this process.
+#[inline]
+pub(super) fn gather(from: &Slice, length: usize, to: &MemoryRegion, at: usize) -> Result<()> {
+    let is_inside = from.length() >= length as u64
+        && at.checked_add(length).is_some_and(|end| end <= to.len())
+        && !to.kind().is_device();
+    if !is_inside || !is_host(from.memory()) {
+        return Err(refuse("copy a message out"));
+    }
+    let target = to.as_ptr().wrapping_add(at).cast();
+    // SAFETY: as in `unload`.
+    unsafe { libc::memmove(target, from.address() as *const libc::c_void, length) };
+    Ok(())
+}

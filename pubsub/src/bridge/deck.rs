@@ -1,0 +1,221 @@
+//! What topics do things with: an endpoint's port, and the memory that they have in common.
+
+use fabric::ring::{Header, Message, Port, Pushed, ReceiverId, SenderId, View};
+use fabric::{Domain, RegionSlice};
+use gpu::{Memory, Point};
+
+use super::Place;
+use super::bytes;
+use super::header::Form;
+use super::inbound::{Chunk, Intake};
+use super::outbound::{Marks, Part, Wire};
+use super::pools::{Registered, Sheets, Slots, Streams};
+use crate::error::{Error, ErrorKind, Result};
+
+const WRITE: &str = "write to a node";
+const READ: &str = "read from a node";
+
+/// All topics of a worker write through it.
+pub(super) struct Deck {
+    // The endpoint goes before the memory.
+    pub(super) port: Port,
+    sheets: Sheets,
+    slots: Slots,
+    registered: Registered,
+    out: Streams,
+    pub(super) into: Streams,
+}
+
+impl Deck {
+    pub(super) fn new(port: Port, domain: &Domain, piece: usize, slots: usize) -> Self {
+        Self {
+            port,
+            sheets: Sheets::new(),
+            slots: Slots::new(piece + super::TRAILER, slots),
+            registered: Registered::new(domain),
+            out: Streams::default(),
+            into: Streams::default(),
+        }
+    }
+
+    /// Lets go of memory that only we still have.
+    pub(super) fn sweep(&mut self) {
+        self.registered.sweep();
+    }
+
+    /// Closes the endpoint, and then lets go of all memory.
+    pub(super) fn close(self) -> Result<()> {
+        self.port.close().map_err(|error| Error::of("close an endpoint", error))
+    }
+
+    fn start(region: &fabric::MemoryRegion, length: usize) -> Result<RegionSlice> {
+        region.slice(0..length).map_err(|error| Error::of(WRITE, error))
+    }
+}
+
+impl Wire for Deck {
+    type Ring = SenderId;
+    type Place = Place;
+    type Ticket = Point;
+
+    fn is_staged(&self, place: &Place) -> bool {
+        matches!(place, Place::Device(_))
+    }
+
+    fn begin(&self, ring: SenderId, form: Form, length: u64) -> Result<Message> {
+        self.port.begin(ring, form.number(), length).map_err(|error| Error::of(WRITE, error))
+    }
+
+    #[inline]
+    fn push(
+        &mut self,
+        ring: SenderId,
+        message: &mut Message,
+        part: Part<'_, Place>,
+        at: u64,
+    ) -> Result<Pushed> {
+        let (part, at) = match part {
+            Part::Sheet { sheet, length } => (Self::start(self.sheets.get(sheet)?, length)?, at),
+            Part::Slot { slot, length } => (Self::start(self.slots.region(slot)?, length)?, at),
+            Part::Direct(place) => {
+                let written = message.written();
+                let endpoint = self.port.endpoint();
+                (self.registered.part(place.slice(), written - at, endpoint)?, written)
+            }
+        };
+        let pushed = self.port.push_part(ring, message, &part, at);
+        pushed.map_err(|error| Error::of(WRITE, error))
+    }
+
+    fn marks(&self, ring: SenderId) -> Result<Marks> {
+        let sender = self.port.sender(ring).map_err(|error| Error::of(WRITE, error))?;
+        if let Some(broken) = sender.broken() {
+            return Err(Error::of(WRITE, broken.clone()));
+        }
+        let writer = sender.writer();
+        Ok(Marks { tail: writer.tail(), left: sender.left_to(), read: writer.known_head() })
+    }
+
+    fn longest_whole(&self, ring: SenderId) -> Result<usize> {
+        let sender = self.port.sender(ring).map_err(|error| Error::of(WRITE, error))?;
+        Ok(sender.writer().longest_whole() as usize)
+    }
+
+    fn take_sheet(&mut self, is_first: bool) -> Option<u32> {
+        self.sheets.take(is_first, self.port.endpoint())
+    }
+
+    fn give_sheet(&mut self, sheet: u32, is_tainted: bool) {
+        self.sheets.give(sheet, is_tainted);
+    }
+
+    fn write_sheet(&mut self, sheet: u32, at: usize, bytes: &[u8]) -> Result<()> {
+        self.sheets.get(sheet)?.write(at, bytes).map_err(|error| Error::of(WRITE, error))
+    }
+
+    fn gather(&mut self, sheet: u32, at: usize, from: &Place, length: usize) -> Result<()> {
+        bytes::gather(from.slice(), length, self.sheets.get(sheet)?, at)
+    }
+
+    fn take_slot(&mut self, like: &Place, is_first: bool) -> Result<Option<u32>> {
+        let device = like.slice().memory().mapped_for();
+        self.slots.take(device, is_first, self.port.endpoint())
+    }
+
+    fn give_slot(&mut self, slot: u32, is_tainted: bool) {
+        self.slots.give(slot, is_tainted);
+    }
+
+    fn write_slot(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<()> {
+        self.slots.region(slot)?.write(at, bytes).map_err(|error| Error::of(WRITE, error))
+    }
+
+    fn copy_out(&mut self, slot: u32, from: &Place, offset: u64, length: u64) -> Result<Point> {
+        let to = self.slots.pinned(slot, length)?;
+        let from = from.slice();
+        let piece =
+            from.slice(offset, length).map_err(|error| Error::of("copy a message out", error))?;
+        self.out.copy(from.memory().mapped_for(), &to, &piece)
+    }
+
+    fn is_copied(&mut self, ticket: &Point) -> Result<bool> {
+        ticket.is_done().map_err(|error| Error::of("copy a message out", error))
+    }
+}
+
+/// A chunk of a ring.
+pub(super) struct Arrived(View);
+
+impl Chunk for Arrived {
+    #[inline]
+    fn header(&self) -> &Header {
+        self.0.header()
+    }
+
+    #[inline]
+    fn is_last(&self) -> bool {
+        self.0.is_last()
+    }
+
+    #[inline]
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
+        self.0.read(at, into).map_err(|error| Error::of(READ, error))
+    }
+}
+
+/// What one inbound topic reads through, for a turn.
+pub(super) struct Reading<'a> {
+    pub(super) port: &'a mut Port,
+    pub(super) into: &'a mut Streams,
+    pub(super) ring: Option<ReceiverId>,
+    /// The ring's memory, as the device of the topic knows it.
+    pub(super) pinned: Option<&'a Memory>,
+    pub(super) has_taken: bool,
+}
+
+impl Intake for Reading<'_> {
+    type Chunk = Arrived;
+    type Place = Place;
+    type Ticket = Point;
+
+    #[inline]
+    fn take(&mut self) -> Result<Option<Arrived>> {
+        let Some(ring) = self.ring else { return Ok(None) };
+        let view = self.port.take(ring).map_err(|error| match error.kind() {
+            fabric::ErrorKind::Closed => Error::because(READ, ErrorKind::Closed, error),
+            _ => Error::of(READ, error),
+        })?;
+        self.has_taken |= view.is_some();
+        Ok(view.map(Arrived))
+    }
+
+    #[inline]
+    fn copy_in(
+        &mut self,
+        chunk: &Arrived,
+        from: usize,
+        length: usize,
+        to: &Place,
+        at: u64,
+    ) -> Result<Option<Point>> {
+        let to = match to {
+            Place::Host(slice) => {
+                return bytes::unload(&chunk.0, from, length, slice, at).map(|()| None);
+            }
+            Place::Device(slice) => slice,
+        };
+        let of_device = |error| Error::of("copy a message in", error);
+        let (Some(pinned), Some(slice)) = (self.pinned, chunk.0.slice()) else {
+            let detail = "a sink that said it has no device gave memory of one";
+            return Err(Error::new("copy a message in", ErrorKind::InvalidArgument, detail));
+        };
+        let start = (slice.offset() + from) as u64;
+        let piece = pinned.slice(start, length as u64).map_err(of_device)?;
+        let target = to.slice(at, length as u64).map_err(of_device)?;
+        self.into.copy(to.memory().mapped_for(), &target, &piece).map(Some)
+    }
+
+    fn is_copied(&mut self, ticket: &Point) -> Result<bool> {
+        ticket.is_done().map_err(|error| Error::of("copy a message in", error))
+    }
+}

@@ -1,0 +1,327 @@
+//! What stands before a message on its way between nodes.
+//!
+//! ```text
+//! offset  size  field (little endian)
+//!      0     2  "Fm"
+//!      2     1  version: 1
+//!      3     1  flags: 1: behind the payload there are 8 bytes, how long copying out took
+//!      4     2  length of the metadata
+//!      6     2  0
+//!      8     8  position: the message's number at its node
+//!     16     8  length of the payload
+//!     24     8  publisher
+//!     32     8  sequence number of the publisher
+//!     40     8  when it was published, ns of the writer's clock
+//!     48     8  when it was given to the wire, ns of the writer's clock
+//!     56     …  metadata
+//! ```
+//!
+//! A message of the ring is a *batch* of small messages, each with its header, metadata and
+//! payload, filled up to 8 bytes, all in one chunk; or a *long* one, whose first chunk is header
+//! and metadata, and the others the payload.
+
+use std::fmt;
+
+use crate::settings::MOST_METADATA;
+
+/// Bytes of a header.
+pub const HEADER: usize = 56;
+/// Header and metadata, at most.
+pub const LONGEST_PREFIX: usize = HEADER + MOST_METADATA;
+/// Bytes behind a payload that was staged.
+pub const TRAILER: usize = 8;
+/// The longest payload.
+pub const LONGEST: u64 = 1 << 40;
+/// No message has this number, nor a higher one.
+pub const MOST_POSITIONS: u64 = 1 << 62;
+
+const MAGIC: [u8; 2] = *b"Fm";
+const VERSION: u8 = 1;
+const HAS_TRAILER: u8 = 1;
+
+/// What a message of the ring is, in its topic field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Small messages, one behind the other.
+    Batch,
+    /// One message.
+    Long,
+}
+
+impl Form {
+    /// As the ring carries it.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Batch => 0,
+            Self::Long => 1,
+        }
+    }
+
+    /// None if there is none of this number.
+    #[must_use]
+    pub fn of(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::Batch),
+            1 => Some(Self::Long),
+            _ => None,
+        }
+    }
+}
+
+/// What a message carries beside its payload.
+#[derive(Clone, Copy)]
+pub struct Metadata {
+    length: u16,
+    bytes: [u8; MOST_METADATA],
+}
+
+impl Metadata {
+    /// None.
+    pub const NONE: Self = Self { length: 0, bytes: [0; MOST_METADATA] };
+
+    /// These bytes; none if there are too many.
+    #[must_use]
+    pub fn new(from: &[u8]) -> Option<Self> {
+        let mut metadata = Self::NONE;
+        metadata.bytes.get_mut(..from.len())?.copy_from_slice(from);
+        metadata.length = from.len() as u16;
+        Some(metadata)
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes[..usize::from(self.length)]
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Metadata({} bytes)", self.length)
+    }
+}
+
+impl PartialEq for Metadata {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_slice() == other.as_slice()
+    }
+}
+
+impl Eq for Metadata {}
+
+/// A message, but for its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MessageHeader {
+    /// Its number at its node: they grow, and may have gaps.
+    pub position: u64,
+    /// Length of the payload in bytes.
+    pub length: u64,
+    /// Who published it.
+    pub publisher: u64,
+    /// Its number at its publisher.
+    pub sequence: u64,
+    /// When it was published, ns of the writer's realtime clock.
+    pub published: u64,
+    /// When it was given to the wire, ns of the writer's realtime clock.
+    pub posted: u64,
+    /// What it carries beside its payload.
+    pub metadata: Metadata,
+}
+
+/// What is wrong with bytes that should be a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeaderError {
+    /// There are too few.
+    Short,
+    /// They are none, or those of another version.
+    Unknown,
+    /// A field says what it cannot.
+    Impossible(&'static str),
+}
+
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Short => f.write_str("a message's header that is cut short"),
+            Self::Unknown => f.write_str("no message's header, or one of another version"),
+            Self::Impossible(field) => write!(f, "a message's header with an impossible {field}"),
+        }
+    }
+}
+
+impl std::error::Error for HeaderError {}
+
+impl MessageHeader {
+    /// Bytes of header and metadata.
+    #[must_use]
+    pub fn prefix(&self) -> usize {
+        HEADER + self.metadata.as_slice().len()
+    }
+
+    /// Bytes that it takes in a batch, with its payload.
+    #[must_use]
+    pub fn in_batch(&self) -> usize {
+        (self.prefix() + self.length as usize).next_multiple_of(8)
+    }
+
+    /// Header and metadata, as they travel, at the start of `into`. Gives how many bytes.
+    pub fn encode(&self, has_trailer: bool, into: &mut [u8; LONGEST_PREFIX]) -> usize {
+        let metadata = self.metadata.as_slice();
+        into[0..2].copy_from_slice(&MAGIC);
+        into[2] = VERSION;
+        into[3] = if has_trailer { HAS_TRAILER } else { 0 };
+        into[4..6].copy_from_slice(&(metadata.len() as u16).to_le_bytes());
+        into[6..8].fill(0);
+        let words = [
+            self.position,
+            self.length,
+            self.publisher,
+            self.sequence,
+            self.published,
+            self.posted,
+        ];
+        for (place, word) in into[8..HEADER].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        into[HEADER..HEADER + metadata.len()].copy_from_slice(metadata);
+        HEADER + metadata.len()
+    }
+
+    /// Reads header and metadata from the start of bytes that a peer sent, and whether there is a
+    /// trailer.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, bool), HeaderError> {
+        let (header, rest) = bytes.split_first_chunk::<HEADER>().ok_or(HeaderError::Short)?;
+        let (mut decoded, has_trailer) = Self::decode_bare(header)?;
+        let length = decoded.metadata.as_slice().len();
+        let metadata = rest.get(..length).ok_or(HeaderError::Short)?;
+        decoded.metadata.as_mut_slice().copy_from_slice(metadata);
+        Ok((decoded, has_trailer))
+    }
+
+    /// The same without the metadata, of which only the length is known then.
+    fn decode_bare(header: &[u8; HEADER]) -> Result<(Self, bool), HeaderError> {
+        if header[0..2] != MAGIC || header[2] != VERSION {
+            return Err(HeaderError::Unknown);
+        }
+        let mut words = [0; 6];
+        for (word, place) in words.iter_mut().zip(header[8..].as_chunks().0) {
+            *word = u64::from_le_bytes(*place);
+        }
+        let [position, length, publisher, sequence, published, posted] = words;
+        let metadata = u16::from_le_bytes([header[4], header[5]]);
+        let refuse = |field| Err(HeaderError::Impossible(field));
+        if header[3] & !HAS_TRAILER != 0 || header[6..8] != [0, 0] {
+            return refuse("flag");
+        }
+        if usize::from(metadata) > MOST_METADATA {
+            return refuse("length of metadata");
+        }
+        if position >= MOST_POSITIONS {
+            return refuse("position");
+        }
+        if length > LONGEST {
+            return refuse("length");
+        }
+        let metadata = Metadata { length: metadata, ..Metadata::NONE };
+        let decoded = Self { position, length, publisher, sequence, published, posted, metadata };
+        Ok((decoded, header[3] & HAS_TRAILER != 0))
+    }
+
+    /// As [`decode`](Self::decode), from where `read` reads: the header first, which says how much
+    /// metadata there is. `left` bytes are there.
+    pub(super) fn decode_from<E>(
+        left: usize,
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<Result<(Self, bool), HeaderError>, E> {
+        let mut header = [0; HEADER];
+        if left < HEADER {
+            return Ok(Err(HeaderError::Short));
+        }
+        read(0, &mut header)?;
+        let (mut decoded, has_trailer) = match Self::decode_bare(&header) {
+            Ok(decoded) => decoded,
+            Err(error) => return Ok(Err(error)),
+        };
+        if left < decoded.prefix() {
+            return Ok(Err(HeaderError::Short));
+        }
+        read(HEADER, decoded.metadata.as_mut_slice())?;
+        Ok(Ok((decoded, has_trailer)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header(metadata: &[u8]) -> MessageHeader {
+        MessageHeader {
+            position: 77,
+            length: 1 << 33,
+            publisher: 5 << 8 | 3,
+            sequence: 12,
+            published: 1 << 60,
+            posted: (1 << 60) + 5000,
+            metadata: Metadata::new(metadata).unwrap(),
+        }
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        for (length, has_trailer) in [(0, false), (1, true), (MOST_METADATA, true)] {
+            let header = header(&vec![9; length]);
+            let mut bytes = [0; LONGEST_PREFIX];
+            let prefix = header.encode(has_trailer, &mut bytes);
+            assert_eq!(prefix, header.prefix());
+            assert_eq!(MessageHeader::decode(&bytes[..prefix]), Ok((header, has_trailer)));
+            assert_eq!(MessageHeader::decode(&bytes[..prefix - 1]), Err(HeaderError::Short));
+        }
+        assert!(Metadata::new(&[0; MOST_METADATA + 1]).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let mut good = [0; LONGEST_PREFIX];
+        let prefix = header(b"about").encode(false, &mut good);
+        let with = |at: usize, byte: u8| {
+            let mut bytes = good;
+            bytes[at] = byte;
+            MessageHeader::decode(&bytes[..prefix]).unwrap_err()
+        };
+        assert_eq!(with(0, b'X'), HeaderError::Unknown);
+        assert_eq!(with(2, 2), HeaderError::Unknown);
+        assert_eq!(with(3, 2), HeaderError::Impossible("flag"));
+        assert_eq!(with(5, 2), HeaderError::Impossible("length of metadata"));
+        assert_eq!(with(4, 200), HeaderError::Short);
+        assert_eq!(with(7, 1), HeaderError::Impossible("flag"));
+        assert_eq!(with(15, 0x40), HeaderError::Impossible("position"));
+        assert_eq!(with(22, 1), HeaderError::Impossible("length"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let _ = MessageHeader::decode(&bytes);
+            let mut forged = bytes;
+            if forged.len() >= 8 {
+                let start = [b'F', b'm', 1, 0, forged[4], 0, 0, 0];
+                forged[..8].copy_from_slice(&start);
+            }
+            if let Ok((header, has_trailer)) = MessageHeader::decode(&forged) {
+                let mut again = [0; LONGEST_PREFIX];
+                let prefix = header.encode(has_trailer, &mut again);
+                prop_assert_eq!(&again[..prefix], &forged[..prefix]);
+            }
+        }
+    }
+}

@@ -1,0 +1,553 @@
+//! One node's topic at a node that wants its messages: puts each to where the sink has room, in
+//! order, and each once.
+//!
+//! Chunks are copied from where they arrived as soon as they did. What a chunk's place in the ring
+//! is given back by is the drop of its view; the last one of a message is dropped only when the
+//! message is published, so that its writer, by the credit that passes its end, knows that it is
+//! delivered. Nothing here knows of endpoints, threads or clocks: what is done goes through an
+//! [`Intake`].
+
+use std::collections::VecDeque;
+
+use fabric::ring::Header;
+
+use super::header::{Form, LONGEST_PREFIX, MessageHeader, TRAILER};
+use super::{Finished, Now, Progress, Room, Sink, Stages};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Steps that are kept: enough for a whole batch, and for copies to be under way.
+const MOST_STEPS: usize = 256;
+/// Chunks and messages that are looked at before others have their turn.
+const TURN: usize = 256;
+
+/// A chunk, where it arrived; its place is given back when it is dropped.
+pub(crate) trait Chunk {
+    fn header(&self) -> &Header;
+    fn is_last(&self) -> bool;
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
+}
+
+/// What an inbound topic does things with.
+pub(crate) trait Intake {
+    type Chunk: Chunk;
+    type Place;
+    type Ticket;
+
+    /// The next chunk, if it is there.
+    fn take(&mut self) -> Result<Option<Self::Chunk>>;
+    /// Copies from a chunk to a place; None if it is done already.
+    fn copy_in(
+        &mut self,
+        chunk: &Self::Chunk,
+        from: usize,
+        length: usize,
+        to: &Self::Place,
+        at: u64,
+    ) -> Result<Option<Self::Ticket>>;
+    fn is_copied(&mut self, ticket: &Self::Ticket) -> Result<bool>;
+}
+
+/// What was done for a topic of a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InboundCounters {
+    /// Messages that were published.
+    pub messages: u64,
+    /// Bytes of their payloads.
+    pub bytes: u64,
+    /// Messages that were here already.
+    pub duplicates: u64,
+    /// Times that there was no room for a message.
+    pub no_room: u64,
+    /// How long it took until there was, in nanoseconds.
+    pub no_room_for: u64,
+    /// Times that the queue was full.
+    pub no_queue: u64,
+    /// How long it took until it was not, in nanoseconds.
+    pub no_queue_for: u64,
+}
+
+/// Why an inbound topic cannot go on.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// The ring, or who writes it: it may be begun again.
+    Ring(Error),
+    /// The sink, or a device.
+    Topic(Error),
+}
+
+/// What is to be done, in order.
+enum Step<C, T> {
+    /// A copy is to be done, begun then; its chunk is let go of after that.
+    Copy(T, u64, Option<C>),
+    /// The first of the messages that began is to be published.
+    Finish(Stages, CopyTimes),
+    /// A chunk is to be let go of.
+    LetGo(C),
+}
+
+/// When the copies of a message began, and were done.
+#[derive(Debug, Clone, Copy, Default)]
+struct CopyTimes {
+    begun: u64,
+    /// None: not known to be yet.
+    done: Option<u64>,
+}
+
+/// A batch of which some messages are still to be read.
+struct Batch<C> {
+    chunk: C,
+    at: usize,
+    arrived: u64,
+}
+
+/// A long message of which more is to come.
+struct Long<P> {
+    header: MessageHeader,
+    /// None: it is here already, or has no room yet.
+    place: Option<P>,
+    state: LongState,
+    prefix: u64,
+    has_trailer: bool,
+    trailer: [u8; TRAILER],
+    arrived: u64,
+    copy_begun: Option<u64>,
+    room: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LongState {
+    /// It is here already.
+    Skipped,
+    /// It has no room yet.
+    Waiting,
+    Begun,
+}
+
+/// One node's topic at a node that wants its messages.
+pub(crate) struct Inbound<C, P, T> {
+    /// The first position that is not published.
+    expected: u64,
+    /// The first position that has not begun.
+    next: u64,
+    /// The last one that came by this ring.
+    last: Option<u64>,
+    largest: u64,
+    patience: u64,
+    steps: VecDeque<Step<C, T>>,
+    batch: Option<Batch<C>>,
+    long: Option<Long<P>>,
+    /// Since when there is no room, or the queue is full.
+    no_room_since: Option<u64>,
+    no_queue_since: Option<u64>,
+    is_draining: bool,
+    /// Messages that began, and have a step to be published by.
+    begun: VecDeque<MessageHeader>,
+    counters: InboundCounters,
+}
+
+impl<C: Chunk, P, T> Inbound<C, P, T> {
+    /// For messages up to a length, from a position on, with devices that take no longer for a
+    /// copy than this.
+    pub(crate) fn new(from: u64, largest: u64, patience: u64) -> Self {
+        Self {
+            expected: from,
+            next: from,
+            last: None,
+            largest,
+            patience,
+            steps: VecDeque::new(),
+            batch: None,
+            long: None,
+            no_room_since: None,
+            no_queue_since: None,
+            is_draining: false,
+            begun: VecDeque::new(),
+            counters: InboundCounters::default(),
+        }
+    }
+
+    /// The first position that is not published here.
+    pub(crate) fn expected(&self) -> u64 {
+        self.expected
+    }
+
+    /// The writer's word for the longest message.
+    pub(crate) fn set_largest(&mut self, largest: u64) {
+        self.largest = largest;
+    }
+
+    pub(crate) fn counters(&self) -> InboundCounters {
+        self.counters
+    }
+
+    /// The ring is gone: what is not published is forgotten, as soon as no copy is under way.
+    pub(crate) fn disconnect(&mut self) {
+        (self.batch, self.long) = (None, None);
+        self.is_draining = true;
+    }
+
+    /// Is there nothing under way of a ring that is gone?
+    pub(crate) fn is_drained(&self) -> bool {
+        !self.is_draining
+    }
+
+    /// Goes on with that.
+    pub(crate) fn drain(
+        &mut self,
+        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> bool {
+        while let Some(step) = self.steps.front() {
+            if let Step::Copy(ticket, ..) = step
+                && let Ok(false) = intake.is_copied(ticket)
+            {
+                return false;
+            }
+            self.steps.pop_front();
+        }
+        if self.is_draining {
+            sink.abandon();
+            self.begun.clear();
+            self.is_draining = false;
+            (self.next, self.last) = (self.expected, None);
+            (self.no_room_since, self.no_queue_since) = (None, None);
+        }
+        true
+    }
+
+    /// Does what can be done now, a bounded amount.
+    ///
+    /// # Errors
+    /// Why it cannot go on.
+    pub(crate) fn advance(
+        &mut self,
+        now: Now,
+        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> std::result::Result<Progress, Broken> {
+        let mut progress = Progress::default();
+        if self.is_draining {
+            progress.has_moved = self.drain(intake, sink);
+            progress.is_copying = !progress.has_moved;
+            return Ok(progress);
+        }
+        for _ in 0..TURN {
+            self.settle(now, intake, sink, &mut progress)?;
+            if self.no_queue_since.is_some() || self.steps.len() >= MOST_STEPS {
+                break;
+            }
+            if !self.read_on(now, intake, sink)? {
+                break;
+            }
+            progress.has_moved = true;
+        }
+        self.settle(now, intake, sink, &mut progress)?;
+        progress.is_waiting |= self.no_room_since.is_some() || self.no_queue_since.is_some();
+        progress.is_copying = matches!(self.steps.front(), Some(Step::Copy(..)));
+        Ok(progress)
+    }
+
+    /// Goes on with what is to be done.
+    fn settle(
+        &mut self,
+        now: Now,
+        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
+        sink: &mut (impl Sink<P> + ?Sized),
+        progress: &mut Progress,
+    ) -> std::result::Result<(), Broken> {
+        while let Some(step) = self.steps.front_mut() {
+            match step {
+                Step::Copy(ticket, since, _) => {
+                    if !intake.is_copied(ticket).map_err(Broken::Topic)? {
+                        if now.steady - *since > self.patience {
+                            let detail = "a device did not copy a message in in time";
+                            let kind = ErrorKind::DeadlineExceeded;
+                            return Err(Broken::Topic(Error::new("unload", kind, detail)));
+                        }
+                        return Ok(());
+                    }
+                }
+                Step::Finish(stages, times) => {
+                    let Some(header) = self.begun.front() else { break };
+                    let done = *times.done.get_or_insert(now.steady);
+                    stages.copy_in = done - times.begun;
+                    stages.notice = now.steady - done;
+                    match sink.finish(header, stages).map_err(Broken::Topic)? {
+                        Finished::NotYet => {
+                            if self.no_queue_since.is_none() {
+                                self.no_queue_since = Some(now.steady);
+                                self.counters.no_queue += 1;
+                            }
+                            return Ok(());
+                        }
+                        Finished::Published => {
+                            if let Some(since) = self.no_queue_since.take() {
+                                self.counters.no_queue_for += now.steady - since;
+                            }
+                            self.expected = header.position + 1;
+                            self.counters.messages += 1;
+                            self.counters.bytes += header.length;
+                            self.begun.pop_front();
+                        }
+                    }
+                }
+                Step::LetGo(_) => {}
+            }
+            progress.has_moved = true;
+            self.steps.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Reads on in a batch, or takes the next chunk. False if nothing can be done now.
+    fn read_on(
+        &mut self,
+        now: Now,
+        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> std::result::Result<bool, Broken> {
+        if self.batch.is_some() {
+            return self.read_batch(now, intake, sink);
+        }
+        if self.long.as_ref().is_some_and(|long| long.state == LongState::Waiting)
+            && !self.begin_long(now, sink)?
+        {
+            return Ok(false);
+        }
+        let Some(chunk) = intake.take().map_err(Broken::Ring)? else { return Ok(false) };
+        let header = *chunk.header();
+        match Form::of(header.topic) {
+            None => Err(violation("a chunk of unknown form")),
+            Some(_) if self.long.is_some() => {
+                self.go_on_long(chunk, now, intake)?;
+                Ok(true)
+            }
+            Some(Form::Batch) => {
+                if header.offset != 0 || !chunk.is_last() {
+                    return Err(violation("a batch in pieces"));
+                }
+                self.batch = Some(Batch { chunk, at: 0, arrived: now.steady });
+                Ok(true)
+            }
+            Some(Form::Long) => {
+                self.read_prefix(&chunk, now)?;
+                // Nothing is left to wait for in it.
+                self.let_go(chunk);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Is it one that is wanted? False if it is here already.
+    fn check(&mut self, header: &MessageHeader) -> std::result::Result<bool, Broken> {
+        if self.last.is_some_and(|last| header.position <= last) {
+            return Err(violation("a message that is not behind the last one"));
+        }
+        if header.length > self.largest {
+            return Err(violation("a message that is longer than its topic's longest"));
+        }
+        self.last = Some(header.position);
+        if header.position < self.next {
+            self.counters.duplicates += 1;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn room(
+        &mut self,
+        header: &MessageHeader,
+        now: Now,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> std::result::Result<Option<(P, u64)>, Broken> {
+        match sink.begin(header).map_err(Broken::Topic)? {
+            Room::NotYet => {
+                if self.no_room_since.is_none() {
+                    self.no_room_since = Some(now.steady);
+                    self.counters.no_room += 1;
+                }
+                Ok(None)
+            }
+            Room::Here(place) => {
+                let waited = self.no_room_since.take().map_or(0, |since| now.steady - since);
+                self.counters.no_room_for += waited;
+                self.next = header.position + 1;
+                Ok(Some((place, waited)))
+            }
+        }
+    }
+
+    fn let_go(&mut self, chunk: C) {
+        if !self.steps.is_empty() {
+            self.steps.push_back(Step::LetGo(chunk));
+        }
+    }
+
+    fn read_batch(
+        &mut self,
+        now: Now,
+        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> std::result::Result<bool, Broken> {
+        let Some(batch) = self.batch.take() else { return Ok(false) };
+        let length = batch.chunk.header().payload as usize;
+        let Batch { chunk, at, arrived } = batch;
+        if at == length {
+            self.let_go(chunk);
+            return Ok(true);
+        }
+        let left = length - at;
+        let decoded = MessageHeader::decode_from(left, |from, into| chunk.read(at + from, into));
+        let (header, has_trailer) = decoded
+            .map_err(Broken::Ring)?
+            .map_err(|error| Broken::Ring(Error::because(READ, ErrorKind::Malformed, error)))?;
+        if has_trailer || header.length > left as u64 || header.in_batch() > left {
+            return Err(violation("a message that goes on behind its batch"));
+        }
+        let next = Batch { at: at + header.in_batch(), chunk, arrived };
+        // Once it is known to be wanted it is not looked at again, however often it has no room.
+        if self.no_room_since.is_none() && !self.check(&header)? {
+            self.batch = Some(next);
+            return Ok(true);
+        }
+        let Some((place, room)) = self.room(&header, now, sink)? else {
+            self.batch = Some(Batch { at, ..next });
+            return Ok(false);
+        };
+        let mut times = CopyTimes { begun: now.steady, done: Some(now.steady) };
+        if header.length > 0 {
+            let from = at + header.prefix();
+            let copy = intake.copy_in(&next.chunk, from, header.length as usize, &place, 0);
+            if let Some(ticket) = copy.map_err(Broken::Topic)? {
+                self.steps.push_back(Step::Copy(ticket, now.steady, None));
+                times.done = None;
+            }
+        }
+        let stages = Stages { room, ..Stages::default() };
+        self.begun.push_back(header);
+        self.steps.push_back(Step::Finish(stages, times));
+        self.batch = Some(next);
+        Ok(true)
+    }
+
+    /// The first chunk of a long message: header and metadata, and nothing else.
+    fn read_prefix(&mut self, chunk: &C, now: Now) -> std::result::Result<(), Broken> {
+        let ring = *chunk.header();
+        let length = ring.payload as usize;
+        if ring.offset != 0 || length > LONGEST_PREFIX {
+            return Err(violation("a message that does not begin with its header"));
+        }
+        let decoded = MessageHeader::decode_from(length, |from, into| chunk.read(from, into));
+        let (header, has_trailer) = decoded
+            .map_err(Broken::Ring)?
+            .map_err(|error| Broken::Ring(Error::because(READ, ErrorKind::Malformed, error)))?;
+        let trailer = if has_trailer { TRAILER as u64 } else { 0 };
+        let whole = header.prefix() as u64 + header.length + trailer;
+        if length != header.prefix() || whole != ring.length || header.length == 0 {
+            return Err(violation("a message of another length than its header says"));
+        }
+        let is_wanted = self.check(&header)?;
+        let state = if is_wanted { LongState::Waiting } else { LongState::Skipped };
+        self.long = Some(Long {
+            prefix: length as u64,
+            has_trailer,
+            trailer: [0; TRAILER],
+            header,
+            place: None,
+            state,
+            arrived: now.steady,
+            copy_begun: None,
+            room: 0,
+        });
+        Ok(())
+    }
+
+    /// Asks for room for a long message. False if there is none.
+    fn begin_long(
+        &mut self,
+        now: Now,
+        sink: &mut (impl Sink<P> + ?Sized),
+    ) -> std::result::Result<bool, Broken> {
+        let Some(mut long) = self.long.take() else { return Ok(true) };
+        let room = self.room(&long.header, now, sink);
+        let is_begun = match room? {
+            Some((place, waited)) => {
+                (long.place, long.room, long.state) = (Some(place), waited, LongState::Begun);
+                true
+            }
+            None => false,
+        };
+        self.long = Some(long);
+        Ok(is_begun)
+    }
+
+    /// A further chunk of a long message.
+    fn go_on_long(
+        &mut self,
+        chunk: C,
+        now: Now,
+        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
+    ) -> std::result::Result<(), Broken> {
+        let Some(mut long) = self.long.take() else { return Ok(()) };
+        let (ring, is_last) = (*chunk.header(), chunk.is_last());
+        if ring.topic != Form::Long.number() {
+            return Err(violation("a chunk of another form than its message"));
+        }
+        // The ring's reader has seen to it that chunks follow one another up to the length.
+        let from = ring.offset - long.prefix;
+        let payload = u64::from(ring.payload);
+        let of_payload = long.header.length.saturating_sub(from).min(payload);
+        for at in of_payload..payload {
+            // What is behind the payload is the trailer, of which a chunk may have a part.
+            let place = (from + at - long.header.length) as usize;
+            if long.has_trailer
+                && let Some(byte) = long.trailer.get_mut(place..=place)
+            {
+                chunk.read(at as usize, byte).map_err(Broken::Ring)?;
+            }
+        }
+        let mut ticket = None;
+        if let Some(place) = &long.place
+            && of_payload > 0
+        {
+            long.copy_begun.get_or_insert(now.steady);
+            let copy = intake.copy_in(&chunk, 0, of_payload as usize, place, from);
+            ticket = copy.map_err(Broken::Topic)?;
+        }
+        let is_done = ticket.is_none();
+        match (ticket, is_last) {
+            (Some(ticket), true) => self.steps.push_back(Step::Copy(ticket, now.steady, None)),
+            (Some(ticket), false) => {
+                self.steps.push_back(Step::Copy(ticket, now.steady, Some(chunk)));
+                self.long = Some(long);
+                return Ok(());
+            }
+            (None, true) => {}
+            (None, false) => {
+                self.let_go(chunk);
+                self.long = Some(long);
+                return Ok(());
+            }
+        }
+        if long.state == LongState::Begun {
+            let stages = Stages {
+                copy_out: if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 },
+                wire: now.steady - long.arrived,
+                room: long.room,
+                ..Stages::default()
+            };
+            let done = (is_done && self.steps.is_empty()).then_some(now.steady);
+            let times = CopyTimes { begun: long.copy_begun.unwrap_or(now.steady), done };
+            self.begun.push_back(long.header);
+            self.steps.push_back(Step::Finish(stages, times));
+        }
+        self.let_go(chunk);
+        Ok(())
+    }
+}
+
+const READ: &str = "read a message of another node";
+
+fn violation(detail: &'static str) -> Broken {
+    Broken::Ring(Error::new(READ, ErrorKind::Malformed, detail))
+}

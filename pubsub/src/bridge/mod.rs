@@ -1,0 +1,175 @@
+//! Moves the messages of topics from one node to others, on rings.
+//!
+//! It knows nothing of topics' queues or of who subscribes to what: messages come from a
+//! [`Source`] and go to a [`Sink`], and what two nodes have to tell each other first are letters
+//! ([`Terms`]) that somebody else carries. A [`Worker`] is a thread that owns an endpoint and all
+//! topics on it.
+//!
+//! An [`Outbound`](outbound::Outbound) writes a topic's messages, in order, once to each node that
+//! wants them; an [`Inbound`](inbound::Inbound) puts those of one node to where the sink has room.
+//! Both are plain state machines, tested in pairs in simulated time.
+
+mod bytes;
+mod deck;
+mod header;
+mod inbound;
+mod outbound;
+mod pools;
+mod staging;
+mod terms;
+mod worker;
+
+#[cfg(test)]
+mod simulated_tests;
+#[cfg(test)]
+mod simulation;
+
+use std::fmt;
+
+use gpu::Slice;
+
+pub use header::{
+    Form, HEADER, HeaderError, LONGEST, LONGEST_PREFIX, MOST_POSITIONS, MessageHeader, Metadata,
+    TRAILER,
+};
+pub use inbound::InboundCounters;
+pub use outbound::DestinationCounters;
+pub use terms::{LONGEST_TERMS, Side, Spot, Terms, TopicFacts};
+pub use worker::{
+    Announcer, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,
+};
+
+use crate::error::Result;
+
+/// A node's identity.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub [u8; 16]);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NodeId({self})")
+    }
+}
+
+/// Where a payload lies.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// In memory that the processor reads and writes: pushed from there, and copied to there by
+    /// the processor.
+    Host(Slice),
+    /// In memory of a device, which copies by way of pinned memory.
+    Device(Slice),
+}
+
+impl Place {
+    /// The range.
+    #[must_use]
+    pub fn slice(&self) -> &Slice {
+        match self {
+            Self::Host(slice) | Self::Device(slice) => slice,
+        }
+    }
+}
+
+/// A message that is to leave.
+#[derive(Debug, Clone)]
+pub struct Outgoing<P = Place> {
+    /// All but the payload. When it is given to the wire is filled in later.
+    pub header: MessageHeader,
+    /// The payload, as long as the header says.
+    pub place: P,
+}
+
+/// Where the messages of a topic come from.
+pub trait Source<P = Place>: Send {
+    /// The next message, if there is one. Their positions grow. Each stays as it is until it is
+    /// [released](Self::release).
+    ///
+    /// # Errors
+    /// Why there are no more: the topic is given up then.
+    fn next(&mut self) -> Result<Option<Outgoing<P>>>;
+
+    /// All messages up to this position are delivered by everybody who wants them, or will never
+    /// be.
+    fn release(&mut self, through: u64);
+}
+
+/// What a sink has for a message.
+#[derive(Debug)]
+pub enum Room<P = Place> {
+    /// This, as long as the payload.
+    Here(P),
+    /// Nothing yet: it is asked again when it [announces](Announcer::announce) itself, and now and
+    /// then.
+    NotYet,
+}
+
+/// What became of a message that is all there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// It is published: its writer may be told that it is delivered.
+    Published,
+    /// There is no room in the queue; it is asked again, as for room.
+    NotYet,
+}
+
+/// How long a message spent in each stage of its way, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// Out of the device, at the writer: from the first copy's beginning to the last one's end.
+    pub copy_out: u64,
+    /// From the arrival of its first chunk to that of its last.
+    pub wire: u64,
+    /// Waiting for room.
+    pub room: u64,
+    /// Into its place, from the first copy's beginning to the last one's end.
+    pub copy_in: u64,
+    /// From then on until the sink was asked to publish it, this time.
+    pub notice: u64,
+}
+
+/// Where the messages of one node's topic go.
+pub trait Sink<P = Place>: Send {
+    /// Gives room for a message. It is finished later, in the order in which they began.
+    ///
+    /// # Errors
+    /// Why nothing more is taken: the topic is given up then.
+    fn begin(&mut self, header: &MessageHeader) -> Result<Room<P>>;
+
+    /// The first of those that began is all there: publishes it.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished>;
+
+    /// All that began and was not published will not be: its writer is gone. Whoever comes after
+    /// brings it again.
+    fn abandon(&mut self);
+}
+
+/// The time, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Now {
+    /// Of a clock that only goes forward.
+    pub(crate) steady: u64,
+    /// Of the clock on the wall.
+    pub(crate) real: u64,
+}
+
+/// What came of giving a topic its turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Something happened: there may be more.
+    pub(crate) has_moved: bool,
+    /// A device copies: nobody tells when it is done.
+    pub(crate) is_copying: bool,
+    /// Something is to be tried again, though nobody says when: room at the sink or in the
+    /// provider's queue.
+    pub(crate) is_waiting: bool,
+}

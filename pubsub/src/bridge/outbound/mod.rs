@@ -1,0 +1,494 @@
+//! A topic at the node that has its messages: writes each once into the ring of every node that
+//! wants it, in order.
+//!
+//! Every destination has a cursor of its own; a message is released when the last has delivered
+//! it, that is, when the credit of its ring has passed the message's end. Nothing here knows of
+//! endpoints, threads or clocks: what is done goes through a [`Wire`].
+
+mod writing;
+
+use std::collections::VecDeque;
+
+use fabric::ring::{Message, Pushed};
+
+use super::header::{Form, MessageHeader};
+use super::staging::{Stage, State, Want};
+use super::{NodeId, Now, Outgoing, Progress, Source};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Bytes of a sheet, on which small messages are put together.
+pub(crate) const SHEET: usize = 16 << 10;
+/// The longest payload that is copied to a sheet: what is longer is worth a write of its own.
+const SMALL: u64 = 4096;
+/// Messages that are taken from the source before somebody is ready to write them.
+const AHEAD: u64 = 64;
+/// Chunks that are given to one destination before others have their turn.
+const TURN: usize = 32;
+
+/// How far a ring is: positions of its epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// What was written.
+    pub(crate) tail: u64,
+    /// Up to here the provider is done with what was written from.
+    pub(crate) left: u64,
+    /// Up to here the reader is known to be done.
+    pub(crate) read: u64,
+}
+
+/// What a message's next bytes are written from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part<'a, P> {
+    /// The start of a sheet.
+    Sheet { sheet: u32, length: usize },
+    /// The whole payload, where it lies.
+    Direct(&'a P),
+    /// A slot, from its start on.
+    Slot { slot: u32, length: usize },
+}
+
+/// What an outbound topic does things with.
+pub(crate) trait Wire {
+    type Ring: Copy + PartialEq + std::fmt::Debug;
+    type Place;
+    type Ticket;
+
+    /// Has such a payload to be copied to a slot first?
+    fn is_staged(&self, place: &Self::Place) -> bool;
+    /// Begins a message of a ring.
+    fn begin(&self, ring: Self::Ring, form: Form, length: u64) -> Result<Message>;
+    /// Writes a message's next chunk, from a part that lies in it from byte `at` on.
+    fn push(
+        &mut self,
+        ring: Self::Ring,
+        message: &mut Message,
+        part: Part<'_, Self::Place>,
+        at: u64,
+    ) -> Result<Pushed>;
+    fn marks(&self, ring: Self::Ring) -> Result<Marks>;
+    /// The longest payload of a chunk that is never split.
+    fn longest_whole(&self, ring: Self::Ring) -> Result<usize>;
+
+    /// A sheet, if there is one, or this is the caller's first.
+    fn take_sheet(&mut self, is_first: bool) -> Option<u32>;
+    /// It is not used any more; or writes from it may go on, though nobody waits for them.
+    fn give_sheet(&mut self, sheet: u32, is_tainted: bool);
+    fn write_sheet(&mut self, sheet: u32, at: usize, bytes: &[u8]) -> Result<()>;
+    /// Copies a payload to a sheet.
+    fn gather(&mut self, sheet: u32, at: usize, from: &Self::Place, length: usize) -> Result<()>;
+
+    /// A slot for pieces of such a payload, likewise.
+    fn take_slot(&mut self, like: &Self::Place, is_first: bool) -> Result<Option<u32>>;
+    fn give_slot(&mut self, slot: u32, is_tainted: bool);
+    fn write_slot(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<()>;
+    /// Begins to copy a piece of a payload to the start of a slot.
+    fn copy_out(
+        &mut self,
+        slot: u32,
+        from: &Self::Place,
+        offset: u64,
+        length: u64,
+    ) -> Result<Self::Ticket>;
+    fn is_copied(&mut self, ticket: &Self::Ticket) -> Result<bool>;
+}
+
+/// How a topic is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    /// Bytes of a piece that is staged.
+    pub(crate) piece: u64,
+    /// Slots that the topic may have.
+    pub(crate) slots: usize,
+    /// Messages that are kept for destinations that lag; None: all.
+    pub(crate) keep: Option<usize>,
+    /// Nanoseconds that a device may take for a copy.
+    pub(crate) patience: u64,
+}
+
+/// What was done for a destination.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DestinationCounters {
+    /// Messages that it has delivered.
+    pub delivered: u64,
+    /// Messages that were written.
+    pub messages: u64,
+    /// Bytes of their payloads.
+    pub bytes: u64,
+    /// Messages of the ring in which several were written at a time.
+    pub batches: u64,
+    /// Times that there was no credit.
+    pub blocked: u64,
+    /// How long it took until there was, in nanoseconds.
+    pub blocked_for: u64,
+    /// Times that the provider had no room.
+    pub busy: u64,
+    /// Times that the next piece was not staged yet.
+    pub unstaged: u64,
+    /// Messages that it missed since it was too far behind.
+    pub missed: u64,
+}
+
+struct Entry<P> {
+    header: MessageHeader,
+    place: P,
+    /// The first of its pieces.
+    serial: u64,
+    /// How many there are: none if it is not staged.
+    pieces: u64,
+    copy_begun: Option<u64>,
+}
+
+impl<P> Entry<P> {
+    fn is_small(&self, limit: usize) -> bool {
+        self.pieces == 0 && self.header.length <= SMALL && self.header.in_batch() <= limit
+    }
+}
+
+/// What a write was made from.
+#[derive(Debug, Clone, Copy)]
+enum Hold {
+    Sheet(u32),
+    Piece(u64),
+}
+
+#[derive(Debug)]
+enum Writing {
+    Batch { message: Message, sheet: u32, length: usize },
+    Long { message: Message, sheet: u32, prefix: usize },
+}
+
+struct Destination<R> {
+    node: NodeId,
+    ring: Option<R>,
+    /// The first position that it does not have.
+    from: u64,
+    /// The number of the entry to be written next.
+    next: u64,
+    /// Entries before this one are delivered.
+    delivered: u64,
+    writing: Option<Writing>,
+    /// What writes were made from, and where in the ring they end.
+    held: VecDeque<(u64, Hold)>,
+    /// Where messages end in the ring, and up to which entry all is delivered then.
+    unread: VecDeque<(u64, u64)>,
+    /// The credit that was known when it was looked at last.
+    credit: u64,
+    blocked_since: Option<u64>,
+    counters: DestinationCounters,
+}
+
+impl<R> Destination<R> {
+    fn end_block(&mut self, now: Now) {
+        if let Some(since) = self.blocked_since.take() {
+            self.counters.blocked_for += now.steady - since;
+        }
+    }
+}
+
+/// The first of those that end somewhere, if that is no further than this.
+fn pop_up_to<T>(ends: &mut VecDeque<(u64, T)>, position: u64) -> Option<(u64, T)> {
+    match ends.front() {
+        Some((end, _)) if *end <= position => ends.pop_front(),
+        _ => None,
+    }
+}
+
+/// Why something cannot go on.
+enum Stop {
+    /// It is the topic's fault.
+    Topic(Error),
+    /// That of the connection to one node.
+    Peer(Error),
+}
+
+/// A topic at the node that has its messages.
+pub(crate) struct Outbound<W: Wire> {
+    manner: Manner,
+    entries: VecDeque<Entry<W::Place>>,
+    /// The number of the first of them.
+    first: u64,
+    /// Pieces of all entries so far.
+    serials: u64,
+    stage: Stage<W::Ticket>,
+    destinations: Vec<Destination<W::Ring>>,
+    /// Whose turn is first.
+    turn: usize,
+    lost: Vec<(NodeId, Error)>,
+    wants: Vec<Want>,
+}
+
+impl<W: Wire> Outbound<W> {
+    pub(crate) fn new(manner: Manner) -> Self {
+        Self {
+            manner,
+            entries: VecDeque::new(),
+            first: 0,
+            serials: 0,
+            stage: Stage::new(manner.slots),
+            destinations: Vec::new(),
+            turn: 0,
+            lost: Vec::new(),
+            wants: Vec::new(),
+        }
+    }
+
+    /// A node that wants the messages, from the first one that is kept on. Nothing is released
+    /// that it has not delivered, until it is removed.
+    pub(crate) fn add(&mut self, node: NodeId) {
+        if self.place_of(node).is_none() {
+            self.destinations.push(Destination {
+                node,
+                ring: None,
+                from: 0,
+                next: self.first,
+                delivered: self.first,
+                writing: None,
+                held: VecDeque::new(),
+                unread: VecDeque::new(),
+                credit: 0,
+                blocked_since: None,
+                counters: DestinationCounters::default(),
+            });
+        }
+    }
+
+    /// Writes to a node into this ring, which is empty, from a position on.
+    pub(crate) fn connect(&mut self, node: NodeId, ring: W::Ring, from: u64, wire: &mut W) {
+        self.add(node);
+        self.disconnect(node, wire);
+        let Some(place) = self.place_of(node) else { return };
+        let destination = &mut self.destinations[place];
+        destination.ring = Some(ring);
+        destination.from = from;
+        // What it has is delivered, and what it has not is written again.
+        let is_there = |entry: &&Entry<_>| entry.header.position < from;
+        let has = self.entries.iter().take_while(is_there).count() as u64;
+        destination.next = destination.delivered.max(self.first + has);
+        destination.delivered = destination.next;
+    }
+
+    /// The ring to a node is gone: what was written and not delivered is to be written again.
+    pub(crate) fn disconnect(&mut self, node: NodeId, wire: &mut W) {
+        let Some(place) = self.place_of(node) else { return };
+        let destination = &mut self.destinations[place];
+        destination.ring = None;
+        destination.next = destination.delivered;
+        destination.unread.clear();
+        (destination.credit, destination.blocked_since) = (0, None);
+        match destination.writing.take() {
+            // Nothing of a sheet that is not among the held ones was written.
+            Some(Writing::Batch { sheet, .. }) => wire.give_sheet(sheet, false),
+            Some(Writing::Long { message, sheet, .. }) if message.written() == 0 => {
+                wire.give_sheet(sheet, false);
+            }
+            _ => {}
+        }
+        for (_, hold) in destination.held.drain(..) {
+            match hold {
+                Hold::Sheet(sheet) => wire.give_sheet(sheet, true),
+                Hold::Piece(serial) => self.stage.let_go(serial, true),
+            }
+        }
+    }
+
+    /// A node does not want the messages any more.
+    pub(crate) fn remove(&mut self, node: NodeId, wire: &mut W) {
+        self.disconnect(node, wire);
+        self.destinations.retain(|destination| destination.node != node);
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn close(&mut self, wire: &mut W) {
+        while let Some(destination) = self.destinations.first() {
+            self.remove(destination.node, wire);
+        }
+        for item in self.stage.items() {
+            wire.give_slot(item.slot, true);
+        }
+    }
+
+    /// A ring that broke, and why; it is not used any more.
+    pub(crate) fn next_lost(&mut self) -> Option<(NodeId, Error)> {
+        self.lost.pop()
+    }
+
+    pub(crate) fn counters(&self) -> Vec<(NodeId, DestinationCounters)> {
+        let of = |destination: &Destination<_>| (destination.node, destination.counters);
+        self.destinations.iter().map(of).collect()
+    }
+
+    fn place_of(&self, node: NodeId) -> Option<usize> {
+        self.destinations.iter().position(|destination| destination.node == node)
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+
+    fn entry(&self, number: u64) -> Option<&Entry<W::Place>> {
+        self.entries.get(number.checked_sub(self.first)? as usize)
+    }
+
+    /// Does what can be done now, a bounded amount.
+    ///
+    /// # Errors
+    /// Why the topic cannot go on: the source's, or a device's.
+    pub(crate) fn advance(
+        &mut self,
+        now: Now,
+        source: &mut (impl Source<W::Place> + ?Sized),
+        wire: &mut W,
+    ) -> Result<Progress> {
+        let mut progress = Progress::default();
+        progress.has_moved |= self.look_at_copies(now, wire)?;
+        for place in 0..self.destinations.len() {
+            match self.look_at_ring(place, now, wire) {
+                Ok(has_moved) => progress.has_moved |= has_moved,
+                Err(error) => self.lose(place, error, wire),
+            }
+        }
+        progress.has_moved |= self.release(source, wire);
+        progress.has_moved |= self.take_more(source, wire)?;
+        let count = self.destinations.len();
+        self.turn = if count == 0 { 0 } else { (self.turn + 1) % count };
+        let turn = self.turn;
+        for place in (0..count).map(|place| (place + turn) % count) {
+            match self.write(place, now, wire, &mut progress) {
+                Ok(()) => {}
+                Err(Stop::Peer(error)) => self.lose(place, error, wire),
+                Err(Stop::Topic(error)) => return Err(error),
+            }
+        }
+        if self.serials > 0 {
+            progress.has_moved |= self.stage_more(now, wire, &mut progress)?;
+        }
+        progress.is_copying =
+            self.stage.items().iter().any(|item| matches!(item.state, State::Copying(..)));
+        Ok(progress)
+    }
+
+    fn lose(&mut self, place: usize, error: Error, wire: &mut W) {
+        let node = self.destinations[place].node;
+        self.disconnect(node, wire);
+        self.lost.push((node, error));
+    }
+
+    fn look_at_copies(&mut self, now: Now, wire: &mut W) -> Result<bool> {
+        let mut has_moved = false;
+        for item in self.stage.items() {
+            let State::Copying(ticket, since) = &item.state else { continue };
+            if !wire.is_copied(ticket)? {
+                if now.steady - since > self.manner.patience {
+                    let detail = "a device did not copy a message out in time";
+                    return Err(Error::new("stage", ErrorKind::DeadlineExceeded, detail));
+                }
+                continue;
+            }
+            item.state = State::Ready;
+            has_moved = true;
+            let place = item.entry.checked_sub(self.first).map(|place| place as usize);
+            let Some(entry) = place.and_then(|place| self.entries.get(place)) else { continue };
+            if item.serial + 1 == entry.serial + entry.pieces {
+                let took = now.steady - entry.copy_begun.unwrap_or(now.steady);
+                let at = entry.header.length - (entry.pieces - 1) * self.manner.piece;
+                wire.write_slot(item.slot, at as usize, &took.to_le_bytes())?;
+            }
+        }
+        Ok(has_moved)
+    }
+
+    /// What left, and what was delivered.
+    fn look_at_ring(&mut self, place: usize, now: Now, wire: &mut W) -> Result<bool> {
+        let destination = &mut self.destinations[place];
+        let Some(ring) = destination.ring else { return Ok(false) };
+        let marks = wire.marks(ring)?;
+        let mut has_moved = false;
+        while let Some((_, hold)) = pop_up_to(&mut destination.held, marks.left) {
+            has_moved = true;
+            match hold {
+                Hold::Sheet(sheet) => wire.give_sheet(sheet, false),
+                Hold::Piece(serial) => self.stage.let_go(serial, false),
+            }
+        }
+        while let Some((_, entry)) = pop_up_to(&mut destination.unread, marks.read) {
+            has_moved = true;
+            destination.counters.delivered += entry - destination.delivered;
+            destination.delivered = entry;
+        }
+        if marks.read != destination.credit {
+            destination.credit = marks.read;
+            destination.end_block(now);
+        }
+        Ok(has_moved)
+    }
+
+    /// Lets go of what all have.
+    fn release(&mut self, source: &mut (impl Source<W::Place> + ?Sized), wire: &mut W) -> bool {
+        let lowest = self.destinations.iter().map(|destination| destination.delivered).min();
+        let lowest = lowest.unwrap_or(self.end());
+        let mut through = None;
+        while self.first < lowest {
+            let Some(entry) = self.entries.pop_front() else { break };
+            through = Some(entry.header.position);
+            self.first += 1;
+        }
+        let Some(through) = through else { return false };
+        let entries = self.first..self.end();
+        while let Some(item) = self.stage.outside(&entries) {
+            wire.give_slot(item.slot, item.is_tainted);
+        }
+        source.release(through);
+        true
+    }
+
+    /// Takes messages while somebody may write them soon.
+    fn take_more(
+        &mut self,
+        source: &mut (impl Source<W::Place> + ?Sized),
+        wire: &W,
+    ) -> Result<bool> {
+        let connected = self.destinations.iter().filter(|destination| destination.ring.is_some());
+        let Some(leader) = connected.map(|destination| destination.next).max() else {
+            return Ok(false);
+        };
+        let mut has_moved = false;
+        while self.end() - leader < AHEAD && self.make_room(source) {
+            let Some(Outgoing { header, place }) = source.next()? else { break };
+            let is_staged = header.length > 0 && wire.is_staged(&place);
+            let pieces = if is_staged { header.length.div_ceil(self.manner.piece) } else { 0 };
+            let serial = self.serials;
+            self.serials += pieces;
+            self.entries.push_back(Entry { header, place, serial, pieces, copy_begun: None });
+            has_moved = true;
+        }
+        Ok(has_moved)
+    }
+
+    /// Is there room for one more? Where not all is kept, the oldest makes room, and those who had
+    /// not begun with it miss it.
+    fn make_room(&mut self, source: &mut (impl Source<W::Place> + ?Sized)) -> bool {
+        let Some(keep) = self.manner.keep else { return true };
+        if self.entries.len() < keep {
+            return true;
+        }
+        let oldest = self.first;
+        let is_idle = |destination: &Destination<_>| {
+            let writes_it = matches!(destination.writing, Some(Writing::Long { .. }));
+            destination.delivered > oldest || (destination.next == oldest && !writes_it)
+        };
+        if !self.destinations.iter().all(is_idle) {
+            return false;
+        }
+        let Some(entry) = self.entries.pop_front() else { return true };
+        for destination in &mut self.destinations {
+            if destination.delivered == oldest {
+                destination.counters.missed += 1;
+                destination.delivered += 1;
+                destination.next = destination.delivered;
+            }
+        }
+        self.first += 1;
+        source.release(entry.header.position);
+        true
+    }
+}

@@ -1,0 +1,582 @@
+//! Wires, devices and sinks in simulated time.
+//!
+//! Rings are the real ones, without an endpoint: what is written arrives after a while, and is
+//! written over if it was released too early. A device copies when its copy is over, not before.
+
+use std::sync::{Arc, Mutex};
+
+use fabric::ring::{Header, Immediate, Message, Pushed, Reader, Refused, Shape, Span, Writer};
+
+use super::header::Form;
+use super::inbound::{Chunk, Intake};
+use super::outbound::{Marks, Part, SHEET, Wire};
+use super::{Finished, MessageHeader, Metadata, Now, Outgoing, Room, Sink, Source, Stages};
+use crate::error::{Error, ErrorKind, Result};
+
+pub(super) type Bytes = Arc<Mutex<Vec<u8>>>;
+
+/// A payload.
+#[derive(Debug, Clone)]
+pub(super) struct SimPlace {
+    pub(super) bytes: Bytes,
+    pub(super) is_device: bool,
+}
+
+impl SimPlace {
+    pub(super) fn new(bytes: Vec<u8>, is_device: bool) -> Self {
+        Self { bytes: Arc::new(Mutex::new(bytes)), is_device }
+    }
+}
+
+/// Nanoseconds for so many bytes, at bytes per microsecond.
+pub(super) fn takes(bytes: u64, rate: u64) -> u64 {
+    bytes * 1000 / rate
+}
+
+/// What does one thing after the other.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Belt {
+    free: u64,
+}
+
+impl Belt {
+    fn put(&mut self, now: u64, takes: u64) -> u64 {
+        self.free = self.free.max(now) + takes;
+        self.free
+    }
+}
+
+/// How fast everything is, in bytes per microsecond, and how far away.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Speeds {
+    pub(super) out: u64,
+    pub(super) wire: u64,
+    pub(super) into: u64,
+    pub(super) latency: u64,
+}
+
+/// Something on its way.
+struct Flight {
+    arrives: u64,
+    at: (u64, u64),
+    header: Header,
+    payload: Vec<u8>,
+    immediate: u32,
+}
+
+/// A ring, with both of its sides.
+pub(super) struct SimRing {
+    writer: Writer,
+    reader: Reader,
+    memory: Bytes,
+    flights: Vec<Flight>,
+    /// Where chunks end, and when they have left.
+    leaving: Vec<(u64, u64)>,
+    left: u64,
+    credits: Vec<(u64, u32)>,
+    released: Arc<Mutex<Vec<Span>>>,
+    belt: Belt,
+    pub(super) rate: u64,
+    is_broken: bool,
+}
+
+/// What an outbound topic writes through.
+pub(super) struct SimWire {
+    pub(super) now: u64,
+    pub(super) speeds: Speeds,
+    pub(super) rings: Vec<SimRing>,
+    sheets: Vec<Vec<u8>>,
+    free_sheets: Vec<u32>,
+    slots: Vec<Vec<u8>>,
+    free_slots: Vec<u32>,
+    pub(super) all_slots: usize,
+    belt: Belt,
+    /// Copies that are not over: when they are, from where, and to which slot.
+    copies: Vec<(u64, SimPlace, u64, u64, u32)>,
+    pub(super) pieces_copied: u64,
+    events: Vec<u64>,
+}
+
+impl SimWire {
+    pub(super) fn new(speeds: Speeds) -> Self {
+        Self {
+            now: 0,
+            speeds,
+            rings: Vec::new(),
+            sheets: Vec::new(),
+            free_sheets: Vec::new(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            all_slots: 64,
+            belt: Belt::default(),
+            copies: Vec::new(),
+            pieces_copied: 0,
+            events: Vec::new(),
+        }
+    }
+
+    /// A ring with chunks of so many bytes.
+    pub(super) fn open(&mut self, capacity: u64, chunk: u64) -> usize {
+        let number = self.rings.len();
+        let shape = Shape::new(capacity, (number % 1024) as u16).unwrap();
+        self.rings.push(SimRing {
+            writer: Writer::new(shape, 1, chunk),
+            reader: Reader::new(shape, 1, capacity / 4),
+            memory: Arc::new(Mutex::new(vec![0; capacity as usize])),
+            flights: Vec::new(),
+            leaving: Vec::new(),
+            left: 0,
+            credits: Vec::new(),
+            released: Arc::default(),
+            belt: Belt::default(),
+            rate: self.speeds.wire,
+            is_broken: false,
+        });
+        number
+    }
+
+    /// What is on its way never arrives.
+    pub(super) fn tear(&mut self, ring: usize) {
+        let ring = &mut self.rings[ring];
+        ring.is_broken = true;
+        ring.flights.clear();
+        ring.credits.clear();
+        ring.leaving.clear();
+    }
+
+    /// When something happens next, if anything does.
+    pub(super) fn next_event(&mut self) -> Option<u64> {
+        let now = self.now;
+        self.events.retain(|event| *event > now);
+        let rings = self.rings.iter().flat_map(|ring| {
+            let flights = ring.flights.iter().map(|flight| flight.arrives);
+            let leaving = ring.leaving.iter().map(|(_, at)| *at);
+            flights.chain(leaving).chain(ring.credits.iter().map(|(at, _)| *at))
+        });
+        rings.chain(self.events.iter().copied()).filter(|event| *event > now).min()
+    }
+
+    /// Says that something happens then.
+    pub(super) fn expect(&mut self, event: u64) {
+        self.events.push(event);
+    }
+
+    /// Lets arrive what has, and gives back what was released.
+    pub(super) fn settle(&mut self, is_quiet: bool) -> bool {
+        let (now, latency) = (self.now, self.speeds.latency);
+        let mut has_moved = false;
+        for ring in self.rings.iter_mut().filter(|ring| !ring.is_broken) {
+            ring.flights.sort_by_key(|flight| flight.arrives);
+            while ring.flights.first().is_some_and(|flight| flight.arrives <= now) {
+                let flight = ring.flights.remove(0);
+                let mut memory = ring.memory.lock().unwrap();
+                let (header, payload) = (flight.at.0 as usize, flight.at.1 as usize);
+                memory[header..header + 64].copy_from_slice(&flight.header.encode());
+                memory[payload..payload + flight.payload.len()].copy_from_slice(&flight.payload);
+                let immediate = Immediate::decode(flight.immediate);
+                ring.reader.notice(&immediate, 0).unwrap();
+                has_moved = true;
+            }
+            ring.leaving.retain(|(end, at)| {
+                if *at <= now {
+                    ring.left = ring.left.max(*end);
+                    has_moved = true;
+                }
+                *at > now
+            });
+            for span in ring.released.lock().unwrap().drain(..) {
+                ring.reader.release(span);
+            }
+            if let Some(credit) = ring.reader.credit(is_quiet) {
+                ring.credits.push((now + latency, credit));
+                has_moved = true;
+            }
+            let writer = &mut ring.writer;
+            ring.credits.retain(|(at, credit)| {
+                if *at <= now {
+                    writer.credit(&Immediate::decode(*credit));
+                    has_moved = true;
+                }
+                *at > now
+            });
+        }
+        has_moved
+    }
+
+    pub(super) fn clock(&self) -> Now {
+        Now { steady: self.now, real: self.now + 1_000_000 }
+    }
+}
+
+fn broken() -> Error {
+    Error::new("use a simulated ring", ErrorKind::Failed, "torn")
+}
+
+impl Wire for SimWire {
+    type Ring = usize;
+    type Place = SimPlace;
+    type Ticket = u64;
+
+    fn is_staged(&self, place: &SimPlace) -> bool {
+        place.is_device
+    }
+
+    fn begin(&self, ring: usize, form: Form, length: u64) -> Result<Message> {
+        Ok(self.rings[ring].writer.begin(form.number(), length))
+    }
+
+    fn push(
+        &mut self,
+        ring: usize,
+        message: &mut Message,
+        part: Part<'_, SimPlace>,
+        at: u64,
+    ) -> Result<Pushed> {
+        let ring = &mut self.rings[ring];
+        if ring.is_broken {
+            return Err(broken());
+        }
+        if ring.leaving.len() >= 16 {
+            return Ok(Pushed::Busy);
+        }
+        let from = (message.written() - at) as usize;
+        let bytes = match part {
+            Part::Sheet { sheet, length } => self.sheets[sheet as usize][from..length].to_vec(),
+            Part::Slot { slot, length } => self.slots[slot as usize][from..length].to_vec(),
+            Part::Direct(place) => place.bytes.lock().unwrap()[from..].to_vec(),
+        };
+        let chunk = match ring.writer.plan_within(message, bytes.len() as u64) {
+            Ok(chunk) => chunk,
+            Err(Refused::Blocked(blocked)) => return Ok(Pushed::Blocked(blocked)),
+            Err(Refused::Stale) => panic!("a message out of turn"),
+        };
+        ring.writer.commit(message, &chunk);
+        let payload = bytes[..chunk.header.payload as usize].to_vec();
+        let left = ring.belt.put(self.now, takes(chunk.length(), ring.rate));
+        ring.leaving.push((ring.writer.tail(), left));
+        ring.flights.push(Flight {
+            arrives: left + self.speeds.latency,
+            at: (chunk.header_at, chunk.payload_at),
+            header: chunk.header,
+            payload,
+            immediate: chunk.immediate,
+        });
+        Ok(Pushed::Posted(chunk.header.payload.into()))
+    }
+
+    fn marks(&self, ring: usize) -> Result<Marks> {
+        let ring = &self.rings[ring];
+        if ring.is_broken {
+            return Err(broken());
+        }
+        let (tail, read) = (ring.writer.tail(), ring.writer.known_head());
+        Ok(Marks { tail, left: ring.left, read })
+    }
+
+    fn longest_whole(&self, ring: usize) -> Result<usize> {
+        Ok(self.rings[ring].writer.longest_whole() as usize)
+    }
+
+    fn take_sheet(&mut self, is_first: bool) -> Option<u32> {
+        if let Some(sheet) = self.free_sheets.pop() {
+            return Some(sheet);
+        }
+        if self.sheets.len() >= 4 && !is_first {
+            return None;
+        }
+        self.sheets.push(vec![0; SHEET]);
+        Some(self.sheets.len() as u32 - 1)
+    }
+
+    fn give_sheet(&mut self, sheet: u32, is_tainted: bool) {
+        // Whoever still reads it finds something else.
+        self.sheets[sheet as usize].fill(0xEE);
+        assert!(!self.free_sheets.contains(&sheet), "a sheet was given back twice");
+        if !is_tainted {
+            self.free_sheets.push(sheet);
+        }
+    }
+
+    fn write_sheet(&mut self, sheet: u32, at: usize, bytes: &[u8]) -> Result<()> {
+        self.sheets[sheet as usize][at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn gather(&mut self, sheet: u32, at: usize, from: &SimPlace, length: usize) -> Result<()> {
+        let bytes = from.bytes.lock().unwrap();
+        self.sheets[sheet as usize][at..at + length].copy_from_slice(&bytes[..length]);
+        Ok(())
+    }
+
+    fn take_slot(&mut self, _like: &SimPlace, is_first: bool) -> Result<Option<u32>> {
+        if let Some(slot) = self.free_slots.pop() {
+            return Ok(Some(slot));
+        }
+        if self.slots.len() >= self.all_slots && !is_first {
+            return Ok(None);
+        }
+        self.slots.push(Vec::new());
+        Ok(Some(self.slots.len() as u32 - 1))
+    }
+
+    fn give_slot(&mut self, slot: u32, is_tainted: bool) {
+        self.slots[slot as usize].fill(0xEE);
+        assert!(!self.free_slots.contains(&slot), "a slot was given back twice");
+        if !is_tainted {
+            self.free_slots.push(slot);
+        }
+    }
+
+    fn write_slot(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<()> {
+        let slot = &mut self.slots[slot as usize];
+        slot.resize(slot.len().max(at + bytes.len()), 0);
+        slot[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn copy_out(&mut self, slot: u32, from: &SimPlace, offset: u64, length: u64) -> Result<u64> {
+        let done = self.belt.put(self.now, takes(length, self.speeds.out));
+        self.pieces_copied += 1;
+        self.copies.push((done, from.clone(), offset, length, slot));
+        self.events.push(done);
+        Ok(done)
+    }
+
+    fn is_copied(&mut self, ticket: &u64) -> Result<bool> {
+        if *ticket > self.now {
+            return Ok(false);
+        }
+        if let Some(place) = self.copies.iter().position(|copy| copy.0 == *ticket) {
+            let (_, from, offset, length, slot) = self.copies.remove(place);
+            let bytes = from.bytes.lock().unwrap();
+            let range = offset as usize..(offset + length) as usize;
+            self.slots[slot as usize] = bytes[range].to_vec();
+        }
+        Ok(true)
+    }
+}
+
+/// A chunk that arrived.
+pub(super) struct SimChunk {
+    header: Header,
+    is_last: bool,
+    offset: usize,
+    memory: Bytes,
+    span: Option<Span>,
+    released: Arc<Mutex<Vec<Span>>>,
+}
+
+impl Drop for SimChunk {
+    fn drop(&mut self) {
+        let end = self.offset + self.header.payload as usize;
+        // Whoever still reads it finds something else.
+        self.memory.lock().unwrap()[self.offset..end].fill(0xDD);
+        self.released.lock().unwrap().extend(self.span.take());
+    }
+}
+
+impl SimChunk {
+    /// One that nobody wrote into a ring.
+    pub(super) fn forged(header: Header, is_last: bool, bytes: Vec<u8>) -> Self {
+        let memory = Arc::new(Mutex::new(bytes));
+        Self { header, is_last, offset: 0, memory, span: None, released: Arc::default() }
+    }
+}
+
+impl Chunk for SimChunk {
+    fn header(&self) -> &Header {
+        &self.header
+    }
+
+    fn is_last(&self) -> bool {
+        self.is_last
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
+        let from = self.offset + at;
+        into.copy_from_slice(&self.memory.lock().unwrap()[from..from + into.len()]);
+        Ok(())
+    }
+}
+
+/// A copy into a device, which is made when it is over.
+type CopyIn = (u64, (Bytes, usize, usize), SimPlace, u64);
+
+/// What one inbound topic reads through.
+#[derive(Default)]
+pub(super) struct SimIntake {
+    belt: Belt,
+    copies: Vec<CopyIn>,
+    pub(super) forged: Vec<SimChunk>,
+}
+
+/// That, for a turn.
+pub(super) struct SimReading<'a> {
+    pub(super) intake: &'a mut SimIntake,
+    pub(super) wire: &'a mut SimWire,
+    pub(super) ring: Option<usize>,
+}
+
+impl Intake for SimReading<'_> {
+    type Chunk = SimChunk;
+    type Place = SimPlace;
+    type Ticket = u64;
+
+    fn take(&mut self) -> Result<Option<SimChunk>> {
+        if !self.intake.forged.is_empty() {
+            return Ok(Some(self.intake.forged.remove(0)));
+        }
+        let Some(ring) = self.ring else { return Ok(None) };
+        let ring = &mut self.wire.rings[ring];
+        if ring.is_broken {
+            return Err(broken());
+        }
+        let memory = Arc::clone(&ring.memory);
+        let look = |place| {
+            let fabric::ring::Place::Ring(at) = place else { panic!("headers lie in the ring") };
+            let at = at as usize;
+            let mut bytes = [0; 64];
+            bytes.copy_from_slice(&memory.lock().unwrap()[at..at + 64]);
+            bytes
+        };
+        let taken = ring.reader.take(look).unwrap();
+        Ok(taken.map(|arrived| SimChunk {
+            header: arrived.header,
+            is_last: arrived.is_last,
+            offset: arrived.offset as usize,
+            memory: Arc::clone(&memory),
+            span: Some(arrived.span),
+            released: Arc::clone(&ring.released),
+        }))
+    }
+
+    fn copy_in(
+        &mut self,
+        chunk: &SimChunk,
+        from: usize,
+        length: usize,
+        to: &SimPlace,
+        at: u64,
+    ) -> Result<Option<u64>> {
+        if !to.is_device {
+            let end = at as usize + length;
+            chunk.read(from, &mut to.bytes.lock().unwrap()[at as usize..end])?;
+            return Ok(None);
+        }
+        let done = self.intake.belt.put(self.wire.now, takes(length as u64, self.wire.speeds.into));
+        let source = (Arc::clone(&chunk.memory), chunk.offset + from, length);
+        self.intake.copies.push((done, source, to.clone(), at));
+        self.wire.events.push(done);
+        Ok(Some(done))
+    }
+
+    fn is_copied(&mut self, ticket: &u64) -> Result<bool> {
+        if *ticket > self.wire.now {
+            return Ok(false);
+        }
+        for (done, (memory, from, length), to, at) in std::mem::take(&mut self.intake.copies) {
+            if done > *ticket {
+                self.intake.copies.push((done, (memory, from, length), to, at));
+                continue;
+            }
+            let at = at as usize;
+            let bytes = memory.lock().unwrap()[from..from + length].to_vec();
+            to.bytes.lock().unwrap()[at..at + length].copy_from_slice(&bytes);
+        }
+        Ok(true)
+    }
+}
+
+/// Messages that are there from the beginning. What it has released outlives it.
+pub(super) struct SimSource {
+    pub(super) messages: Arc<Vec<(u64, SimPlace)>>,
+    pub(super) next: usize,
+    pub(super) released: Arc<Mutex<Option<u64>>>,
+}
+
+impl SimSource {
+    pub(super) fn new(messages: Vec<(u64, SimPlace)>) -> Self {
+        Self { messages: Arc::new(messages), next: 0, released: Arc::default() }
+    }
+
+    /// As it is after the writer was killed: what was not released is there.
+    pub(super) fn reborn(&self) -> Self {
+        let released = *self.released.lock().unwrap();
+        let is_gone = |message: &&(u64, SimPlace)| Some(message.0) <= released;
+        let next = self.messages.iter().take_while(is_gone).count();
+        let (messages, released) = (Arc::clone(&self.messages), Arc::clone(&self.released));
+        Self { messages, next, released }
+    }
+}
+
+pub(super) fn header_of(position: u64, length: u64) -> MessageHeader {
+    let metadata = vec![position as u8; (position * 37 % 257) as usize];
+    MessageHeader {
+        position,
+        length,
+        publisher: position % 5,
+        sequence: position * 3,
+        published: position * 11,
+        posted: 0,
+        metadata: Metadata::new(&metadata).unwrap(),
+    }
+}
+
+impl Source<SimPlace> for SimSource {
+    fn next(&mut self) -> Result<Option<Outgoing<SimPlace>>> {
+        let Some((position, place)) = self.messages.get(self.next) else { return Ok(None) };
+        self.next += 1;
+        let length = place.bytes.lock().unwrap().len() as u64;
+        Ok(Some(Outgoing { header: header_of(*position, length), place: place.clone() }))
+    }
+
+    fn release(&mut self, through: u64) {
+        let mut released = self.released.lock().unwrap();
+        assert!(*released < Some(through), "{through} after {released:?}");
+        *released = Some(through);
+    }
+}
+
+/// Where messages go. What was published outlives it.
+#[derive(Default)]
+pub(super) struct SimSink {
+    pub(super) published: Arc<Mutex<Vec<(MessageHeader, Vec<u8>)>>>,
+    pub(super) stages: Vec<Stages>,
+    begun: Vec<(MessageHeader, SimPlace)>,
+    pub(super) is_device: bool,
+    /// How often each message is refused first: room, and a place in the queue.
+    pub(super) refusals: (u32, u32),
+    refused: (u32, u32),
+}
+
+impl Sink<SimPlace> for SimSink {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Room<SimPlace>> {
+        if self.refused.0 < self.refusals.0 {
+            self.refused.0 += 1;
+            return Ok(Room::NotYet);
+        }
+        self.refused.0 = 0;
+        let place = SimPlace::new(vec![0; header.length as usize], self.is_device);
+        self.begun.push((*header, place.clone()));
+        Ok(Room::Here(place))
+    }
+
+    fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {
+        assert_eq!(self.begun[0].0, *header, "in the order in which they began");
+        if self.refused.1 < self.refusals.1 {
+            self.refused.1 += 1;
+            return Ok(Finished::NotYet);
+        }
+        self.refused.1 = 0;
+        let (header, place) = self.begun.remove(0);
+        let bytes = place.bytes.lock().unwrap().clone();
+        self.published.lock().unwrap().push((header, bytes));
+        self.stages.push(*stages);
+        Ok(Finished::Published)
+    }
+
+    fn abandon(&mut self) {
+        self.begun.clear();
+        self.refused = (0, 0);
+    }
+}

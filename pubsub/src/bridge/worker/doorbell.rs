@@ -1,0 +1,99 @@
+//! How other threads tell a worker that there is something to do.
+
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fabric::Waker;
+
+use super::{NodeId, TopicKey};
+
+/// A topic of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Name {
+    /// That it sends.
+    Out(TopicKey),
+    /// That it receives from a node.
+    In(TopicKey, NodeId),
+}
+
+/// What wakes a worker.
+#[derive(Debug)]
+pub(super) struct Doorbell {
+    announced: Mutex<Vec<Announced>>,
+    is_asleep: AtomicBool,
+    waker: Waker,
+}
+
+#[derive(Debug)]
+pub(super) struct Announced {
+    pub(super) name: Name,
+    is_listed: Arc<AtomicBool>,
+}
+
+impl Announced {
+    /// Whoever announces it from now on lists it again.
+    pub(super) fn unlist(&self) {
+        self.is_listed.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Doorbell {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self { announced: Mutex::default(), is_asleep: AtomicBool::new(false), waker }
+    }
+
+    fn announced(&self) -> MutexGuard<'_, Vec<Announced>> {
+        self.announced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what was announced, in exchange for an empty list.
+    pub(super) fn take(&self, into: &mut Vec<Announced>) {
+        std::mem::swap(&mut *self.announced(), into);
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.announced().is_empty()
+    }
+
+    /// Says that the worker sleeps. It looks once more at everything after this.
+    pub(super) fn sleeps(&self, is_asleep: bool) {
+        self.is_asleep.store(is_asleep, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// After something was put where the worker looks.
+    pub(super) fn ring(&self) {
+        // Either this sees that it sleeps, or it sees what was put there before it does.
+        fence(Ordering::SeqCst);
+        if self.is_asleep.swap(false, Ordering::SeqCst) {
+            // If that fails it wakes by itself, a little later.
+            let _ = self.waker.wake();
+        }
+    }
+}
+
+/// Says that a topic has something to do: a source has messages, or a sink has room. Cheap while
+/// the worker is awake, and it may be said too often.
+#[derive(Debug, Clone)]
+pub struct Announcer {
+    pub(super) doorbell: Arc<Doorbell>,
+    pub(super) name: Name,
+    pub(super) is_listed: Arc<AtomicBool>,
+}
+
+impl Announcer {
+    pub(super) fn new(doorbell: &Arc<Doorbell>, name: Name) -> Self {
+        let is_listed = Arc::new(AtomicBool::new(false));
+        Self { doorbell: Arc::clone(doorbell), name, is_listed }
+    }
+
+    /// Says so.
+    pub fn announce(&self) {
+        if self.is_listed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let is_listed = Arc::clone(&self.is_listed);
+        self.doorbell.announced().push(Announced { name: self.name, is_listed });
+        self.doorbell.ring();
+    }
+}

@@ -1,0 +1,74 @@
+//! The endpoint of a worker: which provider, and where.
+
+use std::net::IpAddr;
+
+use fabric::ring::Port;
+use fabric::{
+    AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind as FabricKind, Need,
+    Offer, Policy, Query, QueueOptions, Reach, Verdict, Waiting, select,
+};
+
+use super::super::Spot;
+use crate::error::{Error, ErrorKind, Result};
+
+const START: &str = "start a bridge";
+/// Completions that may wait to be looked at.
+const QUEUE: usize = 4096;
+
+pub(super) struct Opened {
+    pub(super) domain: Domain,
+    pub(super) addresses: AddressVector,
+    pub(super) port: Port,
+    pub(super) spot: Spot,
+}
+
+pub(super) fn open(policy: &Policy, local: IpAddr) -> Result<Opened> {
+    let of_fabric = |error| Error::of(START, error);
+    let offer = choose(policy, local)?;
+    let facts = offer.capabilities().clone();
+    let domain = Domain::open(&offer).map_err(of_fabric)?;
+    let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
+    let options = QueueOptions { size: QUEUE, waiting: Waiting::Block };
+    let mut queue = CompletionQueue::open_with(&domain, options).map_err(of_fabric)?;
+    let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open();
+    let endpoint = endpoint.map_err(of_fabric)?;
+    let address = endpoint.address().map_err(of_fabric)?.0;
+    let mut port = Port::new(endpoint, queue);
+    port.keep_news();
+    let (provider, protocol, format) = (facts.provider, facts.protocol, facts.address_format);
+    let spot = Spot { provider, protocol, format, address };
+    Ok(Opened { domain, addresses, port, spot })
+}
+
+/// The best offer that leads to other machines; on the loopback address, one that would if it were
+/// another. What never leaves the machine is taken only if the policy requires it by name.
+fn choose(policy: &Policy, local: IpAddr) -> Result<Offer> {
+    policy.check().map_err(|error| Error::of(START, error))?;
+    let is_asked = !policy.require.is_empty();
+    let reach =
+        if is_asked || local.is_loopback() { Reach::SameMachine } else { Reach::OtherMachines };
+    let mut refused = None;
+    // Without immediates there are still messages.
+    for immediate_bytes in [4, 0] {
+        let need = Need { immediate_bytes, ..Need::ring(reach) };
+        let query = Query::new(EndpointKind::Rdm).source(local.to_string()).caps(need.caps);
+        let mut offers = match query.offers() {
+            Ok(offers) => offers,
+            Err(error) if error.kind() == FabricKind::NoProvider => Vec::new(),
+            Err(error) => return Err(Error::of(START, error)),
+        };
+        offers.retain(|offer| is_asked || offer.capabilities().reaches_other_machines);
+        let candidates: Vec<&Offer> = offers.iter().collect();
+        let (choice, order) = select(&candidates, &need, policy);
+        let taken = choice.candidates.iter().position(|one| one.verdict == Verdict::Taken);
+        if let Some(place) = taken {
+            let offer = offers.swap_remove(order[place]);
+            tracing::info!(provider = %offer.capabilities().provider, %local, "a bridge's provider");
+            return Ok(offer);
+        }
+        refused.get_or_insert(choice);
+    }
+    let why = refused.map(|choice| choice.to_string()).unwrap_or_default();
+    let detail = format!("no provider leads from {local} to other nodes: {}", why.trim_end());
+    Err(Error::new(START, ErrorKind::Failed, detail))
+}

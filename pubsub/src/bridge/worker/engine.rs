@@ -1,0 +1,553 @@
+//! What the thread does: commands, the endpoint, and the topics that something happened for.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crossbeam_channel::Receiver;
+use fabric::ring::{News, ReceiverId, SenderId, Turn};
+use fabric::{AddressVector, Peer};
+
+use super::doorbell::{Announced, Doorbell, Name};
+use super::endpoint::Opened;
+use super::reports::Reports;
+use super::topics::{Heat, InTopic, OutTopic, Places, Task};
+use super::{Command, Counters, NodeId, Report, TopicKey, WorkerOptions};
+use crate::bridge::deck::Deck;
+use crate::bridge::inbound::{Broken, Inbound};
+use crate::bridge::outbound::{Manner, Outbound};
+use crate::bridge::{Now, Progress, Side, Spot};
+use crate::error::{Error, ErrorKind};
+
+/// Outcomes of the endpoint between two looks at everything else.
+const OUTCOMES: usize = 64;
+/// Commands between two looks at everything else.
+const COMMANDS: usize = 64;
+/// Rounds without anything, after which writers are told what was read.
+const QUIET: u32 = 16;
+/// Failures of the endpoint itself, without a success between them, after which it is of no use.
+const MOST_FAILURES: u32 = 1000;
+/// The longest sleep while a device copies: nobody wakes us then.
+const SHORT: Duration = Duration::from_micros(50);
+/// How often what has no room is tried again, beside when somebody says that there is.
+const AGAIN: Duration = Duration::from_millis(1);
+/// The longest sleep.
+const SLEEP: Duration = Duration::from_millis(50);
+/// How often it is looked after what has a deadline.
+const LOOK: u64 = 100_000_000;
+
+/// A worker's thread.
+pub(super) struct Engine {
+    pub(super) options: WorkerOptions,
+    pub(super) deck: Deck,
+    pub(super) addresses: AddressVector,
+    pub(super) spot: Spot,
+    commands: Receiver<Command>,
+    pub(super) reports: Reports,
+    doorbell: Arc<Doorbell>,
+    pub(super) outs: Places<OutTopic>,
+    pub(super) ins: Places<InTopic>,
+    pub(super) names: HashMap<Name, usize>,
+    pub(super) senders: HashMap<SenderId, usize>,
+    pub(super) receivers: HashMap<ReceiverId, usize>,
+    pub(super) peers: HashMap<Vec<u8>, Peer>,
+    /// Topics that are looked after in each round.
+    hot: Vec<Task>,
+    /// Of those that are received, such whose writers may not know all.
+    untold: Vec<usize>,
+    announced: Vec<Announced>,
+    start: Instant,
+    pub(super) now: Now,
+    next_look: u64,
+    pub(super) connections: u64,
+    failures: u32,
+    sleeps: u64,
+    is_over: bool,
+}
+
+/// Manner of a topic's sending.
+fn manner(options: &WorkerOptions, keep: Option<usize>) -> Manner {
+    let patience = nanoseconds(options.patience);
+    Manner { piece: options.chunk, slots: options.slots, keep, patience }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Engine {
+    pub(super) fn new(
+        options: WorkerOptions,
+        opened: Opened,
+        commands: Receiver<Command>,
+        reports: Reports,
+    ) -> Self {
+        let Opened { domain, addresses, mut port, spot } = opened;
+        let doorbell = Arc::new(Doorbell::new(port.parts().1.waker()));
+        let deck = Deck::new(port, &domain, options.chunk as usize, options.all_slots);
+        let mut engine = Self {
+            options,
+            deck,
+            addresses,
+            spot,
+            commands,
+            reports,
+            doorbell,
+            outs: Places::new(),
+            ins: Places::new(),
+            names: HashMap::new(),
+            senders: HashMap::new(),
+            receivers: HashMap::new(),
+            peers: HashMap::new(),
+            hot: Vec::new(),
+            untold: Vec::new(),
+            announced: Vec::new(),
+            start: Instant::now(),
+            now: Now { steady: 0, real: 0 },
+            next_look: 0,
+            connections: 0,
+            failures: 0,
+            sleeps: 0,
+            is_over: false,
+        };
+        engine.look_at_clocks();
+        // A worker that was started again is not taken for the one before.
+        engine.connections = engine.now.real;
+        engine
+    }
+
+    pub(super) fn doorbell(&self) -> Arc<Doorbell> {
+        Arc::clone(&self.doorbell)
+    }
+
+    fn look_at_clocks(&mut self) {
+        let real = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.now = Now { steady: nanoseconds(self.start.elapsed()), real: nanoseconds(real) };
+    }
+
+    pub(super) fn run(&mut self) {
+        let spin = nanoseconds(self.options.spin);
+        let (mut moved, mut idle) = (self.now.steady, 0_u32);
+        while !self.is_over {
+            self.look_at_clocks();
+            let mut has_moved = self.obey();
+            has_moved |= self.hear_announced();
+            has_moved |= self.turn_port();
+            has_moved |= self.advance_hot(spin);
+            self.look_after();
+            if has_moved {
+                (moved, idle) = (self.now.steady, 0);
+                self.tell_some();
+                continue;
+            }
+            idle = idle.saturating_add(1);
+            if idle == QUIET {
+                self.tell_quiet();
+            }
+            if self.now.steady - moved < spin {
+                self.deck.port.pause();
+                continue;
+            }
+            self.rest();
+            // What it was woken for is done first.
+            self.look_at_clocks();
+            moved = moved.max(self.now.steady.saturating_sub(spin));
+        }
+    }
+
+    fn rest(&mut self) {
+        let mut longest = SLEEP;
+        for task in &self.hot {
+            let progress = match task {
+                Task::Out(place) => self.outs.get(*place).map(|topic| topic.heat.progress),
+                Task::In(place) => self.ins.get(*place).map(|topic| topic.heat.progress),
+            };
+            let Some(progress) = progress else { continue };
+            if progress.is_copying {
+                longest = longest.min(SHORT);
+            } else if progress.is_waiting {
+                longest = longest.min(AGAIN);
+            }
+        }
+        if !self.reports.flush() {
+            longest = longest.min(AGAIN);
+        }
+        self.doorbell.sleeps(true);
+        if self.commands.is_empty() && self.doorbell.is_silent() {
+            self.sleeps += 1;
+            let turn = self.deck.port.rest(longest);
+            self.turned(turn);
+            self.read_news();
+        }
+        self.doorbell.sleeps(false);
+    }
+
+    /// Gives the outcome of a turn its due. True if there was something.
+    fn turned(&mut self, turn: fabric::Result<Turn>) -> bool {
+        match turn {
+            Ok(Turn::Idle) => false,
+            Ok(_) => {
+                self.failures = 0;
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a bridge's endpoint");
+                self.failures += 1;
+                if self.failures >= MOST_FAILURES {
+                    let error = Error::of("use an endpoint", error);
+                    self.reports.tell(Report::Failed { key: None, node: None, error });
+                    self.is_over = true;
+                }
+                false
+            }
+        }
+    }
+
+    fn turn_port(&mut self) -> bool {
+        let mut has_moved = false;
+        for _ in 0..OUTCOMES {
+            let turn = self.deck.port.turn();
+            if !self.turned(turn) {
+                break;
+            }
+            has_moved = true;
+        }
+        self.read_news() || has_moved
+    }
+
+    fn read_news(&mut self) -> bool {
+        let mut has_any = false;
+        while let Some(news) = self.deck.port.next_news() {
+            has_any = true;
+            match news {
+                News::Read(ring) => {
+                    if let Some(place) = self.receivers.get(&ring) {
+                        self.heat(Task::In(*place));
+                    }
+                }
+                News::Write(ring) => {
+                    if let Some(place) = self.senders.get(&ring) {
+                        self.heat(Task::Out(*place));
+                    }
+                }
+            }
+        }
+        has_any
+    }
+
+    fn hear_announced(&mut self) -> bool {
+        let mut announced = mem::take(&mut self.announced);
+        self.doorbell.take(&mut announced);
+        let has_any = !announced.is_empty();
+        for one in announced.drain(..) {
+            // Before it is looked at: what comes later is announced again.
+            one.unlist();
+            if let Some(place) = self.names.get(&one.name).copied() {
+                match one.name {
+                    Name::Out(_) => self.heat(Task::Out(place)),
+                    Name::In(..) => self.heat(Task::In(place)),
+                }
+            }
+        }
+        self.announced = announced;
+        has_any
+    }
+
+    /// Something happened for a topic.
+    pub(super) fn heat(&mut self, task: Task) {
+        let until = self.now.steady + nanoseconds(self.options.spin);
+        let heat = match task {
+            Task::Out(place) => self.outs.get(place).map(|topic| &mut topic.heat),
+            Task::In(place) => self.ins.get(place).map(|topic| &mut topic.heat),
+        };
+        let Some(heat) = heat else { return };
+        heat.until = until;
+        if !mem::replace(&mut heat.is_listed, true) {
+            self.hot.push(task);
+        }
+    }
+
+    fn advance_hot(&mut self, spin: u64) -> bool {
+        let mut has_moved = false;
+        let mut at = 0;
+        while let Some(task) = self.hot.get(at).copied() {
+            let progress = match task {
+                Task::Out(place) => self.advance_out(place),
+                Task::In(place) => self.advance_in(place),
+            };
+            let now = self.now.steady;
+            let heat = match task {
+                Task::Out(place) => self.outs.get(place).map(|topic| &mut topic.heat),
+                Task::In(place) => self.ins.get(place).map(|topic| &mut topic.heat),
+            };
+            let stays = heat.is_some_and(|heat| {
+                heat.progress = progress;
+                if progress.has_moved {
+                    heat.until = now + spin;
+                }
+                heat.is_listed = now < heat.until || progress.is_copying || progress.is_waiting;
+                heat.is_listed
+            });
+            has_moved |= progress.has_moved;
+            if stays {
+                at += 1;
+            } else {
+                self.hot.swap_remove(at);
+            }
+        }
+        has_moved
+    }
+
+    fn advance_out(&mut self, place: usize) -> Progress {
+        let Some(topic) = self.outs.get(place) else { return Progress::default() };
+        match topic.outbound.advance(self.now, &mut *topic.source, &mut self.deck) {
+            Ok(progress) => {
+                while let Some((node, reason)) =
+                    self.outs.get(place).and_then(|topic| topic.outbound.next_lost())
+                {
+                    self.lose_link(place, node, Some(reason));
+                }
+                progress
+            }
+            Err(error) => {
+                let key = Some(topic.key);
+                self.reports.tell(Report::Failed { key, node: None, error });
+                self.stop_sending(place);
+                Progress::default()
+            }
+        }
+    }
+
+    fn advance_in(&mut self, place: usize) -> Progress {
+        let Some(topic) = self.ins.get(place) else { return Progress::default() };
+        let progress = match topic.advance(self.now, &mut self.deck) {
+            Ok(progress) => progress,
+            Err(Broken::Ring(reason)) => {
+                self.lose_tap(place, reason);
+                Progress { has_moved: true, ..Progress::default() }
+            }
+            Err(Broken::Topic(error)) => {
+                let (key, node) = (Some(topic.key), Some(topic.origin));
+                self.reports.tell(Report::Failed { key, node, error });
+                self.stop_receiving(place, true);
+                return Progress::default();
+            }
+        };
+        if let Some(topic) = self.ins.get(place) {
+            if topic.is_untold && !self.untold.contains(&place) {
+                self.untold.push(place);
+            }
+            if topic.wish.is_some() && topic.inbound.is_drained() {
+                self.make_offer(place);
+            }
+        }
+        progress
+    }
+
+    /// Tells writers what was read, where a watermark was passed.
+    fn tell_some(&mut self) {
+        for at in 0..self.untold.len() {
+            let place = self.untold[at];
+            self.tell(place, false);
+        }
+    }
+
+    /// Nothing else is going on: tells writers all that was read.
+    fn tell_quiet(&mut self) {
+        let untold = mem::take(&mut self.untold);
+        for place in &untold {
+            self.tell(*place, true);
+        }
+        let mut untold = untold;
+        untold.retain(|place| self.ins.get(*place).is_some_and(|topic| topic.is_untold));
+        self.untold = untold;
+    }
+
+    fn tell(&mut self, place: usize, is_quiet: bool) {
+        let Some(topic) = self.ins.get(place) else { return };
+        let Some(tap) = topic.tap.as_ref().filter(|tap| tap.is_connected) else {
+            topic.is_untold &= topic.tap.is_some();
+            return;
+        };
+        match self.deck.port.tell(tap.ring, is_quiet) {
+            Ok(_) => topic.is_untold &= !is_quiet,
+            Err(error) => {
+                topic.is_untold = false;
+                tracing::debug!(%error, "a writer cannot be told");
+                // What came before is read first; then the ring says that it is broken.
+                self.heat(Task::In(place));
+            }
+        }
+    }
+
+    /// What has a deadline.
+    fn look_after(&mut self) {
+        if self.now.steady < self.next_look {
+            return;
+        }
+        self.next_look = self.now.steady + LOOK;
+        self.reports.flush();
+        self.deck.sweep();
+        self.look_for_answers(nanoseconds(self.options.patience));
+    }
+
+    // ------------------------------------------------------------------- commands
+
+    fn obey(&mut self) -> bool {
+        let mut has_any = false;
+        for _ in 0..COMMANDS {
+            let Ok(command) = self.commands.try_recv() else { break };
+            has_any = true;
+            match command {
+                Command::Send(key, options, source) => {
+                    let name = Name::Out(key);
+                    if self.is_taken(name, Some(key), None) {
+                        continue;
+                    }
+                    let topic = OutTopic {
+                        key,
+                        facts: options.facts,
+                        source,
+                        outbound: Outbound::new(manner(&self.options, options.keep)),
+                        links: HashMap::new(),
+                        heat: Heat::default(),
+                    };
+                    let place = self.outs.put(topic);
+                    self.names.insert(name, place);
+                }
+                Command::StopSending(key) => {
+                    if let Some(place) = self.names.get(&Name::Out(key)).copied() {
+                        self.stop_sending(place);
+                    }
+                }
+                Command::Add(key, node) => self.add(key, node),
+                Command::Remove(key, node) => {
+                    if let Some(place) = self.names.get(&Name::Out(key)).copied() {
+                        self.lose_link(place, node, None);
+                        if let Some(topic) = self.outs.get(place) {
+                            topic.outbound.remove(node, &mut self.deck);
+                        }
+                        self.heat(Task::Out(place));
+                    }
+                }
+                Command::Receive(key, origin, reception) => {
+                    let name = Name::In(key, origin);
+                    if self.is_taken(name, Some(key), Some(origin)) {
+                        continue;
+                    }
+                    let patience = nanoseconds(self.options.patience);
+                    let topic = InTopic {
+                        key,
+                        origin,
+                        sink: reception.sink,
+                        device: reception.device,
+                        inbound: Inbound::new(reception.from, 0, patience),
+                        tap: None,
+                        wish: None,
+                        past: None,
+                        is_untold: false,
+                        heat: Heat::default(),
+                    };
+                    let place = self.ins.put(topic);
+                    self.names.insert(name, place);
+                }
+                Command::StopReceiving(key, origin) => {
+                    if let Some(place) = self.names.get(&Name::In(key, origin)).copied() {
+                        self.stop_receiving(place, false);
+                    }
+                }
+                Command::Letter(key, node, letter) => self.read_letter(key, node, &letter),
+                Command::LoseNode(node) => self.lose_node(node),
+                Command::Count(answer) => {
+                    let _ = answer.try_send(self.count());
+                }
+                Command::Stop => self.is_over = true,
+            }
+        }
+        // Whoever held the other end is gone, and with it whoever could want something.
+        has_any
+    }
+
+    fn is_taken(&mut self, name: Name, key: Option<TopicKey>, node: Option<NodeId>) -> bool {
+        let is_taken = self.names.contains_key(&name);
+        if is_taken {
+            let detail = "the worker has it already";
+            let error = Error::new("begin with a topic", ErrorKind::InvalidArgument, detail);
+            self.reports.tell(Report::Failed { key, node, error });
+        }
+        is_taken
+    }
+
+    fn count(&self) -> Counters {
+        let mut counters = Counters {
+            quarantined: self.deck.port.quarantined(),
+            sleeps: self.sleeps,
+            ..Counters::default()
+        };
+        for topic in self.outs.iter() {
+            let of = topic.outbound.counters().into_iter();
+            counters.sent.extend(of.map(|(node, counted)| (topic.key, node, counted)));
+        }
+        for topic in self.ins.iter() {
+            counters.received.push((topic.key, topic.origin, topic.inbound.counters()));
+        }
+        counters
+    }
+
+    // ------------------------------------------------------------------- ends
+
+    /// The connection to a node is over: with a reason that is reported, if it was not wished for.
+    pub(super) fn lose_link(&mut self, place: usize, node: NodeId, reason: Option<Error>) {
+        let Some(topic) = self.outs.get(place) else { return };
+        topic.outbound.disconnect(node, &mut self.deck);
+        let Some(link) = topic.links.remove(&node) else { return };
+        if let super::topics::Link::Flowing { ring, .. } = link {
+            self.senders.remove(&ring);
+            self.deck.port.drop_sender(ring);
+        }
+        if let Some(reason) = reason {
+            let (key, side) = (topic.key, Side::Writer);
+            self.reports.tell(Report::Lost { key, node, side, reason });
+        }
+    }
+
+    fn stop_sending(&mut self, place: usize) {
+        let Some(topic) = self.outs.get(place) else { return };
+        let nodes: Vec<_> = topic.links.keys().copied().collect();
+        for node in nodes {
+            self.lose_link(place, node, None);
+        }
+        if let Some(mut topic) = self.outs.take(place) {
+            topic.outbound.close(&mut self.deck);
+            self.names.remove(&Name::Out(topic.key));
+        }
+        self.hot.retain(|task| *task != Task::Out(place));
+    }
+
+    pub(super) fn stop_receiving(&mut self, place: usize, says_so: bool) {
+        if says_so {
+            self.say_again(place, "the reader cannot go on");
+        }
+        self.close_tap(place, false);
+        let Some(mut topic) = self.ins.take(place) else { return };
+        self.names.remove(&Name::In(topic.key, topic.origin));
+        self.hot.retain(|task| *task != Task::In(place));
+        self.untold.retain(|one| *one != place);
+        // What is being copied goes on; its stream keeps the memory on both sides.
+        topic.sink.abandon();
+    }
+
+    /// Closes the endpoint.
+    pub(super) fn close(mut self) {
+        for place in 0..self.outs.len() {
+            self.stop_sending(place);
+        }
+        for place in 0..self.ins.len() {
+            self.stop_receiving(place, false);
+        }
+        if let Err(error) = self.deck.close() {
+            tracing::warn!(%error, "a bridge's endpoint was not closed");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Connections: what is wished for, offered, answered and lost.
+
+use fabric::Address;
+use fabric::ring::RingOptions;
+use ipc::{Layout, Segment};
+
+use super::doorbell::Name;
+use super::engine::Engine;
+use super::topics::{Link, Tap, Task, Wish};
+use super::{NodeId, Report, TopicKey};
+use crate::bridge::LONGEST_PREFIX;
+use crate::bridge::Side;
+use crate::bridge::bytes::Body;
+use crate::bridge::terms::{Spot, Terms, short};
+use crate::error::{Error, ErrorKind, Result};
+
+const CONNECT: &str = "connect a topic to a node";
+/// The smallest ring.
+const SMALLEST: u64 = 64 << 10;
+const RING: Layout = Layout::new("bridge ring", 1);
+
+impl Engine {
+    fn say(&mut self, key: TopicKey, node: NodeId, terms: &Terms) {
+        match terms.encode() {
+            Ok(letter) => {
+                let side = terms.side();
+                self.reports.tell(Report::Letter { key, node, side, letter });
+            }
+            Err(error) => self.fail(key, node, error),
+        }
+    }
+
+    fn fail(&mut self, key: TopicKey, node: NodeId, error: Error) {
+        self.reports.tell(Report::Failed { key: Some(key), node: Some(node), error });
+    }
+
+    fn meet(&mut self, spot: &Spot) -> Result<fabric::Peer> {
+        if let Some(peer) = self.peers.get(&spot.address) {
+            return Ok(*peer);
+        }
+        let address = Address(spot.address.clone());
+        let peer = self.addresses.insert(&address).map_err(|error| Error::of(CONNECT, error))?;
+        self.peers.insert(spot.address.clone(), peer);
+        Ok(peer)
+    }
+
+    /// A node wants a topic: a ring is wished for, unless there is one.
+    pub(super) fn add(&mut self, key: TopicKey, node: NodeId) {
+        let Some(place) = self.names.get(&Name::Out(key)).copied() else {
+            return self.fail(key, node, unknown());
+        };
+        let (connection, from, since) = (self.connections + 1, self.spot.clone(), self.now.steady);
+        let Some(topic) = self.outs.get(place) else { return };
+        topic.outbound.add(node);
+        if matches!(topic.links.get(&node), Some(Link::Flowing { .. })) {
+            return;
+        }
+        topic.links.insert(node, Link::Wished { connection, since });
+        let facts = topic.facts;
+        self.connections = connection;
+        self.say(key, node, &Terms::Wish { connection, facts, from });
+    }
+
+    pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeId, letter: &[u8]) {
+        let terms = match Terms::decode(letter) {
+            Ok(terms) => terms,
+            Err(error) => return self.fail(key, node, error),
+        };
+        let name = match terms.side() {
+            Side::Writer => Name::In(key, node),
+            Side::Reader => Name::Out(key),
+        };
+        let Some(place) = self.names.get(&name).copied() else {
+            return self.fail(key, node, unknown());
+        };
+        match terms {
+            Terms::Wish { connection, facts, from } => {
+                let old = self.ins.get(place).and_then(|topic| topic.tap.as_ref());
+                let is_gone = old.is_some_and(|tap| tap.wish.from.address != from.address);
+                self.close_tap(place, is_gone);
+                if let Some(topic) = self.ins.get(place) {
+                    topic.wish = Some(Wish { connection, facts, from });
+                }
+                self.heat(Task::In(place));
+            }
+            Terms::Answer { connection, answer } => {
+                let Some(topic) = self.ins.get(place) else { return };
+                let Some(tap) = &topic.tap else { return };
+                if tap.wish.connection != connection || tap.is_connected {
+                    return;
+                }
+                let (ring, from) = (tap.ring, tap.wish.from.clone());
+                let connected = self.meet(&from).and_then(|peer| {
+                    let connected = self.deck.port.connect(ring, peer, &answer);
+                    connected.map_err(|error| Error::of(CONNECT, error))
+                });
+                match connected {
+                    Ok(()) => {
+                        if let Some(tap) = self.ins.get(place).and_then(|t| t.tap.as_mut()) {
+                            tap.is_connected = true;
+                        }
+                        let side = Side::Reader;
+                        self.reports.tell(Report::Connected { key, node, side });
+                        self.heat(Task::In(place));
+                    }
+                    Err(error) => self.lose_tap(place, error),
+                }
+            }
+            Terms::Offer { connection, ring, position, from } => {
+                let Some(topic) = self.outs.get(place) else { return };
+                let link = topic.links.get(&node);
+                if !matches!(link, Some(Link::Wished { connection: wished, .. }) if *wished == connection)
+                {
+                    return;
+                }
+                if let Err(error) = self.accept(place, node, (connection, position), &ring, &from) {
+                    self.lose_link(place, node, Some(error));
+                }
+            }
+            Terms::Refused { connection, reason } => {
+                if self.is_of(place, node, connection) {
+                    self.lose_link(place, node, None);
+                    let error = Error::new(CONNECT, ErrorKind::Denied, reason).on(node);
+                    self.fail(key, node, error);
+                }
+            }
+            Terms::Again { connection, reason } => {
+                if self.is_of(place, node, connection) {
+                    let reason = Error::new(CONNECT, ErrorKind::Closed, reason).on(node);
+                    self.lose_link(place, node, Some(reason));
+                }
+            }
+        }
+    }
+
+    /// Is it the connection that there is to a node?
+    fn is_of(&mut self, place: usize, node: NodeId, connection: u64) -> bool {
+        let link = self.outs.get(place).and_then(|topic| topic.links.get(&node).copied());
+        match link {
+            Some(
+                Link::Wished { connection: known, .. } | Link::Flowing { connection: known, .. },
+            ) => known == connection,
+            None => false,
+        }
+    }
+
+    /// Takes a ring that was offered.
+    fn accept(
+        &mut self,
+        place: usize,
+        node: NodeId,
+        (connection, position): (u64, u64),
+        offer: &fabric::ring::RingOffer,
+        from: &Spot,
+    ) -> Result<()> {
+        if !self.spot.meets(from) {
+            return Err(strangers(&self.spot, from));
+        }
+        if offer.capacity < SMALLEST / 2 {
+            let detail = format!("a ring of {} bytes", offer.capacity);
+            return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
+        }
+        let peer = self.meet(from)?;
+        let longest = self.options.chunk.min(offer.capacity / 4).max(4 * LONGEST_PREFIX as u64);
+        let accepted = self.deck.port.accept(peer, offer, longest);
+        let (ring, answer) = accepted.map_err(|error| Error::of(CONNECT, error))?;
+        let Some(topic) = self.outs.get(place) else { return Ok(()) };
+        topic.links.insert(node, Link::Flowing { connection, ring });
+        topic.outbound.connect(node, ring, position, &mut self.deck);
+        let key = topic.key;
+        self.senders.insert(ring, place);
+        self.say(key, node, &Terms::Answer { connection, answer });
+        self.reports.tell(Report::Connected { key, node, side: Side::Writer });
+        self.heat(Task::Out(place));
+        Ok(())
+    }
+
+    /// Makes a ring for a topic whose writer wishes for one.
+    pub(super) fn make_offer(&mut self, place: usize) {
+        let spot = self.spot.clone();
+        let Some(topic) = self.ins.get(place) else { return };
+        let Some(wish) = topic.wish.take() else { return };
+        let (key, node) = (topic.key, topic.origin);
+        let connection = wish.connection;
+        topic.inbound.set_largest(wish.facts.largest);
+        let position = topic.inbound.expected();
+        let made = if spot.meets(&wish.from) {
+            self.make_tap(place, wish)
+        } else {
+            Err(strangers(&spot, &wish.from))
+        };
+        match made {
+            Ok(ring) => {
+                self.say(key, node, &Terms::Offer { connection, ring, position, from: spot });
+            }
+            Err(error) => {
+                let reason = short(&error.to_string());
+                self.say(key, node, &Terms::Refused { connection, reason });
+                self.fail(key, node, error);
+            }
+        }
+    }
+
+    fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
+        let of_fabric = |error| Error::of(CONNECT, error);
+        let (most, since) = (self.options.ring, self.now.steady);
+        let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
+        // As much as may wait, with room for headers; but no more than there is for one topic.
+        let each = wish.facts.largest.saturating_add(2 * LONGEST_PREFIX as u64);
+        let wanted = each.saturating_mul(wish.facts.depth.max(2).into());
+        let capacity = wanted.clamp(SMALLEST, most.max(SMALLEST));
+        let capacity = if capacity.is_power_of_two() {
+            capacity
+        } else {
+            (capacity.next_power_of_two() / 2).max(SMALLEST)
+        };
+        let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;
+        let (ring, pinned) = match &topic.device {
+            None => (self.deck.port.offer(&options).map_err(of_fabric)?, None),
+            Some(device) => {
+                let segment = Segment::create(RING, capacity as usize);
+                let segment = segment.map_err(|error| Error::of(CONNECT, error))?;
+                segment.mark_ready();
+                let pinned = transfer::pin(&segment, device);
+                let pinned = pinned.map_err(|error| Error::of(CONNECT, error))?;
+                let ring = self.deck.port.offer_over(&options, Body(segment));
+                (ring.map_err(of_fabric)?, Some(pinned))
+            }
+        };
+        let offer = match self.deck.port.terms(ring) {
+            Ok(offer) => offer,
+            Err(error) => {
+                self.deck.port.forget(ring);
+                return Err(of_fabric(error));
+            }
+        };
+        self.receivers.insert(ring, place);
+        topic.tap = Some(Tap { ring, pinned, wish, since, is_connected: false });
+        Ok(offer)
+    }
+
+    /// A ring is of no use any more, and why.
+    pub(super) fn lose_tap(&mut self, place: usize, reason: Error) {
+        if reason.kind() != ErrorKind::Closed {
+            self.say_again(place, &reason.to_string());
+        }
+        self.close_tap(place, false);
+        if let Some(topic) = self.ins.get(place) {
+            let (key, node, side) = (topic.key, topic.origin, Side::Reader);
+            self.reports.tell(Report::Lost { key, node, side, reason });
+        }
+        self.heat(Task::In(place));
+    }
+
+    /// Tells the writer that its ring is of no use any more.
+    pub(super) fn say_again(&mut self, place: usize, reason: &str) {
+        let Some(topic) = self.ins.get(place) else { return };
+        let Some(connection) = topic.tap.as_ref().map(|tap| tap.wish.connection) else { return };
+        let (key, node, reason) = (topic.key, topic.origin, short(reason));
+        self.say(key, node, &Terms::Again { connection, reason });
+    }
+
+    /// Closes a topic's ring. Of a writer that is gone, or has begun anew, no answer is waited for.
+    pub(super) fn close_tap(&mut self, place: usize, is_gone: bool) {
+        let Some(topic) = self.ins.get(place) else { return };
+        topic.wish = None;
+        let Some(tap) = topic.disconnect() else { return };
+        self.receivers.remove(&tap.ring);
+        if is_gone {
+            self.deck.port.forget(tap.ring);
+        } else if let Err(error) = self.deck.port.close_receiver(tap.ring) {
+            tracing::debug!(%error, "a ring was not closed");
+        }
+        self.heat(Task::In(place));
+    }
+
+    /// All connections to a node are over.
+    pub(super) fn lose_node(&mut self, node: NodeId) {
+        for place in 0..self.outs.len() {
+            if self.outs.get(place).is_some_and(|topic| topic.links.contains_key(&node)) {
+                self.lose_link(place, node, Some(left(node)));
+            }
+        }
+        for place in 0..self.ins.len() {
+            let is_from = self.ins.get(place).is_some_and(|t| t.origin == node && t.tap.is_some());
+            if is_from {
+                self.close_tap(place, true);
+                if let Some(topic) = self.ins.get(place) {
+                    let (key, side, reason) = (topic.key, Side::Reader, left(node));
+                    self.reports.tell(Report::Lost { key, node, side, reason });
+                }
+            }
+        }
+    }
+
+    /// Who does not answer in time is not waited for any longer.
+    pub(super) fn look_for_answers(&mut self, patience: u64) {
+        let now = self.now.steady;
+        let late = |node: NodeId| {
+            let detail = "it did not answer in time";
+            Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail).on(node)
+        };
+        for place in 0..self.outs.len() {
+            let Some(topic) = self.outs.get(place) else { continue };
+            let is_late =
+                |link: &Link| matches!(link, Link::Wished { since, .. } if now - since > patience);
+            let nodes = topic.links.iter().filter(|(_, link)| is_late(link)).map(|(node, _)| *node);
+            for node in nodes.collect::<Vec<_>>() {
+                self.lose_link(place, node, Some(late(node)));
+            }
+        }
+        for place in 0..self.ins.len() {
+            let Some(topic) = self.ins.get(place) else { continue };
+            let is_late = topic
+                .tap
+                .as_ref()
+                .is_some_and(|tap| !tap.is_connected && now - tap.since > patience);
+            if is_late {
+                let origin = topic.origin;
+                self.lose_tap(place, late(origin));
+            }
+        }
+    }
+}
+
+#[cold]
+fn unknown() -> Error {
+    Error::new(CONNECT, ErrorKind::Unknown, "the worker does not have it")
+}
+
+#[cold]
+fn left(node: NodeId) -> Error {
+    Error::new(CONNECT, ErrorKind::Closed, "the node is gone").on(node)
+}
+
+#[cold]
+fn strangers(ours: &Spot, theirs: &Spot) -> Error {
+    let detail = format!(
+        "{} with protocol {} here, {} with protocol {} there: choose one for both",
+        ours.provider, ours.protocol, theirs.provider, theirs.protocol
+    );
+    Error::new(CONNECT, ErrorKind::InvalidArgument, detail)
+}

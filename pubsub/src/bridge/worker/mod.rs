@@ -1,0 +1,391 @@
+//! A thread that owns an endpoint, and moves topics' messages through it.
+
+mod doorbell;
+mod endpoint;
+mod engine;
+mod letters;
+mod reports;
+mod topics;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use fabric::Policy;
+
+pub use doorbell::Announcer;
+use doorbell::{Doorbell, Name};
+use engine::Engine;
+pub use reports::Report;
+use reports::Reports;
+
+use super::{DestinationCounters, InboundCounters, NodeId, Sink, Source, Spot, TopicFacts};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Commands that may wait.
+const COMMANDS: usize = 1024;
+/// How long a command waits for its place among them.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a worker that is dropped may take to end.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// A topic, as whoever uses the worker numbers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TopicKey(pub u64);
+
+/// How a worker works.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// Which providers are wanted.
+    pub policy: Policy,
+    /// The most bytes of a ring.
+    pub ring: u64,
+    /// Bytes of a chunk, and of a piece that is staged.
+    pub chunk: u64,
+    /// Slots for staging that one topic has.
+    pub slots: usize,
+    /// Slots that all have together, beside the first one of each.
+    pub all_slots: usize,
+    /// How long it looks for more when nothing happens, before it sleeps.
+    pub spin: Duration,
+    /// How long a device may take for a copy, and a node for an answer.
+    pub patience: Duration,
+}
+
+impl Default for WorkerOptions {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            ring: 8 << 20,
+            chunk: 512 << 10,
+            slots: 8,
+            all_slots: 64,
+            spin: Duration::from_micros(50),
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How a topic is sent.
+#[derive(Debug, Clone, Copy)]
+pub struct TopicOptions {
+    /// What it is like.
+    pub facts: TopicFacts,
+    /// Messages that are kept for nodes that lag behind, which miss the oldest then; None: all are
+    /// kept, and its source is held up.
+    pub keep: Option<usize>,
+}
+
+/// What a worker did.
+#[derive(Debug, Clone, Default)]
+pub struct Counters {
+    /// For each topic that is sent and node that wants it.
+    pub sent: Vec<(TopicKey, NodeId, DestinationCounters)>,
+    /// For each topic that is received, and node that it comes from.
+    pub received: Vec<(TopicKey, NodeId, InboundCounters)>,
+    /// Bytes of memory of rings whose writers are gone, which is kept since something may be on
+    /// its way to it.
+    pub quarantined: u64,
+    /// Times that it went to sleep.
+    pub sleeps: u64,
+}
+
+pub(super) enum Command {
+    Send(TopicKey, TopicOptions, Box<dyn Source>),
+    StopSending(TopicKey),
+    Add(TopicKey, NodeId),
+    Remove(TopicKey, NodeId),
+    Receive(TopicKey, NodeId, Box<Reception>),
+    StopReceiving(TopicKey, NodeId),
+    Letter(TopicKey, NodeId, Vec<u8>),
+    LoseNode(NodeId),
+    Count(Sender<Counters>),
+    Stop,
+}
+
+pub(super) struct Reception {
+    pub(super) from: u64,
+    pub(super) device: Option<gpu::Device>,
+    pub(super) sink: Box<dyn Sink>,
+}
+
+/// A thread that owns an endpoint, and moves topics' messages through it.
+///
+/// What it has to say comes as [`Report`]s; letters among them are for the worker of the same
+/// topic at another node, to be given there to [`letter`](Self::letter).
+#[derive(Debug)]
+pub struct Worker {
+    commands: Sender<Command>,
+    doorbell: Arc<Doorbell>,
+    reports: Receiver<Report>,
+    bell: Arc<reports::Bell>,
+    finished: Receiver<()>,
+    spot: Spot,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Opens an endpoint at a local address, and starts the thread.
+    ///
+    /// # Errors
+    /// If no provider leads to other nodes from there, with the reason for each; what the provider
+    /// or the system says.
+    pub fn start(options: WorkerOptions, local: IpAddr) -> Result<Self> {
+        let operation = "start a bridge";
+        if options.chunk < 4096 || options.ring < 64 << 10 || options.slots == 0 {
+            let detail = "chunks of at least 4 KiB, rings of at least 64 KiB, at least one slot";
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        }
+        let opened = endpoint::open(&options.policy, local)?;
+        let spot = opened.spot.clone();
+        let (commands, ordered) = bounded(COMMANDS);
+        let (bell, reports, told) = reports::channel()?;
+        let (finish, finished) = bounded::<()>(1);
+        let mut engine = Engine::new(options, opened, ordered, Reports::new(reports, &bell));
+        let doorbell = engine.doorbell();
+        let thread = std::thread::Builder::new().name("bridge".to_owned()).spawn(move || {
+            // Whoever waits for the end hears of it, however it comes.
+            let _finish = finish;
+            engine.run();
+            engine.close();
+        });
+        let thread = Some(thread.map_err(|error| Error::of(operation, error))?);
+        Ok(Self { commands, doorbell, reports: told, bell, finished, spot, thread })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> &Spot {
+        &self.spot
+    }
+
+    /// Sends a topic's messages to those that are [added](Self::add_destination). Gives what tells
+    /// it that there are some.
+    ///
+    /// # Errors
+    /// `Closed` if the thread ended, `DeadlineExceeded` if it does not take commands.
+    pub fn send_topic(
+        &self,
+        key: TopicKey,
+        options: TopicOptions,
+        source: Box<dyn Source>,
+    ) -> Result<Announcer> {
+        let announcer = Announcer::new(&self.doorbell, Name::Out(key));
+        self.tell(Command::Send(key, options, source))?;
+        Ok(announcer)
+    }
+
+    /// Does not send it any more. What was not delivered was not.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn stop_sending(&self, key: TopicKey) -> Result<()> {
+        self.tell(Command::StopSending(key))
+    }
+
+    /// A node wants a topic: what comes from now on is kept until it has it, or is
+    /// [removed](Self::remove_destination). A letter to it is reported. To be called again after a
+    /// [loss](Report::Lost), as soon as there is somebody to take the letter.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn add_destination(&self, key: TopicKey, node: NodeId) -> Result<()> {
+        self.tell(Command::Add(key, node))
+    }
+
+    /// A node does not want a topic any more, or is gone for good.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn remove_destination(&self, key: TopicKey, node: NodeId) -> Result<()> {
+        self.tell(Command::Remove(key, node))
+    }
+
+    /// Receives a topic's messages from a node, from a position on: the first one that is not here.
+    /// If the sink gives memory of a device, this one. Gives what tells that there is room again.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn receive_topic(
+        &self,
+        key: TopicKey,
+        origin: NodeId,
+        from: u64,
+        device: Option<gpu::Device>,
+        sink: Box<dyn Sink>,
+    ) -> Result<Announcer> {
+        let announcer = Announcer::new(&self.doorbell, Name::In(key, origin));
+        let reception = Reception { from, device, sink };
+        self.tell(Command::Receive(key, origin, Box::new(reception)))?;
+        Ok(announcer)
+    }
+
+    /// Does not receive it any more.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn stop_receiving(&self, key: TopicKey, origin: NodeId) -> Result<()> {
+        self.tell(Command::StopReceiving(key, origin))
+    }
+
+    /// A letter of a node about a topic came, which that node's worker [reported](Report::Letter).
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic); what is wrong with the letter is reported.
+    pub fn letter(&self, key: TopicKey, node: NodeId, letter: Vec<u8>) -> Result<()> {
+        self.tell(Command::Letter(key, node, letter))
+    }
+
+    /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is
+    /// kept for it stays.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn lose_node(&self, node: NodeId) -> Result<()> {
+        self.tell(Command::LoseNode(node))
+    }
+
+    /// What it did so far.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn counters(&self, timeout: Duration) -> Result<Counters> {
+        let (answer, answered) = bounded(1);
+        self.tell(Command::Count(answer))?;
+        answered.recv_timeout(timeout).map_err(|error| match error {
+            RecvTimeoutError::Timeout => late("it does not answer"),
+            RecvTimeoutError::Disconnected => ended(),
+        })
+    }
+
+    /// The next thing that it has to say, if there is one.
+    ///
+    /// # Errors
+    /// `Closed` if the thread ended and all was said.
+    pub fn try_report(&self) -> Result<Option<Report>> {
+        self.bell.silence();
+        match self.reports.try_recv() {
+            Ok(report) => Ok(Some(report)),
+            Err(crossbeam_channel::TryRecvError::Empty) => Ok(None),
+            Err(crossbeam_channel::TryRecvError::Disconnected) => Err(ended()),
+        }
+    }
+
+    /// Waits for the next thing that it has to say.
+    ///
+    /// # Errors
+    /// As [`try_report`](Self::try_report); `DeadlineExceeded`.
+    pub fn report(&self, timeout: Duration) -> Result<Report> {
+        self.reports.recv_timeout(timeout).map_err(|error| match error {
+            RecvTimeoutError::Timeout => late("it has nothing to say"),
+            RecvTimeoutError::Disconnected => ended(),
+        })
+    }
+
+    /// Readable when there may be [reports](Self::try_report): to be taken until there are none.
+    #[must_use]
+    pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
+        self.bell.descriptor()
+    }
+
+    fn tell(&self, command: Command) -> Result<()> {
+        let told = self.commands.try_send(command).or_else(|refused| {
+            // It may sleep over a full list.
+            self.doorbell.ring();
+            let command = match refused {
+                crossbeam_channel::TrySendError::Full(command)
+                | crossbeam_channel::TrySendError::Disconnected(command) => command,
+            };
+            self.commands.send_timeout(command, PATIENCE)
+        });
+        self.doorbell.ring();
+        told.map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => late("it does not take commands"),
+            SendTimeoutError::Disconnected(_) => ended(),
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.tell(Command::Stop);
+        // A provider may hang; then the thread, and what it owns, stay behind.
+        if let Err(RecvTimeoutError::Disconnected) = self.finished.recv_timeout(FAREWELL)
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cold]
+fn late(why: &str) -> Error {
+    Error::new("use a bridge", ErrorKind::DeadlineExceeded, why)
+}
+
+#[cold]
+fn ended() -> Error {
+    Error::new("use a bridge", ErrorKind::Closed, "its thread has ended")
+}
+
+/// Several workers, no more than there are cores: each topic has its place with one of them, and
+/// may be given one of its own.
+#[derive(Debug)]
+pub struct Workers {
+    options: WorkerOptions,
+    local: IpAddr,
+    common: Vec<Worker>,
+    own: HashMap<TopicKey, Worker>,
+}
+
+impl Workers {
+    /// Starts so many, but at least one, and no more than there are cores.
+    ///
+    /// # Errors
+    /// As [`Worker::start`].
+    pub fn start(count: usize, options: WorkerOptions, local: IpAddr) -> Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = count.clamp(1, cores);
+        let common = (0..count).map(|_| Worker::start(options.clone(), local));
+        let common = common.collect::<Result<_>>()?;
+        Ok(Self { options, local, common, own: HashMap::new() })
+    }
+
+    /// Gives a topic that nothing was begun with a worker of its own. False if there are as many
+    /// as cores.
+    ///
+    /// # Errors
+    /// As [`Worker::start`].
+    pub fn give_own(&mut self, key: TopicKey) -> Result<bool> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if self.own.contains_key(&key) {
+            return Ok(true);
+        }
+        if self.common.len() + self.own.len() >= cores {
+            return Ok(false);
+        }
+        self.own.insert(key, Worker::start(self.options.clone(), self.local)?);
+        Ok(true)
+    }
+
+    /// Takes it back, with all that it does.
+    pub fn take_own(&mut self, key: TopicKey) {
+        self.own.remove(&key);
+    }
+
+    /// The worker of a topic.
+    #[must_use]
+    pub fn of(&self, key: TopicKey) -> &Worker {
+        let common = &self.common[(key.0 % self.common.len() as u64) as usize];
+        self.own.get(&key).unwrap_or(common)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Worker> {
+        self.common.iter().chain(self.own.values())
+    }
+}

@@ -1,0 +1,123 @@
+//! What a worker has to say, and the descriptor that wakes who listens.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::{NodeId, TopicKey};
+use crate::bridge::Side;
+use crate::error::{Error, Result};
+
+/// Reports that may wait to be taken; further ones wait in the worker.
+const REPORTS: usize = 1024;
+
+/// What a worker has to say.
+#[derive(Debug)]
+pub enum Report {
+    /// A letter about a topic, for a node's worker.
+    Letter {
+        /// The topic, as it is numbered here.
+        key: TopicKey,
+        /// Who is to get it.
+        node: NodeId,
+        /// Which side of the topic we are.
+        side: Side,
+        /// Its bytes.
+        letter: Vec<u8>,
+    },
+    /// Messages of a topic flow.
+    Connected {
+        /// The topic.
+        key: TopicKey,
+        /// The other node.
+        node: NodeId,
+        /// Which side of the topic we are.
+        side: Side,
+    },
+    /// They do not any more. Nothing is lost with that: a writer may
+    /// [begin again](super::Worker::add_destination).
+    Lost {
+        /// The topic.
+        key: TopicKey,
+        /// The other node.
+        node: NodeId,
+        /// Which side of the topic we are.
+        side: Side,
+        /// Why.
+        reason: Error,
+    },
+    /// A topic cannot be sent, or not to a node, or not be received, and would not be if it were
+    /// tried again: a source, a sink or a device failed, or the nodes do not understand each other.
+    Failed {
+        /// The topic; None: all of them, and the thread ends.
+        key: Option<TopicKey>,
+        /// The other node; None: all of them.
+        node: Option<NodeId>,
+        /// Why.
+        error: Error,
+    },
+}
+
+/// Readable when there are reports.
+#[derive(Debug)]
+pub(super) struct Bell(EventFd);
+
+impl Bell {
+    fn ring(&self) {
+        let _ = self.0.write(1);
+    }
+
+    pub(super) fn silence(&self) {
+        let _ = self.0.read();
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+pub(super) fn channel() -> Result<(Arc<Bell>, Sender<Report>, Receiver<Report>)> {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    let bell = EventFd::from_flags(flags).map_err(|error| Error::of("start a bridge", error))?;
+    let (tell, told) = bounded(REPORTS);
+    Ok((Arc::new(Bell(bell)), tell, told))
+}
+
+/// The worker's end.
+#[derive(Debug)]
+pub(super) struct Reports {
+    tell: Sender<Report>,
+    bell: Arc<Bell>,
+    /// What found no place.
+    waiting: VecDeque<Report>,
+}
+
+impl Reports {
+    pub(super) fn new(tell: Sender<Report>, bell: &Arc<Bell>) -> Self {
+        Self { tell, bell: Arc::clone(bell), waiting: VecDeque::new() }
+    }
+
+    pub(super) fn tell(&mut self, report: Report) {
+        self.waiting.push_back(report);
+        self.flush();
+    }
+
+    /// Says what found no place before. False if there is still some of it.
+    pub(super) fn flush(&mut self) -> bool {
+        while let Some(report) = self.waiting.pop_front() {
+            match self.tell.try_send(report) {
+                Ok(()) => self.bell.ring(),
+                Err(TrySendError::Full(report)) => {
+                    self.waiting.push_front(report);
+                    return false;
+                }
+                // Nobody listens any more.
+                Err(TrySendError::Disconnected(_)) => {}
+            }
+        }
+        true
+    }
+}

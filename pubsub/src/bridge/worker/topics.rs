@@ -1,0 +1,157 @@
+//! The topics of a worker, each in a place of its own.
+
+use std::collections::HashMap;
+
+use fabric::ring::{ReceiverId, SenderId, View};
+use gpu::{Device, Memory, Point};
+
+use super::{NodeId, TopicKey};
+use crate::bridge::deck::{Arrived, Deck, Reading};
+use crate::bridge::inbound::{Broken, Inbound};
+use crate::bridge::outbound::Outbound;
+use crate::bridge::{Now, Place, Progress, Sink, Source, Spot, TopicFacts};
+
+/// A topic, by its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Task {
+    Out(usize),
+    In(usize),
+}
+
+/// Whether a topic is looked after all the time, and until when.
+#[derive(Debug, Default)]
+pub(super) struct Heat {
+    pub(super) is_listed: bool,
+    pub(super) until: u64,
+    pub(super) progress: Progress,
+}
+
+/// How far a connection to a node is, at the writer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Link {
+    /// A ring was wished for, then.
+    Wished {
+        connection: u64,
+        since: u64,
+    },
+    Flowing {
+        connection: u64,
+        ring: SenderId,
+    },
+}
+
+/// A topic that is sent.
+pub(super) struct OutTopic {
+    pub(super) key: TopicKey,
+    pub(super) facts: TopicFacts,
+    pub(super) source: Box<dyn Source>,
+    pub(super) outbound: Outbound<Deck>,
+    pub(super) links: HashMap<NodeId, Link>,
+    pub(super) heat: Heat,
+}
+
+/// What a writer wishes.
+#[derive(Debug, Clone)]
+pub(super) struct Wish {
+    pub(super) connection: u64,
+    pub(super) facts: TopicFacts,
+    pub(super) from: Spot,
+}
+
+/// A ring that a topic is received by.
+pub(super) struct Tap {
+    pub(super) ring: ReceiverId,
+    /// Its memory, as the device knows it.
+    pub(super) pinned: Option<Memory>,
+    pub(super) wish: Wish,
+    pub(super) since: u64,
+    pub(super) is_connected: bool,
+}
+
+/// A topic that is received from a node.
+pub(super) struct InTopic {
+    pub(super) key: TopicKey,
+    pub(super) origin: NodeId,
+    pub(super) sink: Box<dyn Sink>,
+    pub(super) device: Option<Device>,
+    pub(super) inbound: Inbound<Arrived, Place, Point>,
+    pub(super) tap: Option<Tap>,
+    /// To be answered as soon as nothing of the last connection is under way.
+    pub(super) wish: Option<Wish>,
+    /// What copies of a ring that is gone may still read.
+    pub(super) past: Option<Memory>,
+    /// It released chunks of which the writer may not know.
+    pub(super) is_untold: bool,
+    pub(super) heat: Heat,
+}
+
+impl InTopic {
+    pub(super) fn advance(&mut self, now: Now, deck: &mut Deck) -> Result<Progress, Broken> {
+        let mut reading = Reading {
+            port: &mut deck.port,
+            into: &mut deck.into,
+            ring: self.tap.as_ref().map(|tap| tap.ring),
+            pinned: self.tap.as_ref().and_then(|tap| tap.pinned.as_ref()),
+            has_taken: false,
+        };
+        let advanced = self.inbound.advance(now, &mut reading, &mut *self.sink);
+        let has_taken = reading.has_taken;
+        if self.inbound.is_drained() {
+            self.past = None;
+        }
+        self.is_untold |= has_taken || matches!(&advanced, Ok(progress) if progress.has_moved);
+        advanced
+    }
+
+    /// The ring is gone: gives it, to be closed.
+    pub(super) fn disconnect(&mut self) -> Option<Tap> {
+        let mut tap = self.tap.take()?;
+        self.inbound.disconnect();
+        self.past = tap.pinned.take();
+        Some(tap)
+    }
+}
+
+/// Things in places that are used again.
+#[derive(Debug)]
+pub(super) struct Places<T>(Vec<Option<Box<T>>>);
+
+impl<T> Places<T> {
+    pub(super) fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    pub(super) fn put(&mut self, thing: T) -> usize {
+        let thing = Some(Box::new(thing));
+        if let Some(place) = self.0.iter().position(Option::is_none) {
+            self.0[place] = thing;
+            return place;
+        }
+        self.0.push(thing);
+        self.0.len() - 1
+    }
+
+    pub(super) fn take(&mut self, place: usize) -> Option<Box<T>> {
+        self.0.get_mut(place)?.take()
+    }
+
+    pub(super) fn get(&mut self, place: usize) -> Option<&mut T> {
+        self.0.get_mut(place)?.as_deref_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().flatten().map(|thing| &**thing)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+// A chunk that is held by a topic is a view into its ring; it may be dropped by any thread.
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<View>();
+    is_send::<OutTopic>();
+    is_send::<InTopic>();
+};
