@@ -41,7 +41,8 @@ pub(super) struct Belt {
 
 impl Belt {
     fn put(&mut self, now: u64, takes: u64) -> u64 {
-        self.free = self.free.max(now) + takes;
+        // Never nothing: by when it is over one thing is known from another.
+        self.free = self.free.max(now) + takes.max(1);
         self.free
     }
 }

@@ -451,8 +451,10 @@ impl<W: Wire> Outbound<W> {
         let Some(leader) = connected.map(|destination| destination.next).max() else {
             return Ok(false);
         };
+        // No further than that whoever is ahead misses nothing.
+        let ahead = self.manner.keep.map_or(AHEAD, |keep| AHEAD.min(keep as u64 / 2).max(1));
         let mut has_moved = false;
-        while self.end() - leader < AHEAD && self.make_room(source) {
+        while self.end() - leader < ahead && self.make_room(source) {
             let Some(Outgoing { header, place }) = source.next()? else { break };
             let is_staged = header.length > 0 && wire.is_staged(&place);
             let pieces = if is_staged { header.length.div_ceil(self.manner.piece) } else { 0 };

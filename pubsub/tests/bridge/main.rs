@@ -1,0 +1,266 @@
+//! The bridge between nodes, over real providers on the loopback address.
+#![allow(missing_docs)]
+
+mod processes;
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pubsub::ErrorKind;
+use pubsub::bridge::{NodeId, Side, TopicKey, Worker, Workers};
+use support::{LOCAL, Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
+
+const PROVIDERS: [&str; 2] = ["=net", "=tcp;ofi_rxm"];
+const KEY: TopicKey = TopicKey(1);
+const MIB: usize = 1 << 20;
+
+fn lengths(all: &'static [usize]) -> Lengths {
+    Arc::new(move |position| all[position as usize % all.len()])
+}
+
+/// Sends a topic from node 0 to these, and says when all of it is released.
+fn send(nodes: &Nodes, key: TopicKey, source: Published, to: &[u8]) -> impl Fn() -> bool + use<> {
+    let is_done = source.is_done();
+    let announcer = nodes.of(0).send_topic(key, facts(1 << 30), Box::new(source)).unwrap();
+    for number in to {
+        nodes.of(0).add_destination(key, node(*number)).unwrap();
+    }
+    announcer.announce();
+    is_done
+}
+
+fn receive(nodes: &Nodes, key: TopicKey, at: u8, place: Where, log: &Log) {
+    let device = (place == Where::Device).then(|| place.device());
+    let sink = Box::new(log.sink(place));
+    nodes.of(at).receive_topic(key, node(0), 0, device, sink).unwrap();
+}
+
+#[test]
+fn messages_of_all_sizes_arrive_over_each_provider() {
+    static SIZES: [usize; 14] =
+        [0, 1, 64, 200, 4096, 4097, 70_000, MIB, 0, 9 * MIB + 3, 64 * MIB, 5, 600_000, 64];
+    let lengths = lengths(&SIZES);
+    for provider in PROVIDERS {
+        for (from, to) in [
+            (Where::Host, Where::Host),
+            (Where::Device, Where::Device),
+            (Where::Host, Where::Device),
+        ] {
+            let mut nodes = Nodes::start(2, &options(provider));
+            let log = Log::default();
+            receive(&nodes, KEY, 1, to, &log);
+            let source = Published::new(&lengths, from, 0, SIZES.len() as u64);
+            let is_done = send(&nodes, KEY, source, &[1]);
+            nodes.until("all are delivered", |_| is_done());
+            log.check(SIZES.len() as u64);
+            assert!(nodes.failed.is_empty() && nodes.lost.is_empty(), "{:?}", nodes.failed);
+            let counted = nodes.of(0).counters(PATIENCE).unwrap();
+            assert_eq!(counted.sent[0].2.delivered, SIZES.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn three_nodes_have_the_same() {
+    let lengths = lengths(&[64, 100_000, 3 * MIB, 1000]);
+    let mut nodes = Nodes::start(3, &options(""));
+    assert_eq!(nodes.of(0).address().provider, nodes.of(1).address().provider);
+    let (count, places) = (60, [Where::Host, Where::Device]);
+    let mut logs = Vec::new();
+    let mut are_done: Vec<Box<dyn Fn() -> bool>> = Vec::new();
+    for (key, place) in (10..).map(TopicKey).zip(places) {
+        for at in [1, 2] {
+            logs.push(Log::default());
+            receive(&nodes, key, at, place, logs.last().unwrap());
+        }
+        let source = Published::new(&lengths, place, 0, count);
+        are_done.push(Box::new(send(&nodes, key, source, &[1, 2])));
+    }
+    // And the other way round at the same time.
+    let back = Log::default();
+    nodes.of(0).receive_topic(KEY, node(1), 0, None, Box::new(back.sink(Where::Host))).unwrap();
+    let source = Published::new(&lengths, Where::Host, 0, count);
+    are_done.push(Box::new(source.is_done()));
+    let announcer = nodes.of(1).send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
+    nodes.of(1).add_destination(KEY, node(0)).unwrap();
+    announcer.announce();
+    nodes.until("all are delivered", |_| are_done.iter().all(|is_done| is_done()));
+    logs.iter().chain([&back]).for_each(|log| log.check(count));
+    assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
+}
+
+#[test]
+fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
+    let lengths = lengths(&[64, 64, 64, 20_000, 300_000]);
+    for provider in PROVIDERS {
+        let mut nodes = Nodes::start(2, &options(provider));
+        let log = Log::default();
+        let mut sink = log.sink(Where::Host);
+        sink.refuse = 7;
+        nodes.of(1).receive_topic(KEY, node(0), 0, None, Box::new(sink)).unwrap();
+        let count = 400;
+        let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, count), &[1]);
+        // In the middle of it one takes the other for lost, in turns.
+        for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
+            let so_far = round * count as usize / 6;
+            nodes.until("some are there", |_| log.len() >= so_far || is_done());
+            nodes.of(at).lose_node(node(1 - at)).unwrap();
+            let heard = nodes.lost.len();
+            nodes.until("it is noticed", |nodes| nodes.lost.len() > heard || is_done());
+            if at == 1 {
+                // Who reads does not connect: whoever carries the letters tells the writer.
+                nodes.of(0).lose_node(node(1)).unwrap();
+            }
+        }
+        nodes.until("all are delivered", |_| is_done());
+        log.check(count);
+        assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
+        let counted = nodes.of(1).counters(PATIENCE).unwrap().received[0].2;
+        assert!(counted.messages == count && counted.no_room > 0 && counted.no_queue > 0);
+    }
+}
+
+#[test]
+fn a_reader_that_stops_leaves_the_others_alone() {
+    let lengths = lengths(&[64, 5000]);
+    let mut nodes = Nodes::start(3, &options(""));
+    let (log, other) = (Log::default(), Log::default());
+    receive(&nodes, KEY, 1, Where::Host, &log);
+    receive(&nodes, KEY, 2, Where::Host, &other);
+    let count = 3000;
+    let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, count), &[1, 2]);
+    nodes.until("some are there", |_| other.len() > 100);
+    nodes.gone.push(node(2));
+    nodes.of(2).stop_receiving(KEY, node(0)).unwrap();
+    let is_lost = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(0), node(2), Side::Writer));
+    nodes.until("the writer notices", |nodes| is_lost(nodes) || is_done());
+    nodes.of(0).remove_destination(KEY, node(2)).unwrap();
+    nodes.until("all are delivered", |_| is_done());
+    log.check(count);
+    // And a writer that stops is heard of.
+    nodes.of(0).stop_sending(KEY).unwrap();
+    let is_over = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(1), node(0), Side::Reader));
+    nodes.until("the reader notices", is_over);
+}
+
+#[test]
+fn letters_that_are_none_are_refused_and_do_no_harm() {
+    let mut nodes = Nodes::start(2, &options(""));
+    let log = Log::default();
+    receive(&nodes, KEY, 1, Where::Host, &log);
+    let garbage: [&[u8]; 4] = [&[], &[9, 9], &[1, 0, 1, 2, 3], &[1; 300]];
+    for letter in garbage {
+        nodes.of(0).letter(KEY, node(1), letter.to_vec()).unwrap();
+        nodes.of(1).letter(KEY, node(0), letter.to_vec()).unwrap();
+    }
+    nodes.until("all are refused", |nodes| nodes.failed.len() == 8);
+    let source = Published::new(&lengths(&[64]), Where::Host, 0, 10);
+    let is_done = send(&nodes, KEY, source, &[1]);
+    nodes.until("all are delivered", |_| is_done());
+    log.check(10);
+}
+
+#[test]
+fn nodes_that_do_not_understand_each_other_say_so() {
+    let mut nodes = Nodes::start(1, &options("=net"));
+    let other = Worker::start(options("=tcp;ofi_rxm"), LOCAL).unwrap();
+    nodes.workers.insert(node(1), other);
+    receive(&nodes, KEY, 1, Where::Host, &Log::default());
+    let _ = send(&nodes, KEY, Published::new(&lengths(&[64]), Where::Host, 0, 10), &[1]);
+    nodes.until("both say so", |nodes| nodes.failed.len() == 2);
+    assert!(nodes.failed.iter().all(|failed| failed.contains("choose one")), "{:?}", nodes.failed);
+}
+
+#[test]
+fn what_never_leaves_the_machine_is_taken_only_by_name() {
+    let reaches = |worker: &Worker| worker.address().provider.clone();
+    assert_ne!(reaches(&Worker::start(options(""), LOCAL).unwrap()), "shm");
+    assert_ne!(reaches(&Worker::start(options("shm"), LOCAL).unwrap()), "shm");
+    let error = Worker::start(options("=no-such-provider"), LOCAL).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Failed);
+    assert!(error.to_string().contains("no-such-provider"), "{error}");
+}
+
+#[test]
+fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
+    let mut nodes = Nodes::start(2, &options(""));
+    let lengths = lengths(&[64]);
+    let (log, mut sources) = (Log::default(), Vec::new());
+    for number in 0..1000 {
+        let key = TopicKey(number);
+        let log = if number == 500 { log.clone() } else { Log::default() };
+        receive(&nodes, key, 1, Where::Host, &log);
+        let may_begin = Arc::new(AtomicU64::new(0));
+        let gate = Arc::clone(&may_begin);
+        let gated: Lengths = Arc::clone(&lengths);
+        let mut source = Published::new(&gated, Where::Host, 0, 5);
+        source.depth = 5;
+        let is_done = source.is_done();
+        let source = Gated { source, gate };
+        let options = support::facts(64);
+        let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
+        nodes.of(0).add_destination(key, node(1)).unwrap();
+        if number % 50 == 0 {
+            nodes.carry();
+        }
+        sources.push((announcer, may_begin, is_done));
+    }
+    nodes.until("all are connected", |nodes| nodes.connected == 2000);
+    let sleeps = |nodes: &Nodes| {
+        let of = |number| nodes.of(number).counters(PATIENCE).unwrap().sleeps;
+        of(0) + of(1)
+    };
+    let before = sleeps(&nodes);
+    let cpu = cpu_time();
+    std::thread::sleep(Duration::from_secs(1));
+    let slept = sleeps(&nodes) - before;
+    println!("{slept} sleeps of two workers, {:?} of processor time in a second", cpu_time() - cpu);
+    assert!(slept < 400, "{slept} sleeps of two workers in a second");
+    let (announcer, may_begin, is_done) = &sources[500];
+    may_begin.store(1, Ordering::SeqCst);
+    announcer.announce();
+    nodes.until("those of one are delivered", |_| is_done());
+    log.check(5);
+}
+
+/// A source that has nothing until it is opened.
+struct Gated {
+    source: Published,
+    gate: Arc<AtomicU64>,
+}
+
+impl pubsub::bridge::Source for Gated {
+    fn next(&mut self) -> pubsub::Result<Option<pubsub::bridge::Outgoing>> {
+        if self.gate.load(Ordering::SeqCst) == 0 { Ok(None) } else { self.source.next() }
+    }
+
+    fn release(&mut self, through: u64) {
+        self.source.release(through);
+    }
+}
+
+/// Of this process.
+fn cpu_time() -> Duration {
+    // Of one hundredth of a second each, after the name in parentheses.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields = stat.rsplit(')').next().unwrap().split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(10 * ticks)
+}
+
+#[test]
+fn topics_have_their_place_among_several_workers() {
+    let mut workers = Workers::start(2, options(""), LOCAL).unwrap();
+    let count = workers.all().count();
+    assert!((1..=2).contains(&count));
+    assert_eq!(workers.of(KEY).address(), workers.of(KEY).address());
+    let before = workers.of(KEY).address().clone();
+    if workers.give_own(KEY).unwrap() {
+        assert_ne!(*workers.of(KEY).address(), before);
+        workers.take_own(KEY);
+    }
+    assert_eq!(*workers.of(KEY).address(), before);
+    let _: NodeId = node(3);
+}

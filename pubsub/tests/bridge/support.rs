@@ -1,0 +1,297 @@
+//! Topics whose messages can be told from their positions, and nodes that carry each other's
+//! letters.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gpu::{Device, Slice};
+use pubsub::Result;
+use pubsub::bridge::{
+    Finished, MessageHeader, Metadata, NodeId, Outgoing, Place, Report, Room, Side, Sink, Source,
+    Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
+};
+
+/// Reached only on failure.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Whose memory messages lie in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Where {
+    Host,
+    Device,
+}
+
+impl Where {
+    pub fn device(self) -> Device {
+        let name = match self {
+            Self::Host => "stand-in:0",
+            Self::Device => "stand-in:1",
+        };
+        Device::open(name.parse().unwrap()).unwrap()
+    }
+
+    fn place(self, slice: Slice) -> Place {
+        match self {
+            Self::Host => Place::Host(slice),
+            Self::Device => Place::Device(slice),
+        }
+    }
+}
+
+pub fn bytes_of(position: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let mut state = position.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for place in bytes.chunks_mut(8) {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        place.copy_from_slice(&state.to_le_bytes()[..place.len()]);
+    }
+    bytes
+}
+
+pub fn header_of(position: u64, length: u64) -> MessageHeader {
+    MessageHeader {
+        position,
+        length,
+        publisher: 7,
+        sequence: position + 1,
+        published: position * 1000,
+        posted: 0,
+        metadata: Metadata::new(&bytes_of(position, (position % 300).min(256) as usize)).unwrap(),
+    }
+}
+
+/// Which lengths messages have.
+pub type Lengths = Arc<dyn Fn(u64) -> usize + Send + Sync>;
+
+/// A topic with so many messages, of which so many may wait.
+pub struct Published {
+    pub lengths: Lengths,
+    pub at: Where,
+    pub count: u64,
+    pub depth: u64,
+    /// The next one, and what is kept.
+    state: Arc<Mutex<(u64, VecDeque<(u64, Slice)>)>>,
+    stream: gpu::Stream,
+    /// What was released, also for whoever comes after this.
+    pub released: Box<dyn FnMut(u64) + Send>,
+}
+
+impl Published {
+    pub fn new(lengths: &Lengths, at: Where, from: u64, count: u64) -> Self {
+        Self {
+            lengths: Arc::clone(lengths),
+            at,
+            count,
+            depth: 16,
+            state: Arc::new(Mutex::new((from, VecDeque::new()))),
+            stream: at.device().stream().unwrap(),
+            released: Box::new(|_| {}),
+        }
+    }
+
+    /// Says whether everything is released.
+    pub fn is_done(&self) -> impl Fn() -> bool + use<> {
+        let (state, count) = (Arc::clone(&self.state), self.count);
+        move || {
+            let state = state.lock().unwrap();
+            state.0 == count && state.1.is_empty()
+        }
+    }
+}
+
+impl Source for Published {
+    fn next(&mut self) -> Result<Option<Outgoing>> {
+        let mut state = self.state.lock().unwrap();
+        let position = state.0;
+        if position == self.count || state.1.len() as u64 >= self.depth {
+            return Ok(None);
+        }
+        let bytes = bytes_of(position, (self.lengths)(position));
+        let memory = self.at.device().allocate(bytes.len().max(1) as u64).unwrap();
+        let slice = memory.slice(0, bytes.len() as u64).unwrap();
+        if !bytes.is_empty() {
+            self.stream.upload(&slice, &bytes, PATIENCE).unwrap();
+        }
+        state.0 += 1;
+        state.1.push_back((position, slice.clone()));
+        let header = header_of(position, bytes.len() as u64);
+        Ok(Some(Outgoing { header, place: self.at.place(slice) }))
+    }
+
+    fn release(&mut self, through: u64) {
+        let mut state = self.state.lock().unwrap();
+        while state.1.front().is_some_and(|(position, _)| *position <= through) {
+            state.1.pop_front();
+        }
+        (self.released)(through);
+    }
+}
+
+/// Where messages of a topic arrive: checked, and told of.
+pub struct Subscribed {
+    at: Where,
+    begun: VecDeque<Slice>,
+    stream: gpu::Stream,
+    /// Every so many calls have no room, or find the queue full; 0: none.
+    pub refuse: u64,
+    calls: u64,
+    /// Is told of each message before it counts as published.
+    pub published: Box<dyn FnMut(&MessageHeader, &Stages) + Send>,
+}
+
+impl Subscribed {
+    pub fn new(at: Where, published: impl FnMut(&MessageHeader, &Stages) + Send + 'static) -> Self {
+        let (begun, stream) = (VecDeque::new(), at.device().stream().unwrap());
+        Self { at, begun, stream, refuse: 0, calls: 0, published: Box::new(published) }
+    }
+
+    fn refuses(&mut self) -> bool {
+        self.calls += 1;
+        self.refuse > 0 && self.calls.is_multiple_of(self.refuse)
+    }
+}
+
+impl Sink for Subscribed {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Room> {
+        if self.refuses() {
+            return Ok(Room::NotYet);
+        }
+        let memory = self.at.device().allocate(header.length.max(1)).unwrap();
+        let slice = memory.slice(0, header.length).unwrap();
+        self.begun.push_back(slice.clone());
+        Ok(Room::Here(self.at.place(slice)))
+    }
+
+    fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {
+        if self.refuses() {
+            return Ok(Finished::NotYet);
+        }
+        let slice = self.begun.pop_front().expect("it began");
+        let mut bytes = vec![0; header.length as usize];
+        if header.length > 0 {
+            self.stream.download(&slice, &mut bytes, PATIENCE).unwrap();
+        }
+        let wanted = header_of(header.position, header.length);
+        assert_eq!(MessageHeader { posted: 0, ..*header }, wanted);
+        assert!(bytes == bytes_of(header.position, bytes.len()), "message {}", header.position);
+        (self.published)(header, stages);
+        Ok(Finished::Published)
+    }
+
+    fn abandon(&mut self) {
+        self.begun.clear();
+    }
+}
+
+/// What was published where.
+#[derive(Debug, Clone, Default)]
+pub struct Log(pub Arc<Mutex<Vec<u64>>>);
+
+impl Log {
+    pub fn sink(&self, at: Where) -> Subscribed {
+        let log = self.clone();
+        Subscribed::new(at, move |header, _| log.0.lock().unwrap().push(header.position))
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    /// Each once, in order.
+    pub fn check(&self, count: u64) {
+        let published = self.0.lock().unwrap();
+        assert!(published.iter().copied().eq(0..count), "{count}: {published:?}");
+    }
+}
+
+pub fn options(provider: &str) -> WorkerOptions {
+    WorkerOptions { policy: provider.parse().unwrap(), ..WorkerOptions::default() }
+}
+
+pub fn facts(largest: u64) -> TopicOptions {
+    TopicOptions { facts: TopicFacts { number: 1, largest, depth: 16 }, keep: None }
+}
+
+pub fn node(number: u8) -> NodeId {
+    NodeId([number; 16])
+}
+
+/// Nodes of this process.
+pub struct Nodes {
+    pub workers: HashMap<NodeId, Worker>,
+    /// Letters that are not carried: to or from these.
+    pub lost: Vec<(TopicKey, NodeId, NodeId, Side)>,
+    /// What failed for good.
+    pub failed: Vec<String>,
+    /// Connections that were made.
+    pub connected: usize,
+    /// Nodes that nobody is to connect to again.
+    pub gone: Vec<NodeId>,
+}
+
+impl Nodes {
+    pub fn start(count: u8, options: &WorkerOptions) -> Self {
+        let start = |number| (node(number), Worker::start(options.clone(), LOCAL).unwrap());
+        Self {
+            workers: (0..count).map(start).collect(),
+            lost: Vec::new(),
+            failed: Vec::new(),
+            connected: 0,
+            gone: Vec::new(),
+        }
+    }
+
+    pub fn of(&self, number: u8) -> &Worker {
+        &self.workers[&node(number)]
+    }
+
+    /// Carries what there is to be carried.
+    pub fn carry(&mut self) {
+        for (from, worker) in &self.workers {
+            while let Some(report) = worker.try_report().unwrap() {
+                match report {
+                    Report::Letter { key, node: to, letter, .. } => {
+                        if let Some(reader) = self.workers.get(&to) {
+                            reader.letter(key, *from, letter).unwrap();
+                        }
+                    }
+                    Report::Connected { .. } => self.connected += 1,
+                    Report::Lost { key, node: of, side, .. } => {
+                        self.lost.push((key, *from, of, side));
+                        if side == Side::Writer && !self.gone.contains(&of) {
+                            worker.add_destination(key, of).unwrap();
+                        }
+                    }
+                    Report::Failed { key, node, error } => {
+                        self.failed.push(format!("{key:?} {node:?}: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries until that is so.
+    pub fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            self.carry();
+            if is_so(self) {
+                return;
+            }
+            assert!(Instant::now() < end, "{what}: not in {PATIENCE:?}; failed: {:?}", self.failed);
+            self.wait();
+        }
+    }
+
+    /// Until some worker has something to say, or a little while.
+    fn wait(&self) {
+        use nix::poll::{PollFd, PollFlags, poll};
+        let descriptors = self.workers.values().map(|worker| worker.wake_descriptor());
+        let mut polled: Vec<_> =
+            descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
+        let _ = poll(&mut polled, 5_u8);
+    }
+}
