@@ -112,20 +112,26 @@ impl Pace {
 #[derive(Debug)]
 pub(crate) struct Backoff {
     step: u32,
+    longest: Duration,
 }
 
 impl Backoff {
     const SPINS: u32 = 32;
     const YIELDS: u32 = 32;
-    const LONGEST: Duration = Duration::from_micros(200);
+    pub(crate) const LONGEST: Duration = Duration::from_micros(200);
 
     pub(crate) fn new() -> Self {
-        Self { step: 0 }
+        Self { step: 0, longest: Self::LONGEST }
     }
 
     /// Starts with sleeping: for waits that are known to be long.
     pub(crate) fn sleeping() -> Self {
-        Self { step: Self::SPINS + Self::YIELDS }
+        Self { step: Self::SPINS + Self::YIELDS, longest: Self::LONGEST }
+    }
+
+    /// The same with longer pauses, or shorter ones.
+    pub(crate) fn at_most(self, longest: Duration) -> Self {
+        Self { longest, ..self }
     }
 
     /// Pauses; false once the deadline has passed.
@@ -144,9 +150,9 @@ impl Backoff {
         if step < Self::SPINS + Self::YIELDS {
             std::thread::yield_now();
         } else {
-            let doublings = (step - Self::SPINS - Self::YIELDS).min(6);
+            let doublings = (step - Self::SPINS - Self::YIELDS).min(16);
             let pause = Duration::from_micros(5) * 2_u32.pow(doublings);
-            std::thread::sleep(pause.min(Self::LONGEST).min(left));
+            std::thread::sleep(pause.min(self.longest).min(left));
         }
         true
     }

@@ -30,6 +30,7 @@ use std::os::raw::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use libfabric_sys as sys;
 
@@ -41,7 +42,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flags::Caps;
 use crate::handle::Handle;
 use crate::version::Version;
-use crate::waiting::{Pace, Waiting};
+use crate::waiting::{Backoff, Pace, Waiting};
 use table::{State, Table};
 
 /// What a read answers that found nothing.
@@ -89,6 +90,7 @@ pub struct CompletionQueue {
     next: usize,
     waiting: Waiting,
     pace: Pace,
+    longest_pause: Duration,
     wait_fd: Option<RawFd>,
     tells_source: bool,
     departed_seen: u32,
@@ -194,6 +196,7 @@ impl CompletionQueue {
             filled: 0,
             next: 0,
             waiting: options.waiting,
+            longest_pause: Backoff::LONGEST,
             pace: if looks_hold_peers_up(&facts.provider, Version::running()) {
                 Pace::considerate()
             } else {

@@ -45,6 +45,13 @@ impl CompletionQueue {
         self.pace.pause();
     }
 
+    /// How long a pause may be while it waits where a provider has nothing to sleep on, or does not
+    /// let us: 200 µs unless one says otherwise. Longer ones take less of a processor, and come
+    /// late by as much.
+    pub fn pause_at_most(&mut self, longest: Duration) {
+        self.longest_pause = longest;
+    }
+
     /// As [`wait`](Self::wait); None if somebody [woke](super::Waker::wake) the sleeper, now or
     /// since the last wait, or the time is over.
     pub fn wait_or_wake(&mut self, timeout: Duration) -> Option<Outcome> {
@@ -54,7 +61,7 @@ impl CompletionQueue {
             Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
             Waiting::Block => Some(Instant::now()),
         };
-        let mut backoff = Backoff::sleeping();
+        let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
         let (mut fruitless, mut looks) = (0, 0_u32);
         loop {
             if let Some(outcome) = self.poll() {
@@ -79,7 +86,7 @@ impl CompletionQueue {
             Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
             Waiting::Block => Some(Instant::now()),
         };
-        let mut backoff = Backoff::sleeping();
+        let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
         let mut fruitless = 0_u32;
         let mut looks = 0_u32;
         loop {

@@ -74,7 +74,7 @@ pub struct Published {
     pub depth: u64,
     /// The next one, and what is kept.
     state: Arc<Mutex<(u64, VecDeque<(u64, Slice)>)>>,
-    stream: gpu::Stream,
+    stream: Option<gpu::Stream>,
     /// What was released, also for whoever comes after this.
     pub released: Box<dyn FnMut(u64) + Send>,
 }
@@ -87,7 +87,7 @@ impl Published {
             count,
             depth: 16,
             state: Arc::new(Mutex::new((from, VecDeque::new()))),
-            stream: at.device().stream().unwrap(),
+            stream: None,
             released: Box::new(|_| {}),
         }
     }
@@ -113,7 +113,8 @@ impl Source for Published {
         let memory = self.at.device().allocate(bytes.len().max(1) as u64).unwrap();
         let slice = memory.slice(0, bytes.len() as u64).unwrap();
         if !bytes.is_empty() {
-            self.stream.upload(&slice, &bytes, PATIENCE).unwrap();
+            let stream = self.stream.get_or_insert_with(|| self.at.device().stream().unwrap());
+            stream.upload(&slice, &bytes, PATIENCE).unwrap();
         }
         state.0 += 1;
         state.1.push_back((position, slice.clone()));
@@ -134,8 +135,8 @@ impl Source for Published {
 pub struct Subscribed {
     at: Where,
     begun: VecDeque<Slice>,
-    stream: gpu::Stream,
-    /// Every so many calls have no room, or find the queue full; 0: none.
+    stream: Option<gpu::Stream>,
+    /// One of so many calls finds no room, or the queue full; 0: none.
     pub refuse: u64,
     calls: u64,
     /// Is told of each message before it counts as published.
@@ -144,13 +145,13 @@ pub struct Subscribed {
 
 impl Subscribed {
     pub fn new(at: Where, published: impl FnMut(&MessageHeader, &Stages) + Send + 'static) -> Self {
-        let (begun, stream) = (VecDeque::new(), at.device().stream().unwrap());
-        Self { at, begun, stream, refuse: 0, calls: 0, published: Box::new(published) }
+        let begun = VecDeque::new();
+        Self { at, begun, stream: None, refuse: 0, calls: 0, published: Box::new(published) }
     }
 
     fn refuses(&mut self) -> bool {
         self.calls += 1;
-        self.refuse > 0 && self.calls.is_multiple_of(self.refuse)
+        self.refuse > 0 && (self.calls.wrapping_mul(0x9e37_79b9) >> 16).is_multiple_of(self.refuse)
     }
 }
 
@@ -172,7 +173,8 @@ impl Sink for Subscribed {
         let slice = self.begun.pop_front().expect("it began");
         let mut bytes = vec![0; header.length as usize];
         if header.length > 0 {
-            self.stream.download(&slice, &mut bytes, PATIENCE).unwrap();
+            let stream = self.stream.get_or_insert_with(|| self.at.device().stream().unwrap());
+            stream.download(&slice, &mut bytes, PATIENCE).unwrap();
         }
         let wanted = header_of(header.position, header.length);
         assert_eq!(MessageHeader { posted: 0, ..*header }, wanted);

@@ -34,6 +34,10 @@ const SHORT: Duration = Duration::from_micros(50);
 const AGAIN: Duration = Duration::from_millis(1);
 /// The longest sleep.
 const SLEEP: Duration = Duration::from_millis(50);
+/// Where a provider has nothing to sleep on it is looked at now and then, the less often the longer
+/// nothing happened: what comes first after that is late by a thousandth of it, and no more than
+/// the second of these, in nanoseconds.
+const PAUSES: (u64, u64) = (200_000, 4_000_000);
 /// How often it is looked after what has a deadline.
 const LOOK: u64 = 100_000_000;
 
@@ -128,7 +132,7 @@ impl Engine {
 
     pub(super) fn run(&mut self) {
         let spin = nanoseconds(self.options.spin);
-        let (mut moved, mut idle) = (self.now.steady, 0_u32);
+        let (mut moved, mut heard, mut idle) = (self.now.steady, self.now.steady, 0_u32);
         while !self.is_over {
             self.look_at_clocks();
             let mut has_moved = self.obey();
@@ -137,7 +141,7 @@ impl Engine {
             has_moved |= self.advance_hot(spin);
             self.look_after();
             if has_moved {
-                (moved, idle) = (self.now.steady, 0);
+                (moved, heard, idle) = (self.now.steady, self.now.steady, 0);
                 self.tell_some();
                 continue;
             }
@@ -149,6 +153,8 @@ impl Engine {
                 self.deck.port.pause();
                 continue;
             }
+            let pause = ((self.now.steady - heard) / 1000).clamp(PAUSES.0, PAUSES.1);
+            self.deck.port.parts().1.pause_at_most(Duration::from_nanos(pause));
             self.rest();
             // What it was woken for is done first.
             self.look_at_clocks();
