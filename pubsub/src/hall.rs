@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use ipc::{Layout, MappedWords, Roster, Segment, Words};
+use ipc::{Doorbell, Layout, MappedWords, Part, Roster, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
@@ -15,7 +15,12 @@ const LAYOUT: Layout = Layout::new("node hall", 1);
 const IDENTITY: usize = Roster::<MappedWords>::WORDS;
 const TOPICS: usize = IDENTITY + 2;
 const SERVICES: usize = IDENTITY + 3;
-const WORDS: usize = IDENTITY + 8;
+/// The bell that wakes who carries messages to other nodes.
+const OUTWARD: usize = IDENTITY + 8;
+const WORDS: usize = OUTWARD + Bell::WORDS;
+
+/// The bell that is rung by those that publish what other nodes want.
+pub(crate) type Bell = Doorbell<Part<MappedWords>>;
 
 /// A node's hall. It outlives the services of the node, as long as anybody is there.
 #[derive(Debug)]
@@ -23,6 +28,7 @@ pub(crate) struct Hall {
     segment: Segment,
     words: MappedWords,
     roster: Arc<Roster<MappedWords>>,
+    outward: Arc<Bell>,
 }
 
 impl Hall {
@@ -50,17 +56,23 @@ impl Hall {
 
     fn of_segment(segment: Segment) -> Result<Self> {
         let words = segment.words();
-        let roster = (words.count() >= WORDS).then(|| Roster::new(segment.words())).flatten();
-        let Some(roster) = roster else {
+        let roster = Roster::new(segment.words());
+        let bell = Part::new(segment.words(), OUTWARD, Bell::WORDS).and_then(Doorbell::new);
+        let (Some(roster), Some(outward)) = (roster, bell) else {
             let detail = "it is too small";
             return Err(Error::new("open the hall of a node", ErrorKind::Malformed, detail));
         };
-        Ok(Self { segment, words, roster: Arc::new(roster) })
+        Ok(Self { segment, words, roster: Arc::new(roster), outward: Arc::new(outward) })
     }
 
     /// Who is there.
     pub(crate) fn roster(&self) -> &Arc<Roster<MappedWords>> {
         &self.roster
+    }
+
+    /// Rung by those that publish what other nodes want.
+    pub(crate) fn outward(&self) -> &Arc<Bell> {
+        &self.outward
     }
 
     /// The node's, whatever service serves it.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ipc::{Caller, Incarnation, MappedWords, Participant, Roster, Spin};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::hall::Bell;
 use crate::pool::{Direction, Pool, PoolId};
 use crate::topic::Topic;
 
@@ -28,6 +29,8 @@ pub(crate) struct House {
     pub(crate) roster: Arc<Roster<MappedWords>>,
     pub(crate) office: Arc<dyn Office>,
     pub(crate) born: Incarnation,
+    /// Rung when something was published that other nodes want.
+    pub(crate) outward: Arc<Bell>,
     /// How those wait that are not told otherwise.
     pub(crate) waiting: Spin,
 }

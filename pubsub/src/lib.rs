@@ -5,6 +5,7 @@
 mod below;
 #[doc(hidden)]
 pub mod bridge;
+mod carrier;
 mod clock;
 #[cfg(test)]
 mod crash_points;
@@ -26,6 +27,7 @@ mod subscriber;
 mod tests;
 mod topic;
 
+pub use carrier::NetworkOptions;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};

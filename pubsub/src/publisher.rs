@@ -182,11 +182,16 @@ impl Post {
         };
         let caller = house.caller();
         let sent = match topic.publish_in(&caller, entry, ledger) {
-            Ok(published) => Sent {
-                position: Some(published.position),
-                readers: published.readers,
-                is_dropped: false,
-            },
+            Ok(published) => {
+                if topic.is_carried() {
+                    house.outward.ring();
+                }
+                Sent {
+                    position: Some(published.position),
+                    readers: published.readers,
+                    is_dropped: false,
+                }
+            }
             Err(QueueError::NoSubscribers) => {
                 self.line().count(sequence, outgoing.length);
                 ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));

@@ -33,10 +33,10 @@ pub(super) enum Step {
     Carry(u32),
     /// The node is a destination of the topic: note it.
     Note(u32, NodeIdentity),
+    /// It was noted by an earlier service: what is not delivered to it is kept.
+    Keep(u32, NodeIdentity),
     /// Send to it.
     Send(u32, NodeIdentity),
-    /// Do not send to it for now.
-    Pause(u32, NodeIdentity),
     /// It is no destination any more.
     Forget(u32, NodeIdentity),
     /// Nothing is to be kept any more.
@@ -67,6 +67,8 @@ pub(super) struct Plan {
     grace: Duration,
     nodes: BTreeMap<NodeIdentity, Remote>,
     topics: BTreeMap<u32, BTreeMap<NodeIdentity, Standing>>,
+    /// What cannot be sent, and would not be if it were tried again.
+    refused: BTreeSet<(u32, NodeIdentity)>,
 }
 
 /// Can messages of a topic go to a topic of another node? In whose memory they lie is each
@@ -77,10 +79,11 @@ pub(super) fn fit(ours: &SharedSettings, theirs: &SharedSettings) -> bool {
 
 impl Plan {
     pub(super) fn new(grace: Duration) -> Self {
-        Self { grace, nodes: BTreeMap::new(), topics: BTreeMap::new() }
+        Self { grace, nodes: BTreeMap::new(), topics: BTreeMap::new(), refused: BTreeSet::new() }
     }
 
     pub(super) fn appears(&mut self, node: NodeIdentity) {
+        self.refused.retain(|(_, refused)| *refused != node);
         self.nodes.insert(node, Remote::default());
     }
 
@@ -95,16 +98,13 @@ impl Plan {
         topic: &str,
         settings: Option<SharedSettings>,
     ) {
+        // What it wants is another matter now, and so is whether it can have it.
+        self.refused.retain(|(_, refused)| *refused != node);
         let Some(remote) = self.nodes.get_mut(&node) else { return };
         match settings {
             Some(settings) => drop(remote.subscribes.insert(topic.into(), settings)),
             None => drop(remote.subscribes.remove(topic)),
         }
-    }
-
-    /// What a node wants a topic to be like, if it subscribes to it.
-    pub(super) fn wanted_by(&self, node: NodeIdentity, topic: &str) -> Option<&SharedSettings> {
-        self.nodes.get(&node)?.subscribes.get(topic)
     }
 
     /// The line to a destination broke, though its node is there.
@@ -115,6 +115,11 @@ impl Plan {
         }
     }
 
+    /// A topic cannot be sent to a node, and not because of the line.
+    pub(super) fn refuses(&mut self, topic: u32, node: NodeIdentity) {
+        self.refused.insert((topic, node));
+    }
+
     /// Destinations of a topic.
     #[cfg(test)]
     fn destinations(&self, topic: u32) -> usize {
@@ -122,19 +127,14 @@ impl Plan {
     }
 
     /// Brings the plan up to date; gives what is to be done for it, in order.
-    pub(super) fn update(
-        &mut self,
-        now: Instant,
-        topics: &BTreeMap<String, Local>,
-    ) -> Vec<Step> {
+    pub(super) fn update(&mut self, now: Instant, topics: &BTreeMap<String, Local>) -> Vec<Step> {
         let mut steps = Vec::new();
         let known: BTreeSet<u32> = topics.values().map(|local| local.number).collect();
         // The topic itself is gone, and its books with it.
         self.topics.retain(|number, nodes| {
             let stays = known.contains(number);
             if !stays {
-                let sending = nodes.iter().filter(|(_, it)| matches!(it, Standing::Sending));
-                steps.extend(sending.map(|(node, _)| Step::Pause(*number, *node)));
+                steps.extend(nodes.keys().map(|node| Step::Forget(*number, *node)));
                 steps.push(Step::Leave(*number));
             }
             stays
@@ -147,16 +147,25 @@ impl Plan {
 
     fn update_topic(&mut self, now: Instant, name: &str, local: &Local, steps: &mut Vec<Step>) {
         let number = local.number;
+        let refused = &self.refused;
         let wants = |node: &NodeIdentity| {
+            if refused.contains(&(number, *node)) {
+                return false;
+            }
             let remote = self.nodes.get(node);
-            remote.and_then(|remote| remote.subscribes.get(name))
+            remote
+                .and_then(|remote| remote.subscribes.get(name))
                 .is_some_and(|theirs| fit(&local.settings, theirs))
         };
         let was_carried = self.topics.contains_key(&number);
         let nodes = self.topics.entry(number).or_default();
         // What an earlier service of this node promised.
+        let mut later = Vec::new();
         for node in &local.noted {
-            nodes.entry(*node).or_insert(Standing::Awaited(now + self.grace));
+            nodes.entry(*node).or_insert_with(|| {
+                later.push(Step::Keep(number, *node));
+                Standing::Awaited(now + self.grace)
+            });
         }
         for node in self.nodes.keys().filter(|node| wants(node)) {
             if !nodes.contains_key(node) {
@@ -165,7 +174,6 @@ impl Plan {
             }
         }
         let has_destinations = !nodes.is_empty();
-        let mut later = Vec::new();
         nodes.retain(|node, standing| {
             let is_there = self.nodes.contains_key(node);
             let next = match *standing {
@@ -184,17 +192,11 @@ impl Plan {
                 }
                 _ if !is_there => Standing::Awaited(now + self.grace),
                 // It does not subscribe any more.
-                found => {
-                    if found == Standing::Sending {
-                        later.push(Step::Pause(number, *node));
-                    }
+                _ => {
                     later.push(Step::Forget(number, *node));
                     return false;
                 }
             };
-            if *standing == Standing::Sending && next != Standing::Sending {
-                later.push(Step::Pause(number, *node));
-            }
             if *standing != Standing::Sending && next == Standing::Sending {
                 later.push(Step::Send(number, *node));
             }
@@ -244,8 +246,7 @@ mod tests {
     }
 
     fn topics(has_messages: bool, noted: &[NodeIdentity]) -> BTreeMap<String, Local> {
-        let local =
-            Local { number: 7, settings: settings(8), has_messages, noted: noted.to_vec() };
+        let local = Local { number: 7, settings: settings(8), has_messages, noted: noted.to_vec() };
         BTreeMap::from([("numbers".to_owned(), local)])
     }
 
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(plan.update(now, &topics(false, &[NODE])), []);
         plan.subscribes(NODE, "numbers", None);
         let ended = plan.update(now, &topics(true, &[]));
-        assert_eq!(ended, [Step::Pause(7, NODE), Step::Forget(7, NODE), Step::Leave(7)]);
+        assert_eq!(ended, [Step::Forget(7, NODE), Step::Leave(7)]);
         assert_eq!(plan.destinations(7), 0);
     }
 
@@ -284,7 +285,7 @@ mod tests {
         plan.subscribes(NODE, "numbers", Some(settings(8)));
         plan.update(now, &topics(true, &[]));
         plan.vanishes(NODE);
-        assert_eq!(plan.update(now, &topics(true, &[NODE])), [Step::Pause(7, NODE)]);
+        assert_eq!(plan.update(now, &topics(true, &[NODE])), []);
         assert_eq!(plan.deadline(), Some(now + GRACE));
         // It comes back, and is nobody's destination until it says so.
         plan.appears(NODE);
@@ -300,13 +301,29 @@ mod tests {
     #[test]
     fn the_next_service_keeps_what_the_last_one_promised() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        assert_eq!(plan.update(now, &topics(true, &[NODE])), [Step::Carry(7)]);
+        let begun = plan.update(now, &topics(true, &[NODE]));
+        assert_eq!(begun, [Step::Carry(7), Step::Keep(7, NODE)]);
         plan.appears(NODE);
         plan.subscribes(NODE, "numbers", Some(settings(8)));
         assert_eq!(plan.update(now, &topics(true, &[NODE])), [Step::Send(7, NODE)]);
         // The topic goes.
         let ended = plan.update(now, &BTreeMap::new());
-        assert_eq!(ended, [Step::Pause(7, NODE), Step::Leave(7)]);
+        assert_eq!(ended, [Step::Forget(7, NODE), Step::Leave(7)]);
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_not_tried_again() {
+        let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
+        plan.appears(NODE);
+        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        plan.update(now, &topics(true, &[]));
+        plan.refuses(7, NODE);
+        let ended = plan.update(now, &topics(true, &[]));
+        assert_eq!(ended, [Step::Forget(7, NODE), Step::Leave(7)]);
+        assert_eq!(plan.update(now, &topics(true, &[])), []);
+        plan.appears(NODE);
+        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        assert_eq!(plan.update(now, &topics(true, &[])).len(), 3);
     }
 
     #[test]

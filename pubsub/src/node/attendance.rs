@@ -69,9 +69,13 @@ pub(super) struct Shared {
     _membership: Membership,
 }
 
+/// The memory of a pool, and how long each part of it is.
+type Pieces = Vec<(OwnedFd, u64)>;
+
 /// What this process hands over to the next service.
 pub(super) struct Belongings {
-    pub(super) pools: Vec<(PoolId, OwnedFd, Vec<(OwnedFd, u64)>)>,
+    /// With their books, and their pieces.
+    pub(super) pools: Vec<(PoolId, OwnedFd, Pieces)>,
     pub(super) topics: Vec<(u32, OwnedFd)>,
     pub(super) unanswered: Vec<Request>,
 }

@@ -32,6 +32,7 @@ impl OwnService {
             directory: options.directory.clone(),
             label: options.label.clone(),
             budgets: options.budgets,
+            network: options.network.clone(),
             identity: NodeIdentity::random()?,
         })?;
         Ok(())

@@ -92,7 +92,8 @@ impl Node {
         let membership = Membership::hold(JOINING, &options.directory)?;
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|error| failed(error.into()))?;
-        let (roster, waiting) = (Arc::clone(hall.roster()), options.waiting);
+        let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));
+        let waiting = options.waiting;
         let shared = Arc::new(Shared::new(options, hall, me, bell, service, membership));
         let thread = std::thread::Builder::new()
             .name("fabricast-link".into())
@@ -104,7 +105,7 @@ impl Node {
         let attendance = Arc::new(Attendance::new(shared, thread));
         let office = Arc::clone(&attendance) as _;
         let born = Incarnation::current();
-        let house = Arc::new(House { me, roster, office, born, waiting });
+        let house = Arc::new(House { me, roster, office, born, outward, waiting });
         Ok(Self { attendance, house })
     }
 

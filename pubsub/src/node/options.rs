@@ -6,6 +6,7 @@ use std::time::Duration;
 use gpu::Uuid;
 use ipc::{Credentials, Spin};
 
+use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::SharedPlace;
 
@@ -31,6 +32,8 @@ pub struct NodeOptions {
     pub waiting: Spin,
     /// What the pools of a node that this process serves may grow to.
     pub budgets: Budgets,
+    /// How the node is connected to others when this process serves it; not at all if None.
+    pub network: Option<NetworkOptions>,
 }
 
 impl NodeOptions {
@@ -64,6 +67,7 @@ impl Default for NodeOptions {
             patience: Duration::from_secs(20),
             waiting: Spin::default(),
             budgets: Budgets::default(),
+            network: None,
         }
     }
 }

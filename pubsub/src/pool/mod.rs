@@ -33,7 +33,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Whose messages lie in a pool. Two pools, since with one two nodes that publish to each
 /// other may each wait for the room that the other's messages take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, PartialOrd, Ord)]
 pub(crate) enum Direction {
     /// Of this node's processes.
     Here,

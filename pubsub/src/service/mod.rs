@@ -21,6 +21,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use self::election::{Membership, Office, socket_in};
 use self::reception::Reception;
+use crate::carrier::NetworkOptions;
 use crate::error::{Error, Result};
 use crate::node::Budgets;
 use crate::peers::NodeIdentity;
@@ -33,6 +34,7 @@ pub(crate) struct ServiceOptions {
     pub(crate) directory: PathBuf,
     pub(crate) label: String,
     pub(crate) budgets: Budgets,
+    pub(crate) network: Option<NetworkOptions>,
     /// Of the node, if it is founded anew.
     pub(crate) identity: NodeIdentity,
 }

@@ -25,8 +25,9 @@ const LOANS: u64 = 4;
 pub(super) struct Kept {
     pub(super) topic: Arc<Topic>,
     pub(super) users: BTreeSet<Participant>,
-    /// Other nodes want it, or owe it.
-    pub(super) is_carried: bool,
+    /// Somebody publishes, or subscribes, on this node.
+    pub(super) publishes: bool,
+    pub(super) subscribes: bool,
 }
 
 /// A pool, and whether it is growing.
@@ -112,7 +113,12 @@ impl Registry {
     fn insert(&mut self, topic: Topic) -> u32 {
         let number = topic.number();
         self.by_name.insert(topic.name().to_owned(), number);
-        let kept = Kept { topic: Arc::new(topic), users: BTreeSet::new(), is_carried: false };
+        let kept = Kept {
+            topic: Arc::new(topic),
+            users: BTreeSet::new(),
+            publishes: false,
+            subscribes: false,
+        };
         self.topics.insert(number, kept);
         number
     }
@@ -207,10 +213,9 @@ impl Registry {
         Some((topic, [&self.pools.get(&here)?.pool, &self.pools.get(&arrivals)?.pool]))
     }
 
-    /// Lets a topic go that nobody uses, here or elsewhere. True if it went.
+    /// Lets a topic go that nobody uses. True if it went.
     pub(super) fn forget_unused(&mut self, number: u32) -> bool {
-        let is_unused =
-            self.topics.get(&number).is_some_and(|kept| kept.users.is_empty() && !kept.is_carried);
+        let is_unused = self.topics.get(&number).is_some_and(|kept| kept.users.is_empty());
         if is_unused && let Some(kept) = self.topics.remove(&number) {
             self.by_name.remove(kept.topic.name());
         }

@@ -14,7 +14,9 @@ use std::time::Duration;
 use ipc::{Caller, Incarnation, Layout, Life, MappedWords, Participant, Roster, Segment, Spin};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::hall::{Bell, Hall};
 use crate::house::{Desk, House, Office};
+use crate::peers::NodeIdentity;
 use crate::pool::{Direction, Pool, PoolId};
 use crate::settings::{SharedPlace, SharedSettings};
 use crate::topic::Topic;
@@ -38,6 +40,7 @@ struct Clerk {
     pools: Vec<Arc<Pool>>,
     changes: AtomicU64,
     is_closed: AtomicBool,
+    outward: Arc<Bell>,
 }
 
 impl Office for Clerk {
@@ -111,6 +114,7 @@ impl Home {
             pools: vec![Arc::clone(&here), Arc::clone(&arrivals)],
             changes: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
+            outward: Arc::clone(Hall::create(NodeIdentity([1; 16])).unwrap().outward()),
         };
         Self { hall, clerk: Arc::new(clerk), topic, here, arrivals }
     }
@@ -125,6 +129,7 @@ impl Home {
             roster: Arc::clone(&self.clerk.roster),
             office: Arc::clone(&self.clerk) as Arc<dyn Office>,
             born: Incarnation::current(),
+            outward: Arc::clone(&self.clerk.outward),
             waiting: Spin::default(),
         };
         let (here, arrivals) = (Arc::clone(&self.here), Arc::clone(&self.arrivals));

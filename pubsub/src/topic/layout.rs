@@ -4,7 +4,8 @@
 //!   0 number, and what it is like        64 publishers: 64 lines
 //!  34 publishers' serials              576 origins: 64 lines
 //!  35 who delivers what arrives       1088 alarms: 32 lines
-//!  36 its intent                      1344 the queue of what is published here
+//!  36 its intent                      1344 destinations: 32 of 2 words
+//!  38 is it carried                   1408 the queue of what is published here
 //!  40 publishers lost                      the queue of what arrives
 //!  48 the last of them: 16
 //! ```
@@ -23,6 +24,7 @@ pub(super) const RELEASE: usize = 33;
 pub(super) const SERIAL: usize = 34;
 pub(super) const WRITER: usize = 35;
 pub(super) const ARRIVING: usize = 36;
+pub(super) const CARRIED: usize = 38;
 pub(super) const LOST: usize = 40;
 pub(super) const LAST_LOST: usize = 48;
 pub(super) const MOST_LOST: usize = 16;
@@ -37,6 +39,9 @@ pub(crate) const MOST_ORIGINS: usize = 64;
 pub(super) const ALARMS: usize = ORIGINS + MOST_ORIGINS * LINE;
 /// As many as a queue has places for.
 pub(super) const MOST_SUBSCRIBERS: usize = 32;
-pub(super) const QUEUES: usize = ALARMS + MOST_SUBSCRIBERS * LINE;
+pub(super) const DESTINATIONS: usize = ALARMS + MOST_SUBSCRIBERS * LINE;
+/// Nodes that a topic may be owed to.
+pub(super) const MOST_DESTINATIONS: usize = 32;
+pub(super) const QUEUES: usize = DESTINATIONS + 2 * MOST_DESTINATIONS;
 
 const _: () = assert!(NAME + crate::settings::LONGEST_TOPIC.div_ceil(8) <= PLACE);

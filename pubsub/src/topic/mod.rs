@@ -4,6 +4,7 @@
 mod alarm;
 mod burial;
 mod census;
+mod destinations;
 mod entry;
 mod intent;
 mod layout;
@@ -25,6 +26,7 @@ use crate::error::Result;
 use crate::pool::{Direction, Pool};
 use crate::settings::SharedSettings;
 
+pub(crate) use self::census::SubscriberSeen;
 pub(crate) use self::entry::Entry;
 pub(crate) use self::origins::Delivery;
 pub(crate) use self::publishers::PublisherLine;

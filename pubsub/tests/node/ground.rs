@@ -21,6 +21,7 @@ impl Ground {
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        log();
         let name = format!("fabricast-node-{}-{number}", std::process::id());
         Self(std::env::temp_dir().join(name))
     }
@@ -101,9 +102,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// What this process is to do, if it is the other one of a test, and where.
 pub fn role() -> Option<(Vec<String>, PathBuf)> {
     let role = std::env::var(ROLE).ok()?;
-    if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
-        let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
-    }
+    log();
     let place = std::env::var_os(PLACE).unwrap();
     Some((role.split(' ').map(str::to_owned).collect(), place.into()))
 }
@@ -169,5 +168,13 @@ pub fn in_a_child(look: impl FnOnce() -> bool) -> bool {
         ForkResult::Parent { child } => {
             matches!(waitpid(child, None).unwrap(), WaitStatus::Exited(_, 0))
         }
+    }
+}
+
+/// Shows what the library says, if that is asked for.
+pub fn log() {
+    if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
+        let filter = tracing_subscriber::filter::LevelFilter::DEBUG;
+        let _ = tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).try_init();
     }
 }

@@ -13,7 +13,7 @@ use crate::pool::Direction;
 
 /// What is looked at again and again: topics that somebody publishes to.
 #[derive(Debug, Default)]
-pub(super) struct Watches(BTreeMap<u32, Watch>);
+pub(super) struct Watches(BTreeMap<(u32, Direction), Watch>);
 
 /// One topic: which position is in the way, and since when.
 #[derive(Debug, Default, Clone, Copy)]
@@ -35,12 +35,18 @@ impl Watch {
 }
 
 impl Watches {
-    pub(super) fn watch(&mut self, number: u32, is_wanted: bool) {
-        if is_wanted {
-            self.0.entry(number).or_default();
-        } else {
-            self.0.remove(&number);
+    fn watch(&mut self, number: u32, is_wanted: bool) {
+        for direction in [Direction::Here, Direction::Arrivals] {
+            if is_wanted {
+                self.0.entry((number, direction)).or_default();
+            } else {
+                self.0.remove(&(number, direction));
+            }
         }
+    }
+
+    pub(super) fn forget(&mut self, number: u32) {
+        self.watch(number, false);
     }
 
     pub(super) fn has_any(&self) -> bool {
@@ -49,15 +55,25 @@ impl Watches {
 }
 
 impl Reception {
+    /// Looks after a topic as long as there may be messages that somebody is in the way of.
+    pub(super) fn watch(&mut self, number: u32) {
+        let kept = self.registry.topics.get(&number);
+        let is_wanted = kept.is_some_and(|kept| kept.publishes || self.carrying.is_on());
+        self.watches.watch(number, is_wanted);
+    }
+
     /// Removes those that hold for too long what others wait for.
     pub(super) fn evict(&mut self) {
         let Some(seat) = &self.seat else { return };
         let now = Instant::now();
-        for (number, watch) in &mut self.watches.0 {
+        for ((number, direction), watch) in &mut self.watches.0 {
             let Some((topic, [here, arrivals])) = self.registry.desk(*number) else { continue };
             // Only while somebody waits is anything in the way.
-            let waits = topic.pressure().is_some();
-            let found = if waits { topic.in_the_way(Direction::Here) } else { None };
+            let waits = match direction {
+                Direction::Here => topic.pressure().is_some(),
+                Direction::Arrivals => self.carrying.waits(*number),
+            };
+            let found = if waits { topic.in_the_way(*direction) } else { None };
             let position = found.as_ref().map(|(position, _)| *position);
             let deadline = topic.settings().release_deadline();
             let Some(held_for) = watch.look(now, position, deadline) else { continue };
@@ -66,7 +82,7 @@ impl Reception {
                 if holder.who().is_some_and(Participant::is_role) {
                     continue;
                 }
-                let at = (Direction::Here, holder);
+                let at = (*direction, holder);
                 match topic.evict(&seat.caller(), at, held_for, here, arrivals) {
                     Ok(()) => tracing::warn!(
                         topic = topic.name(),

@@ -112,7 +112,7 @@ impl Reception {
         self.bury_all();
         for number in self.registry.topics.keys().copied().collect::<Vec<_>>() {
             self.has_changed(number);
-            self.registry.forget_unused(number);
+            self.forget_unused(number);
         }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! A descriptor that only its maker had would die with it, and the messages in it.
 
+use std::collections::hash_map::Entry;
+
 use ipc::Participant;
 
 use super::Reception;
@@ -70,9 +72,9 @@ impl Reception {
         let Some(kept) = self.registry.topics.get(&number) else { return };
         for id in pools_of(kept.topic.settings().place) {
             let Some(guest) = self.guests.get_mut(&who) else { return };
-            if !guest.pools.contains_key(&id) {
+            if let Entry::Vacant(unknown) = guest.pools.entry(id) {
                 let Some(books) = self.registry.books(id) else { return };
-                guest.pools.insert(id, 0);
+                unknown.insert(0);
                 guest.connection.send(&Notice::Pool { pool: id }, vec![books]);
             }
             let growing = self.registry.pools.get(&id).and_then(|it| it.growing.as_ref());

@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::service::connection::Connection;
 use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refusal, Request};
+use crate::topic::SubscriberSeen;
 
 const RECEIVING: &str = "receive a process";
 
@@ -315,7 +316,7 @@ impl Reception {
             kept.users.remove(&who);
         }
         self.has_changed(number);
-        self.registry.forget_unused(number);
+        self.forget_unused(number);
     }
 
     /// Does what a member asks for.
@@ -357,6 +358,12 @@ impl Reception {
     fn give(&mut self, who: Participant, request: u64, number: u32) {
         let is_new = self.registry.topics.get(&number).is_some_and(|kept| kept.users.is_empty());
         self.uses(who, number);
+        if is_new {
+            // Other nodes may have been waiting for it: what is published is kept for them from
+            // the first message on.
+            self.has_changed(number);
+            self.carry_on();
+        }
         self.send_pools(who, number);
         let Some(segment) = self.registry.segment(number) else { return };
         self.tell(who, &Notice::Topic { request, number }, vec![segment]);
@@ -379,11 +386,14 @@ impl Reception {
 
     /// Publishers or subscribers of a topic came or went.
     pub(super) fn has_changed(&mut self, number: u32) {
-        let publishes = self
-            .registry
-            .topics
-            .get(&number)
-            .is_some_and(|kept| !kept.topic.census().publishers.is_empty());
-        self.watches.watch(number, publishes);
+        if let Some(kept) = self.registry.topics.get_mut(&number) {
+            let census = kept.topic.census();
+            let of_processes =
+                |found: &&SubscriberSeen| !found.who.is_some_and(Participant::is_role);
+            kept.publishes = !census.publishers.is_empty();
+            kept.subscribes = census.subscribers.iter().filter(of_processes).count() > 0;
+        }
+        self.watch(number);
+        self.tell_carrier = true;
     }
 }

@@ -71,7 +71,7 @@ impl Reception {
         }
         for number in used {
             self.has_changed(number);
-            self.registry.forget_unused(number);
+            self.forget_unused(number);
         }
         if let Some(mut guest) = self.guests.remove(&who) {
             guest.connection.send(&Notice::Left, Vec::new());

@@ -4,6 +4,7 @@
 //! It waits for nobody: what it sends waits in line, and what it awaits is looked for at the
 //! next turn.
 
+mod carrying;
 mod eviction;
 mod gathering;
 mod growth;
@@ -22,6 +23,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 
+use self::carrying::Carrying;
 use self::eviction::Watches;
 use self::gathering::Gathering;
 use super::connection::Connection;
@@ -116,6 +118,9 @@ pub(super) struct Reception {
     registry: Registry,
     gathering: Option<Gathering>,
     watches: Watches,
+    carrying: Carrying,
+    /// Topics, or who uses them, have changed.
+    tell_carrier: bool,
     next_ticket: u64,
 }
 
@@ -141,6 +146,8 @@ impl Reception {
             registry,
             gathering: None,
             watches: Watches::default(),
+            carrying: Carrying::new(),
+            tell_carrier: false,
             next_ticket: 1,
         };
         match trouble {
@@ -204,6 +211,7 @@ impl Reception {
         self.gather();
         if self.gathering.is_none() {
             self.bury_all();
+            self.carry_on();
             self.evict();
         }
     }
@@ -213,7 +221,8 @@ impl Reception {
             || !self.unburied.is_empty()
             || !self.strangers.is_empty()
             || self.watches.has_any();
-        if looks { LOOK } else { LONGEST }
+        let longest = if looks { LOOK } else { LONGEST };
+        self.carrying.longest_wait().map_or(longest, |carrier| longest.min(carrier))
     }
 
     fn wait(&self) -> Option<Ready> {
@@ -229,6 +238,8 @@ impl Reception {
         }
         let lives: Vec<_> = self.lives.iter().collect();
         entries.extend(lives.iter().map(|(_, life)| entry(life.as_fd())));
+        let carrier = self.carrying.descriptors();
+        entries.extend(carrier.map(entry));
         let timeout = PollTimeout::try_from(self.longest_wait()).unwrap_or(PollTimeout::ZERO);
         match poll(&mut entries, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
@@ -240,7 +251,7 @@ impl Reception {
         let spoke: Vec<_> = is_ready.by_ref().take(self.guests.len()).collect();
         let guests = self.guests.keys().zip(spoke);
         let guests = guests.filter(|(_, spoke)| *spoke).map(|(who, _)| *who).collect();
-        let dead = lives.iter().zip(is_ready);
+        let dead = lives.iter().zip(is_ready.by_ref());
         let dead = dead.filter(|(_, is_over)| *is_over).map(|((who, _), _)| **who).collect();
         Some(Ready { bell, listener, strangers, guests, dead })
     }
@@ -298,6 +309,8 @@ impl Reception {
 
     /// Ends in order: members find another service.
     fn close(mut self) {
+        // What carries messages uses names of this service.
+        self.carrying.end();
         // What was not complete is for the next service to complete.
         self.gathering = None;
         if let Some(seat) = &self.seat {

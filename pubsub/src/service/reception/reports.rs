@@ -31,7 +31,7 @@ impl Reception {
             label: self.options.label.clone(),
             service: seat.number,
             process: std::process::id(),
-            listens: None,
+            listens: self.carrying.listens(),
         }];
         rows.extend(self.guests.iter().map(|(who, guest)| Row::Process {
             participant: who.to_string(),
@@ -52,6 +52,7 @@ impl Reception {
         for kept in self.registry.topics.values() {
             rows.extend(self.report_of(kept));
         }
+        rows.extend(self.carrying.rows());
         rows
     }
 

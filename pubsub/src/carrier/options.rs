@@ -1,0 +1,58 @@
+//! How a node is connected to others.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+/// How a node is connected to others, if the process that serves it is told so.
+///
+/// ```
+/// use pubsub::{NetworkOptions, NodeOptions};
+/// let network = NetworkOptions {
+///     listen: Some("127.0.0.1:7007".parse()?),
+///     peers: vec!["127.0.0.1:7008".into()],
+///     ..NetworkOptions::default()
+/// };
+/// let options = NodeOptions { network: Some(network), ..NodeOptions::default() };
+/// # let _ = options;
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetworkOptions {
+    /// Where other nodes reach this one; port 0 is any.
+    pub listen: Option<SocketAddr>,
+    /// Nodes, as `host:port`.
+    pub peers: Vec<String>,
+    /// A node, as `host:port`, that tells of the others.
+    pub rendezvous: Option<String>,
+    /// Beyond loopback, though whoever can connect is believed, and whoever sees the packets
+    /// can read them.
+    pub insecure: bool,
+    /// What the node calls itself to others; the label of its service if empty.
+    pub name: String,
+    /// Which provider carries the messages, if not the best that leads to other nodes.
+    pub provider: Option<String>,
+    /// The address of this machine that messages leave from, if not the one that other nodes
+    /// are talked to from.
+    pub source: Option<IpAddr>,
+    /// A node that was not heard for so long is gone; and for so long again what it is owed is
+    /// kept.
+    pub lost_after: Duration,
+    /// Threads that carry messages; never more than there are processors.
+    pub workers: usize,
+}
+
+impl Default for NetworkOptions {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            peers: Vec::new(),
+            rendezvous: None,
+            insecure: false,
+            name: String::new(),
+            provider: None,
+            source: None,
+            lost_after: Duration::from_secs(5),
+            workers: 1,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What comes: messages of other nodes, as the bridge brings them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ipc::Block;
+
+use super::Household;
+use super::source::place_of;
+use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
+use crate::clock;
+use crate::error::{Error, ErrorKind, Result};
+use crate::peers::NodeIdentity;
+use crate::pool::{Pool, Stage};
+use crate::settings::Reliability;
+use crate::topic::{Delivery, Entry, Topic};
+
+/// Puts the messages of one node's topic into this node's.
+pub(super) struct TopicSink {
+    household: Arc<Household>,
+    topic: Arc<Topic>,
+    pool: Arc<Pool>,
+    node: NodeIdentity,
+    /// The node's topic, among all that have and had this name there.
+    origin: [u8; 16],
+    begun: VecDeque<Block>,
+    /// It waits for room in the queue: then whoever holds messages for too long is in its way.
+    waits: Arc<AtomicBool>,
+}
+
+/// Names a topic of a node: another one of the same name that the node makes later has
+/// messages that begin from 0 on again.
+pub(super) fn origin_of(node: NodeIdentity, number: u64) -> [u8; 16] {
+    let mut origin = node.0;
+    for (byte, part) in origin[8..].iter_mut().zip(number.to_le_bytes()) {
+        *byte ^= part;
+    }
+    origin
+}
+
+impl TopicSink {
+    pub(super) fn new(
+        household: &Arc<Household>,
+        topic: &Arc<Topic>,
+        pool: &Arc<Pool>,
+        node: NodeIdentity,
+        origin: [u8; 16],
+        waits: &Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            household: Arc::clone(household),
+            topic: Arc::clone(topic),
+            pool: Arc::clone(pool),
+            node,
+            origin,
+            begun: VecDeque::new(),
+            waits: Arc::clone(waits),
+        }
+    }
+
+    fn free(&self, block: Block) {
+        // What cannot be freed now is freed when this service is cleaned up after.
+        if let Err(error) = self.pool.free(&self.household.caller(), block) {
+            tracing::warn!(%error, "cannot free a message that did not become one");
+        }
+    }
+
+    fn first(&self, operation: &'static str) -> Result<Block> {
+        self.begun.front().copied().ok_or_else(|| {
+            let detail = "a message that did not begin is said to be all there";
+            Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name())
+        })
+    }
+}
+
+impl Sink for TopicSink {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Room> {
+        let operation = "take a message of another node";
+        let largest = self.topic.settings().largest;
+        if header.length > largest {
+            let detail = format!("{} bytes, where {largest} is the most", header.length);
+            return Err(Error::new(operation, ErrorKind::TooLong, detail).on(self.topic.name()));
+        }
+        let bytes = header.length.max(1);
+        let (block, place) = match self.pool.allocate(&self.household.caller(), bytes) {
+            Ok(allocated) => allocated,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if self.pool.should_ask(bytes) {
+                    self.household.ask_to_grow(self.pool.id(), bytes);
+                } else {
+                    self.waits.store(true, Ordering::Release);
+                }
+                return Ok(Room::NotYet);
+            }
+            Err(error) => return Err(error.on(self.topic.name())),
+        };
+        self.waits.store(false, Ordering::Release);
+        let slice = match self.pool.slice(place, header.length) {
+            Ok(slice) => slice,
+            Err(error) => {
+                self.free(block);
+                return Err(error);
+            }
+        };
+        let note = self.pool.ledger().note(block);
+        note.begin(block, clock::now());
+        note.set_origin(&self.node.0);
+        note.set_metadata(header.metadata.as_slice());
+        self.begun.push_back(block);
+        Ok(Room::Here(place_of(&self.pool, slice)))
+    }
+
+    fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {
+        let block = self.first("publish a message of another node")?;
+        let now = clock::now();
+        let note = self.pool.ledger().note(block);
+        note.stamp(Stage::Filled, header.posted.saturating_add(stages.copy_out));
+        note.stamp(Stage::Wire, now.saturating_sub(stages.copy_in));
+        note.stamp(Stage::Copied, now.saturating_sub(stages.notice));
+        note.stamp(Stage::Published, now);
+        let entry = Entry {
+            block,
+            length: header.length,
+            publisher: header.publisher,
+            sequence: header.sequence,
+            published_at: header.published,
+            metadata: header.metadata.as_slice().len() as u16,
+            has_origin: true,
+        };
+        let caller = self.household.caller();
+        let origin = (&self.origin, header.position);
+        match self.topic.deliver(&caller, origin, entry, &self.pool) {
+            Ok(Delivery::Delivered(_)) => {}
+            Ok(Delivery::Nobody | Delivery::Before) => self.free(block),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if self.topic.settings().reliability == Reliability::Reliable {
+                    self.waits.store(true, Ordering::Release);
+                    return Ok(Finished::NotYet);
+                }
+                // Best effort: the newest is dropped, as on its own node.
+                self.topic.pass_over(&caller, origin, &self.pool)?;
+                self.free(block);
+            }
+            Err(error) => return Err(error),
+        }
+        self.begun.pop_front();
+        self.waits.store(false, Ordering::Release);
+        Ok(Finished::Published)
+    }
+
+    fn abandon(&mut self) {
+        self.waits.store(false, Ordering::Release);
+        while let Some(block) = self.begun.pop_front() {
+            self.free(block);
+        }
+    }
+}
+
+impl Drop for TopicSink {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}

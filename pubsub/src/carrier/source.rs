@@ -1,0 +1,101 @@
+//! What leaves: the messages of a topic, as the bridge takes them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ipc::Seat;
+
+use super::Household;
+use crate::bridge::{MessageHeader, Metadata, Outgoing, Place, Source};
+use crate::error::{Error, ErrorKind, Result};
+use crate::pool::{Direction, Pool};
+use crate::settings::SharedPlace;
+use crate::topic::{Entry, Topic};
+
+/// Reads in the name of the role that outlives this service. When it is dropped, what it
+/// took and did not release is as it was: the next one begins there.
+pub(super) struct TopicSource {
+    household: Arc<Household>,
+    topic: Arc<Topic>,
+    pool: Arc<Pool>,
+    subscriber: ipc::Subscriber,
+    seat: Seat,
+    /// Positions that were taken and not released, in order.
+    held: VecDeque<u64>,
+    /// Nothing leaves before it is known to whom it has to go.
+    gate: Arc<AtomicBool>,
+    /// Gone with this.
+    _alive: Arc<AtomicBool>,
+}
+
+impl TopicSource {
+    pub(super) fn new(
+        household: &Arc<Household>,
+        topic: &Arc<Topic>,
+        pool: &Arc<Pool>,
+        gate: &Arc<AtomicBool>,
+        alive: Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let subscriber = topic.carry(&household.caller(), household.role, pool)?;
+        Ok(Self {
+            household: Arc::clone(household),
+            topic: Arc::clone(topic),
+            pool: Arc::clone(pool),
+            seat: subscriber.seat(),
+            subscriber,
+            held: VecDeque::new(),
+            gate: Arc::clone(gate),
+            _alive: alive,
+        })
+    }
+}
+
+/// Where bytes of a pool are, for the bridge.
+pub(super) fn place_of(pool: &Pool, slice: gpu::Slice) -> Place {
+    match pool.id().place {
+        SharedPlace::Host => Place::Host(slice),
+        SharedPlace::Device(_) => Place::Device(slice),
+    }
+}
+
+impl Source for TopicSource {
+    fn next(&mut self) -> Result<Option<Outgoing>> {
+        let operation = "take a message for other nodes";
+        if !self.gate.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let Some(taken) = self.topic.here().take(&mut self.subscriber) else {
+            if self.topic.here().is_subscribed(&self.subscriber) {
+                return Ok(None);
+            }
+            let detail = "the subscription of this node was removed";
+            return Err(Error::new(operation, ErrorKind::Closed, detail).on(self.topic.name()));
+        };
+        self.held.push_back(taken.position);
+        let entry = Entry::from_words(taken.entry);
+        let ledger = self.pool.ledger();
+        let found = ledger.find(entry.block);
+        let place = found.map_err(|cause| Error::of(operation, cause).on(self.topic.name()))?;
+        let slice = self.pool.slice(place, entry.length)?;
+        let metadata = ledger.note(entry.block).metadata(usize::from(entry.metadata));
+        let header = MessageHeader {
+            position: taken.position,
+            length: entry.length,
+            publisher: entry.publisher,
+            sequence: entry.sequence,
+            published: entry.published_at,
+            posted: 0,
+            metadata: Metadata::new(&metadata).unwrap_or(Metadata::NONE),
+        };
+        Ok(Some(Outgoing { header, place: place_of(&self.pool, slice) }))
+    }
+
+    fn release(&mut self, through: u64) {
+        let caller = self.household.caller();
+        while let Some(position) = self.held.front().copied().filter(|it| *it <= through) {
+            self.held.pop_front();
+            self.topic.release(&caller, (Direction::Here, self.seat), position, &self.pool);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Messages between nodes whose processes live.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+
+use pubsub::{NetworkOptions, Node, NodeOptions, Row, TopicSettings};
+
+use crate::ground::{Ground, PATIENCE, message, number_of, options, publish, settings, until};
+
+/// An address of this machine that nobody uses now.
+pub fn address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// A node that listens, and knows of others.
+pub fn network(listen: SocketAddr, peers: &[SocketAddr]) -> NetworkOptions {
+    NetworkOptions {
+        listen: Some(listen),
+        peers: peers.iter().map(ToString::to_string).collect(),
+        lost_after: Duration::from_secs(20),
+        ..NetworkOptions::default()
+    }
+}
+
+pub fn join(directory: &Path, network: NetworkOptions) -> Node {
+    Node::join(NodeOptions { network: Some(network), ..options(directory) }).unwrap()
+}
+
+/// Waits until so many other nodes want a topic.
+#[track_caller]
+pub fn until_wanted(node: &Node, topic: &str, nodes: usize) {
+    until("other nodes", || {
+        let rows = node.report().unwrap();
+        rows.iter()
+            .filter(|row| matches!(row, Row::Sent { topic: sent, .. } if sent == topic))
+            .count()
+            >= nodes
+    });
+}
+
+/// Waits until the service keeps a topic's messages for other nodes.
+#[track_caller]
+pub fn until_carried(node: &Node, topic: &str) {
+    until("another node that wants the topic", || {
+        let rows = node.report().unwrap();
+        rows.iter().any(|row| {
+            matches!(row, Row::Subscriber { topic: of, participant, .. }
+                if of == topic && participant == "carrier")
+        })
+    });
+}
+
+#[test]
+fn messages_go_from_node_to_node_both_ways_at_once() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let first = join(grounds[0].path(), network(addresses[0], &[]));
+    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let nodes = [first, second];
+    let topics = nodes.each_ref().map(|node| node.topic("numbers", &settings()).unwrap());
+    let mut subscribers = topics.each_ref().map(|topic| topic.subscriber().unwrap());
+    nodes.iter().for_each(|node| until_carried(node, "numbers"));
+    let publishers = topics.each_ref().map(|topic| topic.publisher().unwrap());
+    std::thread::scope(|scope| {
+        for publisher in &publishers {
+            scope.spawn(|| publish(publisher, 0..500));
+        }
+        for (subscriber, other) in subscribers.iter_mut().zip([&nodes[1], &nodes[0]]) {
+            scope.spawn(move || {
+                let mut next = [0, 0];
+                for _ in 0..1000 {
+                    let sample = subscriber.pull(PATIENCE).unwrap();
+                    let which = usize::from(sample.origin().is_some());
+                    assert_eq!(number_of(&sample), next[which]);
+                    next[which] += 1;
+                    if let Some(origin) = sample.origin() {
+                        let hex: String = origin.iter().map(|byte| format!("{byte:02x}")).collect();
+                        assert_eq!(other.identity().replace('-', ""), hex);
+                        assert!(sample.times().wire > 0 && sample.times().published > 0);
+                    }
+                }
+                assert_eq!(next, [500, 500]);
+                assert!(subscriber.try_pull().unwrap().is_none());
+            });
+        }
+    });
+    let rows = nodes[0].report().unwrap();
+    assert!(rows.iter().any(|row| matches!(row, Row::Sent { messages: 500, .. })), "{rows:?}");
+    assert!(rows.iter().any(|row| matches!(row, Row::Received { messages: 500, .. })), "{rows:?}");
+    assert!(rows.iter().any(|row| matches!(row, Row::Peer { is_connected: true, .. })));
+}
+
+/// What happens when two nodes come together, in any order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Happens {
+    WriterComes,
+    ReaderComes,
+    Publishes,
+    Subscribes,
+}
+
+#[test]
+fn the_order_of_coming_does_not_matter() {
+    use Happens::*;
+    let all = [WriterComes, ReaderComes, Publishes, Subscribes];
+    let mut orders = Vec::new();
+    for a in all {
+        for b in all {
+            for c in all {
+                for d in all {
+                    let order = [a, b, c, d];
+                    let at = |what| order.iter().position(|it| *it == what);
+                    let (Some(writer), Some(publishes), Some(reader), Some(subscribes)) =
+                        (at(WriterComes), at(Publishes), at(ReaderComes), at(Subscribes))
+                    else {
+                        continue;
+                    };
+                    if writer < publishes && reader < subscribes {
+                        orders.push(order);
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(orders.len(), 6);
+    for order in orders {
+        let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+        let (mut nodes, mut publisher, mut subscriber) = ([None, None], None, None);
+        for happens in order {
+            match happens {
+                WriterComes => {
+                    nodes[0] =
+                        Some(join(grounds[0].path(), network(addresses[0], &[addresses[1]])));
+                }
+                ReaderComes => {
+                    nodes[1] =
+                        Some(join(grounds[1].path(), network(addresses[1], &[addresses[0]])));
+                }
+                Publishes => {
+                    let topic = nodes[0].as_ref().unwrap().topic("numbers", &settings()).unwrap();
+                    publisher = Some(topic.publisher().unwrap());
+                }
+                Subscribes => {
+                    let topic = nodes[1].as_ref().unwrap().topic("numbers", &settings()).unwrap();
+                    subscriber = Some(topic.subscriber().unwrap());
+                }
+            }
+        }
+        let (publisher, mut subscriber) = (publisher.unwrap(), subscriber.unwrap());
+        until_carried(nodes[0].as_ref().unwrap(), "numbers");
+        publish(&publisher, 0..8);
+        for expected in 0..8 {
+            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected, "{order:?}");
+        }
+    }
+}
+
+#[test]
+fn large_messages_arrive_whole() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let writer = join(grounds[0].path(), network(addresses[0], &[addresses[1]]));
+    let reader = join(grounds[1].path(), network(addresses[1], &[]));
+    let largest = 24 << 20;
+    let settings = TopicSettings { largest, depth: 2, ..settings() };
+    let reading = reader.topic("large", &settings).unwrap();
+    let mut subscriber = reading.subscriber().unwrap();
+    let topic = writer.topic("large", &settings).unwrap();
+    until_carried(&writer, "large");
+    let publisher = topic.publisher().unwrap();
+    for length in [0, 1, 4097, 3 << 20, largest - 1, largest] {
+        let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + length) as u8).collect();
+        let mut loan = publisher.loan(length, PATIENCE).unwrap();
+        loan.write(0, &bytes).unwrap();
+        loan.set_metadata(&length.to_le_bytes()).unwrap();
+        loan.publish(PATIENCE).unwrap();
+        let sample = subscriber.pull(PATIENCE).unwrap();
+        assert_eq!((sample.length(), &*sample.metadata()), (length, &length.to_le_bytes()[..]));
+        assert!(sample.to_vec().unwrap() == bytes, "other bytes, {length} of them");
+    }
+}
+
+#[test]
+fn one_writer_and_several_nodes_that_come_and_go() {
+    let grounds: Vec<_> = (0..4).map(|_| Ground::new()).collect();
+    let home = address();
+    let writer = join(grounds[0].path(), network(home, &[]));
+    let topic = writer.topic("numbers", &settings()).unwrap();
+    let publisher = topic.publisher().unwrap();
+    let mut readers = Vec::new();
+    for ground in &grounds[1..] {
+        let node = join(ground.path(), network(address(), &[home]));
+        let subscriber = node.topic("numbers", &settings()).unwrap().subscriber().unwrap();
+        readers.push((node, subscriber));
+    }
+    until_wanted(&writer, "numbers", 3);
+    let mut next = 0;
+    while !readers.is_empty() {
+        for number in next..next + 50 {
+            publish(&publisher, number..number + 1);
+            for (_, subscriber) in &mut readers {
+                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), number);
+            }
+        }
+        next += 50;
+        readers.pop();
+    }
+    // Nobody is waited for who said goodbye.
+    publish(&publisher, next..next + 50);
+}
+
+#[test]
+fn a_topic_that_is_made_anew_begins_anew() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let writer = join(grounds[0].path(), network(addresses[0], &[]));
+    let reader = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let mut subscriber = reader.topic("numbers", &settings()).unwrap().subscriber().unwrap();
+    for round in [10, 3, 5] {
+        let topic = writer.topic("numbers", &settings()).unwrap();
+        until_carried(&writer, "numbers");
+        let publisher = topic.publisher().unwrap();
+        publish(&publisher, 0..round);
+        drop((publisher, topic));
+        for expected in 0..round {
+            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+        }
+        until("the topic to go", || writer.open("numbers").is_err());
+    }
+}
+
+#[test]
+fn one_who_holds_too_long_at_another_node_is_removed_there() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let writer = join(grounds[0].path(), network(addresses[0], &[addresses[1]]));
+    let reader = join(grounds[1].path(), network(addresses[1], &[]));
+    let hasty = TopicSettings { release_deadline: Duration::from_millis(300), ..settings() };
+    let reading = reader.topic("numbers", &hasty).unwrap();
+    let (mut greedy, mut good) = (reading.subscriber().unwrap(), reading.subscriber().unwrap());
+    let topic = writer.topic("numbers", &hasty).unwrap();
+    until_carried(&writer, "numbers");
+    let publisher = topic.publisher().unwrap();
+    let mut held = Vec::new();
+    for number in 0..60 {
+        publisher.push(&message(number), PATIENCE).unwrap();
+        assert_eq!(number_of(&good.pull(PATIENCE).unwrap()), number);
+        if let Ok(Some(sample)) = greedy.try_pull() {
+            held.push(sample);
+        }
+    }
+    assert!(held.len() <= 8);
+    assert_eq!(greedy.pull(PATIENCE).unwrap_err().kind(), pubsub::ErrorKind::Evicted);
+}

@@ -1,0 +1,10 @@
+//! Several nodes, whose messages go from one to the other: in one process, and in several
+//! that are killed.
+#![allow(missing_docs, unreachable_pub)]
+
+mod between;
+#[path = "../node/ground.rs"]
+#[allow(dead_code)]
+mod ground;
+mod losses;
+mod other_side;

@@ -1,0 +1,43 @@
+//! What the other processes of a test do: this program again, told by its environment.
+
+use std::io::Read;
+use std::net::SocketAddr;
+
+use pubsub::{Node, NodeOptions, ServiceMode};
+
+use crate::between::{join, network};
+use crate::ground::{PATIENCE, number_of, options, publish, role, settings};
+
+#[test]
+fn the_other_side() {
+    let Some((role, place)) = role() else { return };
+    let words: Vec<&str> = role.iter().map(String::as_str).collect();
+    let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let outside =
+        || Node::join(NodeOptions { service: ServiceMode::Outside, ..options(&place) }).unwrap();
+    let count = |text: &str| text.parse::<u64>().unwrap();
+    match words[..] {
+        ["serves", listen, peer] => {
+            let _node = join(&place, network(address(listen), &[address(peer)]));
+            let _ = std::io::stdin().read(&mut [0]);
+        }
+        ["publishes", topic, number] => {
+            let topic = outside().topic(topic, &settings()).unwrap();
+            let publisher = topic.publisher().unwrap();
+            // Somebody is to hear the first one.
+            while publisher.subscribers() == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            publish(&publisher, 0..count(number));
+            publisher.flush(PATIENCE).unwrap();
+        }
+        ["reads", topic, number] => {
+            let topic = outside().topic(topic, &settings()).unwrap();
+            let mut subscriber = topic.subscriber().unwrap();
+            for expected in 0..count(number) {
+                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            }
+        }
+        _ => panic!("no role {role:?}"),
+    }
+}
