@@ -24,6 +24,8 @@ pub(super) struct Deck {
     registered: Registered,
     out: Streams,
     pub(super) into: Streams,
+    /// Rings that topics let go of.
+    pub(super) closed: Vec<SenderId>,
 }
 
 impl Deck {
@@ -35,6 +37,7 @@ impl Deck {
             registered: Registered::new(domain),
             out: Streams::default(),
             into: Streams::default(),
+            closed: Vec::new(),
         }
     }
 
@@ -94,6 +97,15 @@ impl Wire for Deck {
         }
         let writer = sender.writer();
         Ok(Marks { tail: writer.tail(), left: sender.left_to(), read: writer.known_head() })
+    }
+
+    fn is_silent(&self, ring: SenderId) -> bool {
+        !self.port.sender(ring).is_ok_and(|sender| sender.unfinished() > 0)
+    }
+
+    fn close(&mut self, ring: SenderId) {
+        self.port.drop_sender(ring);
+        self.closed.push(ring);
     }
 
     fn longest_whole(&self, ring: SenderId) -> Result<usize> {

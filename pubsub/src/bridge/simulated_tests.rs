@@ -373,6 +373,24 @@ fn a_ring_that_is_written_and_lost_gives_everything_back() {
     assert_eq!(world.released(), Some(2), "who was removed is not waited for");
 }
 
+#[test]
+fn who_is_removed_and_does_not_know_it_reads_nothing_wrong() {
+    for steps in 1..60 {
+        let lengths = [70_000, 64, 9000, 100_000, 5000, 64, 64, 40_000];
+        let source = SimSource::new(messages(&lengths, false));
+        let mut world = World::new(source, 2, (256 << 10, 32 << 10), SPEEDS);
+        world.run_for(steps);
+        world.outbound.remove(NodeId([1; 16]), &mut world.wire);
+        world.run();
+        world.check(0);
+        let published = world.readers[1].sink.published.lock().unwrap();
+        for (number, (header, bytes)) in (0..).zip(published.iter()) {
+            assert_eq!(header.position, number);
+            assert!(*bytes == bytes_of(number, bytes.len()), "{number} after {steps} steps");
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Mishap {
     Break(usize),

@@ -58,6 +58,9 @@ pub(super) struct Speeds {
 
 /// Something on its way.
 struct Flight {
+    /// Until then it is read from where it lies.
+    leaves: u64,
+    source: Option<(SimPlace, usize)>,
     arrives: u64,
     at: (u64, u64),
     header: Header,
@@ -79,6 +82,7 @@ pub(super) struct SimRing {
     belt: Belt,
     pub(super) rate: u64,
     is_broken: bool,
+    is_closed: bool,
 }
 
 /// What an outbound topic writes through.
@@ -132,6 +136,7 @@ impl SimWire {
             belt: Belt::default(),
             rate: self.speeds.wire,
             is_broken: false,
+            is_closed: false,
         });
         number
     }
@@ -167,6 +172,12 @@ impl SimWire {
         let (now, latency) = (self.now, self.speeds.latency);
         let mut has_moved = false;
         for ring in self.rings.iter_mut().filter(|ring| !ring.is_broken) {
+            for flight in ring.flights.iter_mut().filter(|flight| flight.leaves <= now) {
+                if let Some((place, from)) = flight.source.take() {
+                    let end = from + flight.payload.len();
+                    flight.payload.copy_from_slice(&place.bytes.lock().unwrap()[from..end]);
+                }
+            }
             ring.flights.sort_by_key(|flight| flight.arrives);
             while ring.flights.first().is_some_and(|flight| flight.arrives <= now) {
                 let flight = ring.flights.remove(0);
@@ -241,6 +252,10 @@ impl Wire for SimWire {
             return Ok(Pushed::Busy);
         }
         let from = (message.written() - at) as usize;
+        let source = match part {
+            Part::Direct(place) => Some((place.clone(), from)),
+            _ => None,
+        };
         let bytes = match part {
             Part::Sheet { sheet, length } => self.sheets[sheet as usize][from..length].to_vec(),
             Part::Slot { slot, length } => self.slots[slot as usize][from..length].to_vec(),
@@ -256,6 +271,8 @@ impl Wire for SimWire {
         let left = ring.belt.put(self.now, takes(chunk.length(), ring.rate));
         ring.leaving.push((ring.writer.tail(), left));
         ring.flights.push(Flight {
+            leaves: left,
+            source,
             arrives: left + self.speeds.latency,
             at: (chunk.header_at, chunk.payload_at),
             header: chunk.header,
@@ -272,6 +289,14 @@ impl Wire for SimWire {
         }
         let (tail, read) = (ring.writer.tail(), ring.writer.known_head());
         Ok(Marks { tail, left: ring.left, read })
+    }
+
+    fn is_silent(&self, ring: usize) -> bool {
+        self.rings[ring].leaving.is_empty()
+    }
+
+    fn close(&mut self, ring: usize) {
+        assert!(!std::mem::replace(&mut self.rings[ring].is_closed, true), "closed twice");
     }
 
     fn longest_whole(&self, ring: usize) -> Result<usize> {
@@ -534,6 +559,12 @@ impl Source<SimPlace> for SimSource {
     fn release(&mut self, through: u64) {
         let mut released = self.released.lock().unwrap();
         assert!(*released < Some(through), "{through} after {released:?}");
+        // Whoever still reads them finds something else.
+        let gone = self
+            .messages
+            .iter()
+            .filter(|(position, _)| *position <= through && Some(*position) > *released);
+        gone.for_each(|(_, place)| place.bytes.lock().unwrap().fill(0xCC));
         *released = Some(through);
     }
 }

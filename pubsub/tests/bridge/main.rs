@@ -200,7 +200,7 @@ fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
         source.depth = 5;
         let is_done = source.is_done();
         let source = Gated { source, gate };
-        let options = support::facts(64);
+        let options = facts(64);
         let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
         nodes.of(0).add_destination(key, node(1)).unwrap();
         if number % 50 == 0 {

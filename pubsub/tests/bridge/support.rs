@@ -14,18 +14,18 @@ use pubsub::bridge::{
 };
 
 /// Reached only on failure.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Whose memory messages lie in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Where {
+pub(crate) enum Where {
     Host,
     Device,
 }
 
 impl Where {
-    pub fn device(self) -> Device {
+    pub(crate) fn device(self) -> Device {
         let name = match self {
             Self::Host => "stand-in:0",
             Self::Device => "stand-in:1",
@@ -41,7 +41,7 @@ impl Where {
     }
 }
 
-pub fn bytes_of(position: u64, length: usize) -> Vec<u8> {
+pub(crate) fn bytes_of(position: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let mut state = position.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for place in bytes.chunks_mut(8) {
@@ -51,7 +51,7 @@ pub fn bytes_of(position: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-pub fn header_of(position: u64, length: u64) -> MessageHeader {
+pub(crate) fn header_of(position: u64, length: u64) -> MessageHeader {
     MessageHeader {
         position,
         length,
@@ -64,23 +64,27 @@ pub fn header_of(position: u64, length: u64) -> MessageHeader {
 }
 
 /// Which lengths messages have.
-pub type Lengths = Arc<dyn Fn(u64) -> usize + Send + Sync>;
+pub(crate) type Lengths = Arc<dyn Fn(u64) -> usize + Send + Sync>;
+
+/// The next position, and what is kept.
+type Kept = (u64, VecDeque<(u64, Slice)>);
+/// Told of a message before it counts as published.
+pub(crate) type Told = Box<dyn FnMut(&MessageHeader, &Stages) + Send>;
 
 /// A topic with so many messages, of which so many may wait.
-pub struct Published {
-    pub lengths: Lengths,
-    pub at: Where,
-    pub count: u64,
-    pub depth: u64,
-    /// The next one, and what is kept.
-    state: Arc<Mutex<(u64, VecDeque<(u64, Slice)>)>>,
+pub(crate) struct Published {
+    pub(crate) lengths: Lengths,
+    pub(crate) at: Where,
+    pub(crate) count: u64,
+    pub(crate) depth: u64,
+    state: Arc<Mutex<Kept>>,
     stream: Option<gpu::Stream>,
     /// What was released, also for whoever comes after this.
-    pub released: Box<dyn FnMut(u64) + Send>,
+    pub(crate) released: Box<dyn FnMut(u64) + Send>,
 }
 
 impl Published {
-    pub fn new(lengths: &Lengths, at: Where, from: u64, count: u64) -> Self {
+    pub(crate) fn new(lengths: &Lengths, at: Where, from: u64, count: u64) -> Self {
         Self {
             lengths: Arc::clone(lengths),
             at,
@@ -93,7 +97,7 @@ impl Published {
     }
 
     /// Says whether everything is released.
-    pub fn is_done(&self) -> impl Fn() -> bool + use<> {
+    pub(crate) fn is_done(&self) -> impl Fn() -> bool + use<> {
         let (state, count) = (Arc::clone(&self.state), self.count);
         move || {
             let state = state.lock().unwrap();
@@ -132,19 +136,21 @@ impl Source for Published {
 }
 
 /// Where messages of a topic arrive: checked, and told of.
-pub struct Subscribed {
+pub(crate) struct Subscribed {
     at: Where,
     begun: VecDeque<Slice>,
     stream: Option<gpu::Stream>,
     /// One of so many calls finds no room, or the queue full; 0: none.
-    pub refuse: u64,
+    pub(crate) refuse: u64,
     calls: u64,
-    /// Is told of each message before it counts as published.
-    pub published: Box<dyn FnMut(&MessageHeader, &Stages) + Send>,
+    pub(crate) published: Told,
 }
 
 impl Subscribed {
-    pub fn new(at: Where, published: impl FnMut(&MessageHeader, &Stages) + Send + 'static) -> Self {
+    pub(crate) fn new(
+        at: Where,
+        published: impl FnMut(&MessageHeader, &Stages) + Send + 'static,
+    ) -> Self {
         let begun = VecDeque::new();
         Self { at, begun, stream: None, refuse: 0, calls: 0, published: Box::new(published) }
     }
@@ -190,52 +196,52 @@ impl Sink for Subscribed {
 
 /// What was published where.
 #[derive(Debug, Clone, Default)]
-pub struct Log(pub Arc<Mutex<Vec<u64>>>);
+pub(crate) struct Log(pub(crate) Arc<Mutex<Vec<u64>>>);
 
 impl Log {
-    pub fn sink(&self, at: Where) -> Subscribed {
+    pub(crate) fn sink(&self, at: Where) -> Subscribed {
         let log = self.clone();
         Subscribed::new(at, move |header, _| log.0.lock().unwrap().push(header.position))
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.lock().unwrap().len()
     }
 
     /// Each once, in order.
-    pub fn check(&self, count: u64) {
+    pub(crate) fn check(&self, count: u64) {
         let published = self.0.lock().unwrap();
         assert!(published.iter().copied().eq(0..count), "{count}: {published:?}");
     }
 }
 
-pub fn options(provider: &str) -> WorkerOptions {
+pub(crate) fn options(provider: &str) -> WorkerOptions {
     WorkerOptions { policy: provider.parse().unwrap(), ..WorkerOptions::default() }
 }
 
-pub fn facts(largest: u64) -> TopicOptions {
+pub(crate) fn facts(largest: u64) -> TopicOptions {
     TopicOptions { facts: TopicFacts { number: 1, largest, depth: 16 }, keep: None }
 }
 
-pub fn node(number: u8) -> NodeId {
+pub(crate) fn node(number: u8) -> NodeId {
     NodeId([number; 16])
 }
 
 /// Nodes of this process.
-pub struct Nodes {
-    pub workers: HashMap<NodeId, Worker>,
+pub(crate) struct Nodes {
+    pub(crate) workers: HashMap<NodeId, Worker>,
     /// Letters that are not carried: to or from these.
-    pub lost: Vec<(TopicKey, NodeId, NodeId, Side)>,
+    pub(crate) lost: Vec<(TopicKey, NodeId, NodeId, Side)>,
     /// What failed for good.
-    pub failed: Vec<String>,
+    pub(crate) failed: Vec<String>,
     /// Connections that were made.
-    pub connected: usize,
+    pub(crate) connected: usize,
     /// Nodes that nobody is to connect to again.
-    pub gone: Vec<NodeId>,
+    pub(crate) gone: Vec<NodeId>,
 }
 
 impl Nodes {
-    pub fn start(count: u8, options: &WorkerOptions) -> Self {
+    pub(crate) fn start(count: u8, options: &WorkerOptions) -> Self {
         let start = |number| (node(number), Worker::start(options.clone(), LOCAL).unwrap());
         Self {
             workers: (0..count).map(start).collect(),
@@ -246,12 +252,12 @@ impl Nodes {
         }
     }
 
-    pub fn of(&self, number: u8) -> &Worker {
+    pub(crate) fn of(&self, number: u8) -> &Worker {
         &self.workers[&node(number)]
     }
 
     /// Carries what there is to be carried.
-    pub fn carry(&mut self) {
+    pub(crate) fn carry(&mut self) {
         for (from, worker) in &self.workers {
             while let Some(report) = worker.try_report().unwrap() {
                 match report {
@@ -276,7 +282,7 @@ impl Nodes {
     }
 
     /// Carries until that is so.
-    pub fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
+    pub(crate) fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + PATIENCE;
         loop {
             self.carry();

@@ -128,6 +128,15 @@ impl Port {
         }
     }
 
+    /// Gives up a ring as by [`forget`](Self::forget), if it is still being closed: its writer may
+    /// be dead without anybody having noticed.
+    pub fn give_up(&mut self, id: ReceiverId) {
+        let place = self.receivers.get(usize::from(id.0)).and_then(Option::as_ref);
+        if place.is_some_and(|receiver| receiver.is_closing()) {
+            self.forget(id);
+        }
+    }
+
     /// For rings that are being closed.
     #[cold]
     pub(super) fn go_on_closing(&mut self) -> bool {

@@ -66,6 +66,10 @@ pub(crate) trait Wire {
         at: u64,
     ) -> Result<Pushed>;
     fn marks(&self, ring: Self::Ring) -> Result<Marks>;
+    /// Is nothing on its way into a ring any more, whatever became of it?
+    fn is_silent(&self, ring: Self::Ring) -> bool;
+    /// Lets go of a ring.
+    fn close(&mut self, ring: Self::Ring);
     /// The longest payload of a chunk that is never split.
     fn longest_whole(&self, ring: Self::Ring) -> Result<usize>;
 
@@ -193,6 +197,16 @@ fn pop_up_to<T>(ends: &mut VecDeque<(u64, T)>, position: u64) -> Option<(u64, T)
     }
 }
 
+/// A ring that is not written any more, though writes may be on their way to it: what they are made
+/// from stays as it is until they are over. Else its reader, who may not know yet, would find
+/// other bytes in a message.
+struct Retiring<R> {
+    ring: R,
+    since: u64,
+    /// The first entry that may be on its way.
+    from: u64,
+}
+
 /// Why something cannot go on.
 enum Stop {
     /// It is the topic's fault.
@@ -211,6 +225,9 @@ pub(crate) struct Outbound<W: Wire> {
     serials: u64,
     stage: Stage<W::Ticket>,
     destinations: Vec<Destination<W::Ring>>,
+    retiring: Vec<Retiring<W::Ring>>,
+    /// When it had its turn last.
+    steady: u64,
     /// Whose turn is first.
     turn: usize,
     lost: Vec<(NodeId, Error)>,
@@ -226,6 +243,8 @@ impl<W: Wire> Outbound<W> {
             serials: 0,
             stage: Stage::new(manner.slots),
             destinations: Vec::new(),
+            retiring: Vec::new(),
+            steady: 0,
             turn: 0,
             lost: Vec::new(),
             wants: Vec::new(),
@@ -271,7 +290,15 @@ impl<W: Wire> Outbound<W> {
     pub(crate) fn disconnect(&mut self, node: NodeId, wire: &mut W) {
         let Some(place) = self.place_of(node) else { return };
         let destination = &mut self.destinations[place];
-        destination.ring = None;
+        if let Some(ring) = destination.ring.take() {
+            match wire.is_silent(ring) {
+                true => wire.close(ring),
+                false => {
+                    let (since, from) = (self.steady, destination.delivered);
+                    self.retiring.push(Retiring { ring, since, from });
+                }
+            }
+        }
         destination.next = destination.delivered;
         destination.unread.clear();
         (destination.credit, destination.blocked_since) = (0, None);
@@ -295,6 +322,27 @@ impl<W: Wire> Outbound<W> {
     pub(crate) fn remove(&mut self, node: NodeId, wire: &mut W) {
         self.disconnect(node, wire);
         self.destinations.retain(|destination| destination.node != node);
+    }
+
+    /// Looks after rings that are not written any more. True if one is gone.
+    fn retire(&mut self, now: Now, wire: &mut W) -> bool {
+        let before = self.retiring.len();
+        let patience = self.manner.patience;
+        self.retiring.retain(|retiring| {
+            // A provider that never says what became of a write is not waited for without end.
+            let stays = !wire.is_silent(retiring.ring) && now.steady - retiring.since <= patience;
+            if !stays {
+                wire.close(retiring.ring);
+            }
+            stays
+        });
+        self.retiring.len() < before
+    }
+
+    /// Is nothing that was written on its way any more?
+    pub(crate) fn is_silent(&mut self, now: Now, wire: &mut W) -> bool {
+        self.retire(now, wire);
+        self.retiring.is_empty()
     }
 
     /// Lets go of everything.
@@ -340,7 +388,9 @@ impl<W: Wire> Outbound<W> {
         wire: &mut W,
     ) -> Result<Progress> {
         let mut progress = Progress::default();
+        self.steady = now.steady;
         progress.has_moved |= self.look_at_copies(now, wire)?;
+        progress.has_moved |= self.retire(now, wire);
         for place in 0..self.destinations.len() {
             match self.look_at_ring(place, now, wire) {
                 Ok(has_moved) => progress.has_moved |= has_moved,
@@ -362,6 +412,7 @@ impl<W: Wire> Outbound<W> {
         if self.serials > 0 {
             progress.has_moved |= self.stage_more(now, wire, &mut progress)?;
         }
+        progress.is_waiting |= !self.retiring.is_empty();
         progress.is_copying =
             self.stage.items().iter().any(|item| matches!(item.state, State::Copying(..)));
         Ok(progress)
@@ -425,7 +476,8 @@ impl<W: Wire> Outbound<W> {
     /// Lets go of what all have.
     fn release(&mut self, source: &mut (impl Source<W::Place> + ?Sized), wire: &mut W) -> bool {
         let lowest = self.destinations.iter().map(|destination| destination.delivered).min();
-        let lowest = lowest.unwrap_or(self.end());
+        let retiring = self.retiring.iter().map(|retiring| retiring.from).min();
+        let lowest = lowest.unwrap_or(self.end()).min(retiring.unwrap_or(u64::MAX));
         let mut through = None;
         while self.first < lowest {
             let Some(entry) = self.entries.pop_front() else { break };
@@ -478,7 +530,8 @@ impl<W: Wire> Outbound<W> {
             let writes_it = matches!(destination.writing, Some(Writing::Long { .. }));
             destination.delivered > oldest || (destination.next == oldest && !writes_it)
         };
-        if !self.destinations.iter().all(is_idle) {
+        let is_retiring = self.retiring.iter().any(|retiring| retiring.from <= oldest);
+        if is_retiring || !self.destinations.iter().all(is_idle) {
             return false;
         }
         let Some(entry) = self.entries.pop_front() else { return true };

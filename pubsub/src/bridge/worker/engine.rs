@@ -38,6 +38,8 @@ const SLEEP: Duration = Duration::from_millis(50);
 /// nothing happened: what comes first after that is late by a thousandth of it, and no more than
 /// the second of these, in nanoseconds.
 const PAUSES: (u64, u64) = (200_000, 4_000_000);
+/// How long a worker that ends waits for what is under way.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// How often it is looked after what has a deadline.
 const LOOK: u64 = 100_000_000;
 
@@ -56,6 +58,12 @@ pub(super) struct Engine {
     pub(super) senders: HashMap<SenderId, usize>,
     pub(super) receivers: HashMap<ReceiverId, usize>,
     pub(super) peers: HashMap<Vec<u8>, Peer>,
+    /// Topics that are not sent any more, of which something is on its way.
+    leaving: Vec<Box<OutTopic>>,
+    /// Topics that are not received any more, of which something is being copied.
+    coming: Vec<Box<InTopic>>,
+    /// Rings that are being closed, since when: their writers may never answer.
+    pub(super) closing: Vec<(ReceiverId, u64)>,
     /// Topics that are looked after in each round.
     hot: Vec<Task>,
     /// Of those that are received, such whose writers may not know all.
@@ -104,6 +112,9 @@ impl Engine {
             senders: HashMap::new(),
             receivers: HashMap::new(),
             peers: HashMap::new(),
+            leaving: Vec::new(),
+            coming: Vec::new(),
+            closing: Vec::new(),
             hot: Vec::new(),
             untold: Vec::new(),
             announced: Vec::new(),
@@ -394,8 +405,18 @@ impl Engine {
         }
         self.next_look = self.now.steady + LOOK;
         self.reports.flush();
+        self.let_go();
+        let patience = nanoseconds(self.options.patience);
+        let (now, port) = (self.now.steady, &mut self.deck.port);
+        self.closing.retain(|(ring, since)| {
+            let stays = now - since <= patience;
+            if !stays {
+                port.give_up(*ring);
+            }
+            stays
+        });
         self.deck.sweep();
-        self.look_for_answers(nanoseconds(self.options.patience));
+        self.look_for_answers(patience);
     }
 
     // ------------------------------------------------------------------- commands
@@ -507,14 +528,22 @@ impl Engine {
     pub(super) fn lose_link(&mut self, place: usize, node: NodeId, reason: Option<Error>) {
         let Some(topic) = self.outs.get(place) else { return };
         topic.outbound.disconnect(node, &mut self.deck);
-        let Some(link) = topic.links.remove(&node) else { return };
-        if let super::topics::Link::Flowing { ring, .. } = link {
-            self.senders.remove(&ring);
-            self.deck.port.drop_sender(ring);
+        if topic.links.remove(&node).is_none() {
+            return;
         }
+        let (key, side) = (topic.key, Side::Writer);
         if let Some(reason) = reason {
-            let (key, side) = (topic.key, Side::Writer);
             self.reports.tell(Report::Lost { key, node, side, reason });
+        }
+        self.forget_closed();
+        // A ring may still be on its way out.
+        self.heat(Task::Out(place));
+    }
+
+    /// Rings that are gone are nobody's.
+    fn forget_closed(&mut self) {
+        for ring in self.deck.closed.drain(..) {
+            self.senders.remove(&ring);
         }
     }
 
@@ -524,11 +553,16 @@ impl Engine {
         for node in nodes {
             self.lose_link(place, node, None);
         }
-        if let Some(mut topic) = self.outs.take(place) {
-            topic.outbound.close(&mut self.deck);
-            self.names.remove(&Name::Out(topic.key));
-        }
+        let Some(mut topic) = self.outs.take(place) else { return };
+        topic.outbound.close(&mut self.deck);
+        self.names.remove(&Name::Out(topic.key));
         self.hot.retain(|task| *task != Task::Out(place));
+        let is_silent = topic.outbound.is_silent(self.now, &mut self.deck);
+        self.forget_closed();
+        if !is_silent {
+            // What is on its way is written from memory of the source's.
+            self.leaving.push(topic);
+        }
     }
 
     pub(super) fn stop_receiving(&mut self, place: usize, says_so: bool) {
@@ -540,8 +574,33 @@ impl Engine {
         self.names.remove(&Name::In(topic.key, topic.origin));
         self.hot.retain(|task| *task != Task::In(place));
         self.untold.retain(|one| *one != place);
-        // What is being copied goes on; its stream keeps the memory on both sides.
-        topic.sink.abandon();
+        topic.inbound.disconnect();
+        if !topic.drain(&mut self.deck) {
+            // What is being copied is copied into memory of the sink's.
+            self.coming.push(topic);
+        }
+    }
+
+    /// Lets go of topics of which nothing is under way any more.
+    fn let_go(&mut self) {
+        let (now, deck) = (self.now, &mut self.deck);
+        self.leaving.retain_mut(|topic| !topic.outbound.is_silent(now, deck));
+        self.coming.retain_mut(|topic| !topic.drain(deck));
+        self.forget_closed();
+    }
+
+    /// Waits until nothing is under way, but not for ever.
+    fn finish(&mut self) {
+        let end = Instant::now() + FAREWELL;
+        self.let_go();
+        while !(self.leaving.is_empty() && self.coming.is_empty()) && Instant::now() < end {
+            let turn = self.deck.port.rest(SHORT);
+            self.turned(turn);
+            self.look_at_clocks();
+            self.let_go();
+        }
+        // A device that hangs may go on for all that is known: then its memory stays.
+        mem::take(&mut self.coming).into_iter().for_each(mem::forget);
     }
 
     /// Closes the endpoint.
@@ -552,6 +611,7 @@ impl Engine {
         for place in 0..self.ins.len() {
             self.stop_receiving(place, false);
         }
+        self.finish();
         if let Err(error) = self.deck.close() {
             tracing::warn!(%error, "a bridge's endpoint was not closed");
         }

@@ -268,8 +268,11 @@ impl Engine {
         self.receivers.remove(&tap.ring);
         if is_gone {
             self.deck.port.forget(tap.ring);
-        } else if let Err(error) = self.deck.port.close_receiver(tap.ring) {
-            tracing::debug!(%error, "a ring was not closed");
+        } else {
+            match self.deck.port.close_receiver(tap.ring) {
+                Ok(_) => self.closing.push((tap.ring, self.now.steady)),
+                Err(error) => tracing::debug!(%error, "a ring was not closed"),
+            }
         }
         self.heat(Task::In(place));
     }

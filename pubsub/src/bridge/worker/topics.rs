@@ -103,6 +103,13 @@ impl InTopic {
         advanced
     }
 
+    /// Goes on until nothing is being copied: true then.
+    pub(super) fn drain(&mut self, deck: &mut Deck) -> bool {
+        let (port, into) = (&mut deck.port, &mut deck.into);
+        let mut reading = Reading { port, into, ring: None, pinned: None, has_taken: false };
+        self.inbound.drain(&mut reading, &mut *self.sink)
+    }
+
     /// The ring is gone: gives it, to be closed.
     pub(super) fn disconnect(&mut self) -> Option<Tap> {
         let mut tap = self.tap.take()?;
