@@ -18,7 +18,7 @@ use pubsub::bridge::{
 const SIZE: u64 = 64;
 const DEPTH: u64 = 1024;
 const MESSAGES: u64 = 2_000_000;
-const PINGS: u64 = 20_000;
+const PINGS: u64 = 5_000;
 const KEY: TopicKey = TopicKey(0);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -103,7 +103,7 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) -> Result<(), Box<dyn Error
         if Instant::now() > end {
             return Err(format!("{what}: not in {PATIENCE:?}").into());
         }
-        std::hint::spin_loop();
+        std::thread::yield_now();
     }
     Ok(())
 }
