@@ -20,6 +20,8 @@ mod terms;
 mod worker;
 
 #[cfg(test)]
+mod simulated_ends;
+#[cfg(test)]
 mod simulated_tests;
 #[cfg(test)]
 mod simulation;

@@ -8,10 +8,8 @@ use proptest::prelude::*;
 use super::header::{Form, LONGEST_PREFIX};
 use super::inbound::{Broken, Inbound};
 use super::outbound::{Manner, Outbound};
-use super::simulation::{
-    SimChunk, SimIntake, SimPlace, SimReading, SimSink, SimSource, SimWire, Speeds, header_of,
-    takes,
-};
+use super::simulated_ends::{SimSink, SimSource, header_of};
+use super::simulation::{SimChunk, SimIntake, SimPlace, SimReading, SimWire, Speeds, takes};
 use super::{MessageHeader, NodeId};
 
 const MIB: u64 = 1 << 20;

@@ -12,24 +12,21 @@ use fabric::{AddressVector, Peer};
 use super::doorbell::{Announced, Doorbell, Name};
 use super::endpoint::Opened;
 use super::reports::Reports;
-use super::topics::{Heat, InTopic, OutTopic, Places, Task};
-use super::{Command, Counters, NodeId, Report, TopicKey, WorkerOptions};
+use super::topics::{InTopic, OutTopic, Places, Task};
+use super::{Command, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
-use crate::bridge::inbound::{Broken, Inbound};
-use crate::bridge::outbound::{Manner, Outbound};
-use crate::bridge::{Now, Progress, Side, Spot};
-use crate::error::{Error, ErrorKind};
+use crate::bridge::inbound::Broken;
+use crate::bridge::{Now, Progress, Spot};
+use crate::error::Error;
 
 /// Outcomes of the endpoint between two looks at everything else.
 const OUTCOMES: usize = 64;
-/// Commands between two looks at everything else.
-const COMMANDS: usize = 64;
 /// Rounds without anything, after which writers are told what was read.
 const QUIET: u32 = 16;
 /// Failures of the endpoint itself, without a success between them, after which it is of no use.
 const MOST_FAILURES: u32 = 1000;
 /// The longest sleep while a device copies: nobody wakes us then.
-const SHORT: Duration = Duration::from_micros(50);
+pub(super) const SHORT: Duration = Duration::from_micros(50);
 /// How often what has no room is tried again, beside when somebody says that there is.
 const AGAIN: Duration = Duration::from_millis(1);
 /// The longest sleep.
@@ -38,8 +35,6 @@ const SLEEP: Duration = Duration::from_millis(50);
 /// nothing happened: what comes first after that is late by a thousandth of it, and no more than
 /// the second of these, in nanoseconds.
 const PAUSES: (u64, u64) = (200_000, 4_000_000);
-/// How long a worker that ends waits for what is under way.
-const FAREWELL: Duration = Duration::from_secs(2);
 /// How often it is looked after what has a deadline.
 const LOOK: u64 = 100_000_000;
 
@@ -49,9 +44,9 @@ pub(super) struct Engine {
     pub(super) deck: Deck,
     pub(super) addresses: AddressVector,
     pub(super) spot: Spot,
-    commands: Receiver<Command>,
+    pub(super) commands: Receiver<Command>,
     pub(super) reports: Reports,
-    doorbell: Arc<Doorbell>,
+    pub(super) doorbell: Arc<Doorbell>,
     pub(super) outs: Places<OutTopic>,
     pub(super) ins: Places<InTopic>,
     pub(super) names: HashMap<Name, usize>,
@@ -59,32 +54,26 @@ pub(super) struct Engine {
     pub(super) receivers: HashMap<ReceiverId, usize>,
     pub(super) peers: HashMap<Vec<u8>, Peer>,
     /// Topics that are not sent any more, of which something is on its way.
-    leaving: Vec<Box<OutTopic>>,
+    pub(super) leaving: Vec<OutTopic>,
     /// Topics that are not received any more, of which something is being copied.
-    coming: Vec<Box<InTopic>>,
+    pub(super) coming: Vec<InTopic>,
     /// Rings that are being closed, since when: their writers may never answer.
     pub(super) closing: Vec<(ReceiverId, u64)>,
     /// Topics that are looked after in each round.
-    hot: Vec<Task>,
+    pub(super) hot: Vec<Task>,
     /// Of those that are received, such whose writers may not know all.
-    untold: Vec<usize>,
+    pub(super) untold: Vec<usize>,
     announced: Vec<Announced>,
     start: Instant,
     pub(super) now: Now,
     next_look: u64,
     pub(super) connections: u64,
     failures: u32,
-    sleeps: u64,
-    is_over: bool,
+    pub(super) sleeps: u64,
+    pub(super) is_over: bool,
 }
 
-/// Manner of a topic's sending.
-fn manner(options: &WorkerOptions, keep: Option<usize>) -> Manner {
-    let patience = nanoseconds(options.patience);
-    Manner { piece: options.chunk, slots: options.slots, keep, patience }
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -136,7 +125,7 @@ impl Engine {
         Arc::clone(&self.doorbell)
     }
 
-    fn look_at_clocks(&mut self) {
+    pub(super) fn look_at_clocks(&mut self) {
         let real = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.now = Now { steady: nanoseconds(self.start.elapsed()), real: nanoseconds(real) };
     }
@@ -201,7 +190,7 @@ impl Engine {
     }
 
     /// Gives the outcome of a turn its due. True if there was something.
-    fn turned(&mut self, turn: fabric::Result<Turn>) -> bool {
+    pub(super) fn turned(&mut self, turn: fabric::Result<Turn>) -> bool {
         match turn {
             Ok(Turn::Idle) => false,
             Ok(_) => {
@@ -417,203 +406,5 @@ impl Engine {
         });
         self.deck.sweep();
         self.look_for_answers(patience);
-    }
-
-    // ------------------------------------------------------------------- commands
-
-    fn obey(&mut self) -> bool {
-        let mut has_any = false;
-        for _ in 0..COMMANDS {
-            let Ok(command) = self.commands.try_recv() else { break };
-            has_any = true;
-            match command {
-                Command::Send(key, options, source) => {
-                    let name = Name::Out(key);
-                    if self.is_taken(name, Some(key), None) {
-                        continue;
-                    }
-                    let topic = OutTopic {
-                        key,
-                        facts: options.facts,
-                        source,
-                        outbound: Outbound::new(manner(&self.options, options.keep)),
-                        links: HashMap::new(),
-                        heat: Heat::default(),
-                    };
-                    let place = self.outs.put(topic);
-                    self.names.insert(name, place);
-                }
-                Command::StopSending(key) => {
-                    if let Some(place) = self.names.get(&Name::Out(key)).copied() {
-                        self.stop_sending(place);
-                    }
-                }
-                Command::Add(key, node) => self.add(key, node),
-                Command::Remove(key, node) => {
-                    if let Some(place) = self.names.get(&Name::Out(key)).copied() {
-                        self.lose_link(place, node, None);
-                        if let Some(topic) = self.outs.get(place) {
-                            topic.outbound.remove(node, &mut self.deck);
-                        }
-                        self.heat(Task::Out(place));
-                    }
-                }
-                Command::Receive(key, origin, reception) => {
-                    let name = Name::In(key, origin);
-                    if self.is_taken(name, Some(key), Some(origin)) {
-                        continue;
-                    }
-                    let patience = nanoseconds(self.options.patience);
-                    let topic = InTopic {
-                        key,
-                        origin,
-                        sink: reception.sink,
-                        device: reception.device,
-                        inbound: Inbound::new(reception.from, 0, patience),
-                        tap: None,
-                        wish: None,
-                        past: None,
-                        is_untold: false,
-                        heat: Heat::default(),
-                    };
-                    let place = self.ins.put(topic);
-                    self.names.insert(name, place);
-                }
-                Command::StopReceiving(key, origin) => {
-                    if let Some(place) = self.names.get(&Name::In(key, origin)).copied() {
-                        self.stop_receiving(place, false);
-                    }
-                }
-                Command::Letter(key, node, letter) => self.read_letter(key, node, &letter),
-                Command::LoseNode(node) => self.lose_node(node),
-                Command::Count(answer) => {
-                    let _ = answer.try_send(self.count());
-                }
-                Command::Stop => self.is_over = true,
-            }
-        }
-        // Whoever held the other end is gone, and with it whoever could want something.
-        has_any
-    }
-
-    fn is_taken(&mut self, name: Name, key: Option<TopicKey>, node: Option<NodeId>) -> bool {
-        let is_taken = self.names.contains_key(&name);
-        if is_taken {
-            let detail = "the worker has it already";
-            let error = Error::new("begin with a topic", ErrorKind::InvalidArgument, detail);
-            self.reports.tell(Report::Failed { key, node, error });
-        }
-        is_taken
-    }
-
-    fn count(&self) -> Counters {
-        let mut counters = Counters {
-            quarantined: self.deck.port.quarantined(),
-            sleeps: self.sleeps,
-            ..Counters::default()
-        };
-        for topic in self.outs.iter() {
-            let of = topic.outbound.counters().into_iter();
-            counters.sent.extend(of.map(|(node, counted)| (topic.key, node, counted)));
-        }
-        for topic in self.ins.iter() {
-            counters.received.push((topic.key, topic.origin, topic.inbound.counters()));
-        }
-        counters
-    }
-
-    // ------------------------------------------------------------------- ends
-
-    /// The connection to a node is over: with a reason that is reported, if it was not wished for.
-    pub(super) fn lose_link(&mut self, place: usize, node: NodeId, reason: Option<Error>) {
-        let Some(topic) = self.outs.get(place) else { return };
-        topic.outbound.disconnect(node, &mut self.deck);
-        if topic.links.remove(&node).is_none() {
-            return;
-        }
-        let (key, side) = (topic.key, Side::Writer);
-        if let Some(reason) = reason {
-            self.reports.tell(Report::Lost { key, node, side, reason });
-        }
-        self.forget_closed();
-        // A ring may still be on its way out.
-        self.heat(Task::Out(place));
-    }
-
-    /// Rings that are gone are nobody's.
-    fn forget_closed(&mut self) {
-        for ring in self.deck.closed.drain(..) {
-            self.senders.remove(&ring);
-        }
-    }
-
-    fn stop_sending(&mut self, place: usize) {
-        let Some(topic) = self.outs.get(place) else { return };
-        let nodes: Vec<_> = topic.links.keys().copied().collect();
-        for node in nodes {
-            self.lose_link(place, node, None);
-        }
-        let Some(mut topic) = self.outs.take(place) else { return };
-        topic.outbound.close(&mut self.deck);
-        self.names.remove(&Name::Out(topic.key));
-        self.hot.retain(|task| *task != Task::Out(place));
-        let is_silent = topic.outbound.is_silent(self.now, &mut self.deck);
-        self.forget_closed();
-        if !is_silent {
-            // What is on its way is written from memory of the source's.
-            self.leaving.push(topic);
-        }
-    }
-
-    pub(super) fn stop_receiving(&mut self, place: usize, says_so: bool) {
-        if says_so {
-            self.say_again(place, "the reader cannot go on");
-        }
-        self.close_tap(place, false);
-        let Some(mut topic) = self.ins.take(place) else { return };
-        self.names.remove(&Name::In(topic.key, topic.origin));
-        self.hot.retain(|task| *task != Task::In(place));
-        self.untold.retain(|one| *one != place);
-        topic.inbound.disconnect();
-        if !topic.drain(&mut self.deck) {
-            // What is being copied is copied into memory of the sink's.
-            self.coming.push(topic);
-        }
-    }
-
-    /// Lets go of topics of which nothing is under way any more.
-    fn let_go(&mut self) {
-        let (now, deck) = (self.now, &mut self.deck);
-        self.leaving.retain_mut(|topic| !topic.outbound.is_silent(now, deck));
-        self.coming.retain_mut(|topic| !topic.drain(deck));
-        self.forget_closed();
-    }
-
-    /// Waits until nothing is under way, but not for ever.
-    fn finish(&mut self) {
-        let end = Instant::now() + FAREWELL;
-        self.let_go();
-        while !(self.leaving.is_empty() && self.coming.is_empty()) && Instant::now() < end {
-            let turn = self.deck.port.rest(SHORT);
-            self.turned(turn);
-            self.look_at_clocks();
-            self.let_go();
-        }
-        // A device that hangs may go on for all that is known: then its memory stays.
-        mem::take(&mut self.coming).into_iter().for_each(mem::forget);
-    }
-
-    /// Closes the endpoint.
-    pub(super) fn close(mut self) {
-        for place in 0..self.outs.len() {
-            self.stop_sending(place);
-        }
-        for place in 0..self.ins.len() {
-            self.stop_receiving(place, false);
-        }
-        self.finish();
-        if let Err(error) = self.deck.close() {
-            tracing::warn!(%error, "a bridge's endpoint was not closed");
-        }
     }
 }

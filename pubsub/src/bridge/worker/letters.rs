@@ -137,9 +137,9 @@ impl Engine {
     fn is_of(&mut self, place: usize, node: NodeId, connection: u64) -> bool {
         let link = self.outs.get(place).and_then(|topic| topic.links.get(&node).copied());
         match link {
-            Some(
-                Link::Wished { connection: known, .. } | Link::Flowing { connection: known, .. },
-            ) => known == connection,
+            Some(Link::Wished { connection: known, .. } | Link::Flowing { connection: known }) => {
+                known == connection
+            }
             None => false,
         }
     }
@@ -165,7 +165,7 @@ impl Engine {
         let accepted = self.deck.port.accept(peer, offer, longest);
         let (ring, answer) = accepted.map_err(|error| Error::of(CONNECT, error))?;
         let Some(topic) = self.outs.get(place) else { return Ok(()) };
-        topic.links.insert(node, Link::Flowing { connection, ring });
+        topic.links.insert(node, Link::Flowing { connection });
         topic.outbound.connect(node, ring, position, &mut self.deck);
         let key = topic.key;
         self.senders.insert(ring, place);

@@ -1,7 +1,9 @@
 //! A thread that owns an endpoint, and moves topics' messages through it.
 
+mod commands;
 mod doorbell;
 mod endpoint;
+mod ends;
 mod engine;
 mod letters;
 mod reports;
@@ -189,7 +191,8 @@ impl Worker {
 
     /// A node wants a topic: what comes from now on is kept until it has it, or is
     /// [removed](Self::remove_destination). A letter to it is reported. To be called again after a
-    /// [loss](Report::Lost), as soon as there is somebody to take the letter.
+    /// [loss](Report::Lost), as soon as there is somebody to take the letter; while messages flow it
+    /// does nothing, so a node that was started again is to be [lost](Self::lose_node) first.
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).

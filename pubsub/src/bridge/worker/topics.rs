@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use fabric::ring::{ReceiverId, SenderId, View};
+use fabric::ring::{ReceiverId, View};
 use gpu::{Device, Memory, Point};
 
 use super::{NodeId, TopicKey};
@@ -36,7 +36,6 @@ pub(super) enum Link {
     },
     Flowing {
         connection: u64,
-        ring: SenderId,
     },
 }
 

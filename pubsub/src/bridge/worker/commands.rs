@@ -1,0 +1,123 @@
+//! What a worker is told to do.
+
+use std::collections::HashMap;
+
+use super::doorbell::Name;
+use super::engine::{Engine, nanoseconds};
+use super::topics::{Heat, InTopic, OutTopic, Task};
+use super::{Command, Counters, NodeId, Report, TopicKey, WorkerOptions};
+use crate::bridge::inbound::Inbound;
+use crate::bridge::outbound::{Manner, Outbound};
+use crate::error::{Error, ErrorKind};
+
+/// Commands between two looks at everything else.
+const COMMANDS: usize = 64;
+
+/// How a topic is written.
+fn manner(options: &WorkerOptions, keep: Option<usize>) -> Manner {
+    let patience = nanoseconds(options.patience);
+    Manner { piece: options.chunk, slots: options.slots, keep, patience }
+}
+
+impl Engine {
+    pub(super) fn obey(&mut self) -> bool {
+        let mut has_any = false;
+        for _ in 0..COMMANDS {
+            let Ok(command) = self.commands.try_recv() else { break };
+            has_any = true;
+            match command {
+                Command::Send(key, options, source) => {
+                    let name = Name::Out(key);
+                    if self.is_taken(name, Some(key), None) {
+                        continue;
+                    }
+                    let topic = OutTopic {
+                        key,
+                        facts: options.facts,
+                        source,
+                        outbound: Outbound::new(manner(&self.options, options.keep)),
+                        links: HashMap::new(),
+                        heat: Heat::default(),
+                    };
+                    let place = self.outs.put(topic);
+                    self.names.insert(name, place);
+                }
+                Command::StopSending(key) => {
+                    if let Some(place) = self.names.get(&Name::Out(key)).copied() {
+                        self.stop_sending(place);
+                    }
+                }
+                Command::Add(key, node) => self.add(key, node),
+                Command::Remove(key, node) => {
+                    if let Some(place) = self.names.get(&Name::Out(key)).copied() {
+                        self.lose_link(place, node, None);
+                        if let Some(topic) = self.outs.get(place) {
+                            topic.outbound.remove(node, &mut self.deck);
+                        }
+                        self.heat(Task::Out(place));
+                    }
+                }
+                Command::Receive(key, origin, reception) => {
+                    let name = Name::In(key, origin);
+                    if self.is_taken(name, Some(key), Some(origin)) {
+                        continue;
+                    }
+                    let patience = nanoseconds(self.options.patience);
+                    let topic = InTopic {
+                        key,
+                        origin,
+                        sink: reception.sink,
+                        device: reception.device,
+                        inbound: Inbound::new(reception.from, 0, patience),
+                        tap: None,
+                        wish: None,
+                        past: None,
+                        is_untold: false,
+                        heat: Heat::default(),
+                    };
+                    let place = self.ins.put(topic);
+                    self.names.insert(name, place);
+                }
+                Command::StopReceiving(key, origin) => {
+                    if let Some(place) = self.names.get(&Name::In(key, origin)).copied() {
+                        self.stop_receiving(place, false);
+                    }
+                }
+                Command::Letter(key, node, letter) => self.read_letter(key, node, &letter),
+                Command::LoseNode(node) => self.lose_node(node),
+                Command::Count(answer) => {
+                    let _ = answer.try_send(self.count());
+                }
+                Command::Stop => self.is_over = true,
+            }
+        }
+        // Whoever held the other end is gone, and with it whoever could want something.
+        has_any
+    }
+
+    fn is_taken(&mut self, name: Name, key: Option<TopicKey>, node: Option<NodeId>) -> bool {
+        let is_taken = self.names.contains_key(&name);
+        if is_taken {
+            let detail = "the worker has it already";
+            let error = Error::new("begin with a topic", ErrorKind::InvalidArgument, detail);
+            self.reports.tell(Report::Failed { key, node, error });
+        }
+        is_taken
+    }
+
+    fn count(&self) -> Counters {
+        let mut counters = Counters {
+            quarantined: self.deck.port.quarantined(),
+            sleeps: self.sleeps,
+            ..Counters::default()
+        };
+        for topic in self.outs.iter() {
+            let of = topic.outbound.counters().into_iter();
+            counters.sent.extend(of.map(|(node, counted)| (topic.key, node, counted)));
+        }
+        for topic in self.ins.iter() {
+            counters.received.push((topic.key, topic.origin, topic.inbound.counters()));
+        }
+        counters
+    }
+}
