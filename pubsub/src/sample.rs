@@ -7,7 +7,7 @@ use gpu::Slice;
 
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Direction, Metadata, Note, Pool, Times, borrow};
+use crate::pool::{Direction, Metadata, Note, Pool, Times, Way, borrow};
 use crate::publisher::PublisherId;
 use crate::settings::{MemoryPlace, SharedPlace};
 use crate::subscriber::Subscription;
@@ -186,10 +186,10 @@ impl Sample {
         self.note().times()
     }
 
-    /// By which path it came: a number that its node's reports explain; 0 for one of this node.
+    /// By which way it came.
     #[must_use]
-    pub fn path(&self) -> u64 {
-        self.note().path()
+    pub fn way(&self) -> Way {
+        self.note().way()
     }
 }
 

@@ -12,8 +12,8 @@ use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
-use crate::pool::{Pool, Stage};
-use crate::settings::Reliability;
+use crate::pool::{Pool, Stage, Way};
+use crate::settings::{Reliability, SharedPlace};
 use crate::topic::{Delivery, Entry, Topic};
 
 /// Puts the messages of one node's topic into this node's.
@@ -106,6 +106,10 @@ impl Sink for TopicSink {
         let note = self.pool.ledger().note(block);
         note.begin(block, clock::now());
         note.set_origin(&self.node.0);
+        note.set_way(match self.pool.id().place {
+            SharedPlace::Host => Way::Ring,
+            SharedPlace::Device(_) => Way::StagedRing,
+        });
         note.set_metadata(header.metadata.as_slice());
         self.begun.push_back(block);
         Ok(Room::Here(place_of(&self.pool, slice)))

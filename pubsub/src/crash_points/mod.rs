@@ -112,7 +112,7 @@ impl World {
         let note = ledger.note(block);
         note.set_metadata(b"metadata");
         note.set_origin(&ORIGIN);
-        note.set_path(1);
+        note.set_way(crate::Way::Ring);
         note.stamp(Stage::Filled, 1);
         Entry {
             block,

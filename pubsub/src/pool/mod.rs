@@ -22,7 +22,7 @@ use crate::settings::SharedPlace;
 
 pub(crate) use self::bytes::{borrow, borrow_mut};
 pub(crate) use self::ledger::{Ledger, MOST_PIECES};
-pub use self::note::{Metadata, Times};
+pub use self::note::{Metadata, Times, Way};
 pub(crate) use self::note::{Note, Stage, origin_words};
 
 const LAYOUT: Layout = Layout::new("fabricast pool", 1);

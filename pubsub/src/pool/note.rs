@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use ipc::{Block, Words};
 
@@ -12,7 +12,7 @@ use crate::settings::MOST_METADATA;
 // Words of a note.
 const BLOCK: usize = 0;
 const FIRST_TIME: usize = 1;
-const PATH: usize = 6;
+const WAY: usize = 6;
 const ORIGIN: usize = 7;
 const METADATA: usize = 16;
 /// Words of a note.
@@ -71,6 +71,32 @@ impl fmt::Debug for Metadata {
     }
 }
 
+/// By which way a message came to where it is read.
+///
+/// ```
+/// assert_eq!(pubsub::Way::StagedRing.to_string(), "staged-ring");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// It was published on this node, and is read where its publisher wrote it.
+    SharedMemory = 0,
+    /// From another node, by a ring, copied once out of it.
+    Ring = 1,
+    /// From another node, by a ring of pinned memory, from which a device copied it.
+    StagedRing = 2,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SharedMemory => "shared-memory",
+            Self::Ring => "ring",
+            Self::StagedRing => "staged-ring",
+        })
+    }
+}
+
 /// A note. Written before the message is published, by who publishes it, and read by those
 /// that hold the message.
 #[derive(Debug)]
@@ -99,11 +125,6 @@ impl<'a, W: Words> Note<'a, W> {
         self.stamp(Stage::Allocated, now);
     }
 
-    /// Is it about this message?
-    pub(crate) fn is_of(&self, block: Block) -> bool {
-        self.words.load(self.first + BLOCK, Acquire) == block.to_bits()
-    }
-
     #[inline]
     pub(crate) fn stamp(&self, stage: Stage, now: u64) {
         self.words.store(self.first + FIRST_TIME + stage as usize, now, Relaxed);
@@ -121,13 +142,17 @@ impl<'a, W: Words> Note<'a, W> {
         }
     }
 
-    /// By which path it came: a number that its node knows; 0 for one of this node.
-    pub(crate) fn set_path(&self, path: u64) {
-        self.words.store(self.first + PATH, path, Relaxed);
+    /// By which way it came; none is noted for one of this node.
+    pub(crate) fn set_way(&self, way: Way) {
+        self.words.store(self.first + WAY, way as u64, Relaxed);
     }
 
-    pub(crate) fn path(&self) -> u64 {
-        self.word(PATH)
+    pub(crate) fn way(&self) -> Way {
+        match self.word(WAY) {
+            1 => Way::Ring,
+            2 => Way::StagedRing,
+            _ => Way::SharedMemory,
+        }
     }
 
     /// The node that it comes from.

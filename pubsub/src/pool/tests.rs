@@ -120,20 +120,19 @@ fn a_note_is_about_one_message() {
     pool.admit_piece(&me, 0).unwrap();
     let (block, _) = pool.allocate(&me, 10).unwrap();
     let note = pool.ledger().note(block);
-    assert!(note.is_of(block) && note.times().allocated > 0);
+    assert!(note.times().allocated > 0);
     note.set_metadata(b"0123456789");
-    note.set_path(7);
+    note.set_way(Way::StagedRing);
     note.set_origin(&[9; 16]);
     note.stamp(Stage::Wire, 5);
     assert_eq!(&*note.metadata(10), b"0123456789");
     assert_eq!(&*note.metadata(3), b"012");
-    assert_eq!((note.path(), note.origin(), note.times().wire), (7, [9; 16], 5));
+    assert_eq!((note.way(), note.origin(), note.times().wire), (Way::StagedRing, [9; 16], 5));
     pool.free(&me, block).unwrap();
     let (next, _) = pool.allocate(&me, 10).unwrap();
     assert_eq!(next.number(), block.number());
     let note = pool.ledger().note(next);
-    assert!(!note.is_of(block) && note.is_of(next));
-    assert_eq!((note.path(), note.origin(), note.times().wire), (0, [0; 16], 0));
+    assert_eq!((note.way(), note.origin(), note.times().wire), (Way::SharedMemory, [0; 16], 0));
     // A name of nothing is harmless.
     pool.ledger().note(Block::from_bits(u64::MAX)).set_metadata(&[1; 256]);
 }

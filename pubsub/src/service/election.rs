@@ -24,8 +24,6 @@ use crate::error::{Error, ErrorKind, Result};
 const SERVICE: &str = "node.lock";
 const MEMBERS: &str = "node.members";
 const SOCKET: &str = "node.sock";
-/// The files that a node leaves in its directory.
-pub(crate) const FILES: [&str; 3] = [SERVICE, MEMBERS, SOCKET];
 
 /// Where processes join.
 pub(crate) fn socket_in(directory: &Path) -> PathBuf {
@@ -94,19 +92,6 @@ impl Office {
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(None),
             Err(error) => Err(failed(error.into())),
         }
-    }
-
-    /// Does anybody serve the node of a directory now?
-    pub(crate) fn is_taken(directory: &Path) -> bool {
-        let held = held();
-        let Ok(found) = fs::metadata(directory.join(SERVICE)) else { return false };
-        if held.contains(&(found.dev(), found.ino())) {
-            return true;
-        }
-        let Ok(file) = File::open(directory.join(SERVICE)) else { return false };
-        let mut lock = whole(libc::F_WRLCK);
-        fcntl(&file, FcntlArg::F_GETLK(&mut lock)).is_ok()
-            && i32::from(lock.l_type) != libc::F_UNLCK
     }
 }
 
@@ -189,12 +174,9 @@ mod tests {
     #[test]
     fn one_serves_at_a_time_also_within_a_process() {
         let directory = directory("election");
-        assert!(!Office::is_taken(&directory));
         let office = Office::take("test", &directory).unwrap().unwrap();
         assert!(Office::take("test", &directory).unwrap().is_none());
-        assert!(Office::is_taken(&directory));
         drop(office);
-        assert!(!Office::is_taken(&directory));
         assert!(Office::take("test", &directory).unwrap().is_some());
         fs::remove_dir_all(&directory).unwrap();
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::pool::Stage;
 use crate::topic::{Delivery, Entry};
-use crate::{Attempt, MemoryPlace};
+use crate::{Attempt, MemoryPlace, Way};
 
 #[test]
 fn all_read_one_copy_with_all_that_belongs_to_it() {
@@ -31,7 +31,10 @@ fn all_read_one_copy_with_all_that_belongs_to_it() {
         assert!(sample.read(3, &mut part).is_err());
         assert_eq!(&*sample.metadata(), b"about it");
         assert_eq!((sample.publisher(), sample.sequence()), (publisher.id(), 1));
-        assert_eq!((sample.origin(), sample.path(), sample.position()), (None, 0, 0));
+        assert_eq!(
+            (sample.origin(), sample.way(), sample.position()),
+            (None, Way::SharedMemory, 0)
+        );
         let times = sample.times();
         assert!(times.allocated <= times.filled && times.filled <= times.published);
         assert_eq!(times.published, sample.published_at());
@@ -124,7 +127,7 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
         home.arrivals.write(&bytes, b"far", FAR).unwrap();
         let note = home.arrivals.ledger().note(block);
         note.set_origin(&[7; 16]);
-        note.set_path(9);
+        note.set_way(Way::Ring);
         note.stamp(Stage::Wire, 11);
         note.stamp(Stage::Copied, 12);
         let entry = Entry {
@@ -146,7 +149,7 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
     let origins: Vec<_> = pulled.iter().map(|sample| sample.origin().is_some()).collect();
     assert_eq!(origins, [false, true, false, true, false, true]);
     let far = &pulled[1];
-    assert_eq!((far.origin(), far.path()), (Some([7; 16]), 9));
+    assert_eq!((far.origin(), far.way()), (Some([7; 16]), Way::Ring));
     assert_eq!((far.times().wire, far.times().copied, far.published_at()), (11, 12, 10));
     assert_eq!(far.to_vec().unwrap(), b"far");
     drop(pulled);

@@ -106,12 +106,6 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         Pressure { words: self.words, at: self.at(WAITS) }
     }
 
-    /// Of the last message; 0 before the first.
-    #[inline]
-    pub(crate) fn sequence(&self) -> u64 {
-        self.word(SEQUENCE)
-    }
-
     /// One more was published.
     #[inline]
     pub(crate) fn count(&self, sequence: u64, bytes: u64) {

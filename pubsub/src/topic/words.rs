@@ -160,11 +160,6 @@ impl<W: Words + Clone> TopicWords<W> {
         &self.settings
     }
 
-    /// To whom blocks belong that were published.
-    pub(crate) fn owner(&self) -> Owner {
-        self.owner
-    }
-
     /// What is published on this node.
     #[inline]
     pub(crate) fn here(&self) -> &Line<W> {

@@ -155,6 +155,7 @@ impl Drop for Other {
 /// Forks, and tells what the child found.
 #[allow(unsafe_code)]
 pub fn in_a_child(look: impl FnOnce() -> bool) -> bool {
+    use nix::libc;
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
     // SAFETY: the child calls nothing that takes a lock another thread could hold but the
@@ -163,7 +164,7 @@ pub fn in_a_child(look: impl FnOnce() -> bool) -> bool {
         ForkResult::Child => {
             let code = i32::from(!look());
             // SAFETY: ends the child at once.
-            unsafe { nix::libc::_exit(code) }
+            unsafe { libc::_exit(code) }
         }
         ForkResult::Parent { child } => {
             matches!(waitpid(child, None).unwrap(), WaitStatus::Exited(_, 0))
@@ -175,6 +176,9 @@ pub fn in_a_child(look: impl FnOnce() -> bool) -> bool {
 pub fn log() {
     if std::env::var_os("FABRICAST_TEST_LOG").is_some() {
         let filter = tracing_subscriber::filter::LevelFilter::DEBUG;
-        let _ = tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr).try_init();
+        let _ = tracing_subscriber::fmt()
+            .with_max_level(filter)
+            .with_writer(std::io::stderr)
+            .try_init();
     }
 }

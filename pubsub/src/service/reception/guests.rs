@@ -201,7 +201,8 @@ impl Reception {
     /// The hall is known, and with it who is still to come back.
     fn await_members(&mut self) {
         let Some(seat) = &self.seat else { return };
-        let members = seat.roster.the_living().into_iter().filter(|who| *who != seat.me).collect();
+        let living = seat.roster.the_living().into_iter();
+        let members = living.filter(|who| *who != seat.me && !who.is_role()).collect();
         if let Some(gathering) = &mut self.gathering {
             gathering.awaits(Instant::now(), members);
         }
