@@ -2,12 +2,14 @@
 
 mod bench;
 mod choices;
+mod config;
 mod demo;
 mod exchange;
 mod exit;
 mod info;
 mod paths;
 mod process;
+mod settings;
 mod size;
 mod text;
 
@@ -48,6 +50,8 @@ enum Command {
     Info(info::Arguments),
     /// Show by which path bytes travel, and why: in typical situations, or to an agent that runs
     Paths(paths::Arguments),
+    /// Show every setting, and who said what it is
+    Config(config::Arguments),
     /// Measure, with the data checked
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -69,6 +73,7 @@ pub(crate) fn main() -> ExitCode {
     let result = start_logging().and_then(|()| match arguments.command {
         Command::Info(arguments) => info::run(&arguments),
         Command::Paths(arguments) => paths::run(&arguments),
+        Command::Config(arguments) => config::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
         Command::BenchWorker { socket } => bench::work(&socket),
         Command::Demo(arguments) => demo::run(&arguments),

@@ -1,0 +1,99 @@
+//! `fabricast config`: every setting, and who said what it is.
+
+use serde_json::{Value, json};
+
+use super::exit::Failure;
+use super::settings::{self, All, FILE_VARIABLE, Options, Settings, TABLE};
+use super::text;
+
+/// Shows every setting with its value, and who said so: nobody, a file, the environment, an
+/// option.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// One JSON line
+    #[arg(long)]
+    json: bool,
+    /// The table of the documentation
+    #[arg(long, conflicts_with = "json", hide = true)]
+    markdown: bool,
+    #[command(flatten)]
+    settings: Options<All>,
+}
+
+/// Variables that are no settings, but known.
+const OTHERS: [&str; 2] = [FILE_VARIABLE, "FABRICAST_LOG"];
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.markdown {
+        return text::print(&settings::markdown());
+    }
+    let settings = arguments.settings.settings()?;
+    for variable in strange(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
+        eprintln!("fabricast: the environment has {variable}, which is no setting");
+    }
+    match arguments.json {
+        true => text::print(&format!("{}\n", for_programs(&settings))),
+        false => text::print(&for_people(&settings)),
+    }
+}
+
+/// The variables that look like settings and are none.
+fn strange(variables: impl Iterator<Item = String>) -> Vec<String> {
+    let is_known = |name: &String| {
+        OTHERS.contains(&name.as_str()) || TABLE.iter().any(|one| one.variable == *name)
+    };
+    let mut all: Vec<_> =
+        variables.filter(|name| name.starts_with("FABRICAST_") && !is_known(name)).collect();
+    all.sort();
+    all
+}
+
+fn for_people(settings: &Settings) -> String {
+    let rows: Vec<_> = TABLE
+        .iter()
+        .zip(settings.entries())
+        .map(|(declaration, entry)| {
+            let value = entry.write();
+            let value = match value.is_empty() || (value == "none" && !entry.is_given()) {
+                // What it amounts to is more than "none" says.
+                true => declaration.default.replace('`', ""),
+                false => value,
+            };
+            vec![declaration.full_name(), value, entry.origin().to_string()]
+        })
+        .collect();
+    text::table(&rows)
+}
+
+fn for_programs(settings: &Settings) -> Value {
+    let all = TABLE.iter().zip(settings.entries()).map(|(declaration, entry)| {
+        let about = json!({ "value": entry.to_json(), "origin": entry.origin().to_string() });
+        (declaration.full_name(), about)
+    });
+    Value::Object(all.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_a_line_and_a_value() {
+        let settings = Settings::default();
+        let lines = for_people(&settings);
+        let all = for_programs(&settings);
+        assert_eq!(lines.lines().count(), TABLE.len());
+        for declaration in TABLE.iter() {
+            let name = declaration.full_name();
+            assert!(lines.lines().any(|line| line.starts_with(&format!("{name} "))), "{lines}");
+            assert_eq!(all[&name]["origin"], "default", "{all}");
+        }
+        assert_eq!(all["topic.depth"]["value"], 16);
+    }
+
+    #[test]
+    fn variables_that_are_no_settings_are_noticed() {
+        let names = ["FABRICAST_LABEL", "FABRICAST_LABLE", "HOME", "FABRICAST_LOG"];
+        assert_eq!(strange(names.into_iter().map(str::to_owned)), ["FABRICAST_LABLE"]);
+    }
+}

@@ -1,0 +1,183 @@
+//! How settings are declared: once, by a macro that makes of it a structure with a field for
+//! each, and a table for all that goes through them.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+use toml::de::DeValue;
+
+use super::value::Value;
+
+/// What a setting is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// How a process is at its node, and the node among others.
+    Node,
+    /// What a topic is like that is made.
+    Topic,
+}
+
+impl Group {
+    /// What it is called in a file and in the environment, in front of the setting.
+    pub(crate) fn table(self) -> Option<&'static str> {
+        match self {
+            Self::Node => None,
+            Self::Topic => Some("topic"),
+        }
+    }
+}
+
+/// What is told of a setting.
+#[derive(Debug)]
+pub(crate) struct Declaration {
+    pub(crate) group: Group,
+    pub(crate) name: &'static str,
+    pub(crate) kind: &'static str,
+    /// What it is if nothing is said.
+    pub(crate) default: &'static str,
+    pub(crate) about: &'static str,
+    /// In the environment.
+    pub(crate) variable: String,
+    /// On the command line, without the dashes in front.
+    pub(crate) option: String,
+    /// What it means there if no value follows.
+    pub(crate) alone: Option<&'static str>,
+}
+
+impl Declaration {
+    pub(super) fn new<T: Value>(
+        group: Group,
+        name: &'static str,
+        default: &'static str,
+        about: &'static str,
+    ) -> Self {
+        let table = group.table().map(|table| format!("{table}_")).unwrap_or_default();
+        let variable = format!("FABRICAST_{table}{name}").to_uppercase();
+        let option = name.replace('_', "-");
+        let about = about.trim();
+        Self { group, name, kind: T::KIND, default, about, variable, option, alone: T::alone() }
+    }
+
+    /// As it is called where all have to have different names: `topic.depth`.
+    pub(crate) fn full_name(&self) -> String {
+        match self.group.table() {
+            Some(table) => format!("{table}.{}", self.name),
+            None => self.name.to_owned(),
+        }
+    }
+}
+
+/// Who said what a setting is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Default,
+    File(PathBuf),
+    Environment(String),
+    Option(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path) => write!(f, "file {}", path.display()),
+            Self::Environment(variable) => write!(f, "environment {variable}"),
+            Self::Option(option) => write!(f, "option --{option}"),
+        }
+    }
+}
+
+/// A setting, and who said so.
+#[derive(Debug, Clone)]
+pub(crate) struct Given<T> {
+    pub(crate) value: T,
+    pub(crate) origin: Origin,
+    check: fn(&T) -> Result<(), String>,
+}
+
+impl<T> Given<T> {
+    pub(super) fn by_default(value: T, check: fn(&T) -> Result<(), String>) -> Self {
+        Self { value, origin: Origin::Default, check }
+    }
+
+    fn set(&mut self, value: T, origin: Origin) -> Result<(), String> {
+        (self.check)(&value)?;
+        (self.value, self.origin) = (value, origin);
+        Ok(())
+    }
+}
+
+/// A setting of any type.
+pub(crate) trait Entry {
+    fn read(&mut self, text: &str, origin: Origin) -> Result<(), String>;
+    fn read_toml(&mut self, value: &DeValue<'_>, origin: Origin) -> Result<(), String>;
+    fn write(&self) -> String;
+    fn to_json(&self) -> Json;
+    fn origin(&self) -> &Origin;
+
+    /// Did anybody say it?
+    fn is_given(&self) -> bool {
+        *self.origin() != Origin::Default
+    }
+}
+
+impl<T: Value> Entry for Given<T> {
+    fn read(&mut self, text: &str, origin: Origin) -> Result<(), String> {
+        self.set(T::read(text)?, origin)
+    }
+
+    fn read_toml(&mut self, value: &DeValue<'_>, origin: Origin) -> Result<(), String> {
+        self.set(T::from_toml(value)?, origin)
+    }
+
+    fn write(&self) -> String {
+        self.value.write()
+    }
+
+    fn to_json(&self) -> Json {
+        self.value.to_json()
+    }
+
+    fn origin(&self) -> &Origin {
+        &self.origin
+    }
+}
+
+/// Declares all settings: `name: Type = default, "default, in words", check;`, grouped, each
+/// with a line of documentation.
+macro_rules! declare {
+    ($($group:ident { $(
+        #[doc = $about:literal]
+        $name:ident: $type:ty = $default:expr, $words:literal, $check:expr;
+    )* })*) => {
+        /// Every setting, and who said what it is.
+        #[derive(Debug, Clone)]
+        pub(crate) struct Settings {
+            $($(#[doc = $about] pub(crate) $name: Given<$type>,)*)*
+        }
+
+        impl Default for Settings {
+            fn default() -> Self {
+                Self { $($($name: Given::by_default($default, $check),)*)* }
+            }
+        }
+
+        /// What is told of each, in the order of [`Settings::entries`].
+        pub(crate) static TABLE: LazyLock<Vec<Declaration>> = LazyLock::new(|| vec![
+            $($(Declaration::new::<$type>(Group::$group, stringify!($name), $words, $about),)*)*
+        ]);
+
+        impl Settings {
+            /// In the order of [`TABLE`].
+            pub(crate) fn entries(&self) -> Vec<&dyn Entry> {
+                vec![$($(&self.$name,)*)*]
+            }
+
+            pub(super) fn entries_mut(&mut self) -> Vec<&mut dyn Entry> {
+                vec![$($(&mut self.$name,)*)*]
+            }
+        }
+    };
+}
+pub(super) use declare;

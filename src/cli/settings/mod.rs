@@ -1,0 +1,227 @@
+//! What can be set: declared once, in this file, for the file, the environment, the command
+//! line, `fabricast config` and the page of documentation.
+//!
+//! The command line goes before the environment, the environment before the file, the file
+//! before the defaults.
+
+mod declare;
+mod file;
+mod nearest;
+mod options;
+mod table;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use pubsub::{MemoryPlace, Reliability, TopicSettings};
+
+use super::exit::{Exit, Failure};
+use declare::declare;
+pub(crate) use declare::{Declaration, Entry, Given, Group, Origin};
+pub(crate) use options::{All, OfDirectory, OfNode, Options};
+pub(crate) use table::markdown;
+pub(crate) use value::{Size, Value, seconds};
+
+declare! {
+    Node {
+        /// Where the node's socket is: all processes that say the same are at one node.
+        directory: PathBuf = usual_directory(),
+            "`$XDG_RUNTIME_DIR/fabricast`, or else `/tmp/fabricast-UID`", anything;
+        /// What this process calls itself in reports.
+        label: Option<String> = None, "`fabricast` and the subcommand", label;
+        /// Who serves the node: this process, if nobody does, or always another one.
+        service: Service = Service::Embedded, "embedded", anything;
+        /// How long to wait for the service: to join, to open a topic, or for the next one when it has ended.
+        patience: Duration = Duration::from_secs(20), "20", anything;
+        /// What all topics together may take of the host's memory, if this process serves the node.
+        budget_host: Option<Size> = None, "a quarter of it", anything;
+        /// What all topics together may take of each device's memory, if this process serves the node.
+        budget_device: Option<Size> = None, "half of it", anything;
+        /// Where other nodes reach this one; port 0 is any that is free.
+        listen: Option<SocketAddr> = None, "none", anything;
+        /// Other nodes, each as host:port; two nodes find each other if one is told of the other.
+        peers: Vec<String> = Vec::new(), "none", |all| addresses(all);
+        /// A node, as host:port, that tells of the others.
+        rendezvous: Option<String> = None, "none", address_if_any;
+        /// Allow other nodes beyond loopback, though they are not authenticated and nothing is encrypted.
+        insecure: bool = false, "false", anything;
+        /// What the node is called among others.
+        node_name: Option<String> = None, "the host's name", label;
+        /// Which provider carries messages to other nodes.
+        provider: Option<String> = None, "the best one", label;
+        /// The address from which messages leave for other nodes.
+        source: Option<IpAddr> = None, "that of `listen`", anything;
+        /// A node that was not heard of for so long is lost.
+        lost_after: Duration = Duration::from_secs(5), "5", lost_after;
+    }
+    Topic {
+        /// In whose memory messages lie: host, or a device like cuda:0 or stand-in:0.
+        memory: MemoryPlace = TopicSettings::default().memory, "host", anything;
+        /// What happens to a message without room: its publisher waits, or the oldest or the newest is dropped.
+        reliability: Reliability = TopicSettings::default().reliability, "reliable", anything;
+        /// Messages that may wait to be read, or be held by who has read them.
+        depth: u32 = TopicSettings::default().depth, "16", depth;
+        /// The length of the longest message, in bytes.
+        largest: Size = Size(TopicSettings::default().largest), "1M", largest;
+        /// How long a subscriber may hold a message that is in somebody's way.
+        release_deadline: Duration = TopicSettings::default().release_deadline, "5", release_deadline;
+    }
+}
+
+/// Who serves the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Service {
+    Embedded,
+    Outside,
+}
+
+impl Value for Service {
+    const KIND: &'static str = "embedded|outside";
+
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "embedded" => Ok(Self::Embedded),
+            "outside" => Ok(Self::Outside),
+            _ => Err(format!("\"{text}\" is not embedded or outside")),
+        }
+    }
+
+    fn write(&self) -> String {
+        match self {
+            Self::Embedded => "embedded",
+            Self::Outside => "outside",
+        }
+        .to_owned()
+    }
+}
+
+fn usual_directory() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
+        Some(directory) => PathBuf::from(directory).join("fabricast"),
+        None => std::env::temp_dir().join(format!("fabricast-{}", nix::unistd::geteuid())),
+    }
+}
+
+fn anything<T>(_: &T) -> Result<(), String> {
+    Ok(())
+}
+
+fn label(label: &Option<String>) -> Result<(), String> {
+    const LONGEST: usize = 64;
+    match label {
+        Some(label) if label.is_empty() => Err("it cannot be empty".to_owned()),
+        Some(label) if label.len() > LONGEST => Err(format!("at most {LONGEST} bytes")),
+        _ => Ok(()),
+    }
+}
+
+fn address(address: &String) -> Result<(), String> {
+    match address.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
+            Ok(())
+        }
+        _ => Err(format!("\"{address}\" is not like host:port")),
+    }
+}
+
+fn addresses(all: &[String]) -> Result<(), String> {
+    all.iter().try_for_each(address)
+}
+
+fn address_if_any(any: &Option<String>) -> Result<(), String> {
+    any.as_ref().map_or(Ok(()), address)
+}
+
+fn lost_after(time: &Duration) -> Result<(), String> {
+    match (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(time) {
+        true => Ok(()),
+        false => Err("0.1 to 3600 seconds are possible".to_owned()),
+    }
+}
+
+fn depth(depth: &u32) -> Result<(), String> {
+    match (1..=TopicSettings::MOST_DEPTH).contains(depth) {
+        true => Ok(()),
+        false => Err(format!("1 to {} is possible", TopicSettings::MOST_DEPTH)),
+    }
+}
+
+fn largest(largest: &Size) -> Result<(), String> {
+    const LARGEST: u64 = 1 << 40;
+    match (1..=LARGEST).contains(&largest.0) {
+        true => Ok(()),
+        false => Err(format!("1 to {} bytes are possible", LARGEST)),
+    }
+}
+
+fn release_deadline(time: &Duration) -> Result<(), String> {
+    match *time >= Duration::from_millis(1) {
+        true => Ok(()),
+        false => Err("at least 0.001 seconds".to_owned()),
+    }
+}
+
+/// A setting, by its place in the table, and what was said of it.
+pub(crate) type Said = (usize, String);
+
+/// The variable that names the file.
+pub(crate) const FILE_VARIABLE: &str = "FABRICAST_CONFIG";
+
+impl Settings {
+    /// Puts together what was said where.
+    pub(crate) fn gather(
+        file: Option<(&Path, &str)>,
+        environment: impl Fn(&str) -> Option<OsString>,
+        options: &[Said],
+    ) -> Result<Self, Failure> {
+        let mut settings = Self::default();
+        if let Some((path, text)) = file {
+            file::read(&mut settings, path, text)?;
+        }
+        let mut entries = settings.entries_mut();
+        for (declaration, entry) in TABLE.iter().zip(&mut entries) {
+            // Set to nothing counts as not set.
+            let Some(value) = environment(&declaration.variable).filter(|value| !value.is_empty())
+            else {
+                continue;
+            };
+            let origin = Origin::Environment(declaration.variable.clone());
+            say(*entry, &value.to_string_lossy(), origin)?;
+        }
+        for (which, text) in options {
+            let origin = Origin::Option(TABLE[*which].option.clone());
+            say(entries[*which], text, origin)?;
+        }
+        Ok(settings)
+    }
+
+    /// What a topic is like that is made.
+    pub(crate) fn topic(&self) -> TopicSettings {
+        TopicSettings {
+            memory: self.memory.value,
+            reliability: self.reliability.value,
+            depth: self.depth.value,
+            largest: self.largest.value.0,
+            release_deadline: self.release_deadline.value,
+        }
+    }
+
+    /// Did anybody say what a topic is to be like?
+    pub(crate) fn says_topic(&self) -> bool {
+        let entries = self.entries();
+        let mut all = TABLE.iter().zip(entries);
+        all.any(|(declaration, entry)| declaration.group == Group::Topic && entry.is_given())
+    }
+}
+
+fn say(entry: &mut dyn Entry, text: &str, origin: Origin) -> Result<(), Failure> {
+    entry.read(text, origin.clone()).map_err(|why| {
+        Failure::new(Exit::Usage, format!("{origin} is \"{}\": {why}", text.escape_debug()))
+    })
+}

@@ -1,0 +1,212 @@
+//! Settings: who says what, and what is said of mistakes.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::*;
+
+fn gather(
+    file: &str,
+    environment: &[(&str, &str)],
+    options: &[(&str, &str)],
+) -> Result<Settings, String> {
+    let options: Vec<Said> = options
+        .iter()
+        .map(|(name, text)| {
+            let which = TABLE.iter().position(|declaration| declaration.option == *name);
+            (which.unwrap(), (*text).to_owned())
+        })
+        .collect();
+    let variable = |name: &str| {
+        let found = environment.iter().find(|(variable, _)| *variable == name);
+        found.map(|(_, value)| OsString::from(value))
+    };
+    Settings::gather(Some((Path::new("node.toml"), file)), variable, &options).map_err(|failure| {
+        assert_eq!(failure.exit(), Exit::Usage);
+        failure.to_string()
+    })
+}
+
+#[track_caller]
+fn wrong(file: &str, why: &str) {
+    let said = gather(file, &[], &[]).unwrap_err();
+    assert!(said.contains(why), "{file}: {said}");
+    assert!(said.starts_with("node.toml, line "), "{said}");
+}
+
+#[test]
+fn the_table_tells_the_truth() {
+    let settings = Settings::default();
+    let entries = settings.entries();
+    assert_eq!(entries.len(), TABLE.len());
+    for (declaration, entry) in TABLE.iter().zip(entries) {
+        assert_eq!(*entry.origin(), Origin::Default);
+        let is_literal = !declaration.default.contains([' ', '`']);
+        if is_literal {
+            assert_eq!(entry.write(), declaration.default, "{}", declaration.name);
+        } else {
+            assert!(["none"].contains(&entry.write().as_str()) || declaration.name == "directory");
+        }
+        assert!(declaration.about.ends_with('.'), "{}", declaration.about);
+        let others = TABLE.iter().filter(|other| other.option == declaration.option);
+        assert_eq!(others.count(), 1, "{}", declaration.option);
+    }
+}
+
+#[test]
+fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
+    let file = "label = 'file'\npatience = 3\n".to_owned()
+        + "peers = ['a:1', 'b:2']\n[topic]\ndepth = 3\nlargest = '2M'\nrelease_deadline = 0.5\n";
+    let environment =
+        [("FABRICAST_PATIENCE", "4"), ("FABRICAST_TOPIC_DEPTH", "4"), ("FABRICAST_LABEL", "")];
+    let settings = gather(&file, &environment, &[("depth", "5")]).unwrap();
+    assert_eq!(settings.label.value.as_deref(), Some("file"));
+    assert_eq!(settings.label.origin, Origin::File("node.toml".into()));
+    assert_eq!(settings.patience.value, Duration::from_secs(4));
+    assert_eq!(settings.patience.origin.to_string(), "environment FABRICAST_PATIENCE");
+    assert_eq!(settings.depth.value, 5);
+    assert_eq!(settings.depth.origin.to_string(), "option --depth");
+    assert_eq!(settings.peers.value, ["a:1", "b:2"]);
+    assert_eq!(settings.insecure.origin, Origin::Default);
+    assert!(settings.says_topic());
+    assert!(!Settings::default().says_topic());
+    let topic = settings.topic();
+    assert_eq!((topic.largest, topic.release_deadline), (2 << 20, Duration::from_millis(500)));
+}
+
+#[test]
+fn every_setting_is_read_as_it_is_written() {
+    let options = [
+        ("directory", "/run/x"),
+        ("label", "a label"),
+        ("service", "outside"),
+        ("patience", "0.25"),
+        ("budget-host", "3G"),
+        ("budget-device", "none"),
+        ("listen", "[::1]:7700"),
+        ("peers", "a:1,b:2"),
+        ("rendezvous", "c:3"),
+        ("insecure", "true"),
+        ("node-name", "left"),
+        ("provider", "tcp"),
+        ("source", "127.0.0.1"),
+        ("lost-after", "1.5"),
+        ("memory", "stand-in:0"),
+        ("reliability", "drop-oldest"),
+        ("depth", "7"),
+        ("largest", "64M"),
+        ("release-deadline", "2"),
+    ];
+    assert_eq!(options.len(), TABLE.len());
+    let settings = gather("", &[], &options).unwrap();
+    let environment: Vec<_> =
+        TABLE.iter().zip(options).map(|(one, (_, text))| (one.variable.as_str(), text)).collect();
+    let same = gather("", &environment, &[]).unwrap();
+    let as_strings: Vec<_> = TABLE
+        .iter()
+        .zip(options)
+        .filter(|(one, _)| !["peers", "insecure"].contains(&one.name))
+        .map(|(one, (_, text))| {
+            let section = one.group.table().map(|name| format!("{name}.")).unwrap_or_default();
+            format!("{section}{} = '{text}'\n", one.name)
+        })
+        .collect();
+    let from_file = gather(&as_strings.concat(), &[], &[]);
+    for (at, (name, text)) in options.iter().enumerate() {
+        assert_eq!(settings.entries()[at].write(), *text, "{name}");
+        assert_eq!(same.entries()[at].write(), *text, "{name}");
+        assert_eq!(same.entries()[at].to_json(), settings.entries()[at].to_json());
+        if let (Ok(from_file), false) =
+            (&from_file, ["peers", "insecure"].contains(&TABLE[at].name))
+        {
+            assert_eq!(from_file.entries()[at].write(), *text, "{name}");
+        }
+    }
+    // What is a number in a file is no string there.
+    let why = from_file.unwrap_err();
+    assert!(why.contains("expected, not a string"), "{why}");
+}
+
+#[test]
+fn what_is_not_known_is_answered_with_what_is_near() {
+    wrong(
+        "patiense = 3\n",
+        "line 1: there is no setting \"patiense\"; the nearest is \"patience\"",
+    );
+    wrong(
+        "\n\n[topic]\ndpeth = 3\n",
+        "line 4: there is no setting \"dpeth\"; the nearest is \"depth\"",
+    );
+    wrong("depth = 3\n", "\"depth\" stands under [topic]");
+    wrong("[topic]\nlabel = 'x'\n", "\"label\" stands above all [tables]");
+    wrong("dephth = 3\n", "the nearest is \"depth\", under [topic]");
+    wrong("[topics]\ndepth = 3\n", "the nearest is \"topic\"");
+    wrong("colour = 'red'\n", "there are directory, label, service");
+    wrong("topic = 3\n", "\"topic\" is a table, [topic]");
+    wrong("\"a\\nb\" = 3\n", "a\\nb");
+}
+
+#[test]
+fn what_is_wrong_in_a_file_is_said_with_its_line() {
+    for (file, why) in [
+        ("patience = \n", "line 1"),
+        ("patience = 3\npatience = 4\n", "duplicate key"),
+        ("patience = 'long'\n", "patience: a number of seconds is expected, not a string"),
+        ("patience = -1\n", "patience: "),
+        ("patience = inf\n", "not a number of seconds"),
+        ("patience = nan\n", "not a number of seconds"),
+        ("insecure = 'yes'\n", "true or false is expected, not a string"),
+        ("peers = 'a:1'\n", "a list of strings is expected, not a string"),
+        ("peers = [1]\n", "a string is expected, not a whole number"),
+        ("peers = ['']\n", "an empty one"),
+        ("peers = ['nowhere']\n", "not like host:port"),
+        ("budget_host = 1.5\n", "a size like 4096"),
+        ("budget_host = '1Q'\n", "optional K, M or G"),
+        ("budget_host = 99999999999999999999\n", "2^64"),
+        ("listen = 7700\n", "ADDRESS:PORT is expected, not a whole number"),
+        ("service = 'nobody'\n", "not embedded or outside"),
+        ("provider = ''\n", "cannot be empty"),
+        ("lost_after = 0.01\n", "0.1 to 3600"),
+        ("label = ''\n", "cannot be empty"),
+        ("label = \"a\\tb\"\n", "control characters"),
+        ("[topic]\ndepth = 0\n", "line 2: depth: 1 to 65536"),
+        ("[topic]\ndepth = 4294967297\n", "0 to 4294967295"),
+        ("[topic]\nlargest = 0\n", "1 to "),
+        ("[topic]\nreliability = 'often'\n", "not reliable, drop-oldest or drop-newest"),
+        ("[topic]\nmemory = 'tape'\n", "host, cuda:0 or stand-in:0"),
+    ] {
+        wrong(file, why);
+    }
+}
+
+#[test]
+fn numbers_may_be_written_as_toml_has_them() {
+    let file = "budget_host = 0x1_0000\npatience = 1_0.5\n[topic]\ndepth = 0b11\n";
+    let settings = gather(file, &[], &[]).unwrap();
+    assert_eq!(settings.budget_host.value, Some(Size(1 << 16)));
+    assert_eq!(settings.patience.value, Duration::from_millis(10_500));
+    assert_eq!(settings.depth.value, 3);
+}
+
+#[test]
+fn what_is_wrong_in_the_environment_or_in_an_option_is_named() {
+    let why = gather("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
+    assert!(why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": a number"), "{why}");
+    let why = gather("", &[], &[("depth", "0")]).unwrap_err();
+    assert_eq!(why, "option --depth is \"0\": 1 to 65536 is possible");
+}
+
+#[test]
+fn what_a_file_says_can_be_taken_back() {
+    let file = "listen = '127.0.0.1:1'\npeers = ['a:1']\n";
+    let settings = gather(file, &[], &[("listen", "none"), ("peers", "none")]).unwrap();
+    assert_eq!((settings.listen.value, settings.peers.value.len()), (None, 0));
+}
+
+#[test]
+fn seconds_are_some_but_not_too_many() {
+    assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+    for wrong in ["-1", "soon", "1e9", "NaN", ""] {
+        assert!(seconds(wrong).is_err(), "{wrong}");
+    }
+}
