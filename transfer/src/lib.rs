@@ -24,8 +24,8 @@ mod tensor;
 mod wire;
 
 pub use agent::{
-    Agent, AgentCard, AgentOptions, Done, Event, FabricAddress, LONGEST_LABEL, LONGEST_NOTICE,
-    MOST_OPERATIONS, Notice, PeerId, Route, Token, Whereabouts,
+    Agent, AgentCard, AgentOptions, Condition, Done, Event, FabricAddress, LONGEST_LABEL,
+    LONGEST_NOTICE, MOST_OPERATIONS, Notice, PeerId, Remains, Route, Token, Whereabouts, clean,
 };
 pub use blocks::{Blocks, InArray, MOST_STRIDES, Rows, Strided};
 pub use error::{Error, ErrorKind, Result};

@@ -103,17 +103,21 @@ fn is_at(path: &Path, file: &Metadata) -> bool {
 /// has the lock of the directory.
 fn clean_up(directory: &Path) {
     // Where nothing is seen nothing is removed.
-    let Ok(entries) = fs::read_dir(directory) else { return };
-    let names = entries.flatten().filter_map(|entry| {
-        let name = entry.file_name();
-        name.to_str().and_then(agent_of).map(str::to_owned)
-    });
-    for name in names.collect::<BTreeSet<_>>() {
+    for name in names_in(directory).unwrap_or_default() {
         let is_removed = remove_dead(&directory.join(&name)).unwrap_or(false);
         if is_removed {
             tracing::debug!(directory = %directory.display(), name, "cleaned up after a dead agent");
         }
     }
+}
+
+/// The agents of whom anything lies in a directory, by the names of their sockets.
+pub(super) fn names_in(directory: &Path) -> io::Result<BTreeSet<String>> {
+    let names = fs::read_dir(directory)?.flatten().filter_map(|entry| {
+        let name = entry.file_name();
+        name.to_str().and_then(agent_of).map(str::to_owned)
+    });
+    Ok(names.collect())
 }
 
 /// The name of the socket to which a file belongs, if it is an agent's.
@@ -125,9 +129,19 @@ fn agent_of(name: &str) -> Option<&str> {
     is_ours.then_some(socket)
 }
 
-/// Removes an agent's socket and card, unless anything speaks for its being alive, or is not
-/// as an agent of this user leaves it.
-fn remove_dead(socket: &Path) -> io::Result<bool> {
+/// What is found out about an agent, by what lies beside each other under its name.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// Nothing speaks for its being alive. With its files, and the locks that keep it so.
+    Dead(Vec<PathBuf>, Vec<Flock<File>>),
+    /// It lives.
+    Alive(&'static str),
+    /// It is not for this user to say.
+    Strange(&'static str),
+}
+
+/// Looks whether an agent lives. To be called by who has the lock of the directory.
+pub(super) fn examine(socket: &Path) -> io::Result<Found> {
     let own = Credentials::of_this_process().user;
     let mut found = Vec::new();
     // Kept until all is removed.
@@ -136,25 +150,39 @@ fn remove_dead(socket: &Path) -> io::Result<bool> {
         let path = socket.with_extension(end);
         let Some(status) = status(&path)? else { continue };
         if !(status.is_file() && status.uid() == own) {
-            return Ok(false);
+            return Ok(Found::Strange("its card is not a file of this user"));
         }
         // Fails if the agent lives, on another machine of a shared file system too, where its
         // socket refuses everybody.
-        let file = lock(OpenOptions::new().read(true).write(true).open(&path)?)?;
+        let file = match lock(OpenOptions::new().read(true).write(true).open(&path)?) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Found::Alive("its card is locked, by a process that lives"));
+            }
+            file => file?,
+        };
         if !is_at(&path, &file.metadata()?) {
-            return Ok(false);
+            return Ok(Found::Strange("its card was replaced just now"));
         }
         locks.push(file);
         found.push(path);
     }
     // Last, since it wakes those that live.
     if let Some(status) = status(socket)? {
-        let is_ours = status.file_type().is_socket() && status.uid() == own;
-        if !(is_ours && ChannelListener::is_abandoned(socket)) {
-            return Ok(false);
+        if !(status.file_type().is_socket() && status.uid() == own) {
+            return Ok(Found::Strange("its socket is not one of this user"));
+        }
+        if !ChannelListener::is_abandoned(socket) {
+            return Ok(Found::Alive("a process listens at its socket"));
         }
         found.push(socket.to_owned());
     }
+    Ok(Found::Dead(found, locks))
+}
+
+/// Removes an agent's socket and card, unless anything speaks for its being alive, or is not
+/// as an agent of this user leaves it.
+fn remove_dead(socket: &Path) -> io::Result<bool> {
+    let Found::Dead(found, _locks) = examine(socket)? else { return Ok(false) };
     found.iter().try_for_each(fs::remove_file)?;
     Ok(!found.is_empty())
 }

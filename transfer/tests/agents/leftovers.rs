@@ -5,7 +5,7 @@ use std::os::unix::fs::{chown, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
-use transfer::{Agent, AgentCard, AgentOptions};
+use transfer::{Agent, AgentCard, AgentOptions, Condition, clean};
 
 use crate::common::{LENGTH, PATIENCE, alone};
 use crate::house::{House, SUM, sum_of};
@@ -88,6 +88,38 @@ fn what_a_killed_agent_left_is_removed_and_nothing_else() {
     assert_eq!(house.ask(&alive, SUM, 0), sum_of(LENGTH, 0));
     let mut visitor = Agent::start(AgentOptions::new("visitor").directory(&directory)).unwrap();
     visitor.connect(&alive.card, PATIENCE).unwrap();
+    house.end(alive);
+}
+
+#[test]
+fn on_request_the_dead_are_removed_and_the_living_are_told_of() {
+    let Some(_alone) = alone() else { return };
+    let mut house = House::open();
+    let mut dead = house.neighbour("shared", &[]);
+    let alive = house.neighbour("shared", &[]);
+    let directory = house.directory.clone();
+    dead.other.kill();
+    let link = named(&directory, '2').with_extension("card");
+    symlink("/dev/null", &link).unwrap();
+    let left = files(&dead.card);
+    let find = |socket: &Path, is_rehearsal| {
+        let name = socket.file_name().unwrap().to_str().unwrap();
+        let all = clean(&directory, is_rehearsal).unwrap();
+        all.into_iter().find(|one| one.name == name).map(|one| one.condition)
+    };
+    for is_rehearsal in [true, false] {
+        assert!(left.iter().all(is_there), "a rehearsal removes nothing");
+        let Some(Condition::Dead(mut said)) = find(&left[0], is_rehearsal) else { panic!() };
+        said.sort();
+        assert_eq!(said, left);
+        let living = files(&alive.card);
+        assert!(matches!(find(&living[0], is_rehearsal), Some(Condition::Alive(_))));
+        assert!(matches!(find(&named(&directory, '2'), true), Some(Condition::Unknown(_))));
+        assert!(living.iter().chain([&link]).all(is_there));
+    }
+    assert!(!left.iter().any(is_there));
+    assert_eq!(find(&left[0], false), None);
+    clean(&directory.join("nowhere"), false).unwrap_err();
     house.end(alive);
 }
 
