@@ -36,5 +36,6 @@ pub use pool::{Metadata, Times, Way};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
+pub use service::{Condition, clean};
 pub use settings::{LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, TopicSettings};
 pub use subscriber::{Samples, Subscriber};

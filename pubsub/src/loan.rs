@@ -188,6 +188,22 @@ impl Loan {
         Ok(sent)
     }
 
+    /// As [`publish`](Self::publish), but the loan comes back if the deadline passes: whoever
+    /// has something else to look after can wait again.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish), but for the deadline.
+    pub fn publish_within(mut self, patience: Duration) -> Result<Attempt> {
+        let deadline = clock::deadline(patience);
+        match self.post.publish_until(self.outgoing(), deadline)? {
+            Some(sent) => {
+                self.is_mine = false;
+                Ok(Attempt::Sent(sent))
+            }
+            None => Ok(Attempt::Full(self)),
+        }
+    }
+
     /// Publishes it, if there is room now.
     ///
     /// # Errors

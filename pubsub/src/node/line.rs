@@ -38,6 +38,12 @@ impl OwnService {
         Ok(())
     }
 
+    /// Does it run?
+    pub(super) fn is_running(&self) -> bool {
+        let service = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        service.as_ref().is_some_and(|service| !service.is_over())
+    }
+
     /// Ends it, if there is one.
     pub(super) fn end(&self) {
         let service = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -163,6 +163,12 @@ impl Node {
         self.attendance.shared.hall().identity().to_string()
     }
 
+    /// Does this process serve the node now? Others may do so later, or before.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.attendance.shared.service().is_running()
+    }
+
     /// Where its socket is.
     #[must_use]
     pub fn directory(&self) -> &std::path::Path {

@@ -30,6 +30,11 @@ pub(crate) fn socket_in(directory: &Path) -> PathBuf {
     directory.join(SOCKET)
 }
 
+/// The lock of who serves.
+pub(crate) fn lock_in(directory: &Path) -> PathBuf {
+    directory.join(SERVICE)
+}
+
 /// Makes the directory of a node, or refuses one that others could tamper with.
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
     let failed = |error: io::Error| Error::of(operation, error).on(directory.display());

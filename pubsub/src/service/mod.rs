@@ -7,6 +7,7 @@
 
 mod connection;
 pub(crate) mod election;
+mod leftovers;
 pub(crate) mod protocol;
 mod reception;
 mod registry;
@@ -18,6 +19,8 @@ use std::thread::JoinHandle;
 
 use ipc::{ChannelListener, Incarnation};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+
+pub use self::leftovers::{Condition, clean};
 
 use self::election::{Membership, Office, socket_in};
 use self::reception::Reception;
