@@ -11,8 +11,9 @@
 //! - [`ipc`]: one machine. Shared segments, an allocator and queues that stay whole
 //!   whoever dies, and liveness.
 //! - [`gpu`]: devices behind one interface, CUDA or a stand-in of host memory.
-//! - [`transfer`]: memory handed from process to process; so far one buffer, shared
-//!   without a copy.
+//! - [`transfer`]: memory handed from process to process: one buffer, shared without a
+//!   copy, or bytes put into another's memory.
+//! - [`pubsub`]: topics. One copy of a message, read by any number of processes.
 //!
 //! ```
 //! use fabricast::fabric::{EndpointKind, Need, Policy, Query, Reach, choose};
@@ -30,6 +31,7 @@
 pub use fabric;
 pub use gpu;
 pub use ipc;
+pub use pubsub;
 pub use transfer;
 
 // The program in the README, kept true by being run.

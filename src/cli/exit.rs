@@ -15,6 +15,11 @@ pub(crate) enum Exit {
     Deadline = 4,
     Corrupt = 5,
     NobodyThere = 6,
+    TooMuch = 7,
+    Missed = 8,
+    Denied = 9,
+    /// As shells have it for Ctrl-C.
+    Interrupted = 130,
 }
 
 impl Exit {
@@ -26,6 +31,10 @@ impl Exit {
             4 => Self::Deadline,
             5 => Self::Corrupt,
             6 => Self::NobodyThere,
+            7 => Self::TooMuch,
+            8 => Self::Missed,
+            9 => Self::Denied,
+            130 => Self::Interrupted,
             _ => Self::Failed,
         }
     }
@@ -87,6 +96,22 @@ impl From<fabric::Error> for Failure {
         let exit = match error.kind() {
             ErrorKind::NoProvider => Exit::NoProvider,
             ErrorKind::DeadlineExceeded => Exit::Deadline,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+impl From<pubsub::Error> for Failure {
+    fn from(error: pubsub::Error) -> Self {
+        use pubsub::ErrorKind as Kind;
+        let exit = match error.kind() {
+            Kind::InvalidArgument | Kind::SettingsDiffer => Exit::Usage,
+            Kind::DeadlineExceeded => Exit::Deadline,
+            Kind::Unknown | Kind::Closed => Exit::NobodyThere,
+            Kind::OverBudget | Kind::TooLong | Kind::TooMany => Exit::TooMuch,
+            Kind::Evicted => Exit::Missed,
+            Kind::Denied => Exit::Denied,
             _ => Exit::Failed,
         };
         Self::new(exit, error.to_string())

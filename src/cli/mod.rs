@@ -7,12 +7,17 @@ mod demo;
 mod exchange;
 mod exit;
 mod info;
+mod membership;
+mod node;
 mod paths;
 mod process;
 mod settings;
+mod signals;
 mod size;
 mod text;
 
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -30,6 +35,10 @@ Exit codes:
   4  a deadline passed
   5  data arrived altered
   6  nobody is there who was asked for
+  7  a message is longer than its topic allows, or the node has no room for it
+  8  messages were missed, or the subscriber was removed for being too slow
+  9  this user may not use the node
+130  interrupted before it was done
 
 Environment:
   FABRICAST_LOG  off, error, warn (the default), info, debug or trace; to stderr
@@ -50,6 +59,8 @@ enum Command {
     Info(info::Arguments),
     /// Show by which path bytes travel, and why: in typical situations, or to an agent that runs
     Paths(paths::Arguments),
+    /// Serve a node in the foreground
+    Node(node::Arguments),
     /// Show every setting, and who said what it is
     Config(config::Arguments),
     /// Measure, with the data checked
@@ -70,9 +81,14 @@ enum Command {
 
 pub(crate) fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let result = start_logging().and_then(|()| match arguments.command {
+    let log = match &arguments.command {
+        Command::Node(arguments) => Log { said: arguments.log(), usual: LevelFilter::INFO },
+        _ => Log { said: None, usual: LevelFilter::WARN },
+    };
+    let result = log.start().and_then(|()| match arguments.command {
         Command::Info(arguments) => info::run(&arguments),
         Command::Paths(arguments) => paths::run(&arguments),
+        Command::Node(arguments) => node::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
         Command::BenchWorker { socket } => bench::work(&socket),
@@ -90,20 +106,41 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn start_logging() -> Result<(), Failure> {
-    let level = match std::env::var("FABRICAST_LOG") {
-        Err(_) => LevelFilter::WARN,
-        Ok(text) => text.parse().map_err(|_| {
-            Failure::new(
-                Exit::Usage,
-                format!(
-                    "FABRICAST_LOG is \"{text}\"; it can be off, error, warn, info, debug or trace"
-                ),
-            )
-        })?,
-    };
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).init();
-    Ok(())
+/// What is logged.
+struct Log {
+    /// On the command line.
+    said: Option<LevelFilter>,
+    /// If nobody says anything.
+    usual: LevelFilter,
+}
+
+impl Log {
+    fn start(&self) -> Result<(), Failure> {
+        let level = match (self.said, std::env::var("FABRICAST_LOG")) {
+            (Some(level), _) => level,
+            (None, Err(_)) => self.usual,
+            (None, Ok(text)) => text.parse().map_err(|_| {
+                let levels = "off, error, warn, info, debug or trace";
+                let why = format!("FABRICAST_LOG is \"{text}\"; it can be {levels}");
+                Failure::new(Exit::Usage, why)
+            })?,
+        };
+        let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level);
+        match goes_to_the_journal() {
+            // It notes the time by itself.
+            true => log.without_time().init(),
+            false => log.init(),
+        }
+        Ok(())
+    }
+}
+
+/// Is standard error what the service manager says that it has connected with its journal?
+fn goes_to_the_journal() -> bool {
+    let Ok(journal) = std::env::var("JOURNAL_STREAM") else { return false };
+    let error = std::io::stderr().as_fd().try_clone_to_owned();
+    let found = error.and_then(|error| std::fs::File::from(error).metadata());
+    found.is_ok_and(|found| format!("{}:{}", found.dev(), found.ino()) == journal)
 }
 
 #[cfg(test)]

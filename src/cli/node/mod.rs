@@ -1,0 +1,92 @@
+//! `fabricast node`: serves a node in the foreground, until it is asked to end.
+
+mod notify;
+mod watch;
+
+use std::time::Duration;
+
+use pubsub::Node;
+use tracing_subscriber::filter::LevelFilter;
+
+use self::notify::Manager;
+use self::watch::Watch;
+use super::exit::Failure;
+use super::membership;
+use super::settings::{OfNode, Options, Service};
+use super::signals::{Signals, interrupted};
+
+/// Between two looks at who is there.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Serves a node in the foreground, until SIGTERM or Ctrl-C.
+///
+/// Not needed where processes serve their node themselves; with it, the node stays when they
+/// come and go. If another process serves the node already, this one waits, and succeeds it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// What to log to standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<LevelFilter>,
+    #[command(flatten)]
+    settings: Options<OfNode>,
+}
+
+impl Arguments {
+    pub(crate) fn log(&self) -> Option<LevelFilter> {
+        self.log
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let signals = Signals::catch_hangups_too()?;
+    let mut settings = arguments.settings.settings()?;
+    // That is what it is for.
+    settings.service.value = Service::Embedded;
+    let manager = Manager::of_this_process();
+    tracing::info!(directory = %settings.directory.value.display(), "joining the node");
+    let node = match membership::join(&settings, "node", &signals) {
+        // Nothing was begun that would have to be ended.
+        Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
+        joined => joined?,
+    };
+    let served = serve(&node, &signals, &manager);
+    manager.is_ending();
+    tracing::info!("leaving the node; if there are others, one of them serves it now");
+    drop(node);
+    served
+}
+
+fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failure> {
+    let mut watch = Watch::default();
+    let mut hangups = 0;
+    let mut is_ready = false;
+    loop {
+        let asked = node.clone();
+        let rows = match signals.meanwhile(move || asked.report()) {
+            Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
+            rows => rows?,
+        };
+        match rows {
+            Ok(rows) => {
+                if let Some(status) = watch.look(&rows, node.serves()) {
+                    match is_ready {
+                        true => manager.status(&status),
+                        false => manager.is_ready(&status),
+                    }
+                    is_ready = true;
+                }
+            }
+            Err(error) if error.kind() == pubsub::ErrorKind::Closed => return Err(error.into()),
+            // It is looked for again: a service may just have ended.
+            Err(error) => tracing::warn!(%error, "the node does not answer"),
+        }
+        signals.sleep(LOOK);
+        if signals.ask_to_end() {
+            return Ok(());
+        }
+        if signals.hangups() > hangups {
+            hangups = signals.hangups();
+            tracing::info!("SIGHUP is ignored: settings are read when the process starts");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What changes at a node, in words for the log.
+
+use std::collections::BTreeMap;
+
+use pubsub::Row;
+
+/// What was seen at the last look.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    /// The number of the service, and whether this process is it.
+    service: Option<(u32, bool)>,
+    /// Who is there, what there is, which nodes are connected: with what is said of each.
+    seen: BTreeMap<Thing, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Thing {
+    Process(String),
+    Topic(String),
+    Peer(String),
+}
+
+impl Thing {
+    fn says(&self, about: &str, is_there: bool) -> String {
+        let (what, begins, ends) = match self {
+            Self::Process(_) => ("process", "came", "left"),
+            Self::Topic(_) => ("topic", "was made", "is gone"),
+            Self::Peer(_) => ("node", "is connected", "is not connected any more"),
+        };
+        format!("{what} {about} {}", if is_there { begins } else { ends })
+    }
+}
+
+impl Watch {
+    /// Logs what is different. Gives a line about the service, if that is.
+    pub(super) fn look(&mut self, rows: &[Row], serves: bool) -> Option<String> {
+        let (status, changes) = self.changes(rows, serves);
+        for line in status.iter().chain(&changes) {
+            tracing::info!("{line}");
+        }
+        status
+    }
+
+    fn changes(&mut self, rows: &[Row], serves: bool) -> (Option<String>, Vec<String>) {
+        let mut status = None;
+        if let Some(Row::Node { identity, service, process, listens, .. }) = rows.first()
+            && self.service != Some((*service, serves))
+        {
+            self.service = Some((*service, serves));
+            status = Some(match serves {
+                true => {
+                    let listens = listens.as_ref().map_or_else(
+                        || "other nodes cannot reach it".to_owned(),
+                        |address| format!("other nodes reach it at {address}"),
+                    );
+                    format!("serves node {identity} as its service number {service}; {listens}")
+                }
+                false => format!(
+                    "process {process} serves node {identity} already; waiting to succeed it"
+                ),
+            });
+        }
+        let now: BTreeMap<_, _> = rows.iter().filter_map(thing).collect();
+        let mut lines = Vec::new();
+        for (thing, about) in self.seen.iter().filter(|(thing, _)| !now.contains_key(thing)) {
+            lines.push(thing.says(about, false));
+        }
+        for (thing, about) in now.iter().filter(|(thing, _)| !self.seen.contains_key(thing)) {
+            lines.push(thing.says(about, true));
+        }
+        self.seen = now;
+        (status, lines)
+    }
+}
+
+/// What a row is about, if it is about something that comes and goes.
+fn thing(row: &Row) -> Option<(Thing, String)> {
+    match row {
+        Row::Process { participant, label, process } => {
+            let about = format!("\"{}\" ({process}, {participant})", label.escape_debug());
+            Some((Thing::Process(participant.clone()), about))
+        }
+        Row::Topic { name, number, reliability, depth, largest, place, .. } => {
+            let about = format!(
+                "\"{}\" ({reliability}, {depth} messages of up to {largest} bytes on {place})",
+                name.escape_debug()
+            );
+            Some((Thing::Topic(format!("{number} {name}")), about))
+        }
+        Row::Peer { node, label, address, is_connected: true, detail } => {
+            let about = format!("\"{}\" at {address} ({detail})", label.escape_debug());
+            Some((Thing::Peer(format!("{node} {address}")), about))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(service: u32) -> Row {
+        Row::Node {
+            identity: "ab".to_owned(),
+            label: "x".to_owned(),
+            service,
+            process: 7,
+            listens: (service == 2).then(|| "10.0.0.1:1".to_owned()),
+        }
+    }
+
+    fn process(name: &str) -> Row {
+        let (participant, label) = (name.to_owned(), format!("{name}\n"));
+        Row::Process { participant, label, process: 8 }
+    }
+
+    #[test]
+    fn only_changes_are_told() {
+        let mut watch = Watch::default();
+        let (status, lines) = watch.changes(&[node(1), process("a")], false);
+        assert_eq!(status.unwrap(), "process 7 serves node ab already; waiting to succeed it");
+        assert_eq!(lines, ["process \"a\\n\" (8, a) came"]);
+        let (status, lines) = watch.changes(&[node(1), process("a")], false);
+        assert!(status.is_none() && lines.is_empty());
+        let (status, lines) = watch.changes(&[node(2), process("b")], true);
+        let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
+        assert_eq!(status.unwrap(), said);
+        assert_eq!(lines, ["process \"a\\n\" (8, a) left", "process \"b\\n\" (8, b) came"]);
+    }
+}

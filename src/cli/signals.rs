@@ -1,0 +1,143 @@
+//! Being asked to end, by Ctrl-C or by who runs this process: noticed wherever it waits, so
+//! that it ends in order.
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::exit::{Exit, Failure};
+
+/// How long something is waited for that cannot be waited for together with signals.
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
+
+/// Signals of this process, which do nothing else from now on.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    arriving: SignalFd,
+    is_asked: Cell<bool>,
+    hangups: Cell<u64>,
+}
+
+impl Signals {
+    /// Those that ask to end. To be called before any thread is started: threads have to leave
+    /// signals to this one.
+    pub(crate) fn catch() -> Result<Self, Failure> {
+        Self::catch_these(&[Signal::SIGINT, Signal::SIGTERM])
+    }
+
+    /// As well as that the terminal was closed, which does not end a service.
+    pub(crate) fn catch_hangups_too() -> Result<Self, Failure> {
+        Self::catch_these(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
+    }
+
+    fn catch_these(these: &[Signal]) -> Result<Self, Failure> {
+        let mut all = SigSet::empty();
+        these.iter().for_each(|one| all.add(*one));
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let arriving = all.thread_block().and_then(|()| SignalFd::with_flags(&all, flags));
+        let arriving = arriving
+            .map_err(|error| Failure::failed(format!("catching signals: {}", error.desc())))?;
+        Ok(Self { arriving, is_asked: Cell::new(false), hangups: Cell::new(0) })
+    }
+
+    /// Was this process asked to end?
+    pub(crate) fn ask_to_end(&self) -> bool {
+        self.look();
+        self.is_asked.get()
+    }
+
+    /// How often its terminal was closed, or it was told to read its settings again.
+    pub(crate) fn hangups(&self) -> u64 {
+        self.look();
+        self.hangups.get()
+    }
+
+    fn look(&self) {
+        while let Ok(Some(signal)) = self.arriving.read_signal() {
+            match Signal::try_from(signal.ssi_signo as i32) {
+                Ok(Signal::SIGHUP) => self.hangups.set(self.hangups.get() + 1),
+                _ => self.is_asked.set(true),
+            }
+        }
+    }
+
+    /// Waits until the descriptor is ready, or a signal came, or the time is over. True if it is ready.
+    pub(crate) fn wait_for(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        what: PollFlags,
+        longest: Duration,
+    ) -> bool {
+        let mut entries =
+            [PollFd::new(descriptor, what), PollFd::new(self.arriving.as_fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut entries, milliseconds(longest));
+        entries[0].any().unwrap_or(true)
+    }
+
+    /// Waits until the time is over, or a signal came.
+    pub(crate) fn sleep(&self, longest: Duration) {
+        let mut entries = [PollFd::new(self.arriving.as_fd(), PollFlags::POLLIN)];
+        let _ = poll(&mut entries, milliseconds(longest));
+    }
+
+    /// Does something that takes its time, in a thread that is left alone if this process is
+    /// asked to end meanwhile.
+    pub(crate) fn meanwhile<T: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::Builder::new()
+            .spawn(move || {
+                let _ = sender.send(task());
+            })
+            .map_err(|error| Failure::failed(format!("starting a thread: {error}")))?;
+        loop {
+            match receiver.recv_timeout(SLICE / 10) {
+                Ok(done) => return Ok(done),
+                Err(mpsc::RecvTimeoutError::Timeout) if self.ask_to_end() => {
+                    return Err(interrupted());
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::failed("a thread of this process panicked"));
+                }
+            }
+        }
+    }
+}
+
+/// Rounded up, so that nobody polls with a timeout of 0 until the last microsecond is over.
+fn milliseconds(time: Duration) -> PollTimeout {
+    let rounded = time.as_nanos().div_ceil(1_000_000);
+    PollTimeout::try_from(rounded).unwrap_or(PollTimeout::MAX)
+}
+
+/// It was asked to end before it was done.
+pub(crate) fn interrupted() -> Failure {
+    Failure::new(Exit::Interrupted, "interrupted")
+}
+
+/// Until when to wait, if there is an end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    pub(crate) fn after(time: Option<Duration>) -> Self {
+        Self(time.and_then(|time| Instant::now().checked_add(time)))
+    }
+
+    pub(crate) fn is_over(self) -> bool {
+        self.0.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// How long to wait at a time.
+    pub(crate) fn slice(self) -> Duration {
+        self.0.map_or(SLICE, |end| end.saturating_duration_since(Instant::now()).min(SLICE))
+    }
+}
