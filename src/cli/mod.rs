@@ -6,14 +6,19 @@ mod config;
 mod demo;
 mod exchange;
 mod exit;
+mod histogram;
 mod info;
 mod membership;
 mod node;
 mod paths;
+mod pattern;
 mod process;
+mod progress;
+mod publish;
 mod settings;
 mod signals;
 mod size;
+mod subscribe;
 mod text;
 
 use std::os::fd::AsFd;
@@ -61,6 +66,10 @@ enum Command {
     Paths(paths::Arguments),
     /// Serve a node in the foreground
     Node(node::Arguments),
+    /// Publish messages in a topic
+    Pub(publish::Arguments),
+    /// Read the messages of a topic
+    Sub(subscribe::Arguments),
     /// Show every setting, and who said what it is
     Config(config::Arguments),
     /// Measure, with the data checked
@@ -89,6 +98,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Info(arguments) => info::run(&arguments),
         Command::Paths(arguments) => paths::run(&arguments),
         Command::Node(arguments) => node::run(&arguments),
+        Command::Pub(arguments) => publish::run(&arguments),
+        Command::Sub(arguments) => subscribe::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
         Command::BenchWorker { socket } => bench::work(&socket),

@@ -5,10 +5,10 @@ use std::time::Instant;
 use ipc::{Allocator, AllocatorError, MappedWords, Owner, Part};
 use serde::{Deserialize, Serialize};
 
-use super::histogram::Histogram;
 use super::party::{Done, LONGEST, Party, Shared, Task};
 use super::report::{Common, conclude};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::histogram::Histogram;
 use crate::cli::process::times_preempted;
 use crate::cli::size;
 

@@ -2,7 +2,6 @@
 
 mod alloc;
 mod fabric;
-mod histogram;
 mod party;
 mod premises;
 mod queue;

@@ -18,10 +18,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::histogram::Histogram;
 use super::premises::{FAREWELL, Premises};
 use super::{alloc, queue, share, transfer};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::histogram::Histogram;
 use crate::cli::process::{end_with_this_process, pin};
 
 /// Characters of what a worker says of its failure.

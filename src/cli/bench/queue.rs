@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use ipc::{MappedWords, Part, Queue, QueueError, QueueSetup, Spin, WhenFull};
 use serde::{Deserialize, Serialize};
 
-use super::histogram::Histogram;
 use super::party::{Done, LONGEST, Party, Shared, Task};
 use super::report::{Common, conclude};
 use crate::cli::exchange::plan::name_of;
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::histogram::Histogram;
 use crate::cli::process::pin;
 use crate::cli::size;
 

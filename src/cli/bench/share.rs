@@ -8,10 +8,10 @@ use gpu::{Device, DeviceName, Memory, Slice, Stream};
 use serde::{Deserialize, Serialize};
 use transfer::{Admission, Client, Opener, ShareService, Shared as SharedMemory, Tensor};
 
-use super::histogram::Histogram;
 use super::party::{Done, Party, Shared, Task};
 use super::report::{Common, conclude, median};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::histogram::Histogram;
 use crate::cli::size;
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -21,11 +21,11 @@ use side::{
 };
 pub(super) use side::{Target, serve};
 
-use super::histogram::Histogram;
 use super::party::{Party, Task};
 use super::report::{Common, conclude, median};
 use super::share::of_transfer;
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::histogram::Histogram;
 use crate::cli::size;
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
 use super::{PATIENCE, Source};
-use crate::cli::bench::histogram::Histogram;
 use crate::cli::bench::party::{Done, Shared};
 use crate::cli::bench::share::{of_device, of_transfer};
 use crate::cli::exchange::plan::offer_here;
 use crate::cli::exit::Failure;
+use crate::cli::histogram::Histogram;
 
 // What notices mean.
 /// Timed; the data is when it was begun.

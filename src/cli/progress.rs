@@ -1,0 +1,79 @@
+//! A line that says how far something is, where somebody looks; gone afterwards.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use super::size;
+
+/// Between two looks at the line.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How far it is.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    is_shown: bool,
+    is_there: bool,
+    next: Instant,
+    began: Instant,
+}
+
+impl Progress {
+    /// On standard error, if that is a terminal and nobody reads what comes there otherwise.
+    pub(crate) fn start() -> Self {
+        let now = Instant::now();
+        let is_shown = std::io::stderr().is_terminal();
+        Self { is_shown, is_there: false, next: now + PAUSE, began: now }
+    }
+
+    /// Says it, if it is time.
+    #[inline]
+    pub(crate) fn say(&mut self, messages: u64, bytes: u64, what: &str) {
+        if self.is_shown {
+            self.say_now(messages, bytes, what);
+        }
+    }
+
+    fn say_now(&mut self, messages: u64, bytes: u64, what: &str) {
+        let now = Instant::now();
+        if now < self.next {
+            return;
+        }
+        self.next = now + PAUSE;
+        self.is_there = true;
+        let rate = bytes as f64 / (now - self.began).as_secs_f64();
+        let line =
+            format!("{messages} messages, {}, {}/s{what}", amount(bytes as f64), amount(rate));
+        let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_there {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// An amount of bytes, to three digits or so.
+pub(crate) fn amount(bytes: f64) -> String {
+    const UNITS: [(f64, &str); 3] = [(1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    match UNITS.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.2} {name}", bytes / unit),
+        None => format!("{} B", size::print(bytes as u64)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_short() {
+        for (bytes, text) in
+            [(0.0, "0 B"), (999.0, "999 B"), (1.5e6, "1.50 MB"), (2e12, "2000.00 GB")]
+        {
+            assert_eq!(amount(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! What is published: what comes in, files, or a pattern.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::PollFlags;
+use pubsub::Loan;
+
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::pattern::Content;
+use crate::cli::signals::{Signals, interrupted};
+
+/// What is read at a time.
+const CHUNK: usize = 1 << 20;
+/// The longest message that is put together here, if nothing else is said.
+const LONGEST: u64 = 1 << 30;
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A message, not yet in the memory of its topic.
+#[derive(Debug)]
+pub(super) enum Message {
+    Bytes(Vec<u8>),
+    File { path: PathBuf, file: File, length: u64 },
+    Pattern(Content),
+}
+
+impl Message {
+    pub(super) fn length(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File { length, .. } => *length,
+            Self::Pattern(content) => content.length,
+        }
+    }
+
+    /// Copies it to where it is going to be read.
+    pub(super) fn fill(self, loan: &mut Loan, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+        match self {
+            Self::Bytes(bytes) => Ok(loan.write(0, &bytes)?),
+            Self::Pattern(content) => {
+                Ok(content.write(buffer, |offset, part| loan.write(offset, part))?)
+            }
+            Self::File { path, mut file, length } => {
+                buffer.resize(CHUNK, 0);
+                let mut offset = 0;
+                while offset < length {
+                    let part = (length - offset).min(CHUNK as u64) as usize;
+                    file.read_exact(&mut buffer[..part]).map_err(|error| match error.kind() {
+                        io::ErrorKind::UnexpectedEof => {
+                            Failure::failed(format!("{} became shorter", path.display()))
+                        }
+                        _ => failed(&path, &error),
+                    })?;
+                    loan.write(offset, &buffer[..part])?;
+                    offset += part as u64;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    Failure::failed(format!("reading {}: {error}", path.display()))
+}
+
+/// Where messages come from.
+#[derive(Debug)]
+pub(super) enum Input {
+    /// What was read already is one.
+    Whole(Option<Vec<u8>>),
+    /// Each line of it is one.
+    Lines(Lines),
+    Files(std::vec::IntoIter<PathBuf>),
+    Pattern {
+        next: Content,
+        left: Option<u64>,
+    },
+}
+
+impl Input {
+    /// All of standard input, read to its end.
+    pub(super) fn whole(longest: Option<u64>, signals: &Signals) -> Result<Self, Failure> {
+        whole(longest.unwrap_or(LONGEST), signals).map(|bytes| Self::Whole(Some(bytes)))
+    }
+
+    /// How long messages are, where that is known before they are read.
+    pub(super) fn largest(&self) -> Option<u64> {
+        match self {
+            Self::Files(paths) => {
+                let lengths = paths.as_slice().iter().filter_map(|path| path.metadata().ok());
+                lengths.filter(|found| found.is_file()).map(|found| found.len()).max()
+            }
+            Self::Pattern { next, .. } => Some(next.length),
+            Self::Whole(bytes) => bytes.as_ref().map(|bytes| bytes.len() as u64),
+            Self::Lines(_) => None,
+        }
+    }
+
+    /// The next message; of those that are put together here, at most `longest` bytes.
+    pub(super) fn next(
+        &mut self,
+        longest: Option<u64>,
+        signals: &Signals,
+    ) -> Result<Option<Message>, Failure> {
+        let longest = longest.unwrap_or(LONGEST);
+        match self {
+            Self::Whole(bytes) => Ok(bytes.take().map(Message::Bytes)),
+            Self::Lines(lines) => Ok(lines.next(longest, signals)?.map(Message::Bytes)),
+            Self::Files(paths) => paths.next().map(|path| open(path, longest)).transpose(),
+            Self::Pattern { left: Some(0), .. } => Ok(None),
+            Self::Pattern { next, left } => {
+                let content = *next;
+                next.number += 1;
+                if let Some(left) = left {
+                    *left -= 1;
+                }
+                Ok(Some(Message::Pattern(content)))
+            }
+        }
+    }
+}
+
+/// A file that has a length is read where it is needed.
+fn open(path: PathBuf, longest: u64) -> Result<Message, Failure> {
+    let opened = File::open(&path).and_then(|file| Ok((file.metadata()?, file)));
+    let (found, file) = opened.map_err(|error| failed(&path, &error))?;
+    if found.is_file() {
+        return Ok(Message::File { path, file, length: found.len() });
+    }
+    let mut bytes = Vec::new();
+    let read = file.take(longest.saturating_add(1)).read_to_end(&mut bytes);
+    read.map_err(|error| failed(&path, &error))?;
+    check(&bytes, longest)?;
+    Ok(Message::Bytes(bytes))
+}
+
+fn check(bytes: &[u8], longest: u64) -> Result<(), Failure> {
+    if bytes.len() as u64 <= longest {
+        return Ok(());
+    }
+    let why = format!("a message of more than {longest} bytes; --largest says how long one may be");
+    Err(Failure::new(Exit::TooMuch, why))
+}
+
+/// Some bytes of standard input; none at its end.
+fn read(buffer: &mut [u8], signals: &Signals) -> Result<usize, Failure> {
+    let input = io::stdin();
+    loop {
+        let is_ready = signals.wait_for(input.as_fd(), PollFlags::POLLIN, LOOK);
+        if signals.ask_to_end() {
+            return Err(interrupted());
+        }
+        if !is_ready {
+            continue;
+        }
+        match nix::unistd::read(input.as_fd(), buffer) {
+            Ok(length) => return Ok(length),
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(error) => {
+                return Err(Failure::failed(format!("reading the input: {}", error.desc())));
+            }
+        }
+    }
+}
+
+fn whole(longest: u64, signals: &Signals) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    loop {
+        let length = bytes.len();
+        bytes.resize(length + CHUNK, 0);
+        let more = read(&mut bytes[length..], signals)?;
+        bytes.truncate(length + more);
+        check(&bytes, longest)?;
+        if more == 0 {
+            return Ok(bytes);
+        }
+    }
+}
+
+/// Lines of standard input, without what ends them.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    bytes: Vec<u8>,
+    /// What was given already.
+    given: usize,
+    /// Up to here there is no end of a line.
+    searched: usize,
+    is_over: bool,
+}
+
+impl Lines {
+    fn next(&mut self, longest: u64, signals: &Signals) -> Result<Option<Vec<u8>>, Failure> {
+        loop {
+            if let Some(line) = self.take() {
+                check(&line, longest)?;
+                return Ok(Some(line));
+            }
+            if self.is_over {
+                return Ok(None);
+            }
+            self.bytes.drain(..self.given);
+            self.searched -= self.given;
+            self.given = 0;
+            check(&self.bytes, longest)?;
+            let length = self.bytes.len();
+            self.bytes.resize(length + CHUNK / 16, 0);
+            let more = read(&mut self.bytes[length..], signals)?;
+            self.bytes.truncate(length + more);
+            self.is_over = more == 0;
+        }
+    }
+
+    /// The next line that is complete, or the rest at the end.
+    fn take(&mut self) -> Option<Vec<u8>> {
+        let found = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
+        let Some(end) = found.map(|at| self.searched + at) else {
+            self.searched = self.bytes.len();
+            let rest = &self.bytes[self.given..];
+            if !self.is_over || rest.is_empty() {
+                return None;
+            }
+            let rest = rest.to_vec();
+            self.given = self.bytes.len();
+            return Some(rest);
+        };
+        let line = self.bytes[self.given..end].to_vec();
+        (self.given, self.searched) = (end + 1, end + 1);
+        Some(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines_of(parts: &[&str]) -> Vec<String> {
+        let mut lines = Lines::default();
+        let mut all = Vec::new();
+        for part in parts {
+            lines.bytes.extend_from_slice(part.as_bytes());
+            while let Some(line) = lines.take() {
+                all.push(String::from_utf8(line).unwrap());
+            }
+        }
+        lines.is_over = true;
+        all.extend(lines.take().map(|line| String::from_utf8(line).unwrap()));
+        assert_eq!(lines.take(), None);
+        all
+    }
+
+    #[test]
+    fn lines_are_what_stands_between_their_ends() {
+        assert_eq!(lines_of(&["a\nb", "c\n", "\nd"]), ["a", "bc", "", "d"]);
+        assert_eq!(lines_of(&["a\n"]), ["a"]);
+        assert_eq!(lines_of(&["", ""]), [""; 0]);
+        assert_eq!(lines_of(&["\n"]), [""]);
+    }
+
+    #[test]
+    fn a_pattern_has_its_number_of_messages() {
+        let signals = Signals::catch().unwrap();
+        let next = Content { run: 1, number: 0, length: 64 };
+        let mut input = Input::Pattern { next, left: Some(2) };
+        assert_eq!(input.largest(), Some(64));
+        for number in 0..2 {
+            let Some(Message::Pattern(content)) = input.next(None, &signals).unwrap() else {
+                panic!("a pattern gives patterns")
+            };
+            assert_eq!(content, Content { number, ..next });
+        }
+        assert!(input.next(None, &signals).unwrap().is_none());
+    }
+
+    #[test]
+    fn files_are_read_where_they_are_needed() {
+        let signals = Signals::catch().unwrap();
+        let path = std::env::temp_dir().join(format!("fabricast-input-{}", std::process::id()));
+        std::fs::write(&path, "content").unwrap();
+        let paths = vec![path.clone(), "/dev/null".into(), "/nowhere/at/all".into()];
+        let mut input = Input::Files(paths.into_iter());
+        assert_eq!(input.largest(), Some(7));
+        let first = input.next(None, &signals).unwrap().unwrap();
+        assert!(matches!(first, Message::File { length: 7, .. }), "{first:?}");
+        assert_eq!(input.next(None, &signals).unwrap().unwrap().length(), 0);
+        assert!(input.next(None, &signals).unwrap_err().to_string().contains("/nowhere/at/all"));
+        std::fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,334 @@
+//! `fabricast pub`: publishes what comes in, files, or a pattern that can be checked.
+
+mod input;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent, Topic};
+use serde_json::json;
+
+use self::input::{Input, Lines, Message};
+use super::exit::{Exit, Failure};
+use super::membership;
+use super::pattern::{self, Content};
+use super::progress::{Progress, amount};
+use super::settings::{All, Entry, Options, Settings, seconds};
+use super::signals::{Deadline, SLICE, Signals, interrupted};
+use super::{size, text};
+
+/// Publishes messages: all of standard input as one, each of its lines, files, or a pattern
+/// whose content `fabricast sub --check` checks.
+///
+/// A topic that exists is used as it is, unless options or other settings say what it is to be
+/// like. It is done when all subscribers have released all messages (of a reliable topic), or
+/// by Ctrl-C, at any time.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The topic
+    topic: String,
+    /// Publish each line of standard input, without what ends it
+    #[arg(long, conflicts_with_all = ["files", "pattern"])]
+    lines: bool,
+    /// Publish this file; may be given several times
+    #[arg(long = "file", value_name = "FILE", conflicts_with = "pattern")]
+    files: Vec<PathBuf>,
+    /// Publish messages with a number, a checksum and content that follows from the number
+    #[arg(long)]
+    pattern: bool,
+    /// How long each message of the pattern is
+    #[arg(long, value_parser = size::parse, default_value = "64K", requires = "pattern")]
+    size: u64,
+    /// How many messages of the pattern [default: until Ctrl-C]
+    #[arg(long, value_parser = size::parse, requires = "pattern")]
+    count: Option<u64>,
+    /// Messages a second [default: as many as go]
+    #[arg(long, value_parser = rate)]
+    rate: Option<f64>,
+    /// Begin when there are so many subscribers; those that carry messages to other nodes count as one
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    wait_for: u32,
+    /// The longest wait: for subscribers, for room, and at the end until all is released [default: none]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// One JSON line about what was done
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Options<All>,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (1e-6..=1e9).contains(&rate) => Ok(rate),
+        _ => Err("not a number of messages a second".to_owned()),
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let signals = Signals::catch()?;
+    let settings = arguments.settings.settings()?;
+    let input = input(arguments, &settings, &signals)?;
+    let node = membership::join(&settings, "pub", &signals)?;
+    let largest = input.largest();
+    let topic = membership::topic_to_publish(&node, &arguments.topic, &settings, largest)?;
+    let mut work = Work::new(arguments, &signals, &node, topic)?;
+    let done = work
+        .wait_for_subscribers()
+        .and_then(|()| work.publish_all(input))
+        .and_then(|()| work.wait_until_released());
+    drop(work.progress.take());
+    let told = work.tell(&done);
+    done.and(told)
+}
+
+fn input(arguments: &Arguments, settings: &Settings, signals: &Signals) -> Result<Input, Failure> {
+    if arguments.pattern {
+        if arguments.size < pattern::HEADER as u64 {
+            let why = format!("--size: a pattern has at least {} bytes", pattern::HEADER);
+            return Err(Failure::new(Exit::Usage, why));
+        }
+        let next = Content { run: draw(), number: 0, length: arguments.size };
+        return Ok(Input::Pattern { next, left: arguments.count });
+    }
+    if !arguments.files.is_empty() {
+        return Ok(Input::Files(arguments.files.clone().into_iter()));
+    }
+    if arguments.lines {
+        return Ok(Input::Lines(Lines::default()));
+    }
+    Input::whole(longest(settings), signals)
+}
+
+/// How long a message may be, if anybody said it.
+fn longest(settings: &Settings) -> Option<u64> {
+    settings.largest.is_given().then_some(settings.largest.value.0)
+}
+
+/// A number that no other run has.
+fn draw() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// What became of messages.
+#[derive(Debug, Default)]
+struct Tally {
+    messages: u64,
+    bytes: u64,
+    /// Nobody subscribed.
+    unwanted: u64,
+    dropped: u64,
+    /// How many got the last one.
+    readers: u32,
+    /// Time spent without room.
+    waited: Duration,
+    time: Duration,
+    is_released: bool,
+}
+
+struct Work<'a> {
+    arguments: &'a Arguments,
+    signals: &'a Signals,
+    publisher: Publisher,
+    identity: String,
+    /// The longest message that the topic takes.
+    largest: u64,
+    is_reliable: bool,
+    tally: Tally,
+    progress: Option<Progress>,
+}
+
+impl<'a> Work<'a> {
+    fn new(
+        arguments: &'a Arguments,
+        signals: &'a Signals,
+        node: &Node,
+        topic: Topic,
+    ) -> Result<Self, Failure> {
+        let settings = topic.settings()?;
+        Ok(Self {
+            arguments,
+            signals,
+            publisher: topic.publisher()?,
+            identity: node.identity(),
+            largest: settings.largest,
+            is_reliable: settings.reliability == Reliability::Reliable,
+            tally: Tally::default(),
+            progress: Some(Progress::start()),
+        })
+    }
+
+    fn wait_for_subscribers(&mut self) -> Result<(), Failure> {
+        let wanted = self.arguments.wait_for;
+        let deadline = Deadline::after(self.arguments.timeout);
+        let mut is_said = false;
+        loop {
+            let found = self.publisher.subscribers();
+            if found >= wanted {
+                return Ok(());
+            }
+            if self.signals.ask_to_end() {
+                return Err(interrupted());
+            }
+            if deadline.is_over() {
+                let why = format!("{found} of {wanted} subscribers came in time");
+                return Err(Failure::new(Exit::Deadline, why));
+            }
+            if !is_said {
+                is_said = true;
+                eprintln!("fabricast: waiting for {wanted} subscribers");
+            }
+            self.signals.sleep(deadline.slice().min(SLICE / 5));
+        }
+    }
+
+    fn publish_all(&mut self, mut input: Input) -> Result<(), Failure> {
+        let mut buffer = Vec::new();
+        let began = Instant::now();
+        loop {
+            self.keep_to_the_rate(began)?;
+            let Some(message) = input.next(Some(self.largest), self.signals)? else {
+                return Ok(());
+            };
+            let length = message.length();
+            let sent = self.publish(message, &mut buffer)?;
+            let tally = &mut self.tally;
+            tally.messages += 1;
+            tally.bytes += length;
+            tally.readers = sent.readers;
+            tally.dropped += u64::from(sent.is_dropped);
+            tally.unwanted += u64::from(sent.position.is_none() && !sent.is_dropped);
+            tally.time = began.elapsed();
+            self.say("");
+        }
+    }
+
+    fn say(&mut self, what: &str) {
+        if let Some(progress) = &mut self.progress {
+            progress.say(self.tally.messages, self.tally.bytes, what);
+        }
+    }
+
+    /// Waits until it is time for the next message.
+    fn keep_to_the_rate(&self, began: Instant) -> Result<(), Failure> {
+        // A look at signals is a call of the system, too dear for each of very many.
+        let is_time_to_look = self.tally.messages.is_multiple_of(64);
+        if is_time_to_look && self.signals.ask_to_end() {
+            return Err(interrupted());
+        }
+        let Some(rate) = self.arguments.rate else { return Ok(()) };
+        let at = Duration::try_from_secs_f64(self.tally.messages as f64 / rate);
+        let at = at.unwrap_or(Duration::MAX);
+        loop {
+            let left = at.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.signals.sleep(left.min(Duration::from_secs(60)));
+            if self.signals.ask_to_end() {
+                return Err(interrupted());
+            }
+        }
+    }
+
+    /// Publishes a message, and waits for room as long as it may.
+    fn publish(&mut self, message: Message, buffer: &mut Vec<u8>) -> Result<Sent, Failure> {
+        let deadline = Deadline::after(self.arguments.timeout);
+        let length = message.length();
+        let mut loan = match self.publisher.try_loan(length)? {
+            Some(loan) => loan,
+            None => loop {
+                let since = Instant::now();
+                let borrowed = self.publisher.loan(length, deadline.slice());
+                self.tally.waited += since.elapsed();
+                match borrowed {
+                    Ok(loan) => break loan,
+                    Err(error) => self.go_on_after(error, deadline)?,
+                }
+            },
+        };
+        message.fill(&mut loan, buffer)?;
+        loop {
+            let since = Instant::now();
+            loan = match loan.publish_within(deadline.slice())? {
+                Attempt::Sent(sent) => return Ok(sent),
+                Attempt::Full(loan) => loan,
+            };
+            self.tally.waited += since.elapsed();
+            self.look_whether_to_go_on(deadline, "no room for one more message")?;
+        }
+    }
+
+    /// A slice of the time has passed in vain, or something else went wrong.
+    fn go_on_after(&mut self, error: pubsub::Error, deadline: Deadline) -> Result<(), Failure> {
+        match error.kind() {
+            ErrorKind::DeadlineExceeded => self.look_whether_to_go_on(deadline, &error.to_string()),
+            _ => Err(error.into()),
+        }
+    }
+
+    fn look_whether_to_go_on(&mut self, deadline: Deadline, why: &str) -> Result<(), Failure> {
+        self.say("; waiting for room");
+        if self.signals.ask_to_end() {
+            return Err(interrupted());
+        }
+        match deadline.is_over() {
+            true => Err(Failure::new(Exit::Deadline, why)),
+            false => Ok(()),
+        }
+    }
+
+    /// What was published is complete when those who read it are done.
+    fn wait_until_released(&mut self) -> Result<(), Failure> {
+        let deadline = Deadline::after(self.arguments.timeout);
+        while self.is_reliable {
+            match self.publisher.flush(deadline.slice()) {
+                Ok(()) => break,
+                Err(error) => self.go_on_after(error, deadline)?,
+            }
+        }
+        self.tally.is_released = self.is_reliable;
+        Ok(())
+    }
+
+    fn tell(&self, done: &Result<(), Failure>) -> Result<(), Failure> {
+        let Tally { messages, bytes, unwanted, dropped, readers, waited, time, is_released } =
+            self.tally;
+        let per_second = |amount: u64| match time.as_secs_f64() {
+            0.0 => 0.0,
+            seconds => amount as f64 / seconds,
+        };
+        if self.arguments.json {
+            let line = json!({
+                "topic": self.publisher.topic(),
+                "node": self.identity,
+                "publisher": self.publisher.id().to_string(),
+                "messages": messages,
+                "bytes": bytes,
+                "seconds": time.as_secs_f64(),
+                "messages_per_s": per_second(messages),
+                "bytes_per_s": per_second(bytes),
+                "waited_s": waited.as_secs_f64(),
+                "readers": readers,
+                "unwanted": unwanted,
+                "dropped": dropped,
+                "released": is_released,
+                "complete": done.is_ok(),
+            });
+            return text::print(&format!("{line}\n"));
+        }
+        let mut line = format!(
+            "{}: {messages} messages, {}, {}/s",
+            self.publisher.topic(),
+            amount(bytes as f64),
+            amount(per_second(bytes))
+        );
+        for (count, what) in [(dropped, "dropped"), (unwanted, "wanted by nobody")] {
+            if count > 0 {
+                line.push_str(&format!("; {count} {what}"));
+            }
+        }
+        text::print(&format!("{line}\n"))
+    }
+}
