@@ -20,6 +20,7 @@ mod signals;
 mod size;
 mod subscribe;
 mod text;
+mod topics;
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -70,6 +71,8 @@ enum Command {
     Pub(publish::Arguments),
     /// Read the messages of a topic
     Sub(subscribe::Arguments),
+    /// Show the topics of a node: who publishes, who subscribes, how far behind
+    Topics(topics::Arguments),
     /// Show every setting, and who said what it is
     Config(config::Arguments),
     /// Measure, with the data checked
@@ -100,6 +103,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Node(arguments) => node::run(&arguments),
         Command::Pub(arguments) => publish::run(&arguments),
         Command::Sub(arguments) => subscribe::run(&arguments),
+        Command::Topics(arguments) => topics::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
         Command::BenchWorker { socket } => bench::work(&socket),

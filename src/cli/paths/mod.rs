@@ -3,6 +3,7 @@
 mod asking;
 mod candidates;
 mod explain;
+mod topics;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use serde::Serialize;
 use transfer::path::{Choice, Path, Policy, Reason, Verdict, choose, situations};
 
 use super::exit::Failure;
+use super::settings::{OfDirectory, Options, seconds};
 use super::text;
 
 /// Shows by which path bytes travel, and why.
@@ -18,12 +20,15 @@ use super::text;
 /// Without arguments: in typical situations, as docs/paths.md tells them. With --explain: to an
 /// agent that runs, from each kind of memory that this machine has, without mapping
 /// anything. The agent sees somebody come and leave again. With --fabric it is asked by that,
-/// too, whether it is there.
+/// too, whether it is there. With --topics: between nodes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Ask about this agent: the file with its card, or the directory it was started with
     #[arg(long, value_name = "PEER")]
     explain: Option<PathBuf>,
+    /// Show which messages go from this node to which others, and back
+    #[arg(long, conflicts_with_all = ["explain", "region"])]
+    topics: bool,
     /// To a region of the agent's, whose descriptor is in this file [default: to typical memory]
     #[arg(long, value_name = "FILE", requires = "explain")]
     region: Option<PathBuf>,
@@ -40,15 +45,8 @@ pub(crate) struct Arguments {
     /// One JSON line
     #[arg(long)]
     json: bool,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    /// A day: more is a mistake.
-    const MOST: f64 = 86_400.0;
-    match text.parse() {
-        Ok(seconds) if (0.0..=MOST).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("not a number of seconds, or more than a day".to_owned()),
-    }
+    #[command(flatten)]
+    settings: Options<OfDirectory>,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,6 +64,9 @@ struct Table<'a> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.topics {
+        return topics::run(arguments);
+    }
     if let Some(peer) = &arguments.explain {
         return explain::run(arguments, peer);
     }
@@ -127,13 +128,5 @@ mod tests {
         let out = for_people(&table);
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         assert!(table.situations.iter().all(|judged| out.contains(judged.situation)), "{out}");
-    }
-
-    #[test]
-    fn seconds_are_some_but_not_too_many() {
-        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
-        for wrong in ["-1", "soon", "1e9", "NaN", ""] {
-            assert!(seconds(wrong).is_err(), "{wrong}");
-        }
     }
 }

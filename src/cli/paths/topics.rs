@@ -1,0 +1,170 @@
+//! `fabricast paths --topics`: which messages go to which node by which path, and why.
+
+use pubsub::Row;
+use serde_json::{Value, json};
+
+use super::{Arguments, print_json};
+use crate::cli::exit::Failure;
+use crate::cli::progress::amount;
+use crate::cli::text;
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let settings = arguments.settings.settings()?;
+    let rows = pubsub::report(&settings.directory.value)?;
+    match arguments.json {
+        true => print_json(&for_programs(&rows)?),
+        false => text::print(&for_people(&rows)),
+    }
+}
+
+/// What a node is called, as far as that is known.
+fn name<'a>(rows: &'a [Row], identity: &'a str) -> &'a str {
+    let label = rows.iter().find_map(|row| match row {
+        Row::Peer { node, label, .. } if node == identity && !label.is_empty() => Some(label),
+        _ => None,
+    });
+    label.map_or(identity, String::as_str)
+}
+
+fn for_people(rows: &[Row]) -> String {
+    let mut out = String::new();
+    for row in rows {
+        let Row::Topic { name: topic, .. } = row else { continue };
+        out.push_str(&format!(
+            "{}\n",
+            text::heading(&format!("Topic \"{}\"", topic.escape_debug()))
+        ));
+        for line in of_topic(rows, topic) {
+            out.push_str(&text::wrapped("  ", &line));
+        }
+    }
+    if out.is_empty() {
+        out.push_str("no topics\n");
+    }
+    for row in rows {
+        if let Row::Peer { label, address, is_connected, detail, node } = row {
+            let state = if *is_connected { "connected" } else { "not connected" };
+            let name = if label.is_empty() { node } else { label };
+            let line = format!("\"{}\" at {address}: {state}: {detail}", name.escape_debug());
+            out.push_str(&text::wrapped("node ", &line));
+        }
+    }
+    out
+}
+
+fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    let here = |row: &&Row| match row {
+        Row::Publisher { topic, .. } => topic == name_of_topic,
+        _ => false,
+    };
+    let publishers = rows.iter().filter(here).count();
+    let subscribers = rows.iter().filter(|row| match row {
+        Row::Subscriber { topic, participant, .. } => {
+            topic == name_of_topic && participant != "carrier"
+        }
+        _ => false,
+    });
+    lines.push(format!(
+        "on this node: {publishers} publishers, {} subscribers, by shared memory: all read one copy",
+        subscribers.count()
+    ));
+    for row in rows {
+        match row {
+            Row::Sent { topic, node, path, messages, bytes, waits, stages }
+                if topic == name_of_topic =>
+            {
+                lines.push(format!(
+                    "to \"{}\" by {path}; {messages} messages, {}, {waits} waits for room{}",
+                    name(rows, node).escape_debug(),
+                    amount(*bytes as f64),
+                    times(stages, *messages)
+                ));
+            }
+            Row::Received { topic, node, path, messages, bytes, stages }
+                if topic == name_of_topic =>
+            {
+                lines.push(format!(
+                    "from \"{}\" by {path}; {messages} messages, {}{}",
+                    name(rows, node).escape_debug(),
+                    amount(*bytes as f64),
+                    times(stages, *messages)
+                ));
+            }
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// How long each stage takes, for a message.
+fn times(stages: &[(String, u64)], messages: u64) -> String {
+    let each = |(stage, nanoseconds): &(String, u64)| {
+        let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;
+        format!("{stage} {microseconds:.1} µs")
+    };
+    match stages.is_empty() {
+        true => String::new(),
+        false => {
+            let all: Vec<_> = stages.iter().map(each).collect();
+            format!("; for each: {}", all.join(", "))
+        }
+    }
+}
+
+fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
+    let mut kinds = [Vec::new(), Vec::new(), Vec::new()];
+    for row in rows {
+        let which = match row {
+            Row::Sent { .. } => 0,
+            Row::Received { .. } => 1,
+            Row::Peer { .. } => 2,
+            _ => continue,
+        };
+        let value =
+            serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
+        let inner = value.as_object().and_then(|object| object.values().next()).cloned();
+        kinds[which].extend(inner);
+    }
+    let [sent, received, peers] = kinds;
+    let topics: Vec<_> = rows
+        .iter()
+        .filter_map(|row| match row {
+            Row::Topic { name, .. } => Some(name),
+            _ => None,
+        })
+        .collect();
+    Ok(json!({ "topics": topics, "sent": sent, "received": received, "peers": peers }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::topics::tests::rows;
+
+    #[test]
+    fn every_way_is_told_with_its_reason() {
+        let out = for_people(&rows());
+        assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        for words in [
+            "on this node: 1 publishers, 1 subscribers",
+            "to \"other\" by ring over tcp: the only provider; 11 messages, 1.10 kB, 3 waits",
+            "for each: copied 2.0 µs, written 4.0 µs",
+            "from \"other\" by ring over tcp",
+            "node \"other\" at 10.0.0.2:7700: connected: tcp",
+        ] {
+            assert!(flat.contains(words), "{words}: {out}");
+        }
+        assert_eq!(for_people(&[]), "no topics\n");
+    }
+
+    #[test]
+    fn programs_get_the_rows() {
+        let all = for_programs(&rows()).unwrap();
+        assert_eq!(all["topics"][0], "camera");
+        assert_eq!(all["sent"][0]["waits"], 3);
+        assert_eq!(all["received"][0]["bytes"], 400);
+        assert_eq!(all["peers"][0]["label"], "other");
+    }
+}

@@ -1,0 +1,281 @@
+//! `fabricast topics`: what goes on at a node.
+
+use std::collections::BTreeMap;
+
+use pubsub::Row;
+use serde_json::{Value, json};
+
+use super::exit::Failure;
+use super::progress::amount;
+use super::settings::{OfDirectory, Options};
+use super::text;
+
+/// Shows the topics of a node: who publishes, who subscribes, how far behind.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// One JSON line, with all that the node tells
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Options<OfDirectory>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let settings = arguments.settings.settings()?;
+    let rows = pubsub::report(&settings.directory.value)?;
+    match arguments.json {
+        true => text::print(&format!("{}\n", for_programs(&rows)?)),
+        false => text::print(&for_people(&rows)),
+    }
+}
+
+/// What is said of a topic's users together.
+#[derive(Debug, Default)]
+struct Users {
+    publishers: u64,
+    /// Those that wait for room, and the longest of these waits.
+    waiting: Option<u64>,
+    subscribers: u64,
+    behind: u64,
+    missed: u64,
+}
+
+fn users(rows: &[Row]) -> BTreeMap<&str, Users> {
+    let mut all: BTreeMap<&str, Users> = BTreeMap::new();
+    for row in rows {
+        match row {
+            Row::Publisher { topic, waits_microseconds, .. } => {
+                let of = all.entry(topic).or_default();
+                of.publishers += 1;
+                if *waits_microseconds > 0 {
+                    of.waiting = of.waiting.max(Some(*waits_microseconds));
+                }
+            }
+            Row::Subscriber { topic, behind, missed, .. } => {
+                let of = all.entry(topic).or_default();
+                of.subscribers += 1;
+                of.behind = of.behind.max(*behind);
+                of.missed += missed;
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+fn for_people(rows: &[Row]) -> String {
+    let mut out = String::new();
+    for row in rows {
+        if let Row::Node { identity, label, service, process, listens } = row {
+            let served =
+                format!("service {service}, process {process}, \"{}\"", label.escape_debug());
+            let listens = listens.as_deref().unwrap_or("not reached by others");
+            out.push_str(&text::wrapped("node ", &format!("{identity}: {served}; {listens}")));
+        }
+    }
+    let users = users(rows);
+    let head = [
+        "topic",
+        "reliability",
+        "depth",
+        "largest",
+        "place",
+        "published",
+        "arrived",
+        "publishers",
+        "subscribers",
+        "behind",
+        "missed",
+        "waits",
+    ];
+    let mut table = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let Row::Topic { name, place, reliability, depth, largest, published, arrived, .. } = row
+        else {
+            continue;
+        };
+        let nobody = Users::default();
+        let of = users.get(name.as_str()).unwrap_or(&nobody);
+        table.push(vec![
+            name.escape_debug().to_string(),
+            reliability.clone(),
+            depth.to_string(),
+            super::size::print(*largest),
+            // Of a device, as much of its UUID as tells it from others.
+            place.chars().take(12).collect(),
+            published.to_string(),
+            arrived.to_string(),
+            of.publishers.to_string(),
+            of.subscribers.to_string(),
+            of.behind.to_string(),
+            of.missed.to_string(),
+            of.waiting.map_or_else(String::new, |waits| format!("{:.1} s", waits as f64 / 1e6)),
+        ]);
+    }
+    match table.len() {
+        1 => out.push_str("no topics\n"),
+        _ => out.push_str(&text::table(&table)),
+    }
+    for row in rows {
+        if let Row::Pool { place, is_for_arrivals, bytes, limit, free, blocks } = row {
+            let direction = if *is_for_arrivals { "from other nodes" } else { "of this node" };
+            let place: String = place.chars().take(12).collect();
+            let [used, bytes, limit] =
+                [bytes - free.min(bytes), *bytes, *limit].map(|bytes| amount(bytes as f64));
+            out.push_str(&format!(
+                "memory on {place} for messages {direction}: {used} of {bytes} taken, {limit} allowed, {blocks} blocks\n"
+            ));
+        }
+    }
+    out
+}
+
+/// A row's content, without the name of its kind.
+fn content(row: &Row) -> Result<(String, Value), Failure> {
+    let value = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
+    let Value::Object(object) = value else { return Ok((String::new(), value)) };
+    Ok(object.into_iter().next().unwrap_or((String::new(), Value::Null)))
+}
+
+/// Rows by kind; publishers and subscribers within their topics.
+fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
+    let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for row in rows {
+        let (kind, value) = content(row)?;
+        all.entry(kind).or_default().push(value);
+    }
+    let mut take = |kind: &str| all.remove(kind).unwrap_or_default();
+    let (publishers, subscribers) = (take("Publisher"), take("Subscriber"));
+    let (sent, received) = (take("Sent"), take("Received"));
+    let mut topics = take("Topic");
+    for topic in &mut topics {
+        let name = topic["name"].clone();
+        let of = |all: &[Value]| -> Value {
+            all.iter().filter(|one| one["topic"] == name).cloned().collect()
+        };
+        for (key, rows) in [
+            ("publishers", &publishers),
+            ("subscribers", &subscribers),
+            ("sent", &sent),
+            ("received", &received),
+        ] {
+            topic[key] = of(rows);
+        }
+    }
+    let node = take("Node").pop().unwrap_or(Value::Null);
+    Ok(json!({
+        "node": node,
+        "processes": take("Process"),
+        "pools": take("Pool"),
+        "topics": topics,
+        "peers": take("Peer"),
+    }))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(crate) fn rows() -> Vec<Row> {
+        let (topic, participant) = ("camera".to_owned(), "p1".to_owned());
+        vec![
+            Row::Node {
+                identity: "ab".repeat(16),
+                label: "a node".to_owned(),
+                service: 2,
+                process: 77,
+                listens: Some("10.0.0.1:7700".to_owned()),
+            },
+            Row::Pool {
+                place: "host".to_owned(),
+                is_for_arrivals: false,
+                bytes: 1 << 20,
+                limit: 1 << 30,
+                free: 1 << 19,
+                blocks: 3,
+            },
+            Row::Topic {
+                name: topic.clone(),
+                number: 0,
+                place: "host".to_owned(),
+                reliability: "reliable".to_owned(),
+                depth: 16,
+                largest: 1 << 20,
+                release_microseconds: 5_000_000,
+                published: 12,
+                arrived: 4,
+                dropped: 0,
+            },
+            Row::Publisher {
+                topic: topic.clone(),
+                participant: participant.clone(),
+                publisher: 1,
+                messages: 12,
+                bytes: 1200,
+                waits_microseconds: 1_500_000,
+            },
+            Row::Subscriber {
+                topic: topic.clone(),
+                participant: participant.clone(),
+                behind: 5,
+                missed: 1,
+            },
+            Row::Subscriber {
+                topic: topic.clone(),
+                participant: "carrier".to_owned(),
+                behind: 9,
+                missed: 2,
+            },
+            Row::Peer {
+                node: "cd".repeat(16),
+                label: "other".to_owned(),
+                address: "10.0.0.2:7700".to_owned(),
+                is_connected: true,
+                detail: "tcp".to_owned(),
+            },
+            Row::Sent {
+                topic: topic.clone(),
+                node: "cd".repeat(16),
+                path: "ring over tcp: the only provider".to_owned(),
+                messages: 11,
+                bytes: 1100,
+                waits: 3,
+                stages: vec![("copied".to_owned(), 22_000), ("written".to_owned(), 44_000)],
+            },
+            Row::Received {
+                topic,
+                node: "cd".repeat(16),
+                path: "ring over tcp: the only provider".to_owned(),
+                messages: 4,
+                bytes: 400,
+                stages: Vec::new(),
+            },
+        ]
+    }
+
+    #[test]
+    fn a_topic_has_a_line_with_its_users() {
+        let out = for_people(&rows());
+        assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
+        let line = out.lines().find(|line| line.starts_with("camera")).unwrap();
+        let cells: Vec<_> = line.split_whitespace().collect();
+        let expected = "camera reliable 16 1M host 12 4 1 2 9 3 1.5 s";
+        assert_eq!(cells.join(" "), expected);
+        assert!(
+            out.contains("memory on host for messages of this node: 524.29 kB of 1.05 MB"),
+            "{out}"
+        );
+        assert!(for_people(&rows()[..1]).contains("no topics"));
+    }
+
+    #[test]
+    fn programs_get_everything() {
+        let all = for_programs(&rows()).unwrap();
+        assert_eq!(all["node"]["service"], 2);
+        let topic = &all["topics"][0];
+        assert_eq!(topic["publishers"].as_array().unwrap().len(), 1);
+        assert_eq!(topic["subscribers"][1]["participant"], "carrier");
+        assert_eq!(topic["sent"][0]["messages"], 11);
+        assert_eq!(all["peers"][0]["is_connected"], true);
+    }
+}
