@@ -2,6 +2,7 @@
 
 mod bench;
 mod choices;
+mod clean;
 mod config;
 mod demo;
 mod exchange;
@@ -75,6 +76,8 @@ enum Command {
     Topics(topics::Arguments),
     /// Show every setting, and who said what it is
     Config(config::Arguments),
+    /// Remove what killed processes left in directories
+    Clean(clean::Arguments),
     /// Measure, with the data checked
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -105,6 +108,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Sub(arguments) => subscribe::run(&arguments),
         Command::Topics(arguments) => topics::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
+        Command::Clean(arguments) => clean::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
         Command::BenchWorker { socket } => bench::work(&socket),
         Command::Demo(arguments) => demo::run(&arguments),

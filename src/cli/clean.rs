@@ -1,0 +1,140 @@
+//! `fabricast clean`: removes what the dead left in directories of nodes and agents.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::exit::{Exit, Failure};
+use super::settings::{OfDirectory, Options};
+use super::text;
+
+/// Removes what killed processes left in directories of nodes and agents, and says what it
+/// keeps, and why.
+///
+/// Nothing is removed that anybody could be alive for. It is never needed: whoever comes next
+/// cleans up, too.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Directories [default: the node's]
+    directories: Vec<PathBuf>,
+    /// Only say what would be removed
+    #[arg(long)]
+    dry_run: bool,
+    /// One JSON line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    settings: Options<OfDirectory>,
+}
+
+/// What was done about a file, or about several that belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Done {
+    paths: Vec<PathBuf>,
+    is_removed: bool,
+    why: String,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let settings = arguments.settings.settings()?;
+    let directories = match arguments.directories.is_empty() {
+        true => vec![settings.directory.value],
+        false => arguments.directories.clone(),
+    };
+    let mut all = Vec::new();
+    for directory in &directories {
+        if !directory.is_dir() {
+            let why = format!("there is no directory {}", directory.display());
+            return Err(Failure::new(Exit::NobodyThere, why));
+        }
+        all.extend(of_agents(directory, arguments.dry_run)?);
+        all.extend(of_node(directory, arguments.dry_run)?);
+    }
+    match arguments.json {
+        true => text::print(&format!("{}\n", for_programs(&all, arguments.dry_run))),
+        false => text::print(&for_people(&all, arguments.dry_run)),
+    }
+}
+
+fn of_agents(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure> {
+    use transfer::Condition;
+    let found = transfer::clean(directory, is_rehearsal)
+        .map_err(|error| Failure::failed(error.to_string()))?;
+    let done = found.into_iter().map(|one| {
+        let kept = |why| Done { paths: vec![directory.join(&one.name)], is_removed: false, why };
+        match one.condition {
+            Condition::Dead(paths) => {
+                Done { paths, is_removed: true, why: "the agent is dead".to_owned() }
+            }
+            Condition::Alive(why) | Condition::Unknown(why) => kept(why),
+            _ => kept("not known".to_owned()),
+        }
+    });
+    Ok(done.collect())
+}
+
+fn of_node(directory: &Path, is_rehearsal: bool) -> Result<Option<Done>, Failure> {
+    use pubsub::Condition;
+    let done = |paths, is_removed, why| Some(Done { paths, is_removed, why });
+    Ok(match pubsub::clean(directory, is_rehearsal)? {
+        Condition::Dead(paths) => {
+            done(paths, true, "nobody serves the node, nor takes part in it".to_owned())
+        }
+        Condition::Alive(path, why) | Condition::Unknown(path, why) => done(vec![path], false, why),
+        _ => None,
+    })
+}
+
+fn for_people(all: &[Done], is_rehearsal: bool) -> String {
+    let mut out = String::new();
+    for done in all {
+        let what = match (done.is_removed, is_rehearsal) {
+            (true, false) => "removed",
+            (true, true) => "would remove",
+            (false, _) => "kept",
+        };
+        for path in &done.paths {
+            out.push_str(&format!("{what} {}: {}\n", path.display(), done.why));
+        }
+    }
+    if out.is_empty() {
+        out.push_str("nothing is there to be removed\n");
+    }
+    out
+}
+
+fn for_programs(all: &[Done], is_rehearsal: bool) -> serde_json::Value {
+    let of = |is_removed: bool| -> Vec<_> {
+        let some = all.iter().filter(|done| done.is_removed == is_removed);
+        some.flat_map(|done| {
+            let line =
+                |path: &PathBuf| json!({ "path": path.display().to_string(), "why": done.why });
+            done.paths.iter().map(line).collect::<Vec<_>>()
+        })
+        .collect()
+    };
+    json!({ "dry_run": is_rehearsal, "removed": of(true), "kept": of(false) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_told_with_its_reason() {
+        let one = |path: &str, is_removed, why: &str| Done {
+            paths: vec![path.into()],
+            is_removed,
+            why: why.to_owned(),
+        };
+        let all = [one("a", true, "dead"), one("b", false, "alive")];
+        assert_eq!(for_people(&all, false), "removed a: dead\nkept b: alive\n");
+        assert_eq!(for_people(&all, true), "would remove a: dead\nkept b: alive\n");
+        assert_eq!(for_people(&[], true), "nothing is there to be removed\n");
+        let said = for_programs(&all, false);
+        assert_eq!(
+            (&said["removed"][0]["path"], &said["kept"][0]["why"]),
+            (&"a".into(), &"alive".into())
+        );
+    }
+}
