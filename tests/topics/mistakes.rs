@@ -1,0 +1,125 @@
+//! What is wrong is said, with an exit code that tells what kind of mistake it is.
+
+use std::path::Path;
+
+use crate::house::{House, topic};
+
+#[track_caller]
+fn wrong(house: &House, arguments: &[&str], code: i32, why: &str) {
+    let (found, said) = house.run_with(arguments, "some input", &[]);
+    assert_eq!(found, Some(code), "{arguments:?}: {said}");
+    assert!(said.contains(why), "{arguments:?}: {said}");
+}
+
+#[test]
+fn options_that_are_none_are_refused() {
+    let house = House::open();
+    wrong(&house, &["pub"], 2, "<TOPIC>");
+    wrong(&house, &["pub", "t", "--dephth", "3"], 2, "--depth");
+    wrong(&house, &["pub", "t", "--size", "64"], 2, "--pattern");
+    wrong(&house, &["pub", "t", "--lines", "--pattern"], 2, "cannot be used with");
+    wrong(&house, &["pub", "t", "--pattern", "--size", "39"], 2, "at least 40 bytes");
+    wrong(&house, &["pub", "t", "--rate", "0"], 2, "messages a second");
+    wrong(&house, &["sub", "t", "--count", "0"], 2, "at least 1");
+    wrong(&house, &["sub", "t", "--file", "a", "--into", "b"], 2, "cannot be used with");
+    wrong(&house, &["node", "--log", "loud"], 2, "loud");
+    wrong(&house, &["node", "--depth", "3"], 2, "--depth");
+    assert!(!house.node().exists(), "nobody joined anything");
+}
+
+#[test]
+fn settings_that_cannot_be_are_refused() {
+    let house = House::open();
+    wrong(&house, &["pub", "t", "--depth", "0"], 2, "option --depth is \"0\": 1 to 65536");
+    wrong(&house, &["node", "--peers", "nowhere"], 2, "not like host:port");
+    let environment = [("FABRICAST_TOPIC_DEPTH", "many")];
+    let (code, said) = house.run_with(&["sub", "t"], "", &environment);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("environment FABRICAST_TOPIC_DEPTH is \"many\""), "{said}");
+    let file = house.write("unknown.toml", "\npatiense = 3\n");
+    let expected =
+        "unknown.toml, line 2: there is no setting \"patiense\"; the nearest is \"patience\"";
+    for command in [&["node"][..], &["pub", "t"], &["sub", "t"], &["topics"], &["config"]] {
+        wrong(&house, &[command, &["--config", &file]].concat(), 2, expected);
+    }
+    let (code, said) = house.run_with(&["config"], "", &[("FABRICAST_CONFIG", &file)]);
+    assert_eq!(code, Some(2), "{said}");
+    let file = house.write("broken.toml", "[topic\n");
+    wrong(&house, &["node", "--config", &file], 2, "broken.toml, line 1: ");
+    wrong(&house, &["node", "--config", "/nowhere/at/all"], 2, "/nowhere/at/all");
+    assert!(!house.node().exists(), "nobody joined anything");
+}
+
+#[test]
+fn a_message_that_is_too_long_is_refused() {
+    let house = House::open();
+    wrong(&house, &["pub", "t", "--largest", "4"], 7, "more than 4 bytes");
+    wrong(&house, &["pub", "t", "--largest", "4", "--lines"], 7, "more than 4 bytes");
+    let pattern = ["pub", "t", "--pattern", "--count", "1"];
+    wrong(&house, &[&pattern[..], &["--size", "2K", "--largest", "1K"]].concat(), 7, "too long");
+    // The topic that is there counts, not what it could have been.
+    let sub = house.start(&["sub", "small", "--check", "--largest", "1K"]);
+    house.wait_until("the topic", |report| topic(report, "small").is_some());
+    let file = house.write("file", [0; 1025]);
+    wrong(&house, &["pub", "small", "--file", &file], 7, "1024");
+    drop(sub);
+}
+
+#[test]
+fn topics_are_what_they_are() {
+    let house = House::open();
+    let sub = house.start(&["sub", "t", "--check", "--depth", "4"]);
+    house.wait_until("the topic", |report| topic(report, "t").is_some());
+    wrong(&house, &["pub", "t", "--depth", "8"], 2, "settings differ");
+    wrong(&house, &["pub", "", "--lines"], 2, "1 to 200 bytes");
+    wrong(&house, &["pub", "other", "--memory", "stand-in:99"], 3, "stand-in:99");
+    drop(sub);
+}
+
+#[test]
+fn directories_of_others_are_not_used() {
+    let house = House::open();
+    let open = house.path("open");
+    std::fs::create_dir(&open).unwrap();
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(&open, everybody).unwrap();
+    wrong(&house, &["pub", "t", "--directory", &open], 9, "nobody else may write");
+    wrong(&house, &["topics", "--directory", &house.path("none")], 6, "no service");
+    wrong(&house, &["paths", "--topics", "--directory", &house.path("none")], 6, "no service");
+}
+
+#[test]
+fn what_is_told_to_programs_is_json() {
+    let house = House::open();
+    let sub = house.start(&["sub", "t", "--check", "--depth", "4"]);
+    house.wait_until("the topic", |report| topic(report, "t").is_some());
+    let paths = house.json(&["paths", "--topics", "--json"]);
+    assert_eq!((&paths["topics"][0], &paths["sent"]), (&"t".into(), &serde_json::json!([])));
+    let said = house.succeed(&["paths", "--topics"]);
+    assert!(said.contains("Topic \"t\"") && said.contains("1 subscribers"), "{said}");
+    let said = house.succeed(&["topics"]);
+    assert!(said.lines().any(|line| line.starts_with("t ")), "{said}");
+    assert!(said.lines().all(|line| line.chars().count() <= 120), "{said}");
+    let config = house.json(&["config", "--depth", "3", "--json"]);
+    assert_eq!(config["topic.depth"]["value"], 3);
+    assert_eq!(config["topic.depth"]["origin"], "option --depth");
+    let origin = config["directory"]["origin"].as_str().unwrap();
+    assert_eq!(origin, "environment FABRICAST_DIRECTORY");
+    drop(sub);
+}
+
+#[test]
+fn the_page_of_documentation_has_the_settings_as_they_are() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let house = House::open();
+    let table = house.succeed(&["config", "--markdown"]);
+    assert!(page.contains(&table), "docs/operating.md is to contain this:\n{table}");
+    let help = house.succeed(&["--help"]);
+    let codes = help.split("Exit codes:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    for line in codes.lines() {
+        let (code, meaning) = line.trim().split_once("  ").unwrap();
+        let row = format!("| {code} | {} |", meaning.trim());
+        assert!(page.contains(&row), "docs/operating.md is to contain {row}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Messages from process to process.
+
+use nix::sys::signal::Signal;
+
+use crate::house::{House, parse, topic};
+
+#[test]
+fn a_pattern_arrives_whole_and_complete() {
+    let house = House::open();
+    let mut sub = house.start(&["sub", "camera", "--check", "--count", "300", "--json"]);
+    let mut other = house.start(&["sub", "camera", "--check", "--stats", "--count", "300"]);
+    let mut publisher = house.start(&[
+        "pub",
+        "camera",
+        "--pattern",
+        "--size",
+        "100K",
+        "--count",
+        "300",
+        "--wait-for",
+        "2",
+        "--json",
+    ]);
+    let sent = parse(&publisher.succeed());
+    assert_eq!((&sent["messages"], &sent["released"]), (&300.into(), &true.into()), "{sent}");
+    assert_eq!(sent["bytes"], 300 * 100 * 1024);
+    assert_eq!((&sent["readers"], &sent["complete"]), (&2.into(), &true.into()), "{sent}");
+    let read = parse(&sub.succeed());
+    assert_eq!((&read["messages"], &read["missed"]), (&300.into(), &0.into()), "{read}");
+    assert_eq!((&read["altered"], &read["node"]), (&0.into(), &sent["node"]), "{read}");
+    let stages: Vec<_> =
+        read["latencies"].as_array().unwrap().iter().map(|l| &l["stage"]).collect();
+    assert_eq!(stages, ["all", "filled", "published", "pulled"]);
+    let said = other.succeed();
+    assert!(said.contains("300 messages") && said.contains("p99"), "{said}");
+    assert!(said.contains("0 not what they should be"), "{said}");
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    let house = House::open();
+    let text = "one\n\nthree\nno end";
+    let mut sub = house.start(&["sub", "lines", "--lines", "--count", "4"]);
+    let publish = ["pub", "lines", "--lines", "--wait-for", "1"];
+    assert_eq!(house.run_with(&publish, text, &[]).0, Some(0));
+    assert_eq!(sub.succeed(), format!("{text}\n"));
+    assert!(sub.error().contains("4 messages"), "{}", sub.error());
+
+    let mut sub = house.start(&["sub", "whole", "--count", "1"]);
+    let publish = ["pub", "whole", "--wait-for", "1"];
+    assert_eq!(house.run_with(&publish, text, &[]).0, Some(0));
+    assert_eq!(sub.succeed(), text);
+}
+
+#[test]
+fn files_are_messages_and_messages_files() {
+    let house = House::open();
+    // Longer than what is copied at a time, and than a topic's messages usually are.
+    let long: Vec<u8> = (0..3_000_001_u32).map(|at| (at * 7 % 251) as u8).collect();
+    let (one, other) = (house.write("one", &long), house.write("other", "short"));
+    let (into, end) = (house.path("into"), house.write("end", "begun "));
+    let mut each = house.start(&["sub", "files", "--into", &into, "--count", "2"]);
+    let mut all = house.start(&["sub", "files", "--file", &end, "--count", "2"]);
+    let publish = ["pub", "files", "--file", &one, "--file", &other, "--wait-for", "2"];
+    house.succeed(&publish);
+    each.succeed();
+    all.succeed();
+    let read = |name: &str| std::fs::read(house.directory.join(name)).unwrap();
+    assert!(read("into/00000001") == long && read("into/00000002") == b"short");
+    assert_eq!(std::fs::read_dir(&into).unwrap().count(), 2, "nothing that is not complete");
+    assert!(read("end") == [b"begun ", &long[..], b"short"].concat());
+    // What is there is not written over.
+    let mut again = house.start(&["sub", "again", "--into", &into, "--count", "1"]);
+    house.run_with(&["pub", "again", "--wait-for", "1"], "x", &[]);
+    assert_eq!(again.end().code(), Some(1), "{}", again.error());
+    assert!(again.error().contains("00000001"), "{}", again.error());
+    assert!(read("into/00000001") == long);
+}
+
+#[test]
+fn messages_lie_on_a_device_if_it_is_asked_for() {
+    let house = House::open();
+    let settings = ["--memory", "stand-in:0", "--largest", "1M", "--depth", "4"];
+    let sub = ["sub", "device", "--check", "--count", "20"];
+    let mut sub = house.start(&[&sub[..], &settings].concat());
+    let publish = ["pub", "device", "--pattern", "--count", "20", "--wait-for", "1"];
+    house.succeed(&[&publish[..], &settings].concat());
+    sub.succeed();
+}
+
+#[test]
+fn what_is_dropped_is_counted_and_no_failure() {
+    let house = House::open();
+    // One that is stopped cannot serve.
+    let _node = house.serve();
+    let settings = ["--reliability", "drop-newest", "--depth", "2"];
+    let sub = ["sub", "live", "--check", "--json"];
+    let mut sub = house.start(&[&sub[..], &settings].concat());
+    let report = house.wait_until("a subscriber", |report| {
+        topic(report, "live").is_some_and(|topic| !topic["subscribers"][0].is_null())
+    });
+    assert_eq!(report["topics"][0]["reliability"], "drop-newest");
+    sub.signal(Signal::SIGSTOP);
+    let publish = ["pub", "live", "--pattern", "--size", "64", "--count", "100", "--json"];
+    let sent = house.json(&publish);
+    assert_eq!((&sent["messages"], &sent["dropped"]), (&100.into(), &98.into()), "{sent}");
+    sub.signal(Signal::SIGCONT);
+    let wait_until_read = || {
+        house.wait_until("that all was read", |report| {
+            let topic = topic(report, "live");
+            topic.is_some_and(|topic| topic["subscribers"][0]["behind"] == 0)
+        })
+    };
+    wait_until_read();
+    house.succeed(&["pub", "live", "--pattern", "--size", "64", "--count", "1"]);
+    wait_until_read();
+    sub.signal(Signal::SIGINT);
+    let read = parse(&sub.succeed());
+    assert_eq!((&read["messages"], &read["altered"]), (&3.into(), &0.into()), "{read}");
+}

@@ -1,0 +1,110 @@
+//! `fabricast node`: who serves, who succeeds, and what happens to messages meanwhile.
+
+use std::os::unix::net::UnixDatagram;
+
+use nix::sys::signal::Signal;
+
+use crate::house::{House, PATIENCE, parse, topic};
+
+#[test]
+fn nothing_is_lost_when_the_service_is_killed_under_load() {
+    let house = House::open();
+    let mut node = house.serve();
+    let mut standby = house.start(&["node"]);
+    standby.wait_for("waiting to succeed it");
+    let outside = ["--service", "outside"];
+    let sub = ["sub", "t", "--check", "--count", "3000", "--json"];
+    let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "3000", "--rate", "1000"];
+    let more = ["--wait-for", "1", "--json"];
+    let mut sub = house.start(&[&sub[..], &outside].concat());
+    let mut publisher = house.start(&[&publish[..], &more, &outside].concat());
+    let is_under_way = |report: &serde_json::Value, from: u64| {
+        topic(report, "t").is_some_and(|topic| topic["published"].as_u64() > Some(from))
+    };
+    let before = house.wait_until("messages", |report| is_under_way(report, 100));
+    node.kill();
+    standby.wait_for("serves node");
+    let after = house.wait_until("a successor", |report| report["node"]["service"] == 2);
+    assert_eq!(before["node"]["identity"], after["node"]["identity"]);
+    let sent = parse(&publisher.succeed());
+    assert_eq!((&sent["messages"], &sent["released"]), (&3000.into(), &true.into()), "{sent}");
+    let read = parse(&sub.succeed());
+    assert_eq!((&read["messages"], &read["missed"]), (&3000.into(), &0.into()), "{read}");
+    assert_eq!(read["altered"], 0, "{read}");
+    standby.signal(Signal::SIGTERM);
+    standby.succeed();
+}
+
+#[test]
+fn members_serve_their_node_themselves_when_the_service_is_gone() {
+    let house = House::open();
+    let mut node = house.serve();
+    let mut sub = house.start(&["sub", "t", "--check", "--count", "500"]);
+    let publish = ["pub", "t", "--pattern", "--count", "500", "--rate", "250", "--wait-for", "1"];
+    let mut publisher = house.start(&publish);
+    house.wait_until("messages", |report| {
+        topic(report, "t").is_some_and(|topic| topic["published"].as_u64() > Some(10))
+    });
+    node.kill();
+    publisher.succeed();
+    sub.succeed();
+}
+
+#[test]
+fn a_service_ends_in_order_and_a_standby_takes_over() {
+    let house = House::open();
+    let mut first = house.start(&["node", "--label", "first"]);
+    first.wait_for("serves node");
+    let identity = house.json(&["topics", "--json"])["node"]["identity"].clone();
+    let mut second = house.start(&["node", "--label", "second"]);
+    second.wait_for("waiting to succeed it");
+    first.wait_for("process \"second\"");
+    first.signal(Signal::SIGHUP);
+    first.wait_for("SIGHUP is ignored");
+    first.signal(Signal::SIGTERM);
+    first.succeed();
+    second.wait_for("serves node");
+    let report = house.json(&["topics", "--json"]);
+    assert_eq!(
+        (&report["node"]["identity"], &report["node"]["label"]),
+        (&identity, &"second".into())
+    );
+    second.signal(Signal::SIGINT);
+    second.succeed();
+    assert_eq!(house.run(&["topics"]).0, Some(6), "nobody is there any more");
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let house = House::open();
+    let path = house.path("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hear = || {
+        let mut bytes = [0; 1000];
+        let length = socket.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    let mut node = house.start_with(&["node", "--log", "off"], "", &[("NOTIFY_SOCKET", &path)]);
+    let said = hear();
+    assert!(said.starts_with("READY=1\nSTATUS=serves node "), "{said}");
+    node.signal(Signal::SIGTERM);
+    assert_eq!(hear(), "STOPPING=1");
+    node.succeed();
+    assert_eq!(node.error(), "");
+}
+
+#[test]
+fn a_file_of_settings_is_obeyed() {
+    let house = House::open();
+    let file =
+        house.write("node.toml", "label = 'from a file'\npatience = 5\nbudget_host = '64M'\n");
+    let mut node = house.start(&["node", "--config", &file]);
+    node.wait_for("serves node");
+    let report = house.json(&["topics", "--json"]);
+    assert_eq!(report["node"]["label"], "from a file");
+    let (code, said) = house.run(&["pub", "t", "--pattern", "--count", "1", "--largest", "1G"]);
+    assert_eq!(code, Some(7), "over the budget: {said}");
+    node.signal(Signal::SIGTERM);
+    node.succeed();
+}
