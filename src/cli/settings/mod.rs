@@ -153,10 +153,9 @@ fn depth(depth: &u32) -> Result<(), String> {
 }
 
 fn largest(largest: &Size) -> Result<(), String> {
-    const LARGEST: u64 = 1 << 40;
-    match (1..=LARGEST).contains(&largest.0) {
+    match (1..=TopicSettings::LARGEST).contains(&largest.0) {
         true => Ok(()),
-        false => Err(format!("1 to {} bytes are possible", LARGEST)),
+        false => Err(format!("1 to {} bytes are possible", TopicSettings::LARGEST)),
     }
 }
 

@@ -66,11 +66,6 @@ impl<S> Options<S> {
         let file = path.as_deref().zip(text.as_deref());
         Settings::gather(file, |variable| std::env::var_os(variable), &self.said)
     }
-
-    /// Is this setting, by its name, said on the command line?
-    pub(crate) fn says(&self, name: &str) -> bool {
-        self.said.iter().any(|(which, _)| TABLE[*which].name == name)
-    }
 }
 
 fn of_scope<S: Scope>() -> impl Iterator<Item = (usize, &'static Declaration)> {
