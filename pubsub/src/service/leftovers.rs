@@ -117,9 +117,9 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         assert!(is_unknown(clean(&directory, false).unwrap()));
         drop(listener);
-        std::fs::remove_file(&socket).unwrap();
-        std::fs::write(&socket, "a file").unwrap();
+        fs::remove_file(&socket).unwrap();
+        fs::write(&socket, "a file").unwrap();
         assert!(is_unknown(clean(&directory, false).unwrap()));
-        std::fs::remove_dir_all(directory).unwrap();
+        fs::remove_dir_all(directory).unwrap();
     }
 }
