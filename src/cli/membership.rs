@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use pubsub::{Budgets, ErrorKind, MemoryPlace, Node, NodeOptions, ServiceMode, Topic};
+use pubsub::{
+    Budgets, ErrorKind, MemoryPlace, NetworkOptions, Node, NodeOptions, ServiceMode, Topic,
+};
 
 use super::exit::{Exit, Failure};
-use super::settings::{Entry, Service, Settings, TABLE};
+use super::settings::{Entry, Service, Settings};
 use super::signals::{Deadline, SLICE, Signals};
 
 /// How the library is to join, as the settings have it; `name` is the subcommand's.
@@ -24,40 +26,32 @@ pub(crate) fn options(settings: &Settings, name: &str) -> NodeOptions {
             host: of_size(settings.budget_host.value),
             device: of_size(settings.budget_device.value),
         },
+        network: network(settings),
         ..NodeOptions::default()
     }
 }
 
-/// What is asked for and cannot be had yet is an error, and not passed over.
-fn check_network(settings: &Settings) -> Result<(), Failure> {
-    const OF_NETWORKS: [&str; 8] = [
-        "listen",
-        "peers",
-        "rendezvous",
-        "insecure",
-        "node_name",
-        "provider",
-        "source",
-        "lost_after",
-    ];
-    let entries = settings.entries();
-    let mut given = TABLE
-        .iter()
-        .zip(entries)
-        .filter(|(declaration, entry)| entry.is_given() && OF_NETWORKS.contains(&declaration.name));
-    match given.next() {
-        Some((declaration, entry)) => {
-            let (name, origin) = (declaration.name, entry.origin());
-            let why = format!("{name} is set ({origin}), but nodes do not reach each other yet");
-            Err(Failure::new(Exit::Usage, why))
-        }
-        None => Ok(()),
-    }
+/// How the node is connected to others, if it is.
+fn network(settings: &Settings) -> Option<NetworkOptions> {
+    let is_connected = settings.listen.value.is_some()
+        || settings.rendezvous.value.is_some()
+        || !settings.peers.value.is_empty();
+    is_connected.then(|| NetworkOptions {
+        listen: settings.listen.value,
+        peers: settings.peers.value.clone(),
+        rendezvous: settings.rendezvous.value.clone(),
+        insecure: settings.insecure.value,
+        // If it is empty, the library takes the label.
+        name: settings.node_name.value.clone().unwrap_or_default(),
+        provider: settings.provider.value.clone(),
+        source: settings.source.value,
+        lost_after: settings.lost_after.value,
+        ..NetworkOptions::default()
+    })
 }
 
 /// Joins the node, unless it is asked to end meanwhile.
 pub(crate) fn join(settings: &Settings, name: &str, signals: &Signals) -> Result<Node, Failure> {
-    check_network(settings)?;
     let options = options(settings, name);
     Ok(signals.meanwhile(move || Node::join(options))??)
 }

@@ -108,3 +108,22 @@ fn a_file_of_settings_is_obeyed() {
     node.signal(Signal::SIGTERM);
     node.succeed();
 }
+
+#[test]
+fn nodes_that_are_told_of_each_other_carry_topics() {
+    let (near, far) = (House::open(), House::open());
+    let mut first = near.start(&["node", "--listen", "127.0.0.1:0", "--node-name", "near"]);
+    first.wait_for("serves node");
+    let report =
+        near.wait_until("where it listens", |report| report["node"]["listens"].is_string());
+    let address = report["node"]["listens"].as_str().unwrap();
+    let mut second = far.start(&["node", "--peers", address, "--node-name", "far"]);
+    second.wait_for("serves node");
+    let mut sub = near.start(&["sub", "t", "--check", "--count", "50", "--depth", "16"]);
+    let publish = ["pub", "t", "--pattern", "--count", "50", "--wait-for", "1", "--depth", "16"];
+    far.succeed(&publish);
+    sub.succeed();
+    first.wait_for("node \"far\"");
+    let paths = near.json(&["paths", "--topics", "--json"]);
+    assert_eq!(paths["peers"][0]["label"], "far", "{paths}");
+}

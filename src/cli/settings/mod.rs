@@ -52,11 +52,11 @@ declare! {
         /// Allow other nodes beyond loopback, though they are not authenticated and nothing is encrypted.
         insecure: bool = false, "false", anything;
         /// What the node is called among others.
-        node_name: Option<String> = None, "the host's name", label;
+        node_name: Option<String> = None, "the label", label;
         /// Which provider carries messages to other nodes.
         provider: Option<String> = None, "the best one", label;
         /// The address from which messages leave for other nodes.
-        source: Option<IpAddr> = None, "that of `listen`", anything;
+        source: Option<IpAddr> = None, "the one that other nodes are talked to from", anything;
         /// A node that was not heard of for so long is lost.
         lost_after: Duration = Duration::from_secs(5), "5", lost_after;
     }
