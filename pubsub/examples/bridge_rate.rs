@@ -5,37 +5,54 @@
 
 use std::collections::VecDeque;
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, Memory};
 use pubsub::bridge::{
-    Finished, MessageHeader, Metadata, NodeId, Outgoing, Place, Report, Room, Sink, Source, Stages,
-    TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
+    Announcer, Finished, MessageHeader, Metadata, NodeId, Outgoing, Place, Report, Room, Sink,
+    Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
 };
 
 const SIZE: u64 = 64;
 const DEPTH: u64 = 1024;
 const MESSAGES: u64 = 2_000_000;
-const PINGS: u64 = 5_000;
-const KEY: TopicKey = TopicKey(0);
+const PINGS: u64 = 20_000;
+/// There, and back again.
+const KEYS: [TopicKey; 2] = [TopicKey(0), TopicKey(1)];
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What both sides look at.
+/// One way: what both of its ends look at.
 struct Board {
     start: Instant,
     /// Messages that there are.
     limit: AtomicU64,
     released: AtomicU64,
     published: AtomicU64,
+    announcer: OnceLock<Announcer>,
     /// When each of the pings came.
     came: Vec<AtomicU64>,
 }
 
 impl Board {
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+    fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            limit: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+            published: AtomicU64::new(0),
+            announcer: OnceLock::new(),
+            came: (0..PINGS).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    /// So many messages are there.
+    fn allow(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Release);
+        if let Some(announcer) = self.announcer.get() {
+            announcer.announce();
+        }
     }
 }
 
@@ -72,6 +89,8 @@ impl Source for Many {
 
 struct Drain {
     board: Arc<Board>,
+    /// The other way, and how much further it is there.
+    answer: (Arc<Board>, u64),
     memory: Memory,
     begun: VecDeque<u64>,
 }
@@ -86,7 +105,11 @@ impl Sink for Drain {
     fn finish(&mut self, header: &MessageHeader, _: &Stages) -> pubsub::Result<Finished> {
         self.begun.pop_front();
         if let Some(came) = self.board.came.get(header.position as usize) {
-            came.store(self.board.now(), Ordering::Relaxed);
+            came.store(self.board.start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            let limit = header.position + 1 + self.answer.1;
+            if limit <= PINGS {
+                self.answer.0.allow(limit);
+            }
         }
         self.board.published.store(header.position + 1, Ordering::Release);
         Ok(Finished::Published)
@@ -103,7 +126,7 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) -> Result<(), Box<dyn Error
         if Instant::now() > end {
             return Err(format!("{what}: not in {PATIENCE:?}").into());
         }
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
@@ -116,57 +139,55 @@ fn main() -> Result<(), Box<dyn Error>> {
     let writer = Worker::start(options.clone(), local)?;
     let reader = Worker::start(options, local)?;
     let device = Device::open("stand-in:0".parse()?)?;
-    let board = Arc::new(Board {
-        start: Instant::now(),
-        limit: AtomicU64::new(0),
-        released: AtomicU64::new(0),
-        published: AtomicU64::new(0),
-        came: (0..PINGS).map(|_| AtomicU64::new(0)).collect(),
-    });
-    let (nodes, memory) = ([NodeId([0; 16]), NodeId([1; 16])], device.allocate(DEPTH * SIZE)?);
-    let sink = Drain { board: Arc::clone(&board), memory, begun: VecDeque::new() };
-    reader.receive_topic(KEY, nodes[0], 0, None, Box::new(sink))?;
-    let source =
-        Many { board: Arc::clone(&board), memory: device.allocate(DEPTH * SIZE)?, next: 0 };
-    let facts = TopicFacts { number: 0, largest: 1 << 20, depth: DEPTH as u32 };
-    let options = TopicOptions { facts, keep: None };
-    let announcer = writer.send_topic(KEY, options, Box::new(source))?;
-    writer.add_destination(KEY, nodes[1])?;
+    let boards = [Arc::new(Board::new()), Arc::new(Board::new())];
+    let nodes = [NodeId([0; 16]), NodeId([1; 16])];
+    for (way, (from, to)) in [(&writer, &reader), (&reader, &writer)].into_iter().enumerate() {
+        let (key, board) = (KEYS[way], Arc::clone(&boards[way]));
+        let memory = device.allocate(DEPTH * SIZE)?;
+        let answer = (Arc::clone(&boards[1 - way]), way as u64);
+        let sink = Drain { board: Arc::clone(&board), answer, memory, begun: VecDeque::new() };
+        to.receive_topic(key, nodes[way], 0, None, Box::new(sink))?;
+        let memory = device.allocate(DEPTH * SIZE)?;
+        let source = Many { board: Arc::clone(&board), memory, next: 0 };
+        let facts = TopicFacts { number: 0, largest: 1 << 20, depth: DEPTH as u32 };
+        let options = TopicOptions { facts, keep: None };
+        let announcer = from.send_topic(key, options, Box::new(source))?;
+        let _ = board.announcer.set(announcer);
+        from.add_destination(key, nodes[1 - way])?;
+    }
     let mut connected = 0;
     wait("connecting", || {
         for (worker, other, from) in [(&writer, &reader, nodes[0]), (&reader, &writer, nodes[1])] {
             match worker.try_report() {
-                Ok(Some(Report::Letter { letter, .. })) => drop(other.letter(KEY, from, letter)),
+                Ok(Some(Report::Letter { key, letter, .. })) => {
+                    drop(other.letter(key, from, letter))
+                }
                 Ok(Some(Report::Connected { .. })) => connected += 1,
                 _ => {}
             }
         }
-        connected == 2
+        connected == 4
     })?;
     println!("{}", writer.address().provider);
 
-    // One at a time, and how long each takes.
-    let mut took = Vec::new();
-    for ping in 0..PINGS {
-        let begun = board.now();
-        board.limit.store(ping + 1, Ordering::Release);
-        announcer.announce();
-        wait("a message", || board.published.load(Ordering::Acquire) > ping)?;
-        took.push(board.came[ping as usize].load(Ordering::Relaxed) - begun);
-    }
+    // One at a time, there and back.
+    boards[0].allow(1);
+    let published = || boards[1].published.load(Ordering::Acquire);
+    wait("going there and back", || published() == PINGS)?;
+    let came = boards[1].came.iter().map(|came| came.load(Ordering::Relaxed));
+    let came: Vec<u64> = came.collect();
+    let mut took: Vec<u64> = came.windows(2).map(|pair| (pair[1] - pair[0]) / 2).collect();
     took.sort_unstable();
     let at = |share: f64| took[(took.len() as f64 * share) as usize] as f64 / 1000.0;
+    let (p50, p99, most) = (at(0.5), at(0.99), at(0.999));
     println!(
-        "{SIZE} bytes one way: p50 {:.2} p99 {:.2} p99.9 {:.2} us",
-        at(0.5),
-        at(0.99),
-        at(0.999)
+        "{SIZE} bytes one way, half of a round trip: p50 {p50:.2} p99 {p99:.2} p99.9 {most:.2} us"
     );
 
     // As fast as they go.
     let begun = Instant::now();
-    board.limit.store(PINGS + MESSAGES, Ordering::Release);
-    announcer.announce();
+    let board = &boards[0];
+    board.allow(PINGS + MESSAGES);
     let mut reports = 0;
     while board.released.load(Ordering::Acquire) < PINGS + MESSAGES {
         std::thread::sleep(Duration::from_millis(1));
