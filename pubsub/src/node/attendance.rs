@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -64,6 +65,8 @@ pub(super) struct Shared {
     bell: EventFd,
     service: OwnService,
     state: Mutex<State>,
+    /// Asked on the way of each message, so without a lock.
+    is_closed: AtomicBool,
     leaving_since: OnceLock<Instant>,
     /// While anybody holds it there is a hall.
     _membership: Membership,
@@ -96,6 +99,7 @@ impl Shared {
             bell,
             service,
             state: Mutex::default(),
+            is_closed: AtomicBool::new(false),
             leaving_since: OnceLock::new(),
             _membership: membership,
         }
@@ -147,6 +151,7 @@ impl Shared {
     pub(super) fn close(&self, why: &Error) {
         let mut state = self.state();
         state.closed = Some(why.to_string());
+        self.is_closed.store(true, Ordering::Release);
         for (_, pending) in state.pending.drain() {
             let error =
                 Error::new("ask the service of the node", ErrorKind::Closed, why.to_string());
@@ -154,7 +159,11 @@ impl Shared {
         }
     }
 
+    #[inline]
     fn check(&self) -> Result<()> {
+        if !self.is_closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
         match &self.state().closed {
             None => Ok(()),
             Some(why) => Err(Error::new("use a node", ErrorKind::Closed, why.clone())),
