@@ -107,7 +107,9 @@ impl Error {
     pub(crate) fn of_fabric(operation: &'static str, cause: fabric::Error) -> Self {
         let kind = match cause.kind() {
             fabric::ErrorKind::DeadlineExceeded => ErrorKind::DeadlineExceeded,
+            // Nobody here cancels: the provider does, when a connection is gone.
             fabric::ErrorKind::Closed
+            | fabric::ErrorKind::Cancelled
             | fabric::ErrorKind::ConnectionLost
             | fabric::ErrorKind::ConnectionRefused => ErrorKind::Closed,
             fabric::ErrorKind::OutOfBounds => ErrorKind::OutOfBounds,
@@ -154,6 +156,14 @@ impl Error {
     }
 
     /// The same failure, of another kind.
+    /// Why, in a few words.
+    pub(crate) fn reason(&self) -> String {
+        match &self.0.cause {
+            Some(cause) if self.0.detail.is_empty() => cause.to_string(),
+            _ => self.0.detail.clone(),
+        }
+    }
+
     pub(crate) fn and_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self

@@ -189,7 +189,7 @@ impl Agent {
         }
         match &route.0.means {
             Means::Rails(tracks) => {
-                self.move_by_rails(operation, &route.0.local, tracks, blocks, ticket);
+                self.move_by_rails(operation, &route.0, tracks, blocks, ticket);
                 Ok(())
             }
             Means::Processor { local, remote } => {
@@ -226,8 +226,7 @@ impl Agent {
     fn conclude(&mut self, ticket: Ticket) {
         match self.peers.get(&ticket.peer) {
             Some(peer) if matches!(peer.tie, Tie::Far) && ticket.notice.is_some() => {
-                let link = peer.links.first().copied().unwrap_or(u32::MAX);
-                self.notify_by_rail(link, ticket);
+                self.notify_by_rail(ticket);
             }
             _ => self.complete(ticket, Ok(())),
         }

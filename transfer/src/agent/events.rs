@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// One began to visit.
+    /// One began to visit, by however many rails.
     Joined {
         /// Its identity.
         from: [u8; 16],
@@ -32,8 +32,30 @@ pub enum Event {
         from: [u8; 16],
         /// What people call it.
         label: String,
-        /// Its process is gone.
+        /// Its process is gone; or it was not heard of for too long, by any rail.
         is_dead: bool,
+    },
+    /// One of the fabrics between this agent and another one is lost. The others go on, and it is
+    /// tried again.
+    RailLost {
+        /// Identity of the other one.
+        with: [u8; 16],
+        /// What people call it.
+        label: String,
+        /// Which of this agent's [fabrics](super::AgentOptions::fabric), in the order in which they
+        /// were given: the first is 0.
+        rail: usize,
+        /// Why.
+        reason: String,
+    },
+    /// It is back, and carries bytes again.
+    RailBack {
+        /// Identity of the other one.
+        with: [u8; 16],
+        /// What people call it.
+        label: String,
+        /// Which of this agent's fabrics.
+        rail: usize,
     },
 }
 

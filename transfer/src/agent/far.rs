@@ -1,37 +1,74 @@
 //! Agents that share no memory with this one: what the rails do for them, and tell of them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use gpu::Block;
 
 use super::card::AgentCard;
+use super::company::Company;
 use super::events::Event;
 use super::lane::Ticket;
 use super::notice::Notice;
 use super::operations::Token;
 use super::peer::{CONNECT, Peer, Tie};
-use super::route::{JOIN, Means};
+use super::route::{Inner as Joined, Means};
 use super::track::{Track, registration, share_out};
 use super::{Agent, REST};
 use crate::blocks::Blocks;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fabric, Operation, Registration};
-use crate::rail::{Bytes, Command, Move, Rail, Report, There, is_reachable};
+use crate::rail::{Bytes, Command, Move, Rail, Report, Target, is_reachable};
 use crate::region::{RegionDescriptor, Registered};
+
+#[cfg(test)]
+mod tests;
 
 /// Notices of a peer that are taken before its rail is told so.
 const TOLD: u64 = 16;
 
+/// Where several rails lead to a peer, the others may take so long behind the first.
+pub(super) const GRACE: Duration = Duration::from_secs(1);
+
+/// What is known of a region by a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Standing {
+    Open,
+    Withdrawn,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    /// It has not answered yet.
+    Meeting,
+    Up,
+    /// Why not.
+    Down(Arc<Error>),
+}
+
 /// A peer at one of our rails.
 #[derive(Debug)]
-struct Link {
-    rail: usize,
+pub(super) struct Link {
+    pub(super) rail: usize,
     /// Which of the peer's fabrics it leads to.
-    theirs: usize,
-    /// None until it answered.
-    met: Option<std::result::Result<(), Arc<Error>>>,
-    lost: Option<String>,
-    withdrawn: HashSet<u64>,
+    pub(super) theirs: usize,
+    pub(super) target: Target,
+    pub(super) label: String,
+    pub(super) state: State,
+    /// Somebody waits until it is met, and says then what is to be said of it.
+    pub(super) is_awaited: bool,
+    pub(super) regions: HashMap<u64, Standing>,
+}
+
+impl Link {
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, State::Up)
+    }
+
+    pub(super) fn whom(&self) -> ([u8; 16], String) {
+        (self.target.identity, self.label.clone())
+    }
 }
 
 /// A transfer that several rails have a part in.
@@ -39,33 +76,38 @@ struct Link {
 struct Shared {
     left: usize,
     failure: Option<Error>,
-    /// Sent by this link when all is there.
-    notice: Option<(u32, Notice)>,
+    /// Sent when all is there.
+    notice: Option<Notice>,
 }
 
 /// All that an agent knows of rails.
 #[derive(Debug, Default)]
 pub(super) struct Far {
     pub(super) rails: Vec<Rail>,
-    links: HashMap<u32, Link>,
-    next_link: u32,
-    next_request: u64,
-    /// The answer to the latest request.
-    opened: Option<Result<()>>,
+    pub(super) links: HashMap<u32, Link>,
+    pub(super) next_link: u32,
+    pub(super) next_request: u64,
+    /// Requests that are waited for, and their answers.
+    pub(super) asked: HashMap<u64, Option<Result<()>>>,
     shared: HashMap<Token, Shared>,
     /// Operations under way, by peer.
     under_way: HashMap<u32, usize>,
     taken: HashMap<(usize, u64), u64>,
+    /// Which rail goes on with what another one left.
+    turn: usize,
+    pub(super) company: Company,
     /// The peer that is being joined with, and what is done with it meanwhile.
     joining: Option<u32>,
-    postponed: Vec<(Ticket, Result<()>)>,
+    postponed: Vec<Report>,
     reports: VecDeque<Report>,
+    /// Guests that are gone, by rail.
+    gone: Vec<(usize, Report)>,
 }
 
 impl Far {
     /// Which of our rails lead to which fabrics of a peer's: all of the first provider that both
     /// have, since what is shared out among rails is as fast as the slowest.
-    fn pairs(&self, card: &AgentCard) -> Vec<(usize, usize)> {
+    pub(super) fn pairs(&self, card: &AgentCard) -> Vec<(usize, usize)> {
         let mut theirs: Vec<_> = card.fabrics.iter().map(Some).collect();
         let mut pairs = Vec::new();
         for (rail, ours) in self.rails.iter().enumerate() {
@@ -145,29 +187,38 @@ impl Far {
         }
     }
 
-    fn lost(&self, link: u32) -> Option<&str> {
-        match self.links.get(&link) {
-            Some(link) => link.lost.as_deref(),
-            None => Some("it was left"),
-        }
+    pub(super) fn is_up(&self, link: u32) -> bool {
+        self.links.get(&link).is_some_and(Link::is_up)
     }
 
-    /// Why nothing can be begun by these links, if so.
+    /// Can bytes go by it now?
+    fn is_open(&self, track: &Track) -> bool {
+        self.links.get(&track.link).is_some_and(|link| {
+            link.is_up() && link.regions.get(&track.there.region) == Some(&Standing::Open)
+        })
+    }
+
+    /// Why nothing can be begun by any of these links, if so.
     pub(super) fn obstacle(
         &self,
         links: impl Iterator<Item = u32>,
         region: Option<u64>,
     ) -> Option<(ErrorKind, String)> {
+        let (mut has_any, mut why) = (false, None);
         for link in links {
-            if let Some(why) = self.lost(link) {
-                return Some((ErrorKind::Closed, why.to_owned()));
-            }
-            let is_withdrawn = |link: &Link| region.is_some_and(|r| link.withdrawn.contains(&r));
-            if self.links.get(&link).is_some_and(is_withdrawn) {
+            let Some(link) = self.links.get(&link) else { continue };
+            let standing = region.and_then(|region| link.regions.get(&region));
+            if standing == Some(&Standing::Withdrawn) {
                 return Some((ErrorKind::Stale, "the region was withdrawn".to_owned()));
             }
+            match &link.state {
+                State::Up => has_any = true,
+                State::Down(error) => drop(why.get_or_insert_with(|| error.reason())),
+                State::Meeting => {}
+            }
         }
-        None
+        let why = || why.unwrap_or_else(|| "it was left".to_owned());
+        (!has_any).then(|| (ErrorKind::Closed, why()))
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -183,7 +234,7 @@ impl Far {
     }
 
     /// False if there is no such link.
-    fn tell(&self, link: u32, command: Command) -> bool {
+    pub(super) fn tell(&self, link: u32, command: Command) -> bool {
         let Some(link) = self.links.get(&link) else { return false };
         self.rails[link.rail].line.tell(command);
         true
@@ -194,6 +245,7 @@ impl Far {
         for link in links {
             self.tell(*link, Command::Leave { link: *link });
             self.links.remove(link);
+            self.company.left(*link);
         }
     }
 
@@ -210,79 +262,6 @@ impl Far {
 }
 
 impl Agent {
-    /// Gets to know a peer by rails, if it is not known by them already.
-    pub(super) fn meet_far(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
-        let (kept, lost): (Vec<_>, Vec<_>) =
-            peer.links.iter().partition(|link| self.far.lost(**link).is_none());
-        self.far.leave(&lost);
-        peer.links = kept;
-        if !peer.links.is_empty() {
-            return Ok(());
-        }
-        let mut links = Vec::new();
-        for (rail, theirs) in self.far.pairs(&peer.card) {
-            let link = self.far.next_link;
-            self.far.next_link += 1;
-            let known = Link { rail, theirs, met: None, lost: None, withdrawn: HashSet::new() };
-            self.far.links.insert(link, known);
-            let command = Command::Meet {
-                link,
-                identity: peer.card.identity,
-                address: peer.card.fabrics[theirs].address.clone(),
-                patience: end.saturating_duration_since(Instant::now()),
-            };
-            self.far.tell(link, command);
-            links.push(link);
-        }
-        let met = self.await_links(&links, end);
-        if met.is_ok() {
-            peer.links = links;
-        } else {
-            self.far.leave(&links);
-        }
-        met
-    }
-
-    /// The same, where it is no error if it does not answer: then that is why it is not to be
-    /// reached by a fabric.
-    pub(super) fn try_fabric(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
-        if !self.far.leads_to(&peer.card) {
-            return Ok(());
-        }
-        match self.meet_far(peer, end) {
-            Ok(()) => peer.no_fabric = None,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
-            {
-                peer.no_fabric = Some(error.to_string());
-            }
-            Err(error) => return Err(error.with(&peer.card.label)),
-        }
-        Ok(())
-    }
-
-    fn await_links(&mut self, links: &[u32], end: Instant) -> Result<()> {
-        loop {
-            self.hear();
-            let open = links.iter().find_map(|link| match &self.far.links.get(link)?.met {
-                Some(Ok(())) => None,
-                Some(Err(error)) => Some(Err(Arc::clone(error))),
-                None => Some(Ok(())),
-            });
-            match open {
-                None => return Ok(()),
-                Some(Err(error)) => {
-                    return Err(Error::new(CONNECT, error.kind(), error.to_string()));
-                }
-                Some(Ok(())) if Instant::now() >= end => {
-                    let detail = "it does not answer by the fabric";
-                    return Err(Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail));
-                }
-                Some(Ok(())) => self.rest_until_told(end),
-            }
-        }
-    }
-
     pub(super) fn rest_until_told(&mut self, end: Instant) {
         let home = Arc::clone(&self.home);
         let mut waiting = self.waiting;
@@ -301,82 +280,17 @@ impl Agent {
     pub(super) fn put_back(&mut self, number: u32, peer: Peer) {
         self.peers.insert(number, peer);
         self.far.joining = None;
-        for (ticket, outcome) in std::mem::take(&mut self.far.postponed) {
-            self.rail_is_done(ticket, outcome);
+        for report in std::mem::take(&mut self.far.postponed) {
+            // Which rail it was does not matter for what is postponed.
+            self.take_note(0, report);
         }
     }
 
-    /// Makes what a fabric path needs: asks the peer for its region, and for staging memory.
-    pub(super) fn lay_tracks(
-        &mut self,
-        peer: &mut Peer,
-        local: &Arc<Registered>,
-        remote: &RegionDescriptor,
-        end: Instant,
-    ) -> Result<Means> {
-        self.meet_far(peer, end).inspect_err(|error| {
-            peer.no_fabric = Some(error.to_string());
-        })?;
-        let of_fabric = |error| Error::of_fabric(JOIN, error);
-        let mut tracks = Vec::new();
-        for link in peer.links.clone() {
-            let known = self.far.links.get(&link).map(|known| (known.rail, known.theirs));
-            let Some((rail, theirs)) = known else { continue };
-            let key = remote.keys.iter().find(|key| key.domain as usize == theirs);
-            let memory = match key {
-                Some(key) => {
-                    let region = fabric::RemoteRegion::decode(&key.bytes).map_err(of_fabric)?;
-                    let memory = self.far.rails[rail].domain.attach(&region).map_err(of_fabric)?;
-                    if memory.len() < remote.length {
-                        let detail = "its fabric key is for less than the region";
-                        return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
-                    }
-                    Some(memory)
-                }
-                None => None,
-            };
-            self.open_far(link, remote, memory.is_none(), end)?;
-            let there = There { region: remote.number, ticket: remote.ticket, memory };
-            let track = Track { link, rail, there };
-            track.here(local)?;
-            tracks.push(track);
-        }
-        if tracks.is_empty() {
-            return Err(Error::new(JOIN, ErrorKind::Closed, "it was lost meanwhile"));
-        }
-        Ok(Means::Rails(tracks))
-    }
-
-    fn open_far(
-        &mut self,
-        link: u32,
-        remote: &RegionDescriptor,
-        stages: bool,
-        end: Instant,
-    ) -> Result<()> {
-        self.far.opened = None;
-        self.far.next_request += 1;
-        let request = self.far.next_request;
-        let (region, ticket) = (remote.number, remote.ticket);
-        self.far.tell(link, Command::Open { link, request, region, ticket, stages });
-        loop {
-            self.hear();
-            if let Some(outcome) = self.far.opened.take() {
-                return outcome;
-            }
-            if Instant::now() >= end {
-                let detail = "it does not answer by the fabric";
-                return Err(Error::new(JOIN, ErrorKind::DeadlineExceeded, detail));
-            }
-            self.rest_until_told(end);
-        }
-    }
-
-    /// Gives a transfer to the rails.
+    /// Gives a transfer to the rails that are there.
     pub(super) fn move_by_rails(
         &mut self,
         operation: Operation,
-        local: &Arc<Registered>,
+        joined: &Arc<Joined>,
         tracks: &[Track],
         blocks: Blocks<'_>,
         mut ticket: Ticket,
@@ -385,40 +299,96 @@ impl Agent {
         // A peer with which memory is shared is told by that.
         let mut notice = ticket.notice.take_if(|_| is_far);
         *self.far.under_way.entry(ticket.peer).or_default() += 1;
-        let shares = share_out(blocks.each(), tracks.len());
-        let busy: Vec<_> =
-            tracks.iter().zip(shares).filter(|(_, blocks)| !blocks.is_empty()).collect();
+        let open = || tracks.iter().filter(|track| self.far.is_open(track));
+        let shares = share_out(blocks.each(), open().count());
+        let busy: Vec<_> = open().zip(shares).filter(|(_, blocks)| !blocks.is_empty()).collect();
+        if busy.is_empty() {
+            let detail = "it is not there by any rail that the regions were joined by";
+            let lost = Error::new("transfer", ErrorKind::Closed, detail);
+            return self.rail_is_done(ticket, Err(lost));
+        }
         if busy.len() > 1 {
-            let notice = notice.take().map(|notice| (tracks[0].link, notice));
-            let shared = Shared { left: busy.len(), failure: None, notice };
+            let shared = Shared { left: busy.len(), failure: None, notice: notice.take() };
             self.far.shared.insert(ticket.token, shared);
         }
         for (track, blocks) in busy {
-            let there = track.there.clone();
-            let outcome = track.here(local).and_then(|here| {
-                let bytes = Bytes { operation, here, there, blocks, _local: Arc::clone(local) };
-                let (link, ticket, notice) = (track.link, ticket.clone(), notice.take());
-                let told = Move { link, ticket, notice, bytes: Some(bytes) };
-                match self.far.tell(link, Command::Move(Box::new(told))) {
-                    true => Ok(()),
-                    false => Err(Error::new("transfer", ErrorKind::Closed, "it was left")),
-                }
-            });
-            if outcome.is_err() {
-                self.rail_is_done(ticket.clone(), outcome);
-            }
+            let ticket = ticket.clone();
+            self.move_by(track, operation, joined, blocks, (ticket, notice.take()));
         }
     }
 
+    /// Gives bytes to one rail.
+    fn move_by(
+        &mut self,
+        track: &Track,
+        operation: Operation,
+        joined: &Arc<Joined>,
+        blocks: VecDeque<Block>,
+        (ticket, notice): (Ticket, Option<Notice>),
+    ) {
+        let here = match track.here(&joined.local) {
+            Ok(here) => here,
+            Err(error) => return self.rail_is_done(ticket, Err(error)),
+        };
+        let (link, there, joined) = (track.link, track.there.clone(), Arc::clone(joined));
+        let bytes = Some(Bytes { operation, here, there, blocks, joined });
+        self.give(Move { link, ticket, notice, bytes });
+    }
+
+    fn give(&mut self, told: Move) {
+        let (link, ticket) = (told.link, &told.ticket);
+        if !self.far.links.contains_key(&link) {
+            let left = Error::new("transfer", ErrorKind::Closed, "it was left");
+            return self.rail_is_done(ticket.clone(), Err(left));
+        }
+        self.far.tell(link, Command::Move(Box::new(told)));
+    }
+
+    /// What a rail that was lost did not do, and has not begun, another one does.
+    fn go_on_with(&mut self, told: Move, why: &str) {
+        let Move { link: lost, ticket, notice, bytes } = told;
+        let closed = || Error::new("transfer", ErrorKind::Closed, why);
+        let Some(Bytes { operation, blocks, joined, .. }) = bytes else {
+            return match (self.speaker(ticket.peer), notice) {
+                (Some(link), Some(notice)) if link != lost => {
+                    self.give(Move { link, ticket, notice: Some(notice), bytes: None });
+                }
+                _ => self.rail_is_done(ticket, Err(closed())),
+            };
+        };
+        let Means::Rails(tracks) = &joined.means else { return };
+        let open = || {
+            let others = tracks.iter().filter(|track| track.link != lost);
+            others.filter(|track| self.far.is_open(track))
+        };
+        let turn = self.far.turn;
+        let Some(track) = open().nth(turn % open().count().max(1)) else {
+            return self.rail_is_done(ticket, Err(closed()));
+        };
+        self.far.turn = turn.wrapping_add(1);
+        self.move_by(track, operation, &joined, blocks, (ticket, notice));
+    }
+
+    /// By which link a peer is told things: the same one as before as long as that is there, so that
+    /// it hears them in order.
+    fn speaker(&mut self, peer: u32) -> Option<u32> {
+        let peer = self.peers.get_mut(&peer)?;
+        let is_up = |link: &u32| self.far.is_up(*link);
+        if !peer.speaker.as_ref().is_some_and(is_up) {
+            peer.speaker = peer.links.iter().copied().find(|link| is_up(link));
+        }
+        peer.speaker
+    }
+
     /// Tells a peer something by a rail.
-    pub(super) fn notify_by_rail(&mut self, link: u32, mut ticket: Ticket) {
+    pub(super) fn notify_by_rail(&mut self, mut ticket: Ticket) {
         let notice = ticket.notice.take();
         *self.far.under_way.entry(ticket.peer).or_default() += 1;
-        let told = Move { link, ticket: ticket.clone(), notice, bytes: None };
-        if !self.far.tell(link, Command::Move(Box::new(told))) {
-            let left = Error::new("tell a peer", ErrorKind::Closed, "it was left");
-            self.rail_is_done(ticket, Err(left));
-        }
+        let Some(link) = self.speaker(ticket.peer) else {
+            let lost = Error::new("tell a peer", ErrorKind::Closed, "it is not there by any rail");
+            return self.rail_is_done(ticket, Err(lost));
+        };
+        self.give(Move { link, ticket, notice, bytes: None });
     }
 
     /// Takes note of what the rails tell. True if they told anything.
@@ -428,69 +398,115 @@ impl Agent {
         }
         let mut has_any = false;
         for rail in 0..self.far.rails.len() {
-            if self.far.rails[rail].has_ended() {
-                self.lose_rail(rail);
-            }
+            let has_ended = self.far.rails[rail].has_ended();
             let mut reports = std::mem::take(&mut self.far.reports);
             self.far.rails[rail].reports(&mut reports);
             for report in reports.drain(..) {
                 has_any = true;
-                self.take_note(rail, report);
+                match report {
+                    // By another rail it may have come meanwhile, and did not leave then.
+                    Report::Gone { .. } => self.far.gone.push((rail, report)),
+                    _ => self.take_note(rail, report),
+                }
             }
             self.far.reports = reports;
+            if has_ended {
+                self.lose_rail(rail);
+            }
+        }
+        if !self.far.gone.is_empty() {
+            for (rail, report) in std::mem::take(&mut self.far.gone) {
+                self.take_note(rail, report);
+            }
         }
         has_any
     }
 
-    /// A rail's thread is gone: so are its links, and what was under way by it, which is not
-    /// heard of again.
+    /// A rail's thread is gone, and told of all that it knew. What it did not look at any more is
+    /// gone on with by others.
     fn lose_rail(&mut self, rail: usize) {
-        for link in self.far.links.values_mut().filter(|link| link.rail == rail) {
-            let why = || Error::new(CONNECT, ErrorKind::Failed, "the rail's thread has ended");
-            link.met.get_or_insert_with(|| Err(Arc::new(why())));
-            link.lost.get_or_insert_with(|| "the rail's thread has ended".to_owned());
+        let why = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
+        let of_it = self.far.links.iter().filter(|(_, link)| link.rail == rail);
+        let links: Vec<_> = of_it
+            .filter(|(_, link)| !matches!(link.state, State::Down(_)))
+            .map(|(number, _)| *number)
+            .collect();
+        for link in links {
+            self.take_note(rail, Report::Down { link, error: why() });
         }
-        let peers: Vec<u32> = self.far.under_way.keys().copied().collect();
-        for peer in peers {
-            let is_of_it = |link: &u32| self.far.links.get(link).is_some_and(|l| l.rail == rail);
-            let links = self.peers.get(&peer).map(|peer| peer.links.as_slice());
-            if links.is_some_and(|links| links.iter().any(is_of_it)) {
-                self.far.under_way.remove(&peer);
-                self.operations.fail_all_of(peer, || {
-                    Error::new("transfer", ErrorKind::Failed, "the rail's thread has ended")
-                });
+        for command in self.far.rails[rail].unheeded() {
+            match command {
+                Command::Meet { link, .. } => {
+                    self.take_note(rail, Report::Down { link, error: why() });
+                }
+                Command::Open { link, request, region, .. } => {
+                    let outcome = Err(why());
+                    self.take_note(rail, Report::Opened { link, region, request, outcome });
+                }
+                Command::Move(told) => {
+                    let why = "the rail's thread has ended".to_owned();
+                    self.take_note(rail, Report::Stranded { told, why });
+                }
+                _ => {}
             }
         }
     }
 
     fn take_note(&mut self, rail: usize, report: Report) {
+        let events = &mut self.events;
+        let mut tell = |event| events.push_back((event, None));
         match report {
-            Report::Met { link, outcome } => {
+            Report::Up { link: number } => {
+                if let Some(link) = self.far.links.get_mut(&number) {
+                    link.state = State::Up;
+                    self.far.company.back(rail, number, link.whom(), &mut tell);
+                }
+            }
+            Report::Down { link: number, error } => {
+                if let Some(link) = self.far.links.get_mut(&number) {
+                    let reason = error.reason();
+                    link.state = State::Down(Arc::new(error));
+                    if !link.is_awaited {
+                        self.far.company.lost(rail, number, link.whom(), reason, &mut tell);
+                    }
+                }
+            }
+            Report::Opened { link, region, request, outcome } => {
                 if let Some(link) = self.far.links.get_mut(&link) {
-                    link.met = Some(outcome.map_err(Arc::new));
+                    match &outcome {
+                        Ok(()) => drop(link.regions.insert(region, Standing::Open)),
+                        // It was there, and is gone.
+                        Err(error) if request == 0 && error.kind() == ErrorKind::Stale => {
+                            link.regions.insert(region, Standing::Withdrawn);
+                        }
+                        Err(_) if request == 0 => drop(link.regions.remove(&region)),
+                        Err(_) => {}
+                    }
                 }
-            }
-            Report::Opened { request, outcome } => {
                 // One that nobody waits for any more is of no use.
-                if request == self.far.next_request {
-                    self.far.opened = Some(outcome);
+                if let Some(answer) = self.far.asked.get_mut(&request) {
+                    *answer = Some(outcome);
                 }
             }
-            Report::Done { ticket, outcome } if self.far.joining == Some(ticket.peer) => {
-                self.far.postponed.push((ticket, outcome));
+            Report::Done { ref ticket, .. } if self.far.joining == Some(ticket.peer) => {
+                self.far.postponed.push(report);
+            }
+            Report::Stranded { ref told, .. } if self.far.joining == Some(told.ticket.peer) => {
+                self.far.postponed.push(report);
             }
             Report::Done { ticket, outcome } => self.rail_is_done(ticket, outcome),
+            Report::Stranded { told, why } => self.go_on_with(*told, &why),
             Report::Withdrawn { link, region } => {
                 if let Some(link) = self.far.links.get_mut(&link) {
-                    link.withdrawn.insert(region);
+                    link.regions.insert(region, Standing::Withdrawn);
                 }
             }
-            Report::Lost { link, why } => {
-                if let Some(link) = self.far.links.get_mut(&link) {
-                    link.lost = Some(why);
-                }
+            Report::Came { session, from, visit, label } => {
+                self.far.company.came(rail, session, (from, visit), label, &mut tell);
             }
-            Report::Happened(event) => self.events.push_back((event, None)),
+            Report::Gone { session, lost } => {
+                self.far.company.gone(rail, session, lost, &mut tell);
+            }
             Report::Notice { session, from, notice } => {
                 self.events.push_back((Event::Notice { from, notice }, Some((rail, session))));
             }
@@ -520,8 +536,8 @@ impl Agent {
                 self.far.under_way.remove(&ticket.peer);
             }
         }
-        if let (Ok(()), Some((link, notice))) = (&outcome, notice) {
-            return self.notify_by_rail(link, Ticket { notice: Some(notice), ..ticket });
+        if let (Ok(()), Some(notice)) = (&outcome, notice) {
+            return self.notify_by_rail(Ticket { notice: Some(notice), ..ticket });
         }
         match self.peers.get(&ticket.peer).map(|peer| &peer.tie) {
             Some(Tie::Visit(_) | Tie::Here { .. }) => self.complete(ticket, outcome),

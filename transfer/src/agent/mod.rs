@@ -4,6 +4,7 @@ mod begin;
 mod board;
 mod card;
 mod chore;
+mod company;
 mod doorplate;
 mod events;
 mod explain;
@@ -12,6 +13,7 @@ mod home;
 mod lane;
 mod leftovers;
 mod lists;
+mod meet;
 mod notice;
 mod operations;
 mod options;
@@ -58,6 +60,7 @@ pub use notice::{LONGEST_NOTICE, Notice};
 pub use operations::{Done, MOST_OPERATIONS, Token};
 pub use options::AgentOptions;
 pub(crate) use protocol::Refusal;
+pub(crate) use route::Inner as Joined;
 pub use route::Route;
 
 /// Copies of less than this have a stream of their own, so that they do not wait behind

@@ -100,22 +100,6 @@ impl Operations {
         }
     }
 
-    /// Ends all that is under way by rails with a peer.
-    pub(super) fn fail_all_of(&mut self, peer: u32, error: impl Fn() -> Error) {
-        let is_of_it =
-            |begun: &Begun| begun.peer == peer && begun.path.is_none_or(|p| !p.is_local());
-        let tokens: Vec<_> = (0_u32..)
-            .zip(&self.slots)
-            .filter(
-                |(_, slot)| matches!(&slot.state, State::UnderWay { begun, .. } if is_of_it(begun)),
-            )
-            .map(|(number, slot)| Token { slot: number, round: slot.round })
-            .collect();
-        for token in tokens {
-            self.finish(token, Err(error()));
-        }
-    }
-
     /// What is known of one that is under way.
     pub(super) fn begun(&self, token: Token) -> Option<&Begun> {
         match self.slots.get(token.slot as usize).filter(|slot| slot.round == token.round) {

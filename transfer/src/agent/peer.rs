@@ -72,8 +72,9 @@ pub(super) struct Peer {
     /// What is mapped of its regions, by number and device.
     devices: HashMap<(u64, DeviceName), WeakMemory>,
     hosts: HashMap<u64, HostBuffer>,
-    /// By which rails it is known.
+    /// By which rails it is known, and by which of them it is told things.
     pub(super) links: Vec<u32>,
+    pub(super) speaker: Option<u32>,
     /// Why it is not to be reached by a fabric, where that was tried.
     pub(super) no_fabric: Option<String>,
 }
@@ -107,6 +108,7 @@ impl Peer {
             devices,
             hosts,
             links: Vec::new(),
+            speaker: None,
             no_fabric: None,
         })
     }

@@ -21,7 +21,7 @@ pub(super) const JOIN: &str = "join two regions";
 pub struct Route(pub(super) Arc<Inner>);
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(crate) struct Inner {
     pub(super) agent: [u8; 16],
     pub(super) peer: u32,
     /// Kept as long as bytes may go to or from it.

@@ -48,6 +48,32 @@ pub fn fallbacks() -> BTreeMap<&'static str, u64> {
     FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
+/// What becomes of rails between two agents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RailChange {
+    Lost,
+    Back,
+}
+
+static RAILS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+/// A rail was lost, or is back.
+pub(crate) fn count_rail(change: RailChange) {
+    RAILS[change as usize].fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often a rail to another agent was lost, in this process.
+#[must_use]
+pub fn rails_lost() -> u64 {
+    RAILS[RailChange::Lost as usize].load(Ordering::Relaxed)
+}
+
+/// How often one came back, in this process.
+#[must_use]
+pub fn rails_back() -> u64 {
+    RAILS[RailChange::Back as usize].load(Ordering::Relaxed)
+}
+
 /// What became of registrations for an agent's own use, in this process: all fabrics together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RegistrationCache {
@@ -98,6 +124,7 @@ pub fn registration_cache() -> RegistrationCache {
 /// let text = transfer::path::metrics();
 /// assert!(text.contains("fabricast_path_bytes_total{path=\"cuda-ipc\"}"));
 /// assert!(text.contains("fabricast_registration_cache_hits_total 0"));
+/// assert!(text.contains("fabricast_rail_lost_total 0"));
 /// ```
 #[must_use]
 pub fn metrics() -> String {
@@ -119,6 +146,14 @@ pub fn metrics() -> String {
     family(&mut text, "fabricast_path_fallback", help);
     for (reason, count) in fallbacks() {
         let _ = writeln!(text, "fabricast_path_fallback_total{{reason=\"{reason}\"}} {count}");
+    }
+    for (name, help, count) in [
+        ("lost", "Rails to other agents that were lost.", rails_lost()),
+        ("back", "Rails to other agents that were lost and came back.", rails_back()),
+    ] {
+        let name = format!("fabricast_rail_{name}");
+        family(&mut text, &name, help);
+        let _ = writeln!(text, "{name}_total {count}");
     }
     let RegistrationCache { hits, misses, evictions, bytes, entries } = registration_cache();
     for (name, help, count) in [

@@ -1,21 +1,24 @@
 //! The thread of a rail: it owns the endpoint, posts, polls, and passes on what it hears.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use fabric::{
-    Access, Address, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint,
-    HostMemory, MemoryRegion, MrMode, Outcome, Peer, QueueOptions, Waiting, Waker,
+    Access, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
+    MemoryRegion, MrMode, Outcome, Peer, QueueOptions, Waiting, Waker,
 };
 
+use super::aside::Aside;
 use super::guest::{Flying, Moving};
+use super::hearing::Hearing;
 use super::host::{Errand, Guest, Retiring};
-use super::links::Link;
-use super::message::{For, LONGEST, Message};
-use super::own::OwnUse;
+use super::links::{Away, Link};
+use super::message::{For, Frame, LONGEST, Message};
 use super::post::{Posted, Unsent};
+use super::presence::QUESTIONS;
 use super::staging::{Copies, Slots};
 use super::{Command, Report, START, Settings, Shared, lock};
 use crate::agent::Home;
@@ -27,7 +30,7 @@ const SENDS: usize = 64;
 /// Failures of the queue itself, without a success between them, after which it is of no use.
 const MOST_FAILURES: u32 = 1000;
 /// How often it is looked whether peers are there.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// The longest rest while a device copies, or something found no room.
 const SHORT: Duration = Duration::from_micros(50);
 /// Going to sleep and being woken costs tens of microseconds: while something is under way here,
@@ -35,9 +38,6 @@ const SHORT: Duration = Duration::from_micros(50);
 const EAGER: Duration = Duration::from_micros(200);
 /// And where nothing is, but somebody was heard of just now.
 const WAKEFUL: Duration = Duration::from_micros(50);
-/// How often one is asked whether it is there before it is lost.
-const QUESTIONS: u32 = 8;
-
 /// Who a message is for, or is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Party {
@@ -45,38 +45,6 @@ pub(super) enum Party {
     Guest(u64),
     /// One that was refused.
     Nobody,
-}
-
-/// Whether the other side of a session is there.
-#[derive(Debug)]
-pub(super) struct Presence {
-    heard: Instant,
-    asked: Instant,
-}
-
-impl Presence {
-    pub(super) fn new() -> Self {
-        let now = Instant::now();
-        Self { heard: now, asked: now }
-    }
-
-    pub(super) fn is_heard(&mut self) {
-        self.heard = Instant::now();
-    }
-
-    pub(super) fn is_lost(&self, now: Instant, after: Duration) -> bool {
-        now - self.heard > after
-    }
-
-    /// Is it to be asked now?
-    pub(super) fn asks(&mut self, now: Instant, lost_after: Duration) -> bool {
-        let often = lost_after / QUESTIONS;
-        let asks = now - self.heard > often && now - self.asked > often;
-        if asks {
-            self.asked = now;
-        }
-        asks
-    }
 }
 
 pub(super) struct Driver {
@@ -98,21 +66,27 @@ pub(super) struct Driver {
     /// Sessions that each peer's address is used by. It is removed when there is none, and nothing
     /// is under way to it: providers look at it until then.
     pub(super) peers: HashMap<Peer, usize>,
+    /// What is being done of what the agent told.
+    told: VecDeque<Command>,
     failures: u32,
     next_look: Instant,
     pub(super) next_rouse: Instant,
     /// A guest has asked for it.
     pub(super) awake_until: Instant,
     pub(super) lost_after: Duration,
-    /// What is registered for the agent's own use.
-    pub(super) own: OwnUse,
+    /// Where registrations go that are not needed any more.
+    pub(super) aside: Aside,
     pub(super) next_number: u64,
     // As a guest.
     pub(super) links: HashMap<u32, Link>,
+    /// Peers that are not there, and are tried again.
+    pub(super) away: HashMap<u32, Away>,
     pub(super) moves: BTreeMap<u64, Moving>,
     pub(super) flying: HashMap<u64, Flying>,
     /// Of those, what found no room in the provider's queue.
     pub(super) unposted: VecDeque<u64>,
+    /// What was posted and came to nothing since the connection broke: when it is posted again.
+    pub(super) resting: Vec<(Instant, u64)>,
     /// Of those, what has parts that have not begun.
     pub(super) pending: BTreeSet<u64>,
     pub(super) slots: Option<Slots>,
@@ -166,7 +140,7 @@ impl Driver {
             address,
             uses_tags,
             home,
-            shared,
+            shared: Arc::clone(&shared),
             inbox,
             outbox,
             posted: Vec::new(),
@@ -174,17 +148,20 @@ impl Driver {
             free_sends: (0..SENDS).collect(),
             waiting: VecDeque::new(),
             peers: HashMap::new(),
+            told: VecDeque::new(),
             failures: 0,
             next_look: Instant::now(),
             next_rouse: Instant::now(),
             awake_until: Instant::now(),
             lost_after: settings.lost_after,
-            own: OwnUse::new(&settings, domain.capabilities()),
+            aside: Aside::start(&shared)?,
             next_number: 1,
             links: HashMap::new(),
+            away: HashMap::new(),
             moves: BTreeMap::new(),
             flying: HashMap::new(),
             unposted: VecDeque::new(),
+            resting: Vec::new(),
             pending: BTreeSet::new(),
             slots: None,
             slots_generation: 0,
@@ -225,7 +202,9 @@ impl Driver {
     fn heard(&mut self, outcome: Outcome) {
         match outcome {
             Ok(completion) => {
-                self.failures = 0;
+                if self.failures < MOST_FAILURES {
+                    self.failures = 0;
+                }
                 if completion.operation.is_none() {
                     return;
                 }
@@ -250,7 +229,7 @@ impl Driver {
                     Some(Posted::Receive(buffer)) => self.receive_again(buffer),
                     Some(Posted::Send(buffer, to, _)) => {
                         self.free_sends.push(buffer);
-                        self.lose(to, &error.to_string());
+                        self.was_not_sent(to, &error.to_string());
                     }
                     Some(Posted::Data(chunk, _)) => {
                         let operation = match failure.kind {
@@ -278,42 +257,104 @@ impl Driver {
         if self.inbox.read(buffer * LONGEST, bytes).is_err() {
             return;
         }
-        let (session, message) = match Message::decode(bytes) {
-            Ok(decoded) => decoded,
-            Err(error) => {
-                tracing::debug!(%error, "a message that is none was left aside");
-                return;
-            }
-        };
-        match message.is_for() {
-            For::Host => self.host_hears(session, message),
-            For::Guest => self.guest_hears(session, message),
-            For::Either => {
-                let party = self.party(session);
-                match message {
-                    Message::Ping { number } => self.say(party, &Message::Pong { number }),
-                    Message::Bye => match party {
-                        Party::Guest(session) => self.guest_leaves(session),
-                        Party::Link(link) => self.lose_link(link, "it left"),
-                        Party::Nobody => {}
-                    },
-                    _ => {}
-                }
-            }
+        match Message::decode(bytes) {
+            Ok(frame) => self.take(frame),
+            Err(error) => tracing::debug!(%error, "a message that is none was left aside"),
         }
     }
 
-    /// Whom a session is with. That one was heard of.
-    fn party(&mut self, session: u64) -> Party {
-        if let Some(guest) = self.guests.get_mut(&session) {
-            guest.presence.is_heard();
+    /// Something came. It is looked at when it has its turn.
+    pub(super) fn take(&mut self, frame: Frame) {
+        let Frame { session, number, heard, message } = frame;
+        let party = self.party(session, message.is_for());
+        if self.has_been_silent(party) {
+            // What it had begun before is not gone on with when it is not reckoned with any more.
+            return self.lose(party, "it was silent for too long");
+        }
+        let now = Instant::now();
+        let Some((_, _, hearing)) = self.side_of(party) else {
+            return self.hear(party, session, message);
+        };
+        let heard = hearing.is_heard(heard).and_then(|()| match number {
+            0 => Ok(Some(message)),
+            number => hearing.hear(number, message, now),
+        });
+        let mut next = match heard {
+            Ok(next) => next,
+            Err(lie) => {
+                tracing::debug!(?lie, session, "what it says cannot be");
+                return self.give_up(party, "what it says cannot be");
+            }
+        };
+        while let Some(message) = next {
+            self.hear(party, session, message);
+            next = self.side_of(party).and_then(|(_, _, hearing)| hearing.take());
+        }
+        let owes = self.side_of(party).is_some_and(|(_, _, hearing)| hearing.owes(now));
+        if owes {
+            self.say(party, &Message::Pong { number: 0 });
+        }
+    }
+
+    fn hear(&mut self, party: Party, session: u64, message: Message) {
+        if matches!(party, Party::Guest(_)) && !matches!(message, Message::Hello { .. }) {
+            self.guest_is_there(session);
+        }
+        match (message.is_for(), message) {
+            (For::Host, message) => self.host_hears(session, message),
+            (For::Guest, message) => self.guest_hears(session, message),
+            (For::Either, Message::Ping { number }) => self.say(party, &Message::Pong { number }),
+            (For::Either, Message::Bye) => match party {
+                Party::Guest(session) => self.guest_leaves(session),
+                Party::Link(link) => self.give_up_link(link, "it left"),
+                Party::Nobody => {}
+            },
+            (For::Either, _) => {}
+        }
+    }
+
+    /// Whom a session is with.
+    fn party(&mut self, session: u64, is_for: For) -> Party {
+        if is_for != For::Guest && self.guests.contains_key(&session) {
             return Party::Guest(session);
         }
-        let link = self.links.iter_mut().find(|(_, link)| link.session == session);
-        link.map_or(Party::Nobody, |(number, link)| {
-            link.presence.is_heard();
-            Party::Link(*number)
-        })
+        let link = self.links.iter().find(|(_, link)| link.session == session);
+        match link {
+            Some((number, _)) if is_for != For::Host => Party::Link(*number),
+            _ => Party::Nobody,
+        }
+    }
+
+    /// One that is heard of now, if it is not lost already.
+    fn has_been_silent(&mut self, party: Party) -> bool {
+        let lost_after = self.lost_after;
+        let presence = match party {
+            Party::Link(link) => self.links.get_mut(&link).map(|link| &mut link.presence),
+            Party::Guest(session) => self.guests.get_mut(&session).map(|guest| &mut guest.presence),
+            Party::Nobody => None,
+        };
+        let Some(presence) = presence else { return false };
+        let is_lost = presence.is_lost(Instant::now(), lost_after);
+        presence.is_heard();
+        is_lost
+    }
+
+    /// For a side of a new session.
+    pub(super) fn new_hearing(&self) -> Hearing<Message> {
+        Hearing::new(self.first_pause(), self.lost_after / 2)
+    }
+
+    /// Before something is said again.
+    pub(super) fn first_pause(&self) -> Duration {
+        (self.lost_after / QUESTIONS).max(LOOK)
+    }
+
+    /// It is not to be trusted.
+    fn give_up(&mut self, party: Party, why: &str) {
+        match party {
+            Party::Link(link) => self.give_up_link(link, why),
+            other => self.lose(other, why),
+        }
     }
 
     /// The other side is not there any more, or does not do as it should.
@@ -328,27 +369,25 @@ impl Driver {
     // ------------------------------------------------------------------- the thread
 
     fn commands(&mut self) -> bool {
-        let commands = std::mem::take(&mut *lock(&self.shared.commands));
-        let has_any = !commands.is_empty();
-        for command in commands {
+        std::mem::swap(&mut *lock(&self.shared.commands), &mut self.told);
+        let has_any = !self.told.is_empty();
+        while let Some(command) = self.told.pop_front() {
             match command {
-                Command::Meet { link, identity, address, patience } => {
-                    self.meet(link, identity, Address(address), patience);
-                }
+                Command::Meet { link, target, patience } => self.meet(link, target, patience),
                 Command::Open { link, request, region, ticket, stages } => {
                     self.open(link, request, (region, ticket), stages);
                 }
                 Command::Move(told) => self.begin_move(*told),
-                Command::Register(buffer, rights, answer) => {
-                    let registered = match rights {
-                        Some(_) => self.register(&buffer, rights),
-                        None => self.register_own(buffer),
-                    };
-                    let _ = answer.try_send(registered);
+                Command::Enable(region, answer) => {
+                    let _ = answer.try_send(enable(&region, &self.endpoint));
                 }
                 Command::Retire { region, memory, buffer } => self.retire(region, memory, buffer),
                 Command::Taken { session, notices } => self.taken(session, notices),
                 Command::Leave { link } => self.leave(link),
+                #[cfg(test)]
+                Command::Fail => self.failures = MOST_FAILURES,
+                #[cfg(test)]
+                Command::Hold(until) => drop(until.recv()),
             }
         }
         has_any
@@ -362,17 +401,47 @@ impl Driver {
         self.next_look = now + LOOK;
         self.look_after_links(now);
         self.look_after_guests(now);
+        self.say_again(now);
+        self.wake_resting(now);
         self.sweep_peers(now);
-        self.own.let_go();
     }
 
-    pub(super) fn run(mut self) {
+    /// All that the thread does.
+    pub(super) fn serve(mut self) {
+        // However it ends, also by a panic: who waits for it is to know.
+        let _end = End { shared: Arc::clone(&self.shared), home: Arc::clone(&self.home) };
+        let ran = catch_unwind(AssertUnwindSafe(|| self.run()));
+        if ran.is_err() || !self.shared.is_over.load(Ordering::Acquire) {
+            self.give_all_up();
+        }
+        lock(&self.shared.own).end();
+        // What the fabric has yet ends with the endpoint.
+        drop(self);
+    }
+
+    /// Nothing more comes of this rail: others may go on with what can be gone on with.
+    fn give_all_up(&mut self) {
+        let why = "the rail's thread has ended";
+        let links: Vec<_> = self.links.keys().copied().collect();
+        links.into_iter().for_each(|link| self.give_up_link(link, why));
+        let guests: Vec<_> = self.guests.keys().copied().collect();
+        guests.into_iter().for_each(|session| self.lose_guest(session, why));
+        for (_, moving) in std::mem::take(&mut self.moves) {
+            let outcome = Err(Error::new("transfer", ErrorKind::Closed, why));
+            self.tell(Report::Done { ticket: moving.ticket, outcome });
+        }
+        // The agent takes back what it told and was not looked at.
+        let mut commands = lock(&self.shared.commands);
+        while let Some(command) = self.told.pop_back() {
+            commands.push_front(command);
+        }
+    }
+
+    fn run(&mut self) {
         /// Outcomes between two looks at everything else.
         const BATCH: usize = 64;
         let mut copied = Vec::new();
         let mut moved = Instant::now();
-        // However it ends, also by a panic: who waits for it is to know.
-        let _end = End { shared: Arc::clone(&self.shared), home: Arc::clone(&self.home) };
         while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MOST_FAILURES {
             let mut has_moved = self.commands();
             self.flush();

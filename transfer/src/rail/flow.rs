@@ -109,6 +109,22 @@ impl Flow {
         self.under_way -= 1;
     }
 
+    /// A part came to nothing, and what was begun of it can do no harm: it belongs to the
+    /// [rest](Self::take_rest).
+    pub(super) fn give_back(&mut self, part: Part) {
+        let Part { here, there, length } = part;
+        let block = match self.course.operation {
+            Operation::Put => Block { from: here, to: there, length },
+            Operation::Get => Block { from: there, to: here, length },
+        };
+        self.blocks.push_back(block);
+    }
+
+    /// What was not moved, of one that is over.
+    pub(super) fn take_rest(&mut self) -> VecDeque<Block> {
+        std::mem::take(&mut self.blocks)
+    }
+
     /// Nothing more of it is begun.
     pub(super) fn give_up(&mut self) {
         self.is_given_up = true;
@@ -167,6 +183,44 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever became of the parts, what is left are the bytes that none of them moved.
+        #[test]
+        fn what_is_left_is_what_was_not_moved(
+            lengths in proptest::collection::vec(0_u64..50, 0..20),
+            longest in 1_u64..20,
+            outcomes in proptest::collection::vec(any::<bool>(), 0..60),
+            is_get: bool,
+        ) {
+            let mut at = 0;
+            let mut blocks = VecDeque::new();
+            for length in &lengths {
+                blocks.push_back(Block { to: 7 + at, from: 1000 + at, length: *length });
+                at += length;
+            }
+            let operation = if is_get { Operation::Get } else { Operation::Put };
+            let mut flow = Flow::new(course(operation, true, true), blocks, longest);
+            let mut moved = vec![0; at as usize];
+            let mut count = |to: u64, from: u64, length: u64| {
+                assert_eq!(from - 1000, to - 7);
+                moved[(to - 7) as usize..][..length as usize].iter_mut().for_each(|n| *n += 1);
+            };
+            for is_moved in outcomes {
+                let Some(part) = flow.begin() else { break };
+                let (to, from) = if is_get { (part.here, part.there) } else { (part.there, part.here) };
+                match is_moved {
+                    true => count(to, from, part.length),
+                    false => flow.give_back(part),
+                }
+                flow.end();
+            }
+            flow.give_up();
+            prop_assert!(flow.is_over());
+            for block in flow.take_rest() {
+                count(block.to, block.from, block.length);
+            }
+            prop_assert!(moved.iter().all(|times| *times == 1), "{moved:?}");
+        }
+
         #[test]
         fn every_byte_is_in_one_part(
             lengths in proptest::collection::vec(0_u64..50, 0..20),

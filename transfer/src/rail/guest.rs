@@ -4,17 +4,16 @@ use std::time::{Duration, Instant};
 
 use fabric::{Options, TransferFlags};
 
-use super::driver::{Driver, Party};
+use super::driver::{Driver, LOOK, Party};
 use super::flow::{Course, Flow, Part, Stage};
 use super::host::AWAKE;
-use super::links::withdrawn;
 use super::message::{Chunk, Message};
+use super::replies::withdrawn;
 use super::staging::{SLOT, Slots, part};
 use super::{Bytes, Here, Move, Report};
 use crate::agent::{Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
-use crate::region::Buffer;
 
 /// Longest one-sided operation: so that others come between.
 const LONGEST_PART: u64 = 4 << 20;
@@ -22,6 +21,8 @@ const LONGEST_PART: u64 = 4 << 20;
 /// and few enough for a question and its answer to come through between them.
 const MOST_FLYING: usize = 48;
 const MOST_BYTES: u64 = 32 << 20;
+/// How often a part is posted that comes to nothing since the connection breaks.
+const MOST_POSTINGS: u32 = 64;
 
 /// A transfer that is under way.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(super) struct Moving {
     pub(super) bytes: Bytes,
     pub(super) flow: Flow,
     pub(super) failure: Option<Error>,
+    /// Why its peer is gone. What is not moved then may go another way.
+    pub(super) stranded: Option<String>,
     /// Its peer is gone: until when what was posted for it is waited for.
     pub(super) ends_by: Option<Instant>,
 }
@@ -42,8 +45,11 @@ pub(super) struct Flying {
     /// Its transfer, which may be given up already.
     of: u64,
     pub(super) link: u32,
+    /// With the peer, who may have another one by now.
+    pub(super) session: u64,
     part: Part,
     pub(super) stage: Stage,
+    postings: u32,
     here: Option<u32>,
     there: Option<u32>,
     /// Which of our staging memories `here` is a slot of.
@@ -67,17 +73,20 @@ impl Driver {
         let busy = self.links.iter().filter(|(_, link)| link.flying > 0);
         let busy: Vec<_> = busy.map(|(number, _)| *number).collect();
         for link in busy {
-            self.say(Party::Link(link), &Message::Rouse);
+            // One that does not take what was said before is not roused by saying more.
+            if !self.waiting.iter().any(|waiting| waiting.to == Party::Link(link)) {
+                self.say(Party::Link(link), &Message::Rouse);
+            }
         }
     }
 
     pub(super) fn begin_move(&mut self, told: Move) {
-        let Move { link: number, ticket, notice, bytes } = told;
         let refuse = |kind, why: &str| Err(Error::new("transfer", kind, why));
-        let Some(link) = self.links.get_mut(&number) else {
-            let outcome = refuse(ErrorKind::Closed, "it is not there any more");
-            return self.tell(Report::Done { ticket, outcome });
+        let Some(link) = self.links.get_mut(&told.link).filter(|link| link.is_up()) else {
+            let why = "it is not there any more".to_owned();
+            return self.tell(Report::Stranded { told: Box::new(told), why });
         };
+        let Move { link: number, ticket, notice, bytes } = told;
         let Some(bytes) = bytes else {
             return match notice {
                 Some(notice) => {
@@ -116,8 +125,9 @@ impl Driver {
         let mut bytes = bytes;
         let flow = Flow::new(course, std::mem::take(&mut bytes.blocks), longest);
         let key = self.number();
-        let (link, failure, ends_by) = (number, None, None);
-        let moving = Moving { link, ticket, notice, bytes, flow, failure, ends_by };
+        let (failure, stranded, ends_by) = (None, None, None);
+        let moving =
+            Moving { link: number, ticket, notice, bytes, flow, failure, stranded, ends_by };
         let is_over = moving.flow.is_over();
         self.moves.insert(key, moving);
         if is_over {
@@ -137,10 +147,7 @@ impl Driver {
     }
 
     fn make_slots(&mut self) -> Result<Slots> {
-        Slots::new(|buffer| {
-            let region = self.register(&Buffer::Host(buffer.clone()), None)?;
-            region.ok_or_else(|| Error::new("transfer", ErrorKind::Failed, "not registered"))
-        })
+        Slots::new(|buffer| self.register_slots(buffer, None))
     }
 
     /// Begins parts for which there is room, and posts what found none. True if any was.
@@ -184,8 +191,19 @@ impl Driver {
         link.flying += 1;
         link.bytes += part.length;
         let (stage, generation) = (course.first(), self.slots_generation);
+        let session = link.session;
         let chunk = self.number();
-        let flying = Flying { of: key, link: number, part, stage, here, there, generation };
+        let flying = Flying {
+            of: key,
+            link: number,
+            session,
+            part,
+            stage,
+            postings: 0,
+            here,
+            there,
+            generation,
+        };
         self.flying.insert(chunk, flying);
         self.go(chunk);
         true
@@ -214,7 +232,8 @@ impl Driver {
         let gone = || Error::new("transfer", ErrorKind::Closed, "it is not there any more");
         let flying = self.flying.get(&chunk).ok_or_else(gone)?;
         let moving = self.moves.get(&flying.of).ok_or_else(gone)?;
-        let link = self.links.get(&flying.link).ok_or_else(gone)?;
+        // Copies on this side go on without it.
+        let link = self.links.get(&flying.link).filter(|link| link.session == flying.session);
         let Part { here, there, length } = flying.part;
         match flying.stage {
             Stage::Fetch | Stage::Store => {
@@ -250,6 +269,7 @@ impl Driver {
                 Ok(true)
             }
             Stage::Write | Stage::Read => {
+                let link = link.ok_or_else(gone)?;
                 let operation = moving.bytes.operation;
                 let name = if operation == Operation::Put { "put" } else { "get" };
                 let of_fabric = |error| Error::of_fabric(name, error);
@@ -300,26 +320,77 @@ impl Driver {
     /// A part is through with a stage.
     pub(super) fn stage_is_over(&mut self, chunk: u64, outcome: Result<()>) {
         let Some(flying) = self.flying.get_mut(&chunk) else { return };
-        let of = flying.of;
-        if let (Ok(()), Some(link)) = (&outcome, self.links.get_mut(&flying.link)) {
-            link.presence.is_heard();
-        }
-        let next = match (&outcome, self.moves.get(&of)) {
-            (Ok(()), Some(moving)) if moving.failure.is_none() => {
-                moving.flow.course.after(flying.stage)
+        let (of, stage) = (flying.of, flying.stage);
+        let link = self.links.get_mut(&flying.link);
+        let mut link = link.filter(|link| link.session == flying.session);
+        let moving = self.moves.get_mut(&of).filter(|moving| moving.failure.is_none());
+        let Some(moving) = moving else { return self.end_part(chunk) };
+        match outcome {
+            Ok(()) => {
+                if let Some(link) = &mut link {
+                    link.presence.is_seen();
+                }
+                match moving.flow.course.after(stage) {
+                    None => self.end_part(chunk),
+                    // Without the peer only what a device does here can be gone on with.
+                    Some(next) if link.is_some() || next == Stage::Store => {
+                        flying.stage = next;
+                        flying.postings = 0;
+                        self.go(chunk);
+                    }
+                    Some(_) => self.give_part_back(chunk),
+                }
             }
-            _ => None,
-        };
-        if let Some(next) = next {
-            flying.stage = next;
-            self.go(chunk);
-            return;
+            // The provider has it no more, and it may be half done: it is done again, onto the same
+            // bytes, and whoever waits for the transfer waits for that.
+            Err(error)
+                if matches!(stage, Stage::Write | Stage::Read)
+                    && matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
+            {
+                flying.postings += 1;
+                match link {
+                    Some(_) if flying.postings < MOST_POSTINGS => {
+                        self.resting.push((Instant::now() + LOOK, chunk));
+                    }
+                    Some(_) => self.fail_part(chunk, error),
+                    None => self.give_part_back(chunk),
+                }
+            }
+            Err(error) => self.fail_part(chunk, error),
         }
-        if let (Err(error), Some(moving)) = (outcome, self.moves.get_mut(&of)) {
+    }
+
+    /// A part failed, and its transfer with it.
+    pub(super) fn fail_part(&mut self, chunk: u64, error: Error) {
+        let of = self.flying.get(&chunk).map(|flying| flying.of);
+        if let Some(moving) = of.and_then(|of| self.moves.get_mut(&of)) {
             moving.flow.give_up();
             moving.failure.get_or_insert(error);
         }
         self.end_part(chunk);
+    }
+
+    /// A part of a transfer whose peer is gone was not moved, and nothing is under way for it.
+    pub(super) fn give_part_back(&mut self, chunk: u64) {
+        let flying = self.flying.get(&chunk).map(|flying| (flying.of, flying.part));
+        if let Some((of, part)) = flying
+            && let Some(moving) = self.moves.get_mut(&of)
+        {
+            moving.flow.give_back(part);
+        }
+        self.end_part(chunk);
+    }
+
+    /// Posts again what came to nothing a while ago.
+    pub(super) fn wake_resting(&mut self, now: Instant) {
+        let unposted = &mut self.unposted;
+        self.resting.retain(|(until, chunk)| {
+            let stays = now < *until;
+            if !stays {
+                unposted.push_back(*chunk);
+            }
+            stays
+        });
     }
 
     /// Nothing is under way any more for a part: its slots are free, and its transfer is over if it
@@ -333,7 +404,8 @@ impl Driver {
         if !is_ours && !self.flying.values().any(|other| other.generation == flying.generation) {
             self.slots_aside.remove(&flying.generation);
         }
-        if let Some(link) = self.links.get_mut(&flying.link) {
+        let link = self.links.get_mut(&flying.link);
+        if let Some(link) = link.filter(|link| link.session == flying.session) {
             link.flying -= 1;
             link.bytes -= flying.part.length;
             if let (Some(slot), Some(slots)) = (flying.there, &mut link.slots) {
@@ -375,20 +447,26 @@ impl Driver {
     fn end_move(&mut self, key: u64) {
         self.pending.remove(&key);
         let Some(moving) = self.moves.remove(&key) else { return };
-        let Moving { link: number, ticket, notice, bytes, failure, .. } = moving;
+        let Moving { link: number, ticket, notice, mut bytes, mut flow, failure, stranded, .. } =
+            moving;
         let region = bytes.there.region;
-        drop(bytes);
-        match (failure, notice, self.links.get_mut(&number)) {
-            (Some(error), ..) => self.tell(Report::Done { ticket, outcome: Err(error) }),
-            (None, None, _) => self.tell(Report::Done { ticket, outcome: Ok(()) }),
-            (None, Some(notice), Some(link)) => {
-                link.unsent.push_back((ticket, notice));
-                self.send_notices(number);
-            }
-            (None, Some(_), None) => {
-                let outcome = Err(Error::new("tell a peer", ErrorKind::Closed, "it is gone"));
-                self.tell(Report::Done { ticket, outcome });
-            }
+        bytes.blocks = flow.take_rest();
+        let is_all = bytes.blocks.is_empty();
+        match (failure, notice) {
+            (Some(error), _) => self.tell(Report::Done { ticket, outcome: Err(error) }),
+            (None, None) if is_all => self.tell(Report::Done { ticket, outcome: Ok(()) }),
+            (None, notice) => match (stranded, self.links.get_mut(&number), notice) {
+                (None, Some(link), Some(notice)) => {
+                    link.unsent.push_back((ticket, notice));
+                    self.send_notices(number);
+                }
+                (why, _, notice) => {
+                    let why = why.unwrap_or_else(|| "it is gone".to_owned());
+                    let bytes = (!is_all).then_some(bytes);
+                    let told = Box::new(Move { link: number, ticket, notice, bytes });
+                    self.tell(Report::Stranded { told, why });
+                }
+            },
         }
         self.release(number, region);
     }

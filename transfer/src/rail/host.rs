@@ -1,17 +1,19 @@
 //! What a rail does for others: guests come, ask for regions, stage by way of memory that they were
 //! given, and leave notices.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion, Peer};
 
-use super::driver::{Driver, Party, Presence};
+use super::driver::{Driver, Party};
+use super::hearing::Hearing;
 use super::message::{Chunk, Message};
+use super::presence::Presence;
 use super::staging::{SLOT, SLOTS, part};
 use super::{Report, lock};
-use crate::agent::{Event, Notice, Refusal};
+use crate::agent::{Notice, Refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::region::{Buffer, Registered, Rights};
@@ -41,8 +43,12 @@ pub(super) struct Guest {
     number: u64,
     pub(super) peer: Peer,
     pub(super) presence: Presence,
+    pub(super) hearing: Hearing<Message>,
     identity: [u8; 16],
+    visit: u64,
     label: String,
+    /// It heard that it is welcome. Before it may give up and come again, and is told of to nobody.
+    has_come: bool,
     opened: HashSet<u64>,
     staging: Option<(HostBuffer, MemoryRegion)>,
     errands: usize,
@@ -73,11 +79,10 @@ pub(super) struct Retiring {
 
 impl Driver {
     pub(super) fn host_hears(&mut self, session: u64, message: Message) {
-        if let Message::Hello { to, from, label, address, .. } = message {
-            return self.welcome(session, to, from, label, Address(address));
+        if let Message::Hello { to, from, visit, label, address, .. } = message {
+            return self.welcome(session, to, (from, visit), label, Address(address));
         }
         let Some(guest) = self.guests.get_mut(&session) else { return };
-        guest.presence.is_heard();
         let party = Party::Guest(session);
         match message {
             Message::Open { request, region, ticket } => {
@@ -114,12 +119,13 @@ impl Driver {
         &mut self,
         session: u64,
         to: [u8; 16],
-        from: [u8; 16],
+        (from, visit): ([u8; 16], u64),
         label: String,
         address: Address,
     ) {
         if self.guests.contains_key(&session) {
-            return;
+            // It did not hear the answer.
+            return self.say_welcome(session);
         }
         let Ok(peer) = self.enter_peer(&address) else {
             tracing::debug!(label, "one came with an address that is none");
@@ -134,16 +140,25 @@ impl Driver {
         };
         if let Some(refusal) = refusal {
             let message = Message::Refused { request: 0, refusal };
-            self.say_to(Party::Nobody, peer, message.encode(session));
+            self.say_to(Party::Nobody, peer, message.encode(session, 0, 0));
             return self.leave_peer(peer);
         }
+        // One that has come is gone only when this one is there.
+        let earlier = self
+            .guests
+            .iter()
+            .find(|(_, guest)| (guest.identity, guest.visit) == (from, visit) && !guest.has_come);
+        let earlier = earlier.map(|(session, _)| *session);
         let number = self.number();
         let guest = Guest {
             number,
             peer,
             presence: Presence::new(),
+            hearing: self.new_hearing(),
             identity: from,
-            label: label.clone(),
+            visit,
+            label,
+            has_come: false,
             opened: HashSet::new(),
             staging: None,
             errands: 0,
@@ -152,7 +167,31 @@ impl Driver {
             taken: 0,
         };
         self.guests.insert(session, guest);
-        self.tell(Report::Happened(Event::Joined { from, label }));
+        if let Some(earlier) = earlier {
+            self.end_guest(earlier, AFTER_A_LOSS, "it came again");
+        }
+        self.say_welcome(session);
+    }
+
+    /// A guest said something that is no hello: it is there, and hears us.
+    pub(super) fn guest_is_there(&mut self, session: u64) {
+        let Some(guest) = self.guests.get_mut(&session).filter(|guest| !guest.has_come) else {
+            return;
+        };
+        guest.has_come = true;
+        let (number, from, visit) = (guest.number, guest.identity, guest.visit);
+        let label = guest.label.clone();
+        self.tell(Report::Came { session, from, visit, label });
+        // It lost us, and we did not notice.
+        let earlier = self.guests.iter().find(|(_, guest)| {
+            (guest.identity, guest.visit) == (from, visit) && guest.number < number
+        });
+        if let Some(earlier) = earlier.map(|(session, _)| *session) {
+            self.lose_guest(earlier, "it came again");
+        }
+    }
+
+    fn say_welcome(&mut self, session: u64) {
         let welcome = Message::Welcome { label: self.home.label.clone(), may_send: WINDOW };
         self.say(Party::Guest(session), &welcome);
     }
@@ -179,12 +218,10 @@ impl Driver {
             }
             self.is_released(*region, session);
         }
-        let is_dead = keep == AFTER_A_LOSS;
-        self.tell(Report::Happened(Event::Left {
-            from: guest.identity,
-            label: guest.label,
-            is_dead,
-        }));
+        let lost = (keep == AFTER_A_LOSS).then(|| why.to_owned());
+        if guest.has_come {
+            self.tell(Report::Gone { session, lost });
+        }
         if let Some((buffer, memory)) = guest.staging {
             let (buffer, memory) = (Buffer::Host(buffer), Some(memory));
             let retiring = Retiring { at_it: HashSet::new(), _memory: memory, _buffer: buffer };
@@ -195,7 +232,8 @@ impl Driver {
 
     fn leave_behind(&mut self, until: Instant, what: Retiring) {
         if self.left_behind.len() >= MOST_LEFT_BEHIND {
-            self.left_behind.pop_front();
+            let oldest = self.left_behind.pop_front();
+            self.aside.let_go(oldest);
         }
         self.left_behind.push_back((until, what));
     }
@@ -214,7 +252,12 @@ impl Driver {
         for session in asked {
             self.say(Party::Guest(session), &Message::Ping { number: 0 });
         }
-        self.left_behind.retain(|(until, _)| now < *until);
+        if self.left_behind.iter().any(|(until, _)| now >= *until) {
+            let (stays, goes): (VecDeque<_>, VecDeque<_>) =
+                self.left_behind.drain(..).partition(|(until, _)| now < *until);
+            self.left_behind = stays;
+            self.aside.let_go(goes);
+        }
         self.haunted.retain(|_, until| now < *until);
     }
 
@@ -236,10 +279,7 @@ impl Driver {
             return Err(Error::new(operation, ErrorKind::TooMany, detail));
         }
         let buffer = HostBuffer::new(SLOT * u64::from(SLOTS))?;
-        let memory = self.register(&Buffer::Host(buffer.clone()), Some(Rights::ALL))?;
-        let memory = memory.ok_or_else(|| {
-            Error::new(operation, ErrorKind::Failed, "the host's memory is not registered")
-        })?;
+        let memory = self.register_slots(&buffer, Some(Rights::ALL))?;
         let described = memory.describe().map_err(of_fabric)?.encode();
         if let Some(guest) = self.guests.get_mut(&session) {
             guest.staging = Some((buffer, memory));
@@ -386,21 +426,33 @@ impl Driver {
         let errands = &self.errands;
         let is_copied =
             |region: u64| errands.values().any(|e| e.region.descriptor.number == region);
+        let is_over = |(region, retiring): (&u64, &Retiring)| {
+            (retiring.at_it.is_empty() && !is_copied(*region)).then_some(*region)
+        };
+        let over: Vec<_> = self.retiring.iter().filter_map(is_over).collect();
+        let over: Vec<_> =
+            over.into_iter().filter_map(|region| self.retiring.remove_entry(&region)).collect();
         let mut open = lock(&self.shared.retiring);
-        self.retiring.retain(|region, retiring| {
-            let stays = !retiring.at_it.is_empty() || is_copied(*region);
-            if !stays {
-                open.remove(region);
-                return false;
-            }
+        for (region, retiring) in &self.retiring {
             let guests = retiring.at_it.iter().filter_map(|session| self.guests.get(session));
             let mut who: Vec<_> = guests.map(|guest| guest.label.clone()).collect();
             if who.is_empty() {
                 who.push("a copy of ours".to_owned());
             }
             open.insert(*region, who);
-            true
-        });
+        }
+        for (region, _) in &over {
+            open.insert(*region, vec!["the rail".to_owned()]);
+        }
+        drop(open);
+        for (region, retiring) in over {
+            // Not as long as the fabric has it.
+            let shared = Arc::clone(&self.shared);
+            self.aside.run(move || {
+                drop(retiring);
+                lock(&shared.retiring).remove(&region);
+            });
+        }
     }
 
     /// What waits to be sent to one that is gone.

@@ -1,22 +1,31 @@
-//! Hosts, as a rail knows them that visits them: getting to know them, hearing them, losing them.
+//! Hosts, as a rail knows them that visits them: getting to know them, losing them, and trying them
+//! again.
+//!
+//! A link is one peer at one rail, under the same number as long as the agent does not leave it. Each
+//! time that the peer is met the two have a new session. What the agent had asked for is asked for
+//! again before it is told that the link is up, so that whoever joined by it need not join again.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use fabric::{Address, Peer, RemoteMemory, RemoteRegion};
+use fabric::{Address, Peer, RemoteMemory};
 
-use super::driver::{Driver, Party, Presence};
+use super::again::Tries;
+use super::driver::{Driver, LOOK, Party};
 use super::flow::Stage;
 use super::guest::Moving;
+use super::hearing::Hearing;
 use super::message::Message;
-use super::{PATIENCE, Report};
+use super::presence::Presence;
+use super::{Move, PATIENCE, Report, Target};
 use crate::agent::{Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 use crate::share::random;
 
-/// What a host may say of its staging memory.
-const MOST_SLOTS: u32 = 1024;
-const LEAST_SLOT: u64 = 4096;
+const MEET: &str = "connect to an agent";
+const OPEN: &str = "open a region";
+/// Marks requests of the link itself, which asks again for what the agent had asked for.
+const OWN_REQUEST: u64 = 1 << 63;
 
 /// Staging memory of a host's.
 #[derive(Debug)]
@@ -26,23 +35,58 @@ pub(super) struct TheirSlots {
     pub(super) free: Vec<u32>,
 }
 
+/// A region that the agent wants to reach.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    ticket: u64,
+    pub(super) stages: bool,
+}
+
 /// What was asked of a host.
 #[derive(Debug)]
-struct Asked {
-    stages: bool,
+pub(super) struct Asked {
+    pub(super) region: u64,
+    pub(super) wanted: Wanted,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    /// Until when it may take to say welcome, and when it is asked again.
+    Meeting {
+        until: Instant,
+        asks: Instant,
+    },
+    /// It did. Regions are asked for that were known by an earlier session.
+    Opening,
+    Up,
+}
+
+/// How a session ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Parting {
+    /// The agent wants nothing more of it.
+    Left,
+    /// It says so itself, or is not to be trusted. It is tried again only when the agent asks.
+    Gone,
+    /// It does not answer, and is tried again.
+    Lost,
 }
 
 /// A host, as its guest knows it.
 #[derive(Debug)]
 pub(super) struct Link {
+    target: Target,
     pub(super) session: u64,
     pub(super) peer: Peer,
     pub(super) presence: Presence,
-    /// Until when it may take to say welcome; None when it did.
-    meets_until: Option<Instant>,
-    asked: HashMap<u64, Asked>,
+    pub(super) hearing: Hearing<Message>,
+    pub(super) state: State,
+    /// The agent waits for it.
+    is_awaited: bool,
+    tries: Option<Tries>,
+    pub(super) asked: HashMap<u64, Asked>,
     /// Regions that it was asked for, and those of them that it withdrew.
-    opened: HashSet<u64>,
+    pub(super) wanted: HashMap<u64, Wanted>,
     pub(super) withdrawn: HashSet<u64>,
     pub(super) slots: Option<TheirSlots>,
     /// Parts, and their bytes, that are under way.
@@ -57,35 +101,97 @@ pub(super) struct Link {
     pub(super) may_send: u64,
 }
 
+impl Link {
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.state, State::Up)
+    }
+
+    pub(super) fn is_met(&self) -> bool {
+        !matches!(self.state, State::Meeting { .. })
+    }
+
+    /// The agent waits for its answer.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.is_awaited && !self.is_met()
+    }
+}
+
+/// A host that is not there.
+#[derive(Debug)]
+pub(super) struct Away {
+    target: Target,
+    /// None where it is not tried again.
+    tries: Option<Tries>,
+    wanted: HashMap<u64, Wanted>,
+    withdrawn: HashSet<u64>,
+}
+
 impl Driver {
     // ------------------------------------------------------------------- meeting
 
-    pub(super) fn meet(
-        &mut self,
-        number: u32,
-        identity: [u8; 16],
-        address: Address,
-        patience: Duration,
-    ) {
-        let session = match random("connect to an agent") {
-            Ok(random) => u64::from_le_bytes(std::array::from_fn(|at| random[at])),
-            Err(error) => return self.tell(Report::Met { link: number, outcome: Err(error) }),
-        };
-        let peer = match self.enter_peer(&address) {
-            Ok(peer) => peer,
+    /// The agent wants to know a peer: for the first time, or again.
+    pub(super) fn meet(&mut self, number: u32, target: Target, patience: Duration) {
+        if let Some(link) = self.links.get_mut(&number) {
+            // It is back, or is tried just now.
+            match link.state {
+                State::Up => self.tell(Report::Up { link: number }),
+                _ => link.is_awaited = true,
+            }
+            return;
+        }
+        if self.is_haunted(number) {
+            let detail = "what was begun with it is not over";
+            let error = Error::new(MEET, ErrorKind::Closed, detail);
+            return self.tell(Report::Down { link: number, error });
+        }
+        let away = self.away.remove(&number).unwrap_or_else(|| Away {
+            target,
+            tries: None,
+            wanted: HashMap::new(),
+            withdrawn: HashSet::new(),
+        });
+        self.approach(number, away, patience, true);
+    }
+
+    /// What was begun with a peer that was lost, and is not over yet, would come back with it: when
+    /// transfers are reported that began later. So it is not met before.
+    fn is_haunted(&self, number: u32) -> bool {
+        self.flying.values().any(|flying| flying.link == number)
+    }
+
+    /// Says hello.
+    fn approach(&mut self, number: u32, away: Away, patience: Duration, is_awaited: bool) {
+        let address = Address(away.target.address.clone());
+        let entered = random(MEET).and_then(|random| {
+            let peer = self.enter_peer(&address);
+            let peer = peer.map_err(|error| Error::of_fabric(MEET, error))?;
+            Ok((u64::from_le_bytes(std::array::from_fn(|at| random[at])), peer))
+        });
+        let now = Instant::now();
+        let (session, peer) = match entered {
+            Ok(entered) => entered,
             Err(error) => {
-                let outcome = Err(Error::of_fabric("connect to an agent", error));
-                return self.tell(Report::Met { link: number, outcome });
+                let tries = away.tries.unwrap_or_else(|| Tries::new(now));
+                self.away.insert(number, Away { tries: Some(tries), ..away });
+                if is_awaited {
+                    self.tell(Report::Down { link: number, error });
+                }
+                return;
             }
         };
+        let Away { target, tries, wanted, withdrawn, .. } = away;
         let link = Link {
+            target,
             session,
             peer,
             presence: Presence::new(),
-            meets_until: Some(Instant::now() + patience),
+            hearing: self.new_hearing(),
+            state: State::Meeting { until: now + patience, asks: now },
+            is_awaited,
+            tries,
             asked: HashMap::new(),
-            opened: HashSet::new(),
-            withdrawn: HashSet::new(),
+            wanted,
+            withdrawn,
             slots: None,
             flying: 0,
             bytes: 0,
@@ -96,14 +202,65 @@ impl Driver {
             may_send: 0,
         };
         self.links.insert(number, link);
+        self.say_hello(number, now);
+    }
+
+    fn say_hello(&mut self, number: u32, now: Instant) {
+        let pause = self.first_pause();
+        let Some(link) = self.links.get_mut(&number) else { return };
+        if let State::Meeting { asks, .. } = &mut link.state {
+            *asks = now + pause;
+        }
+        let (to, visit) = (link.target.identity, link.target.visit);
+        // What the provider has yet is not lost.
+        if self.is_saying(Party::Link(number)) {
+            return;
+        }
         let hello = Message::Hello {
-            to: identity,
+            to,
             from: self.home.identity,
             node: self.home.node,
+            visit,
             label: self.home.label.clone(),
             address: self.address().to_vec(),
         };
         self.say(Party::Link(number), &hello);
+    }
+
+    /// It said welcome.
+    pub(super) fn is_met(&mut self, number: u32, may_send: u64) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        link.may_send = may_send;
+        link.state = State::Opening;
+        // So it knows that it was heard.
+        self.say(Party::Link(number), &Message::Pong { number: 0 });
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let wanted: Vec<_> =
+            link.wanted.iter().map(|(region, wanted)| (*region, *wanted)).collect();
+        for (region, Wanted { ticket, stages }) in wanted {
+            let request = OWN_REQUEST | self.number();
+            self.ask_for(number, request, region, Wanted { ticket, stages });
+        }
+        self.look_whether_open(number);
+    }
+
+    fn ask_for(&mut self, number: u32, request: u64, region: u64, wanted: Wanted) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        link.asked.insert(request, Asked { region, wanted });
+        let open = Message::Open { request, region, ticket: wanted.ticket };
+        self.say(Party::Link(number), &open);
+    }
+
+    /// All that was known by an earlier session is open again.
+    fn look_whether_open(&mut self, number: u32) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let is_opening = |request: &u64| request & OWN_REQUEST != 0;
+        if !matches!(link.state, State::Opening) || link.asked.keys().any(is_opening) {
+            return;
+        }
+        link.state = State::Up;
+        (link.tries, link.is_awaited) = (None, false);
+        self.tell(Report::Up { link: number });
     }
 
     pub(super) fn open(
@@ -113,215 +270,218 @@ impl Driver {
         (region, ticket): (u64, u64),
         stages: bool,
     ) {
-        let Some(link) = self.links.get_mut(&number) else {
-            let outcome = Err(Error::new("open a region", ErrorKind::Closed, "it is not there"));
-            return self.tell(Report::Opened { request, outcome });
-        };
-        // From now on it may say that it withdrew it, in whatever order that comes.
-        link.opened.insert(region);
-        link.asked.insert(request, Asked { stages });
-        self.say(Party::Link(number), &Message::Open { request, region, ticket });
+        let known = self.links.get(&number).map(|link| (link.is_met(), &link.wanted));
+        let is_met = known.is_some_and(|(is_met, _)| is_met);
+        let wanted = known.map(|(_, wanted)| wanted);
+        let wanted = wanted.or_else(|| self.away.get(&number).map(|away| &away.wanted));
+        // One that needs staging does so for good.
+        let before = wanted.and_then(|wanted| wanted.get(&region));
+        let stages = stages || before.is_some_and(|before| before.stages);
+        let wanted = Wanted { ticket, stages };
+        if is_met {
+            return self.ask_for(number, request, region, wanted);
+        }
+        // It is asked for when the peer is met. What is known to be there is not another one.
+        let wants = self.links.get_mut(&number).map(|link| &mut link.wanted);
+        let wants = wants.or_else(|| self.away.get_mut(&number).map(|away| &mut away.wanted));
+        if let Some(wants) = wants {
+            wants.entry(region).or_insert(wanted).stages |= stages;
+        }
+        let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "it is not there"));
+        self.tell(Report::Opened { link: number, region, request, outcome });
     }
+
+    /// An answer to a request.
+    pub(super) fn is_answered(&mut self, number: u32, request: u64, outcome: Result<()>) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let Some(Asked { region, wanted }) = link.asked.remove(&request) else { return };
+        let is_own = request & OWN_REQUEST != 0;
+        match &outcome {
+            Ok(()) => drop(link.wanted.insert(region, wanted)),
+            Err(error) if is_own && error.kind() == ErrorKind::Stale => {
+                link.wanted.remove(&region);
+            }
+            Err(_) => {}
+        }
+        let request = if is_own { 0 } else { request };
+        self.tell(Report::Opened { link: number, region, request, outcome });
+        self.look_whether_open(number);
+    }
+
+    // ------------------------------------------------------------------- losing
 
     pub(super) fn leave(&mut self, number: u32) {
         if let Some(link) = self.links.get(&number) {
-            let (peer, bye) = (link.peer, Message::Bye.encode(link.session));
+            let (peer, bye) = (link.peer, Message::Bye.encode(link.session, 0, 0));
             // It may be sent when the link is gone here.
             self.say_to(Party::Nobody, peer, bye);
         }
-        self.drop_link(number, "it was left");
+        let left = Error::new("leave a peer", ErrorKind::Closed, "it was left");
+        self.part(number, Parting::Left, left);
+        self.away.remove(&number);
     }
 
     pub(super) fn lose_link(&mut self, number: u32, why: &str) {
-        if self.links.contains_key(&number) {
-            self.drop_link(number, why);
-            self.tell(Report::Lost { link: number, why: why.to_owned() });
-        }
+        self.part(number, Parting::Lost, Error::new(MEET, ErrorKind::Closed, why));
     }
 
-    fn drop_link(&mut self, number: u32, why: &str) {
+    /// It left, or tells lies.
+    pub(super) fn give_up_link(&mut self, number: u32, why: &str) {
+        self.part(number, Parting::Gone, Error::new(MEET, ErrorKind::Closed, why));
+    }
+
+    /// A session ends.
+    pub(super) fn part(&mut self, number: u32, parting: Parting, error: Error) {
         let Some(link) = self.links.remove(&number) else { return };
-        let closed = |operation| Error::new(operation, ErrorKind::Closed, why);
-        if link.meets_until.is_some() {
-            let outcome = Err(closed("connect to an agent"));
-            self.tell(Report::Met { link: number, outcome });
+        let why = error.reason();
+        let closed = |operation| Error::new(operation, ErrorKind::Closed, why.as_str());
+        let now = Instant::now();
+        if parting != Parting::Left {
+            let tries = match parting {
+                Parting::Gone => None,
+                _ => {
+                    let mut tries = link.tries.unwrap_or_else(|| Tries::new(now));
+                    tries.failed(now);
+                    Some(tries)
+                }
+            };
+            let (wanted, withdrawn) = (link.wanted.clone(), link.withdrawn.clone());
+            let target = link.target.clone();
+            self.away.insert(number, Away { target, tries, wanted, withdrawn });
+            // A try that came to nothing is nothing new.
+            if link.is_up() || link.is_awaited {
+                self.tell(Report::Down { link: number, error });
+            }
         }
-        for request in link.asked.into_keys() {
-            self.tell(Report::Opened { request, outcome: Err(closed("open a region")) });
+        for (request, Asked { region, .. }) in link.asked {
+            if request & OWN_REQUEST == 0 {
+                let outcome = Err(closed(OPEN));
+                self.tell(Report::Opened { link: number, region, request, outcome });
+            }
         }
-        let unsent = link.unsent.into_iter().map(|(ticket, _)| ticket);
-        for ticket in link.unheard.into_iter().chain(unsent) {
-            self.tell(Report::Done { ticket, outcome: Err(closed("tell a peer")) });
+        for ticket in link.unheard {
+            let detail = format!("{why}; it is not known whether it heard");
+            let outcome = Err(Error::new("tell a peer", ErrorKind::Closed, detail));
+            self.tell(Report::Done { ticket, outcome });
         }
-        // What was posted, or is copied by a device, may still touch the memory of the transfer and
-        // of its slot: it is over when that is. What waited for the peer, or was not posted, is.
-        let over = self.flying.iter().filter(|(_, flying)| flying.link == number);
-        let over: Vec<_> = over
-            .filter(|(key, flying)| {
-                matches!(flying.stage, Stage::Ask | Stage::Deliver) || self.unposted.contains(key)
-            })
-            .map(|(key, _)| *key)
-            .collect();
-        let until = Instant::now() + PATIENCE;
-        for moving in self.moves.values_mut().filter(|moving| moving.link == number) {
-            moving.flow.give_up();
-            moving.failure.get_or_insert_with(|| closed("transfer"));
-            moving.ends_by = Some(until);
+        for (ticket, notice) in link.unsent {
+            if parting == Parting::Left {
+                let outcome = Err(closed("tell a peer"));
+                self.tell(Report::Done { ticket, outcome });
+            } else {
+                let told = Move { link: number, ticket, notice: Some(notice), bytes: None };
+                self.tell(Report::Stranded { told: Box::new(told), why: why.clone() });
+            }
         }
-        for key in over {
-            self.unposted.retain(|other| *other != key);
-            self.end_part(key);
-        }
+        self.strand_moves(number, parting, &why);
         self.set_slots_aside(number);
         self.end_moves();
         self.forget_waiting(Party::Link(number));
         self.leave_peer(link.peer);
     }
 
-    pub(super) fn look_after_links(&mut self, now: Instant) {
-        let lost_after = self.lost_after;
-        let (mut lost, mut ask) = (Vec::new(), Vec::new());
-        for (number, link) in &mut self.links {
-            if link.meets_until.is_some_and(|end| now >= end) {
-                lost.push((*number, "it did not answer in time"));
-            } else if link.meets_until.is_none() {
-                if link.presence.is_lost(now, lost_after) {
-                    lost.push((*number, "it does not answer any more"));
-                } else if link.presence.asks(now, lost_after) {
-                    ask.push(*number);
-                }
+    /// What was posted, or is copied by a device, may still touch the memory of the transfer and of
+    /// its slot: it is over when that is. What waited for the peer, or was not posted, is. All that
+    /// was not moved then may go another way.
+    fn strand_moves(&mut self, number: u32, parting: Parting, why: &str) {
+        let until = Instant::now() + PATIENCE;
+        let closed = || Error::new("transfer", ErrorKind::Closed, why);
+        for moving in self.moves.values_mut().filter(|moving| moving.link == number) {
+            moving.flow.give_up();
+            moving.ends_by.get_or_insert(until);
+            if parting == Parting::Left {
+                moving.failure.get_or_insert_with(closed);
+            } else {
+                moving.stranded.get_or_insert_with(|| why.to_owned());
             }
         }
-        for (number, why) in lost {
-            self.lose_link(number, why);
+        let unposted: HashSet<_> = self.unposted.iter().copied().collect();
+        let resting: HashSet<_> = self.resting.iter().map(|(_, chunk)| *chunk).collect();
+        let over = self.flying.iter().filter(|(_, flying)| flying.link == number);
+        let over: Vec<_> = over
+            .filter(|(key, flying)| {
+                matches!(flying.stage, Stage::Ask | Stage::Deliver)
+                    || unposted.contains(key)
+                    || resting.contains(key)
+            })
+            .map(|(key, flying)| (*key, flying.stage))
+            .collect();
+        for (key, stage) in over {
+            self.unposted.retain(|other| *other != key);
+            self.resting.retain(|(_, other)| *other != key);
+            match stage {
+                // It may copy from its slot yet, when nobody here reckons with it any more.
+                Stage::Deliver => {
+                    let detail = format!("{why}; it is not known whether it took what was sent");
+                    self.fail_part(key, Error::new("put", ErrorKind::Closed, detail));
+                }
+                _ => self.give_part_back(key),
+            }
         }
-        // Of a peer that is gone, and what was posted for it does not come back.
+    }
+
+    // ------------------------------------------------------------------- looking after them
+
+    pub(super) fn look_after_links(&mut self, now: Instant) {
+        let lost_after = self.lost_after;
+        let (mut late, mut lost, mut ask, mut hello) = (vec![], vec![], vec![], vec![]);
+        for (number, link) in &mut self.links {
+            match link.state {
+                State::Meeting { until, .. } if now >= until => late.push(*number),
+                State::Meeting { asks, .. } if now >= asks => hello.push(*number),
+                State::Meeting { .. } => {}
+                _ if link.presence.is_lost(now, lost_after) => lost.push(*number),
+                _ if link.presence.asks(now, lost_after) => ask.push(*number),
+                _ => {}
+            }
+        }
+        for number in late {
+            let detail = "it did not answer in time";
+            self.part(number, Parting::Lost, Error::new(MEET, ErrorKind::DeadlineExceeded, detail));
+        }
+        for number in lost {
+            self.lose_link(number, "it does not answer any more");
+        }
+        for number in hello {
+            self.say_hello(number, now);
+        }
+        for number in ask {
+            self.say(Party::Link(number), &Message::Ping { number: 0 });
+        }
+        self.end_late_moves(now);
+        self.try_again(now);
+    }
+
+    /// Transfers with a peer that is gone, what was posted for which does not come back.
+    fn end_late_moves(&mut self, now: Instant) {
         let late = |moving: &Moving| moving.ends_by.is_some_and(|end| now >= end);
         let late: Vec<_> =
             self.moves.iter().filter(|(_, moving)| late(moving)).map(|(key, _)| *key).collect();
         for key in late {
+            self.pending.remove(&key);
             let Some(moving) = self.moves.remove(&key) else { continue };
             let detail = "the peer is gone, and what was under way may still touch the memory";
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, detail));
             self.tell(Report::Done { ticket: moving.ticket, outcome });
         }
-        for number in ask {
-            self.say(Party::Link(number), &Message::Ping { number: 0 });
-        }
     }
 
-    // ------------------------------------------------------------------- hearing
-
-    pub(super) fn guest_hears(&mut self, session: u64, message: Message) {
-        let mut links = self.links.iter_mut().filter(|(_, link)| link.session == session);
-        let Some((number, link)) = links.next().map(|(number, link)| (*number, link)) else {
-            return;
-        };
-        link.presence.is_heard();
-        match message {
-            Message::Welcome { may_send, .. } if link.meets_until.take().is_some() => {
-                link.may_send = may_send;
-                self.tell(Report::Met { link: number, outcome: Ok(()) });
+    /// Tries those that are away and have their time.
+    fn try_again(&mut self, now: Instant) {
+        let mut due = Vec::new();
+        for (number, away) in &mut self.away {
+            if self.flying.values().any(|flying| flying.link == *number) {
+                continue;
             }
-            Message::Refused { request: 0, .. } if link.meets_until.is_none() => {
-                self.lose_link(number, "it does not let us in any more");
+            if away.tries.as_mut().is_some_and(|tries| tries.is_due(now)) {
+                due.push(*number);
             }
-            Message::Refused { request: 0, refusal } => {
-                let outcome = Err(refusal.into_error("connect to an agent"));
-                link.meets_until = None;
-                self.tell(Report::Met { link: number, outcome });
-                self.drop_link(number, "it does not let us in");
+        }
+        let patience = self.lost_after.max(2 * LOOK);
+        for number in due {
+            if let Some(away) = self.away.remove(&number) {
+                self.approach(number, away, patience, false);
             }
-            Message::Refused { request, refusal } if link.asked.remove(&request).is_some() => {
-                let outcome = Err(refusal.into_error("open a region"));
-                self.tell(Report::Opened { request, outcome });
-            }
-            Message::Opened { request } => match link.asked.get(&request) {
-                Some(Asked { stages: true }) if link.slots.is_none() => {
-                    self.say(Party::Link(number), &Message::Stage { request });
-                }
-                Some(_) => {
-                    link.asked.remove(&request);
-                    self.tell(Report::Opened { request, outcome: Ok(()) });
-                }
-                None => {}
-            },
-            Message::Staging { request, slots, slot_length, memory }
-                if link.asked.remove(&request).is_some() =>
-            {
-                let outcome = self.take_staging(number, slots, slot_length, &memory);
-                self.tell(Report::Opened { request, outcome });
-            }
-            Message::Done { number: chunk, refusal } => {
-                let is_ours = self.flying.get(&chunk).is_some_and(|flying| {
-                    flying.link == number && matches!(flying.stage, Stage::Ask | Stage::Deliver)
-                });
-                if is_ours {
-                    let refused = refusal.map(|refusal| refusal.into_error("transfer"));
-                    self.stage_is_over(chunk, refused.map_or(Ok(()), Err));
-                }
-            }
-            Message::Heard { notices, may_send } => {
-                let known = link.sent - link.unheard.len() as u64;
-                if notices > link.sent {
-                    return self.lose_link(number, "it heard notices that were not sent");
-                }
-                link.may_send = link.may_send.max(may_send);
-                // Not all providers keep the order: an older one may come later.
-                let more = notices.saturating_sub(known) as usize;
-                let heard: Vec<_> = link.unheard.drain(..more).collect();
-                for ticket in heard {
-                    self.tell(Report::Done { ticket, outcome: Ok(()) });
-                }
-                self.send_notices(number);
-            }
-            Message::Withdrawn { region } if link.opened.contains(&region) => {
-                link.withdrawn.insert(region);
-                self.tell(Report::Withdrawn { link: number, region });
-                for moving in self.moves.values_mut() {
-                    if moving.link == number && moving.bytes.there.region == region {
-                        moving.flow.give_up();
-                        moving.failure.get_or_insert_with(withdrawn);
-                    }
-                }
-                self.end_moves();
-                self.release(number, region);
-            }
-            _ => {}
         }
     }
-
-    fn take_staging(&mut self, number: u32, slots: u32, length: u64, memory: &[u8]) -> Result<()> {
-        let operation = "open a region";
-        let of_fabric = |error| Error::of_fabric(operation, error);
-        let remote = RemoteRegion::decode(memory).map_err(of_fabric)?;
-        let memory = self.domain.attach(&remote).map_err(of_fabric)?;
-        let is_good = (1..=MOST_SLOTS).contains(&slots)
-            && length >= LEAST_SLOT
-            && length.checked_mul(u64::from(slots)).is_some_and(|all| all <= memory.len());
-        if !is_good {
-            let detail = format!("{slots} slots of {length} bytes in {}", memory.len());
-            return Err(Error::new(operation, ErrorKind::Malformed, detail));
-        }
-        if let Some(link) = self.links.get_mut(&number) {
-            let free = (0..slots).rev().collect();
-            link.slots.get_or_insert(TheirSlots { memory, length, free });
-        }
-        Ok(())
-    }
-
-    /// Tells the host that nothing is under way any more with a region that it withdrew.
-    pub(super) fn release(&mut self, number: u32, region: u64) {
-        let is_busy =
-            |moving: &Moving| moving.link == number && moving.bytes.there.region == region;
-        let is_withdrawn =
-            self.links.get(&number).is_some_and(|link| link.withdrawn.contains(&region));
-        if is_withdrawn && !self.moves.values().any(is_busy) {
-            self.say(Party::Link(number), &Message::Released { region });
-        }
-    }
-}
-
-pub(super) fn withdrawn() -> Error {
-    Error::new("transfer", ErrorKind::Stale, "the region was withdrawn")
 }

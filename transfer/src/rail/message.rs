@@ -1,12 +1,14 @@
 //! What agents say to each other by a fabric.
 //!
 //! Every message begins as descriptors do (`FcRM`), then has the number of its session (8), which
-//! who came made at random, and what it is (1). A *guest* came to put and get; its *host* has
-//! the regions.
+//! who came made at random, its own number (8), up to which number the other side was heard (8), and
+//! what it is (1). Those that have a number are [said until they are heard](super::hearing); those
+//! whose number is zero begin or end a session, or are worth nothing later. A *guest* came to put and
+//! get; its *host* has the regions.
 //!
 //! | | from | message | its parts |
 //! |---|---|---|---|
-//! | 1 | guest | hello | who is looked for 16, who comes 16, its node 16, label, address |
+//! | 1 | guest | hello | who is looked for 16, who comes 16, its node 16, visit 8, label, address |
 //! | 2 | guest | open | request 8, region 8, ticket 8 |
 //! | 3 | guest | stage | request 8 |
 //! | 4 | guest | notice | number 8, tag 8, data |
@@ -14,7 +16,7 @@
 //! | 6 | guest | fetch: from the region to the slot | chunk |
 //! | 7 | guest | released | region 8 |
 //! | 8 | both | ping | number 8 |
-//! | 9 | both | pong | number 8 |
+//! | 9 | both | pong: also to tell what was heard | number 8 |
 //! | 10 | both | bye | |
 //! | 11 | host | welcome | label, notices that may be sent 8 |
 //! | 12 | host | opened | request 8 |
@@ -25,13 +27,14 @@
 //! | 17 | host | withdrawn | region 8 |
 //! | 18 | guest | rouse: to stay awake for a while | |
 //!
-//! A chunk is its number 8, region 8, ticket 8, slot 4, offset 8, length 8.
+//! A visit is all that one agent does at another, by however many rails: each has a session of its
+//! own, and a rail that comes back has another one. A chunk is its number 8, region 8, ticket 8, slot 4, offset 8, length 8.
 
 use crate::agent::{LONGEST_LABEL, LONGEST_NOTICE, Notice, Refusal};
 use crate::error::Result;
 use crate::wire::{Form, Reader, put_counted};
 
-const FORM: Form = Form { magic: *b"FcRM", version: 1, operation: "read a message" };
+const FORM: Form = Form { magic: *b"FcRM", version: 2, operation: "read a message" };
 /// As long as a message can be.
 pub(crate) const LONGEST: usize = 4096;
 pub(crate) const LONGEST_ADDRESS: usize = 512;
@@ -53,24 +56,78 @@ pub(super) struct Chunk {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Message {
-    Hello { to: [u8; 16], from: [u8; 16], node: [u8; 16], label: String, address: Vec<u8> },
-    Open { request: u64, region: u64, ticket: u64 },
-    Stage { request: u64 },
-    Notice { number: u64, notice: Notice },
+    Hello {
+        to: [u8; 16],
+        from: [u8; 16],
+        node: [u8; 16],
+        visit: u64,
+        label: String,
+        address: Vec<u8>,
+    },
+    Open {
+        request: u64,
+        region: u64,
+        ticket: u64,
+    },
+    Stage {
+        request: u64,
+    },
+    Notice {
+        number: u64,
+        notice: Notice,
+    },
     Deliver(Chunk),
     Fetch(Chunk),
-    Released { region: u64 },
-    Ping { number: u64 },
-    Pong { number: u64 },
+    Released {
+        region: u64,
+    },
+    Ping {
+        number: u64,
+    },
+    Pong {
+        number: u64,
+    },
     Bye,
-    Welcome { label: String, may_send: u64 },
-    Opened { request: u64 },
-    Staging { request: u64, slots: u32, slot_length: u64, memory: Vec<u8> },
-    Refused { request: u64, refusal: Refusal },
-    Done { number: u64, refusal: Option<Refusal> },
-    Heard { notices: u64, may_send: u64 },
-    Withdrawn { region: u64 },
+    Welcome {
+        label: String,
+        may_send: u64,
+    },
+    Opened {
+        request: u64,
+    },
+    Staging {
+        request: u64,
+        slots: u32,
+        slot_length: u64,
+        memory: Vec<u8>,
+    },
+    Refused {
+        request: u64,
+        refusal: Refusal,
+    },
+    Done {
+        number: u64,
+        refusal: Option<Refusal>,
+    },
+    Heard {
+        notices: u64,
+        may_send: u64,
+    },
+    Withdrawn {
+        region: u64,
+    },
     Rouse,
+}
+
+/// A message, as it travels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) session: u64,
+    /// Zero if it need not be heard.
+    pub(super) number: u64,
+    /// Up to which number the other side was heard.
+    pub(super) heard: u64,
+    pub(super) message: Message,
 }
 
 /// Whom a message is for.
@@ -135,14 +192,29 @@ impl Message {
         }
     }
 
-    pub(super) fn encode(&self, session: u64) -> Vec<u8> {
+    /// Is it said until it is heard?
+    pub(super) fn is_numbered(&self) -> bool {
+        !matches!(
+            self,
+            Self::Hello { .. }
+                | Self::Welcome { .. }
+                | Self::Refused { request: 0, .. }
+                | Self::Ping { .. }
+                | Self::Pong { .. }
+                | Self::Bye
+                | Self::Rouse
+        )
+    }
+
+    pub(super) fn encode(&self, session: u64, number: u64, heard: u64) -> Vec<u8> {
         let mut bytes = FORM.begin();
-        bytes.extend(session.to_le_bytes());
+        [session, number, heard].iter().for_each(|word| bytes.extend(word.to_le_bytes()));
         bytes.push(self.code());
         let mut words = |words: &[u64]| words.iter().for_each(|w| bytes.extend(w.to_le_bytes()));
         match self {
-            Self::Hello { to, from, node, label, address } => {
+            Self::Hello { to, from, node, visit, label, address } => {
                 [to, from, node].into_iter().for_each(|name| bytes.extend(name));
+                bytes.extend(visit.to_le_bytes());
                 put_counted(&mut bytes, label.as_bytes());
                 put_counted(&mut bytes, address);
             }
@@ -184,10 +256,10 @@ impl Message {
         FORM.seal(bytes).unwrap_or_default()
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, believing nothing: the session, and what is said.
-    pub(super) fn decode(bytes: &[u8]) -> Result<(u64, Self)> {
+    /// Reads what [`encode`](Self::encode) wrote, believing nothing.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Frame> {
         let mut reader = FORM.open(bytes)?;
-        let session = reader.u64()?;
+        let (session, number, heard) = (reader.u64()?, reader.u64()?, reader.u64()?);
         let [code] = reader.take()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let message = match code {
@@ -195,6 +267,7 @@ impl Message {
                 to: reader.take()?,
                 from: reader.take()?,
                 node: reader.take()?,
+                visit: reader.u64()?,
                 label: text(reader.counted(LONGEST_LABEL)?),
                 address: reader.counted(LONGEST_ADDRESS)?.to_vec(),
             },
@@ -241,89 +314,12 @@ impl Message {
             _ => return Err(FORM.malformed("nothing that is known here")),
         };
         reader.finish()?;
-        Ok((session, message))
+        if message.is_numbered() != (number != 0) {
+            return Err(FORM.malformed("a number where there is none, or none where there is one"));
+        }
+        Ok(Frame { session, number, heard, message })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::error::ErrorKind;
-
-    fn all() -> Vec<Message> {
-        let chunk = Chunk { number: 1, region: 2, ticket: 3, slot: 4, offset: 5, length: 6 };
-        let refusal = Refusal { kind: ErrorKind::Stale, why: "it is gone".to_owned() };
-        vec![
-            Message::Hello {
-                to: [1; 16],
-                from: [2; 16],
-                node: [3; 16],
-                label: "prefill 0".to_owned(),
-                address: vec![4; 16],
-            },
-            Message::Open { request: 1, region: 2, ticket: 3 },
-            Message::Stage { request: 9 },
-            Message::Notice { number: 7, notice: Notice::new(5, b"layer 3").unwrap() },
-            Message::Deliver(chunk),
-            Message::Fetch(chunk),
-            Message::Released { region: 8 },
-            Message::Ping { number: 1 },
-            Message::Pong { number: 2 },
-            Message::Bye,
-            Message::Welcome { label: "decode".to_owned(), may_send: 64 },
-            Message::Opened { request: 3 },
-            Message::Staging { request: 4, slots: 8, slot_length: 1 << 20, memory: vec![1; 90] },
-            Message::Refused { request: 5, refusal: refusal.clone() },
-            Message::Done { number: 6, refusal: Some(refusal) },
-            Message::Done { number: 6, refusal: None },
-            Message::Heard { notices: 3, may_send: 67 },
-            Message::Withdrawn { region: 3 },
-            Message::Rouse,
-        ]
-    }
-
-    #[test]
-    fn what_was_written_is_read_and_none_is_longer_than_can_be() {
-        for message in all() {
-            let bytes = message.encode(77);
-            assert!(bytes.len() < LONGEST);
-            assert_eq!(Message::decode(&bytes).unwrap(), (77, message));
-        }
-    }
-
-    #[test]
-    fn every_truncation_and_every_changed_byte_is_noticed() {
-        for message in all() {
-            let bytes = message.encode(77);
-            for length in 0..bytes.len() {
-                assert!(Message::decode(&bytes[..length]).is_err(), "{message:?}, {length}");
-            }
-            for at in 0..bytes.len() {
-                let mut changed = bytes.clone();
-                changed[at] ^= 0x10;
-                assert!(Message::decode(&changed).is_err(), "{message:?}, byte {at}");
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn garbage_with_a_good_frame_never_panics(
-            code in 0..20_u8,
-            body in proptest::collection::vec(any::<u8>(), 0..300),
-        ) {
-            let mut bytes = FORM.begin();
-            bytes.extend([0; 8]);
-            bytes.push(code);
-            bytes.extend(body);
-            let bytes = FORM.seal(bytes).unwrap();
-            if let Ok((session, message)) = Message::decode(&bytes) {
-                // Texts that are none are made some.
-                let again = Message::decode(&message.encode(session)).unwrap();
-                prop_assert_eq!(again, (session, message));
-            }
-        }
-    }
-}
+mod tests;

@@ -2,40 +2,47 @@
 //!
 //! Each rail is one domain of one provider with a thread of its own, which posts, polls, answers
 //! peers and has devices copy what the fabric cannot reach. The agent tells it what to do and is
-//! told what became of it. [`message`] is what two rails say to each other, [`flow`] is how a
-//! transfer is cut, [`cache`] is what stays registered; none of them knows a fabric.
+//! told what became of it. [`message`] is what two rails say to each other and [`hearing`] sees to it
+//! that it is heard, [`flow`] is how a transfer is cut, [`again`] when a peer that was lost is tried
+//! again, [`cache`] is what stays registered; none of them knows a fabric.
 
+mod again;
+mod aside;
 mod cache;
 mod driver;
 mod flow;
 mod guest;
+mod hearing;
 mod host;
 mod links;
 mod memory;
 mod message;
 mod own;
 mod post;
+mod presence;
+mod replies;
 mod staging;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::{Caps, Domain, MemoryRegion, MrMode, Offer, RemoteMemory, Waker};
+use fabric::{Capabilities, Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
 use gpu::{Block, Memory};
 
-use crate::agent::{Event, FabricAddress, Home, Notice, Ticket};
+use crate::agent::{FabricAddress, Home, Joined, Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
-use crate::region::{Buffer, Registered, Rights};
+use crate::region::Buffer;
 
 pub(crate) use cache::Limits;
 pub(crate) use memory::is_reachable;
+use own::OwnUse;
 
 const START: &str = "start a rail";
 /// A rail answers at once, unless its provider hangs.
@@ -78,6 +85,15 @@ pub(crate) struct There {
     pub(crate) memory: Option<RemoteMemory>,
 }
 
+/// Who is looked for, and where.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) identity: [u8; 16],
+    pub(crate) address: Vec<u8>,
+    /// The same for all rails by which one peer is visited.
+    pub(crate) visit: u64,
+}
+
 /// A transfer, or a notice alone.
 #[derive(Debug)]
 pub(crate) struct Move {
@@ -93,18 +109,18 @@ pub(crate) struct Bytes {
     pub(crate) here: Here,
     pub(crate) there: There,
     pub(crate) blocks: VecDeque<Block>,
-    /// Kept until the last byte has moved.
-    pub(crate) _local: Arc<Registered>,
+    /// Kept until the last byte has moved, and what another rail goes on with.
+    pub(crate) joined: Arc<Joined>,
 }
 
 /// What a rail is told to do.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// To get to know another agent.
+    /// To get to know another agent, or to look again whether it is there. The answer is `Up` or
+    /// `Down`.
     Meet {
         link: u32,
-        identity: [u8; 16],
-        address: Vec<u8>,
+        target: Target,
         patience: Duration,
     },
     /// To ask whether a region is there, and for staging memory if that is needed.
@@ -116,9 +132,8 @@ pub(crate) enum Command {
         stages: bool,
     },
     Move(Box<Move>),
-    /// To register memory, for peers with these rights or for own use; the answer goes the other
-    /// way.
-    Register(Buffer, Option<Rights>, SyncSender<Result<Option<MemoryRegion>>>),
+    /// To enable a registration that is bound to the endpoint; the answer goes the other way.
+    Enable(MemoryRegion, SyncSender<fabric::Result<()>>),
     /// A region is not to be reached any more. It is let go of when all peers know.
     Retire {
         region: u64,
@@ -133,16 +148,30 @@ pub(crate) enum Command {
     Leave {
         link: u32,
     },
+    /// To end as if the provider had failed, or to hear and say nothing until the other end of this is
+    /// dropped.
+    #[cfg(test)]
+    Fail,
+    #[cfg(test)]
+    Hold(std::sync::mpsc::Receiver<()>),
 }
 
 /// What a rail tells.
 #[derive(Debug)]
 pub(crate) enum Report {
-    Met {
+    /// The peer is there, and all regions are open that were before. It may come back by itself.
+    Up {
         link: u32,
-        outcome: Result<()>,
     },
+    /// It does not answer, or not any more; or it is another one.
+    Down {
+        link: u32,
+        error: Error,
+    },
+    /// An answer to a request, or, unasked, what became of a region that was open before.
     Opened {
+        link: u32,
+        region: u64,
         request: u64,
         outcome: Result<()>,
     },
@@ -150,17 +179,27 @@ pub(crate) enum Report {
         ticket: Ticket,
         outcome: Result<()>,
     },
+    /// The link was lost with this much not done, and nothing of it under way.
+    Stranded {
+        told: Box<Move>,
+        why: String,
+    },
     Withdrawn {
         link: u32,
         region: u64,
     },
-    /// The peer does not answer any more, or is another one.
-    Lost {
-        link: u32,
-        why: String,
+    /// A guest came: this session of a visit.
+    Came {
+        session: u64,
+        from: [u8; 16],
+        visit: u64,
+        label: String,
     },
-    /// A guest came, or is gone.
-    Happened(Event),
+    /// A session of a guest is over: it said so, or why it was lost.
+    Gone {
+        session: u64,
+        lost: Option<String>,
+    },
     Notice {
         session: u64,
         from: [u8; 16],
@@ -169,15 +208,34 @@ pub(crate) enum Report {
 }
 
 /// What an agent and its rail share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Shared {
     commands: Mutex<VecDeque<Command>>,
     reports: Mutex<VecDeque<Report>>,
     /// Regions that peers may still be at, each with who that is.
     retiring: Mutex<HashMap<u64, Vec<String>>>,
+    /// What is registered for the agent's own use.
+    own: Mutex<OwnUse>,
+    /// Held by whoever registers memory for own use: one after the other, so that no more is kept
+    /// than may be.
+    registering: Mutex<()>,
     is_over: AtomicBool,
     /// The thread is gone: nothing more comes of it.
     has_ended: AtomicBool,
+}
+
+impl Shared {
+    fn new(settings: &Settings, facts: &Capabilities) -> Self {
+        Self {
+            commands: Mutex::default(),
+            reports: Mutex::default(),
+            retiring: Mutex::default(),
+            own: Mutex::new(OwnUse::new(settings, facts)),
+            registering: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -189,8 +247,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Line {
     shared: Arc<Shared>,
     waker: Waker,
-    /// Where memory can be registered by any thread; None where it is bound to the endpoint.
-    domain: Option<Domain>,
+    domain: Domain,
 }
 
 impl Line {
@@ -212,44 +269,6 @@ impl Line {
             return None;
         }
         lock(&self.shared.retiring).get(&region).and_then(|who| who.first().cloned())
-    }
-
-    /// Registers memory with the rail's domain: for peers with these rights, or for own use, and
-    /// then what was registered before may be used again. None for memory that no fabric reaches.
-    pub(crate) fn register(
-        &self,
-        buffer: &Buffer,
-        rights: Option<Rights>,
-    ) -> Result<Option<MemoryRegion>> {
-        if !is_reachable(buffer) {
-            return Ok(None);
-        }
-        if let (Some(domain), Some(_)) = (&self.domain, rights) {
-            // It can take seconds, in which the rail's thread has peers to answer.
-            let registered =
-                memory::register(domain, Arc::new(buffer.clone()), memory::access(rights))
-                    .and_then(|region| {
-                        if region.is_registered() {
-                            region.enable()?;
-                        }
-                        Ok(region)
-                    });
-            match registered {
-                Ok(region) => return Ok(Some(region)),
-                // The thread can make room.
-                Err(error) if error.kind() == fabric::ErrorKind::ResourceExhausted => {}
-                Err(error) => return Err(Error::of_fabric("register a region", error)),
-            }
-        }
-        let (answer, answered) = sync_channel(1);
-        self.tell(Command::Register(buffer.clone(), rights, answer));
-        answered.recv_timeout(PATIENCE).unwrap_or_else(|error| {
-            let kind = match error {
-                RecvTimeoutError::Timeout => ErrorKind::DeadlineExceeded,
-                RecvTimeoutError::Disconnected => ErrorKind::Closed,
-            };
-            Err(Error::new("register a region", kind, "the rail does not answer"))
-        })
     }
 }
 
@@ -276,7 +295,7 @@ impl Rail {
     ) -> Result<Self> {
         let of_fabric = |error| Error::of_fabric(START, error);
         let domain = Domain::open(offer).map_err(of_fabric)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
         let driver = driver::Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), settings)?;
         let address = driver.address().to_vec();
         let waker = driver.waker();
@@ -286,10 +305,9 @@ impl Rail {
         let takes_devices = facts.caps.contains(Caps::DEVICE_MEMORY);
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
         let thread = thread
-            .spawn(move || driver.run())
+            .spawn(move || driver.serve())
             .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
-        let is_bound = domain.capabilities().mr_mode.contains(MrMode::ENDPOINT);
-        let line = Line { shared, waker, domain: (!is_bound).then(|| domain.clone()) };
+        let line = Line { shared, waker, domain: domain.clone() };
         Ok(Self {
             line,
             provider,
@@ -304,6 +322,11 @@ impl Rail {
     /// Its thread is gone, and with it all that was under way.
     pub(crate) fn has_ended(&self) -> bool {
         self.line.shared.has_ended.load(Ordering::Acquire)
+    }
+
+    /// What the thread was told and did not look at any more, before it ended.
+    pub(crate) fn unheeded(&self) -> VecDeque<Command> {
+        std::mem::take(&mut *lock(&self.line.shared.commands))
     }
 
     pub(crate) fn has_reports(&self) -> bool {

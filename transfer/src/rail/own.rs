@@ -14,14 +14,16 @@
 //! with one each, each would take the others for users.
 
 use std::collections::HashMap;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use fabric::{Access, Capabilities, MemoryRegion, RegistrationOptions};
+use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
 use super::cache::{Cache, Kept, Span};
 use super::driver::{Driver, enable};
-use super::{Settings, memory};
+use super::{Command, Line, PATIENCE, Settings, lock, memory};
 use crate::error::{Error, Result};
+use crate::host::HostBuffer;
 use crate::path::RegistrationCache;
 use crate::path::metrics::count_registrations;
 use crate::region::{Buffer, Rights};
@@ -90,6 +92,8 @@ pub(super) struct OwnUse {
     told: RegistrationCache,
     /// None where the provider asks for no registration: then there is nothing to keep.
     options: Option<RegistrationOptions>,
+    /// The rail's thread is gone: nothing more is kept.
+    has_ended: bool,
 }
 
 impl OwnUse {
@@ -99,7 +103,25 @@ impl OwnUse {
             cache: Cache::new(settings.kept),
             told: RegistrationCache::default(),
             options: is_needed.then(|| RegistrationOptions::new(Access::LOCAL)),
+            has_ended: false,
         }
+    }
+
+    pub(super) fn is_keeping(&self) -> bool {
+        self.options.is_some()
+    }
+
+    /// Lets go of all, and keeps nothing more.
+    pub(super) fn end(&mut self) {
+        self.has_ended = true;
+        self.cache.let_go(|_, _| true);
+        self.tell();
+    }
+
+    fn evict_unused(&mut self) -> bool {
+        let has_any = self.cache.evict_unused();
+        self.tell();
+        has_any
     }
 
     /// Lets go of memory that nobody else has a handle to any more.
@@ -116,73 +138,126 @@ impl OwnUse {
 
 impl Drop for OwnUse {
     fn drop(&mut self) {
-        self.cache.let_go(|_, _| true);
-        self.tell();
+        self.end();
     }
 }
 
-impl Driver {
-    /// Registers memory for whoever asks, and enables it where that is a step of its own.
-    pub(super) fn register(
-        &mut self,
+impl Line {
+    /// Registers memory with the rail's domain: for peers with these rights, or for own use, and
+    /// then what was registered before may be used again. None for memory that no fabric reaches.
+    ///
+    /// It can take many seconds, and is done by who calls: the rail's thread has peers to answer.
+    pub(crate) fn register(
+        &self,
         buffer: &Buffer,
         rights: Option<Rights>,
     ) -> Result<Option<MemoryRegion>> {
         if !memory::is_reachable(buffer) {
             return Ok(None);
         }
-        let options = memory::access(rights).into();
-        self.register_with(&Arc::new(buffer.clone()), &options).map(Some)
+        match rights {
+            Some(_) => {
+                let options = memory::access(rights).into();
+                self.register_with(&Arc::new(buffer.clone()), &options).map(Some)
+            }
+            None => self.register_own(buffer).map(Some),
+        }
+    }
+
+    /// Registers memory for own use, unless it is registered so.
+    fn register_own(&self, buffer: &Buffer) -> Result<MemoryRegion> {
+        let Some(options) = lock(&self.shared.own).options.clone() else {
+            let options = memory::access(None).into();
+            return self.register_with(&Arc::new(buffer.clone()), &options);
+        };
+        let _one_at_a_time = lock(&self.shared.registering);
+        let owner = Owner::of(buffer);
+        let wanted = Span { owner, range: 0..buffer.length(), access: Access::LOCAL };
+        let has_room = {
+            let mut own = lock(&self.shared.own);
+            own.let_go();
+            // All of a buffer is registered, so what is found begins where it does.
+            let found = own.cache.find(&wanted).map(|(found, _)| found.region.clone());
+            own.tell();
+            if let Some(found) = found {
+                return Ok(found);
+            }
+            // Before: what is pinned must not be more than the limit even for a while.
+            own.cache.make_room(buffer.length())
+        };
+        if !has_room {
+            return self.register_with(&Arc::new(buffer.clone()), &options);
+        }
+        let buffer = handle_for_caches(owner, buffer.clone());
+        let region = self.register_with(&buffer, &options)?;
+        let mut own = lock(&self.shared.own);
+        if !own.has_ended {
+            own.cache.keep(wanted, Registration { region: region.clone(), buffer });
+        }
+        own.tell();
+        Ok(region)
     }
 
     fn register_with(
-        &mut self,
+        &self,
         buffer: &Arc<Buffer>,
         options: &RegistrationOptions,
     ) -> Result<MemoryRegion> {
         let register = || {
-            let region = memory::register(&self.domain, Arc::clone(buffer), options.clone())?;
+            let region = memory::register(&self.domain, Arc::clone(buffer), options.clone());
+            region.and_then(|region| self.enable(region))
+        };
+        let mut registered = register();
+        // The system pins only so much: what is kept and not used makes room.
+        if registered.as_ref().is_err_and(has_no_room) && lock(&self.shared.own).evict_unused() {
+            registered = register();
+        }
+        registered.map_err(|error| Error::of_fabric("register a region", error))
+    }
+
+    /// Enables a registration: by the rail's thread, which has the endpoint, where it is bound to that.
+    fn enable(&self, region: MemoryRegion) -> fabric::Result<MemoryRegion> {
+        if !region.is_registered() || region.is_enabled() {
+            return Ok(region);
+        }
+        if !self.domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+            return region.enable().map(|()| region);
+        }
+        let (answer, answered) = sync_channel(1);
+        self.tell(Command::Enable(region.clone(), answer));
+        match answered.recv_timeout(PATIENCE) {
+            Ok(outcome) => outcome.map(|()| region),
+            // It is of no use until it is enabled, and says so itself.
+            Err(_) => Ok(region),
+        }
+    }
+}
+
+fn has_no_room(error: &fabric::Error) -> bool {
+    matches!(error.kind(), fabric::ErrorKind::ResourceExhausted | fabric::ErrorKind::WouldBlock)
+}
+
+impl Driver {
+    /// Registers slots for staging, which are few.
+    pub(super) fn register_slots(
+        &self,
+        buffer: &HostBuffer,
+        rights: Option<Rights>,
+    ) -> Result<MemoryRegion> {
+        let buffer = Arc::new(Buffer::Host(buffer.clone()));
+        let register = || {
+            let region =
+                memory::register(&self.domain, Arc::clone(&buffer), memory::access(rights))?;
             enable(&region, &self.endpoint)?;
             Ok(region)
         };
         let mut registered = register();
-        // The system pins only so much: what is kept and not used makes room.
-        let has_no_room = registered.as_ref().is_err_and(|error: &fabric::Error| {
-            matches!(
-                error.kind(),
-                fabric::ErrorKind::ResourceExhausted | fabric::ErrorKind::WouldBlock
-            )
-        });
-        if has_no_room && self.own.cache.evict_unused() {
+        // Whoever registers memory just now may take its time; it is not waited for here.
+        if registered.as_ref().is_err_and(has_no_room)
+            && self.shared.own.try_lock().is_ok_and(|mut own| own.evict_unused())
+        {
             registered = register();
         }
-        self.own.tell();
         registered.map_err(|error| Error::of_fabric("register a region", error))
-    }
-
-    /// Registers memory for own use, unless it is registered so.
-    pub(super) fn register_own(&mut self, buffer: Buffer) -> Result<Option<MemoryRegion>> {
-        if !memory::is_reachable(&buffer) {
-            return Ok(None);
-        }
-        let Some(options) = self.own.options.clone() else { return self.register(&buffer, None) };
-        self.own.let_go();
-        let owner = Owner::of(&buffer);
-        let wanted = Span { owner, range: 0..buffer.length(), access: Access::LOCAL };
-        // All of a buffer is registered, so what is found begins where it does.
-        let found = self.own.cache.find(&wanted).map(|(found, _)| found.region.clone());
-        if found.is_some() {
-            self.own.tell();
-            return Ok(found);
-        }
-        // Before: what is pinned must not be more than the limit even for a while.
-        if !self.own.cache.make_room(buffer.length()) {
-            return self.register_with(&Arc::new(buffer), &options).map(Some);
-        }
-        let buffer = handle_for_caches(owner, buffer);
-        let region = self.register_with(&buffer, &options)?;
-        self.own.cache.keep(wanted, Registration { region: region.clone(), buffer });
-        self.own.tell();
-        Ok(Some(region))
     }
 }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use fabric::{Address, Options, Peer};
 
-use super::driver::{Driver, Party};
+use super::driver::{Driver, LOOK, Party};
+use super::hearing::Hearing;
+use super::links::Link;
 use super::message::{LONGEST, Message};
 
 /// Messages that may be on their way to one; and what may wait to be sent to one, who asks and does
@@ -61,15 +63,80 @@ impl Driver {
         })
     }
 
-    /// Says something to the other side of a session.
+    /// Says something to the other side of a session: again and again, if it is to be heard.
     pub(super) fn say(&mut self, to: Party, message: &Message) {
-        let found = match to {
-            Party::Link(link) => self.links.get(&link).map(|link| (link.peer, link.session)),
-            Party::Guest(session) => self.guests.get(&session).map(|guest| (guest.peer, session)),
-            Party::Nobody => None,
+        let Some((peer, session, hearing)) = self.side_of(to) else { return };
+        let number = match message.is_numbered() {
+            true => hearing.say(message.clone(), Instant::now()),
+            false => Some(0),
         };
-        if let Some((peer, session)) = found {
-            self.say_to(to, peer, message.encode(session));
+        let Some(number) = number else {
+            return self.lose(to, "it does not hear what is said to it");
+        };
+        let bytes = message.encode(session, number, hearing.answer());
+        self.say_to(to, peer, bytes);
+    }
+
+    /// Who the other side of a session is, and what was said to it.
+    pub(super) fn side_of(&mut self, party: Party) -> Option<(Peer, u64, &mut Hearing<Message>)> {
+        match party {
+            Party::Link(link) => {
+                let link = self.links.get_mut(&link)?;
+                Some((link.peer, link.session, &mut link.hearing))
+            }
+            Party::Guest(session) => {
+                let guest = self.guests.get_mut(&session)?;
+                Some((guest.peer, session, &mut guest.hearing))
+            }
+            Party::Nobody => None,
+        }
+    }
+
+    /// Says again what is not known to be heard, and tells who said something that it was heard.
+    pub(super) fn say_again(&mut self, now: Instant) {
+        let links = self.links.keys().map(|link| Party::Link(*link));
+        let parties: Vec<_> =
+            links.chain(self.guests.keys().map(|session| Party::Guest(*session))).collect();
+        for party in parties {
+            let Some((_, _, hearing)) = self.side_of(party) else { continue };
+            let mut again: Vec<_> =
+                hearing.again(now).map(|(number, message)| (number, message.clone())).collect();
+            let owes = hearing.owes(now);
+            // What the provider has yet, or what waits, is not lost.
+            if !again.is_empty() && self.is_saying(party) {
+                again.clear();
+            }
+            if again.is_empty() && owes {
+                self.say(party, &Message::Pong { number: 0 });
+            }
+            for (number, message) in again {
+                let Some((peer, session, hearing)) = self.side_of(party) else { break };
+                let bytes = message.encode(session, number, hearing.answer());
+                self.say_to(party, peer, bytes);
+            }
+        }
+    }
+
+    /// Is anything that is for it on its way yet?
+    pub(super) fn is_saying(&self, party: Party) -> bool {
+        self.waiting.iter().any(|waiting| waiting.to == party)
+            || self.posted.iter().flatten().any(|posted| match posted {
+                Posted::Send(_, to, _) => *to == party,
+                Posted::Receive(_) | Posted::Data(..) => false,
+            })
+    }
+
+    /// A message came to nothing. If it matters it is said again, until its session is lost; one
+    /// that cannot be met at all is told so at once.
+    pub(super) fn was_not_sent(&mut self, to: Party, why: &str) {
+        tracing::debug!(?to, why, "a message was not sent");
+        if let Party::Link(link) = to
+            && self.links.get(&link).is_some_and(Link::is_awaited)
+        {
+            return self.lose_link(link, why);
+        }
+        if let Some((_, _, hearing)) = self.side_of(to) {
+            hearing.hurry(Instant::now() + LOOK);
         }
     }
 
@@ -115,7 +182,7 @@ impl Driver {
                 }
                 Err(error) => {
                     self.waiting.remove(at);
-                    self.lose(to, &error.to_string());
+                    self.was_not_sent(to, &error.to_string());
                     at = 0;
                 }
             }

@@ -1,15 +1,16 @@
 //! A host, and guests that lie to it: without a thread, on the loopback interface.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fabric::{Caps, Domain, EndpointKind, Query};
 use gpu::Device;
 
 use super::driver::{Driver, Party};
-use super::message::{Chunk, Message};
+use super::message::{Chunk, Frame, Message};
 use super::staging::{SLOT, SLOTS};
-use super::{Report, Settings, Shared, lock};
-use crate::agent::{Event, Home, Notice, Refusal};
+use super::{PATIENCE, Report, Settings, Shared, Target, lock};
+use crate::agent::{Home, Notice, Refusal};
 use crate::error::ErrorKind;
 use crate::host::HostBuffer;
 use crate::region::{Region, Rights};
@@ -31,8 +32,8 @@ impl World {
         let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
         let home = Arc::new(Home::new("host".to_owned(), None, Admission::own_user()).unwrap());
-        let shared = Arc::new(Shared::default());
         let settings = Settings::default();
+        let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
         let driver =
             Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings).unwrap();
         Self { driver, shared, home }
@@ -41,7 +42,8 @@ impl World {
     fn hello(&mut self, session: u64, to: [u8; 16]) {
         let address = self.driver.address().to_vec();
         let label = "guest".to_owned();
-        let hello = Message::Hello { to, from: [9; 16], node: [8; 16], label, address };
+        let (from, node, visit) = ([9; 16], [8; 16], session);
+        let hello = Message::Hello { to, from, node, visit, label, address };
         self.driver.host_hears(session, hello);
     }
 
@@ -53,8 +55,22 @@ impl World {
         world
     }
 
+    fn meet(&mut self, link: u32) {
+        let (identity, address) = (self.home.identity, self.driver.address().to_vec());
+        self.driver.meet(link, Target { identity, address, visit: 5 }, PATIENCE);
+    }
+
     fn has_guest(&self) -> bool {
         self.driver.guests.contains_key(&SESSION)
+    }
+
+    /// The fabric does so beside the rail.
+    fn lets_go_of(&self, region: u64) {
+        let end = Instant::now() + PATIENCE;
+        while lock(&self.shared.retiring).contains_key(&region) {
+            assert!(Instant::now() < end, "the region stays");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn region(&self, rights: Rights) -> Region {
@@ -80,9 +96,11 @@ fn who_looks_for_another_agent_is_not_let_in() {
     world.hello(SESSION, world.home.identity);
     world.hello(SESSION, world.home.identity);
     assert!(world.has_guest());
+    for _ in 0..2 {
+        world.driver.take(frame(0, 0, Message::Pong { number: 0 }));
+    }
     let joined = lock(&world.shared.reports);
-    let joined =
-        joined.iter().filter(|report| matches!(report, Report::Happened(Event::Joined { .. })));
+    let joined = joined.iter().filter(|report| matches!(report, Report::Came { .. }));
     assert_eq!(joined.count(), 1, "said again");
 }
 
@@ -91,7 +109,8 @@ fn addresses_that_are_none_are_no_guests() {
     let mut world = World::new();
     for address in [vec![], vec![0], vec![0xff; 512]] {
         let (to, label) = (world.home.identity, "guest".to_owned());
-        let hello = Message::Hello { to, from: [9; 16], node: [8; 16], label, address };
+        let (from, node, visit) = ([9; 16], [8; 16], 1);
+        let hello = Message::Hello { to, from, node, visit, label, address };
         // The provider may take an address that leads nowhere.
         world.driver.host_hears(SESSION, hello);
     }
@@ -180,14 +199,14 @@ fn a_region_is_let_go_of_when_its_guests_said_so_or_are_gone() {
     world.driver.host_hears(SESSION, Message::Released { region: number + 1 });
     assert!(lock(&world.shared.retiring).contains_key(&number));
     world.driver.host_hears(SESSION, Message::Released { region: number });
-    assert!(!lock(&world.shared.retiring).contains_key(&number));
+    world.lets_go_of(number);
     let other = world.region(Rights::ALL);
     let (number, ticket) = (other.descriptor().number, other.descriptor().ticket);
     world.driver.host_hears(SESSION, Message::Open { request: 3, region: number, ticket });
     world.driver.retire(number, None, other.buffer().clone());
     assert!(lock(&world.shared.retiring).contains_key(&number));
     world.driver.lose(Party::Guest(SESSION), "it does not answer any more");
-    assert!(!lock(&world.shared.retiring).contains_key(&number));
+    world.lets_go_of(number);
 }
 
 #[test]
@@ -227,7 +246,7 @@ fn staging_is_given_however_many_guests_were_lost() {
     // What one that was lost may still write to is kept when it is withdrawn, and that does not wait.
     let before = world.driver.left_behind.back().unwrap().0;
     world.driver.retire(number, None, region.buffer().clone());
-    assert!(!lock(&world.shared.retiring).contains_key(&number));
+    world.lets_go_of(number);
     assert_eq!(world.driver.left_behind.back().unwrap().0, before);
 }
 
@@ -235,9 +254,7 @@ fn staging_is_given_however_many_guests_were_lost() {
 #[test]
 fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
     let mut world = World::new();
-    let patience = std::time::Duration::from_secs(5);
-    let address = fabric::Address(world.driver.address().to_vec());
-    world.driver.meet(3, world.home.identity, address, patience);
+    world.meet(3);
     let session = world.driver.links[&3].session;
     let welcome = Message::Welcome { label: String::new(), may_send: 1 };
     world.driver.guest_hears(session, welcome);
@@ -245,4 +262,134 @@ fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
     world.driver.guest_hears(session, Message::Withdrawn { region: 78 });
     world.driver.guest_hears(session, Message::Withdrawn { region: 77 });
     assert_eq!(world.driver.links[&3].withdrawn.iter().collect::<Vec<_>>(), [&77]);
+}
+
+fn frame(number: u64, heard: u64, message: Message) -> Frame {
+    Frame { session: SESSION, number, heard, message }
+}
+
+impl World {
+    /// Notices that the agent was told of, by their tags.
+    fn tags(&self) -> Vec<u64> {
+        let reports = lock(&self.shared.reports);
+        let notices = reports.iter().filter_map(|report| match report {
+            Report::Notice { notice, .. } => Some(notice.tag),
+            _ => None,
+        });
+        notices.collect()
+    }
+}
+
+#[test]
+fn what_is_said_twice_is_heard_once_and_what_comes_early_has_to_wait() {
+    let mut world = World::with_guest();
+    let notice = |number: u64| {
+        let notice = Notice::new(10 + number, b"").unwrap();
+        frame(1 + number, 0, Message::Notice { number, notice })
+    };
+    for number in [1, 0, 0, 1, 3, 1] {
+        world.driver.take(notice(number));
+    }
+    assert_eq!(world.tags(), [10, 11]);
+    world.driver.take(notice(2));
+    assert_eq!(world.tags(), [10, 11, 12, 13]);
+    assert!(world.has_guest());
+}
+
+#[test]
+fn who_lies_about_what_was_said_is_not_listened_to() {
+    let ping = |heard| frame(0, heard, Message::Ping { number: 0 });
+    let rouse = |number| frame(number, 0, Message::Released { region: 1 });
+    for lie in [ping(u64::MAX), ping(1000), rouse(u64::MAX), rouse(1000)] {
+        let mut world = World::with_guest();
+        world.driver.take(ping(0));
+        assert!(world.has_guest());
+        world.driver.take(lie);
+        assert!(!world.has_guest());
+    }
+}
+
+#[test]
+fn a_guest_that_did_not_hear_the_answer_is_answered_again_and_came_once() {
+    let mut world = World::new();
+    let hello = |world: &World, session, visit| {
+        let (to, address) = (world.home.identity, world.driver.address().to_vec());
+        let (from, node, label) = ([9; 16], [8; 16], "guest".to_owned());
+        let message = Message::Hello { to, from, node, visit, label, address };
+        Frame { session, number: 0, heard: 0, message }
+    };
+    let count = |world: &World| {
+        let reports = lock(&world.shared.reports);
+        let came = reports.iter().filter(|report| matches!(report, Report::Came { .. })).count();
+        let gone = reports.iter().filter(|report| matches!(report, Report::Gone { .. })).count();
+        (came, gone, world.driver.guests.len())
+    };
+    let pong = |session| Frame { session, ..frame(0, 0, Message::Pong { number: 0 }) };
+    for _ in 0..3 {
+        world.driver.take(hello(&world, SESSION, 5));
+        assert_eq!(count(&world), (0, 0, 1));
+    }
+    world.driver.take(pong(SESSION));
+    world.driver.take(hello(&world, SESSION, 5));
+    assert_eq!(count(&world), (1, 0, 1));
+    // A rail of the same visit that comes back has another session, and may have to try several times.
+    for session in [8, 9, 10] {
+        world.driver.take(hello(&world, session, 5));
+        assert_eq!(count(&world), (1, 0, 2));
+    }
+    world.driver.take(pong(9));
+    assert_eq!(count(&world), (1, 0, 2), "that one is over");
+    world.driver.take(pong(10));
+    assert_eq!(count(&world), (2, 1, 1));
+    // Another visit is another one. What never was there does not leave.
+    world.driver.take(hello(&world, 11, 6));
+    world.driver.lose(Party::Guest(11), "it does not answer any more");
+    assert_eq!(count(&world), (2, 1, 1));
+}
+
+/// One that is lost is tried again, and asked again for what it had been asked for; it is up when it
+/// has answered.
+#[test]
+fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
+    let mut world = World::new();
+    world.meet(3);
+    let reports = |world: &World| std::mem::take(&mut *lock(&world.shared.reports));
+    let welcome = |world: &mut World| {
+        let session = world.driver.links[&3].session;
+        let welcome = Message::Welcome { label: String::new(), may_send: 1 };
+        world.driver.guest_hears(session, welcome);
+        session
+    };
+    let first = welcome(&mut world);
+    assert!(matches!(reports(&world).pop_back(), Some(Report::Up { link: 3 })));
+    world.driver.open(3, 1, (77, 5), false);
+    world.driver.open(3, 2, (78, 5), false);
+    for request in [1, 2] {
+        world.driver.guest_hears(first, Message::Opened { request });
+    }
+    assert_eq!(reports(&world).len(), 2);
+    world.driver.lose(Party::Link(3), "it does not answer any more");
+    assert!(matches!(reports(&world).pop_back(), Some(Report::Down { link: 3, .. })));
+    let now = Instant::now();
+    world.driver.look_after_links(now);
+    assert!(world.driver.links.is_empty(), "without a pause");
+    world.driver.look_after_links(now + Duration::from_secs(1));
+    // A try that fails is nothing to be told of.
+    world.driver.lose(Party::Link(3), "it does not answer");
+    assert!(reports(&world).is_empty());
+    world.driver.look_after_links(now + Duration::from_secs(9));
+    let second = welcome(&mut world);
+    assert_ne!(first, second);
+    let mut asked: Vec<_> = world.driver.links[&3].asked.keys().copied().collect();
+    asked.sort_unstable();
+    assert_eq!(asked.len(), 2);
+    world.driver.guest_hears(first, Message::Opened { request: asked[0] });
+    assert!(reports(&world).is_empty(), "the session is over");
+    world.driver.guest_hears(second, Message::Opened { request: asked[0] });
+    let refusal = Refusal::new(ErrorKind::Stale, "it was withdrawn");
+    world.driver.guest_hears(second, Message::Refused { request: asked[1], refusal });
+    let told = reports(&world);
+    assert!(matches!(told[0], Report::Opened { request: 0, outcome: Ok(()), .. }));
+    assert!(matches!(told[1], Report::Opened { request: 0, outcome: Err(_), .. }));
+    assert!(matches!(told[2], Report::Up { link: 3 }));
 }

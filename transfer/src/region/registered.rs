@@ -320,6 +320,10 @@ impl Registered {
     pub(crate) fn retire(&self) {
         self.is_withdrawn.store(true, Ordering::Release);
         let memories = std::mem::take(&mut *self.memories());
+        // Of what is for own use no peer knows; transfers that are under way have handles.
+        if self.descriptor.rights == Rights::NONE {
+            return;
+        }
         let Some(home) = self.home.upgrade() else { return };
         for (line, memory) in home.lines().iter().zip(memories) {
             line.retire(self.descriptor.number, memory, self.buffer.clone());

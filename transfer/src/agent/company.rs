@@ -1,0 +1,161 @@
+//! Who visits by rails, and which rails to whom are lost: what an agent is told of it.
+//!
+//! A peer that visits by several rails has a session by each, and comes and goes with all of them
+//! together. A rail between two agents may serve visits both ways; it is lost when one of them lost
+//! it, and back when none misses it any more.
+//!
+//! Nothing here knows a fabric or a clock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::events::Event;
+use crate::path::metrics::{RailChange, count_rail};
+
+#[cfg(test)]
+mod tests;
+
+type Identity = [u8; 16];
+
+/// What is missing of a rail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Missing {
+    /// The session of a visit.
+    Visit(u64),
+    /// Our way to a peer.
+    Link(u32),
+}
+
+/// One that visits.
+#[derive(Debug)]
+struct Stay {
+    label: String,
+    /// By rail.
+    sessions: BTreeMap<usize, u64>,
+}
+
+/// All that visit by rails, and all rails that are lost.
+#[derive(Debug, Default)]
+pub(super) struct Company {
+    stays: HashMap<(Identity, u64), Stay>,
+    visits: HashMap<(usize, u64), (Identity, u64)>,
+    missing: HashMap<(Identity, usize), BTreeSet<Missing>>,
+}
+
+impl Company {
+    /// A guest came by a rail.
+    pub(super) fn came(
+        &mut self,
+        rail: usize,
+        session: u64,
+        (from, visit): (Identity, u64),
+        label: String,
+        tell: &mut impl FnMut(Event),
+    ) {
+        let stay = self.stays.entry((from, visit)).or_insert_with(|| {
+            tell(Event::Joined { from, label: label.clone() });
+            Stay { label: label.clone(), sessions: BTreeMap::new() }
+        });
+        stay.sessions.insert(rail, session);
+        self.visits.insert((rail, session), (from, visit));
+        self.found(from, rail, Missing::Visit(visit), label, tell);
+    }
+
+    /// A session of a guest is over: it said so, or why it was lost.
+    pub(super) fn gone(
+        &mut self,
+        rail: usize,
+        session: u64,
+        lost: Option<String>,
+        tell: &mut impl FnMut(Event),
+    ) {
+        let Some((from, visit)) = self.visits.remove(&(rail, session)) else { return };
+        let Some(stay) = self.stays.get_mut(&(from, visit)) else { return };
+        if stay.sessions.get(&rail) != Some(&session) {
+            // It came again, before the first one was missed.
+            return;
+        }
+        stay.sessions.remove(&rail);
+        let (is_last, label) = (stay.sessions.is_empty(), stay.label.clone());
+        let is_dead = lost.is_some();
+        if let Some(reason) = lost {
+            self.miss(from, rail, Missing::Visit(visit), (label.clone(), reason), tell);
+        }
+        if is_last {
+            self.stays.remove(&(from, visit));
+            self.forget(|missing| missing == Missing::Visit(visit), Some(from));
+            tell(Event::Left { from, label, is_dead });
+        }
+    }
+
+    /// Our way to a peer by a rail is lost.
+    pub(super) fn lost(
+        &mut self,
+        rail: usize,
+        link: u32,
+        (with, label): (Identity, String),
+        reason: String,
+        tell: &mut impl FnMut(Event),
+    ) {
+        self.miss(with, rail, Missing::Link(link), (label, reason), tell);
+    }
+
+    /// It is there again.
+    pub(super) fn back(
+        &mut self,
+        rail: usize,
+        link: u32,
+        (with, label): (Identity, String),
+        tell: &mut impl FnMut(Event),
+    ) {
+        self.found(with, rail, Missing::Link(link), label, tell);
+    }
+
+    /// Nobody wants it any more.
+    pub(super) fn left(&mut self, link: u32) {
+        self.forget(|missing| missing == Missing::Link(link), None);
+    }
+
+    fn miss(
+        &mut self,
+        with: Identity,
+        rail: usize,
+        what: Missing,
+        (label, reason): (String, String),
+        tell: &mut impl FnMut(Event),
+    ) {
+        let missing = self.missing.entry((with, rail)).or_default();
+        let is_first = missing.is_empty();
+        missing.insert(what);
+        if is_first {
+            count_rail(RailChange::Lost);
+            tracing::warn!(peer = label, rail, reason, "a rail is lost");
+            tell(Event::RailLost { with, label, rail, reason });
+        }
+    }
+
+    fn found(
+        &mut self,
+        with: Identity,
+        rail: usize,
+        what: Missing,
+        label: String,
+        tell: &mut impl FnMut(Event),
+    ) {
+        let Some(missing) = self.missing.get_mut(&(with, rail)) else { return };
+        if missing.remove(&what) && missing.is_empty() {
+            self.missing.remove(&(with, rail));
+            count_rail(RailChange::Back);
+            tracing::info!(peer = label, rail, "a rail is back");
+            tell(Event::RailBack { with, label, rail });
+        }
+    }
+
+    fn forget(&mut self, which: impl Fn(Missing) -> bool, of: Option<Identity>) {
+        self.missing.retain(|(with, _), missing| {
+            if of.is_none_or(|of| of == *with) {
+                missing.retain(|what| !which(*what));
+            }
+            !missing.is_empty()
+        });
+    }
+}

@@ -1,0 +1,280 @@
+//! Two agents with several rails between them, some of which are deaf for a while or end.
+
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use fabric::{Caps, EndpointKind, Offer, Query};
+
+use crate::path::{Policy, rails_back, rails_lost};
+use crate::{Agent, AgentOptions, Event, HostBuffer, Notice, PeerId, Region, Rights, Route, Token};
+
+use super::*;
+
+/// Only reached when something is wrong.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// One that is deaf for so long is lost, even if its machine is busy.
+const LOST_AFTER: Duration = Duration::from_secs(2);
+const LENGTH: u64 = 16 << 20;
+
+fn offer() -> Offer {
+    let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+    let query = query.source("127.0.0.1");
+    let offer = query.clone().provider("tcp").first();
+    offer.or_else(|_| query.provider("net").first()).unwrap()
+}
+
+fn numbers(first: u64) -> Vec<u8> {
+    (0..LENGTH / 8).flat_map(|at| (first + at).to_le_bytes()).collect()
+}
+
+/// One puts and gets, the other one has the memory.
+struct World {
+    one: Agent,
+    two: Agent,
+    peer: PeerId,
+    route: Route,
+    mine: HostBuffer,
+    theirs: HostBuffer,
+    _regions: [Region; 2],
+    /// What happened at both, in a few letters.
+    told: [String; 2],
+}
+
+impl World {
+    fn new(rails: usize) -> Self {
+        let offer = offer();
+        let start = |label| {
+            let options = AgentOptions::new(label).take_all_for_remote().lost_after(LOST_AFTER);
+            Agent::start((0..rails).fold(options, |options, _| options.fabric(&offer))).unwrap()
+        };
+        let (mut one, two) = (start("one"), start("two"));
+        let [mine, theirs] = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
+        let regions = [one.register(&mine, Rights::ALL), two.register(&theirs, Rights::ALL)];
+        let regions = regions.map(Result::unwrap);
+        let peer = one.connect(&two.card().encode().unwrap(), PATIENCE).unwrap();
+        let descriptor = regions[1].descriptor().encode().unwrap();
+        let policy = Policy::default();
+        let route = one.join(peer, &regions[0], &descriptor, &policy, PATIENCE).unwrap();
+        let told = Default::default();
+        let mut world = Self { one, two, peer, route, mine, theirs, _regions: regions, told };
+        world.until("all rails lead there", |world| world.open_rails() == rails);
+        world
+    }
+
+    /// Rails by which bytes can go.
+    fn open_rails(&self) -> usize {
+        let Means::Rails(tracks) = &self.route.0.means else { panic!("no rails") };
+        tracks.iter().filter(|track| self.one.far.is_open(track)).count()
+    }
+
+    fn look(&mut self) {
+        for (agent, told) in [&mut self.one, &mut self.two].into_iter().zip(&mut self.told) {
+            agent.progress();
+            while let Some(event) = agent.poll_event() {
+                match event {
+                    Event::Joined { .. } => told.push('J'),
+                    Event::Left { .. } => told.push('L'),
+                    Event::Notice { .. } => told.push('N'),
+                    Event::RailLost { rail, .. } => told.push_str(&format!("-{rail}")),
+                    Event::RailBack { rail, .. } => told.push_str(&format!("+{rail}")),
+                }
+            }
+        }
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !is_so(self) {
+            assert!(Instant::now() < end, "{what}: {:?}", self.told);
+            self.look();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn put(&mut self) -> Token {
+        let block = [Block { to: 0, from: 0, length: LENGTH }];
+        self.one.put(&self.route, &block, None).unwrap()
+    }
+
+    #[track_caller]
+    fn ends(&mut self, token: Token) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            self.look();
+            if let Some(outcome) = self.one.test(token) {
+                return outcome.map(drop);
+            }
+            assert!(Instant::now() < end, "it has no end: {:?}", self.told);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Puts other bytes than before, and has a look at what came.
+    #[track_caller]
+    fn carries(&mut self, first: u64) {
+        self.mine.write(0, &numbers(first)).unwrap();
+        let token = self.put();
+        self.ends(token).unwrap();
+        let mut bytes = vec![0; LENGTH as usize];
+        self.theirs.read(0, &mut bytes).unwrap();
+        assert!(bytes == numbers(first), "other bytes came");
+    }
+
+    /// Makes a rail deaf, until what is given back is dropped.
+    #[must_use]
+    fn deafen(&self, of_two: bool, rail: usize) -> Sender<()> {
+        let (sender, until) = channel();
+        self.tell(of_two, rail, Command::Hold(until));
+        sender
+    }
+
+    fn tell(&self, of_two: bool, rail: usize, command: Command) {
+        let agent = if of_two { &self.two } else { &self.one };
+        agent.far.rails[rail].line.tell(command);
+    }
+}
+
+#[test]
+fn what_is_left_carries_and_what_is_lost_comes_back_by_itself() {
+    let mut world = World::new(2);
+    let (lost, back) = (rails_lost(), rails_back());
+    world.carries(1);
+    world.mine.write(0, &numbers(7)).unwrap();
+    let deaf = world.deafen(true, 1);
+    let tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
+    world.until("the rail is lost", |world| world.told[0] == "-1");
+    assert_eq!(world.open_rails(), 1);
+    // New ones go by the other one, while those that had begun have to wait.
+    let block = [Block { to: 0, from: 0, length: 4096 }];
+    let token = world.one.put(&world.route, &block, None).unwrap();
+    world.ends(token).unwrap();
+    let told = world.one.notify(world.peer, Notice::new(1, b"").unwrap()).unwrap();
+    world.ends(told).unwrap();
+    drop(deaf);
+    for token in tokens {
+        // It was deaf, and nothing was lost: all that it had yet came to its end.
+        world.ends(token).unwrap();
+    }
+    let mut bytes = vec![0; LENGTH as usize];
+    world.theirs.read(0, &mut bytes).unwrap();
+    assert!(bytes == numbers(7), "other bytes came");
+    world.until("it is back", |world| world.open_rails() == 2);
+    world.carries(9);
+    assert_eq!(world.told[0], "-1+1");
+    world.until("the other side knows", |world| world.told[1].ends_with('1'));
+    let told: String = world.told[1].chars().filter(|letter| *letter != 'N').collect();
+    assert!(["J", "J-1+1"].contains(&&*told), "{told}");
+    assert!(rails_lost() > lost && rails_back() > back);
+}
+
+#[test]
+fn the_only_rail_comes_back_and_the_peer_with_it() {
+    let mut world = World::new(1);
+    world.carries(1);
+    let deaf = world.deafen(true, 0);
+    let tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
+    world.until("the rail is lost", |world| world.told[0] == "-0");
+    let block = [Block { to: 0, from: 0, length: 4096 }];
+    let refused = world.one.put(&world.route, &block, None).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Closed, "{refused}");
+    drop(deaf);
+    for token in tokens {
+        if let Err(error) = world.ends(token) {
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        }
+    }
+    // Without being joined again.
+    world.until("it is back", |world| world.open_rails() == 1);
+    world.carries(9);
+    let told = world.one.notify(world.peer, Notice::new(1, b"").unwrap()).unwrap();
+    world.ends(told).unwrap();
+    assert_eq!(world.told[0], "-0+0");
+    world.until("the notice came", |world| world.told[1].ends_with('N'));
+}
+
+#[test]
+fn a_rail_that_ends_is_lost_and_the_others_go_on() {
+    // Ours, and the peer's.
+    for of_two in [false, true] {
+        let mut world = World::new(3);
+        world.mine.write(0, &numbers(7)).unwrap();
+        let tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
+        world.tell(of_two, 0, Command::Fail);
+        let tokens = tokens.into_iter().chain((0..20).map(|_| {
+            let block = [Block { to: 0, from: 0, length: LENGTH }];
+            world.one.put(&world.route, &block, None).unwrap()
+        }));
+        for token in tokens.collect::<Vec<_>>() {
+            if let Err(error) = world.ends(token) {
+                assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            }
+        }
+        world.until("it is lost", |world| world.told[0] == "-0");
+        assert_eq!((world.open_rails(), world.one.under_way()), (2, 0));
+        world.carries(9);
+        let told = world.one.notify(world.peer, Notice::new(1, b"").unwrap()).unwrap();
+        world.ends(told).unwrap();
+        world.until("the notice came", |world| world.told[1].ends_with('N'));
+        assert!(!world.told[1].contains('L'), "{:?}", world.told);
+        // It is no fault of the others when the last one is left.
+        world.one.disconnect(world.peer, PATIENCE).unwrap();
+        world.until("it left", |world| world.told[1].ends_with('L'));
+        assert_eq!(world.told[1].matches('J').count(), 1);
+    }
+}
+
+/// Peers that cannot be met by all rails are met by the others, and those come when they can.
+#[test]
+fn a_rail_that_cannot_be_met_yet_is_taken_in_later() {
+    let offer = offer();
+    let start = |label| {
+        let options = AgentOptions::new(label).take_all_for_remote().lost_after(LOST_AFTER);
+        Agent::start(options.fabric(&offer).fabric(&offer)).unwrap()
+    };
+    let (mut one, two) = (start("one"), start("two"));
+    let (deaf, until) = channel();
+    two.far.rails[0].line.tell(Command::Hold(until));
+    let buffers = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
+    let regions = [one.register(&buffers[0], Rights::ALL), two.register(&buffers[1], Rights::ALL)];
+    let regions = regions.map(Result::unwrap);
+    let peer = one.connect(&two.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = regions[1].descriptor().encode().unwrap();
+    let route = one.join(peer, &regions[0], &descriptor, &Policy::default(), PATIENCE).unwrap();
+    let block = [Block { to: 0, from: 0, length: LENGTH }];
+    let token = one.put(&route, &block, None).unwrap();
+    one.wait(token, PATIENCE).unwrap();
+    let Means::Rails(tracks) = &route.0.means else { panic!("no rails") };
+    assert_eq!(tracks.len(), 2);
+    drop(deaf);
+    let end = Instant::now() + PATIENCE;
+    while !tracks.iter().all(|track| one.far.is_open(track)) {
+        assert!(Instant::now() < end, "it does not come");
+        one.progress();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let token = one.put(&route, &block, None).unwrap();
+    one.wait(token, PATIENCE).unwrap();
+}
+
+/// Pinning much memory takes longer than peers wait: so the rail has no part in it.
+#[test]
+fn memory_is_registered_while_the_rail_does_something_else() {
+    let options = AgentOptions::new("one").take_all_for_remote().always_register_own();
+    let agent = Agent::start(options.fabric(&offer())).unwrap();
+    let (busy, until) = channel();
+    agent.far.rails[0].line.tell(Command::Hold(until));
+    let buffer = HostBuffer::new(LENGTH).unwrap();
+    let own = agent.register_own(&buffer).unwrap();
+    let theirs = agent.register(&buffer, Rights::ALL).unwrap();
+    for region in [&own, &theirs] {
+        assert!(region.0.memory(0).is_some(), "the rail was waited for");
+    }
+    assert_eq!(theirs.descriptor().keys.len(), 1);
+    // And so it is for own use again, which is let go of when nobody has the buffer any more.
+    let before = fabric::registrations();
+    drop(own);
+    let own = agent.register_own(&buffer).unwrap();
+    assert_eq!(fabric::registrations(), before);
+    drop((own, theirs, busy));
+}

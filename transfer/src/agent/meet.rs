@@ -1,0 +1,223 @@
+//! Getting to know peers by rails, and joining with them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Agent;
+use super::far::{Far, GRACE, Link, State};
+use super::peer::{CONNECT, Peer};
+use super::route::{JOIN, Means};
+use super::track::Track;
+use crate::error::{Error, ErrorKind, Result};
+use crate::rail::{Command, Target, There};
+use crate::region::{RegionDescriptor, Registered};
+use crate::share::random;
+
+/// How many have not answered yet, and how many did well.
+struct Answers {
+    open: usize,
+    good: usize,
+}
+
+impl Agent {
+    /// Gets to know a peer by rails, if it is not known by one of them already. Those that do not
+    /// lead there now are tried again by themselves, if any does.
+    pub(super) fn meet_far(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
+        self.hear();
+        if peer.links.iter().any(|link| self.far.is_up(*link)) {
+            return Ok(());
+        }
+        let is_first = peer.links.is_empty();
+        if is_first {
+            peer.links = self.make_links(peer)?;
+        }
+        let links = peer.links.clone();
+        let patience = end.saturating_duration_since(Instant::now());
+        for number in &links {
+            let Some(link) = self.far.links.get_mut(number) else { continue };
+            (link.state, link.is_awaited) = (State::Meeting, true);
+            let target = link.target.clone();
+            self.far.tell(*number, Command::Meet { link: *number, target, patience });
+        }
+        let answers = self.await_answers(end, |far| {
+            let states = || links.iter().filter_map(|link| Some(&far.links.get(link)?.state));
+            let open = states().filter(|state| matches!(state, State::Meeting)).count();
+            Answers { open, good: states().filter(|state| matches!(state, State::Up)).count() }
+        });
+        let met = self.has_met(&links, &answers);
+        if met.is_err() && is_first {
+            self.far.leave(&links);
+            peer.links.clear();
+        }
+        met
+    }
+
+    /// The same, where it is no error if it does not answer: then that is why it is not to be
+    /// reached by a fabric.
+    pub(super) fn try_fabric(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
+        if !self.far.leads_to(&peer.card) {
+            return Ok(());
+        }
+        match self.meet_far(peer, end) {
+            Ok(()) => peer.no_fabric = None,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
+            {
+                peer.no_fabric = Some(error.to_string());
+            }
+            Err(error) => return Err(error.with(&peer.card.label)),
+        }
+        Ok(())
+    }
+
+    fn make_links(&mut self, peer: &Peer) -> Result<Vec<u32>> {
+        let visit: [u8; 16] = random(CONNECT)?;
+        let visit = u64::from_le_bytes(std::array::from_fn(|at| visit[at]));
+        let mut links = Vec::new();
+        for (rail, theirs) in self.far.pairs(&peer.card) {
+            let target = Target {
+                identity: peer.card.identity,
+                address: peer.card.fabrics[theirs].address.clone(),
+                visit,
+            };
+            let link = Link {
+                rail,
+                theirs,
+                target,
+                label: peer.label().to_owned(),
+                state: State::Meeting,
+                is_awaited: true,
+                regions: HashMap::new(),
+            };
+            let number = self.far.next_link;
+            self.far.next_link += 1;
+            self.far.links.insert(number, link);
+            links.push(number);
+        }
+        Ok(links)
+    }
+
+    /// Nobody waits for these links any more. Where one of them leads to the peer, the others are
+    /// lost.
+    fn has_met(&mut self, links: &[u32], answers: &Answers) -> Result<()> {
+        let mut failure = None;
+        for number in links {
+            let Some(link) = self.far.links.get_mut(number) else { continue };
+            link.is_awaited = false;
+            let State::Down(error) = &link.state else { continue };
+            let error = Arc::clone(error);
+            if answers.good > 0 {
+                let (whom, reason) = (link.whom(), error.reason());
+                let events = &mut self.events;
+                let mut tell = |event| events.push_back((event, None));
+                self.far.company.lost(link.rail, *number, whom, reason, &mut tell);
+            }
+            failure.get_or_insert(error);
+        }
+        if answers.good > 0 {
+            return Ok(());
+        }
+        match failure.filter(|_| answers.open == 0) {
+            Some(error) => Err(Error::new(CONNECT, error.kind(), error.to_string())),
+            None => {
+                let detail = "it does not answer by the fabric";
+                Err(Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail))
+            }
+        }
+    }
+
+    /// Waits until all have answered; or one did well, and the others had their time.
+    fn await_answers(&mut self, end: Instant, count: impl Fn(&Far) -> Answers) -> Answers {
+        let mut end = end;
+        loop {
+            self.hear();
+            let answers = count(&self.far);
+            let now = Instant::now();
+            if answers.good > 0 {
+                end = end.min(now + GRACE);
+            }
+            if answers.open == 0 || now >= end {
+                return answers;
+            }
+            self.rest_until_told(end);
+        }
+    }
+
+    /// Makes what a fabric path needs: asks the peer for its region, and for staging memory.
+    pub(super) fn lay_tracks(
+        &mut self,
+        peer: &mut Peer,
+        local: &Arc<Registered>,
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<Means> {
+        self.meet_far(peer, end).inspect_err(|error| {
+            peer.no_fabric = Some(error.to_string());
+        })?;
+        let of_fabric = |error| Error::of_fabric(JOIN, error);
+        let (mut tracks, mut requests) = (Vec::new(), Vec::new());
+        for link in peer.links.clone() {
+            let known = self.far.links.get(&link).map(|known| (known.rail, known.theirs));
+            let Some((rail, theirs)) = known else { continue };
+            let key = remote.keys.iter().find(|key| key.domain as usize == theirs);
+            let memory = match key {
+                Some(key) => {
+                    let region = fabric::RemoteRegion::decode(&key.bytes).map_err(of_fabric)?;
+                    let memory = self.far.rails[rail].domain.attach(&region).map_err(of_fabric)?;
+                    if memory.len() < remote.length {
+                        let detail = "its fabric key is for less than the region";
+                        return Err(Error::new(JOIN, ErrorKind::Malformed, detail));
+                    }
+                    Some(memory)
+                }
+                None => None,
+            };
+            let stages = memory.is_none();
+            let there = There { region: remote.number, ticket: remote.ticket, memory };
+            let track = Track { link, rail, there };
+            track.here(local)?;
+            tracks.push(track);
+            requests.push((link, stages));
+        }
+        self.open_far(&requests, remote, end)?;
+        Ok(Means::Rails(tracks))
+    }
+
+    /// Asks by all links whether the region is there. One is enough: those that are lost ask when
+    /// they come back.
+    fn open_far(
+        &mut self,
+        links: &[(u32, bool)],
+        remote: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<()> {
+        self.far.asked.clear();
+        for (link, stages) in links {
+            self.far.next_request += 1;
+            let (request, region, ticket) = (self.far.next_request, remote.number, remote.ticket);
+            self.far.asked.insert(request, None);
+            let (link, stages) = (*link, *stages);
+            self.far.tell(link, Command::Open { link, request, region, ticket, stages });
+        }
+        self.await_answers(end, |far| {
+            let open = far.asked.values().filter(|answer| answer.is_none()).count();
+            let good = far.asked.values().flatten().filter(|answer| answer.is_ok()).count();
+            Answers { open, good }
+        });
+        let (mut is_open, mut failure) = (false, None);
+        let mut answers: Vec<_> = std::mem::take(&mut self.far.asked).into_iter().collect();
+        answers.sort_by_key(|(request, _)| *request);
+        for (_, answer) in answers {
+            match answer {
+                Some(Ok(())) => is_open = true,
+                Some(Err(error)) if error.kind() == ErrorKind::Stale => return Err(error),
+                Some(Err(error)) => drop(failure.get_or_insert(error)),
+                None => {}
+            }
+        }
+        let detail = "it does not answer by the fabric";
+        let late = || Error::new(JOIN, ErrorKind::DeadlineExceeded, detail);
+        if is_open { Ok(()) } else { Err(failure.unwrap_or_else(late)) }
+    }
+}
