@@ -106,6 +106,18 @@ pub fn with_rails(options: AgentOptions, provider: &str, rails: usize) -> AgentO
     (0..rails).fold(options, |options, _| options.fabric(&offer))
 }
 
+/// Reaches others from these addresses, one rail from each.
+pub fn with_cables(options: AgentOptions, lost_after: Duration, from: &[&str]) -> AgentOptions {
+    let offer = |address: &&str| {
+        let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+        let query = query.source(*address);
+        let offer = query.clone().provider("tcp").first();
+        offer.or_else(|_| query.provider("net").first()).unwrap()
+    };
+    let options = options.take_all_for_remote().lost_after(lost_after);
+    from.iter().map(offer).fold(options, |options, offer| options.fabric(&offer))
+}
+
 /// An agent, in a directory of its own, and the agents of other processes.
 pub struct House {
     pub agent: Agent,
@@ -143,6 +155,11 @@ impl House {
         let name = format!("fabricast-agents-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&directory).unwrap();
+        Self::open_at(&directory, adjust)
+    }
+
+    pub fn open_at(directory: &Path, adjust: impl FnOnce(AgentOptions) -> AgentOptions) -> Self {
+        let directory = directory.to_owned();
         let options = adjust(AgentOptions::new("house").directory(&directory));
         let agent = Agent::start(options).unwrap();
         write(&directory.join("card"), &agent.card().encode().unwrap());
@@ -158,6 +175,11 @@ impl House {
             let _ = std::fs::remove_file(self.directory.join(name));
         }
         let other = start(role, &self.directory, by_way_of, None);
+        self.meets(other)
+    }
+
+    /// Gets to know a process that was started.
+    pub fn meets(&mut self, other: Other) -> Neighbour {
         let card = read(&self.directory.join("their-card"));
         let descriptor = read(&self.directory.join("their-region"));
         let peer = self.agent.connect(&card, PATIENCE).unwrap();

@@ -4,6 +4,7 @@
 //! if there is one).
 #![allow(missing_docs, unreachable_pub)]
 
+mod cables;
 #[path = "../common/mod.rs"]
 mod common;
 mod halos;

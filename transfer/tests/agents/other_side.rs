@@ -1,12 +1,15 @@
 //! What the other process of a test does: this program again, told by its environment.
 
+use std::time::{Duration, Instant};
+
 use gpu::{Allocator, Device, stand_in};
 use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
+use crate::cables;
 use crate::common::{LENGTH, PATIENCE, place, role};
 use crate::house::{
     ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill_buffer, notice, other_device, read,
-    sum_of_buffer, with_rails, write,
+    sum_of_buffer, with_cables, with_rails, write,
 };
 
 /// Memory of its own, by role.
@@ -60,15 +63,29 @@ impl Possession {
 #[test]
 fn the_other_side() {
     let Some(role) = role() else { return };
+    if let Some(role) = role.strip_prefix("inside ") {
+        return cables::inside(role);
+    }
     let directory = &place();
     let options = AgentOptions::new(&role).directory(directory);
+    // Also when the house is lost: it may come back.
+    let mut stays = false;
     // "far by tcp 2: host", or "beside by" where memory is shared, too.
     let (options, role) =
         match role.split_once(": ").and_then(|(how, r)| Some((how.split_once(" by ")?, r))) {
             Some(((how, fabric), role)) => {
                 let (provider, rails) = fabric.rsplit_once(' ').unwrap();
                 let options = if how == "far" { options.take_all_for_remote() } else { options };
-                (with_rails(options, provider, rails.parse().unwrap()), role.to_owned())
+                // "far by cables 10.0.0.1,10.0.1.1"
+                let options = if provider == "cables" {
+                    stays = true;
+                    read(&directory.join("laid"));
+                    let from: Vec<_> = rails.split(',').collect();
+                    with_cables(options, cables::LOST_AFTER, &from)
+                } else {
+                    with_rails(options, provider, rails.parse().unwrap())
+                };
+                (options, role.to_owned())
             }
             None => (options, role),
         };
@@ -87,7 +104,7 @@ fn the_other_side() {
             Event::Notice { notice, .. } => {
                 (notice.tag, u64::from_le_bytes(notice.data().try_into().unwrap()))
             }
-            Event::Left { .. } => return,
+            Event::Left { .. } if !stays => return,
             _ => continue,
         };
         let answer = match tag {
@@ -110,7 +127,16 @@ fn the_other_side() {
             // Behind a transfer: what it should have brought.
             _ => u64::from(has.sum() == number),
         };
-        let token = agent.notify(house, notice(ANSWER, answer)).unwrap();
+        let end = Instant::now() + PATIENCE;
+        let token = loop {
+            match agent.notify(house, notice(ANSWER, answer)) {
+                Ok(token) => break token,
+                // It is not there again yet.
+                Err(error) => assert!(stays && Instant::now() < end, "{error}"),
+            }
+            agent.progress();
+            std::thread::sleep(Duration::from_millis(5));
+        };
         agent.wait(token, PATIENCE).unwrap();
     }
 }

@@ -50,7 +50,7 @@ pub fn place() -> PathBuf {
 }
 
 /// Kills what it started at the latest when it is dropped.
-pub struct Other(Child);
+pub struct Other(pub Child);
 
 impl Other {
     #[track_caller]
