@@ -1,0 +1,358 @@
+/*
+ * fabricast.h - topics: one copy of a message in GPU or host memory, read by any number of
+ * processes, on any number of machines. For C99 and C++; link with -lfabricast.
+ *
+ *     fabricast_node *node;
+ *     fabricast_topic *topic;
+ *     fabricast_publisher *publisher;
+ *
+ *     if (fabricast_node_join(NULL, &node) != FABRICAST_OK)
+ *         fprintf(stderr, "%s\n", fabricast_error_message());
+ *
+ * Every function that can fail returns a status, FABRICAST_OK or a number below 0, and then
+ * the calling thread can ask what happened (fabricast_error_message). Handles, texts, addresses
+ * and numbers that it would have given are NULL or 0 then. Arguments are checked as far as they
+ * can be: NULL, sizes, texts (they end with a zero, within 4096 bytes, and are UTF-8), and
+ * handles that were closed, are of another kind or never were any. Functions never end the
+ * process.
+ *
+ * Handles are names, not addresses: never follow one. Each is closed by its own function,
+ * in any order; closing NULL does nothing. Closing a node, topic, publisher or subscriber does
+ * not touch what was made from it, which goes on until it is closed itself.
+ *
+ * Functions may be called by any thread. A loan or subscriber is used by one thread at a
+ * time; others wait for their turn, no longer than their timeout allows. After a fork the
+ * child makes handles of its own; with its parent's it gets FABRICAST_E_FORKED.
+ *
+ * Binary interface: FABRICAST_ABI is also the number in the name of the shared library.
+ * Within one number, functions are only added; structures only grow at their end, and say or
+ * are passed along with their size, so that programs go on working with later libraries
+ * without being compiled again. Numbers keep their meaning, and new ones may come.
+ */
+#ifndef FABRICAST_H
+#define FABRICAST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FABRICAST_ABI 0
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------ status, errors */
+
+/* 0, or why not. Programs take numbers that they do not know as FABRICAST_E_FAILED. */
+typedef int32_t fabricast_status;
+
+#define FABRICAST_OK 0
+#define FABRICAST_E_FAILED (-1)            /* something below failed: see the message */
+#define FABRICAST_E_INVALID_ARGUMENT (-2)  /* an argument that can never be right */
+#define FABRICAST_E_SETTINGS_DIFFER (-3)   /* the topic exists with other settings */
+#define FABRICAST_E_UNKNOWN (-4)           /* no such topic, node or device */
+#define FABRICAST_E_OVER_BUDGET (-5)       /* the budget does not allow it */
+#define FABRICAST_E_TOO_LONG (-6)          /* longer than the topic's largest message */
+#define FABRICAST_E_TOO_MANY (-7)          /* there is no place for one more */
+#define FABRICAST_E_WOULD_BLOCK (-8)       /* nothing there, or no room, and no waiting */
+#define FABRICAST_E_DEADLINE_EXCEEDED (-9) /* the time is over */
+#define FABRICAST_E_EVICTED (-10)          /* put out: it held samples for too long */
+#define FABRICAST_E_DENIED (-11)           /* not allowed to use this node */
+#define FABRICAST_E_MALFORMED (-12)        /* bytes from outside that are no good */
+#define FABRICAST_E_VERSION_MISMATCH (-13) /* the other side speaks another version */
+#define FABRICAST_E_CLOSED (-14)           /* the node, or the handle meanwhile, was closed */
+#define FABRICAST_E_FORKED (-15)           /* the handle is the parent process's */
+#define FABRICAST_E_BAD_HANDLE (-16)       /* not an open handle of this kind */
+#define FABRICAST_E_PANICKED (-17)         /* a fault in the library itself */
+
+/* A status in words, never NULL. */
+const char *fabricast_status_name(fabricast_status status);
+
+/*
+ * Of the calling thread's last call that failed: its status, what happened in words, and what
+ * was tried. FABRICAST_OK and empty texts if none has. Calls that succeed change nothing. The
+ * texts stay until the thread's next call that fails, fabricast_error_clear, or its end.
+ */
+fabricast_status fabricast_error_status(void);
+const char *fabricast_error_message(void);
+const char *fabricast_error_operation(void);
+void fabricast_error_clear(void);
+
+/* The library's version, as "0.1.0", and the number of its binary interface. */
+const char *fabricast_version(void);
+uint32_t fabricast_abi(void);
+
+/* Handles of this process that are open, of all kinds, and texts that were not freed. */
+size_t fabricast_open_handles(void);
+
+/* ------------------------------------------------------------------------- waiting */
+
+/* How long a call may wait, in nanoseconds. */
+typedef int64_t fabricast_timeout;
+
+#define FABRICAST_NOW ((fabricast_timeout)0)      /* not at all: FABRICAST_E_WOULD_BLOCK */
+#define FABRICAST_FOREVER ((fabricast_timeout)-1) /* as long as it takes */
+#define FABRICAST_MILLISECONDS(count) ((fabricast_timeout)(count) * 1000000)
+#define FABRICAST_SECONDS(count) ((fabricast_timeout)(count) * 1000000000)
+
+/* --------------------------------------------------------------------------- nodes */
+
+/*
+ * A membership in a node: the processes of a machine that use the same directory. One of
+ * them serves the others; if it ends, the next one does.
+ */
+typedef struct fabricast_node fabricast_node;
+
+#define FABRICAST_SERVICE_EMBEDDED 0 /* this process serves the node if none does */
+#define FABRICAST_SERVICE_OUTSIDE 1  /* another process always does */
+
+#define FABRICAST_WAITING_ADAPTIVE 0 /* look for some microseconds, then sleep */
+#define FABRICAST_WAITING_SPIN 1     /* look all the time: a whole core, lowest latency */
+#define FABRICAST_WAITING_SLEEP 2    /* sleep at once */
+
+/* Fill it with fabricast_node_options_init, then change what is to be another way. */
+typedef struct fabricast_node_options {
+    size_t size;            /* of this structure, as the caller knows it */
+    const char *directory;  /* where the processes meet; NULL: FABRICAST_DIRECTORY of the
+                               environment, or else one of the user's */
+    const char *label;      /* what this process is called in reports: at most 64 bytes;
+                               NULL: as its program */
+    int64_t patience;       /* how long to wait for the node's service, in nanoseconds */
+    uint64_t host_budget;   /* bytes that all topics may take of the host's memory, and */
+    uint64_t device_budget; /* of each device's, if this process serves; 0: usual */
+    uint32_t service;       /* FABRICAST_SERVICE_... */
+    uint32_t waiting;       /* FABRICAST_WAITING_... */
+} fabricast_node_options;
+
+/* fabricast_node_options_init(&options, sizeof options) */
+fabricast_status fabricast_node_options_init(fabricast_node_options *options, size_t size);
+
+/* Joins a node. With NULL as options, the usual one. */
+fabricast_status fabricast_node_join(const fabricast_node_options *options,
+                                     fabricast_node **node);
+fabricast_status fabricast_node_leave(fabricast_node *node);
+
+/* Texts that stay until the handle is closed: the same for all at the node; its directory. */
+fabricast_status fabricast_node_identity(fabricast_node *node, const char **identity);
+fabricast_status fabricast_node_directory(fabricast_node *node, const char **directory);
+
+/*
+ * Who is at the node, and what goes on: an array of rows in JSON, of which the first is the
+ * node's. By a member; or by anybody, with NULL for the usual directory. Free the text with
+ * fabricast_text_free.
+ */
+fabricast_status fabricast_node_report(fabricast_node *node, char **json);
+fabricast_status fabricast_report(const char *directory, char **json);
+fabricast_status fabricast_text_free(char *text);
+
+/* -------------------------------------------------------------------------- topics */
+
+/* A topic that this process uses. It exists as long as anybody does. */
+typedef struct fabricast_topic fabricast_topic;
+
+#define FABRICAST_RELIABLE 0    /* publishers wait for readers */
+#define FABRICAST_DROP_OLDEST 1 /* the oldest unread messages make room; readers are told */
+#define FABRICAST_DROP_NEWEST 2 /* a message that finds no room is dropped, and counted */
+
+/* Fill it with fabricast_topic_settings_init, then change what is to be another way. */
+typedef struct fabricast_topic_settings {
+    size_t size;              /* of this structure, as the caller knows it */
+    const char *memory;       /* "host", "cuda:0", ..., "stand-in:0"; NULL: "host" */
+    uint64_t largest;         /* bytes of the longest message */
+    int64_t release_deadline; /* a subscriber is put out that holds a message for longer
+                                 while it is in the way, in nanoseconds */
+    uint32_t depth;           /* messages that may wait to be read or be held */
+    uint32_t reliability;     /* FABRICAST_RELIABLE, ... */
+} fabricast_topic_settings;
+
+/* fabricast_topic_settings_init(&settings, sizeof settings) */
+fabricast_status fabricast_topic_settings_init(fabricast_topic_settings *settings, size_t size);
+
+/*
+ * Opens a topic, and makes it if nobody has; all who do that say the same settings. With
+ * NULL as settings it must exist, and is as it was made.
+ */
+fabricast_status fabricast_topic_open(fabricast_node *node, const char *name,
+                                      const fabricast_topic_settings *settings,
+                                      fabricast_topic **topic);
+fabricast_status fabricast_topic_close(fabricast_topic *topic);
+
+/* Its name, and what it is like; texts stay until the handle is closed. */
+fabricast_status fabricast_topic_name(fabricast_topic *topic, const char **name);
+fabricast_status fabricast_topic_settings_of(fabricast_topic *topic,
+                                             fabricast_topic_settings *settings, size_t size);
+
+/* ---------------------------------------------------------------------- publishers */
+
+/* One who publishes. Its messages come to every subscriber in order. */
+typedef struct fabricast_publisher fabricast_publisher;
+
+fabricast_status fabricast_publisher_open(fabricast_topic *topic,
+                                          fabricast_publisher **publisher);
+fabricast_status fabricast_publisher_close(fabricast_publisher *publisher);
+
+/* By which its messages are known. */
+fabricast_status fabricast_publisher_identity(fabricast_publisher *publisher,
+                                              uint64_t *identity);
+
+/* How many would get a message that is published now, on this node. */
+fabricast_status fabricast_publisher_subscribers(fabricast_publisher *publisher,
+                                                 uint64_t *count);
+
+typedef struct fabricast_publisher_counters {
+    uint64_t messages; /* that it published, wanted by somebody or not */
+    uint64_t bytes;    /* of these */
+    uint64_t dropped;  /* messages that found no room */
+} fabricast_publisher_counters;
+
+/* What it has done so far. */
+fabricast_status fabricast_publisher_counters_of(fabricast_publisher *publisher,
+                                                 fabricast_publisher_counters *counters,
+                                                 size_t size);
+
+/* Publishes a copy of bytes of the host's memory, wherever the topic's messages lie. */
+fabricast_status fabricast_publisher_push(fabricast_publisher *publisher, const void *data,
+                                          size_t length, fabricast_timeout timeout);
+
+/*
+ * The same from the memory of a device: of the topic's, or of one that it has access to. The
+ * pointer has to be complete (synchronise the stream that writes it first), and may be
+ * written again when the call has succeeded; after FABRICAST_E_DEADLINE_EXCEEDED a copy may
+ * still be reading it, until the device's work is done. With a topic in host memory or on a
+ * stand-in the pointer is any pointer of the host's.
+ */
+fabricast_status fabricast_publisher_push_device(fabricast_publisher *publisher,
+                                                 const void *pointer, size_t length,
+                                                 fabricast_timeout timeout);
+
+/* Waits until all that it published was released by all who got it. */
+fabricast_status fabricast_publisher_flush(fabricast_publisher *publisher,
+                                           fabricast_timeout timeout);
+
+/* --------------------------------------------------------------------------- loans */
+
+/* Memory for a message, lent to who fills it: nothing is copied when it is published. */
+typedef struct fabricast_loan fabricast_loan;
+
+fabricast_status fabricast_publisher_loan(fabricast_publisher *publisher, size_t length,
+                                          fabricast_timeout timeout, fabricast_loan **loan);
+
+/* Where it is, on the topic's device: good until it is published or discarded. */
+fabricast_status fabricast_loan_memory(fabricast_loan *loan, void **address, size_t *length);
+
+/* Copies bytes of the host's memory into it. */
+fabricast_status fabricast_loan_write(fabricast_loan *loan, size_t offset, const void *data,
+                                      size_t length);
+
+#define FABRICAST_MOST_METADATA 256
+
+/* Attaches bytes of the caller's to the message. */
+fabricast_status fabricast_loan_set_metadata(fabricast_loan *loan, const void *data,
+                                             size_t length);
+
+#define FABRICAST_NO_POSITION UINT64_MAX
+
+typedef struct fabricast_sent {
+    uint64_t position; /* among all messages of the topic on this node;
+                          FABRICAST_NO_POSITION: nobody wanted it, or it was dropped */
+    uint64_t readers;  /* how many it was delivered to, on this node */
+    uint64_t dropped;  /* 1: there was no room, and the topic is one that drops */
+} fabricast_sent;
+
+/*
+ * Publishes it, and closes the handle. What a device writes there has to be complete before:
+ * synchronise its stream. With FABRICAST_E_WOULD_BLOCK (only without waiting) the loan is as
+ * it was and can be published again; with any other failure its memory is given back.
+ * That nobody subscribes is no failure. sent may be NULL.
+ */
+fabricast_status fabricast_loan_publish(fabricast_loan *loan, fabricast_timeout timeout,
+                                        fabricast_sent *sent, size_t size);
+
+/* Gives the memory back unpublished. */
+fabricast_status fabricast_loan_discard(fabricast_loan *loan);
+
+/* --------------------------------------------------------------------- subscribers */
+
+/* One who reads all that is published from its beginning on. */
+typedef struct fabricast_subscriber fabricast_subscriber;
+
+/* A message that is held: its memory stays, and nobody writes there. */
+typedef struct fabricast_sample fabricast_sample;
+
+fabricast_status fabricast_subscriber_open(fabricast_topic *topic,
+                                           fabricast_subscriber **subscriber);
+
+/* A pull that waits in another thread ends with FABRICAST_E_CLOSED. */
+fabricast_status fabricast_subscriber_close(fabricast_subscriber *subscriber);
+
+/* The next message. Release it soon: a topic has room for depth messages. */
+fabricast_status fabricast_subscriber_pull(fabricast_subscriber *subscriber,
+                                           fabricast_timeout timeout,
+                                           fabricast_sample **sample);
+
+#define FABRICAST_EVENT_NONE 0           /* nothing happened, or all was told */
+#define FABRICAST_EVENT_GAP 1            /* missed messages were dropped before the next */
+#define FABRICAST_EVENT_PUBLISHER_LOST 2 /* publisher died */
+#define FABRICAST_EVENT_EVICTED 3        /* the subscriber was put out, after held_for */
+
+typedef struct fabricast_event {
+    uint64_t kind;      /* FABRICAST_EVENT_...; skip numbers that you do not know */
+    uint64_t missed;    /* messages */
+    uint64_t publisher; /* its identity */
+    uint64_t held_for;  /* nanoseconds for which it was in the way; 0: not known */
+} fabricast_event;
+
+/* The next of what happened to the subscriber; never waits. */
+fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
+                                            fabricast_event *event, size_t size);
+
+/* Where it is, on the topic's device: good until it is released. */
+fabricast_status fabricast_sample_memory(fabricast_sample *sample, const void **address,
+                                         size_t *length);
+
+/*
+ * FABRICAST_E_EVICTED if its subscriber was put out meanwhile: then what lies there may be
+ * another message by now. Who reads in place and must be sure asks afterwards.
+ */
+fabricast_status fabricast_sample_check(fabricast_sample *sample);
+
+/* Copies a part of it to memory of the host's, and checks it. */
+fabricast_status fabricast_sample_read(fabricast_sample *sample, size_t offset, void *into,
+                                       size_t length);
+
+/* What its publisher attached: good until it is released. */
+fabricast_status fabricast_sample_metadata(fabricast_sample *sample, const void **address,
+                                           size_t *length);
+
+/* Times are nanoseconds since 1970 by the realtime clock, and 0 where a stage was skipped;
+ * what happened on another node was measured by its clock. */
+typedef struct fabricast_sample_info {
+    const void *address;      /* as fabricast_sample_memory has it */
+    uint64_t length;
+    const void *metadata;     /* as fabricast_sample_metadata has it */
+    uint64_t metadata_length;
+    const char *memory;       /* whose memory: "host", "cuda:0", ... */
+    const char *origin;       /* the node that it came from; empty: this one */
+    uint64_t path;            /* by which path it came, as reports name it; 0: this node's */
+    uint64_t publisher;       /* the publisher's identity, on the node that it came from */
+    uint64_t sequence;        /* the publisher's number for it, from 1 on: one more each time */
+    uint64_t position;        /* among those that came the same way */
+    uint64_t published_at;
+    uint64_t allocated_at;    /* its memory was found */
+    uint64_t filled_at;       /* its publisher had filled it */
+    uint64_t wire_at;         /* its last byte came from the wire */
+    uint64_t copied_at;       /* it was copied to where it lies */
+    uint64_t delivered_at;    /* the subscribers of this node had it */
+} fabricast_sample_info;
+
+/* All that is known of it; texts stay until it is released. */
+fabricast_status fabricast_sample_info_of(fabricast_sample *sample, fabricast_sample_info *info,
+                                          size_t size);
+
+fabricast_status fabricast_sample_release(fabricast_sample *sample);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,81 @@
+/*
+ * rgaps.h - messages in GPU memory, published and read by topic: six functions.
+ *
+ * A process publishes on a topic, others read what was published; each message exists once
+ * in the memory of a device (or of the host), whoever reads it and however many they are.
+ * Link with -lfabricast. The whole interface, with sizes, deadlines and metadata, is in
+ * fabricast.h; both can be used side by side.
+ *
+ * Nothing has to be started first: of the processes that use the same directory, one serves
+ * the others while it is there. What the functions are not told, the environment says:
+ *
+ *   FABRICAST_DEVICE               (or FABRICAST_TOPIC_MEMORY) whose memory messages lie in:
+ *                                  host (if unset), cuda:0, cuda:1, ..., or stand-in:0,
+ *                                  which is host memory that plays a device. With host and
+ *                                  stand-ins a "device pointer" is any pointer.
+ *   FABRICAST_TOPIC_LARGEST        the largest message of a topic: 16M if unset
+ *   FABRICAST_TOPIC_DEPTH          messages that may wait to be read: 16 if unset
+ *   FABRICAST_TOPIC_RELEASE_DEADLINE
+ *                                  a subscriber that keeps a message for more seconds than
+ *                                  this while others wait for its room is put out: 60 if unset
+ *   FABRICAST_DIRECTORY            where the processes meet: if unset, a directory of the
+ *                                  user's in XDG_RUNTIME_DIR or /tmp
+ *   FABRICAST_BUDGET_HOST,         bytes that all topics together may take of the host's and
+ *   FABRICAST_BUDGET_DEVICE        of each device's memory: if unset, a quarter and a half
+ *   FABRICAST_SERVICE              embedded (if unset): a process serves the others if none
+ *                                  does; outside: only a service that was started by hand
+ *   FABRICAST_PATIENCE             how many seconds to look for the others: 20 if unset
+ *   FABRICAST_LABEL                what the process is called in reports
+ *
+ * Sizes may end in K, M or G. All processes of a topic say the same; who says nothing of
+ * size, depth and deadline takes what the first one said.
+ *
+ * Functions may be called by any thread. After a fork the child makes handles of its own:
+ * those of its parent are refused. A function that fails tells why by
+ * fabricast_error_message() of fabricast.h.
+ */
+#ifndef RGAPS_H
+#define RGAPS_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct rgaps_publisher rgaps_publisher_t;
+typedef struct rgaps_subscriber rgaps_subscriber_t;
+
+/* Publishes on a topic from now on, and makes the topic if nobody has. NULL if it fails. */
+rgaps_publisher_t *publisher_init(char *topic_name);
+
+/*
+ * Publishes a copy of what is at device_pointer, which has to be complete: synchronise the
+ * stream that writes it first. Waits while readers have no room. When it returns, the memory
+ * may be written again. 0 if it is done, and one of fabricast.h's status codes, below 0, if not.
+ */
+int publisher_push(rgaps_publisher_t *publisher, size_t message_size, void *device_pointer);
+
+/* Publishes no more. What was published stays until it was read. NULL is allowed. */
+void publisher_destroy(rgaps_publisher_t *publisher);
+
+/* Reads what is published on a topic from now on, and makes the topic if nobody has. NULL if
+ * it fails. */
+rgaps_subscriber_t *subscriber_init(char *topic_name);
+
+/*
+ * Waits for the next message, and returns where it is: on the topic's device, in memory that
+ * all readers share. Nobody writes there, and it stays until this subscriber's next
+ * subscriber_pull or subscriber_destroy; what a kernel still reads then is given to others.
+ * Messages of one publisher come in order, and none is left out. NULL if it fails.
+ */
+void *subscriber_pull(rgaps_subscriber_t *subscriber);
+
+/* Reads no more, and ends a subscriber_pull that waits in another thread. NULL is allowed. */
+void subscriber_destroy(rgaps_subscriber_t *subscriber);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

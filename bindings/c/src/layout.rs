@@ -1,0 +1,357 @@
+//! The structures of the interface, as C lays them out, and what their fields mean.
+//!
+//! They grow at the end, and have no gaps. A caller says how much of one he knows; what is
+//! behind that has its usual value, or is not told.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use ipc::Spin;
+use pubsub::{
+    Budgets, Event, NodeOptions, PublisherCounters, Reliability, Sent, ServiceMode, TopicSettings,
+};
+
+use crate::boundary::{Plain, Text};
+use crate::failure::{Failure, Result};
+
+/// A structure that C fills or is given.
+///
+/// # Safety
+/// It is `repr(C)`; those that C fills begin with their size.
+pub(crate) unsafe trait Layout: Plain {
+    /// Its size in the first version of the interface.
+    const OLDEST: usize;
+
+    /// With the usual values, and all of it known.
+    fn usual() -> Self;
+}
+
+/// How long a call may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Timeout {
+    /// Not at all.
+    Now,
+    /// So long.
+    For(Duration),
+    /// As long as it takes.
+    Forever,
+}
+
+/// As long as anything can take. Later moments are not to be reckoned with on all systems.
+const AGES: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+impl Timeout {
+    /// Below 0 stands for ever.
+    pub(crate) fn of_nanoseconds(nanoseconds: i64) -> Self {
+        match u64::try_from(nanoseconds) {
+            Err(_) => Self::Forever,
+            Ok(0) => Self::Now,
+            Ok(nanoseconds) => Self::For(Duration::from_nanos(nanoseconds)),
+        }
+    }
+
+    /// When it ends; None if it does not.
+    pub(crate) fn end(self) -> Option<Instant> {
+        match self {
+            Self::Now => Some(Instant::now()),
+            Self::For(time) => Some(Instant::now() + time.min(AGES)),
+            Self::Forever => None,
+        }
+    }
+
+    /// As the layers below want it.
+    pub(crate) fn patience(self) -> Duration {
+        match self {
+            Self::Now => Duration::ZERO,
+            Self::For(time) => time.min(AGES),
+            Self::Forever => AGES,
+        }
+    }
+}
+
+/// A time in a structure: below 0 is none.
+fn time(operation: &'static CStr, name: &str, nanoseconds: i64) -> Result<Duration> {
+    match u64::try_from(nanoseconds) {
+        Ok(nanoseconds) => Ok(Duration::from_nanos(nanoseconds)),
+        Err(_) => Err(Failure::invalid(operation, format_args!("\"{name}\" is negative"))),
+    }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// `fabricast_node_options`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct RawNodeOptions {
+    pub(crate) size: usize,
+    pub(crate) directory: Text<'static>,
+    pub(crate) label: Text<'static>,
+    pub(crate) patience: i64,
+    pub(crate) host_budget: u64,
+    pub(crate) device_budget: u64,
+    pub(crate) service: u32,
+    pub(crate) waiting: u32,
+}
+
+// SAFETY: numbers and addresses, without gaps.
+unsafe impl Plain for RawNodeOptions {}
+// SAFETY: as declared.
+unsafe impl Layout for RawNodeOptions {
+    const OLDEST: usize = 56;
+
+    fn usual() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            directory: Text::NULL,
+            label: Text::NULL,
+            patience: nanoseconds(NodeOptions::default().patience),
+            host_budget: 0,
+            device_budget: 0,
+            service: 0,
+            waiting: 0,
+        }
+    }
+}
+
+impl RawNodeOptions {
+    pub(crate) fn meaning(&self, operation: &'static CStr) -> Result<NodeOptions> {
+        let mut options = NodeOptions::default();
+        if let Some(directory) = self.directory.get(operation, "directory")? {
+            options.directory = directory.into();
+        }
+        if let Some(label) = self.label.get(operation, "label")? {
+            options.label = label.into();
+        }
+        options.patience = time(operation, "patience", self.patience)?;
+        let budget = |bytes| (bytes != 0).then_some(bytes);
+        options.budgets =
+            Budgets { host: budget(self.host_budget), device: budget(self.device_budget) };
+        options.service = match self.service {
+            0 => ServiceMode::Embedded,
+            1 => ServiceMode::Outside,
+            other => return Err(unknown(operation, "service", other)),
+        };
+        options.waiting = match self.waiting {
+            0 => Spin::default(),
+            1 => Spin::Always,
+            2 => Spin::Never,
+            other => return Err(unknown(operation, "waiting", other)),
+        };
+        Ok(options)
+    }
+}
+
+fn unknown(operation: &'static CStr, name: &str, number: u32) -> Failure {
+    Failure::invalid(operation, format_args!("{number} is not a value of \"{name}\""))
+}
+
+/// `fabricast_topic_settings`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct RawTopicSettings<'a> {
+    pub(crate) size: usize,
+    pub(crate) memory: Text<'a>,
+    pub(crate) largest: u64,
+    pub(crate) release_deadline: i64,
+    pub(crate) depth: u32,
+    pub(crate) reliability: u32,
+}
+
+// SAFETY: numbers and addresses, without gaps.
+unsafe impl Plain for RawTopicSettings<'_> {}
+// SAFETY: as declared.
+unsafe impl Layout for RawTopicSettings<'_> {
+    const OLDEST: usize = 40;
+
+    fn usual() -> Self {
+        Self::of(&TopicSettings::default(), Text::of(c"host"))
+    }
+}
+
+impl<'a> RawTopicSettings<'a> {
+    pub(crate) fn of(settings: &TopicSettings, memory: Text<'a>) -> Self {
+        Self {
+            size: size_of::<Self>(),
+            memory,
+            largest: settings.largest,
+            release_deadline: nanoseconds(settings.release_deadline),
+            depth: settings.depth,
+            reliability: match settings.reliability {
+                Reliability::Reliable => 0,
+                Reliability::DropOldest => 1,
+                Reliability::DropNewest => 2,
+            },
+        }
+    }
+
+    pub(crate) fn meaning(&self, operation: &'static CStr) -> Result<TopicSettings> {
+        let memory = self.memory.get(operation, "memory")?.unwrap_or("host");
+        Ok(TopicSettings {
+            memory: memory.parse().map_err(Failure::from)?,
+            reliability: match self.reliability {
+                0 => Reliability::Reliable,
+                1 => Reliability::DropOldest,
+                2 => Reliability::DropNewest,
+                other => return Err(unknown(operation, "reliability", other)),
+            },
+            depth: self.depth,
+            largest: self.largest,
+            release_deadline: time(operation, "release_deadline", self.release_deadline)?,
+        })
+    }
+}
+
+/// `fabricast_sent`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct RawSent {
+    pub(crate) position: u64,
+    pub(crate) readers: u64,
+    pub(crate) dropped: u64,
+}
+
+// SAFETY: numbers.
+unsafe impl Plain for RawSent {}
+// SAFETY: as declared.
+unsafe impl Layout for RawSent {
+    const OLDEST: usize = 24;
+
+    fn usual() -> Self {
+        Self::default()
+    }
+}
+
+impl RawSent {
+    pub(crate) fn of(sent: &Sent) -> Self {
+        Self {
+            position: sent.position.unwrap_or(u64::MAX),
+            readers: u64::from(sent.readers),
+            dropped: u64::from(sent.is_dropped),
+        }
+    }
+}
+
+/// `fabricast_publisher_counters`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct RawCounters {
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+    pub(crate) dropped: u64,
+}
+
+// SAFETY: numbers.
+unsafe impl Plain for RawCounters {}
+// SAFETY: as declared.
+unsafe impl Layout for RawCounters {
+    const OLDEST: usize = 24;
+
+    fn usual() -> Self {
+        Self::default()
+    }
+}
+
+impl RawCounters {
+    pub(crate) fn of(counters: &PublisherCounters) -> Self {
+        let PublisherCounters { messages, bytes, dropped, .. } = *counters;
+        Self { messages, bytes, dropped }
+    }
+}
+
+/// `fabricast_event`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawEvent {
+    pub(crate) kind: u64,
+    pub(crate) missed: u64,
+    pub(crate) publisher: u64,
+    pub(crate) held_for: u64,
+}
+
+// SAFETY: numbers.
+unsafe impl Plain for RawEvent {}
+// SAFETY: as declared.
+unsafe impl Layout for RawEvent {
+    const OLDEST: usize = 32;
+
+    fn usual() -> Self {
+        Self::default()
+    }
+}
+
+impl RawEvent {
+    pub(crate) fn of(event: Option<Event>) -> Self {
+        match event {
+            None => Self::default(),
+            Some(Event::Gap { missed }) => Self { kind: 1, missed, ..Self::default() },
+            Some(Event::PublisherLost { publisher }) => {
+                Self { kind: 2, publisher: publisher.as_u64(), ..Self::default() }
+            }
+            Some(Event::Evicted { held_for }) => Self {
+                kind: 3,
+                held_for: held_for.map_or(0, nanoseconds).unsigned_abs(),
+                ..Self::default()
+            },
+            // What a later version adds has no number yet.
+            Some(_) => Self { kind: u64::MAX, ..Self::default() },
+        }
+    }
+}
+
+/// `fabricast_sample_info`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct RawSampleInfo {
+    pub(crate) address: *const c_void,
+    pub(crate) length: u64,
+    pub(crate) metadata: *const c_void,
+    pub(crate) metadata_length: u64,
+    pub(crate) memory: *const c_char,
+    pub(crate) origin: *const c_char,
+    pub(crate) path: u64,
+    pub(crate) publisher: u64,
+    pub(crate) sequence: u64,
+    pub(crate) position: u64,
+    pub(crate) published_at: u64,
+    pub(crate) allocated_at: u64,
+    pub(crate) filled_at: u64,
+    pub(crate) wire_at: u64,
+    pub(crate) copied_at: u64,
+    pub(crate) delivered_at: u64,
+}
+
+// SAFETY: numbers and addresses, without gaps.
+unsafe impl Plain for RawSampleInfo {}
+// SAFETY: as declared.
+unsafe impl Layout for RawSampleInfo {
+    const OLDEST: usize = 128;
+
+    fn usual() -> Self {
+        Self {
+            address: ptr::null(),
+            length: 0,
+            metadata: ptr::null(),
+            metadata_length: 0,
+            memory: ptr::null(),
+            origin: ptr::null(),
+            path: 0,
+            publisher: 0,
+            sequence: 0,
+            position: 0,
+            published_at: 0,
+            allocated_at: 0,
+            filled_at: 0,
+            wire_at: 0,
+            copied_at: 0,
+            delivered_at: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;

@@ -1,0 +1,136 @@
+//! Sizes and places that C programs rely on, and what fields mean.
+
+use std::mem::offset_of;
+
+use super::*;
+use crate::failure::c_text;
+use crate::status::Status;
+
+/// `tests/programs/layout.c` has the same numbers.
+#[test]
+fn structures_lie_as_c_has_them() {
+    assert_eq!(size_of::<RawNodeOptions>(), 56);
+    assert_eq!(offset_of!(RawNodeOptions, patience), 24);
+    assert_eq!(offset_of!(RawNodeOptions, waiting), 52);
+    assert_eq!(size_of::<RawTopicSettings<'_>>(), 40);
+    assert_eq!(offset_of!(RawTopicSettings<'_>, reliability), 36);
+    assert_eq!(size_of::<RawSent>(), 24);
+    assert_eq!(size_of::<RawCounters>(), 24);
+    assert_eq!(size_of::<RawEvent>(), 32);
+    assert_eq!(offset_of!(RawEvent, held_for), 24);
+    assert_eq!(size_of::<RawSampleInfo>(), 128);
+    assert_eq!(offset_of!(RawSampleInfo, publisher), 56);
+    assert_eq!(offset_of!(RawSampleInfo, delivered_at), 120);
+}
+
+#[test]
+fn the_first_version_is_whole() {
+    assert_eq!(RawNodeOptions::OLDEST, size_of::<RawNodeOptions>());
+    assert_eq!(RawTopicSettings::OLDEST, size_of::<RawTopicSettings<'_>>());
+    assert_eq!(RawSent::OLDEST, size_of::<RawSent>());
+    assert_eq!(RawCounters::OLDEST, size_of::<RawCounters>());
+    assert_eq!(RawEvent::OLDEST, size_of::<RawEvent>());
+    assert_eq!(RawSampleInfo::OLDEST, size_of::<RawSampleInfo>());
+}
+
+#[test]
+fn a_timeout_is_now_some_time_or_for_ever() {
+    assert_eq!(Timeout::of_nanoseconds(0), Timeout::Now);
+    assert_eq!(Timeout::of_nanoseconds(5), Timeout::For(Duration::from_nanos(5)));
+    assert_eq!(Timeout::of_nanoseconds(-1), Timeout::Forever);
+    assert_eq!(Timeout::of_nanoseconds(i64::MIN), Timeout::Forever);
+    assert!(Timeout::of_nanoseconds(i64::MAX).end().is_some());
+    assert!(Timeout::Forever.end().is_none());
+    assert_eq!(Timeout::Now.patience(), Duration::ZERO);
+}
+
+#[test]
+fn usual_settings_mean_the_usual_ones() {
+    let usual = TopicSettings::default();
+    assert_eq!(RawTopicSettings::usual().meaning(c"test").unwrap(), usual);
+    let text = c_text(usual.memory.to_string());
+    let raw = RawTopicSettings::of(&usual, Text::of(&text));
+    assert_eq!(raw.meaning(c"test").unwrap(), usual);
+}
+
+#[test]
+fn settings_keep_their_meaning() {
+    let settings = TopicSettings {
+        memory: "stand-in:1".parse().unwrap(),
+        reliability: Reliability::DropNewest,
+        depth: 3,
+        largest: 77,
+        release_deadline: Duration::from_millis(9),
+    };
+    let raw = RawTopicSettings::of(&settings, Text::of(c"stand-in:1"));
+    assert_eq!(raw.meaning(c"test").unwrap(), settings);
+    // No memory named is the host's.
+    let raw = RawTopicSettings { memory: Text::NULL, ..raw };
+    assert_eq!(raw.meaning(c"test").unwrap().memory.to_string(), "host");
+}
+
+#[test]
+fn settings_that_cannot_be_are_refused() {
+    let usual = RawTopicSettings::usual();
+    let refused = [
+        RawTopicSettings { memory: Text::of(c"moon:0"), ..usual },
+        RawTopicSettings { memory: Text::of(c"\xff"), ..usual },
+        RawTopicSettings { reliability: 3, ..usual },
+        RawTopicSettings { release_deadline: -1, ..usual },
+    ];
+    for settings in refused {
+        let failure = settings.meaning(c"test").unwrap_err();
+        assert_eq!(failure.status, Status::InvalidArgument, "{settings:?}");
+    }
+}
+
+#[test]
+fn usual_options_mean_the_usual_ones() {
+    let (options, usual) =
+        (RawNodeOptions::usual().meaning(c"test").unwrap(), NodeOptions::default());
+    assert_eq!(options.directory, usual.directory);
+    assert_eq!(options.label, usual.label);
+    assert_eq!(options.patience, usual.patience);
+    assert_eq!(options.budgets, usual.budgets);
+    assert_eq!(options.service, usual.service);
+}
+
+#[test]
+fn options_keep_their_meaning() {
+    let raw = RawNodeOptions {
+        directory: Text::of(c"/run/here"),
+        label: Text::of(c"camera"),
+        patience: 5_000_000,
+        host_budget: 1 << 20,
+        service: 1,
+        waiting: 2,
+        ..RawNodeOptions::usual()
+    };
+    let options = raw.meaning(c"test").unwrap();
+    assert_eq!(options.directory, std::path::Path::new("/run/here"));
+    assert_eq!(options.label, "camera");
+    assert_eq!(options.patience, Duration::from_millis(5));
+    assert_eq!((options.budgets.host, options.budgets.device), (Some(1 << 20), None));
+    assert_eq!(options.service, ServiceMode::Outside);
+    assert_eq!(options.waiting, Spin::Never);
+    let refused = [
+        RawNodeOptions { service: 2, ..raw },
+        RawNodeOptions { waiting: 3, ..raw },
+        RawNodeOptions { patience: -1, ..raw },
+    ];
+    for options in refused {
+        assert_eq!(options.meaning(c"test").unwrap_err().status, Status::InvalidArgument);
+    }
+}
+
+#[test]
+fn events_have_numbers() {
+    assert_eq!(RawEvent::of(None), RawEvent::default());
+    let gap = RawEvent::of(Some(Event::Gap { missed: 7 }));
+    assert_eq!((gap.kind, gap.missed), (1, 7));
+    let held_for = Some(Duration::from_micros(3));
+    let evicted = RawEvent::of(Some(Event::Evicted { held_for }));
+    assert_eq!((evicted.kind, evicted.held_for), (3, 3000));
+    let evicted = RawEvent::of(Some(Event::Evicted { held_for: None }));
+    assert_eq!((evicted.kind, evicted.held_for), (3, 0));
+}

@@ -1,0 +1,25 @@
+//! Fabricast for C and C++: what `include/fabricast.h` and `include/rgaps.h` declare.
+//!
+//! What crosses the boundary is checked in [`boundary`], the only file that touches memory of
+//! the caller's but for [`device`]. Handles are names, looked up in tables ([`registry`],
+//! [`table`]), so that one that was closed is an error and never a wild pointer. Everything
+//! else is safe code over `pubsub`.
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("handles have 64 bits: for machines with 64-bit pointers only");
+
+mod boundary;
+mod device;
+mod failure;
+mod handle;
+mod layout;
+mod node;
+mod publisher;
+mod registry;
+mod report;
+mod rgaps;
+mod status;
+mod subscriber;
+mod table;
+mod topic;
+mod turn;

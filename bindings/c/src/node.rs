@@ -1,0 +1,133 @@
+//! Joining a node and leaving it; what the library tells of itself.
+
+use std::ffi::{CString, c_char};
+
+use pubsub::Node;
+
+use crate::boundary::{Filled, Options, Out, export};
+use crate::failure::{self, c_text};
+use crate::handle::Handle;
+use crate::layout::{Layout, RawNodeOptions};
+use crate::registry::{self, Registry};
+use crate::status::Status;
+
+/// A membership in a node.
+#[derive(Debug)]
+pub(crate) struct OpenNode {
+    pub(crate) node: Node,
+    identity: CString,
+    directory: CString,
+}
+
+impl OpenNode {
+    fn new(node: Node) -> Self {
+        let identity = c_text(node.identity());
+        let directory = c_text(node.directory().to_string_lossy());
+        Self { node, identity, directory }
+    }
+}
+
+export! {
+    /// Fills in the usual options.
+    fn fabricast_node_options_init(
+        options: Filled<'_, RawNodeOptions>[size],
+    ) -> i32, c"fill in a node's options" {
+        let size = options.size().min(size_of::<RawNodeOptions>());
+        options.put(RawNodeOptions { size, ..RawNodeOptions::usual() });
+        Ok(())
+    }
+
+    /// Joins a node.
+    fn fabricast_node_join(
+        options: Options<RawNodeOptions>,
+        node: Out<'_, *mut OpenNode>,
+    ) -> i32, c"join a node" {
+        let options = options.0.unwrap_or_else(RawNodeOptions::usual);
+        let joined = Node::join(options.meaning(OPERATION)?)?;
+        node.put(registry::open(OPERATION, OpenNode::new(joined))?);
+        Ok(())
+    }
+
+    /// Gives up a membership.
+    fn fabricast_node_leave(node: Option<Handle<OpenNode>>) -> i32, c"leave a node" {
+        if let Some(node) = node {
+            node.close(OPERATION)?;
+        }
+        Ok(())
+    }
+
+    /// The node's identity.
+    fn fabricast_node_identity(
+        node: Handle<OpenNode>,
+        identity: Out<'_, *const c_char>,
+    ) -> i32, c"tell a node's identity" {
+        identity.put(node.find(OPERATION)?.identity.as_ptr());
+        Ok(())
+    }
+
+    /// Where its socket is.
+    fn fabricast_node_directory(
+        node: Handle<OpenNode>,
+        directory: Out<'_, *const c_char>,
+    ) -> i32, c"tell a node's directory" {
+        directory.put(node.find(OPERATION)?.directory.as_ptr());
+        Ok(())
+    }
+
+    /// Forgets the thread's last error.
+    fn fabricast_error_clear() -> (), c"forget an error" {
+        failure::forget();
+        Ok(())
+    }
+}
+
+/// The library's version.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_version() -> *const c_char {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
+    VERSION.as_ptr().cast()
+}
+
+/// The binary interface's number.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_abi() -> u32 {
+    const NUMBER: &str = env!("FABRICAST_ABI");
+    NUMBER.parse().unwrap_or(u32::MAX)
+}
+
+/// A status in words.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_status_name(status: i32) -> *const c_char {
+    Status::of_number(status).map_or(c"not a status", Status::label).as_ptr()
+}
+
+/// The thread's last error's status.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_error_status() -> i32 {
+    failure::last_status() as i32
+}
+
+/// Its text.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_error_message() -> *const c_char {
+    failure::last_message()
+}
+
+/// What was tried.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_error_operation() -> *const c_char {
+    failure::last_operation()
+}
+
+/// Handles that are open, and texts that were not freed.
+#[allow(unsafe_code)]
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fabricast_open_handles() -> usize {
+    Registry::current().count()
+}

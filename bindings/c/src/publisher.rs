@@ -1,0 +1,231 @@
+//! Publishers, and the memory that they borrow for messages.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::time::Duration;
+
+use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
+
+use crate::boundary::{Bytes, Filled, MaybeFilled, Out, Range, export};
+use crate::device::{self, Found};
+use crate::failure::{Failure, Result};
+use crate::handle::Handle;
+use crate::layout::{RawCounters, RawSent, Timeout};
+use crate::registry;
+use crate::status::Status;
+use crate::topic::OpenTopic;
+use crate::turn::Turn;
+
+/// One who publishes.
+#[derive(Debug)]
+pub(crate) struct OpenPublisher {
+    pub(crate) publisher: Publisher,
+    pub(crate) memory: MemoryPlace,
+}
+
+const NO_ROOM: Failure =
+    Failure::fixed(Status::WouldBlock, c"publish", c"publish: would block: there is no room");
+
+impl OpenPublisher {
+    pub(crate) fn new(topic: &Topic) -> Result<Self> {
+        Ok(Self { publisher: topic.publisher()?, memory: topic.settings()?.memory })
+    }
+
+    pub(crate) fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
+        match timeout {
+            Timeout::Now => self.publisher.try_push(bytes)?.ok_or(NO_ROOM)?,
+            _ => self.publisher.push(bytes, timeout.patience())?,
+        };
+        Ok(())
+    }
+
+    /// From wherever it is.
+    pub(crate) fn push_from(&self, found: &Found<'_>, timeout: Timeout) -> Result<()> {
+        match (found, timeout) {
+            (Found::Host(bytes), _) => return self.push(bytes, timeout),
+            (Found::Device(slice), Timeout::Now) => {
+                let pushed = self.publisher.push_slice(slice, Duration::ZERO);
+                pushed.map_err(|error| match error.kind() {
+                    ErrorKind::DeadlineExceeded => NO_ROOM,
+                    _ => error.into(),
+                })?
+            }
+            (Found::Device(slice), _) => self.publisher.push_slice(slice, timeout.patience())?,
+        };
+        Ok(())
+    }
+}
+
+export! {
+    /// One who publishes.
+    fn fabricast_publisher_open(
+        topic: Handle<OpenTopic>,
+        publisher: Out<'_, *mut OpenPublisher>,
+    ) -> i32, c"open a publisher" {
+        let topic = topic.find(OPERATION)?;
+        publisher.put(registry::open(OPERATION, OpenPublisher::new(&topic.topic)?)?);
+        Ok(())
+    }
+
+    /// Does not publish any more.
+    fn fabricast_publisher_close(
+        publisher: Option<Handle<OpenPublisher>>,
+    ) -> i32, c"close a publisher" {
+        if let Some(publisher) = publisher {
+            publisher.close(OPERATION)?;
+        }
+        Ok(())
+    }
+
+    /// Its identity within the topic.
+    fn fabricast_publisher_identity(
+        publisher: Handle<OpenPublisher>,
+        identity: Out<'_, u64>,
+    ) -> i32, c"tell a publisher's identity" {
+        let publisher = publisher.find(OPERATION)?;
+        identity.put(publisher.publisher.id().as_u64());
+        Ok(())
+    }
+
+    /// How many would get a message now.
+    fn fabricast_publisher_subscribers(
+        publisher: Handle<OpenPublisher>,
+        count: Out<'_, u64>,
+    ) -> i32, c"count a publisher's subscribers" {
+        count.put(u64::from(publisher.find(OPERATION)?.publisher.subscribers()));
+        Ok(())
+    }
+
+    /// What it has done so far.
+    fn fabricast_publisher_counters_of(
+        publisher: Handle<OpenPublisher>,
+        counters: Filled<'_, RawCounters>[size],
+    ) -> i32, c"tell a publisher's counters" {
+        counters.put(RawCounters::of(&publisher.find(OPERATION)?.publisher.counters()));
+        Ok(())
+    }
+
+    /// Publishes bytes of the host's memory.
+    fn fabricast_publisher_push(
+        publisher: Handle<OpenPublisher>,
+        data: Bytes<'_>[length],
+        timeout: Timeout,
+    ) -> i32, c"push" {
+        publisher.find(OPERATION)?.push(data.0, timeout)
+    }
+
+    /// Publishes memory of a device.
+    fn fabricast_publisher_push_device(
+        publisher: Handle<OpenPublisher>,
+        pointer: Range<'_>[length],
+        timeout: Timeout,
+    ) -> i32, c"push from a device's memory" {
+        let publisher = publisher.find(OPERATION)?;
+        let found = device::find(publisher.memory, OPERATION, pointer)?;
+        publisher.push_from(&found, timeout)
+    }
+
+    /// Waits until all that it published was read.
+    fn fabricast_publisher_flush(
+        publisher: Handle<OpenPublisher>,
+        timeout: Timeout,
+    ) -> i32, c"flush" {
+        let publisher = publisher.find(OPERATION)?;
+        let flushed = publisher.publisher.flush(timeout.patience());
+        flushed.map_err(|error| match (error.kind(), timeout) {
+            (ErrorKind::DeadlineExceeded, Timeout::Now) => {
+                Failure::new(Status::WouldBlock, OPERATION, error.detail())
+            }
+            _ => error.into(),
+        })
+    }
+
+    /// Borrows memory for a message.
+    fn fabricast_publisher_loan(
+        publisher: Handle<OpenPublisher>,
+        length: usize,
+        timeout: Timeout,
+        loan: Out<'_, *mut Turn<Loan>>,
+    ) -> i32, c"borrow memory for a message" {
+        let publisher = publisher.find(OPERATION)?;
+        let (publisher, length) = (&publisher.publisher, length as u64);
+        let borrowed = match timeout {
+            Timeout::Now => publisher.try_loan(length)?.ok_or(NO_ROOM)?,
+            _ => publisher.loan(length, timeout.patience())?,
+        };
+        loan.put(registry::open(OPERATION, Turn::new(borrowed))?);
+        Ok(())
+    }
+
+    /// Where it is.
+    fn fabricast_loan_memory(
+        loan: Handle<Turn<Loan>>,
+        address: Out<'_, *mut c_void>,
+        length: Out<'_, usize>,
+    ) -> i32, c"tell where a loan is" {
+        loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
+            address.put(ptr::with_exposed_provenance_mut(loan.address() as usize));
+            length.put(loan.length() as usize);
+            Ok(())
+        })
+    }
+
+    /// Writes into it.
+    fn fabricast_loan_write(
+        loan: Handle<Turn<Loan>>,
+        offset: usize,
+        data: Bytes<'_>[length],
+    ) -> i32, c"write into a loan" {
+        loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
+            Ok(loan.write(offset as u64, data.0)?)
+        })
+    }
+
+    /// Attaches a few bytes to the message.
+    fn fabricast_loan_set_metadata(
+        loan: Handle<Turn<Loan>>,
+        data: Bytes<'_>[length],
+    ) -> i32, c"attach metadata" {
+        loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
+            Ok(loan.set_metadata(data.0)?)
+        })
+    }
+
+    /// Publishes it. Only for want of room, and without waiting, is the loan as it was.
+    fn fabricast_loan_publish(
+        loan: Handle<Turn<Loan>>,
+        timeout: Timeout,
+        sent: MaybeFilled<'_, RawSent>[size],
+    ) -> i32, c"publish" {
+        let found = loan.find(OPERATION)?;
+        let mut taken = found.take(OPERATION, timeout)?;
+        let Some(lent) = taken.remove() else {
+            return Err(NO_ROOM);
+        };
+        let done = match timeout {
+            Timeout::Now => match lent.try_publish() {
+                Ok(Attempt::Sent(done)) => Ok(done),
+                Ok(Attempt::Full(lent)) => {
+                    taken.put_back(lent);
+                    return Err(NO_ROOM);
+                }
+                Err(error) => Err(error),
+            },
+            _ => lent.publish(timeout.patience()),
+        };
+        loan.close(OPERATION)?.end();
+        let done = done?;
+        if let Some(sent) = sent.0 {
+            sent.put(RawSent::of(&done));
+        }
+        Ok(())
+    }
+
+    /// Gives the memory back.
+    fn fabricast_loan_discard(loan: Option<Handle<Turn<Loan>>>) -> i32, c"give a loan back" {
+        if let Some(loan) = loan {
+            loan.close(OPERATION)?.end();
+        }
+        Ok(())
+    }
+}

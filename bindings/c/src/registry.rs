@@ -1,0 +1,190 @@
+//! The tables of this process.
+//!
+//! A forked child has tables of its own: it must not use what the parent's handles name, and
+//! the parent's locks may be held by threads that the child does not have.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use ipc::Incarnation;
+use pubsub::{Loan, Node};
+
+use crate::failure::{Failure, Result};
+use crate::handle::{Handle, Kind, forks_told};
+use crate::node::OpenNode;
+use crate::publisher::OpenPublisher;
+use crate::rgaps::{SimplePublisher, SimpleSubscriber};
+use crate::status::Status;
+use crate::subscriber::{OpenSample, OpenSubscriber};
+use crate::table::Table;
+use crate::topic::OpenTopic;
+use crate::turn::Turn;
+
+/// What the open handles of this process name.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    born: Incarnation,
+    forks: u32,
+    nodes: Table<OpenNode>,
+    topics: Table<OpenTopic>,
+    publishers: Table<OpenPublisher>,
+    loans: Table<Turn<Loan>>,
+    subscribers: Table<OpenSubscriber>,
+    samples: Table<OpenSample>,
+    simple_publishers: Table<SimplePublisher>,
+    simple_subscribers: Table<SimpleSubscriber>,
+    texts: Mutex<HashMap<usize, CString>>,
+    /// The membership that all handles of the simple interface have together.
+    pub(crate) simple_node: Mutex<Weak<Node>>,
+}
+
+/// Which table.
+pub(crate) trait Listed: Kind + Sized + 'static {
+    fn table(registry: &Registry) -> &Table<Self>;
+}
+
+macro_rules! listed {
+    ($($type:ty, $table:ident, $number:literal, $name:literal;)*) => {$(
+        impl Kind for $type {
+            const NUMBER: u64 = $number;
+            const NAME: &'static str = $name;
+        }
+
+        impl Listed for $type {
+            fn table(registry: &Registry) -> &Table<Self> {
+                &registry.$table
+            }
+        }
+    )*};
+}
+
+listed! {
+    OpenNode, nodes, 0, "node";
+    OpenTopic, topics, 1, "topic";
+    OpenPublisher, publishers, 2, "publisher";
+    Turn<Loan>, loans, 3, "loan";
+    OpenSubscriber, subscribers, 4, "subscriber";
+    OpenSample, samples, 5, "sample";
+    SimplePublisher, simple_publishers, 6, "publisher of rgaps.h";
+    SimpleSubscriber, simple_subscribers, 7, "subscriber of rgaps.h";
+}
+
+static CURRENT: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
+
+impl Registry {
+    fn new(forks: u32) -> Self {
+        let told = forks_told(forks);
+        Self {
+            born: Incarnation::current(),
+            forks,
+            nodes: Table::new(told),
+            topics: Table::new(told),
+            publishers: Table::new(told),
+            loans: Table::new(told),
+            subscribers: Table::new(told),
+            samples: Table::new(told),
+            simple_publishers: Table::new(told),
+            simple_subscribers: Table::new(told),
+            texts: Mutex::default(),
+            simple_node: Mutex::default(),
+        }
+    }
+
+    /// This process's.
+    pub(crate) fn current() -> &'static Self {
+        loop {
+            let found = CURRENT.load(Ordering::Acquire);
+            // SAFETY: it is null or came from a box below, and is never freed.
+            let registry = unsafe { found.as_ref() };
+            if let Some(registry) = registry
+                && registry.born.is_current()
+            {
+                return registry;
+            }
+            let forks = registry.map_or(0, |parent| parent.forks.wrapping_add(1));
+            let fresh = Box::into_raw(Box::new(Self::new(forks)));
+            let stored =
+                CURRENT.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire);
+            if stored.is_err() {
+                // SAFETY: another thread was faster; nobody has seen this one.
+                drop(unsafe { Box::from_raw(fresh) });
+            }
+        }
+    }
+
+    /// Handles that are open, of all kinds, and texts that were not freed.
+    pub(crate) fn count(&self) -> usize {
+        self.nodes.count()
+            + self.topics.count()
+            + self.publishers.count()
+            + self.loans.count()
+            + self.subscribers.count()
+            + self.samples.count()
+            + self.simple_publishers.count()
+            + self.simple_subscribers.count()
+            + self.texts.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Hands a text to C, to be freed by it.
+    pub(crate) fn lend_text(&self, text: CString) -> *mut c_char {
+        let start = text.as_ptr().cast_mut();
+        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        texts.insert(start.addr(), text);
+        start
+    }
+
+    /// Frees it.
+    pub(crate) fn free_text(&self, operation: &'static CStr, address: usize) -> Result<()> {
+        let mut texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        match texts.remove(&address) {
+            Some(_) => Ok(()),
+            None => {
+                let detail = "not a text that this library gave, or freed already";
+                Err(Failure::new(Status::BadHandle, operation, detail))
+            }
+        }
+    }
+}
+
+/// Gives something a handle.
+pub(crate) fn open<K: Listed>(operation: &'static CStr, what: K) -> Result<*mut K> {
+    let table = K::table(Registry::current());
+    Ok(table.open(operation, Arc::new(what))?.pointer())
+}
+
+impl<K: Listed> Handle<K> {
+    /// What it names.
+    pub(crate) fn find(self, operation: &'static CStr) -> Result<Arc<K>> {
+        K::table(Registry::current()).find(operation, self)
+    }
+
+    /// What it named, for the last time.
+    pub(crate) fn close(self, operation: &'static CStr) -> Result<Arc<K>> {
+        K::table(Registry::current()).close(operation, self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_freed_once() {
+        let registry = Registry::current();
+        let address = registry.lend_text(c"{}".to_owned()).addr();
+        registry.free_text(c"test", address).unwrap();
+        let failure = registry.free_text(c"test", address).unwrap_err();
+        assert_eq!(failure.status, Status::BadHandle);
+    }
+
+    #[test]
+    fn there_is_one_for_all_threads() {
+        let here: *const Registry = Registry::current();
+        let there = std::thread::spawn(|| ptr::from_ref(Registry::current()).addr());
+        assert_eq!(here.addr(), there.join().unwrap());
+    }
+}

@@ -1,0 +1,190 @@
+//! What the environment says of the nodes and topics of `rgaps.h`.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::time::Duration;
+
+use pubsub::{MemoryPlace, NodeOptions, Reliability, ServiceMode, TopicSettings};
+
+use crate::failure::{Failure, Result};
+
+const DEVICE: &str = "FABRICAST_DEVICE";
+// As the command's settings are called.
+const MEMORY: &str = "FABRICAST_TOPIC_MEMORY";
+const LARGEST: &str = "FABRICAST_TOPIC_LARGEST";
+const DEPTH: &str = "FABRICAST_TOPIC_DEPTH";
+const RELEASE: &str = "FABRICAST_TOPIC_RELEASE_DEADLINE";
+const HOST_BUDGET: &str = "FABRICAST_BUDGET_HOST";
+const DEVICE_BUDGET: &str = "FABRICAST_BUDGET_DEVICE";
+const SERVICE: &str = "FABRICAST_SERVICE";
+const PATIENCE: &str = "FABRICAST_PATIENCE";
+const LABEL: &str = "FABRICAST_LABEL";
+
+/// All that is read here.
+const NAMES: [&str; 10] =
+    [DEVICE, MEMORY, LARGEST, DEPTH, RELEASE, HOST_BUDGET, DEVICE_BUDGET, SERVICE, PATIENCE, LABEL];
+
+/// Whoever pulls keeps a message until the next pull, while he computes: he is not put out
+/// for as long as that may take.
+const USUAL_RELEASE: Duration = Duration::from_secs(60);
+const USUAL_LARGEST: u64 = 16 << 20;
+
+/// What the environment says.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Environment {
+    said: Vec<(&'static str, String)>,
+}
+
+impl Environment {
+    pub(super) fn of_this_process() -> Self {
+        Self::of(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    fn of(value_of: impl Fn(&str) -> Option<String>) -> Self {
+        let said = |name| Some((name, value_of(name).filter(|value| !value.is_empty())?));
+        Self { said: NAMES.into_iter().filter_map(said).collect() }
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.said.iter().find(|(said, _)| *said == name).map(|(_, value)| value.as_str())
+    }
+
+    /// Reads one, if it is said.
+    fn read<T>(
+        &self,
+        operation: &'static CStr,
+        name: &str,
+        like: impl fmt::Display,
+        meaning: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        match meaning(value) {
+            Some(meant) => Ok(Some(meant)),
+            None => {
+                let detail = format!("{name} is \"{value}\", which is not like {like}");
+                Err(Failure::invalid(operation, detail))
+            }
+        }
+    }
+
+    fn bytes(&self, operation: &'static CStr, name: &str) -> Result<Option<u64>> {
+        self.read(operation, name, "4096, 64K, 16M or 1G", bytes)
+    }
+
+    fn seconds(&self, operation: &'static CStr, name: &str) -> Result<Option<Duration>> {
+        let meaning = |value: &str| Duration::try_from_secs_f64(value.parse().ok()?).ok();
+        self.read(operation, name, "5 or 0.25", meaning)
+    }
+
+    /// Is anything said of topics but where their memory is?
+    pub(super) fn says_what_topics_are(&self) -> bool {
+        [LARGEST, DEPTH, RELEASE].into_iter().any(|name| self.get(name).is_some())
+    }
+
+    pub(super) fn topic_settings(&self, operation: &'static CStr) -> Result<TopicSettings> {
+        let usual = TopicSettings::default();
+        let name = if self.get(DEVICE).is_some() { DEVICE } else { MEMORY };
+        let memory = self.read(operation, name, "host or cuda:0", |value| value.parse().ok())?;
+        let depth = self.read(operation, DEPTH, "16", |value| value.parse().ok())?;
+        Ok(TopicSettings {
+            memory: memory.unwrap_or(MemoryPlace::Host),
+            reliability: Reliability::Reliable,
+            depth: depth.unwrap_or(usual.depth),
+            largest: self.bytes(operation, LARGEST)?.unwrap_or(USUAL_LARGEST),
+            release_deadline: self.seconds(operation, RELEASE)?.unwrap_or(USUAL_RELEASE),
+        })
+    }
+
+    pub(super) fn node_options(&self, operation: &'static CStr) -> Result<NodeOptions> {
+        let mut options = NodeOptions::default();
+        if let Some(label) = self.get(LABEL) {
+            options.label = label.into();
+        }
+        options.budgets.host = self.bytes(operation, HOST_BUDGET)?;
+        options.budgets.device = self.bytes(operation, DEVICE_BUDGET)?;
+        let service =
+            self.read(operation, SERVICE, "embedded or outside", |value| match value {
+                "embedded" => Some(ServiceMode::Embedded),
+                "outside" => Some(ServiceMode::Outside),
+                _ => None,
+            })?;
+        options.service = service.unwrap_or(options.service);
+        options.patience = self.seconds(operation, PATIENCE)?.unwrap_or(options.patience);
+        Ok(options)
+    }
+}
+
+/// A number of bytes, as `64K`.
+fn bytes(text: &str) -> Option<u64> {
+    let (number, shift) = match text.as_bytes().last()? {
+        b'K' | b'k' => (&text[..text.len() - 1], 10),
+        b'M' | b'm' => (&text[..text.len() - 1], 20),
+        b'G' | b'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = number.parse().ok()?;
+    number.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::Status;
+
+    fn environment(said: &[(&str, &str)]) -> Environment {
+        Environment::of(|name| {
+            said.iter().find(|(is, _)| *is == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn nothing_said_is_host_memory_and_reliable() {
+        let environment = environment(&[]);
+        let settings = environment.topic_settings(c"test").unwrap();
+        assert_eq!(settings.memory, MemoryPlace::Host);
+        assert_eq!(settings.reliability, Reliability::Reliable);
+        assert_eq!(settings.largest, 16 << 20);
+        assert!(!environment.says_what_topics_are());
+        assert_eq!(environment.node_options(c"test").unwrap().service, ServiceMode::Embedded);
+    }
+
+    #[test]
+    fn what_is_said_counts() {
+        let environment = environment(&[
+            (DEVICE, "cuda:1"),
+            (LARGEST, "1G"),
+            (DEPTH, "4"),
+            (RELEASE, "0.25"),
+            (HOST_BUDGET, "64K"),
+            (DEVICE_BUDGET, ""),
+            (SERVICE, "outside"),
+            (PATIENCE, "1.5"),
+        ]);
+        let settings = environment.topic_settings(c"test").unwrap();
+        assert_eq!(settings.memory.to_string(), "cuda:1");
+        assert_eq!((settings.largest, settings.depth), (1 << 30, 4));
+        assert_eq!(settings.release_deadline, Duration::from_millis(250));
+        assert!(environment.says_what_topics_are());
+        let options = environment.node_options(c"test").unwrap();
+        assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 10), None));
+        assert_eq!(options.service, ServiceMode::Outside);
+        assert_eq!(options.patience, Duration::from_millis(1500));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (name, value) in
+            [(DEVICE, "gpu"), (LARGEST, "many"), (LARGEST, "99999999999G"), (DEPTH, "-1")]
+        {
+            let failure = environment(&[(name, value)]).topic_settings(c"test").unwrap_err();
+            assert_eq!(failure.status, Status::InvalidArgument);
+            assert!(failure.message().contains(&format!("{name} is \"{value}\"")), "{failure:?}");
+        }
+        for (name, value) in
+            [(SERVICE, "none"), (PATIENCE, "soon"), (PATIENCE, "-1"), (HOST_BUDGET, "G")]
+        {
+            let failure = environment(&[(name, value)]).node_options(c"test").unwrap_err();
+            assert!(failure.message().contains(name), "{failure:?}");
+        }
+    }
+}

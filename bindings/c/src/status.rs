@@ -1,0 +1,162 @@
+//! Status codes, as `fabricast.h` numbers them.
+
+use std::ffi::CStr;
+
+use pubsub::ErrorKind;
+
+/// What every function of the interface answers: 0, or why not. A number that is part of the
+/// binary interface is never given to anything else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Status {
+    /// It was done.
+    Ok = 0,
+    /// Something below failed; the message says what.
+    Failed = -1,
+    /// An argument that can never be right.
+    InvalidArgument = -2,
+    /// The topic exists with other settings.
+    SettingsDiffer = -3,
+    /// There is no such topic, node or publisher.
+    Unknown = -4,
+    /// The budget does not allow it.
+    OverBudget = -5,
+    /// The message is longer than the topic's largest.
+    TooLong = -6,
+    /// There is no place for one more.
+    TooMany = -7,
+    /// Nothing was there, or no room was free, and the caller would not wait.
+    WouldBlock = -8,
+    /// The deadline passed.
+    DeadlineExceeded = -9,
+    /// The subscriber was removed: it held samples for too long.
+    Evicted = -10,
+    /// The node service may not be used by this process.
+    Denied = -11,
+    /// Bytes from outside that are no good.
+    Malformed = -12,
+    /// The other side speaks another version.
+    VersionMismatch = -13,
+    /// The node, or what belongs to it, was closed or lost.
+    Closed = -14,
+    /// The handle belongs to the process that this one was forked from.
+    Forked = -15,
+    /// Not an open handle of this kind: closed, of another kind, or never one.
+    BadHandle = -16,
+    /// A fault in the library itself.
+    Panicked = -17,
+}
+
+impl Status {
+    const ALL: [Self; 18] = [
+        Self::Ok,
+        Self::Failed,
+        Self::InvalidArgument,
+        Self::SettingsDiffer,
+        Self::Unknown,
+        Self::OverBudget,
+        Self::TooLong,
+        Self::TooMany,
+        Self::WouldBlock,
+        Self::DeadlineExceeded,
+        Self::Evicted,
+        Self::Denied,
+        Self::Malformed,
+        Self::VersionMismatch,
+        Self::Closed,
+        Self::Forked,
+        Self::BadHandle,
+        Self::Panicked,
+    ];
+
+    /// What a number says that came from C.
+    pub(crate) fn of_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| *status as i32 == number)
+    }
+
+    /// In words.
+    pub(crate) fn label(self) -> &'static CStr {
+        match self {
+            Self::Ok => c"ok",
+            Self::Failed => c"failed",
+            Self::InvalidArgument => c"invalid argument",
+            Self::SettingsDiffer => c"settings differ",
+            Self::Unknown => c"unknown",
+            Self::OverBudget => c"over budget",
+            Self::TooLong => c"too long",
+            Self::TooMany => c"too many",
+            Self::WouldBlock => c"would block",
+            Self::DeadlineExceeded => c"deadline exceeded",
+            Self::Evicted => c"evicted",
+            Self::Denied => c"denied",
+            Self::Malformed => c"malformed",
+            Self::VersionMismatch => c"version mismatch",
+            Self::Closed => c"closed",
+            Self::Forked => c"used after a fork",
+            Self::BadHandle => c"not an open handle",
+            Self::Panicked => c"a fault in the library",
+        }
+    }
+}
+
+impl From<ErrorKind> for Status {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::InvalidArgument => Self::InvalidArgument,
+            ErrorKind::SettingsDiffer => Self::SettingsDiffer,
+            ErrorKind::Unknown => Self::Unknown,
+            ErrorKind::OverBudget => Self::OverBudget,
+            ErrorKind::TooLong => Self::TooLong,
+            ErrorKind::TooMany => Self::TooMany,
+            ErrorKind::WouldBlock => Self::WouldBlock,
+            ErrorKind::DeadlineExceeded => Self::DeadlineExceeded,
+            ErrorKind::Evicted => Self::Evicted,
+            ErrorKind::Denied => Self::Denied,
+            ErrorKind::Malformed => Self::Malformed,
+            ErrorKind::VersionMismatch => Self::VersionMismatch,
+            ErrorKind::Closed => Self::Closed,
+            ErrorKind::Forked => Self::Forked,
+            // What a later version adds has no number yet.
+            _ => Self::Failed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_names_and_back() {
+        for (place, status) in Status::ALL.into_iter().enumerate() {
+            assert_eq!(status as i32, -(place as i32));
+            assert_eq!(Status::of_number(status as i32), Some(status));
+        }
+        assert_eq!(Status::of_number(1), None);
+        assert_eq!(Status::of_number(i32::MIN), None);
+    }
+
+    #[test]
+    fn labels_are_told_apart() {
+        let mut labels: Vec<_> = Status::ALL.into_iter().map(Status::label).collect();
+        labels.sort_unstable();
+        labels.dedup();
+        assert_eq!(labels.len(), Status::ALL.len());
+    }
+
+    #[test]
+    fn the_header_has_the_same_numbers() {
+        let header = include_str!("../include/fabricast.h");
+        let stated: Vec<i32> = header
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("#define FABRICAST_E_"))
+            .filter_map(|line| line.split_once('(')?.1.split_once(')')?.0.parse().ok())
+            .collect();
+        let ours: Vec<i32> = Status::ALL
+            .into_iter()
+            .filter(|status| *status != Status::Ok)
+            .map(|s| s as i32)
+            .collect();
+        assert_eq!(stated, ours);
+    }
+}

@@ -1,0 +1,225 @@
+//! Subscribers, and the messages that they hold.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use pubsub::peers::NodeIdentity;
+use pubsub::{ErrorKind, Metadata, Sample, Subscriber, Topic};
+
+use crate::boundary::{Filled, Out, Room, export};
+use crate::failure::{Failure, Result, c_text};
+use crate::handle::Handle;
+use crate::layout::{RawEvent, RawSampleInfo, Timeout};
+use crate::registry;
+use crate::status::Status;
+use crate::topic::OpenTopic;
+use crate::turn::Turn;
+
+/// One who reads.
+#[derive(Debug)]
+pub(crate) struct OpenSubscriber {
+    pub(crate) subscriber: Turn<Subscriber>,
+}
+
+/// How long one waits without looking whether the handle was closed.
+const GLANCE: Duration = Duration::from_millis(200);
+
+impl OpenSubscriber {
+    pub(crate) fn new(topic: &Topic) -> Result<Self> {
+        Ok(Self { subscriber: Turn::new(topic.subscriber()?) })
+    }
+
+    pub(crate) fn pull(&self, operation: &'static CStr, timeout: Timeout) -> Result<Sample> {
+        let end = timeout.end();
+        self.subscriber.with(operation, timeout, |subscriber| {
+            if timeout == Timeout::Now {
+                return subscriber.try_pull()?.ok_or(NOTHING);
+            }
+            loop {
+                let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+                let is_last = left.is_some_and(|left| left <= GLANCE);
+                match subscriber.pull(left.unwrap_or(GLANCE).min(GLANCE)) {
+                    Ok(sample) => return Ok(sample),
+                    Err(error) if error.kind() == ErrorKind::DeadlineExceeded && !is_last => {
+                        self.subscriber.check(operation)?;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        })
+    }
+}
+
+/// Who asks again and again pays for no words.
+const NOTHING: Failure =
+    Failure::fixed(Status::WouldBlock, c"pull", c"pull: would block: no message");
+
+/// A message that is held.
+#[derive(Debug)]
+pub(crate) struct OpenSample {
+    pub(crate) sample: Sample,
+    metadata: OnceLock<Metadata>,
+    texts: OnceLock<Texts>,
+}
+
+/// Made when first asked for; they stay as long as the sample.
+#[derive(Debug)]
+struct Texts {
+    memory: CString,
+    origin: CString,
+}
+
+impl OpenSample {
+    pub(crate) fn new(sample: Sample) -> Self {
+        Self { sample, metadata: OnceLock::new(), texts: OnceLock::new() }
+    }
+
+    /// A copy that stays where it is.
+    fn metadata(&self) -> &[u8] {
+        self.metadata.get_or_init(|| self.sample.metadata())
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        ptr::with_exposed_provenance_mut(self.sample.address() as usize)
+    }
+
+    fn texts(&self) -> &Texts {
+        self.texts.get_or_init(|| Texts {
+            memory: c_text(self.sample.place().to_string()),
+            origin: c_text(
+                self.sample.origin().map(|node| NodeIdentity(node).to_string()).unwrap_or_default(),
+            ),
+        })
+    }
+
+    fn info(&self) -> RawSampleInfo {
+        let (sample, texts, times) = (&self.sample, self.texts(), self.sample.times());
+        RawSampleInfo {
+            address: self.address(),
+            length: sample.length(),
+            metadata: self.metadata().as_ptr().cast(),
+            metadata_length: self.metadata().len() as u64,
+            memory: texts.memory.as_ptr(),
+            origin: texts.origin.as_ptr(),
+            path: sample.path(),
+            publisher: sample.publisher().as_u64(),
+            sequence: sample.sequence(),
+            position: sample.position(),
+            published_at: sample.published_at(),
+            allocated_at: times.allocated,
+            filled_at: times.filled,
+            wire_at: times.wire,
+            copied_at: times.copied,
+            delivered_at: times.published,
+        }
+    }
+}
+
+export! {
+    /// One who reads all that is published from now on.
+    fn fabricast_subscriber_open(
+        topic: Handle<OpenTopic>,
+        subscriber: Out<'_, *mut OpenSubscriber>,
+    ) -> i32, c"open a subscriber" {
+        let topic = topic.find(OPERATION)?;
+        subscriber.put(registry::open(OPERATION, OpenSubscriber::new(&topic.topic)?)?);
+        Ok(())
+    }
+
+    /// Does not read any more.
+    fn fabricast_subscriber_close(
+        subscriber: Option<Handle<OpenSubscriber>>,
+    ) -> i32, c"close a subscriber" {
+        if let Some(subscriber) = subscriber {
+            subscriber.close(OPERATION)?.subscriber.end();
+        }
+        Ok(())
+    }
+
+    /// The next message.
+    fn fabricast_subscriber_pull(
+        subscriber: Handle<OpenSubscriber>,
+        timeout: Timeout,
+        sample: Out<'_, *mut OpenSample>,
+    ) -> i32, c"pull" {
+        let pulled = subscriber.find(OPERATION)?.pull(OPERATION, timeout)?;
+        sample.put(registry::open(OPERATION, OpenSample::new(pulled))?);
+        Ok(())
+    }
+
+    /// The next of what happened to the subscriber, if anything did.
+    fn fabricast_subscriber_event(
+        subscriber: Handle<OpenSubscriber>,
+        event: Filled<'_, RawEvent>[size],
+    ) -> i32, c"tell what happened to a subscriber" {
+        let subscriber = subscriber.find(OPERATION)?;
+        subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
+            event.put(RawEvent::of(subscriber.poll_event()));
+            Ok(())
+        })
+    }
+
+    /// Where a message is.
+    fn fabricast_sample_memory(
+        sample: Handle<OpenSample>,
+        address: Out<'_, *const c_void>,
+        length: Out<'_, usize>,
+    ) -> i32, c"tell where a sample is" {
+        let sample = sample.find(OPERATION)?;
+        address.put(sample.address());
+        length.put(sample.sample.length() as usize);
+        Ok(())
+    }
+
+    /// Copies a part of it to the host's memory.
+    fn fabricast_sample_read(
+        sample: Handle<OpenSample>,
+        offset: usize,
+        into: Room<'_>[length],
+    ) -> i32, c"read a sample" {
+        sample.find(OPERATION)?.sample.read(offset as u64, into.0)?;
+        Ok(())
+    }
+
+    /// Is it still held?
+    fn fabricast_sample_check(sample: Handle<OpenSample>) -> i32, c"check a sample" {
+        match sample.find(OPERATION)?.sample.is_valid() {
+            true => Ok(()),
+            false => {
+                let detail = "its subscriber was put out, and the message may be gone";
+                Err(Failure::new(Status::Evicted, OPERATION, detail))
+            }
+        }
+    }
+
+    /// What its publisher attached.
+    fn fabricast_sample_metadata(
+        sample: Handle<OpenSample>,
+        address: Out<'_, *const c_void>,
+        length: Out<'_, usize>,
+    ) -> i32, c"tell a sample's metadata" {
+        let sample = sample.find(OPERATION)?;
+        address.put(sample.metadata().as_ptr().cast());
+        length.put(sample.metadata().len());
+        Ok(())
+    }
+
+    /// All that is known of it.
+    fn fabricast_sample_info_of(
+        sample: Handle<OpenSample>,
+        info: Filled<'_, RawSampleInfo>[size],
+    ) -> i32, c"tell of a sample" {
+        info.put(sample.find(OPERATION)?.info());
+        Ok(())
+    }
+
+    /// Does not hold it any more.
+    fn fabricast_sample_release(sample: Option<Handle<OpenSample>>) -> i32, c"release a sample" {
+        if let Some(sample) = sample {
+            sample.close(OPERATION)?;
+        }
+        Ok(())
+    }
+}

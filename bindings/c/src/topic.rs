@@ -1,0 +1,85 @@
+//! Topics.
+
+use std::ffi::{CString, c_char};
+
+use pubsub::Topic;
+
+use crate::boundary::{Filled, Options, Out, Text, export};
+use crate::failure::c_text;
+use crate::handle::Handle;
+use crate::layout::{Layout, RawTopicSettings};
+use crate::node::OpenNode;
+use crate::registry;
+
+/// A topic that somebody opened.
+#[derive(Debug)]
+pub(crate) struct OpenTopic {
+    pub(crate) topic: Topic,
+    name: CString,
+    memory: CString,
+}
+
+impl OpenTopic {
+    fn new(topic: Topic) -> pubsub::Result<Self> {
+        let name = c_text(topic.name());
+        let memory = c_text(topic.settings()?.memory.to_string());
+        Ok(Self { topic, name, memory })
+    }
+}
+
+export! {
+    /// Fills in the usual settings.
+    fn fabricast_topic_settings_init(
+        settings: Filled<'_, RawTopicSettings<'_>>[size],
+    ) -> i32, c"fill in a topic's settings" {
+        let size = settings.size().min(size_of::<RawTopicSettings<'_>>());
+        settings.put(RawTopicSettings { size, ..RawTopicSettings::usual() });
+        Ok(())
+    }
+
+    /// Opens a topic, and makes it if settings are given.
+    fn fabricast_topic_open(
+        node: Handle<OpenNode>,
+        name: Text<'_>,
+        settings: Options<RawTopicSettings<'_>>,
+        topic: Out<'_, *mut OpenTopic>,
+    ) -> i32, c"open a topic" {
+        let node = node.find(OPERATION)?;
+        let name = name.required(OPERATION, "name")?;
+        let opened = match settings.0 {
+            Some(settings) => node.node.topic(name, &settings.meaning(OPERATION)?)?,
+            None => node.node.open(name)?,
+        };
+        topic.put(registry::open(OPERATION, OpenTopic::new(opened)?)?);
+        Ok(())
+    }
+
+    /// Does not use it any more.
+    fn fabricast_topic_close(topic: Option<Handle<OpenTopic>>) -> i32, c"close a topic" {
+        if let Some(topic) = topic {
+            topic.close(OPERATION)?;
+        }
+        Ok(())
+    }
+
+    /// Its name.
+    fn fabricast_topic_name(
+        topic: Handle<OpenTopic>,
+        name: Out<'_, *const c_char>,
+    ) -> i32, c"tell a topic's name" {
+        name.put(topic.find(OPERATION)?.name.as_ptr());
+        Ok(())
+    }
+
+    /// What it is like.
+    fn fabricast_topic_settings_of(
+        topic: Handle<OpenTopic>,
+        settings: Filled<'_, RawTopicSettings<'_>>[size],
+    ) -> i32, c"tell a topic's settings" {
+        let topic = topic.find(OPERATION)?;
+        let known = settings.size().min(size_of::<RawTopicSettings<'_>>());
+        let found = RawTopicSettings::of(&topic.topic.settings()?, Text::of(&topic.memory));
+        settings.put(RawTopicSettings { size: known, ..found });
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+/* What the test programs have together. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <fabricast.h>
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Only reached by what fails. */
+#define LONG FABRICAST_SECONDS(60)
+
+#define CHECK(condition)                                                                      \
+    do {                                                                                      \
+        if (!(condition)) {                                                                   \
+            fprintf(stderr, "%s:%d: not so: %s\n    last error: %s\n", __FILE__, __LINE__,    \
+                    #condition, fabricast_error_message());                                   \
+            exit(1);                                                                          \
+        }                                                                                     \
+    } while (0)
+
+#define DONE(call) EXPECT(FABRICAST_OK, call)
+
+#define EXPECT(wanted, call)                                                                  \
+    do {                                                                                      \
+        fabricast_status status_ = (call);                                                    \
+        if (status_ != (wanted)) {                                                            \
+            fprintf(stderr, "%s:%d: %s is \"%s\", not \"%s\"\n    last error: %s\n",          \
+                    __FILE__, __LINE__, #call, fabricast_status_name(status_),                \
+                    fabricast_status_name(wanted), fabricast_error_message());                \
+            exit(1);                                                                          \
+        }                                                                                     \
+    } while (0)
+
+/* Two processes tell each other how far they are, by a byte. */
+static inline void tell(int to)
+{
+    char byte = 0;
+    CHECK(write(to, &byte, 1) == 1);
+}
+
+static inline void hear(int from)
+{
+    char byte;
+    CHECK(read(from, &byte, 1) == 1);
+}
+
+/* Runs a function in another process, which knows nothing of the library yet, with a pipe
+ * from it and one to it. */
+static inline pid_t start(void (*run)(int in, int out), int *in, int *out)
+{
+    int down[2], up[2];
+    pid_t child;
+
+    CHECK(pipe(down) == 0 && pipe(up) == 0);
+    fflush(NULL);
+    child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(300);
+        close(down[1]);
+        close(up[0]);
+        run(down[0], up[1]);
+        CHECK(fabricast_open_handles() == 0);
+        exit(0);
+    }
+    close(down[0]);
+    close(up[1]);
+    *in = up[0];
+    *out = down[1];
+    return child;
+}
+
+static inline void finish(pid_t child)
+{
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* What every byte of a message is to be. */
+static inline unsigned char pattern(uint64_t message, size_t at)
+{
+    return (unsigned char)(message * 31 + at * 7 + (at >> 8));
+}
+
+static inline void fill(unsigned char *bytes, size_t length, uint64_t message)
+{
+    size_t at;
+    for (at = 0; at < length; at++)
+        bytes[at] = pattern(message, at);
+}
+
+static inline void check_filled(const unsigned char *bytes, size_t length, uint64_t message)
+{
+    size_t at;
+    for (at = 0; at < length; at++)
+        CHECK(bytes[at] == pattern(message, at));
+}
+
+static inline fabricast_node *join(void)
+{
+    fabricast_node_options options;
+    fabricast_node *node;
+
+    DONE(fabricast_node_options_init(&options, sizeof options));
+    options.label = "test";
+    options.patience = FABRICAST_SECONDS(60);
+    options.waiting = FABRICAST_WAITING_SLEEP;
+    DONE(fabricast_node_join(&options, &node));
+    return node;
+}
+
+static inline fabricast_topic *topic(fabricast_node *node, const char *name, uint64_t largest,
+                                     uint32_t depth)
+{
+    fabricast_topic_settings settings;
+    fabricast_topic *opened;
+
+    DONE(fabricast_topic_settings_init(&settings, sizeof settings));
+    settings.largest = largest;
+    settings.depth = depth;
+    settings.release_deadline = FABRICAST_SECONDS(120);
+    DONE(fabricast_topic_open(node, name, &settings, &opened));
+    return opened;
+}
+
+#endif

@@ -1,0 +1,25 @@
+/* The structures lie as programs of this interface have them: src/layout_tests.rs has the
+ * same numbers. */
+#include <fabricast.h>
+#include <rgaps.h>
+
+#define IS(name, condition) typedef char name[(condition) ? 1 : -1]
+#define AT(type, field, place) IS(type##_##field, offsetof(type, field) == (place))
+
+IS(node_options, sizeof(fabricast_node_options) == 56);
+AT(fabricast_node_options, patience, 24);
+AT(fabricast_node_options, waiting, 52);
+IS(topic_settings, sizeof(fabricast_topic_settings) == 40);
+AT(fabricast_topic_settings, reliability, 36);
+IS(sent, sizeof(fabricast_sent) == 24);
+IS(counters, sizeof(fabricast_publisher_counters) == 24);
+IS(event, sizeof(fabricast_event) == 32);
+AT(fabricast_event, held_for, 24);
+IS(sample_info, sizeof(fabricast_sample_info) == 128);
+AT(fabricast_sample_info, publisher, 56);
+AT(fabricast_sample_info, delivered_at, 120);
+
+int main(void)
+{
+    return fabricast_abi() == FABRICAST_ABI ? 0 : 1;
+}

@@ -1,0 +1,88 @@
+// The headers in C++, with owners that close what they hold.
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include <fabricast.h>
+#include <rgaps.h>
+
+namespace {
+
+void done(fabricast_status status)
+{
+    if (status != FABRICAST_OK)
+        throw std::runtime_error(fabricast_error_message());
+}
+
+template <typename T, fabricast_status (*close)(T *)>
+struct Closer {
+    void operator()(T *handle) const { close(handle); }
+};
+
+template <typename T, fabricast_status (*close)(T *)>
+using Owner = std::unique_ptr<T, Closer<T, close>>;
+
+using Node = Owner<fabricast_node, fabricast_node_leave>;
+using Topic = Owner<fabricast_topic, fabricast_topic_close>;
+using Publisher = Owner<fabricast_publisher, fabricast_publisher_close>;
+using Subscriber = Owner<fabricast_subscriber, fabricast_subscriber_close>;
+using Sample = Owner<fabricast_sample, fabricast_sample_release>;
+
+template <typename Owner, typename Open, typename... Arguments>
+Owner open(Open function, Arguments... arguments)
+{
+    typename Owner::pointer handle = nullptr;
+    done(function(arguments..., &handle));
+    return Owner(handle);
+}
+
+void run()
+{
+    Node node = open<Node>(fabricast_node_join, nullptr);
+    fabricast_topic_settings settings;
+    done(fabricast_topic_settings_init(&settings, sizeof settings));
+    settings.largest = 4096;
+    Topic topic = open<Topic>(fabricast_topic_open, node.get(), "plus plus", &settings);
+    Publisher publisher = open<Publisher>(fabricast_publisher_open, topic.get());
+    Subscriber subscriber = open<Subscriber>(fabricast_subscriber_open, topic.get());
+
+    const std::string greeting = "hello from C++";
+    done(fabricast_publisher_push(publisher.get(), greeting.data(), greeting.size(),
+                                  FABRICAST_SECONDS(60)));
+    Sample sample =
+        open<Sample>(fabricast_subscriber_pull, subscriber.get(), FABRICAST_SECONDS(60));
+    std::string arrived(greeting.size(), ' ');
+    done(fabricast_sample_read(sample.get(), 0, &arrived[0], arrived.size()));
+    if (arrived != greeting)
+        throw std::runtime_error("arrived: " + arrived);
+
+    char name[] = "plus plus by name";
+    rgaps_publisher_t *simple = publisher_init(name);
+    rgaps_subscriber_t *reader = subscriber_init(name);
+    if (simple == nullptr || reader == nullptr || publisher_push(simple, sizeof name, name) != 0)
+        throw std::runtime_error(fabricast_error_message());
+    const void *pulled = subscriber_pull(reader);
+    if (pulled == nullptr || std::memcmp(pulled, name, sizeof name) != 0)
+        throw std::runtime_error("another message");
+    subscriber_destroy(reader);
+    publisher_destroy(simple);
+}
+
+} // namespace
+
+int main()
+{
+    try {
+        run();
+    } catch (const std::exception &error) {
+        std::cerr << error.what() << "\n";
+        return 1;
+    }
+    if (fabricast_open_handles() != 0)
+        return 1;
+    std::cout << "plus_plus: ok\n";
+    return 0;
+}

@@ -1,0 +1,103 @@
+/* Handles that several threads use, and close while others wait in them. */
+#include "check.h"
+
+#include <pthread.h>
+#include <rgaps.h>
+
+#define PUSHERS 4
+#define EACH 100
+
+static fabricast_publisher *publisher;
+static fabricast_subscriber *subscriber;
+static int told[2];
+
+static void *push(void *argument)
+{
+    uint64_t message[2];
+
+    message[0] = *(const uint64_t *)argument;
+    for (message[1] = 0; message[1] < EACH; message[1]++)
+        DONE(fabricast_publisher_push(publisher, message, sizeof message, LONG));
+    return NULL;
+}
+
+static void *wait_for_ever(void *argument)
+{
+    fabricast_sample *sample;
+
+    (void)argument;
+    tell(told[1]);
+    EXPECT(FABRICAST_E_CLOSED,
+           fabricast_subscriber_pull(subscriber, FABRICAST_FOREVER, &sample));
+    return NULL;
+}
+
+static void *wait_simply(void *argument)
+{
+    tell(told[1]);
+    CHECK(subscriber_pull(argument) == NULL);
+    CHECK(fabricast_error_status() == FABRICAST_E_CLOSED
+          || fabricast_error_status() == FABRICAST_E_BAD_HANDLE);
+    return NULL;
+}
+
+int main(void)
+{
+    char name[] = "threads by name";
+    fabricast_node *node;
+    fabricast_topic *opened;
+    pthread_t pushers[PUSHERS], waiting;
+    uint64_t numbers[PUSHERS], next[PUSHERS] = {0}, at;
+    rgaps_subscriber_t *simple;
+
+    alarm(300);
+    CHECK(pipe(told) == 0);
+    node = join();
+    opened = topic(node, "threads", 1000, 8);
+    DONE(fabricast_publisher_open(opened, &publisher));
+    DONE(fabricast_subscriber_open(opened, &subscriber));
+    for (at = 0; at < PUSHERS; at++) {
+        numbers[at] = at;
+        CHECK(pthread_create(&pushers[at], NULL, push, &numbers[at]) == 0);
+    }
+    for (at = 0; at < (uint64_t)PUSHERS * EACH; at++) {
+        fabricast_sample *sample;
+        uint64_t message[2];
+
+        DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
+        DONE(fabricast_sample_read(sample, 0, message, sizeof message));
+        CHECK(message[0] < PUSHERS && message[1] == next[message[0]]);
+        next[message[0]]++;
+        DONE(fabricast_sample_release(sample));
+    }
+    for (at = 0; at < PUSHERS; at++)
+        CHECK(pthread_join(pushers[at], NULL) == 0);
+
+    /* Whoever waits hears that it was closed; and it is not closed before he has begun. */
+    CHECK(pthread_create(&waiting, NULL, wait_for_ever, NULL) == 0);
+    hear(told[0]);
+    for (;;) {
+        fabricast_event event;
+        fabricast_status status = fabricast_subscriber_event(subscriber, &event, sizeof event);
+        if (status == FABRICAST_E_WOULD_BLOCK)
+            break;
+        CHECK(status == FABRICAST_OK);
+        usleep(1000);
+    }
+    DONE(fabricast_subscriber_close(subscriber));
+    CHECK(pthread_join(waiting, NULL) == 0);
+
+    simple = subscriber_init(name);
+    CHECK(simple != NULL);
+    CHECK(pthread_create(&waiting, NULL, wait_simply, simple) == 0);
+    hear(told[0]);
+    subscriber_destroy(simple);
+    CHECK(pthread_join(waiting, NULL) == 0);
+
+    DONE(fabricast_publisher_close(publisher));
+    DONE(fabricast_topic_close(opened));
+    DONE(fabricast_node_leave(node));
+    CHECK(fabricast_open_handles() == 0);
+    puts("threads: ok");
+    return 0;
+}

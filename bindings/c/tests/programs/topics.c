@@ -1,0 +1,222 @@
+/* The whole interface, in two processes: loans, metadata, what is told of samples, trying,
+ * timeouts, reports. */
+#include "check.h"
+
+#define LARGEST ((size_t)1 << 20)
+#define DEPTH 4
+#define MESSAGES 200
+
+static void publish_loans(fabricast_publisher *publisher)
+{
+    uint64_t message;
+
+    for (message = 0; message < MESSAGES; message++) {
+        size_t length = (size_t)(message * 997 % LARGEST), told;
+        fabricast_loan *loan;
+        fabricast_sent sent;
+        void *address;
+
+        DONE(fabricast_publisher_loan(publisher, length, LONG, &loan));
+        DONE(fabricast_loan_memory(loan, &address, &told));
+        CHECK(told == length);
+        if (message % 2 == 0) {
+            fill(address, length, message);
+        } else {
+            unsigned char *bytes = malloc(length + 1);
+            CHECK(bytes != NULL);
+            fill(bytes, length, message);
+            DONE(fabricast_loan_write(loan, 0, bytes, length));
+            free(bytes);
+        }
+        EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_loan_write(loan, length, "x", 1));
+        DONE(fabricast_loan_set_metadata(loan, &message, sizeof message));
+        DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
+        CHECK(sent.readers == 1 && sent.dropped == 0);
+        CHECK(sent.position != FABRICAST_NO_POSITION);
+        /* It is not mine any more. */
+        EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_write(loan, 0, "x", 1));
+    }
+}
+
+/* Nobody reads meanwhile. */
+static void fill_up(fabricast_publisher *publisher)
+{
+    fabricast_status status = FABRICAST_OK;
+    fabricast_loan *loan;
+    int pushed = 0, at;
+
+    while ((status = fabricast_publisher_push(publisher, "full", 4, FABRICAST_NOW)) == FABRICAST_OK) {
+        pushed++;
+        CHECK(pushed <= DEPTH);
+    }
+    CHECK(status == FABRICAST_E_WOULD_BLOCK && pushed == DEPTH);
+    CHECK(fabricast_error_status() == FABRICAST_E_WOULD_BLOCK);
+    EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
+           fabricast_publisher_push(publisher, "full", 4, FABRICAST_MILLISECONDS(5)));
+    EXPECT(FABRICAST_E_WOULD_BLOCK, fabricast_publisher_flush(publisher, FABRICAST_NOW));
+    EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
+           fabricast_publisher_flush(publisher, FABRICAST_MILLISECONDS(5)));
+
+    /* A loan that finds no room stays what it is, if nobody waits. */
+    DONE(fabricast_publisher_loan(publisher, 5, LONG, &loan));
+    DONE(fabricast_loan_write(loan, 0, "later", 5));
+    for (at = 0; at < 3; at++)
+        EXPECT(FABRICAST_E_WOULD_BLOCK, fabricast_loan_publish(loan, FABRICAST_NOW, NULL, 0));
+    DONE(fabricast_loan_discard(loan));
+    DONE(fabricast_publisher_loan(publisher, 5, LONG, &loan));
+    EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
+           fabricast_loan_publish(loan, FABRICAST_MILLISECONDS(5), NULL, 0));
+    EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_discard(loan));
+}
+
+static void publish(int in, int out)
+{
+    fabricast_node *node = join();
+    fabricast_topic *opened = topic(node, "topics", LARGEST, DEPTH);
+    fabricast_publisher *publisher;
+    fabricast_publisher_counters counters;
+    uint64_t count, identity;
+
+    DONE(fabricast_publisher_open(opened, &publisher));
+    DONE(fabricast_publisher_identity(publisher, &identity));
+    /* What it came from may go: it goes on. */
+    DONE(fabricast_topic_close(opened));
+    DONE(fabricast_node_leave(node));
+    tell(out);
+    hear(in);
+    DONE(fabricast_publisher_subscribers(publisher, &count));
+    CHECK(count == 1);
+    CHECK(write(out, &identity, sizeof identity) == sizeof identity);
+    publish_loans(publisher);
+    DONE(fabricast_publisher_flush(publisher, LONG));
+    hear(in);
+    fill_up(publisher);
+    tell(out);
+    DONE(fabricast_publisher_flush(publisher, LONG));
+    DONE(fabricast_publisher_push_device(publisher, "any pointer", 11, LONG));
+    DONE(fabricast_publisher_push(publisher, NULL, 0, LONG));
+    DONE(fabricast_publisher_flush(publisher, LONG));
+    DONE(fabricast_publisher_counters_of(publisher, &counters, sizeof counters));
+    CHECK(counters.messages == MESSAGES + DEPTH + 2 && counters.dropped == 0);
+    EXPECT(FABRICAST_E_TOO_LONG, fabricast_publisher_push(publisher, node, LARGEST + 1, LONG));
+    DONE(fabricast_publisher_close(publisher));
+}
+
+static void read_loans(fabricast_subscriber *subscriber, uint64_t identity)
+{
+    unsigned char *copy = malloc(LARGEST);
+    uint64_t message, earlier = 0;
+
+    CHECK(copy != NULL);
+    for (message = 0; message < MESSAGES; message++) {
+        fabricast_sample *sample;
+        fabricast_sample_info info;
+        const void *address, *metadata;
+        size_t length, metadata_length;
+        uint64_t attached;
+
+        DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
+        DONE(fabricast_sample_memory(sample, &address, &length));
+        CHECK(length == (size_t)(message * 997 % LARGEST));
+        check_filled(address, length, message);
+        DONE(fabricast_sample_check(sample));
+        DONE(fabricast_sample_metadata(sample, &metadata, &metadata_length));
+        CHECK(metadata_length == sizeof attached);
+        memcpy(&attached, metadata, sizeof attached);
+        CHECK(attached == message);
+        DONE(fabricast_sample_info_of(sample, &info, sizeof info));
+        CHECK(info.address == address && info.length == length);
+        CHECK(info.metadata == metadata && info.metadata_length == metadata_length);
+        CHECK(strcmp(info.memory, "host") == 0 && strcmp(info.origin, "") == 0);
+        CHECK(info.publisher == identity && info.sequence == message + 1 && info.path == 0);
+        CHECK(info.published_at > 0 && info.published_at >= earlier);
+        earlier = info.published_at;
+        if (length > 3) {
+            DONE(fabricast_sample_read(sample, 3, copy, length - 3));
+            CHECK(memcmp(copy, (const char *)address + 3, length - 3) == 0);
+        }
+        EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_sample_read(sample, length, copy, 1));
+        DONE(fabricast_sample_release(sample));
+        EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_sample_memory(sample, &address, &length));
+        CHECK(address == NULL && length == 0);
+    }
+    free(copy);
+}
+
+static void expect_text(fabricast_subscriber *subscriber, const char *text)
+{
+    fabricast_sample *sample;
+    const void *address;
+    size_t length;
+
+    DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
+    DONE(fabricast_sample_memory(sample, &address, &length));
+    CHECK(length == strlen(text) && memcmp(address, text, length) == 0);
+    DONE(fabricast_sample_release(sample));
+}
+
+int main(void)
+{
+    int in, out, at;
+    pid_t child;
+    fabricast_node *node;
+    fabricast_topic *opened;
+    fabricast_topic_settings settings;
+    fabricast_subscriber *subscriber;
+    fabricast_sample *sample;
+    fabricast_event event;
+    const char *text;
+    char *json, *asked;
+    uint64_t identity;
+
+    alarm(300);
+    child = start(publish, &in, &out);
+    node = join();
+    hear(in);
+    /* Whoever made it said what it is like. */
+    DONE(fabricast_topic_open(node, "topics", NULL, &opened));
+    DONE(fabricast_topic_settings_of(opened, &settings, sizeof settings));
+    CHECK(settings.size == sizeof settings && settings.largest == LARGEST);
+    CHECK(settings.depth == DEPTH && settings.reliability == FABRICAST_RELIABLE);
+    CHECK(strcmp(settings.memory, "host") == 0);
+    DONE(fabricast_topic_name(opened, &text));
+    CHECK(strcmp(text, "topics") == 0);
+    DONE(fabricast_subscriber_open(opened, &subscriber));
+    EXPECT(FABRICAST_E_WOULD_BLOCK,
+           fabricast_subscriber_pull(subscriber, FABRICAST_NOW, &sample));
+    CHECK(sample == NULL);
+    EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
+           fabricast_subscriber_pull(subscriber, FABRICAST_MILLISECONDS(5), &sample));
+    tell(out);
+    CHECK(read(in, &identity, sizeof identity) == sizeof identity);
+    read_loans(subscriber, identity);
+    DONE(fabricast_subscriber_event(subscriber, &event, sizeof event));
+    CHECK(event.kind == FABRICAST_EVENT_NONE);
+
+    DONE(fabricast_node_report(node, &json));
+    CHECK(strncmp(json, "[{\"Node\":", 9) == 0 && strstr(json, "\"topics\"") != NULL);
+    DONE(fabricast_node_identity(node, &text));
+    CHECK(strlen(text) == 36 && strstr(json, text) != NULL);
+    DONE(fabricast_node_directory(node, &text));
+    DONE(fabricast_report(text, &asked));
+    CHECK(strncmp(asked, "[{\"Node\":", 9) == 0);
+    DONE(fabricast_text_free(asked));
+    DONE(fabricast_text_free(json));
+    EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_text_free(json));
+
+    tell(out);
+    hear(in);
+    for (at = 0; at < DEPTH; at++)
+        expect_text(subscriber, "full");
+    expect_text(subscriber, "any pointer");
+    expect_text(subscriber, "");
+    finish(child);
+    EXPECT(FABRICAST_E_WOULD_BLOCK,
+           fabricast_subscriber_pull(subscriber, FABRICAST_NOW, &sample));
+    DONE(fabricast_subscriber_close(subscriber));
+    DONE(fabricast_topic_close(opened));
+    DONE(fabricast_node_leave(node));
+    CHECK(fabricast_open_handles() == 0);
+    puts("topics: ok");
+    return 0;
+}
