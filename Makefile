@@ -9,7 +9,7 @@ setup = scripts/setup --quiet --for demo && . $(target)/setup.env
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick lint doc test-unit test-matrix test-matrix-2x \
-	test-verbs soak bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
+	test-verbs soak install-c bench-fabric bench-ring bench-ipc gpu-bundle fuzz test-fresh clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-verbs: ## The verbs cells only, in a virtual machine with an RDMA device
 soak: ## Kill the processes at a ring's ends for MINUTES (10), and check every byte
 	@MINUTES=$(or $(MINUTES),10) scripts/soak
 
+install-c: ## Install headers and libraries for C and C++ below PREFIX
+	@$(setup) && scripts/install-c $(or $(PREFIX),$(error say where: make install-c PREFIX=DIRECTORY))
+
 bench-fabric: ## Measure the fabric layer against the same written in C
 	@$(setup) && scripts/bench-fabric
 
@@ -63,5 +66,5 @@ test-fresh: ## Prove in a bare Debian that set-up is complete (needs root)
 	@scripts/test-fresh
 
 clean: ## Remove all that was built, fetched or cached here
-	rm -rf $(addprefix $(target)/,fresh headers-2x libfabric-2x loom matrix verbs-vm setup.env)
+	rm -rf $(addprefix $(target)/,c-interface fresh headers-2x libfabric-2x loom matrix verbs-vm setup.env)
 	@! command -v cargo >/dev/null || cargo clean

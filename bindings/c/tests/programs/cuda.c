@@ -1,0 +1,129 @@
+/*
+ * The six functions on GPU memory, in two processes: where FABRICAST_DEVICE is a CUDA device.
+ * The driver is loaded at run time, so that this is compiled anywhere. Says "skipped" and
+ * succeeds where there is no such device.
+ */
+#include "check.h"
+
+#include <dlfcn.h>
+#include <rgaps.h>
+
+#define MESSAGES 20
+#define LENGTH ((size_t)8 << 20)
+
+typedef unsigned long long device_pointer;
+
+static struct {
+    int (*init)(unsigned);
+    int (*device)(int *, int);
+    int (*retain)(void **, int);
+    int (*set_current)(void *);
+    int (*allocate)(device_pointer *, size_t);
+    int (*release)(device_pointer);
+    int (*to_device)(device_pointer, const void *, size_t);
+    int (*to_host)(void *, device_pointer, size_t);
+    int (*attribute)(void *, int, device_pointer);
+} cuda;
+
+static void *function(void *driver, const char *name)
+{
+    void *found = dlsym(driver, name);
+    CHECK(found != NULL);
+    return found;
+}
+
+/* A context of the device, current in this thread. */
+static void open_device(int number)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *context;
+    int device;
+
+    CHECK(driver != NULL);
+    *(void **)&cuda.init = function(driver, "cuInit");
+    *(void **)&cuda.device = function(driver, "cuDeviceGet");
+    *(void **)&cuda.retain = function(driver, "cuDevicePrimaryCtxRetain");
+    *(void **)&cuda.set_current = function(driver, "cuCtxSetCurrent");
+    *(void **)&cuda.allocate = function(driver, "cuMemAlloc_v2");
+    *(void **)&cuda.release = function(driver, "cuMemFree_v2");
+    *(void **)&cuda.to_device = function(driver, "cuMemcpyHtoD_v2");
+    *(void **)&cuda.to_host = function(driver, "cuMemcpyDtoH_v2");
+    *(void **)&cuda.attribute = function(driver, "cuPointerGetAttribute");
+    CHECK(cuda.init(0) == 0 && cuda.device(&device, number) == 0);
+    CHECK(cuda.retain(&context, device) == 0 && cuda.set_current(context) == 0);
+}
+
+static int number(void)
+{
+    const char *name = getenv("FABRICAST_DEVICE");
+    return name != NULL && strncmp(name, "cuda:", 5) == 0 ? atoi(name + 5) : -1;
+}
+
+static void publish(int in, int out)
+{
+    char name[] = "cuda";
+    unsigned char *bytes = malloc(LENGTH);
+    device_pointer memory;
+    rgaps_publisher_t *publisher;
+    uint64_t message;
+
+    CHECK(bytes != NULL);
+    open_device(number());
+    CHECK(cuda.allocate(&memory, LENGTH) == 0);
+    publisher = publisher_init(name);
+    CHECK(publisher != NULL);
+    tell(out);
+    hear(in);
+    for (message = 0; message < MESSAGES; message++) {
+        fill(bytes, LENGTH, message);
+        CHECK(cuda.to_device(memory, bytes, LENGTH) == 0);
+        CHECK(publisher_push(publisher, LENGTH, (void *)(uintptr_t)memory) == 0);
+    }
+    /* More than there is; an address of nobody's. */
+    CHECK(publisher_push(publisher, LENGTH + 1, (void *)(uintptr_t)(memory + LENGTH - 1)) < 0);
+    CHECK(publisher_push(publisher, LENGTH, (void *)(uintptr_t)4096) < 0);
+    hear(in);
+    publisher_destroy(publisher);
+    CHECK(cuda.release(memory) == 0);
+    free(bytes);
+}
+
+int main(void)
+{
+    char name[] = "cuda";
+    unsigned char *bytes = malloc(LENGTH);
+    rgaps_subscriber_t *subscriber;
+    uint64_t message;
+    int in, out;
+    pid_t child;
+
+    if (number() < 0) {
+        puts("cuda: skipped: FABRICAST_DEVICE names no CUDA device");
+        return 0;
+    }
+    CHECK(bytes != NULL);
+    alarm(300);
+    /* Before anybody touches the driver: it does not survive a fork. */
+    child = start(publish, &in, &out);
+    open_device(number());
+    hear(in);
+    subscriber = subscriber_init(name);
+    CHECK(subscriber != NULL);
+    tell(out);
+    for (message = 0; message < MESSAGES; message++) {
+        void *pulled = subscriber_pull(subscriber);
+        unsigned kind = 0;
+
+        CHECK(pulled != NULL);
+        /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE is CU_MEMORYTYPE_DEVICE. */
+        CHECK(cuda.attribute(&kind, 2, (device_pointer)(uintptr_t)pulled) == 0 && kind == 2);
+        CHECK(cuda.to_host(bytes, (device_pointer)(uintptr_t)pulled, LENGTH) == 0);
+        check_filled(bytes, LENGTH, message);
+    }
+    tell(out);
+    finish(child);
+    subscriber_destroy(subscriber);
+    CHECK(fabricast_open_handles() == 0);
+    free(bytes);
+    puts("cuda: ok");
+    return 0;
+}
