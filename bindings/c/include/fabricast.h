@@ -122,6 +122,21 @@ typedef struct fabricast_node_options {
     uint64_t device_budget; /* of each device's, if this process serves; 0: usual */
     uint32_t service;       /* FABRICAST_SERVICE_... */
     uint32_t waiting;       /* FABRICAST_WAITING_... */
+
+    /* How the node is connected to others, if this process serves it: not at all if the
+       first three are NULL. */
+    const char *listen;     /* where other nodes reach this one, as "10.0.0.1:7007"; port 0 is
+                               any that is free */
+    const char *peers;      /* other nodes, as "host:port,host:port" */
+    const char *rendezvous; /* a node, as "host:port", that tells of the others */
+    const char *name;       /* what the node is called among others; NULL: its label */
+    const char *provider;   /* by which provider messages go: "NAME" prefers, "=NAME"
+                               requires, "^NAME" denies; NULL: the best */
+    const char *source;     /* the address that messages leave from; NULL: usual */
+    int64_t lost_after;     /* a node that was not heard of for so long is lost, nanoseconds */
+    uint32_t insecure;      /* 1: beyond loopback, though nobody is authenticated and nothing
+                               is encrypted */
+    uint32_t workers;       /* threads that carry messages; 0: usual */
 } fabricast_node_options;
 
 /* fabricast_node_options_init(&options, sizeof options) */

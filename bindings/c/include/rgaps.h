@@ -26,6 +26,10 @@
  *                                  does; outside: only a service that was started by hand
  *   FABRICAST_PATIENCE             how many seconds to look for the others: 20 if unset
  *   FABRICAST_LABEL                what the process is called in reports
+ *   FABRICAST_LISTEN, _PEERS,      how the node is connected to others, by the process that
+ *   _RENDEZVOUS, _NODE_NAME,       serves it, as fabricast_node_options of fabricast.h has it
+ *   _PROVIDER, _SOURCE,            (_LOST_AFTER in seconds, _INSECURE true or false); not at
+ *   _LOST_AFTER, _INSECURE         all if the first three are unset
  *
  * Sizes may end in K, M or G. All processes of a topic say the same; who says nothing of
  * size, depth and deadline takes what the first one said.

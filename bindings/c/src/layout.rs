@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use ipc::Spin;
 use pubsub::{
-    Budgets, Event, NodeOptions, PublisherCounters, Reliability, Sent, ServiceMode, TopicSettings,
+    Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sent, ServiceMode,
+    TopicSettings,
 };
 
 use crate::boundary::{Plain, Text};
 use crate::failure::{Failure, Result};
+use crate::network::Said;
 
 /// A structure that C fills or is given.
 ///
@@ -95,13 +97,22 @@ pub(crate) struct RawNodeOptions {
     pub(crate) device_budget: u64,
     pub(crate) service: u32,
     pub(crate) waiting: u32,
+    pub(crate) listen: Text<'static>,
+    pub(crate) peers: Text<'static>,
+    pub(crate) rendezvous: Text<'static>,
+    pub(crate) name: Text<'static>,
+    pub(crate) provider: Text<'static>,
+    pub(crate) source: Text<'static>,
+    pub(crate) lost_after: i64,
+    pub(crate) insecure: u32,
+    pub(crate) workers: u32,
 }
 
 // SAFETY: numbers and addresses, without gaps.
 unsafe impl Plain for RawNodeOptions {}
 // SAFETY: as declared.
 unsafe impl Layout for RawNodeOptions {
-    const OLDEST: usize = 56;
+    const OLDEST: usize = 120;
 
     fn usual() -> Self {
         Self {
@@ -113,6 +124,15 @@ unsafe impl Layout for RawNodeOptions {
             device_budget: 0,
             service: 0,
             waiting: 0,
+            listen: Text::NULL,
+            peers: Text::NULL,
+            rendezvous: Text::NULL,
+            name: Text::NULL,
+            provider: Text::NULL,
+            source: Text::NULL,
+            lost_after: nanoseconds(NetworkOptions::default().lost_after),
+            insecure: 0,
+            workers: 0,
         }
     }
 }
@@ -141,7 +161,27 @@ impl RawNodeOptions {
             2 => Spin::Never,
             other => return Err(unknown(operation, "waiting", other)),
         };
+        options.network = self.network(operation)?;
         Ok(options)
+    }
+
+    fn network(&self, operation: &'static CStr) -> Result<Option<NetworkOptions>> {
+        let said = Said {
+            listen: self.listen.get(operation, "listen")?,
+            peers: self.peers.get(operation, "peers")?,
+            rendezvous: self.rendezvous.get(operation, "rendezvous")?,
+            name: self.name.get(operation, "name")?,
+            provider: self.provider.get(operation, "provider")?,
+            source: self.source.get(operation, "source")?,
+            lost_after: Some(time(operation, "lost_after", self.lost_after)?),
+            is_insecure: match self.insecure {
+                0 => false,
+                1 => true,
+                other => return Err(unknown(operation, "insecure", other)),
+            },
+            workers: self.workers as usize,
+        };
+        said.meaning(operation)
     }
 }
 

@@ -9,9 +9,10 @@ use crate::status::Status;
 /// `tests/programs/layout.c` has the same numbers.
 #[test]
 fn structures_lie_as_c_has_them() {
-    assert_eq!(size_of::<RawNodeOptions>(), 56);
+    assert_eq!(size_of::<RawNodeOptions>(), 120);
     assert_eq!(offset_of!(RawNodeOptions, patience), 24);
     assert_eq!(offset_of!(RawNodeOptions, waiting), 52);
+    assert_eq!(offset_of!(RawNodeOptions, workers), 116);
     assert_eq!(size_of::<RawTopicSettings<'_>>(), 40);
     assert_eq!(offset_of!(RawTopicSettings<'_>, reliability), 36);
     assert_eq!(size_of::<RawSent>(), 24);
@@ -113,9 +114,15 @@ fn options_keep_their_meaning() {
     assert_eq!((options.budgets.host, options.budgets.device), (Some(1 << 20), None));
     assert_eq!(options.service, ServiceMode::Outside);
     assert_eq!(options.waiting, Spin::Never);
+    assert_eq!(options.network, None);
+    let listening = RawNodeOptions { listen: Text::of(c"127.0.0.1:0"), insecure: 1, ..raw };
+    let network = listening.meaning(c"test").unwrap().network.unwrap();
+    assert_eq!((network.insecure, network.workers), (true, 1));
     let refused = [
         RawNodeOptions { service: 2, ..raw },
         RawNodeOptions { waiting: 3, ..raw },
+        RawNodeOptions { insecure: 2, ..raw },
+        RawNodeOptions { listen: Text::of(c"nowhere"), ..raw },
         RawNodeOptions { patience: -1, ..raw },
     ];
     for options in refused {

@@ -13,6 +13,7 @@ mod device;
 mod failure;
 mod handle;
 mod layout;
+mod network;
 mod node;
 mod publisher;
 mod registry;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use pubsub::{MemoryPlace, NodeOptions, Reliability, ServiceMode, TopicSettings};
 
 use crate::failure::{Failure, Result};
+use crate::network::Said;
 
 const DEVICE: &str = "FABRICAST_DEVICE";
 // As the command's settings are called.
@@ -19,10 +20,36 @@ const DEVICE_BUDGET: &str = "FABRICAST_BUDGET_DEVICE";
 const SERVICE: &str = "FABRICAST_SERVICE";
 const PATIENCE: &str = "FABRICAST_PATIENCE";
 const LABEL: &str = "FABRICAST_LABEL";
+const LISTEN: &str = "FABRICAST_LISTEN";
+const PEERS: &str = "FABRICAST_PEERS";
+const RENDEZVOUS: &str = "FABRICAST_RENDEZVOUS";
+const NODE_NAME: &str = "FABRICAST_NODE_NAME";
+const PROVIDER: &str = "FABRICAST_PROVIDER";
+const SOURCE: &str = "FABRICAST_SOURCE";
+const LOST_AFTER: &str = "FABRICAST_LOST_AFTER";
+const INSECURE: &str = "FABRICAST_INSECURE";
 
 /// All that is read here.
-const NAMES: [&str; 10] =
-    [DEVICE, MEMORY, LARGEST, DEPTH, RELEASE, HOST_BUDGET, DEVICE_BUDGET, SERVICE, PATIENCE, LABEL];
+const NAMES: [&str; 18] = [
+    DEVICE,
+    MEMORY,
+    LARGEST,
+    DEPTH,
+    RELEASE,
+    HOST_BUDGET,
+    DEVICE_BUDGET,
+    SERVICE,
+    PATIENCE,
+    LABEL,
+    LISTEN,
+    PEERS,
+    RENDEZVOUS,
+    NODE_NAME,
+    PROVIDER,
+    SOURCE,
+    LOST_AFTER,
+    INSECURE,
+];
 
 /// Whoever pulls keeps a message until the next pull, while he computes: he is not put out
 /// for as long as that may take.
@@ -110,6 +137,20 @@ impl Environment {
             })?;
         options.service = service.unwrap_or(options.service);
         options.patience = self.seconds(operation, PATIENCE)?.unwrap_or(options.patience);
+        let insecure =
+            self.read(operation, INSECURE, "true or false", |value| value.parse().ok())?;
+        let said = Said {
+            listen: self.get(LISTEN),
+            peers: self.get(PEERS),
+            rendezvous: self.get(RENDEZVOUS),
+            name: self.get(NODE_NAME),
+            provider: self.get(PROVIDER),
+            source: self.get(SOURCE),
+            lost_after: self.seconds(operation, LOST_AFTER)?,
+            is_insecure: insecure.unwrap_or(false),
+            workers: 0,
+        };
+        options.network = said.meaning(operation)?;
         Ok(options)
     }
 }
@@ -169,6 +210,16 @@ mod tests {
         assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 10), None));
         assert_eq!(options.service, ServiceMode::Outside);
         assert_eq!(options.patience, Duration::from_millis(1500));
+        assert_eq!(options.network, None);
+    }
+
+    #[test]
+    fn other_nodes_are_said_by_the_environment_too() {
+        let said = [(PEERS, "one:1,two:2"), (INSECURE, "true"), (LOST_AFTER, "2.5")];
+        let network = environment(&said).node_options(c"test").unwrap().network.unwrap();
+        assert_eq!(network.peers, ["one:1", "two:2"]);
+        assert!(network.insecure);
+        assert_eq!(network.lost_after, Duration::from_millis(2500));
     }
 
     #[test]
@@ -180,9 +231,13 @@ mod tests {
             assert_eq!(failure.status, Status::InvalidArgument);
             assert!(failure.message().contains(&format!("{name} is \"{value}\"")), "{failure:?}");
         }
-        for (name, value) in
-            [(SERVICE, "none"), (PATIENCE, "soon"), (PATIENCE, "-1"), (HOST_BUDGET, "G")]
-        {
+        for (name, value) in [
+            (SERVICE, "none"),
+            (PATIENCE, "soon"),
+            (PATIENCE, "-1"),
+            (INSECURE, "2"),
+            (HOST_BUDGET, "G"),
+        ] {
             let failure = environment(&[(name, value)]).node_options(c"test").unwrap_err();
             assert!(failure.message().contains(name), "{failure:?}");
         }

@@ -6,9 +6,10 @@
 #define IS(name, condition) typedef char name[(condition) ? 1 : -1]
 #define AT(type, field, place) IS(type##_##field, offsetof(type, field) == (place))
 
-IS(node_options, sizeof(fabricast_node_options) == 56);
+IS(node_options, sizeof(fabricast_node_options) == 120);
 AT(fabricast_node_options, patience, 24);
 AT(fabricast_node_options, waiting, 52);
+AT(fabricast_node_options, workers, 116);
 IS(topic_settings, sizeof(fabricast_topic_settings) == 40);
 AT(fabricast_topic_settings, reliability, 36);
 IS(sent, sizeof(fabricast_sent) == 24);
