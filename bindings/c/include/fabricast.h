@@ -276,8 +276,8 @@ typedef struct fabricast_sent {
 
 /*
  * Publishes it, and closes the handle. What a device writes there has to be complete before:
- * synchronise its stream. With FABRICAST_E_WOULD_BLOCK (only without waiting) the loan is as
- * it was and can be published again; with any other failure its memory is given back.
+ * synchronise its stream. With FABRICAST_E_WOULD_BLOCK and FABRICAST_E_DEADLINE_EXCEEDED the
+ * loan is as it was and can be published again; with other failures its memory is given back.
  * That nobody subscribes is no failure. sent may be NULL.
  */
 fabricast_status fabricast_loan_publish(fabricast_loan *loan, fabricast_timeout timeout,
@@ -348,7 +348,7 @@ typedef struct fabricast_sample_info {
     uint64_t metadata_length;
     const char *memory;       /* whose memory: "host", "cuda:0", ... */
     const char *origin;       /* the node that it came from; empty: this one */
-    uint64_t path;            /* by which path it came, as reports name it; 0: this node's */
+    const char *way;          /* by which it came: "shared-memory", "ring", "staged-ring" */
     uint64_t publisher;       /* the publisher's identity, on the node that it came from */
     uint64_t sequence;        /* the publisher's number for it, from 1 on: one more each time */
     uint64_t position;        /* among those that came the same way */

@@ -26,6 +26,12 @@ pub(crate) struct OpenPublisher {
 const NO_ROOM: Failure =
     Failure::fixed(Status::WouldBlock, c"publish", c"publish: would block: there is no room");
 
+const TOO_LATE: Failure = Failure::fixed(
+    Status::DeadlineExceeded,
+    c"publish",
+    c"publish: deadline exceeded: subscribers have not released what fills the topic",
+);
+
 impl OpenPublisher {
     pub(crate) fn new(topic: &Topic) -> Result<Self> {
         Ok(Self { publisher: topic.publisher()?, memory: topic.settings()?.memory })
@@ -191,7 +197,7 @@ export! {
         })
     }
 
-    /// Publishes it. Only for want of room, and without waiting, is the loan as it was.
+    /// Publishes it. If there is no room, or not in time, the loan is as it was.
     fn fabricast_loan_publish(
         loan: Handle<Turn<Loan>>,
         timeout: Timeout,
@@ -202,16 +208,17 @@ export! {
         let Some(lent) = taken.remove() else {
             return Err(NO_ROOM);
         };
-        let done = match timeout {
-            Timeout::Now => match lent.try_publish() {
-                Ok(Attempt::Sent(done)) => Ok(done),
-                Ok(Attempt::Full(lent)) => {
-                    taken.put_back(lent);
-                    return Err(NO_ROOM);
-                }
-                Err(error) => Err(error),
-            },
-            _ => lent.publish(timeout.patience()),
+        let attempt = match timeout {
+            Timeout::Now => lent.try_publish(),
+            _ => lent.publish_within(timeout.patience()),
+        };
+        let done = match attempt {
+            Ok(Attempt::Sent(done)) => Ok(done),
+            Ok(Attempt::Full(lent)) => {
+                taken.put_back(lent);
+                return Err(if timeout == Timeout::Now { NO_ROOM } else { TOO_LATE });
+            }
+            Err(error) => Err(error),
         };
         loan.close(OPERATION)?.end();
         let done = done?;

@@ -69,6 +69,7 @@ pub(crate) struct OpenSample {
 struct Texts {
     memory: CString,
     origin: CString,
+    way: CString,
 }
 
 impl OpenSample {
@@ -88,6 +89,7 @@ impl OpenSample {
     fn texts(&self) -> &Texts {
         self.texts.get_or_init(|| Texts {
             memory: c_text(self.sample.place().to_string()),
+            way: c_text(self.sample.way().to_string()),
             origin: c_text(
                 self.sample.origin().map(|node| NodeIdentity(node).to_string()).unwrap_or_default(),
             ),
@@ -103,7 +105,7 @@ impl OpenSample {
             metadata_length: self.metadata().len() as u64,
             memory: texts.memory.as_ptr(),
             origin: texts.origin.as_ptr(),
-            path: sample.path(),
+            way: texts.way.as_ptr(),
             publisher: sample.publisher().as_u64(),
             sequence: sample.sequence(),
             position: sample.position(),

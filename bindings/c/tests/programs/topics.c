@@ -66,6 +66,7 @@ static void fill_up(fabricast_publisher *publisher)
     DONE(fabricast_publisher_loan(publisher, 5, LONG, &loan));
     EXPECT(FABRICAST_E_DEADLINE_EXCEEDED,
            fabricast_loan_publish(loan, FABRICAST_MILLISECONDS(5), NULL, 0));
+    DONE(fabricast_loan_discard(loan));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_discard(loan));
 }
 
@@ -128,7 +129,8 @@ static void read_loans(fabricast_subscriber *subscriber, uint64_t identity)
         CHECK(info.address == address && info.length == length);
         CHECK(info.metadata == metadata && info.metadata_length == metadata_length);
         CHECK(strcmp(info.memory, "host") == 0 && strcmp(info.origin, "") == 0);
-        CHECK(info.publisher == identity && info.sequence == message + 1 && info.path == 0);
+        CHECK(info.publisher == identity && info.sequence == message + 1);
+        CHECK(strcmp(info.way, "shared-memory") == 0);
         CHECK(info.published_at > 0 && info.published_at >= earlier);
         earlier = info.published_at;
         if (length > 3) {
