@@ -5,8 +5,8 @@
 //! ([`Terms`]) that somebody else carries. A [`Worker`] is a thread that owns an endpoint and all
 //! topics on it.
 //!
-//! An [`Outbound`](outbound::Outbound) writes a topic's messages, in order, once to each node that
-//! wants them; an [`Inbound`](inbound::Inbound) puts those of one node to where the sink has room.
+//! An `Outbound` writes a topic's messages, in order, once to each node that
+//! wants them; an `Inbound` puts those of one node to where the sink has room.
 //! Both are plain state machines, tested in pairs in simulated time.
 
 mod bytes;
