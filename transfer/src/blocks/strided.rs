@@ -332,11 +332,7 @@ fn check_apart(row: u64, strides: &[Stride]) -> Result<()> {
             return overlap(format!("rows of {row} bytes that go {distance} bytes apart"));
         }
         for long in needed.clone() {
-            // The long distance lies between so many times the short one, and once more.
-            let (times, rest) = (long.to / short.to, long.to % short.to);
-            let meets_one = times < short.count && rest < row;
-            let meets_next = times + 1 < short.count && short.to - rest < row;
-            if meets_one || meets_next {
+            if meets(row, short, long) {
                 return overlap(format!(
                     "{} times rows of {row} bytes {} bytes apart, and again after {} bytes",
                     short.count, short.to, long.to
@@ -345,6 +341,61 @@ fn check_apart(row: u64, strides: &[Stride]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Does a row that went some times the long distance meet one that went some times the short
+/// one? The short distance is no shorter than a row.
+fn meets(row: u64, short: &Stride, long: &Stride) -> bool {
+    // So many times the long distance lie a little beyond so many times the short one, or a
+    // little before. The first time that they do is the one with the fewest short ones.
+    let beyond = first_between(long.to, short.to, (0, row - 1));
+    let before =
+        (row > 1).then(|| first_between(long.to, short.to, (short.to - row + 1, short.to - 1)));
+    let is_there = |times: Option<u128>, one_more: u128| {
+        times.is_some_and(|times| {
+            let shorts = times.checked_mul(long.to.into()).map(|far| far / u128::from(short.to));
+            times < long.count.into()
+                && shorts.is_some_and(|shorts| shorts + one_more < short.count.into())
+        })
+    };
+    is_there(beyond, 0) || is_there(before.flatten(), 1)
+}
+
+/// The smallest number but 0 of which `step` times it leaves something in this range when it is
+/// divided by `by`.
+fn first_between(step: u64, by: u64, (low, high): (u64, u64)) -> Option<u128> {
+    let (step, by) = (u128::from(step), u128::from(by));
+    let (low, high) = (u128::from(low), u128::from(high));
+    let step = step % by;
+    // One step is gone already: what is left of the others is that much less.
+    let (low, high) = ((low + by - step) % by, (high + by - step) % by);
+    let found = if low <= high {
+        first_from_0(step, by, low, high)
+    } else {
+        // The range goes over the end, and so 0 is in it.
+        Some(0)
+    };
+    found.map(|more| more + 1)
+}
+
+/// The smallest number, 0 included, of which `step` times it leaves `low` to `high` when it is
+/// divided by `by`: as Euclid finds divisors, with the rest in turn.
+fn first_from_0(step: u128, by: u128, low: u128, high: u128) -> Option<u128> {
+    if low == 0 {
+        return Some(0);
+    }
+    let step = step % by;
+    if step == 0 {
+        return None;
+    }
+    let times = low.div_ceil(step);
+    if times * step <= high {
+        return Some(times);
+    }
+    // No multiple of the step lies in the range. So many rounds, and it does.
+    let rounds =
+        first_from_0(by % step, step, (step - high % step) % step, (step - low % step) % step)?;
+    Some((by.checked_mul(rounds)?.checked_add(low)?).div_ceil(step))
 }
 
 impl IntoIterator for &Strided {

@@ -182,6 +182,29 @@ fn tiles() -> impl Strategy<Value = Vec<Dimension>> {
     proptest::collection::vec((1_u64..4, room(), room()), 0..4)
 }
 
+#[test]
+fn what_meets_only_after_several_times_is_refused() {
+    // Three times 12 is twice 18.
+    let rows =
+        |count| Strided::row(1).unwrap().repeat(4, 0, 12).and_then(|it| it.repeat(count, 0, 18));
+    assert_eq!(rows(3).unwrap_err().kind(), ErrorKind::Malformed);
+    rows(2).unwrap();
+    // The same by trying: which is the first that leaves so much?
+    for by in 1..24_u64 {
+        for step in 0..60 {
+            for low in 0..by {
+                for high in low..by {
+                    let naive = (1..=by).find(|times| (low..=high).contains(&(times * step % by)));
+                    let found = first_between(step, by, (low, high));
+                    assert_eq!(found, naive.map(u128::from), "{step} by {by}: {low} to {high}");
+                }
+            }
+        }
+    }
+    let far = first_between(u64::MAX - 1, u64::MAX, (5, 5));
+    assert_eq!(far, Some(u128::from(u64::MAX) - 5));
+}
+
 proptest! {
     #[test]
     fn a_description_is_what_the_loops_say(
