@@ -264,6 +264,14 @@ pub(crate) fn leaves_locks_taken(provider: &str, running: Version) -> bool {
     names_provider("shm", provider) && running < (Version { major: 1, minor: 19 })
 }
 
+/// Does this provider close a registration while others register, or look keys up? tcp did until
+/// libfabric 1.19, before 1.18 by the name of net.
+pub(crate) fn closes_regions_unguarded(provider: &str, running: Version) -> bool {
+    let is_tcp = names_provider("net", provider)
+        || names_provider("tcp", provider) && running >= (Version { major: 1, minor: 18 });
+    is_tcp && running < (Version { major: 1, minor: 19 })
+}
+
 /// Does this provider hand injected writes down without anything to know them by, so that one
 /// that still waits when its connection ends is taken for something at address 0? rxm does
 /// over tcp, unless a counter of writes is bound to the endpoint.

@@ -18,6 +18,7 @@ use crate::dead_locks::{self, Watch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::handle::Handle;
+use crate::memory::Closing;
 use crate::offer::Offer;
 use crate::version::Version;
 
@@ -80,6 +81,8 @@ pub struct Domain(Arc<DomainInner>);
 
 #[derive(Debug)]
 struct DomainInner {
+    /// Registrations that wait to be closed go before the domain.
+    closing: Option<Box<Closing>>,
     handle: Handle<sys::fid_domain>,
     capabilities: Arc<Capabilities>,
     offer: Offer,
@@ -163,12 +166,19 @@ impl Domain {
             );
         }
         Ok(Self(Arc::new(DomainInner {
+            closing: Closing::of(&capabilities.provider),
             handle,
             capabilities,
             offer: offer.clone(),
             registration_events: events.map(EventQueue::share),
             fabric: fabric.clone(),
         })))
+    }
+
+    /// How registrations are closed, where the provider does not see to it that others do nothing
+    /// at the same time.
+    pub(crate) fn closing(&self) -> Option<&Closing> {
+        self.0.closing.as_deref()
     }
 
     /// The facts of the offer this domain was opened from.

@@ -15,6 +15,7 @@
 //! receiver makes of it, and the only thing a one-sided operation accepts.
 
 mod access;
+mod closing;
 mod descriptor;
 mod host;
 mod pending;
@@ -30,5 +31,6 @@ pub use region::{MemoryRegion, RegionSlice};
 pub use registration::{DmaBuf, RegistrationOptions, registrations};
 pub use remote::{RemoteMemory, RemoteSlice};
 
+pub(crate) use closing::Closing;
 pub(crate) use region::RegionInner;
 pub(crate) use remote::Mapping;

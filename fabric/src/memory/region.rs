@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libfabric_sys as sys;
 
+use super::closing::Late;
 use super::descriptor::{RemoteKey, RemoteRegion};
 use super::host::Memory;
 use crate::counter::Counter;
@@ -441,11 +442,10 @@ impl Drop for RegionInner {
         let Some(handle) = self.handle.take() else {
             return;
         };
-        if let Err(error) = handle.close() {
-            // The provider may still write into the memory: freeing it would be
-            // worse than losing it.
-            std::mem::forget(self.memory.take());
-            tracing::error!(%error, bytes = self.length, "a registration could not be closed; its memory is leaked");
+        let late = Late { handle, memory: self.memory.take(), bytes: self.length };
+        match self.domain.closing() {
+            Some(closing) => closing.close(late),
+            None => drop(late.close()),
         }
     }
 }

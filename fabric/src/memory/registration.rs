@@ -453,9 +453,11 @@ impl Domain {
                 }
             }
             let mut region = std::ptr::null_mut();
+            let nobody_closes = self.closing().map(|closing| closing.registering());
             // SAFETY: the request's pointers are valid for the call, the ranges
             // as long as the registration lives; `region` receives the object.
             let code = unsafe { sys::fcs_mr_regattr(self.as_ptr(), &request, &mut region) };
+            drop(nobody_closes);
             if code == 0 {
                 REGISTRATIONS.fetch_add(1, Ordering::Relaxed);
                 // SAFETY: just created, and ours.

@@ -12,6 +12,7 @@
 mod completion;
 mod failure;
 mod member;
+mod read;
 mod saved;
 mod table;
 mod wait;
@@ -93,6 +94,8 @@ pub struct CompletionQueue {
     longest_pause: Duration,
     wait_fd: Option<RawFd>,
     tells_source: bool,
+    /// Reading it takes [turns](crate::memory::Closing) with closing registrations.
+    takes_turns: bool,
     departed_seen: u32,
     /// Members seen closed, whose last entries may still be in the queue.
     leaving: Vec<u32>,
@@ -204,6 +207,7 @@ impl CompletionQueue {
             },
             wait_fd,
             tells_source: domain.offer().tells_source,
+            takes_turns: domain.closing().is_some(),
             members: Vec::new(),
             departed_seen: 0,
             leaving: Vec::new(),
@@ -233,21 +237,6 @@ impl CompletionQueue {
             self.fill(got as usize);
         }
         self.next_entry()
-    }
-
-    #[inline]
-    fn read(&mut self) -> isize {
-        let queue = self.shared.handle.as_ptr();
-        let buffer = self.buffer();
-        // SAFETY: the buffers have room for BATCH entries of the format that the
-        // queue was opened with.
-        unsafe {
-            if self.tells_source {
-                sys::fi_cq_readfrom(queue, buffer, BATCH, self.sources.as_mut_ptr())
-            } else {
-                sys::direct::fi_cq_read(queue, buffer, BATCH)
-            }
-        }
     }
 
     /// The next of the entries that were read, of which there is at least one.

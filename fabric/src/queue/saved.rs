@@ -38,6 +38,7 @@ impl QueueShared {
                 true => tagged.as_mut_ptr().cast(),
                 false => plain.as_mut_ptr().cast(),
             };
+            let _turn = self.domain.closing().map(|closing| closing.turn());
             // SAFETY: the queue is alive, and the buffer has room for so many entries of its format.
             let got = unsafe { sys::direct::fi_cq_read(self.handle.as_ptr(), buffer, BATCH) };
             let got = match usize::try_from(got) {

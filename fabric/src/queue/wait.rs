@@ -8,6 +8,7 @@
 
 use std::os::fd::RawFd;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -331,6 +332,8 @@ impl CompletionQueue {
             let left = deadline.left().as_millis();
             let milliseconds = i32::try_from(left).unwrap_or(i32::MAX);
             let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
+            let shared = Arc::clone(&self.shared);
+            let turn = shared.domain.closing().map(|closing| closing.turn());
             // SAFETY: room for BATCH entries.
             let got = unsafe {
                 if self.tells_source {
@@ -340,6 +343,7 @@ impl CompletionQueue {
                     sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), milliseconds)
                 }
             };
+            drop(turn);
             self.fill(usize::try_from(got).unwrap_or(0));
             // Entries, failures to be read, and a queue that is broken.
             if let Some(outcome) = self.poll_fresh() {
