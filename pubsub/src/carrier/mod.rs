@@ -2,11 +2,12 @@
 //! ([`peers`](crate::peers)) and what moves bytes ([`bridge`](crate::bridge)) with the topics
 //! of this node.
 //!
-//! It belongs to the service's thread, and waits for nobody.
+//! It belongs to the service's thread.
 
 mod ear;
 mod options;
 mod plan;
+mod receiving;
 mod sink;
 mod source;
 mod told;
@@ -22,20 +23,19 @@ use crossbeam_channel::Sender;
 use fabric::Policy;
 use ipc::{Caller, MappedWords, Participant, Roster};
 use nix::sys::eventfd::EventFd;
-use serde::{Deserialize, Serialize};
 
 use self::ear::Ear;
 use self::plan::{Local, Plan, Step};
-use self::sink::{TopicSink, origin_of};
+use self::receiving::{Letter, Receiving};
 use self::source::TopicSource;
-use crate::bridge::{NodeId, Report, Side, Terms, TopicFacts, TopicKey, TopicOptions};
+use crate::bridge::{NodeId, Report, Side, TopicFacts, TopicKey, TopicOptions};
 use crate::bridge::{Worker, WorkerOptions, Workers};
 use crate::error::Result;
 use crate::hall::Bell;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, PeersOptions, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::service::protocol;
-use crate::settings::{Reliability, SharedPlace, SharedSettings};
+use crate::settings::{Reliability, SharedSettings};
 use crate::topic::Topic;
 
 pub use self::options::NetworkOptions;
@@ -66,13 +66,6 @@ impl Household {
     }
 }
 
-/// A letter between two services: what the bridges have to tell each other about a topic.
-#[derive(Debug, Serialize, Deserialize)]
-struct Letter {
-    topic: String,
-    terms: Vec<u8>,
-}
-
 /// What the service knows of a topic of its node.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
@@ -98,12 +91,6 @@ struct Ending {
     source: Weak<AtomicBool>,
     /// What is to be done when it has ended.
     later: VecDeque<Step>,
-}
-
-/// A topic that comes from a node.
-struct Receiving {
-    origin: [u8; 16],
-    waits: Arc<AtomicBool>,
 }
 
 pub(crate) struct Carrier {
@@ -467,74 +454,6 @@ impl Carrier {
         }
         for step in later {
             self.does(step);
-        }
-    }
-
-    /// A letter of another node.
-    fn reads(&mut self, node: NodeIdentity, bytes: &[u8]) {
-        let read = protocol::decode::<Letter>("read a letter of another node", bytes)
-            .and_then(|letter| Ok((Terms::decode(&letter.terms)?, letter)));
-        let (terms, letter) = match read {
-            Ok(read) => read,
-            Err(error) => {
-                tracing::warn!(%error, %node, "a letter that cannot be read");
-                return;
-            }
-        };
-        let Some(facts) = self.topics.get(&letter.topic).cloned() else { return };
-        let number = facts.topic.number();
-        if let Terms::Wish { facts: theirs, .. } = &terms
-            && !self.receive(node, &facts, theirs.number)
-        {
-            return;
-        }
-        if let Some(workers) = &self.workers {
-            note(workers.of(key(number)).letter(key(number), id(node), letter.terms));
-        }
-    }
-
-    /// Receives a topic from a node, if anybody here subscribes.
-    fn receive(&mut self, node: NodeIdentity, facts: &Facts, theirs: u64) -> bool {
-        let topic = &facts.topic;
-        let number = topic.number();
-        let origin = origin_of(node, theirs);
-        match self.receiving.get(&(number, node)) {
-            Some(known) if known.origin == origin => return true,
-            Some(known) => {
-                topic.forget_origin(&known.origin);
-                self.stop_receiving(number, node);
-            }
-            None => {}
-        }
-        let Some(workers) = self.workers.as_ref().filter(|_| facts.subscribes) else {
-            return false;
-        };
-        let device = match topic.settings().place {
-            SharedPlace::Host => None,
-            SharedPlace::Device(_) => Some(facts.arrivals.device().clone()),
-        };
-        let waits = Arc::new(AtomicBool::new(false));
-        let pool = &facts.arrivals;
-        let sink = TopicSink::new(&self.household, topic, pool, node, origin, &waits);
-        let from = topic.delivered(&origin).map_or(0, |last| last + 1);
-        let worker = workers.of(key(number));
-        match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {
-            Ok(_) => {
-                self.receiving.insert((number, node), Receiving { origin, waits });
-                true
-            }
-            Err(error) => {
-                tracing::error!(%error, "the messages of a node's topic cannot be received");
-                false
-            }
-        }
-    }
-
-    fn stop_receiving(&mut self, number: u32, node: NodeIdentity) {
-        if self.receiving.remove(&(number, node)).is_some()
-            && let Some(workers) = &self.workers
-        {
-            note(workers.of(key(number)).stop_receiving(key(number), id(node)));
         }
     }
 

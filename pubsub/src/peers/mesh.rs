@@ -272,7 +272,7 @@ impl Mesh {
         }
     }
 
-    /// Sends a letter in this session.
+    /// Sends a letter to a node, as long as it is the same session.
     pub(super) fn tell(
         &mut self,
         node: NodeIdentity,

@@ -10,7 +10,7 @@ use super::event::Event;
 
 /// So many events, or so many bytes of them, and nothing is read from peers any more until
 /// half of it is taken. What is under way then still comes: about what one read gives, and
-/// an end for each session.
+/// word of those that end.
 const MOST_EVENTS: usize = 4096;
 const MOST_WEIGHT: usize = 32 << 20;
 

@@ -188,7 +188,7 @@ pub(crate) enum Report {
         link: u32,
         region: u64,
     },
-    /// A guest came: this session of a visit.
+    /// A guest came, in a session of its own.
     Came {
         session: u64,
         from: [u8; 16],

@@ -29,7 +29,7 @@ impl Presence {
         self.spoke = self.heard;
     }
 
-    /// Data moved. One-sided operations go on also where the other side has lost this session: so
+    /// Data moved. One-sided operations go on also where the other side has lost the session: so
     /// that does not count for ever.
     pub(super) fn is_seen(&mut self) {
         self.heard = Instant::now();

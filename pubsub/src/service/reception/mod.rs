@@ -1,8 +1,8 @@
 //! The thread that serves a node: lets processes in, tells them of each other, gives them
 //! topics and pools, and sees to what the dead leave.
 //!
-//! It waits for nobody: what it sends waits in line, and what it awaits is looked for at the
-//! next turn.
+//! What it sends waits in line, and what it awaits is looked for at the next turn. Locks in
+//! shared memory are the one thing that it waits for, with their deadline.
 
 mod carrying;
 mod eviction;
