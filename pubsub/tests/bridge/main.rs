@@ -1,4 +1,5 @@
-//! The bridge between nodes, over real providers on the loopback address.
+//! The bridge between nodes, over real providers on the loopback address. What lies in device
+//! memory lies on the stand-in, or on the device that `FABRICAST_TEST_DEVICE` names.
 #![allow(missing_docs)]
 
 mod processes;

@@ -26,9 +26,11 @@ pub(crate) enum Where {
 
 impl Where {
     pub(crate) fn device(self) -> Device {
-        let name = match self {
-            Self::Host => "stand-in:0",
-            Self::Device => "stand-in:1",
+        let named = std::env::var("FABRICAST_TEST_DEVICE").ok();
+        let name = match (self, &named) {
+            (Self::Host, _) => "stand-in:0",
+            (Self::Device, None) => "stand-in:1",
+            (Self::Device, Some(named)) => named.as_str(),
         };
         Device::open(name.parse().unwrap()).unwrap()
     }
