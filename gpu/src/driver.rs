@@ -92,6 +92,11 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     fn host_block(&self, length: usize) -> Result<Box<dyn HostBlock>>;
 
     fn stream(&self) -> Result<Box<dyn StreamDriver>>;
+    /// A stream that somebody else made, by the driver's name for it.
+    ///
+    /// # Safety
+    /// It belongs to this device, or to a context of its, and outlives what is made of it.
+    unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>>;
     fn event(&self, is_shared: bool) -> Result<Event>;
     fn export_event(&self, event: &Event) -> Result<ExportedEvent>;
     fn import_event(&self, exported: ExportedEvent) -> Result<Event>;
@@ -140,6 +145,16 @@ pub(crate) trait StreamDriver: Debug + Send + Sync {
     /// # Safety
     /// As for copying, for each entry; the list stays, and stays as it is, until it is done.
     unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()>;
+    /// Writes the word once all before it is done, and can be seen by everybody.
+    ///
+    /// # Safety
+    /// `to` is four aligned bytes that stay valid until it is done.
+    unsafe fn write_word(&self, to: u64, value: u32) -> Result<()>;
+    /// Goes on when the word is `least`, or not more than half of all numbers beyond.
+    ///
+    /// # Safety
+    /// As for writing one.
+    unsafe fn wait_for_word(&self, at: u64, least: u32) -> Result<()>;
     fn record(&self, event: &Event) -> Result<()>;
     fn wait(&self, event: &Arc<Event>) -> Result<()>;
     fn is_done(&self) -> Result<bool>;

@@ -224,6 +224,58 @@ impl Stream {
         self.begin("wait for an event", &[], |raw| raw.wait(&event.raw))
     }
 
+    /// Writes a word once all that was begun before is done: whoever finds `value` there finds
+    /// what that wrote, too. Costs less than to [record](Self::record) an event, and may be
+    /// seen by processes and devices alike, if the word lies in memory that they share.
+    ///
+    /// ```
+    /// # use gpu::Device;
+    /// # let device = Device::open("stand-in:0".parse()?)?;
+    /// # let (data, word) = (device.allocate(4096)?, device.allocate(4)?);
+    /// let (first, second) = (device.stream()?, device.stream()?);
+    /// second.wait_for_word(&word.whole(), 7)?; // its writer need not be known yet
+    /// first.fill(&data.whole(), 1)?;
+    /// first.write_word(&word.whole(), 7)?;
+    /// second.synchronize(gpu::PATIENCE)?;
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [copying](Self::copy); [`InvalidArgument`](ErrorKind::InvalidArgument) unless `to`
+    /// is four aligned bytes.
+    pub fn write_word(&self, to: &Slice, value: u32) -> Result<()> {
+        let operation = "write a word";
+        self.check_word(operation, to)?;
+        self.begin(operation, &[to], |raw| {
+            // SAFETY: four aligned bytes, kept alive until an event behind it is done.
+            unsafe { raw.write_word(to.address(), value) }
+        })
+    }
+
+    /// What follows on this stream waits until the word is at least `least`, where numbers
+    /// go round: up to half of all are beyond it. The caller does not wait. Such a wait has no
+    /// deadline of its own: somebody has to write the word, also if who was to is gone.
+    ///
+    /// # Errors
+    /// As for [writing one](Self::write_word).
+    pub fn wait_for_word(&self, at: &Slice, least: u32) -> Result<()> {
+        let operation = "wait for a word";
+        self.check_word(operation, at)?;
+        self.begin(operation, &[at], |raw| {
+            // SAFETY: four aligned bytes, kept alive until an event behind it is done.
+            unsafe { raw.wait_for_word(at.address(), least) }
+        })
+    }
+
+    fn check_word(&self, operation: &'static str, word: &Slice) -> Result<()> {
+        self.check_reach(operation, word)?;
+        if word.length() == 4 && word.address().is_multiple_of(4) {
+            return Ok(());
+        }
+        let detail = format!("{word:?} is not four aligned bytes");
+        Err(self.refuse(operation, ErrorKind::InvalidArgument, detail))
+    }
+
     /// Is everything done?
     ///
     /// # Errors

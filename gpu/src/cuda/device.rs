@@ -377,6 +377,11 @@ impl DeviceDriver for Device {
         Ok(Box::new(Stream::new(&self.context)?))
     }
 
+    unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>> {
+        // SAFETY: the caller's promise.
+        Ok(Box::new(unsafe { Stream::adopt(&self.context, handle) }))
+    }
+
     fn event(&self, is_shared: bool) -> Result<driver::Event> {
         Event::new(&self.context, is_shared).map(driver::Event::Cuda)
     }

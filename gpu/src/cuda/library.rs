@@ -125,6 +125,8 @@ functions! {
     stream_destroy = "cuStreamDestroy_v2": fn(sys::CUstream);
     stream_query = "cuStreamQuery": fn(sys::CUstream);
     stream_wait_event = "cuStreamWaitEvent": fn(sys::CUstream, sys::CUevent, c_uint);
+    stream_write_word = "cuStreamWriteValue32_v2": fn(sys::CUstream, Address, u32, c_uint);
+    stream_wait_for_word = "cuStreamWaitValue32_v2": fn(sys::CUstream, Address, u32, c_uint);
     copy = "cuMemcpyAsync": fn(Address, Address, usize, sys::CUstream);
     fill_bytes = "cuMemsetD8Async": fn(Address, u8, usize, sys::CUstream);
 

@@ -19,6 +19,7 @@ use crate::error::{ErrorKind, Result};
 pub(super) struct Stream {
     context: Arc<Context>,
     raw: sys::CUstream,
+    is_adopted: bool,
     /// Where the kernel adds up.
     sum: OnceLock<Address>,
 }
@@ -38,7 +39,15 @@ impl Stream {
         // SAFETY: room for a handle.
         let code = unsafe { (functions.stream_create)(&raw mut raw, NON_BLOCKING) };
         context.check(operation, code)?;
-        Ok(Self { context: Arc::clone(context), raw, sum: OnceLock::new() })
+        Ok(Self { context: Arc::clone(context), raw, is_adopted: false, sum: OnceLock::new() })
+    }
+
+    /// # Safety
+    /// A stream of this context, or one of the driver's small numbers for default streams; it
+    /// outlives what is made here.
+    pub(super) unsafe fn adopt(context: &Arc<Context>, handle: u64) -> Self {
+        let raw = ptr::with_exposed_provenance_mut(handle as usize);
+        Self { context: Arc::clone(context), raw, is_adopted: true, sum: OnceLock::new() }
     }
 
     fn sum(&self) -> Result<Address> {
@@ -56,7 +65,9 @@ impl Drop for Stream {
         if let Ok(functions) = self.context.enter("close a stream") {
             // SAFETY: ours, and all operations are done.
             unsafe {
-                let _ = (functions.stream_destroy)(self.raw);
+                if !self.is_adopted {
+                    let _ = (functions.stream_destroy)(self.raw);
+                }
                 if let Some(sum) = self.sum.take() {
                     let _ = (functions.memory_free)(sum);
                 }
@@ -122,6 +133,25 @@ impl StreamDriver for Stream {
             let kernels = &self.context.kernels;
             kernels.launch(&self.context, &functions, what, self.raw, &mut arguments)
         }
+    }
+
+    unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
+        /// With a barrier before it, for the whole system.
+        const DEFAULT: u32 = 0;
+        let operation = "write a word";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (functions.stream_write_word)(self.raw, to, value, DEFAULT) };
+        self.context.check(operation, code)
+    }
+
+    unsafe fn wait_for_word(&self, at: u64, least: u32) -> Result<()> {
+        const AT_LEAST: u32 = 0;
+        let operation = "wait for a word";
+        let functions = self.context.enter(operation)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (functions.stream_wait_for_word)(self.raw, at, least, AT_LEAST) };
+        self.context.check(operation, code)
     }
 
     fn record(&self, event: &driver::Event) -> Result<()> {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -125,6 +125,8 @@ enum Operation {
     Fill { to: u64, byte: u8, length: u64 },
     Checksum { from: u64, length: u64, result: u64 },
     CopyList { list: u64, count: u32, length: u64 },
+    WriteWord { to: u64, value: u32 },
+    WaitForWord { at: u64, least: u32 },
     Reach { event: Event, point: u64 },
     Wait { event: Event, point: u64 },
 }
@@ -210,6 +212,16 @@ impl StreamDriver for Stream {
         Ok(())
     }
 
+    unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
+        self.push(Operation::WriteWord { to, value });
+        Ok(())
+    }
+
+    unsafe fn wait_for_word(&self, at: u64, least: u32) -> Result<()> {
+        self.push(Operation::WaitForWord { at, least });
+        Ok(())
+    }
+
     fn record(&self, event: &driver::Event) -> Result<()> {
         let driver::Event::StandIn(event) = event else {
             return Err(driver::mixed("record an event"));
@@ -264,6 +276,13 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
         | Operation::Fill { length, .. }
         | Operation::Checksum { length, .. }
         | Operation::CopyList { length, .. } => *length,
+        Operation::WriteWord { .. } => 0,
+        Operation::WaitForWord { at, least } => {
+            let (at, least) = (*at as *const AtomicU32, *least);
+            // SAFETY: four aligned bytes that stay valid until this is done.
+            let word = unsafe { &*at };
+            return wait(line, || word.load(Ordering::Acquire).wrapping_sub(least) as i32 >= 0);
+        }
         Operation::Reach { event, point } => {
             let points = event.0.points();
             if has_failed {
@@ -272,7 +291,7 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
             points.reached.fetch_max(*point, Ordering::AcqRel);
             return true;
         }
-        Operation::Wait { event, point } => return wait(line, event, *point),
+        Operation::Wait { event, point } => return wait(line, || event.has_reached(*point)),
     };
     if has_failed || line.state.fails_now() {
         return false;
@@ -304,7 +323,10 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
                     ptr::copy(from as *const u8, to as *mut u8, length as usize);
                 }
             }
-            Operation::Reach { .. } | Operation::Wait { .. } => {}
+            Operation::WriteWord { to, value } => {
+                (*(to as *const AtomicU32)).store(value, Ordering::Release);
+            }
+            Operation::WaitForWord { .. } | Operation::Reach { .. } | Operation::Wait { .. } => {}
         }
     }
     true
@@ -326,9 +348,9 @@ unsafe fn checksum_of(from: *const u8, length: usize) -> u64 {
     sum
 }
 
-fn wait(line: &Line, event: &Event, point: u64) -> bool {
+fn wait(line: &Line, is_over: impl Fn() -> bool) -> bool {
     let mut rest = Duration::from_micros(20);
-    while !event.has_reached(point) {
+    while !is_over() {
         if line.queue().is_over {
             return false;
         }

@@ -38,7 +38,7 @@ cases! {
         links_count_what_they_carry, the_caller_keeps_its_own_context;
     streams:
         bytes_arrive_whatever_their_number, the_host_is_reached_by_registered_memory,
-        filling_fills_exactly_that, the_checksum_is_that_of_the_host,
+        filling_fills_exactly_that, words_tell_who_waits_for_them, a_stream_of_others_is_used, the_checksum_is_that_of_the_host,
         events_order_streams, memory_lives_as_long_as_its_operations,
         the_caller_goes_on_meanwhile, a_deadline_is_kept, a_peer_is_reached_directly,
         a_peer_is_not_reached_without_leave, lengths_and_bounds_are_checked,

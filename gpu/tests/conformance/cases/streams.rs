@@ -1,5 +1,6 @@
 //! Operations: that they do what they should, in order, while the caller goes on.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpu::stand_in::{Behaviour, behave};
@@ -26,6 +27,21 @@ unsafe impl HostMapping for Pages {
     }
     fn length(&self) -> u64 {
         self.0.len() as u64 * 8
+    }
+}
+
+/// The same, looked at meanwhile.
+#[derive(Debug)]
+struct Shared(std::sync::Arc<Pages>);
+
+// SAFETY: the same.
+#[allow(unsafe_code)]
+unsafe impl HostMapping for Shared {
+    fn address(&self) -> u64 {
+        self.0.address()
+    }
+    fn length(&self) -> u64 {
+        self.0.length()
     }
 }
 
@@ -79,6 +95,60 @@ pub fn filling_fills_exactly_that(house: &House) -> Result<(), Skip> {
     house.stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
     let expected = |at| if (1001..3001).contains(&at) { 2 } else { 1 };
     assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == expected(at)));
+    Ok(())
+}
+
+/// The default stream is everywhere.
+#[allow(unsafe_code)]
+pub fn a_stream_of_others_is_used(house: &House) -> Result<(), Skip> {
+    let memory = house.first.allocate(1 << 20).unwrap();
+    for _ in 0..2 {
+        // SAFETY: there always is a default stream.
+        let stream = unsafe { house.first.adopt_stream(0) }.unwrap();
+        stream.fill(&memory.whole(), 7).unwrap();
+        stream.synchronize(PATIENCE).unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 7));
+    }
+    Ok(())
+}
+
+/// In the order of a stream, between streams of two devices, and by the host.
+pub fn words_tell_who_waits_for_them(house: &House) -> Result<(), Skip> {
+    let pages = std::sync::Arc::new(Pages::new(4096));
+    let words = house.first.register(Shared(pages.clone())).unwrap();
+    let length = 8 << 20;
+    let (from, to) = (house.first.allocate(length), house.first.allocate(length));
+    let (from, to) = (from.unwrap().whole(), to.unwrap().whole());
+    let other = house.second.as_ref().unwrap_or(&house.first);
+    let waiting = house.first.stream().unwrap();
+    let (word, gone) = (words.slice(0, 4).unwrap(), words.slice(12, 4).unwrap());
+    // Begun before anybody writes; numbers go round.
+    pages.0[0].store(u64::from(u32::MAX), Ordering::Release);
+    waiting.wait_for_word(&word, u32::MAX - 1).unwrap();
+    waiting.wait_for_word(&word, 2).unwrap();
+    waiting.copy(&to, &from).unwrap();
+    waiting.write_word(&gone, 9).unwrap();
+    house.fill(&from, 5);
+    assert!(!waiting.is_done().unwrap());
+    let writing = other.stream().unwrap();
+    writing.write_word(&word, 3).unwrap();
+    waiting.synchronize(PATIENCE).unwrap();
+    house.check(&to, 5);
+    let word_at = |at: usize| (pages.0[at / 8].load(Ordering::Acquire) >> (at % 8 * 8)) as u32;
+    assert_eq!((word_at(0), word_at(4), word_at(12)), (3, 0, 9));
+    // The host writes, too.
+    waiting.wait_for_word(&word, 4).unwrap();
+    assert!(!waiting.is_done().unwrap());
+    pages.0[0].store(4, Ordering::Release);
+    waiting.synchronize(PATIENCE).unwrap();
+    for bad in [words.slice(0, 8), words.slice(2, 4), words.slice(0, 0)] {
+        let bad = bad.unwrap();
+        let (wrote, waited) = (waiting.write_word(&bad, 1), waiting.wait_for_word(&bad, 1));
+        assert_eq!(wrote.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(waited.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
     Ok(())
 }
 
