@@ -275,20 +275,24 @@ impl Device {
     /// Takes in a stream that something else made, such as a framework's current one: by the
     /// driver's name for it (a `cudaStream_t`; 0 is the default stream). What is begun on it
     /// here and there is done in the order in which it was begun. It is not destroyed with what
-    /// is made here.
+    /// is made here; that waits for what was begun here, and not for the rest.
+    ///
+    /// A stand-in has no default stream: 0 gives a new one there.
     ///
     /// # Errors
-    /// [`NotSupported`](crate::ErrorKind::NotSupported) on a stand-in, but for 0.
+    /// [`NotSupported`](crate::ErrorKind::NotSupported) for the default stream of each thread
+    /// (2), which would be another one in another thread; for a stream that is being captured;
+    /// on a stand-in, but for 0.
     ///
     /// # Safety
     /// It is a stream of this device's primary context, until all is dropped that was made of
-    /// it here.
+    /// it here, and nobody captures it meanwhile.
     #[allow(unsafe_code)]
     pub unsafe fn adopt_stream(&self, handle: u64) -> Result<Stream> {
         let driver = self.driver("adopt a stream")?;
         // SAFETY: the caller's promise.
         let raw = unsafe { driver.adopt_stream(handle) }.map_err(|e| e.on(self.0.name))?;
-        Ok(Stream::new(self.clone(), raw))
+        Ok(Stream::adopted(self.clone(), raw))
     }
 
     /// Makes an event, which marks a point in a stream.

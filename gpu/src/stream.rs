@@ -61,6 +61,8 @@ pub fn leaked_streams() -> u64 {
 pub struct Stream {
     device: Device,
     raw: Option<Box<dyn StreamDriver>>,
+    /// Others begin operations on it, too.
+    is_adopted: bool,
     in_flight: Mutex<InFlight>,
     /// For transfers of the caller's own memory: one at a time.
     bounce: Mutex<Option<Arc<dyn HostBlock>>>,
@@ -98,10 +100,17 @@ impl Stream {
         Self {
             device,
             raw: Some(raw),
+            is_adopted: false,
             in_flight: Mutex::default(),
             bounce: Mutex::default(),
             lists: Mutex::default(),
         }
+    }
+
+    pub(crate) fn adopted(device: Device, raw: Box<dyn StreamDriver>) -> Self {
+        let mut adopted = Self::new(device, raw);
+        adopted.is_adopted = true;
+        adopted
     }
 
     /// The device that works on it.
@@ -503,12 +512,32 @@ impl Left {
     }
 }
 
+impl Stream {
+    /// Waits until nothing of ours is under way any more. What others began on a stream of
+    /// theirs may never end, as long as they go on.
+    fn say_farewell(&self) -> Result<()> {
+        let operation = "drop a stream";
+        if !self.is_adopted {
+            // A device that failed does nothing any more.
+            return waiting::until(operation, FAREWELL, || {
+                Ok(self.raw().is_done().unwrap_or(true))
+            });
+        }
+        let driver = self.device.driver(operation)?;
+        let last = {
+            let mut in_flight = self.in_flight();
+            if in_flight.kept.is_empty() {
+                return Ok(());
+            }
+            self.mark(&mut in_flight)?
+        };
+        waiting::until(operation, FAREWELL, || driver.is_event_done(&last))
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A device that failed does nothing any more.
-        let is_done = || Ok(self.raw().is_done().unwrap_or(true));
-        let is_here = self.device.0.birth.is_here();
-        if is_here && waiting::until("drop a stream", FAREWELL, is_done).is_ok() {
+        if self.device.0.birth.is_here() && self.say_farewell().is_ok() {
             return;
         }
         // A hanging operation, or somebody else's process: what may still be touched stays.

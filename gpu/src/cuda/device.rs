@@ -379,7 +379,7 @@ impl DeviceDriver for Device {
 
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>> {
         // SAFETY: the caller's promise.
-        Ok(Box::new(unsafe { Stream::adopt(&self.context, handle) }))
+        Ok(Box::new(unsafe { Stream::adopt(&self.context, handle) }?))
     }
 
     fn event(&self, is_shared: bool) -> Result<driver::Event> {

@@ -12,7 +12,7 @@ use super::device::Context;
 use super::kernels::{Kernel, checksum_shape, copy_shape};
 use super::library::Address;
 use crate::driver::{self, StreamDriver};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A stream of the driver's.
 #[derive(Debug)]
@@ -45,9 +45,25 @@ impl Stream {
     /// # Safety
     /// A stream of this context, or one of the driver's small numbers for default streams; it
     /// outlives what is made here.
-    pub(super) unsafe fn adopt(context: &Arc<Context>, handle: u64) -> Self {
-        let raw = ptr::with_exposed_provenance_mut(handle as usize);
-        Self { context: Arc::clone(context), raw, is_adopted: true, sum: OnceLock::new() }
+    pub(super) unsafe fn adopt(context: &Arc<Context>, handle: u64) -> Result<Self> {
+        /// The driver's name for the default stream of whichever thread asks.
+        const OF_EACH_THREAD: u64 = 2;
+        let operation = "adopt a stream";
+        if handle == OF_EACH_THREAD {
+            let detail = "the default stream of each thread is another one in each";
+            return Err(Error::new(operation, ErrorKind::NotSupported, detail));
+        }
+        let functions = context.enter(operation)?;
+        let raw: sys::CUstream = ptr::with_exposed_provenance_mut(handle as usize);
+        let mut capturing = 0;
+        // SAFETY: alive, by the caller's promise; room for a number.
+        let code = unsafe { (functions.stream_is_capturing)(raw, &raw mut capturing) };
+        context.check(operation, code)?;
+        if capturing != 0 {
+            let detail = "it is being captured: what is begun on it is not done now";
+            return Err(Error::new(operation, ErrorKind::NotSupported, detail));
+        }
+        Ok(Self { context: Arc::clone(context), raw, is_adopted: true, sum: OnceLock::new() })
     }
 
     fn sum(&self) -> Result<Address> {

@@ -111,6 +111,9 @@ pub fn a_stream_of_others_is_used(house: &House) -> Result<(), Skip> {
         stream.download(&memory.whole(), &mut bytes, PATIENCE).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 7));
     }
+    // SAFETY: it is refused.
+    let refused = unsafe { house.first.adopt_stream(2) }.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotSupported);
     Ok(())
 }
 
