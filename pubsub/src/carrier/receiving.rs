@@ -5,12 +5,13 @@ use std::sync::atomic::AtomicBool;
 
 use serde::{Deserialize, Serialize};
 
-use super::sink::{TopicSink, origin_of};
+use super::sink::TopicSink;
 use super::{Carrier, Facts, id, key, note};
 use crate::bridge::Terms;
 use crate::peers::NodeIdentity;
 use crate::service::protocol;
 use crate::settings::SharedPlace;
+use crate::topic::OriginId;
 
 /// A letter between two services: what the bridges have to tell each other about a topic.
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,7 +22,7 @@ pub(super) struct Letter {
 
 /// A topic that comes from a node.
 pub(super) struct Receiving {
-    origin: [u8; 16],
+    origin: OriginId,
     pub(super) waits: Arc<AtomicBool>,
 }
 
@@ -53,7 +54,7 @@ impl Carrier {
     fn receive(&mut self, node: NodeIdentity, facts: &Facts, theirs: u64) -> bool {
         let topic = &facts.topic;
         let number = topic.number();
-        let origin = origin_of(node, theirs);
+        let origin = OriginId { node: node.0, topic: theirs };
         match self.receiving.get(&(number, node)) {
             Some(known) if known.origin == origin => return true,
             Some(known) => {
@@ -71,7 +72,7 @@ impl Carrier {
         };
         let waits = Arc::new(AtomicBool::new(false));
         let pool = &facts.arrivals;
-        let sink = TopicSink::new(&self.household, topic, pool, node, origin, &waits);
+        let sink = TopicSink::new(&self.household, topic, pool, origin, &waits);
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {

@@ -11,32 +11,20 @@ use super::source::place_of;
 use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::peers::NodeIdentity;
 use crate::pool::{Pool, Stage, Way};
 use crate::settings::{Reliability, SharedPlace};
-use crate::topic::{Delivery, Entry, Topic};
+use crate::topic::{Delivery, Entry, OriginId, Topic};
 
 /// Puts the messages of one node's topic into this node's.
 pub(super) struct TopicSink {
     household: Arc<Household>,
     topic: Arc<Topic>,
     pool: Arc<Pool>,
-    node: NodeIdentity,
     /// The node's topic, among all that have and had this name there.
-    origin: [u8; 16],
+    origin: OriginId,
     begun: VecDeque<Block>,
     /// It waits for room in the queue: then whoever holds messages for too long is in its way.
     waits: Arc<AtomicBool>,
-}
-
-/// Names a topic of a node: another one of the same name that the node makes later has
-/// messages that begin from 0 on again.
-pub(super) fn origin_of(node: NodeIdentity, number: u64) -> [u8; 16] {
-    let mut origin = node.0;
-    for (byte, part) in origin[8..].iter_mut().zip(number.to_le_bytes()) {
-        *byte ^= part;
-    }
-    origin
 }
 
 impl TopicSink {
@@ -44,15 +32,14 @@ impl TopicSink {
         household: &Arc<Household>,
         topic: &Arc<Topic>,
         pool: &Arc<Pool>,
-        node: NodeIdentity,
-        origin: [u8; 16],
+        origin: OriginId,
         waits: &Arc<AtomicBool>,
     ) -> Self {
+        topic.receives(origin);
         Self {
             household: Arc::clone(household),
             topic: Arc::clone(topic),
             pool: Arc::clone(pool),
-            node,
             origin,
             begun: VecDeque::new(),
             waits: Arc::clone(waits),
@@ -105,7 +92,7 @@ impl Sink for TopicSink {
         };
         let note = self.pool.ledger().note(block);
         note.begin(block, clock::now());
-        note.set_origin(&self.node.0);
+        note.set_origin(&self.origin.node);
         note.set_way(match self.pool.id().place {
             SharedPlace::Host => Way::Ring,
             SharedPlace::Device(_) => Way::StagedRing,
@@ -164,5 +151,6 @@ impl Sink for TopicSink {
 impl Drop for TopicSink {
     fn drop(&mut self) {
         self.abandon();
+        self.topic.receives_no_more(&self.origin);
     }
 }

@@ -14,7 +14,7 @@ use ipc::{Caller, Fate, Layout, Life, MappedWords, Owner, Part, Participant, Ros
 use self::words::{Crash, Crashing, Fork, places_that_store};
 use crate::pool::{Direction, Ledger, PoolId, Stage};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Delivery, Entry, TopicWords};
+use crate::topic::{Delivery, Entry, OriginId, TopicWords};
 
 const LAYOUT: Layout = Layout::new("crash points", 1);
 const MOST_BLOCKS: u32 = 32;
@@ -36,7 +36,7 @@ const fn settings(reliability: Reliability) -> SharedSettings {
 /// A message that is not delivered for want of room, in one of the scenarios.
 const PASSED_OVER: u64 = 2;
 /// Of another node.
-const ORIGIN: [u8; 16] = [5; 16];
+const ORIGIN: OriginId = OriginId { node: [5; 16], topic: 1 };
 
 fn role() -> Participant {
     Participant::role(0).unwrap()
@@ -111,7 +111,7 @@ impl World {
         let (block, _) = ledger.allocate(&self.caller(me), Owner::participant(me), 500).unwrap();
         let note = ledger.note(block);
         note.set_metadata(b"metadata");
-        note.set_origin(&ORIGIN);
+        note.set_origin(&ORIGIN.node);
         note.set_way(crate::Way::Ring);
         note.stamp(Stage::Filled, 1);
         Entry {
@@ -307,8 +307,9 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
                 let caller = world.caller(world.victim);
                 let topic = world.topic();
                 topic.pass_over_in(&caller, (&ORIGIN, PASSED_OVER), &ledger).unwrap();
-                topic.pass_over_in(&caller, (&[6; 16], 2), &ledger).unwrap();
-                topic.forget_origin(&[6; 16]);
+                let other = OriginId { topic: 2, ..ORIGIN };
+                topic.pass_over_in(&caller, (&other, 2), &ledger).unwrap();
+                topic.forget_origin(&other);
             })
         }),
         ("evict one who is in the way", |world| {

@@ -139,7 +139,8 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
             metadata: 0,
             has_origin: true,
         };
-        home.topic.deliver(&caller, (&[7; 16], number), entry, &home.arrivals).unwrap()
+        let origin = crate::topic::OriginId { node: [7; 16], topic: 1 };
+        home.topic.deliver(&caller, (&origin, number), entry, &home.arrivals).unwrap()
     };
     for number in 0..3 {
         assert!(matches!(deliver(number), Delivery::Delivered(_)));

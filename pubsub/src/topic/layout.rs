@@ -6,7 +6,8 @@
 //!  35 who delivers what arrives       1088 alarms: 32 lines
 //!  36 its intent                      1344 destinations: 32 of 2 words
 //!  38 is it carried                   1408 the queue of what is published here
-//!  40 publishers lost                      the queue of what arrives
+//!  39 uses of origins                      the queue of what arrives
+//!  40 publishers lost
 //!  48 the last of them: 16
 //! ```
 //!
@@ -25,6 +26,8 @@ pub(super) const SERIAL: usize = 34;
 pub(super) const WRITER: usize = 35;
 pub(super) const ARRIVING: usize = 36;
 pub(super) const CARRIED: usize = 38;
+/// How often lines of origins were used.
+pub(super) const ORIGIN_USES: usize = 39;
 pub(super) const LOST: usize = 40;
 pub(super) const LAST_LOST: usize = 48;
 pub(super) const MOST_LOST: usize = 16;
@@ -34,7 +37,7 @@ pub(super) const PUBLISHERS: usize = 64;
 /// Publishers of a topic at a time on one node.
 pub(crate) const MOST_PUBLISHERS: usize = 64;
 pub(super) const ORIGINS: usize = PUBLISHERS + MOST_PUBLISHERS * LINE;
-/// Nodes whose messages a topic may get.
+/// Topics of other nodes of which it is known what was delivered.
 pub(crate) const MOST_ORIGINS: usize = 64;
 pub(super) const ALARMS: usize = ORIGINS + MOST_ORIGINS * LINE;
 /// As many as a queue has places for.

@@ -28,11 +28,11 @@ use crate::settings::SharedSettings;
 
 pub(crate) use self::census::SubscriberSeen;
 pub(crate) use self::entry::Entry;
-pub(crate) use self::origins::Delivery;
+pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::PublisherLine;
 pub(crate) use self::words::{Line, TopicWords};
 
-const LAYOUT: Layout = Layout::new("fabricast topic", 1);
+const LAYOUT: Layout = Layout::new("fabricast topic", 2);
 
 /// One process's view of a topic.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl Topic {
     pub(crate) fn deliver(
         &self,
         caller: &Caller<'_>,
-        origin: (&[u8; 16], u64),
+        origin: (&OriginId, u64),
         entry: Entry,
         arrivals: &Pool,
     ) -> Result<Delivery> {
@@ -115,7 +115,7 @@ impl Topic {
     pub(crate) fn pass_over(
         &self,
         caller: &Caller<'_>,
-        origin: (&[u8; 16], u64),
+        origin: (&OriginId, u64),
         arrivals: &Pool,
     ) -> Result<()> {
         self.pass_over_in(caller, origin, arrivals.ledger())

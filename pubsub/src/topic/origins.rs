@@ -1,34 +1,70 @@
 //! Delivering what other nodes send, each message once.
 //!
-//! A message's number is its position in its own node's queue. A line for each node keeps the
-//! last number that was delivered, and where: written before the delivery, it counts only if
-//! that happened. Two copies, so that what was delivered before is known until then.
+//! A message's number is its position in its own node's queue. A line for each topic of a node
+//! keeps the last number that was delivered, and where: written before the delivery, it counts
+//! only if that happened. Two copies, so that what was delivered before is known until then.
+//!
+//! When there is no free line, that of one from which nothing comes now is taken. If that one
+//! comes again, it may bring a message again that it was not told had arrived; none is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipc::{Caller, Published, QueueError, Words};
 
 use super::entry::Entry;
-use super::layout::{ARRIVING, LINE, MOST_ORIGINS, ORIGINS, WRITER};
+use super::layout::{ARRIVING, LINE, MOST_ORIGINS, ORIGIN_USES, ORIGINS, WRITER};
 use super::{Line, TopicWords};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Ledger, origin_words};
 
+/// Its node, and its number there.
 const IDENTITY: usize = 0;
-const STATE: usize = 2;
-const COPIES: usize = 3;
+const STATE: usize = 3;
+const COPIES: usize = 4;
 /// Words of a copy: the message's number, and where it was delivered.
 const COPY: usize = 2;
 
-/// No node's line.
+/// No node's line. Else the lower bits say which copy holds, and the others when it was used.
 const FREE: u64 = 0;
 /// The first of the copies holds; the next number stands for the second.
 const FIRST: u64 = 1;
+/// Above these bits is the number of uses of all lines, as it was when this one was used.
+const COPY_BITS: u32 = 2;
 /// No message.
 const NONE: u64 = u64::MAX;
 /// Nowhere, since nobody wanted it: it counts.
 const NOWHERE: u64 = u64::MAX;
+/// Lines that one node has at most: those of topics that it made anew take each other's place.
+pub(super) const MOST_OF_NODE: usize = 8;
+
+/// Where messages come from: a topic of a node. One that the node makes anew under the same name
+/// is another, since its messages begin from 0 on again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OriginId {
+    /// The node.
+    pub(crate) node: [u8; 16],
+    /// The topic's number there.
+    pub(crate) topic: u64,
+}
+
+impl OriginId {
+    fn words(&self) -> [u64; 3] {
+        let [low, high] = origin_words(&self.node);
+        [low, high, self.topic]
+    }
+}
+
+/// What this process receives from: nobody else gets the line of one of these.
+#[derive(Debug, Default)]
+pub(super) struct Received(Mutex<Vec<OriginId>>);
+
+impl Received {
+    fn all(&self) -> MutexGuard<'_, Vec<OriginId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What became of a message from another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +78,7 @@ pub(crate) enum Delivery {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Origin<'a, W> {
+pub(super) struct Origin<'a, W> {
     words: &'a W,
     at: usize,
 }
@@ -52,33 +88,85 @@ impl<'a, W: Words> Origin<'a, W> {
         (0..MOST_ORIGINS).map(move |number| Self { words, at: ORIGINS + number * LINE })
     }
 
-    fn find(words: &'a W, origin: &[u8; 16]) -> Option<Self> {
-        let identity = origin_words(origin);
+    fn find(words: &'a W, origin: &OriginId) -> Option<Self> {
+        let identity = origin.words();
         Self::all(words).find(|line| line.state() != FREE && line.identity() == identity)
     }
 
-    fn make(words: &'a W, origin: &[u8; 16]) -> Option<Self> {
-        let line = Self::all(words).find(|line| line.state() == FREE)?;
-        for (at, word) in origin_words(origin).into_iter().enumerate() {
+    /// A line for one that has none. `received` is what nobody may lose.
+    fn make(words: &'a W, origin: &OriginId, received: &[OriginId]) -> Option<Self> {
+        let line = Self::place_for(words, origin, received)?;
+        // Whoever dies in the middle of this leaves a line that is nobody's.
+        words.store(line.at + STATE, FREE, Release);
+        for (at, word) in origin.words().into_iter().enumerate() {
             words.store(line.at + IDENTITY + at, word, Release);
         }
         words.store(line.at + COPIES, NONE, Release);
         words.store(line.at + COPIES + COPY, NONE, Release);
-        words.store(line.at + STATE, FIRST, Release);
+        words.store(line.at + STATE, line.used(0), Release);
         Some(line)
     }
 
-    fn identity(&self) -> [u64; 2] {
-        [0, 1].map(|at| self.words.load(self.at + IDENTITY + at, Acquire))
+    /// A free line; else that of one that nothing comes from now: the longest unused, but
+    /// first of those that have a later one of the same node beside them. A node that has many
+    /// already takes one of its own.
+    fn place_for(words: &'a W, origin: &OriginId, received: &[OriginId]) -> Option<Self> {
+        let node = &origin.words()[..2];
+        let of_node = Self::all(words).filter(|line| line.is_of(node)).count();
+        if of_node < MOST_OF_NODE
+            && let Some(free) = Self::all(words).find(|line| line.state() == FREE)
+        {
+            return Some(free);
+        }
+        let is_idle = |line: &Self| {
+            let identity = line.identity();
+            !received.iter().any(|one| one.words() == identity)
+        };
+        let may_go = |line: &Self| of_node < MOST_OF_NODE || line.is_of(node);
+        let idle = Self::all(words).filter(|line| line.state() != FREE && may_go(line));
+        idle.filter(is_idle).min_by_key(|line| {
+            let (node, uses) = (line.identity(), line.uses());
+            let is_latest = !Self::all(words).any(|it| it.is_of(&node[..2]) && it.uses() > uses);
+            (is_latest, uses)
+        })
+    }
+
+    fn is_of(&self, node: &[u64]) -> bool {
+        self.state() != FREE && self.identity()[..2] == *node
+    }
+
+    fn identity(&self) -> [u64; 3] {
+        [0, 1, 2].map(|at| self.words.load(self.at + IDENTITY + at, Acquire))
     }
 
     fn state(&self) -> u64 {
         self.words.load(self.at + STATE, Acquire)
     }
 
+    /// How often any line was used up to when this one was last.
+    fn uses(&self) -> u64 {
+        self.state() >> COPY_BITS
+    }
+
+    /// The state in which this copy holds, used now.
+    fn used(&self, copy: usize) -> u64 {
+        let all = self.words.load(ORIGIN_USES, Acquire);
+        let mut mine = self.uses();
+        // As long as no other is used, this one is the last that was.
+        if mine == 0 || mine != all {
+            mine = all.wrapping_add(1);
+            self.words.store(ORIGIN_USES, mine, Release);
+        }
+        self.holds(copy, mine)
+    }
+
+    fn holds(&self, copy: usize, uses: u64) -> u64 {
+        uses << COPY_BITS | (FIRST + copy as u64)
+    }
+
     /// Which copy holds.
     fn current(&self) -> usize {
-        usize::from(self.state() != FIRST)
+        usize::from(self.state() & ((1 << COPY_BITS) - 1) != FIRST)
     }
 
     fn copy(&self, which: usize) -> (u64, u64) {
@@ -86,22 +174,29 @@ impl<'a, W: Words> Origin<'a, W> {
         (word(0), word(1))
     }
 
-    /// The last message that was delivered.
-    fn last(&self, queue: &Line<W>) -> Option<u64> {
-        let counts = |(_, position)| position == NOWHERE || queue.was_delivered(position);
+    /// The last message that was delivered. The other copy is looked at only if what the current
+    /// one says did not happen: what is in it otherwise is about to be said, or was taken back,
+    /// and where that was to be another's message may be now.
+    pub(super) fn last(&self, queue: &Line<W>) -> Option<u64> {
         let current = self.current();
-        let copies = [self.copy(current), self.copy(1 - current)];
-        let (number, _) = copies.into_iter().find(|copy| copy.0 != NONE && counts(*copy))?;
-        Some(number)
+        let (number, position) = self.copy(current);
+        if number == NONE {
+            return None;
+        }
+        if position == NOWHERE || queue.was_delivered(position) {
+            return Some(number);
+        }
+        let (number, _) = self.copy(1 - current);
+        (number != NONE).then_some(number)
     }
 
     /// This message is about to be delivered at this position. What was said before counts.
-    fn note(&self, number: u64, position: u64) {
+    pub(super) fn note(&self, number: u64, position: u64) {
         let next = 1 - self.current();
         let at = self.at + COPIES + next * COPY;
         self.words.store(at, number, Release);
         self.words.store(at + 1, position, Release);
-        self.words.store(self.at + STATE, FIRST + next as u64, Release);
+        self.words.store(self.at + STATE, self.used(next), Release);
     }
 
     /// What was said and did not happen is taken back. Nobody has delivered anything since.
@@ -110,19 +205,35 @@ impl<'a, W: Words> Origin<'a, W> {
         let (number, position) = self.copy(current);
         let happened = number == NONE || position == NOWHERE || queue.was_delivered(position);
         if self.state() != FREE && !happened {
-            self.words.store(self.at + STATE, FIRST + (1 - current) as u64, Release);
+            self.words.store(self.at + STATE, self.holds(1 - current, self.uses()), Release);
         }
     }
 }
 
 impl<W: Words + Clone> TopicWords<W> {
-    /// The last message of a node that was delivered.
-    pub(crate) fn delivered(&self, origin: &[u8; 16]) -> Option<u64> {
+    /// The last message of a node's topic that was delivered.
+    pub(crate) fn delivered(&self, origin: &OriginId) -> Option<u64> {
         Origin::find(self.words(), origin)?.last(self.arrivals())
     }
 
-    /// No message of this node will come any more.
-    pub(crate) fn forget_origin(&self, origin: &[u8; 16]) {
+    /// This process receives it from now on: what was delivered of it stays known, whoever
+    /// else comes.
+    pub(crate) fn receives(&self, origin: OriginId) {
+        self.received().all().push(origin);
+    }
+
+    /// It does not any more.
+    pub(crate) fn receives_no_more(&self, origin: &OriginId) {
+        let mut all = self.received().all();
+        if let Some(place) = all.iter().position(|one| one == origin) {
+            all.swap_remove(place);
+        }
+    }
+
+    /// No message of this one will come any more.
+    pub(crate) fn forget_origin(&self, origin: &OriginId) {
+        // Its line must not be given to another meanwhile.
+        let _all = self.received().all();
         if let Some(line) = Origin::find(self.words(), origin) {
             self.words().store(line.at + STATE, FREE, Release);
         }
@@ -135,7 +246,7 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn deliver_in(
         &self,
         caller: &Caller<'_>,
-        (origin, number): (&[u8; 16], u64),
+        (origin, number): (&OriginId, u64),
         entry: Entry,
         arrivals: &Ledger<W>,
     ) -> Result<Delivery> {
@@ -162,7 +273,7 @@ impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn pass_over_in(
         &self,
         caller: &Caller<'_>,
-        (origin, number): (&[u8; 16], u64),
+        (origin, number): (&OriginId, u64),
         arrivals: &Ledger<W>,
     ) -> Result<()> {
         let line = self.origin_to_write(caller, origin, arrivals)?;
@@ -172,19 +283,22 @@ impl<W: Words + Clone> TopicWords<W> {
         Ok(())
     }
 
-    fn origin_to_write(
+    pub(super) fn origin_to_write(
         &self,
         caller: &Caller<'_>,
-        origin: &[u8; 16],
+        origin: &OriginId,
         arrivals: &Ledger<W>,
     ) -> Result<Origin<'_, W>> {
         if self.words().load(WRITER, Acquire) != u64::from(caller.me.number()) {
             self.settle_arrivals(caller, arrivals)?;
             self.words().store(WRITER, u64::from(caller.me.number()), Release);
         }
-        let found = Origin::find(self.words(), origin);
-        found.or_else(|| Origin::make(self.words(), origin)).ok_or_else(|| {
-            let detail = format!("messages of {MOST_ORIGINS} nodes come already");
+        if let Some(found) = Origin::find(self.words(), origin) {
+            return Ok(found);
+        }
+        let received = self.received().all();
+        Origin::make(self.words(), origin, &received).ok_or_else(|| {
+            let detail = format!("messages of {MOST_ORIGINS} topics of other nodes come already");
             Error::new("deliver a message", ErrorKind::TooMany, detail).on(self.name())
         })
     }

@@ -1,3 +1,5 @@
+mod origins;
+
 use std::time::Duration;
 
 use ipc::{Immortal, LocalWords, Owner, Participant};
@@ -24,6 +26,10 @@ fn caller(place: u32) -> Caller<'static> {
 
 fn role() -> Participant {
     Participant::role(0).unwrap()
+}
+
+fn origin(node: u8) -> OriginId {
+    OriginId { node: [node; 16], topic: 7 }
 }
 
 struct World {
@@ -200,7 +206,7 @@ fn one_in_the_way_is_evicted_from_both_queues_and_told() {
         topic.enrol(seats[0].seat(), seats[1].seat());
         topic.publish_in(&me, world.entry(me.me, 0, id, 1), &here).unwrap();
         let entry = world.entry(me.me, 1, id, 1);
-        topic.deliver_in(&me, (&[1; 16], 0), entry, &arrivals).unwrap();
+        topic.deliver_in(&me, (&origin(1), 0), entry, &arrivals).unwrap();
         assert_eq!(topic.evicted(seats[0].seat()), None);
         let (_, holders) = topic.in_the_way(direction).unwrap();
         let held_for = Duration::from_secs(3);
@@ -220,8 +226,8 @@ fn what_comes_from_another_node_comes_once() {
     let world = World::new();
     let (topic, [_, arrivals]) = (world.topic(), world.ledgers());
     let (first, second) = (caller(1), caller(2));
-    let (one, other) = ([1; 16], [2; 16]);
-    let deliver = |me: &Caller<'_>, origin: &[u8; 16], number| {
+    let (one, other) = (origin(1), origin(2));
+    let deliver = |me: &Caller<'_>, origin: &OriginId, number| {
         let entry = world.entry(me.me, 1, 256, number);
         let delivery = topic.deliver_in(me, (origin, number), entry, &arrivals).unwrap();
         if !matches!(delivery, Delivery::Delivered(_)) {

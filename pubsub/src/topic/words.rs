@@ -12,6 +12,7 @@ use super::alarm::{Alarm, Losses};
 use super::entry::{self, Entry};
 use super::intent::{HandOver, Intent};
 use super::layout;
+use super::origins::Received;
 use super::publishers::{self, PublisherLine};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
@@ -31,6 +32,7 @@ pub(crate) struct TopicWords<W> {
     owner: Owner,
     here: Line<W>,
     arrivals: Line<W>,
+    received: Received,
 }
 
 impl<W: Words + Clone> TopicWords<W> {
@@ -145,7 +147,8 @@ impl<W: Words + Clone> TopicWords<W> {
             queue.map_err(|cause| below::of_queue("open a topic", cause).on(&name))
         });
         let (here, arrivals) = (here?, arrivals?);
-        Ok(Self { words, number, name, settings, owner, here, arrivals })
+        let received = Received::default();
+        Ok(Self { words, number, name, settings, owner, here, arrivals, received })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -178,6 +181,10 @@ impl<W: Words + Clone> TopicWords<W> {
             Direction::Here => &self.here,
             Direction::Arrivals => &self.arrivals,
         }
+    }
+
+    pub(super) fn received(&self) -> &Received {
+        &self.received
     }
 
     pub(super) fn words(&self) -> &W {
