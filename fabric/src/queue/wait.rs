@@ -2,8 +2,9 @@
 //!
 //! Sleeping is where providers differ most. Some have no descriptor, some keep it
 //! readable while nothing comes, some lose a wake-up. So every sleep is bounded
-//! (50 ms), `fi_trywait` is asked before each, and after eight wake-ups in a row
-//! that brought nothing the queue goes over to growing pauses.
+//! (50 ms), `fi_trywait` is asked before each, a signal that stays is taken back by a
+//! short sleep inside of the provider, and after eight wake-ups in a row that brought
+//! nothing the queue goes over to growing pauses.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
@@ -137,6 +138,12 @@ impl CompletionQueue {
             backoff.pause(deadline);
             return;
         }
+        // Once for the wish to wake somebody, and once for the signal itself; then it is seen
+        // whether that helped.
+        if *fruitless > 1 && *fruitless % 3 != 1 {
+            self.take_back_signal();
+            return;
+        }
         let fabric = self.shared.domain.fabric().as_ptr();
         let mut fid = self.shared.handle.as_fid();
         // SAFETY: one live object. Sleeping without this call's permission can
@@ -158,6 +165,28 @@ impl CompletionQueue {
         if unsafe { libc::poll(&mut poll, 1, milliseconds) } == 0 {
             *fruitless = 0;
         }
+    }
+
+    /// After a wake-up that brought nothing. Some providers (`net`) take back what was signalled,
+    /// by [`Waker::wake`](super::Waker::wake) or a completion that was read long ago, only
+    /// from who sleeps inside of them: until then their descriptor stays readable.
+    fn take_back_signal(&mut self) {
+        const MILLISECONDS: i32 = 1;
+        let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
+        let shared = Arc::clone(&self.shared);
+        let turn = shared.domain.closing().map(|closing| closing.turn());
+        // SAFETY: room for BATCH entries.
+        let got = unsafe {
+            if self.tells_source {
+                let sources = self.sources.as_mut_ptr();
+                sys::fi_cq_sreadfrom(queue, buffer, BATCH, sources, ptr::null(), MILLISECONDS)
+            } else {
+                sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), MILLISECONDS)
+            }
+        };
+        drop(turn);
+        // A failure is there for the next look, and so is a queue that is broken.
+        self.fill(usize::try_from(got).unwrap_or(0));
     }
 
     /// An outcome that was put back.
