@@ -85,6 +85,9 @@ impl Source for Many {
     fn release(&mut self, through: u64) {
         self.board.released.store(through + 1, Ordering::Release);
     }
+
+    // All are kept.
+    fn release_one(&mut self, _: u64) {}
 }
 
 struct Drain {

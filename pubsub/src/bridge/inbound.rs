@@ -171,6 +171,11 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         self.expected
     }
 
+    /// Since when the sink has no room, if it has none.
+    pub(crate) fn waits_since(&self) -> Option<u64> {
+        self.no_room_since.into_iter().chain(self.no_queue_since).min()
+    }
+
     /// The writer's word for the longest message.
     pub(crate) fn set_largest(&mut self, largest: u64) {
         self.largest = largest;

@@ -100,6 +100,10 @@ pub trait Source<P = Place>: Send {
     /// All messages up to this position are delivered by everybody who wants them, or will never
     /// be.
     fn release(&mut self, through: u64);
+
+    /// This message will not be asked for any more, though earlier ones may be: where not all
+    /// are kept for those that lag behind.
+    fn release_one(&mut self, position: u64);
 }
 
 /// What a sink has for a message.

@@ -60,6 +60,13 @@ impl Source<SimPlace> for SimSource {
         gone.for_each(|(_, place)| place.bytes.lock().unwrap().fill(0xCC));
         *released = Some(through);
     }
+
+    fn release_one(&mut self, position: u64) {
+        assert!(*self.released.lock().unwrap() < Some(position));
+        let mut messages = self.messages.iter();
+        let (_, place) = messages.find(|message| message.0 == position).unwrap();
+        place.bytes.lock().unwrap().fill(0xCC);
+    }
 }
 
 /// A message, and its bytes.

@@ -83,6 +83,10 @@ pub(super) struct SimRing {
     pub(super) rate: u64,
     is_broken: bool,
     is_closed: bool,
+    /// The provider takes what is written, and does nothing with it.
+    pub(super) is_dead: bool,
+    /// It does not say how long chunks may be.
+    pub(super) is_mute: bool,
 }
 
 /// What an outbound topic writes through.
@@ -137,6 +141,8 @@ impl SimWire {
             rate: self.speeds.wire,
             is_broken: false,
             is_closed: false,
+            is_dead: false,
+            is_mute: false,
         });
         number
     }
@@ -150,11 +156,23 @@ impl SimWire {
         ring.leaving.clear();
     }
 
+    /// The reader, or somebody in its name, says that it has read all that was written.
+    pub(super) fn claim(&mut self, ring: usize) {
+        let writer = &mut self.rings[ring].writer;
+        writer.credit_to(writer.tail());
+    }
+
+    /// Sheets that somebody has.
+    pub(super) fn sheets_taken(&self) -> usize {
+        self.sheets.len() - self.free_sheets.len()
+    }
+
     /// When something happens next, if anything does.
     pub(super) fn next_event(&mut self) -> Option<u64> {
         let now = self.now;
         self.events.retain(|event| *event > now);
-        let rings = self.rings.iter().flat_map(|ring| {
+        let living = self.rings.iter().filter(|ring| !ring.is_dead);
+        let rings = living.flat_map(|ring| {
             let flights = ring.flights.iter().map(|flight| flight.arrives);
             let leaving = ring.leaving.iter().map(|(_, at)| *at);
             flights.chain(leaving).chain(ring.credits.iter().map(|(at, _)| *at))
@@ -171,7 +189,7 @@ impl SimWire {
     pub(super) fn settle(&mut self, is_quiet: bool) -> bool {
         let (now, latency) = (self.now, self.speeds.latency);
         let mut has_moved = false;
-        for ring in self.rings.iter_mut().filter(|ring| !ring.is_broken) {
+        for ring in self.rings.iter_mut().filter(|ring| !ring.is_broken && !ring.is_dead) {
             for flight in ring.flights.iter_mut().filter(|flight| flight.leaves <= now) {
                 if let Some((place, from)) = flight.source.take() {
                     let end = from + flight.payload.len();
@@ -300,6 +318,9 @@ impl Wire for SimWire {
     }
 
     fn longest_whole(&self, ring: usize) -> Result<usize> {
+        if self.rings[ring].is_mute {
+            return Err(broken());
+        }
         Ok(self.rings[ring].writer.longest_whole() as usize)
     }
 

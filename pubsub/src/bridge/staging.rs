@@ -82,6 +82,12 @@ impl<T> Stage<T> {
         self.items.iter().any(|item| item.serial == serial)
     }
 
+    /// Does a device read this entry?
+    pub(super) fn is_copying(&self, entry: u64) -> bool {
+        let is_it = |item: &Staged<T>| item.entry == entry;
+        self.items.iter().any(|item| is_it(item) && matches!(item.state, State::Copying(..)))
+    }
+
     pub(super) fn items(&mut self) -> &mut [Staged<T>] {
         &mut self.items
     }

@@ -98,4 +98,12 @@ impl Source for TopicSource {
             self.topic.release(&caller, (Direction::Here, self.seat), position, &self.pool);
         }
     }
+
+    fn release_one(&mut self, position: u64) {
+        if let Ok(place) = self.held.binary_search(&position) {
+            self.held.remove(place);
+            let caller = self.household.caller();
+            self.topic.release(&caller, (Direction::Here, self.seat), position, &self.pool);
+        }
+    }
 }

@@ -2,15 +2,14 @@
 //! memory lies on the stand-in, or on the device that `FABRICAST_TEST_DEVICE` names.
 #![allow(missing_docs)]
 
+mod idle;
 mod processes;
+mod renewal;
 mod support;
-
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use pubsub::ErrorKind;
 use pubsub::bridge::{NodeId, Side, TopicKey, Worker, Workers};
+use std::sync::Arc;
 use support::{LOCAL, Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
 
 const PROVIDERS: [&str; 2] = ["=net", "=tcp;ofi_rxm"];
@@ -183,76 +182,6 @@ fn what_never_leaves_the_machine_is_taken_only_by_name() {
     let error = Worker::start(options("=no-such-provider"), LOCAL).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Failed);
     assert!(error.to_string().contains("no-such-provider"), "{error}");
-}
-
-#[test]
-fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
-    let mut nodes = Nodes::start(2, &options(""));
-    let lengths = lengths(&[64]);
-    let (log, mut sources) = (Log::default(), Vec::new());
-    for number in 0..1000 {
-        let key = TopicKey(number);
-        let log = if number == 500 { log.clone() } else { Log::default() };
-        receive(&nodes, key, 1, Where::Host, &log);
-        let may_begin = Arc::new(AtomicU64::new(0));
-        let gate = Arc::clone(&may_begin);
-        let gated: Lengths = Arc::clone(&lengths);
-        let mut source = Published::new(&gated, Where::Host, 0, 5);
-        source.depth = 5;
-        let is_done = source.is_done();
-        let source = Gated { source, gate };
-        let options = facts(64);
-        let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
-        nodes.of(0).add_destination(key, node(1)).unwrap();
-        if number % 50 == 0 {
-            nodes.carry();
-        }
-        sources.push((announcer, may_begin, is_done));
-    }
-    nodes.until("all are connected", |nodes| nodes.connected == 2000);
-    let sleeps = |nodes: &Nodes| {
-        let of = |number| nodes.of(number).counters(PATIENCE).unwrap().sleeps;
-        of(0) + of(1)
-    };
-    let before = sleeps(&nodes);
-    let cpu = cpu_time();
-    std::thread::sleep(Duration::from_secs(1));
-    let slept = sleeps(&nodes) - before;
-    println!("{slept} sleeps of two workers, {:?} of processor time in a second", cpu_time() - cpu);
-    assert!(slept < 400, "{slept} sleeps of two workers in a second");
-    let (announcer, may_begin, is_done) = &sources[500];
-    may_begin.store(1, Ordering::SeqCst);
-    announcer.announce();
-    nodes.until("those of one are delivered", |_| is_done());
-    log.check(5);
-}
-
-/// A source that has nothing until it is opened.
-struct Gated {
-    source: Published,
-    gate: Arc<AtomicU64>,
-}
-
-impl pubsub::bridge::Source for Gated {
-    fn next(&mut self) -> pubsub::Result<Option<pubsub::bridge::Outgoing>> {
-        if self.gate.load(Ordering::SeqCst) == 0 { Ok(None) } else { self.source.next() }
-    }
-
-    fn release(&mut self, through: u64) {
-        self.source.release(through);
-    }
-}
-
-/// Of the workers' threads of this process.
-fn cpu_time() -> Duration {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let read = |task: &std::fs::DirEntry, file| std::fs::read_to_string(task.path().join(file));
-    let of_workers = tasks
-        .map(|task| task.unwrap())
-        .filter(|task| read(task, "comm").is_ok_and(|name| name.trim() == "bridge"));
-    let times = of_workers.filter_map(|task| read(&task, "schedstat").ok());
-    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
-    Duration::from_nanos(nanoseconds.sum())
 }
 
 #[test]

@@ -135,6 +135,10 @@ impl Source for Published {
         }
         (self.released)(through);
     }
+
+    fn release_one(&mut self, position: u64) {
+        self.state.lock().unwrap().1.retain(|(kept, _)| *kept != position);
+    }
 }
 
 /// Where messages of a topic arrive: checked, and told of.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::super::board::Board;
 use super::super::memory::RingMemory;
 use super::super::receiver::ReceiverStatistics;
 use super::super::sender::SenderStatistics;
@@ -44,6 +45,40 @@ impl Port {
         }
     }
 
+    /// Closes the endpoint, and goes on with another one, of the same domain, and its queue: by
+    /// which the port is woken from now on. All rings are gone, and so is all memory that was kept
+    /// because something might be on its way to it: their peers hear nothing of this by the fabric.
+    ///
+    /// # Errors
+    /// What the provider says: then the memory is kept for good, and what was posted may still be
+    /// under way.
+    pub fn renew(&mut self, endpoint: Endpoint, queue: CompletionQueue) -> Result<()> {
+        let old = std::mem::replace(&mut self.endpoint, endpoint);
+        // Not used again: ofi_rxm of libfabric 1.17 goes on asking an endpoint that is gone.
+        let mut old_queue = std::mem::replace(&mut self.queue, queue);
+        let depth = self.endpoint.domain().capabilities().receive_depth;
+        let mut graves = std::mem::take(&mut self.graves);
+        for receiver in self.receivers.drain(..).flatten() {
+            graves.rings.extend(receiver.into_graves());
+        }
+        for sender in self.senders.drain(..).flatten() {
+            graves.words.extend(sender.into_credit());
+        }
+        graves.words.extend(self.slate.take());
+        let closed = old.close();
+        while old_queue.poll().is_some() {}
+        self.others.clear();
+        if let Some(news) = &mut self.news {
+            news.clear();
+        }
+        self.board = Board::new(self.endpoint.domain(), depth);
+        self.is_restless = false;
+        if closed.is_err() {
+            std::mem::forget(graves);
+        }
+        closed
+    }
+
     /// Endpoint and queue again, and the memory of the rings, which are gone. That has to be kept
     /// until the endpoint is closed: peers may go on writing to it.
     pub fn into_parts(mut self) -> (Endpoint, CompletionQueue, Graves) {
@@ -58,8 +93,8 @@ impl Port {
     }
 
     /// Bytes of memory that is kept because something may be on its way to it: of rings that
-    /// began a new epoch, or were given up. It goes when the port does; who keeps a port through
-    /// the deaths of many writers may want to open another one when this grows.
+    /// began a new epoch, or were given up. It goes when the endpoint does; who keeps a port through
+    /// the deaths of many writers may want to [renew](Self::renew) it when this grows.
     #[must_use]
     pub fn quarantined(&self) -> u64 {
         let kept = self.graves.rings.iter().map(|memory| memory.shape.capacity()).sum::<u64>();

@@ -2,18 +2,21 @@
 //! wants it, in order.
 //!
 //! Every destination has a cursor of its own; a message is released when the last has delivered
-//! it, that is, when the credit of its ring has passed the message's end. Nothing here knows of
-//! endpoints, threads or clocks: what is done goes through a [`Wire`].
+//! it, that is, when the credit of its ring has passed the message's end, and our own provider is
+//! done with it, whatever credit says. Nothing here knows of endpoints, threads or clocks: what is
+//! done goes through a [`Wire`].
 
+mod keeping;
 mod writing;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use fabric::ring::{Message, Pushed};
 
 use super::header::{Form, MessageHeader};
 use super::staging::{Stage, State, Want};
-use super::{NodeId, Now, Outgoing, Progress, Source};
+use super::{NodeId, Now, Progress, Source};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of a sheet, on which small messages are put together.
@@ -105,7 +108,7 @@ pub(crate) struct Manner {
     pub(crate) slots: usize,
     /// Messages that are kept for destinations that lag; None: all.
     pub(crate) keep: Option<usize>,
-    /// Nanoseconds that a device may take for a copy.
+    /// Nanoseconds that a device may take for a copy, and a provider for what it was given.
     pub(crate) patience: u64,
 }
 
@@ -140,6 +143,8 @@ struct Entry<P> {
     /// How many there are: none if it is not staged.
     pieces: u64,
     copy_begun: Option<u64>,
+    /// It was released before its turn: those that have not begun with it miss it.
+    is_gone: bool,
 }
 
 impl<P> Entry<P> {
@@ -157,8 +162,19 @@ enum Hold {
 
 #[derive(Debug)]
 enum Writing {
-    Batch { message: Message, sheet: u32, length: usize },
+    Batch { message: Message, sheet: u32, length: usize, messages: u64 },
     Long { message: Message, sheet: u32, prefix: usize },
+}
+
+/// What a message of the ring brings.
+#[derive(Debug, Clone, Copy)]
+struct Unread {
+    /// Up to this entry all is delivered with it.
+    entry: u64,
+    /// Of how many messages it consists.
+    messages: u64,
+    /// It is written from copies.
+    is_copied: bool,
 }
 
 struct Destination<R> {
@@ -173,10 +189,11 @@ struct Destination<R> {
     writing: Option<Writing>,
     /// What writes were made from, and where in the ring they end.
     held: VecDeque<(u64, Hold)>,
-    /// Where messages end in the ring, and up to which entry all is delivered then.
-    unread: VecDeque<(u64, u64)>,
-    /// The credit that was known when it was looked at last.
+    /// Where messages end in the ring, and what is delivered then.
+    unread: VecDeque<(u64, Unread)>,
+    /// The credit that was known when it was looked at last, and what had left.
     credit: u64,
+    left: u64,
     blocked_since: Option<u64>,
     counters: DestinationCounters,
 }
@@ -202,9 +219,10 @@ fn pop_up_to<T>(ends: &mut VecDeque<(u64, T)>, position: u64) -> Option<(u64, T)
 /// other bytes in a message.
 struct Retiring<R> {
     ring: R,
-    since: u64,
-    /// The first entry that may be on its way.
-    from: u64,
+    /// When it was looked after first.
+    since: Option<u64>,
+    /// The entries that may be on their way.
+    entries: Range<u64>,
 }
 
 /// Why something cannot go on.
@@ -221,13 +239,15 @@ pub(crate) struct Outbound<W: Wire> {
     entries: VecDeque<Entry<W::Place>>,
     /// The number of the first of them.
     first: u64,
+    /// How many of them are gone.
+    gone: usize,
+    /// Since when there was no room for one more, though some want it.
+    full_since: Option<u64>,
     /// Pieces of all entries so far.
     serials: u64,
     stage: Stage<W::Ticket>,
     destinations: Vec<Destination<W::Ring>>,
     retiring: Vec<Retiring<W::Ring>>,
-    /// When it had its turn last.
-    steady: u64,
     /// Whose turn is first.
     turn: usize,
     lost: Vec<(NodeId, Error)>,
@@ -240,11 +260,12 @@ impl<W: Wire> Outbound<W> {
             manner,
             entries: VecDeque::new(),
             first: 0,
+            gone: 0,
+            full_since: None,
             serials: 0,
             stage: Stage::new(manner.slots),
             destinations: Vec::new(),
             retiring: Vec::new(),
-            steady: 0,
             turn: 0,
             lost: Vec::new(),
             wants: Vec::new(),
@@ -265,6 +286,7 @@ impl<W: Wire> Outbound<W> {
                 held: VecDeque::new(),
                 unread: VecDeque::new(),
                 credit: 0,
+                left: 0,
                 blocked_since: None,
                 counters: DestinationCounters::default(),
             });
@@ -294,14 +316,17 @@ impl<W: Wire> Outbound<W> {
             match wire.is_silent(ring) {
                 true => wire.close(ring),
                 false => {
-                    let (since, from) = (self.steady, destination.delivered);
-                    self.retiring.push(Retiring { ring, since, from });
+                    let entries = destination.on_its_way();
+                    self.retiring.push(Retiring { ring, since: None, entries });
                 }
             }
         }
+        // What was let go of before it was known to be there is not written again.
+        destination.counters.missed += self.first.saturating_sub(destination.delivered);
+        destination.delivered = destination.delivered.max(self.first);
         destination.next = destination.delivered;
         destination.unread.clear();
-        (destination.credit, destination.blocked_since) = (0, None);
+        (destination.credit, destination.left, destination.blocked_since) = (0, 0, None);
         match destination.writing.take() {
             // Nothing of a sheet that is not among the held ones was written.
             Some(Writing::Batch { sheet, .. }) => wire.give_sheet(sheet, false),
@@ -327,10 +352,9 @@ impl<W: Wire> Outbound<W> {
     /// Looks after rings that are not written any more. True if one is gone.
     fn retire(&mut self, now: Now, wire: &mut W) -> bool {
         let before = self.retiring.len();
-        let patience = self.manner.patience;
-        self.retiring.retain(|retiring| {
-            // A provider that never says what became of a write is not waited for without end.
-            let stays = !wire.is_silent(retiring.ring) && now.steady - retiring.since <= patience;
+        self.retiring.retain_mut(|retiring| {
+            retiring.since.get_or_insert(now.steady);
+            let stays = !wire.is_silent(retiring.ring);
             if !stays {
                 wire.close(retiring.ring);
             }
@@ -343,6 +367,27 @@ impl<W: Wire> Outbound<W> {
     pub(crate) fn is_silent(&mut self, now: Now, wire: &mut W) -> bool {
         self.retire(now, wire);
         self.retiring.is_empty()
+    }
+
+    /// Does a provider not say for too long what became of something? Then only closing the
+    /// endpoint makes sure that it reads from nowhere any more.
+    pub(crate) fn is_overdue(&self, now: Now) -> bool {
+        let patience = self.manner.patience;
+        let is_late = |since: u64| now.steady.saturating_sub(since) > patience;
+        self.retiring.iter().any(|retiring| retiring.since.is_some_and(is_late))
+    }
+
+    /// The endpoint is going to be closed: no ring is written any more.
+    pub(crate) fn disconnect_all(&mut self, wire: &mut W) {
+        let nodes: Vec<_> = self.destinations.iter().map(|destination| destination.node).collect();
+        nodes.into_iter().for_each(|node| self.disconnect(node, wire));
+    }
+
+    /// The endpoint is closed, and with it all rings, of which none is to be connected: nothing
+    /// is on its way any more.
+    pub(crate) fn forget_rings(&mut self) {
+        debug_assert!(self.destinations.iter().all(|destination| destination.ring.is_none()));
+        self.retiring.clear();
     }
 
     /// Lets go of everything.
@@ -388,7 +433,6 @@ impl<W: Wire> Outbound<W> {
         wire: &mut W,
     ) -> Result<Progress> {
         let mut progress = Progress::default();
-        self.steady = now.steady;
         progress.has_moved |= self.look_at_copies(now, wire)?;
         progress.has_moved |= self.retire(now, wire);
         for place in 0..self.destinations.len() {
@@ -398,7 +442,7 @@ impl<W: Wire> Outbound<W> {
             }
         }
         progress.has_moved |= self.release(source, wire);
-        progress.has_moved |= self.take_more(source, wire)?;
+        progress.has_moved |= self.take_more(now, source, wire)?;
         let count = self.destinations.len();
         self.turn = if count == 0 { 0 } else { (self.turn + 1) % count };
         let turn = self.turn;
@@ -461,89 +505,19 @@ impl<W: Wire> Outbound<W> {
                 Hold::Piece(serial) => self.stage.let_go(serial, false),
             }
         }
-        while let Some((_, entry)) = pop_up_to(&mut destination.unread, marks.read) {
+        destination.left = marks.left;
+        // What a reader says that it has read may be more than what has left: then it is not so,
+        // and the provider still reads from where the rest lies.
+        let read = marks.read.min(marks.left);
+        while let Some((_, unread)) = pop_up_to(&mut destination.unread, read) {
             has_moved = true;
-            destination.counters.delivered += entry - destination.delivered;
-            destination.delivered = entry;
+            destination.counters.delivered += unread.messages;
+            destination.delivered = unread.entry;
         }
         if marks.read != destination.credit {
             destination.credit = marks.read;
             destination.end_block(now);
         }
         Ok(has_moved)
-    }
-
-    /// Lets go of what all have.
-    fn release(&mut self, source: &mut (impl Source<W::Place> + ?Sized), wire: &mut W) -> bool {
-        let lowest = self.destinations.iter().map(|destination| destination.delivered).min();
-        let retiring = self.retiring.iter().map(|retiring| retiring.from).min();
-        let lowest = lowest.unwrap_or(self.end()).min(retiring.unwrap_or(u64::MAX));
-        let mut through = None;
-        while self.first < lowest {
-            let Some(entry) = self.entries.pop_front() else { break };
-            through = Some(entry.header.position);
-            self.first += 1;
-        }
-        let Some(through) = through else { return false };
-        let entries = self.first..self.end();
-        while let Some(item) = self.stage.outside(&entries) {
-            wire.give_slot(item.slot, item.is_tainted);
-        }
-        source.release(through);
-        true
-    }
-
-    /// Takes messages while somebody may write them soon.
-    fn take_more(
-        &mut self,
-        source: &mut (impl Source<W::Place> + ?Sized),
-        wire: &W,
-    ) -> Result<bool> {
-        let connected = self.destinations.iter().filter(|destination| destination.ring.is_some());
-        let Some(leader) = connected.map(|destination| destination.next).max() else {
-            return Ok(false);
-        };
-        // No further than that whoever is ahead misses nothing.
-        let ahead = self.manner.keep.map_or(AHEAD, |keep| AHEAD.min(keep as u64 / 2).max(1));
-        let mut has_moved = false;
-        while self.end() - leader < ahead && self.make_room(source) {
-            let Some(Outgoing { header, place }) = source.next()? else { break };
-            let is_staged = header.length > 0 && wire.is_staged(&place);
-            let pieces = if is_staged { header.length.div_ceil(self.manner.piece) } else { 0 };
-            let serial = self.serials;
-            self.serials += pieces;
-            self.entries.push_back(Entry { header, place, serial, pieces, copy_begun: None });
-            has_moved = true;
-        }
-        Ok(has_moved)
-    }
-
-    /// Is there room for one more? Where not all is kept, the oldest makes room, and those who had
-    /// not begun with it miss it.
-    fn make_room(&mut self, source: &mut (impl Source<W::Place> + ?Sized)) -> bool {
-        let Some(keep) = self.manner.keep else { return true };
-        if self.entries.len() < keep {
-            return true;
-        }
-        let oldest = self.first;
-        let is_idle = |destination: &Destination<_>| {
-            let writes_it = matches!(destination.writing, Some(Writing::Long { .. }));
-            destination.delivered > oldest || (destination.next == oldest && !writes_it)
-        };
-        let is_retiring = self.retiring.iter().any(|retiring| retiring.from <= oldest);
-        if is_retiring || !self.destinations.iter().all(is_idle) {
-            return false;
-        }
-        let Some(entry) = self.entries.pop_front() else { return true };
-        for destination in &mut self.destinations {
-            if destination.delivered == oldest {
-                destination.counters.missed += 1;
-                destination.delivered += 1;
-                destination.next = destination.delivered;
-            }
-        }
-        self.first += 1;
-        source.release(entry.header.position);
-        true
     }
 }

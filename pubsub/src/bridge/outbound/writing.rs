@@ -2,7 +2,7 @@
 
 use fabric::ring::Pushed;
 
-use super::{Destination, Hold, Outbound, Part, SHEET, Stop, TURN, Wire, Writing};
+use super::{Destination, Hold, Outbound, Part, SHEET, Stop, TURN, Unread, Wire, Writing};
 use crate::bridge::header::{Form, LONGEST_PREFIX, MessageHeader, TRAILER};
 use crate::bridge::staging::{Need, Staged, State, Want};
 use crate::bridge::{Now, Progress};
@@ -24,7 +24,7 @@ impl<W: Wire> Outbound<W> {
             let destination = &mut self.destinations[place];
             let Some(writing) = &mut destination.writing else { break };
             let (message, part, at, hold) = match writing {
-                Writing::Batch { message, sheet, length } => {
+                Writing::Batch { message, sheet, length, .. } => {
                     let part = Part::Sheet { sheet: *sheet, length: *length };
                     (message, part, 0, Some(Hold::Sheet(*sheet)))
                 }
@@ -76,7 +76,9 @@ impl<W: Wire> Outbound<W> {
             progress.has_moved = true;
             let is_written = message.is_written();
             destination.end_block(now);
-            let tail = wire.marks(ring).map_err(Stop::Peer)?.tail;
+            // If the ring broke just now, what was given to it is on its way all the same.
+            let marks = wire.marks(ring);
+            let tail = marks.as_ref().map_or(u64::MAX, |marks| marks.tail);
             if let Some(hold) = hold {
                 if let Hold::Piece(serial) = hold
                     && let Some(item) = self.stage.find(serial)
@@ -86,12 +88,17 @@ impl<W: Wire> Outbound<W> {
                 destination.held.push_back((tail, hold));
             }
             if is_written {
-                if matches!(destination.writing, Some(Writing::Long { .. })) {
-                    destination.next += 1;
-                }
-                destination.writing = None;
-                destination.unread.push_back((tail, destination.next));
+                let (messages, is_copied) = match destination.writing.take() {
+                    Some(Writing::Batch { messages, .. }) => (messages, true),
+                    _ => {
+                        destination.next += 1;
+                        (1, false)
+                    }
+                };
+                let unread = Unread { entry: destination.next, messages, is_copied };
+                destination.unread.push_back((tail, unread));
             }
+            marks.map_err(Stop::Peer)?;
         }
         Ok(())
     }
@@ -107,15 +114,15 @@ impl<W: Wire> Outbound<W> {
     ) -> std::result::Result<bool, Stop> {
         let (first, end) = (self.first, self.end());
         let destination = &mut self.destinations[place];
-        let entry_of = |number: u64| &self.entries[(number - first) as usize];
-        // What it has from an earlier life of ours.
-        while destination.next < end
-            && entry_of(destination.next).header.position < destination.from
-        {
-            destination.next += 1;
-            match destination.unread.back_mut() {
-                Some((_, entry)) => *entry = destination.next,
-                None => destination.delivered = destination.next,
+        // What it has from an earlier life of ours, and what is gone.
+        while destination.next < end {
+            let entry = &self.entries[(destination.next - first) as usize];
+            if entry.header.position < destination.from {
+                destination.pass(1);
+            } else if entry.is_gone {
+                destination.miss(1);
+            } else {
+                break;
             }
         }
         if destination.next == end {
@@ -123,6 +130,26 @@ impl<W: Wire> Outbound<W> {
         }
         let is_first = !destination.held.iter().any(|(_, hold)| matches!(hold, Hold::Sheet(_)));
         let Some(sheet) = wire.take_sheet(is_first) else { return Ok(false) };
+        let filled = self.fill(place, ring, sheet, now, wire);
+        if filled.is_err() {
+            // Nothing was written from it.
+            wire.give_sheet(sheet, false);
+        }
+        filled.map(|()| true)
+    }
+
+    /// Puts what is next on a sheet.
+    fn fill(
+        &mut self,
+        place: usize,
+        ring: W::Ring,
+        sheet: u32,
+        now: Now,
+        wire: &mut W,
+    ) -> std::result::Result<(), Stop> {
+        let (first, end) = (self.first, self.end());
+        let destination = &mut self.destinations[place];
+        let entry_of = |number: u64| &self.entries[(number - first) as usize];
         let limit = wire.longest_whole(ring).map_err(Stop::Peer)?.min(SHEET);
         let mut bytes = [0; LONGEST_PREFIX];
         let entry = entry_of(destination.next);
@@ -137,14 +164,14 @@ impl<W: Wire> Outbound<W> {
             destination.writing = Some(Writing::Long { message, sheet, prefix });
             destination.counters.messages += 1;
             destination.counters.bytes += header.length;
-            return Ok(true);
+            return Ok(());
         }
-        let mut at = 0;
-        while destination.next < end {
-            let entry = entry_of(destination.next);
+        let (mut at, mut next, mut payloads) = (0, destination.next, 0);
+        while next < end {
+            let entry = entry_of(next);
             let header = MessageHeader { posted: now.real, ..entry.header };
             let taken = header.in_batch();
-            if !entry.is_small(limit) || at + taken > limit {
+            if entry.is_gone || !entry.is_small(limit) || at + taken > limit {
                 break;
             }
             let prefix = header.encode(false, &mut bytes);
@@ -159,14 +186,17 @@ impl<W: Wire> Outbound<W> {
                 wire.write_sheet(sheet, at + filled, nothing).map_err(Stop::Topic)?;
             }
             at += taken;
-            destination.next += 1;
-            destination.counters.messages += 1;
-            destination.counters.bytes += header.length;
+            next += 1;
+            payloads += header.length;
         }
         let message = wire.begin(ring, Form::Batch, at as u64).map_err(Stop::Peer)?;
+        let messages = next - destination.next;
+        destination.next = next;
+        destination.counters.messages += messages;
+        destination.counters.bytes += payloads;
         destination.counters.batches += 1;
-        destination.writing = Some(Writing::Batch { message, sheet, length: at });
-        Ok(true)
+        destination.writing = Some(Writing::Batch { message, sheet, length: at, messages });
+        Ok(())
     }
 
     /// Where a destination is among the pieces.
@@ -237,7 +267,9 @@ impl<W: Wire> Outbound<W> {
         wire: &mut W,
     ) -> Result<bool> {
         let number = self.entries.partition_point(|entry| entry.serial + entry.pieces <= serial);
-        let Some(entry) = self.entries.get_mut(number) else { return Ok(false) };
+        let Some(entry) = self.entries.get_mut(number).filter(|entry| !entry.is_gone) else {
+            return Ok(false);
+        };
         let mut slot = None;
         if self.stage.has_place() {
             slot = wire.take_slot(&entry.place, self.stage.is_empty())?;

@@ -108,6 +108,7 @@ impl Engine {
     fn count(&self) -> Counters {
         let mut counters = Counters {
             quarantined: self.deck.port.quarantined(),
+            renewals: self.renewal.count(),
             sleeps: self.sleeps,
             ..Counters::default()
         };

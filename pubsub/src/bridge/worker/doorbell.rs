@@ -21,7 +21,7 @@ pub(super) enum Name {
 pub(super) struct Doorbell {
     announced: Mutex<Vec<Announced>>,
     is_asleep: AtomicBool,
-    waker: Waker,
+    waker: Mutex<Waker>,
 }
 
 #[derive(Debug)]
@@ -39,7 +39,8 @@ impl Announced {
 
 impl Doorbell {
     pub(super) fn new(waker: Waker) -> Self {
-        Self { announced: Mutex::default(), is_asleep: AtomicBool::new(false), waker }
+        let (is_asleep, waker) = (AtomicBool::new(false), Mutex::new(waker));
+        Self { announced: Mutex::default(), is_asleep, waker }
     }
 
     fn announced(&self) -> MutexGuard<'_, Vec<Announced>> {
@@ -67,8 +68,13 @@ impl Doorbell {
         fence(Ordering::SeqCst);
         if self.is_asleep.swap(false, Ordering::SeqCst) {
             // If that fails it wakes by itself, a little later.
-            let _ = self.waker.wake();
+            let _ = self.waker.lock().unwrap_or_else(PoisonError::into_inner).wake();
         }
+    }
+
+    /// The worker sleeps elsewhere from now on. It is awake.
+    pub(super) fn wakes(&self, waker: Waker) {
+        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = waker;
     }
 }
 

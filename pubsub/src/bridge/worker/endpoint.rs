@@ -28,16 +28,38 @@ pub(super) fn open(policy: &Policy, local: IpAddr) -> Result<Opened> {
     let facts = offer.capabilities().clone();
     let domain = Domain::open(&offer).map_err(of_fabric)?;
     let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
-    let options = QueueOptions { size: QUEUE, waiting: Waiting::Block };
-    let mut queue = CompletionQueue::open_with(&domain, options).map_err(of_fabric)?;
-    let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open();
-    let endpoint = endpoint.map_err(of_fabric)?;
+    let (endpoint, queue) = begin(&domain, &addresses).map_err(of_fabric)?;
     let address = endpoint.address().map_err(of_fabric)?.0;
     let mut port = Port::new(endpoint, queue);
     port.keep_news();
     let (provider, protocol, format) = (facts.provider, facts.protocol, facts.address_format);
     let spot = Spot { provider, protocol, format, address };
     Ok(Opened { domain, addresses, port, spot })
+}
+
+fn begin(
+    domain: &Domain,
+    addresses: &AddressVector,
+) -> fabric::Result<(Endpoint, CompletionQueue)> {
+    let options = QueueOptions { size: QUEUE, waiting: Waiting::Block };
+    let mut queue = CompletionQueue::open_with(domain, options)?;
+    let endpoint = Endpoint::builder(domain).addresses(addresses).queue(&mut queue).open()?;
+    Ok((endpoint, queue))
+}
+
+/// Another endpoint in the place of a port's, which is closed, with all rings. Gives its address,
+/// and where those of others are kept for it.
+///
+/// # Errors
+/// What the provider says. Then the old one may be there or not, and is of no use any more.
+pub(super) fn renew(port: &mut Port) -> Result<(AddressVector, Vec<u8>)> {
+    let of_fabric = |error| Error::of("begin a bridge's endpoint anew", error);
+    let domain = port.endpoint().domain().clone();
+    let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
+    let (endpoint, queue) = begin(&domain, &addresses).map_err(of_fabric)?;
+    let address = endpoint.address().map_err(of_fabric)?.0;
+    port.renew(endpoint, queue).map_err(of_fabric)?;
+    Ok((addresses, address))
 }
 
 /// The best offer that leads to other machines; on the loopback address, one that would if it were

@@ -11,9 +11,10 @@ use fabric::{AddressVector, Peer};
 
 use super::doorbell::{Announced, Doorbell, Name};
 use super::endpoint::Opened;
+use super::renewal::Renewal;
 use super::reports::Reports;
 use super::topics::{InTopic, OutTopic, Places, Task};
-use super::{Command, Report, WorkerOptions};
+use super::{Command, NodeId, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
 use crate::bridge::inbound::Broken;
 use crate::bridge::{Now, Progress, Spot};
@@ -27,8 +28,10 @@ const QUIET: u32 = 16;
 const MOST_FAILURES: u32 = 1000;
 /// The longest sleep while a device copies: nobody wakes us then.
 pub(super) const SHORT: Duration = Duration::from_micros(50);
-/// How often what has no room is tried again, beside when somebody says that there is.
+/// How often what has no room is tried again, beside when somebody says that there is: a sink the
+/// less often the longer it had none, so that it costs little and is late by an eighth.
 const AGAIN: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(20);
 /// The longest sleep.
 const SLEEP: Duration = Duration::from_millis(50);
 /// Where a provider has nothing to sleep on it is looked at now and then, the less often the longer
@@ -57,8 +60,10 @@ pub(super) struct Engine {
     pub(super) leaving: Vec<OutTopic>,
     /// Topics that are not received any more, of which something is being copied.
     pub(super) coming: Vec<InTopic>,
-    /// Rings that are being closed, since when: their writers may never answer.
-    pub(super) closing: Vec<(ReceiverId, u64)>,
+    /// Rings that are being closed, of which node, and since when: their writers may never answer.
+    pub(super) closing: Vec<(ReceiverId, NodeId, u64)>,
+    /// Why and when the endpoint is begun anew.
+    pub(super) renewal: Renewal,
     /// Topics that are looked after in each round.
     pub(super) hot: Vec<Task>,
     /// Of those that are received, such whose writers may not know all.
@@ -104,6 +109,7 @@ impl Engine {
             leaving: Vec::new(),
             coming: Vec::new(),
             closing: Vec::new(),
+            renewal: Renewal::default(),
             hot: Vec::new(),
             untold: Vec::new(),
             announced: Vec::new(),
@@ -165,15 +171,19 @@ impl Engine {
     fn rest(&mut self) {
         let mut longest = SLEEP;
         for task in &self.hot {
-            let progress = match task {
-                Task::Out(place) => self.outs.get(*place).map(|topic| topic.heat.progress),
-                Task::In(place) => self.ins.get(*place).map(|topic| topic.heat.progress),
+            let seen = match task {
+                Task::Out(place) => self.outs.get(*place).map(|topic| (topic.heat.progress, None)),
+                Task::In(place) => self
+                    .ins
+                    .get(*place)
+                    .map(|topic| (topic.heat.progress, topic.inbound.waits_since())),
             };
-            let Some(progress) = progress else { continue };
+            let Some((progress, since)) = seen else { continue };
             if progress.is_copying {
                 longest = longest.min(SHORT);
             } else if progress.is_waiting {
-                longest = longest.min(AGAIN);
+                let waited = since.map_or(0, |since| self.now.steady.saturating_sub(since));
+                longest = longest.min(Duration::from_nanos(waited / 8).clamp(AGAIN, LATER));
             }
         }
         if !self.reports.flush() {
@@ -387,6 +397,15 @@ impl Engine {
         }
     }
 
+    /// Where nobody makes room nobody wakes us either.
+    fn look_at_those_held_up(&mut self) {
+        for place in 0..self.outs.len() {
+            if self.outs.get(place).is_some_and(|topic| topic.outbound.is_held_up()) {
+                self.heat(Task::Out(place));
+            }
+        }
+    }
+
     /// What has a deadline.
     fn look_after(&mut self) {
         if self.now.steady < self.next_look {
@@ -396,15 +415,14 @@ impl Engine {
         self.reports.flush();
         self.let_go();
         let patience = nanoseconds(self.options.patience);
-        let (now, port) = (self.now.steady, &mut self.deck.port);
-        self.closing.retain(|(ring, since)| {
-            let stays = now - since <= patience;
-            if !stays {
-                port.give_up(*ring);
-            }
-            stays
-        });
+        let now = self.now.steady;
+        let is_late = |(_, _, since): &mut (ReceiverId, NodeId, u64)| now - *since > patience;
+        for (ring, node, _) in self.closing.extract_if(.., is_late).collect::<Vec<_>>() {
+            self.bury(node, |port| port.give_up(ring));
+        }
         self.deck.sweep();
         self.look_for_answers(patience);
+        self.look_at_those_held_up();
+        self.renew_if_due();
     }
 }

@@ -38,6 +38,7 @@ impl Engine {
         if let Some(peer) = self.peers.get(&spot.address) {
             return Ok(*peer);
         }
+        self.renewal.has_place(self.peers.len())?;
         let address = Address(spot.address.clone());
         let peer = self.addresses.insert(&address).map_err(|error| Error::of(CONNECT, error))?;
         self.peers.insert(spot.address.clone(), peer);
@@ -179,8 +180,12 @@ impl Engine {
     pub(super) fn make_offer(&mut self, place: usize) {
         let spot = self.spot.clone();
         let Some(topic) = self.ins.get(place) else { return };
-        let Some(wish) = topic.wish.take() else { return };
         let (key, node) = (topic.key, topic.origin);
+        if !self.renewal.allows(node, self.options.ring) {
+            // It waits until there is a new endpoint.
+            return;
+        }
+        let Some(wish) = topic.wish.take() else { return };
         let connection = wish.connection;
         topic.inbound.set_largest(wish.facts.largest);
         let position = topic.inbound.expected();
@@ -265,12 +270,13 @@ impl Engine {
         let Some(topic) = self.ins.get(place) else { return };
         topic.wish = None;
         let Some(tap) = topic.disconnect() else { return };
+        let node = topic.origin;
         self.receivers.remove(&tap.ring);
         if is_gone {
-            self.deck.port.forget(tap.ring);
+            self.bury(node, |port| port.forget(tap.ring));
         } else {
-            match self.deck.port.close_receiver(tap.ring) {
-                Ok(_) => self.closing.push((tap.ring, self.now.steady)),
+            match self.bury(node, |port| port.close_receiver(tap.ring)) {
+                Ok(_) => self.closing.push((tap.ring, node, self.now.steady)),
                 Err(error) => tracing::debug!(%error, "a ring was not closed"),
             }
         }

@@ -6,6 +6,7 @@ mod endpoint;
 mod ends;
 mod engine;
 mod letters;
+mod renewal;
 mod reports;
 mod topics;
 
@@ -90,8 +91,10 @@ pub struct Counters {
     /// For each topic that is received, and node that it comes from.
     pub received: Vec<(TopicKey, NodeId, InboundCounters)>,
     /// Bytes of memory of rings whose writers are gone, which is kept since something may be on
-    /// its way to it.
+    /// its way to it, until the endpoint is closed.
     pub quarantined: u64,
+    /// Times that it closed its endpoint and opened another one.
+    pub renewals: u64,
     /// Times that it went to sleep.
     pub sleeps: u64,
 }
@@ -159,7 +162,8 @@ impl Worker {
         Ok(Self { commands, doorbell, reports: told, bell, finished, spot, thread })
     }
 
-    /// Where it is.
+    /// Where it began. It may close that endpoint one day and open another one of the same
+    /// provider, of which those that it writes to and reads from are told by letters.
     #[must_use]
     pub fn address(&self) -> &Spot {
         &self.spot

@@ -1,0 +1,162 @@
+//! Beginning anew with another endpoint.
+//!
+//! Only when an endpoint is closed is it certain that a provider is done with all memory that it
+//! was ever given, and that nothing arrives any more. So it is closed, and another one opened in
+//! its place,
+//!
+//! - if a provider does not say what became of a write: what it was made from is released only then;
+//! - if rings whose writers are gone take too much memory, in all or of one node;
+//! - if there are too many addresses of those that are gone.
+//!
+//! All connections begin again after that, with letters, as if they had been lost. That takes a
+//! few round trips, so it is not done often: who makes us do it again and again disturbs others
+//! no more than every few seconds, and waits itself.
+
+use std::collections::HashMap;
+
+use fabric::MrMode;
+use fabric::ring::Port;
+
+use super::NodeId;
+use super::endpoint;
+use super::engine::Engine;
+use super::reports::Report;
+use super::topics::Task;
+use crate::bridge::Side;
+use crate::error::{Error, ErrorKind, Result};
+
+const RENEW: &str = "begin a bridge's endpoint anew";
+/// Rings of the greatest size that are kept for one node, and in all.
+const MOST_RINGS: (u64, u64) = (8, 32);
+/// Addresses after which there should be a new endpoint, and how many there may be until then.
+const MOST_ADDRESSES: (usize, usize) = (512, 4096);
+/// How long an endpoint is used at least, unless a provider hangs, in nanoseconds.
+const REST: u64 = 5_000_000_000;
+
+/// When there has to be a new endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Renewal {
+    /// Bytes of memory of rings that are gone, of each node, that this endpoint keeps.
+    kept: HashMap<NodeId, u64>,
+    /// Some node waits for that.
+    is_awaited: bool,
+    /// When it was done last.
+    last: u64,
+    count: u64,
+}
+
+impl Renewal {
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// May a node have another ring?
+    pub(super) fn allows(&mut self, node: NodeId, ring: u64) -> bool {
+        let kept = self.kept.get(&node).copied().unwrap_or(0);
+        let is_allowed = kept < MOST_RINGS.0.saturating_mul(ring);
+        self.is_awaited |= !is_allowed;
+        is_allowed
+    }
+
+    /// Is there a place for one more address?
+    pub(super) fn has_place(&self, addresses: usize) -> Result<()> {
+        if addresses < MOST_ADDRESSES.1 {
+            return Ok(());
+        }
+        let detail = format!("there are {addresses} addresses already");
+        Err(Error::new("connect a topic to a node", ErrorKind::TooMany, detail))
+    }
+}
+
+impl Engine {
+    /// Lets go of a ring of a node, whose memory may have to be kept.
+    pub(super) fn bury<T>(&mut self, node: NodeId, how: impl FnOnce(&mut Port) -> T) -> T {
+        let before = self.deck.port.quarantined();
+        let done = how(&mut self.deck.port);
+        let more = self.deck.port.quarantined().saturating_sub(before);
+        if more > 0 {
+            *self.renewal.kept.entry(node).or_default() += more;
+        }
+        done
+    }
+
+    fn why_renew(&self) -> Option<&'static str> {
+        let outs = self.outs.iter().chain(&self.leaving);
+        if outs.into_iter().any(|topic| topic.outbound.is_overdue(self.now)) {
+            return Some("the provider does not say what became of a write");
+        }
+        if self.now.steady < self.renewal.last + REST {
+            return None;
+        }
+        let most = MOST_RINGS.1.saturating_mul(self.options.ring);
+        if self.renewal.is_awaited || self.deck.port.quarantined() > most {
+            return Some("rings whose writers are gone take much memory");
+        }
+        (self.peers.len() > MOST_ADDRESSES.0).then_some("there are many addresses")
+    }
+
+    /// Closes the endpoint and opens another one, if it is time.
+    pub(super) fn renew_if_due(&mut self) {
+        let Some(why) = self.why_renew() else { return };
+        if let Err(error) = self.renew(why) {
+            tracing::error!(%error, why, "a bridge's endpoint was not begun anew");
+            self.reports.tell(Report::Failed { key: None, node: None, error });
+            self.is_over = true;
+        }
+    }
+
+    fn renew(&mut self, why: &'static str) -> Result<()> {
+        tracing::info!(why, "a bridge's endpoint is closed, and another one opened");
+        let mr_mode = self.deck.port.endpoint().domain().capabilities().mr_mode;
+        if mr_mode.contains(MrMode::ENDPOINT) {
+            let detail = format!("{why}; here memory belongs to an endpoint");
+            return Err(Error::new(RENEW, ErrorKind::Failed, detail));
+        }
+        self.let_go_of_rings(why);
+        let (addresses, address) = endpoint::renew(&mut self.deck.port)?;
+        self.doorbell.wakes(self.deck.port.parts().1.waker());
+        self.addresses = addresses;
+        self.spot.address = address;
+        self.peers.clear();
+        self.senders.clear();
+        self.receivers.clear();
+        self.closing.clear();
+        self.deck.closed.clear();
+        let count = self.renewal.count + 1;
+        self.renewal = Renewal { last: self.now.steady, count, ..Renewal::default() };
+        for place in 0..self.outs.len() {
+            if let Some(topic) = self.outs.get(place) {
+                topic.outbound.forget_rings();
+                self.heat(Task::Out(place));
+            }
+        }
+        self.leaving.iter_mut().for_each(|topic| topic.outbound.forget_rings());
+        // Some may wait for an answer to their wishes.
+        (0..self.ins.len()).for_each(|place| self.heat(Task::In(place)));
+        self.let_go();
+        Ok(())
+    }
+
+    /// Before the endpoint is closed: all connections are lost.
+    fn let_go_of_rings(&mut self, why: &'static str) {
+        let reason = || Error::new(RENEW, ErrorKind::Closed, why);
+        for place in 0..self.outs.len() {
+            let Some(topic) = self.outs.get(place) else { continue };
+            let nodes: Vec<_> = topic.links.keys().copied().collect();
+            for node in nodes {
+                self.lose_link(place, node, Some(reason().on(node)));
+            }
+            if let Some(topic) = self.outs.get(place) {
+                topic.outbound.disconnect_all(&mut self.deck);
+            }
+        }
+        for place in 0..self.ins.len() {
+            self.say_again(place, why);
+            let Some(topic) = self.ins.get(place) else { continue };
+            if topic.disconnect().is_some() {
+                let (key, node, side) = (topic.key, topic.origin, Side::Reader);
+                self.reports.tell(Report::Lost { key, node, side, reason: reason().on(node) });
+            }
+        }
+    }
+}

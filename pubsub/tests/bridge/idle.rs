@@ -1,0 +1,90 @@
+//! What topics cost that nothing happens to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pubsub::bridge::TopicKey;
+
+use super::support::{Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
+use super::{lengths, receive};
+
+#[test]
+fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
+    let mut nodes = Nodes::start(2, &options(""));
+    let lengths = lengths(&[64]);
+    let (log, mut sources) = (Log::default(), Vec::new());
+    for number in 0..1000 {
+        let key = TopicKey(number);
+        let log = if number == 500 { log.clone() } else { Log::default() };
+        receive(&nodes, key, 1, Where::Host, &log);
+        let may_begin = Arc::new(AtomicU64::new(0));
+        let gate = Arc::clone(&may_begin);
+        let gated: Lengths = Arc::clone(&lengths);
+        let mut source = Published::new(&gated, Where::Host, 0, 5);
+        source.depth = 5;
+        let is_done = source.is_done();
+        let source = Gated { source, gate };
+        let options = facts(64);
+        let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
+        nodes.of(0).add_destination(key, node(1)).unwrap();
+        if number % 50 == 0 {
+            nodes.carry();
+        }
+        sources.push((announcer, may_begin, is_done));
+    }
+    nodes.until("all are connected", |nodes| nodes.connected == 2000);
+    let sleeps = |nodes: &Nodes| {
+        let of = |number| nodes.of(number).counters(PATIENCE).unwrap().sleeps;
+        of(0) + of(1)
+    };
+    let before = sleeps(&nodes);
+    let cpu = cpu_time();
+    std::thread::sleep(Duration::from_secs(3));
+    let (slept, cpu) = (sleeps(&nodes) - before, cpu_time() - cpu);
+    println!("{slept} sleeps of two workers, {cpu:?} of processor time in three seconds");
+    assert!(slept < 1200, "{slept} sleeps of two workers in three seconds");
+    // One hundredth of a core each: where this test has a process of its own.
+    let is_alone = std::env::var_os("NEXTEST").is_some();
+    assert!(
+        !is_alone || cpu < Duration::from_millis(60),
+        "{cpu:?} of processor time in three seconds"
+    );
+    let (announcer, may_begin, is_done) = &sources[500];
+    may_begin.store(1, Ordering::SeqCst);
+    announcer.announce();
+    nodes.until("those of one are delivered", |_| is_done());
+    log.check(5);
+}
+
+/// A source that has nothing until it is opened.
+struct Gated {
+    source: Published,
+    gate: Arc<AtomicU64>,
+}
+
+impl pubsub::bridge::Source for Gated {
+    fn next(&mut self) -> pubsub::Result<Option<pubsub::bridge::Outgoing>> {
+        if self.gate.load(Ordering::SeqCst) == 0 { Ok(None) } else { self.source.next() }
+    }
+
+    fn release(&mut self, through: u64) {
+        self.source.release(through);
+    }
+
+    fn release_one(&mut self, position: u64) {
+        self.source.release_one(position);
+    }
+}
+
+/// Of the workers' threads of this process.
+fn cpu_time() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let read = |task: &std::fs::DirEntry, file| std::fs::read_to_string(task.path().join(file));
+    let of_workers = tasks
+        .map(|task| task.unwrap())
+        .filter(|task| read(task, "comm").is_ok_and(|name| name.trim() == "bridge"));
+    let times = of_workers.filter_map(|task| read(&task, "schedstat").ok());
+    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
+    Duration::from_nanos(nanoseconds.sum())
+}

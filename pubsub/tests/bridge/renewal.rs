@@ -1,0 +1,78 @@
+//! Endpoints that are closed, and others that take their place.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pubsub::Result;
+use pubsub::bridge::{Outgoing, Source, Terms, TopicFacts, TopicKey, WorkerOptions};
+
+use super::support::{Log, Nodes, PATIENCE, Published, Where, facts, node, options};
+use super::{KEY, lengths, receive};
+
+const RING: u64 = 64 << 10;
+const OTHER: TopicKey = TopicKey(2);
+
+/// Gives so many of a topic's messages, until there may be more.
+struct Limited {
+    source: Published,
+    given: u64,
+    limit: Arc<AtomicU64>,
+}
+
+impl Source for Limited {
+    fn next(&mut self) -> Result<Option<Outgoing>> {
+        if self.given >= self.limit.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let next = self.source.next()?;
+        self.given += u64::from(next.is_some());
+        Ok(next)
+    }
+
+    fn release(&mut self, through: u64) {
+        self.source.release(through);
+    }
+
+    fn release_one(&mut self, position: u64) {
+        self.source.release_one(position);
+    }
+}
+
+#[test]
+fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
+    for provider in super::PROVIDERS {
+        let mut nodes = Nodes::start(3, &WorkerOptions { ring: RING, ..options(provider) });
+        let (log, hostile) = (Log::default(), Log::default());
+        receive(&nodes, KEY, 1, Where::Host, &log);
+        let sink = Box::new(hostile.sink(Where::Host));
+        nodes.of(1).receive_topic(OTHER, node(2), 0, None, sink).unwrap();
+        let source = Published::new(&lengths(&[64, 5000, 100_000]), Where::Host, 0, 60);
+        let (limit, is_done) = (Arc::new(AtomicU64::new(20)), source.is_done());
+        let source = Limited { source, given: 0, limit: Arc::clone(&limit) };
+        let announcer = nodes.of(0).send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
+        nodes.of(0).add_destination(KEY, node(1)).unwrap();
+        announcer.announce();
+        nodes.until("the first are there", |_| log.len() == 20);
+        let facts = TopicFacts { number: 1, largest: 1 << 20, depth: 16 };
+        let from = nodes.of(2).address().clone();
+        let mut most = 0;
+        for connection in 0..300 {
+            let wish = Terms::Wish { connection, facts, from: from.clone() }.encode().unwrap();
+            nodes.of(1).letter(OTHER, node(2), wish).unwrap();
+            nodes.carry();
+            most = most.max(nodes.of(1).counters(PATIENCE).unwrap().quarantined);
+        }
+        assert!(most > RING && most <= 8 * RING, "{most} bytes are kept");
+        let renewals = |nodes: &Nodes| nodes.of(1).counters(PATIENCE).unwrap().renewals;
+        nodes.until("there is another endpoint", |nodes| renewals(nodes) > 0);
+        assert_eq!(nodes.of(1).counters(PATIENCE).unwrap().quarantined, 0);
+        limit.store(60, Ordering::SeqCst);
+        announcer.announce();
+        nodes.until("all are delivered", |_| is_done());
+        log.check(60);
+        assert_eq!(hostile.len(), 0);
+        // The one who was named as the writer of them all does not even have the topic.
+        let is_of_nobody = |failed: &String| failed.contains("the worker does not have it");
+        assert!(nodes.failed.iter().all(is_of_nobody), "{:?}", nodes.failed);
+    }
+}
