@@ -435,9 +435,9 @@ fn a_death_at_any_store_loses_nothing() {
     }
     for settings in SETTINGS {
         let mut deaths = 0;
-        for first in (0..).step_by(7) {
+        for first in (0..).step_by(5) {
             // Every cleaner dies at another point.
-            let mut second = first / 7 % 3;
+            let mut second = first / 5 % 3;
             let mut first_was_killed = true;
             loop {
                 let (first_died, second_died) = run_burial(settings, first, second);

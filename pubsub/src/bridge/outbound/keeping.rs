@@ -6,6 +6,9 @@ use super::{AHEAD, Destination, Entry, Outbound, Unread, Wire, Writing};
 use crate::bridge::{Now, Outgoing, Source};
 use crate::error::{Error, ErrorKind, Result};
 
+/// There is no room for one more message, and nothing that could make it.
+struct Full;
+
 impl<R> Destination<R> {
     /// Up to this entry all that was written has left, or was copied.
     fn left_to(&self) -> u64 {
@@ -77,11 +80,14 @@ impl<W: Wire> Outbound<W> {
         let ahead = self.manner.keep.map_or(AHEAD, |keep| AHEAD.min(keep as u64 / 2).max(1));
         let mut has_moved = false;
         while self.end() - leader < ahead {
-            if !self.make_room(leader, source) {
+            let Ok(victim) = self.room(leader) else {
                 self.is_full(now, wire);
                 return Ok(has_moved);
-            }
+            };
             let Some(Outgoing { header, place }) = source.next()? else { break };
+            if let Some(victim) = victim {
+                self.let_go_of(victim, source);
+            }
             let is_staged = header.length > 0 && wire.is_staged(&place);
             let pieces = if is_staged { header.length.div_ceil(self.manner.piece) } else { 0 };
             let serial = self.serials;
@@ -94,22 +100,23 @@ impl<W: Wire> Outbound<W> {
         Ok(has_moved)
     }
 
-    /// Is there room for one more? Where not all is kept, the oldest that nobody is in the middle
-    /// of makes room, and those that had not begun with it miss it. What was written whole, and
-    /// has left, is not kept any longer either: should that ring be lost, it is missed, too. But
-    /// who is ahead of all misses nothing.
-    fn make_room(&mut self, leader: u64, source: &mut (impl Source<W::Place> + ?Sized)) -> bool {
-        let Some(keep) = self.manner.keep else { return true };
-        if self.entries.len() - self.gone < keep {
-            return true;
+    /// Is there room for one more, and which entry makes it? Where not all is kept, the oldest
+    /// that nobody is in the middle of does, and those that had not begun with it miss it. What
+    /// was written whole, and has left, is not kept any longer either: should that ring be lost,
+    /// it is missed, too. But who is ahead of all misses nothing.
+    fn room(&self, leader: u64) -> std::result::Result<Option<u64>, Full> {
+        match self.manner.keep {
+            Some(keep) if self.entries.len() - self.gone >= keep => {}
+            _ => return Ok(None),
         }
         let may_go = |number: &u64| {
             self.entry(*number).is_some_and(|entry| !entry.is_gone) && !self.is_used(*number)
         };
-        let Some(number) = (self.first..leader).find(may_go) else { return false };
-        let Some(entry) = self.entries.get_mut((number - self.first) as usize) else {
-            return false;
-        };
+        (self.first..leader).find(may_go).map(Some).ok_or(Full)
+    }
+
+    fn let_go_of(&mut self, number: u64, source: &mut (impl Source<W::Place> + ?Sized)) {
+        let Some(entry) = self.entries.get_mut((number - self.first) as usize) else { return };
         entry.is_gone = true;
         let position = entry.header.position;
         self.gone += 1;
@@ -119,7 +126,6 @@ impl<W: Wire> Outbound<W> {
         } else {
             source.release_one(position);
         }
-        true
     }
 
     /// Did nobody make room when it had its turn last? Then it wants to be looked after.

@@ -78,6 +78,7 @@ fn who_holds_all_that_may_be_kept_is_given_up() {
     world.wire.now += 2 * SECOND;
     world.turn();
     assert_eq!(world.lost, [NodeId([1; 16])]);
+    world.turn();
     world.wire.now += 2 * SECOND;
     world.turn();
     assert!(world.outbound.is_overdue(world.wire.clock()));
