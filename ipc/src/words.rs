@@ -57,6 +57,11 @@ pub trait Words {
     }
     /// Orders all before it against all after it, for everybody.
     fn fence(&self);
+    /// Orders loads before it, of whatever memory, against loads of words after it.
+    #[inline]
+    fn fence_loads(&self) {
+        std::sync::atomic::fence(Ordering::Acquire);
+    }
 }
 
 /// Some arithmetic that nobody needs. A hypervisor takes pauses that follow each other
@@ -132,6 +137,10 @@ impl<W: Words + ?Sized> Words for &W {
     #[inline]
     fn fence(&self) {
         (**self).fence();
+    }
+    #[inline]
+    fn fence_loads(&self) {
+        (**self).fence_loads();
     }
 }
 
@@ -330,5 +339,9 @@ impl<W: Words> Words for Part<W> {
     #[inline]
     fn fence(&self) {
         self.words.fence();
+    }
+    #[inline]
+    fn fence_loads(&self) {
+        self.words.fence_loads();
     }
 }

@@ -163,6 +163,10 @@ impl Words for ModelWords {
     fn fence(&self) {
         loom::sync::atomic::fence(Ordering::SeqCst);
     }
+
+    fn fence_loads(&self) {
+        loom::sync::atomic::fence(Ordering::Acquire);
+    }
 }
 
 /// Runs a model in all ways, with so many moments at which a thread is stopped although

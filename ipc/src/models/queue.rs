@@ -12,7 +12,8 @@ const BEDS: [usize; 3] = [8, 16, 24];
 /// A queue, and what another thread needs to have it, too.
 fn queue(depth: u32, when_full: WhenFull) -> (Line, ModelWords) {
     let setup = QueueSetup { depth, when_full };
-    let values = LocalWords::zeroed(Line::words_needed(setup));
+    // One more, for what an entry names.
+    let values = LocalWords::zeroed(Line::words_needed(setup) + 1);
     Queue::<_, 2>::format(&values, setup).unwrap();
     let words = ModelWords::new(&values, &BEDS, Waiting::Sleeping);
     (attach(&words), words)
@@ -203,5 +204,54 @@ fn one_who_is_removed_sees_nothing_torn() {
             assert_eq!(value(taken.entry), 0);
         }
         publisher.join().unwrap();
+    });
+}
+
+/// One that has its seat after it has read what an entry names has read what was sent: what
+/// an eviction disposes of is written over at once.
+#[test]
+fn one_who_is_evicted_knows_what_not_to_trust() {
+    check_with(3, || {
+        let (queue, words) = queue(1, WhenFull::Refuse);
+        let named = words.count() - 1;
+        let mut slow = subscribe(&queue, 0);
+        words.store(named, 1, Ordering::Relaxed);
+        publish(&queue, &words, 2, 0);
+        let seat = queue.take(&mut slow).map(|_| slow.seat()).unwrap();
+        let other = words.clone();
+        let evictor = loom::thread::spawn(move || {
+            // There is a lock between who disposes of it and who writes there.
+            let overwrite = |_| other.store(named, 2, Ordering::Release);
+            attach(&other).evict(&caller(2), seat, overwrite).unwrap();
+        });
+        let read = words.load(named, Ordering::Relaxed);
+        if queue.was_seated(seat) {
+            assert_eq!(read, 1);
+        }
+        evictor.join().unwrap();
+    });
+}
+
+/// What one who is evicted lets go of at this very moment is no other's.
+#[test]
+fn one_who_is_evicted_takes_no_mark_of_the_next() {
+    check_with(3, || {
+        let (queue, words) = queue(1, WhenFull::Refuse);
+        let mut slow = subscribe(&queue, 0);
+        publish(&queue, &words, 2, 0);
+        let seat = queue.take(&mut slow).map(|_| slow.seat()).unwrap();
+        let other = words.clone();
+        let evictor = loom::thread::spawn(move || {
+            let queue = attach(&other);
+            queue.evict(&caller(2), seat, |_| {}).unwrap();
+            let mut next = subscribe(&queue, 3);
+            // The slow one may have let go of it, and not be done with that.
+            publish(&queue, &other, 2, 1);
+            assert_eq!(queue.take(&mut next).map(|taken| value(taken.entry)), Some(1));
+        });
+        if queue.release_by(seat, 0).is_some() {
+            queue.settle(0);
+        }
+        evictor.join().unwrap();
     });
 }

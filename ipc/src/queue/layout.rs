@@ -10,8 +10,8 @@
 //!                                            then a line or more for each slot
 //! ```
 //!
-//! A subscriber's line: who it is and the how manieth; how far it has read; how many
-//! entries were dropped that it had still to read.
+//! A subscriber's line: who it is and the how manieth, and whether it was removed; how far
+//! it has read; how many entries were dropped that it had still to read.
 //! A slot: who has it still to read, and who holds it; the position of its entry and
 //! one; the entry.
 
@@ -43,6 +43,8 @@ const _: () = assert!(LOCK + lock::WORDS == TAIL && SERIAL < MESSAGES);
 
 // A subscriber's line.
 pub(super) const WHO: usize = 0;
+/// In `WHO`: it was removed, or is being removed. No participant's number has this bit.
+pub(super) const LEAVING: u64 = 1 << 31;
 pub(super) const CURSOR: usize = 1;
 pub(super) const MISSED: usize = 2;
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::layout::{self, MOST_SUBSCRIBERS, holding, waiting};
+use super::layout::{self, LEAVING, MOST_SUBSCRIBERS, holding, waiting};
 use super::{Queue, QueueError, Result, Seat, Subscriber};
 use crate::bell::Spin;
 use crate::participant::{Caller, Participant};
@@ -44,12 +44,19 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 
     /// The subscription that exists in this name, if there is one, for the caller to go on
-    /// with: what it had still to read and what it held are delivered once more. Who had it
-    /// before has it no longer, dead or not. Of several in one name the first is meant.
+    /// with: what it had still to read and what it held are delivered once more, but for what
+    /// was held while so many others were dropped that it is out of reach: that counts as
+    /// missed. Who had it before has it no longer, dead or not. Of several in one name the
+    /// first is meant.
     ///
     /// # Errors
     /// `Held`.
-    pub fn resume(&self, caller: &Caller<'_>, who: Participant) -> Result<Option<Subscriber>> {
+    pub fn resume(
+        &self,
+        caller: &Caller<'_>,
+        who: Participant,
+        mut dispose: impl FnMut([u64; E]),
+    ) -> Result<Option<Subscriber>> {
         let locked = self.lock(caller)?;
         let Some(Seat { place, .. }) = self.seats().find(|seat| seat.who() == Some(who)) else {
             return Ok(None);
@@ -57,26 +64,45 @@ impl<W: Words, const E: usize> Queue<W, E> {
         // First, so that the one before lets go of nothing that is delivered once more.
         let name = self.next_name(who);
         self.words.store(layout::subscriber(place, layout::WHO), name, Release);
-        let (from, to) = (holding(place), waiting(place));
+        let seat = Seat { place, name, born: self.born };
+        let (_, told) = self.progress_of(seat);
+        let resumed = self.words.load(layout::TAIL, Relaxed);
         for slot in self.slots_used() {
-            let at = slot + layout::READERS;
-            let mut readers = self.words.load(at, Acquire);
-            while readers & from != 0 {
-                let waits = readers & !from | to;
-                match self.words.compare_exchange(at, readers, waits) {
-                    Ok(_) => break,
-                    Err(found) => readers = found,
-                }
+            let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
+            if sequence != 0 && sequence + self.slots <= resumed {
+                self.miss(slot, place, &mut dispose);
+            } else {
+                self.hold_no_more(slot, place);
             }
         }
-        let seat = Seat { place, name, born: self.born };
         let cursor = self.oldest_unreleased(seat);
         self.words.store(layout::subscriber(place, layout::CURSOR), cursor, Relaxed);
-        let resumed = self.words.load(layout::TAIL, Relaxed);
         drop(locked);
         let (_, missed) = self.progress_of(seat);
-        let spin = Spin::default();
-        Ok(Some(Subscriber { seat, cursor, missed, told: missed, resumed, spin }))
+        Ok(Some(Subscriber { seat, cursor, missed, told, resumed, spin: Spin::default() }))
+    }
+
+    /// Nobody comes by this entry any more, which the one at this place held. The queue is
+    /// locked.
+    fn miss(&self, slot: usize, place: u32, dispose: &mut impl FnMut([u64; E])) {
+        let marks = waiting(place) | holding(place);
+        if self.words.load(slot + layout::READERS, Acquire) & marks != 0 {
+            self.take_off(slot, marks, dispose);
+            self.words.fetch_add(layout::subscriber(place, layout::MISSED), 1);
+        }
+    }
+
+    /// Who holds an entry has it still to read.
+    fn hold_no_more(&self, slot: usize, place: u32) {
+        let (from, to) = (holding(place), waiting(place));
+        let at = slot + layout::READERS;
+        let mut readers = self.words.load(at, Acquire);
+        while readers & from != 0 {
+            match self.words.compare_exchange(at, readers, readers & !from | to) {
+                Ok(_) => break,
+                Err(found) => readers = found,
+            }
+        }
     }
 
     /// What the next subscription's line says. The queue is locked.
@@ -90,7 +116,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// held are disposed of.
     ///
     /// # Errors
-    /// `Held`: then it subscribes still. `NotSubscribed` if it was removed before.
+    /// `Held`: then it subscribes still. `NotSubscribed` if it has ended before.
     pub fn unsubscribe(
         &self,
         caller: &Caller<'_>,
@@ -130,7 +156,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Ok(())
     }
 
-    /// Ends a subscription, whosever it is: of one who leaves, or who is too slow.
+    /// Ends a subscription, evicted or not, by who has it: nothing is released by this seat
+    /// any more, and its place may be another's.
     ///
     /// # Errors
     /// As [`unsubscribe`](Self::unsubscribe).
@@ -140,15 +167,39 @@ impl<W: Words, const E: usize> Queue<W, E> {
         seat: Seat,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        if self.remove(caller, seat.place, |name| name == seat.name, dispose)? {
+        let is_meant = |name| name & !LEAVING == seat.name;
+        if self.remove(caller, seat.place, is_meant, Place::Freed, dispose)? {
             Ok(())
         } else {
             Err(QueueError::NotSubscribed)
         }
     }
 
-    /// Removes all subscriptions of a participant, who is dead or too slow; gives how
-    /// many there were. May be called again if it was cut short, and by several at once.
+    /// Takes all that it has from a subscription that is another's, who lives and may be in the
+    /// middle of anything: it [has its seat](Self::is_seated) no longer, before anything is
+    /// disposed of. Its place is nobody's until it [ends](Self::unseat) the subscription, or
+    /// is [dead](Self::expel), so that what it lets go of meanwhile is no other's.
+    ///
+    /// Whoever takes the lock from one that died here does the rest. Once more is harmless.
+    ///
+    /// # Errors
+    /// As [`unsubscribe`](Self::unsubscribe).
+    pub fn evict(
+        &self,
+        caller: &Caller<'_>,
+        seat: Seat,
+        dispose: impl FnMut([u64; E]),
+    ) -> Result<()> {
+        let is_meant = |name| name & !LEAVING == seat.name;
+        if self.remove(caller, seat.place, is_meant, Place::Kept, dispose)? {
+            Ok(())
+        } else {
+            Err(QueueError::NotSubscribed)
+        }
+    }
+
+    /// Removes all subscriptions of a participant, who is dead; gives how many there were. May
+    /// be called again if it was cut short, and by several at once.
     ///
     /// Also disposes of what nobody reads any more, and wakes all that sleep here: one who died
     /// may have been about to.
@@ -163,8 +214,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
     ) -> Result<usize> {
         let mut removed = 0;
         for place in 0..MOST_SUBSCRIBERS {
-            let theirs = |name: u64| name as u32 == who.number();
-            removed += usize::from(self.remove(caller, place, theirs, &mut dispose)?);
+            let theirs = |name: u64| (name & !LEAVING) as u32 == who.number();
+            let is_removed = self.remove(caller, place, theirs, Place::Freed, &mut dispose)?;
+            removed += usize::from(is_removed);
         }
         let locked = self.lock(caller)?;
         for slot in self.slots_used() {
@@ -203,28 +255,58 @@ impl<W: Words, const E: usize> Queue<W, E> {
         caller: &Caller<'_>,
         place: u32,
         is_meant: impl Fn(u64) -> bool,
+        then: Place,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<bool> {
         let at = layout::subscriber(place, layout::WHO);
-        let is_theirs = || {
-            let name = self.words.load(at, Acquire);
-            name != 0 && is_meant(name)
-        };
-        if !is_theirs() {
+        let theirs =
+            || Some(self.words.load(at, Acquire)).filter(|name| *name != 0 && is_meant(*name));
+        if theirs().is_none() {
             return Ok(false);
         }
         let locked = self.lock(caller)?;
-        if !is_theirs() {
-            return Ok(false);
-        }
+        let Some(name) = theirs() else { return Ok(false) };
+        // First: who reads what is disposed of below, and looks at its seat afterwards, sees
+        // that it has none.
+        self.words.store(at, name | LEAVING, Release);
         self.deactivate(place);
         for slot in self.slots_used() {
             self.take_off(slot, waiting(place) | holding(place), &mut dispose);
         }
-        // Last: whoever is cut short before is followed by another.
-        self.words.store(at, 0, Release);
+        if then == Place::Freed {
+            // Last: whoever is cut short before is followed by another.
+            self.words.store(at, 0, Release);
+        }
         drop(locked);
         Self::ROOM.ring(&self.words);
         Ok(true)
     }
+
+    /// After a holder of the lock has died: those whom it was about to remove have nothing any
+    /// more. What nobody reads now is disposed of by whoever comes by it. The queue is locked.
+    pub(super) fn finish_removals(&self) {
+        let who = |place| self.words.load(layout::subscriber(place, layout::WHO), Acquire);
+        let leaving = (0..MOST_SUBSCRIBERS).filter(|place| who(*place) & LEAVING != 0);
+        let places = leaving.fold(0_u32, |places, place| places | 1 << place);
+        if places == 0 {
+            return;
+        }
+        let active = u64::from(self.active() & !places);
+        self.words.store(layout::ACTIVE, active, Release);
+        let marks = u64::from(places) << 32 | u64::from(places);
+        for slot in self.slots_used() {
+            if self.words.load(slot + layout::READERS, Acquire) & marks != 0 {
+                self.words.fetch_and(slot + layout::READERS, !marks);
+            }
+        }
+    }
+}
+
+/// What becomes of the place of one that is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It is for the next one.
+    Freed,
+    /// It is for nobody yet: the one that had it may still act on it.
+    Kept,
 }

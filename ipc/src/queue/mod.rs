@@ -34,6 +34,8 @@ mod publish;
 mod subscribe;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod turns_tests;
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -265,9 +267,22 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     fn seats_among(&self, places: u32) -> impl Iterator<Item = Seat> {
         (0..MOST_SUBSCRIBERS).filter(move |place| places >> place & 1 == 1).filter_map(|place| {
-            let name = self.words.load(layout::subscriber(place, layout::WHO), Acquire);
+            let name = self.name_at(place);
             (name != 0).then_some(Seat { place, name, born: self.born })
         })
+    }
+
+    /// The seat that has [these bits](Seat::to_bits), also of one that was stopped or evicted;
+    /// None once it has ended.
+    #[must_use]
+    pub fn find_seat(&self, bits: u64) -> Option<Seat> {
+        let found = (0..MOST_SUBSCRIBERS).find(|place| bits != 0 && self.name_at(*place) == bits);
+        found.map(|place| Seat { place, name: bits, born: self.born })
+    }
+
+    /// Whose this place is, or was until it was removed.
+    fn name_at(&self, place: u32) -> u64 {
+        self.words.load(layout::subscriber(place, layout::WHO), Acquire) & !layout::LEAVING
     }
 
     /// How far this subscription has read, and how many entries were dropped that it had

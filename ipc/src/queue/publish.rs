@@ -92,7 +92,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             }
             WhenFull::DropOldest => {
                 locked.drop_oldest(tail, &mut dispose);
-                let position = locked.first_not_held(tail)?;
+                let position = locked.first_not_held(tail, &mut dispose)?;
                 // For each position that is skipped one more is too old.
                 (tail + 1..=position).for_each(|at| locked.drop_oldest(at, &mut dispose));
                 position
@@ -215,10 +215,14 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     fn drop_oldest(&self, tail: u64, dispose: &mut impl FnMut([u64; E])) {
         let Some(oldest) = tail.checked_sub(self.queue.depth) else { return };
         let slot = self.queue.slot(oldest);
-        let words = self.words();
-        if words.load(slot + layout::SEQUENCE, Acquire) != oldest + 1 {
-            return;
+        if self.words().load(slot + layout::SEQUENCE, Acquire) == oldest + 1 {
+            self.drop_entry(slot, dispose);
         }
+    }
+
+    /// Takes the marks of those off an entry that have still to read it.
+    fn drop_entry(&self, slot: usize, dispose: &mut impl FnMut([u64; E])) {
+        let words = self.words();
         let was = words.fetch_and(slot + layout::READERS, !WAITING);
         let dropped = (was & WAITING).count_ones();
         if dropped == 0 {
@@ -238,10 +242,18 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     }
 
     /// The first position from here on whose slot nobody holds.
-    fn first_not_held(&self, tail: u64) -> Result<u64> {
+    fn first_not_held(&self, tail: u64, dispose: &mut impl FnMut([u64; E])) -> Result<u64> {
         let words = self.words();
         let mut positions = tail..tail + self.queue.slots;
-        let free = |position: &u64| words.load(self.queue.slot(*position), Acquire) == 0;
+        let free = |position: &u64| {
+            let slot = self.queue.slot(*position);
+            let readers = words.load(slot + layout::READERS, Acquire);
+            readers == 0
+                || readers & WAITING != 0 && self.is_overdue(slot, tail) && {
+                    self.drop_entry(slot, dispose);
+                    words.load(slot + layout::READERS, Acquire) == 0
+                }
+        };
         let position = positions.find(free).ok_or(QueueError::Full)?;
         if position != tail {
             let skipped = words.load(layout::SKIPPED, Relaxed).wrapping_add(position - tail);
@@ -250,9 +262,22 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         Ok(position)
     }
 
-    /// After a holder of the lock has died: was its entry delivered, or not?
+    /// Would an entry that is unread have been dropped before? It was held when its turn came,
+    /// by one that claimed it unawares and put it back.
+    fn is_overdue(&self, slot: usize, tail: u64) -> bool {
+        let sequence = self.words().load(slot + layout::SEQUENCE, Acquire);
+        sequence != 0 && sequence + self.queue.depth <= tail
+    }
+
+    /// After a holder of the lock has died: what it began is brought to an end.
     #[cold]
     fn repair(&self) {
+        self.repair_tail();
+        self.queue.finish_removals();
+    }
+
+    /// Was the entry of one who has died delivered, or not?
+    fn repair_tail(&self) {
         let words = self.words();
         let tail = words.load(layout::TAIL, Acquire);
         for position in tail..tail.saturating_add(self.queue.slots) {

@@ -142,6 +142,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.load(at, Relaxed) == seat.name && seat.born.is_current()
     }
 
+    /// Did this subscription exist while the caller read what entries name that it holds? Then
+    /// nothing of that was disposed of before it was read.
+    #[inline]
+    #[must_use]
+    pub fn was_seated(&self, seat: Seat) -> bool {
+        self.words.fence_loads();
+        self.is_seated(seat)
+    }
+
     /// Waits for the next entry; None once the deadline has passed.
     pub fn take_until(&self, subscriber: &mut Subscriber, deadline: Instant) -> Option<Taken<E>> {
         let mut spin = subscriber.spin;
@@ -180,7 +189,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             let entry = self.entry_of(slot, position)?;
             let readers = self.words.load(slot + layout::READERS, Acquire);
             if readers & waiting(subscriber.place()) != 0 {
-                // After a miss the mark may be that of the next one at this place.
+                // After a miss the mark may be that of the next one that has this seat.
                 if has_missed && !self.is_subscribed(subscriber) {
                     return None;
                 }
@@ -191,9 +200,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 return None;
             }
             if position >= subscriber.resumed {
-                // One that had this place before, was removed while it lived, and stopped
-                // in the middle of letting go, took the mark for its own. Missed, then,
-                // rather than waited for without end.
+                // One that had this seat before it was resumed, lives, and stopped in the
+                // middle of letting go, took the mark for its own. Missed, then, rather than
+                // waited for without end.
                 has_missed = true;
                 subscriber.missed = subscriber.missed.wrapping_add(1);
             }
@@ -264,12 +273,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1 {
             return true;
         }
-        // Meanwhile the slot was given to another entry, which we claimed unawares.
+        // Meanwhile the slot was given to another entry, which we claimed unawares. One that
+        // was removed since then has nothing to put back.
         let mut readers = self.words.load(slot + layout::READERS, Acquire);
-        while let Err(found) =
-            self.words.compare_exchange(slot + layout::READERS, readers, readers & !to | from)
-        {
-            readers = found;
+        while readers & to != 0 {
+            let unclaimed = readers & !to | from;
+            match self.words.compare_exchange(slot + layout::READERS, readers, unclaimed) {
+                Ok(_) => break,
+                Err(found) => readers = found,
+            }
         }
         false
     }
@@ -294,7 +306,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn release_by(&self, seat: Seat, position: u64) -> Option<[u64; E]> {
         let slot = self.slot(position);
         let mine = waiting(seat.place) | holding(seat.place);
-        // One that was removed has nothing to let go of: its marks are another's by now.
+        // One that was removed has nothing to let go of. Should that happen just now, no mark
+        // of its place is anybody's before it has ended its subscription.
         if !self.is_seated(seat) {
             return None;
         }

@@ -147,7 +147,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         let queue = queue(4, when_full);
         let role = Participant::role(0).unwrap();
         let (first, second) = (caller(0), caller(1));
-        assert!(queue.resume(&first, role).unwrap().is_none());
+        assert!(queue.resume(&first, role, |_| {}).unwrap().is_none());
         let mut before = queue.subscribe_as(&first, role).unwrap();
         let bystander = queue.subscribe(&caller(2)).unwrap();
         for value in 0..4 {
@@ -162,7 +162,7 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         assert_eq!(queue.backlog_of(before.seat()), (1, 2));
         assert_eq!(queue.expel(&second, first.me, |entry| panic!("{entry:?}")), Ok(0));
 
-        let mut after = queue.resume(&second, role).unwrap().unwrap();
+        let mut after = queue.resume(&second, role, |_| {}).unwrap().unwrap();
         assert_eq!((after.place(), after.position()), (before.place(), 0));
         assert!(after.seat().who() == Some(role) && after.seat() != before.seat());
         assert!(!queue.is_subscribed(&before) && queue.take(&mut before).is_none());
@@ -180,7 +180,98 @@ fn a_role_outlives_who_has_it_and_its_successor_misses_nothing() {
         queue.unseat(&first, after.seat(), |entry| panic!("{entry:?}")).unwrap();
         let again = queue.unseat(&first, after.seat(), |_| {});
         assert_eq!(again, Err(QueueError::NotSubscribed));
-        assert!(queue.resume(&first, role).unwrap().is_none());
+        assert!(queue.resume(&first, role, |_| {}).unwrap().is_none());
+    }
+}
+
+#[test]
+fn one_who_is_evicted_keeps_its_place_and_nothing_else() {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+        let queue = queue(3, when_full);
+        let (me, other) = (caller(0), caller(1));
+        let mut slow = queue.subscribe(&other).unwrap();
+        for value in 0..2 {
+            queue.publish(&me, [value], |_| {}).unwrap();
+        }
+        assert_eq!(queue.take(&mut slow).unwrap().entry, [0]);
+        assert!(queue.was_seated(slow.seat()));
+        let mut disposed = Vec::new();
+        let dispose = |entry: [u64; 1]| {
+            assert!(!queue.was_seated(slow.seat()), "it knows before anything is gone");
+            disposed.push(entry[0]);
+        };
+        queue.evict(&me, slow.seat(), dispose).unwrap();
+        assert_eq!(disposed, [0, 1]);
+        assert!(!queue.is_subscribed(&slow) && queue.take(&mut slow).is_none());
+        assert_eq!((queue.subscribers(), queue.backlog_of(slow.seat())), (0, (0, 0)));
+        assert_eq!(queue.find_seat(slow.seat().to_bits()), Some(slow.seat()));
+        queue.evict(&me, slow.seat(), |entry| panic!("{entry:?} twice")).unwrap();
+        // What comes to the same slots is another's, at another place.
+        let mut next = queue.subscribe(&me).unwrap();
+        assert_ne!(next.place(), slow.place());
+        for value in 2..5 {
+            queue.publish(&me, [value], |_| {}).unwrap();
+        }
+        (0..5).for_each(|position| assert_eq!(queue.release(&slow, position), None));
+        assert_eq!(queue.take(&mut next).unwrap().entry, [2]);
+        // It ends by itself, or with its process.
+        queue.unsubscribe(&other, &slow, |entry| panic!("{entry:?}")).unwrap();
+        assert_eq!(queue.find_seat(slow.seat().to_bits()), None);
+        let again = queue.unsubscribe(&other, &slow, |_| {});
+        assert_eq!(again, Err(QueueError::NotSubscribed));
+        assert_eq!(queue.evict(&me, slow.seat(), |_| {}), Err(QueueError::NotSubscribed));
+        let slow = queue.subscribe(&other).unwrap();
+        queue.evict(&me, slow.seat(), |_| {}).unwrap();
+        assert_eq!(queue.expel(&me, other.me, |_| {}), Ok(1));
+        assert_eq!(queue.subscribe(&me).unwrap().place(), slow.place());
+    }
+}
+
+#[test]
+fn what_was_held_for_too_long_is_missed_by_who_goes_on() {
+    let queue = queue(2, WhenFull::DropOldest);
+    let role = Participant::role(0).unwrap();
+    let me = caller(0);
+    let mut before = queue.subscribe_as(&me, role).unwrap();
+    queue.publish(&me, [0], |_| {}).unwrap();
+    queue.take(&mut before).unwrap();
+    for value in 1..=200 {
+        queue.publish(&me, [value], |entry| assert_ne!(entry, [0])).unwrap();
+    }
+    let mut disposed = Vec::new();
+    let after = queue.resume(&me, role, |entry| disposed.push(entry[0])).unwrap();
+    let mut after = after.unwrap();
+    assert_eq!(disposed, [0]);
+    let taken = queue.take(&mut after).unwrap();
+    assert_eq!((taken.entry, after.missed()), ([199], 199));
+    queue.release(&after, taken.position);
+    queue.expel(&me, role, |_| {}).unwrap();
+    assert!((0..queue.slots).all(|slot| queue.readers_of_slot(slot) == 0));
+}
+
+#[test]
+fn what_was_put_back_too_late_is_dropped_in_its_turn() {
+    let queue = queue(2, WhenFull::DropOldest);
+    let me = caller(0);
+    let reader = queue.subscribe(&me).unwrap();
+    for value in 0..10 {
+        queue.publish(&me, [value], |_| {}).unwrap();
+    }
+    // As one that claimed it unawares, and put it back when its turn to be dropped was over.
+    let slot = queue.slot(3);
+    queue.words.store(slot + layout::SEQUENCE, 4, Release);
+    queue.words.store(slot + layout::READERS, layout::waiting(reader.place()), Release);
+    let mut disposed = Vec::new();
+    for value in 10..80 {
+        queue.publish(&me, [value], |entry| disposed.push(entry[0])).unwrap();
+    }
+    assert_eq!(disposed.iter().filter(|value| **value == 3).count(), 1);
+    assert_eq!(queue.position(), 80, "nothing is skipped");
+}
+
+impl Short {
+    fn readers_of_slot(&self, number: u64) -> u64 {
+        self.words.load(self.slot(number) + layout::READERS, Acquire)
     }
 }
 
@@ -363,6 +454,9 @@ enum Step {
     Release(usize, usize),
     Subscribe,
     Leave(usize),
+    Evict(usize),
+    /// Of those that were evicted.
+    End(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -372,13 +466,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => (0..4_usize, any::<usize>()).prop_map(|(who, which)| Step::Release(who, which)),
         1 => Just(Step::Subscribe),
         1 => (0..4_usize).prop_map(Step::Leave),
+        1 => (0..4_usize).prop_map(Step::Evict),
+        1 => any::<usize>().prop_map(Step::End),
     ];
     prop::collection::vec(step, 1..150)
 }
 
 proptest! {
     /// Every subscriber gets what was published while it subscribed, in order, but for
-    /// what was dropped; and every entry is disposed of once, when nobody needs it.
+    /// what was dropped; and every entry is disposed of once, when nobody needs it. One that
+    /// was evicted has no part in it, whatever it does.
     #[test]
     fn it_does_as_the_model(steps in steps(), depth in 1..6_u32, drops in any::<bool>()) {
         let when_full = if drops { WhenFull::DropOldest } else { WhenFull::Refuse };
@@ -386,6 +483,7 @@ proptest! {
         let me = caller(0);
         // Of each subscriber: what it has still to read, and what it holds.
         let mut readers: Vec<(Subscriber, VecDeque<u64>, Vec<u64>)> = Vec::new();
+        let mut evicted: Vec<(Subscriber, Vec<u64>)> = Vec::new();
         let mut alive = BTreeSet::new();
         let mut next = 0;
         for step in steps {
@@ -446,14 +544,33 @@ proptest! {
                         }
                     }
                 }
-                Step::Subscribe if readers.len() < 4 => {
-                    readers.push((queue.subscribe(&me).unwrap(), VecDeque::new(), Vec::new()));
+                Step::Subscribe if readers.len() < 4 && evicted.len() < 20 => {
+                    let subscriber = queue.subscribe(&me).unwrap();
+                    let places = evicted.iter().map(|(evicted, _)| evicted.place());
+                    prop_assert!(!places.into_iter().any(|place| place == subscriber.place()));
+                    readers.push((subscriber, VecDeque::new(), Vec::new()));
+                }
+                Step::Evict(who) if who < readers.len() => {
+                    let (subscriber, _, held) = readers.remove(who);
+                    let seat = subscriber.seat();
+                    queue.evict(&me, seat, |entry| disposed.push(entry[0])).unwrap();
+                    evicted.push((subscriber, held));
+                }
+                Step::End(who) if !evicted.is_empty() => {
+                    let (subscriber, _) = evicted.swap_remove(who % evicted.len());
+                    let nothing = |entry| panic!("{entry:?} was not its own");
+                    queue.unsubscribe(&me, &subscriber, nothing).unwrap();
                 }
                 Step::Leave(who) if who < readers.len() => {
                     let (subscriber, _, _) = readers.remove(who);
                     queue.unsubscribe(&me, &subscriber, |entry| disposed.push(entry[0])).unwrap();
                 }
-                Step::Subscribe | Step::Leave(_) => {}
+                Step::Subscribe | Step::Leave(_) | Step::Evict(_) | Step::End(_) => {}
+            }
+            for (subscriber, held) in &mut evicted {
+                prop_assert_eq!(queue.take(subscriber), None);
+                let released = held.iter().find_map(|held| queue.release(subscriber, *held));
+                prop_assert_eq!(released, None);
             }
             for value in disposed {
                 prop_assert!(alive.remove(&value), "{value} was disposed of twice");

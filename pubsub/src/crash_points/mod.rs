@@ -210,7 +210,7 @@ impl World {
         assert!(topic.census().publishers.iter().all(|seen| seen.who == self.survivor), "{what}");
         let here = self.ledger(Direction::Here);
         // The role's messages are carried by somebody else.
-        if let Some(mut carrier) = topic.here().resume(&caller, role()).unwrap() {
+        if let Some(mut carrier) = topic.here().resume(&caller, role(), |_| {}).unwrap() {
             self.read(self.survivor, Direction::Here, &mut carrier);
         }
         let dispose = |words| {

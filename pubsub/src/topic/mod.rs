@@ -144,7 +144,10 @@ impl Topic {
         here: &Pool,
     ) -> Result<ipc::Subscriber> {
         let refused = |cause| self.queue_error("carry a topic", cause);
-        if let Some(resumed) = self.here().resume(caller, role).map_err(refused)? {
+        let dispose = |words| {
+            self.dispose(caller, here.ledger(), words);
+        };
+        if let Some(resumed) = self.here().resume(caller, role, dispose).map_err(refused)? {
             return Ok(resumed);
         }
         // One whose making or ending was cut short.
