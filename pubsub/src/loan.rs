@@ -10,7 +10,7 @@ use ipc::{Block, Place};
 use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::borrow_mut;
+use crate::pool::{Begun, borrow_mut};
 use crate::publisher::{Outgoing, Post};
 use crate::settings::{MOST_METADATA, SharedPlace};
 
@@ -49,6 +49,8 @@ pub struct Loan {
     slice: Slice,
     metadata: u16,
     is_mine: bool,
+    /// What a device may still be writing to it, though nobody waited for that.
+    begun: Option<Begun>,
 }
 
 impl fmt::Debug for Loan {
@@ -60,7 +62,7 @@ impl fmt::Debug for Loan {
 impl Loan {
     pub(crate) fn new(post: Arc<Post>, block: Block, place: Place, length: u64) -> Result<Self> {
         match post.desk.here.slice(place, length) {
-            Ok(slice) => Ok(Self { post, block, slice, metadata: 0, is_mine: true }),
+            Ok(slice) => Ok(Self { post, block, slice, metadata: 0, is_mine: true, begun: None }),
             Err(error) => {
                 post.give_back(block);
                 Err(error)
@@ -98,7 +100,9 @@ impl Loan {
     /// Copies bytes to a part of it; on a device, waits until they are there.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) beyond its end.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) beyond its end;
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if a device is too slow: then nobody
+    /// gets the memory, by publishing or giving it back, before the device has done with it.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.post.desk.house.check_fork("write a message")?;
         let part = self.slice.slice(offset, bytes.len() as u64);
@@ -106,7 +110,8 @@ impl Loan {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.post.desk.here.write(&part, bytes, gpu::PATIENCE)
+        let written = self.post.desk.here.write(&part, bytes, gpu::PATIENCE);
+        written.inspect_err(|_| self.begun = self.post.desk.here.begun())
     }
 
     /// Copies from a device's memory, all of it.
@@ -114,7 +119,17 @@ impl Loan {
         if from.length() == 0 {
             return Ok(());
         }
-        self.post.desk.here.copy(&self.slice, from, patience)
+        let copied = self.post.desk.here.copy(&self.slice, from, patience);
+        copied.inspect_err(|_| self.begun = self.post.desk.here.begun())
+    }
+
+    /// Does no device write to it any more that this process told to?
+    fn check_done(&self) -> Result<()> {
+        if self.begun.as_ref().is_none_or(Begun::is_done) {
+            return Ok(());
+        }
+        let detail = "a copy into the message that took too long is not done yet";
+        Err(self.post.too_late("publish", detail))
     }
 
     /// Its bytes, to be written in place. For one on the host.
@@ -169,6 +184,7 @@ impl Loan {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), and then the memory is given back, as
     /// with any error; [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn publish(mut self, patience: Duration) -> Result<Sent> {
+        self.check_done()?;
         // The usual case needs no look at the clock.
         match self.post.attempt(self.outgoing(), false)? {
             Some(sent) => {
@@ -180,6 +196,7 @@ impl Loan {
     }
 
     pub(crate) fn publish_until(mut self, deadline: Instant) -> Result<Sent> {
+        self.check_done()?;
         let Some(sent) = self.post.publish_until(self.outgoing(), deadline)? else {
             let detail = "subscribers have not released what fills the topic";
             return Err(self.post.too_late("publish", detail));
@@ -194,6 +211,7 @@ impl Loan {
     /// # Errors
     /// As [`publish`](Self::publish), but for the deadline.
     pub fn publish_within(mut self, patience: Duration) -> Result<Attempt> {
+        self.check_done()?;
         let deadline = clock::deadline(patience);
         match self.post.publish_until(self.outgoing(), deadline)? {
             Some(sent) => {
@@ -209,6 +227,7 @@ impl Loan {
     /// # Errors
     /// As [`publish`](Self::publish), but for the deadline.
     pub fn try_publish(mut self) -> Result<Attempt> {
+        self.check_done()?;
         match self.post.attempt(self.outgoing(), false)? {
             Some(sent) => {
                 self.is_mine = false;
@@ -221,8 +240,13 @@ impl Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        if self.is_mine {
-            self.post.give_back(self.block);
+        if !self.is_mine {
+            return;
+        }
+        match self.begun.take().filter(|begun| !begun.is_done()) {
+            // Nobody else gets what a device may write to.
+            Some(begun) => self.post.desk.here.free_after(self.block, begun),
+            None => self.post.give_back(self.block),
         }
     }
 }

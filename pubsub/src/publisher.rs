@@ -125,6 +125,9 @@ impl Post {
                 if pool.should_ask(bytes) {
                     self.desk.house.office.grow(pool.id(), bytes);
                 }
+                self.line().pressure().refused();
+                // For the next attempt.
+                pool.free_what_is_done(&self.desk.house.caller());
                 Ok(None)
             }
             Err(cause) => {
@@ -153,7 +156,7 @@ impl Post {
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };
         let found = ledger.wait(&mut spin, deadline, look).transpose();
-        self.line().pressure().end();
+        self.line().pressure().end(matches!(found, Ok(Some(_))));
         self.order().spin = spin;
         found
     }
@@ -198,6 +201,7 @@ impl Post {
                 Sent { position: None, readers: 0, is_dropped: false }
             }
             Err(QueueError::Full) if topic.settings().reliability == Reliability::Reliable => {
+                self.line().pressure().refused();
                 return Ok(None);
             }
             Err(QueueError::Full) => {
@@ -230,7 +234,7 @@ impl Post {
             if queue.has_room() { self.attempt(outgoing, true).transpose() } else { None }
         };
         let sent = queue.wait_for_room_with(&mut spin, deadline, look).transpose();
-        self.line().pressure().end();
+        self.line().pressure().end(matches!(sent, Ok(Some(_))));
         self.order().spin = spin;
         sent
     }
@@ -407,7 +411,9 @@ impl Publisher {
     }
 
     /// Waits until everything that it has published so far was released by all that got it;
-    /// messages for other nodes count as released when those have them.
+    /// messages for other nodes count as released when those have them. Who holds messages of a
+    /// reliable topic that is full meanwhile is in the way; who holds some of one that has room
+    /// is not, and may hold them for longer than this waits.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
@@ -417,11 +423,11 @@ impl Publisher {
         let post = &*self.post;
         post.check(operation)?;
         let queue = post.desk.topic.here();
-        let (mut spin, mut from, sequence) = {
+        // All of its own up to this sequence have their places before this end.
+        let (mut spin, mut from, sequence, end) = {
             let order = post.order();
-            (order.spin, order.flushed, order.sequence)
+            (order.spin, order.flushed, order.sequence, queue.position())
         };
-        let end = queue.position();
         let is_mine = |words| {
             let entry = Entry::from_words(words);
             entry.publisher == post.id && entry.sequence <= sequence
@@ -433,13 +439,20 @@ impl Publisher {
             }
             None => Some(Ok(())),
         };
+        post.line().pressure().begin();
         let flushed = queue.wait_for_room_with(&mut spin, clock::deadline(patience), look);
-        let Some(flushed) = flushed else {
-            let detail = format!("message {from} of the topic is not released by all");
-            return Err(post.too_late(operation, &detail));
-        };
-        let mut order = post.order();
-        order.flushed = order.flushed.max(end);
-        flushed
+        post.line().pressure().end(matches!(flushed, Some(Ok(()))));
+        match flushed {
+            Some(Ok(())) => {
+                let mut order = post.order();
+                order.flushed = order.flushed.max(end);
+                Ok(())
+            }
+            Some(Err(error)) => Err(error),
+            None => {
+                let detail = format!("message {from} of the topic is not released by all");
+                Err(post.too_late(operation, &detail))
+            }
+        }
     }
 }

@@ -44,8 +44,11 @@ impl Sample {
         self.shared.desk.pool(self.direction)
     }
 
-    fn note(&self) -> Note<'_, ipc::MappedWords> {
-        self.pool().ledger().note(self.entry.block)
+    /// What is noted of the message; None if its block is another one's by now.
+    fn noted<T>(&self, read: impl FnOnce(&Note<'_, ipc::MappedWords>) -> T) -> Option<T> {
+        let note = self.pool().ledger().note(self.entry.block);
+        let found = read(&note);
+        note.was_of(self.entry.block).then_some(found)
     }
 
     /// Length in bytes.
@@ -77,10 +80,11 @@ impl Sample {
     }
 
     /// Is it still held? Not if its subscriber was removed for holding it too long: then what
-    /// lies there may be another message by now.
+    /// lies there may be another message by now. Asked after its bytes were read it tells
+    /// whether they were its own.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.shared.is_seated(self.direction)
+        self.shared.was_seated(self.direction)
     }
 
     fn check(&self, operation: &'static str) -> Result<()> {
@@ -141,10 +145,12 @@ impl Sample {
         Ok(unsafe { borrow(&self.slice) })
     }
 
-    /// What its publisher attached.
+    /// What its publisher attached; nothing, if its subscriber was removed and another message
+    /// has come to its place.
     #[must_use]
     pub fn metadata(&self) -> Metadata {
-        self.note().metadata(usize::from(self.entry.metadata))
+        let length = usize::from(self.entry.metadata);
+        self.noted(|note| note.metadata(length)).unwrap_or(Metadata::NONE)
     }
 
     /// Who published it: a name that is unique on the node that it [comes from](Self::origin).
@@ -167,10 +173,11 @@ impl Sample {
         self.position
     }
 
-    /// The identity of the node that it comes from; None for this one.
+    /// The identity of the node that it comes from; None for this one. Nothing but zeros if
+    /// that is not known any more, since its subscriber was removed.
     #[must_use]
     pub fn origin(&self) -> Option<[u8; 16]> {
-        self.entry.has_origin.then(|| self.note().origin())
+        self.entry.has_origin.then(|| self.noted(|note| note.origin()).unwrap_or_default())
     }
 
     /// When it was published, in nanoseconds since 1970, by the clock of the node that it
@@ -180,16 +187,16 @@ impl Sample {
         self.entry.published_at
     }
 
-    /// When it reached each stage of its way.
+    /// When it reached each stage of its way; all 0 if that is not known any more.
     #[must_use]
     pub fn times(&self) -> Times {
-        self.note().times()
+        self.noted(|note| note.times()).unwrap_or_default()
     }
 
     /// By which way it came.
     #[must_use]
     pub fn way(&self) -> Way {
-        self.note().way()
+        self.noted(|note| note.way()).unwrap_or(Way::SharedMemory)
     }
 }
 

@@ -63,6 +63,12 @@ impl Subscription {
         self.desk.topic.queue(direction).is_seated(self.seat(direction))
     }
 
+    /// What was read before was read while it was held.
+    #[inline]
+    pub(crate) fn was_seated(&self, direction: Direction) -> bool {
+        self.desk.topic.queue(direction).was_seated(self.seat(direction))
+    }
+
     #[inline]
     pub(crate) fn release(&self, direction: Direction, position: u64) {
         let Desk { house, topic, .. } = &self.desk;
@@ -160,6 +166,10 @@ impl Subscriber {
             if let Some(taken) = taken {
                 return self.sample(direction, &taken).map(Some);
             }
+            if !self.shared.is_seated(direction) {
+                // Removed from one queue: nothing comes from the other one either.
+                break;
+            }
         }
         self.check_seat()?;
         Ok(None)
@@ -203,7 +213,7 @@ impl Subscriber {
             return self.shared.desk.house.office.check();
         }
         let detail = match self.evicted() {
-            Some(held_for) => format!("its samples were in the way for {held_for:?}"),
+            Some(held_for) => format!("its messages were in the way for {held_for:?}"),
             None => "its process was taken for dead, or left its node".to_owned(),
         };
         Err(Error::new("pull", ErrorKind::Evicted, detail).on(self.topic()))

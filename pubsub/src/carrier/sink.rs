@@ -91,7 +91,6 @@ impl Sink for TopicSink {
             }
         };
         let note = self.pool.ledger().note(block);
-        note.begin(block, clock::now());
         note.set_origin(&self.origin.node);
         note.set_way(match self.pool.id().place {
             SharedPlace::Host => Way::Ring,

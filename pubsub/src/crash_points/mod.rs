@@ -6,6 +6,7 @@
 
 mod words;
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ struct World {
     survivor: Participant,
     victim: Participant,
     settings: SharedSettings,
+    /// One that is about to be evicted.
+    slow: RefCell<Option<[ipc::Subscriber; 2]>>,
 }
 
 type Books<'a> = Ledger<Crashing<'a>>;
@@ -76,7 +79,8 @@ impl World {
         let survivor = roster.admit(Life::of_this_process().unwrap()).unwrap();
         // Its life is learnt when it is born.
         let victim = roster.admit(Life::of_this_process().unwrap()).unwrap();
-        Self { words, crash: Crash::default(), roster, survivor, victim, settings }
+        let (crash, slow) = (Crash::default(), RefCell::default());
+        Self { words, crash, roster, survivor, victim, settings, slow }
     }
 
     fn part(&self, first: usize, count: usize) -> Crashing<'_> {
@@ -133,10 +137,13 @@ impl World {
         match topic.publish_in(&caller, entry, &ledger) {
             Ok(_) => true,
             Err(_) => {
-                topic.publisher(id).pressure().begin();
-                topic.publisher(id).count_dropped(sequence);
+                let line = topic.publisher(id);
+                line.pressure().refused();
+                line.pressure().begin();
+                line.count_dropped(sequence);
                 ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
-                topic.publisher(id).pressure().end();
+                line.pressure().end(false);
+                line.pressure().relieved();
                 false
             }
         }
@@ -202,6 +209,20 @@ impl World {
         };
         let all: Vec<_> = (first..next + 3).filter(|number| Some(*number) != passed).collect();
         assert_eq!(seen, all, "{what}: each once");
+    }
+
+    /// Evicted from both queues, and told so; or from none, and not told.
+    fn check_the_slow(&self, what: &str) {
+        let Some(slow) = self.slow.take() else { return };
+        let topic = self.topic();
+        let queues = [topic.here(), topic.arrivals()];
+        let [here, arrivals] = [0, 1].map(|at| queues[at].is_subscribed(&slow[at]));
+        assert_eq!(here, arrivals, "{what}: by halves");
+        assert_eq!(topic.evicted(slow[0].seat()).is_none(), here, "{what}");
+        for (queue, subscriber) in queues.into_iter().zip(&slow) {
+            let (unread, held) = queue.backlog_of(subscriber.seat());
+            assert!(here || unread + held == 0, "{what}");
+        }
     }
 
     /// When nobody is left but the survivor, and it leaves, there is nothing left at all.
@@ -316,16 +337,37 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
             let id = world.topic().claim(world.survivor).unwrap();
             let mut subscribers = world.subscribe(world.survivor);
             world.publish(world.survivor, id, 1);
+            world.deliver(world.survivor, 0);
             world.topic().here().take(&mut subscribers[0]).unwrap();
+            *world.slow.borrow_mut() = Some(subscribers);
             Box::new(|world| {
                 let topic = world.topic();
-                let (_, seats) = topic.in_the_way(Direction::Here).unwrap();
                 let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
                 let caller = world.caller(world.victim);
                 let held_for = Duration::from_secs(1);
                 let ledgers = [&ledgers[0], &ledgers[1]];
-                let seat = (Direction::Here, seats[0]);
-                topic.evict_in(&caller, seat, held_for, ledgers).unwrap();
+                let seat = world.slow.borrow().as_ref().unwrap()[0].seat();
+                topic.evict_in(&caller, (Direction::Here, seat), held_for, ledgers).unwrap();
+            })
+        }),
+        ("evict one, and find a lock held", |world| {
+            let subscribers = world.subscribe(world.survivor);
+            *world.slow.borrow_mut() = Some(subscribers);
+            Box::new(|world| {
+                let topic = world.topic();
+                let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
+                let caller = world.caller(world.victim);
+                let impatient = Caller { patience: Duration::from_millis(1), ..caller };
+                let seat = world.slow.borrow().as_ref().unwrap()[0].seat();
+                let at = (Direction::Here, seat);
+                let each = |_| {
+                    let ledgers = [&ledgers[0], &ledgers[1]];
+                    topic.evict_in(&impatient, at, Duration::from_secs(1), ledgers).unwrap_err();
+                };
+                // Something is there: it is looked through under the lock.
+                let id = topic.claim(world.victim).unwrap();
+                world.publish(world.victim, id, 1);
+                topic.here().find_entries(&caller, each).unwrap();
             })
         }),
         ("admit a piece", |_| {
@@ -355,6 +397,7 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
         world.publish(world.survivor, id, 1);
     }
     world.bury(world.survivor, world.victim);
+    world.check_the_slow(&what);
     let [_, arrivals] = &mut reader;
     if name.starts_with("deliver") {
         world.deliver_the_rest(&what, arrivals);

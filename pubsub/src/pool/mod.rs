@@ -2,6 +2,7 @@
 //! say what of it is whose.
 
 mod bytes;
+mod copies;
 mod ledger;
 mod note;
 #[cfg(test)]
@@ -20,7 +21,10 @@ use crate::below;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::SharedPlace;
 
+use self::copies::Copies;
+
 pub(crate) use self::bytes::{borrow, borrow_mut};
+pub(crate) use self::copies::Begun;
 pub(crate) use self::ledger::{Ledger, MOST_PIECES};
 pub use self::note::{Metadata, Times, Way};
 pub(crate) use self::note::{Note, Stage, origin_words};
@@ -86,6 +90,7 @@ pub(crate) struct Pool {
     pieces: Mutex<Vec<(OwnedFd, u64)>>,
     /// For copies in and out of a device's memory; made when one is first needed.
     stream: OnceLock<Stream>,
+    copies: Copies,
     /// When this process last asked for more: pieces admitted then and one, and the time.
     asked: Mutex<Option<(usize, Instant)>>,
 }
@@ -126,6 +131,7 @@ impl Pool {
             memory,
             pieces: Mutex::default(),
             stream: OnceLock::new(),
+            copies: Copies::default(),
             asked: Mutex::default(),
         })
     }
@@ -300,24 +306,6 @@ impl Pool {
         let stream = self.stream()?;
         stream.copy(to, from).map_err(on)?;
         stream.synchronize(longest).map_err(on)
-    }
-
-    /// Memory of the host is no device's: what comes from one goes by way of the caller's.
-    fn copy_to_host(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
-        const AT_ONCE: u64 = 1 << 20;
-        let on = |cause| below::of_device("copy into a message", cause).on(self.id);
-        let stream = from.memory().mapped_for().stream().map_err(on)?;
-        let mut bytes = vec![0; AT_ONCE.min(from.length()) as usize];
-        let mut offset = 0;
-        while offset < from.length() {
-            let length = AT_ONCE.min(from.length() - offset);
-            let bytes = &mut bytes[..length as usize];
-            let part = from.slice(offset, length).map_err(on)?;
-            stream.download(&part, bytes, longest).map_err(on)?;
-            self.write(&to.slice(offset, length).map_err(on)?, bytes, longest)?;
-            offset += length;
-        }
-        Ok(())
     }
 
     fn stream(&self) -> Result<&Stream> {

@@ -3,7 +3,8 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::fence;
 
 use ipc::{Block, Words};
 
@@ -14,6 +15,8 @@ const BLOCK: usize = 0;
 const FIRST_TIME: usize = 1;
 const WAY: usize = 6;
 const ORIGIN: usize = 7;
+/// What lies between here and the metadata is not used.
+const END: usize = 9;
 const METADATA: usize = 16;
 /// Words of a note.
 pub(super) const WORDS: usize = METADATA + MOST_METADATA / size_of::<u64>();
@@ -55,6 +58,11 @@ pub struct Times {
 pub struct Metadata {
     bytes: [u8; MOST_METADATA],
     length: usize,
+}
+
+impl Metadata {
+    /// Nothing.
+    pub(crate) const NONE: Self = Self { bytes: [0; MOST_METADATA], length: 0 };
 }
 
 impl Deref for Metadata {
@@ -119,10 +127,19 @@ impl<'a, W: Words> Note<'a, W> {
     #[inline]
     pub(crate) fn begin(&self, block: Block, now: u64) {
         self.words.store(self.first + BLOCK, block.to_bits(), Relaxed);
-        for which in FIRST_TIME..METADATA {
+        // Whoever reads something of what follows sees whose it is.
+        fence(Release);
+        for which in FIRST_TIME..END {
             self.words.store(self.first + which, 0, Relaxed);
         }
         self.stamp(Stage::Allocated, now);
+    }
+
+    /// Is it still, after it was read, the note of this block, and not of one that came to its
+    /// place since?
+    pub(crate) fn was_of(&self, block: Block) -> bool {
+        fence(Acquire);
+        self.word(BLOCK) == block.to_bits()
     }
 
     #[inline]

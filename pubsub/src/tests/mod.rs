@@ -3,6 +3,7 @@
 mod allocations;
 mod deaths;
 mod delivery;
+mod devices;
 mod limits;
 
 use std::sync::Arc;
@@ -155,5 +156,15 @@ impl Home {
 
     fn close(&self) {
         self.clerk.is_closed.store(true, Release);
+    }
+
+    fn open(&self) {
+        self.clerk.is_closed.store(false, Release);
+    }
+
+    /// How many publishers wait for something at this moment.
+    fn waiting(&self) -> usize {
+        let publishers = self.topic.census().publishers;
+        publishers.into_iter().filter(|seen| seen.waits_since.is_some()).count()
     }
 }

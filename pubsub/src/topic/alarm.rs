@@ -11,6 +11,8 @@ use super::layout::{ALARMS, LAST_LOST, LINE, LOST, MOST_LOST, MOST_SUBSCRIBERS};
 const HERE: usize = 0;
 const ARRIVALS: usize = 1;
 const EVICTED: usize = 2;
+/// Whom that is about: by the seat at the queue of what is published here.
+const WHOM: usize = 3;
 
 /// A subscriber has a seat at each of the topic's queues; its line joins the two, and says
 /// why it was removed. It has the number of its seat at the queue of what is published here.
@@ -28,18 +30,21 @@ impl<'a, W: Words> Alarm<'a, W> {
     /// The line of the subscriber that has one of the two seats.
     pub(super) fn find(words: &'a W, seat: Seat, is_arrivals: bool) -> Option<Self> {
         let which = if is_arrivals { ARRIVALS } else { HERE };
-        let mut lines = (0..MOST_SUBSCRIBERS).map(|place| Self { words, place });
-        lines.find(|line| words.load(line.at(which), Acquire) == seat.to_bits())
+        Self::all(words).find(|line| words.load(line.at(which), Acquire) == seat.to_bits())
     }
 
     fn at(&self, which: usize) -> usize {
         ALARMS + self.place * LINE + which
     }
 
+    pub(super) fn all(words: &'a W) -> impl Iterator<Item = Self> {
+        (0..MOST_SUBSCRIBERS).map(move |place| Self { words, place })
+    }
+
     /// Joins two seats.
     pub(super) fn enrol(&self, here: Seat, arrivals: Seat) {
         self.words.store(self.at(HERE), 0, Release);
-        self.words.store(self.at(EVICTED), 0, Release);
+        self.words.store(self.at(WHOM), 0, Release);
         self.words.store(self.at(ARRIVALS), arrivals.to_bits(), Release);
         self.words.store(self.at(HERE), here.to_bits(), Release);
     }
@@ -49,17 +54,29 @@ impl<'a, W: Words> Alarm<'a, W> {
         [HERE, ARRIVALS].map(|which| self.words.load(self.at(which), Acquire))
     }
 
-    /// Tells the subscriber that it is removed, and how long it was in the way.
-    pub(super) fn evict(&self, held_for: Duration) {
-        let held_for = u64::try_from(held_for.as_nanos()).unwrap_or(u64::MAX).max(1);
+    /// Tells the subscriber that has this seat that it is removed, and how long it was in the
+    /// way. Another one that comes to this line meanwhile is not told.
+    pub(super) fn evict(&self, here: u64, held_for: Duration) {
+        let held_for = u64::try_from(held_for.as_nanos()).unwrap_or(u64::MAX);
         self.words.store(self.at(EVICTED), held_for, Release);
+        self.words.store(self.at(WHOM), here, Release);
+    }
+
+    /// It could not be removed.
+    pub(super) fn take_back(&self) {
+        self.words.store(self.at(WHOM), 0, Release);
+    }
+
+    /// Is the subscriber that is here now about to be removed, or was it?
+    pub(super) fn is_evicted(&self) -> bool {
+        let whom = self.words.load(self.at(WHOM), Acquire);
+        whom != 0 && whom == self.words.load(self.at(HERE), Acquire)
     }
 
     /// How long it was in the way, if that is why it was removed.
     pub(super) fn evicted(&self, here: Seat) -> Option<Duration> {
-        let held_for = self.words.load(self.at(EVICTED), Acquire);
-        let is_mine = self.words.load(self.at(HERE), Acquire) == here.to_bits();
-        (is_mine && held_for != 0).then(|| Duration::from_nanos(held_for))
+        let is_mine = self.words.load(self.at(WHOM), Acquire) == here.to_bits();
+        is_mine.then(|| Duration::from_nanos(self.words.load(self.at(EVICTED), Acquire)))
     }
 }
 

@@ -9,6 +9,7 @@ use super::alarm::{Alarm, Losses};
 use super::publishers;
 use crate::error::Result;
 use crate::pool::{Direction, Ledger};
+use crate::settings::Reliability;
 
 impl<W: Words + Clone> TopicWords<W> {
     pub(crate) fn bury_in(
@@ -29,6 +30,7 @@ impl<W: Words + Clone> TopicWords<W> {
             self.settle_arrivals(caller, arrivals)?;
             self.has_no_writer();
         }
+        self.finish_evictions(caller, [here, arrivals])?;
         // Last: this wakes those that wait for what was done here.
         for (queue, ledger) in [(self.arrivals(), arrivals), (self.here(), here)] {
             let expelled = queue.expel(caller, who, |words| {
@@ -41,18 +43,30 @@ impl<W: Words + Clone> TopicWords<W> {
 
     /// The oldest message that somebody has still to read or holds, and who: they are in the
     /// way of those that [wait](Self::pressure) for room, if it stays so.
+    ///
+    /// Nobody is in the way of anybody as long as there is room, or where messages are dropped:
+    /// memory that is wanting then is taken by loans, or by other topics.
     pub(crate) fn in_the_way(&self, direction: Direction) -> Option<(u64, Vec<Seat>)> {
         let queue = self.queue(direction);
+        if self.settings().reliability != Reliability::Reliable || queue.has_room() {
+            return None;
+        }
         let position = queue.oldest()?;
         Some((position, queue.holders(position).collect()))
     }
 
-    /// Since when a publisher waits for room, the longest of all; None if none does.
+    /// Since when a publisher waits for room, the longest of all; None if none does. One that
+    /// was refused and does not wait counts for a while, so that it has to come again for
+    /// somebody to be in its way for as long as messages may be held.
     pub(crate) fn pressure(&self) -> Option<u64> {
+        let holds = self.settings().release_deadline() / 4 * 3;
         let waiting = publishers::lines(self.words()).filter(|line| line.who().is_some());
-        waiting.filter_map(|line| line.pressure().since()).min()
+        waiting.filter_map(|line| line.pressure().since(holds)).min()
     }
 
+    /// Removes one that lives from both queues, and tells it why. Its places are its own until it
+    /// ends its subscription by itself. Whoever [cleans up](Self::bury_in) after one that died
+    /// here does the rest.
     pub(crate) fn evict_in(
         &self,
         caller: &Caller<'_>,
@@ -60,30 +74,62 @@ impl<W: Words + Clone> TopicWords<W> {
         held_for: Duration,
         ledgers: [&Ledger<W>; 2],
     ) -> Result<()> {
-        let line = Alarm::find(self.words(), seat, direction == Direction::Arrivals);
-        if let Some(line) = &line {
-            // First, so that it knows why when it sees that it is removed.
-            line.evict(held_for);
-        }
-        let queues = [(Direction::Here, ledgers[0]), (Direction::Arrivals, ledgers[1])];
-        for ((at, ledger), number) in queues.into_iter().zip(0..) {
-            let queue = self.queue(at);
-            let theirs = if at == direction {
-                Some(seat)
-            } else {
-                let bits = line.as_ref().map(|line| line.seats()[number]);
-                queue.seats().find(|seat| Some(seat.to_bits()) == bits)
-            };
-            let Some(theirs) = theirs else { continue };
-            let dispose = |words| {
-                self.dispose(caller, ledger, words);
-            };
-            match queue.unseat(caller, theirs, dispose) {
-                Ok(()) | Err(QueueError::NotSubscribed) => {}
-                Err(cause) => return Err(self.queue_error("evict a subscriber", cause)),
+        let Some(line) = Alarm::find(self.words(), seat, direction == Direction::Arrivals) else {
+            // It has not come so far that the two are joined.
+            return self.evict_from(caller, direction, seat, ledgers).map(drop);
+        };
+        let seats = line.seats();
+        // First, so that it knows why when it sees that it is removed.
+        line.evict(seats[0], held_for);
+        self.evict_both(caller, &line, seats, ledgers)
+    }
+
+    /// What was begun by one that died, or could not get a lock.
+    fn finish_evictions(&self, caller: &Caller<'_>, ledgers: [&Ledger<W>; 2]) -> Result<()> {
+        let mut lines = Alarm::all(self.words()).filter(Alarm::is_evicted);
+        lines.try_for_each(|line| self.evict_both(caller, &line, line.seats(), ledgers))
+    }
+
+    fn evict_both(
+        &self,
+        caller: &Caller<'_>,
+        line: &Alarm<'_, W>,
+        seats: [u64; 2],
+        ledgers: [&Ledger<W>; 2],
+    ) -> Result<()> {
+        let mut is_removed = false;
+        for (direction, bits) in [Direction::Here, Direction::Arrivals].into_iter().zip(seats) {
+            let Some(seat) = self.queue(direction).find_seat(bits) else { continue };
+            match self.evict_from(caller, direction, seat, ledgers) {
+                Ok(found) => is_removed |= found,
+                Err(error) => {
+                    if !is_removed {
+                        line.take_back();
+                    }
+                    return Err(error);
+                }
             }
         }
         self.here().ring_messages();
         Ok(())
+    }
+
+    /// False if it has ended its subscription by itself.
+    fn evict_from(
+        &self,
+        caller: &Caller<'_>,
+        direction: Direction,
+        seat: Seat,
+        ledgers: [&Ledger<W>; 2],
+    ) -> Result<bool> {
+        let ledger = ledgers[usize::from(direction == Direction::Arrivals)];
+        let dispose = |words| {
+            self.dispose(caller, ledger, words);
+        };
+        match self.queue(direction).evict(caller, seat, dispose) {
+            Ok(()) => Ok(true),
+            Err(QueueError::NotSubscribed) => Ok(false),
+            Err(cause) => Err(self.queue_error("evict a subscriber", cause)),
+        }
     }
 }

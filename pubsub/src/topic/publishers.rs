@@ -1,6 +1,7 @@
 //! The publishers' table: a line for each.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
 
 use ipc::{Participant, Words};
 
@@ -113,6 +114,7 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         words.store(self.at(SEQUENCE), sequence, Relaxed);
         words.store(self.at(MESSAGES), self.word(MESSAGES).wrapping_add(1), Relaxed);
         words.store(self.at(BYTES), self.word(BYTES).wrapping_add(bytes), Relaxed);
+        self.pressure().relieved();
     }
 
     /// One found no room.
@@ -131,13 +133,13 @@ impl<'a, W: Words> PublisherLine<'a, W> {
             messages: self.word(MESSAGES),
             bytes: self.word(BYTES),
             dropped: self.word(DROPPED),
-            waits_since: self.pressure().since(),
+            waits_since: self.pressure().since(Duration::ZERO),
         })
     }
 
     /// For the next publisher. Its intent is settled.
     pub(crate) fn give_back(&self) {
-        self.pressure().end();
+        self.pressure().clear();
         self.words.store(self.at(NUMBER), 0, Release);
         self.words.store(self.at(WHO), 0, Release);
     }

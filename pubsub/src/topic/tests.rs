@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ipc::{Immortal, LocalWords, Owner, Participant};
 
-use super::alarm::Losses;
+use super::alarm::{Alarm, Losses};
 use super::*;
 use crate::error::ErrorKind;
 use crate::pool::{Ledger, PoolId};
@@ -153,8 +153,10 @@ fn the_census_tells_who_is_there_and_the_pressure_who_waits() {
     assert_eq!(topic.pressure(), None);
     topic.publisher(id).pressure().begin();
     assert!(topic.pressure().is_some());
+    assert_eq!(topic.in_the_way(Direction::Here), None, "there is room still");
+    topic.publish_in(&caller(1), world.entry(caller(1).me, 0, id, 4), &here).unwrap();
     assert_eq!(topic.in_the_way(Direction::Here), Some((0, vec![reader.seat()])));
-    topic.publisher(id).pressure().end();
+    topic.publisher(id).pressure().end(true);
     assert_eq!((topic.pressure(), topic.in_the_way(Direction::Arrivals)), (None, None));
 }
 
@@ -204,9 +206,12 @@ fn one_in_the_way_is_evicted_from_both_queues_and_told() {
         let id = topic.claim(me.me).unwrap();
         let seats = [topic.here(), topic.arrivals()].map(|queue| queue.subscribe(&me).unwrap());
         topic.enrol(seats[0].seat(), seats[1].seat());
-        topic.publish_in(&me, world.entry(me.me, 0, id, 1), &here).unwrap();
-        let entry = world.entry(me.me, 1, id, 1);
-        topic.deliver_in(&me, (&origin(1), 0), entry, &arrivals).unwrap();
+        for number in 0..u64::from(SETTINGS.depth) {
+            assert_eq!(topic.in_the_way(direction), None, "there is room");
+            topic.publish_in(&me, world.entry(me.me, 0, id, number + 1), &here).unwrap();
+            let entry = world.entry(me.me, 1, id, number + 1);
+            topic.deliver_in(&me, (&origin(1), number), entry, &arrivals).unwrap();
+        }
         assert_eq!(topic.evicted(seats[0].seat()), None);
         let (_, holders) = topic.in_the_way(direction).unwrap();
         let held_for = Duration::from_secs(3);
@@ -216,9 +221,55 @@ fn one_in_the_way_is_evicted_from_both_queues_and_told() {
         assert!(!topic.arrivals().is_subscribed(&seats[1]));
         assert!(world.is_empty());
         // Another at the same places is not told.
+        topic.here().unsubscribe(&me, &seats[0], |_| {}).unwrap();
         let next = topic.here().subscribe(&me).unwrap();
         assert_eq!((next.place(), topic.evicted(next.seat())), (0, None));
     }
+}
+
+#[test]
+fn one_that_only_holds_is_evicted_from_both_queues() {
+    let world = World::new();
+    let (topic, [here, arrivals]) = (world.topic(), world.ledgers());
+    let me = caller(1);
+    let id = topic.claim(me.me).unwrap();
+    let mut seats = [topic.here(), topic.arrivals()].map(|queue| queue.subscribe(&me).unwrap());
+    topic.enrol(seats[0].seat(), seats[1].seat());
+    topic.publish_in(&me, world.entry(me.me, 0, id, 1), &here).unwrap();
+    topic.deliver_in(&me, (&[1; 16], 0), world.entry(me.me, 1, id, 1), &arrivals).unwrap();
+    for (queue, seat) in [topic.here(), topic.arrivals()].into_iter().zip(&mut seats) {
+        queue.take(seat).unwrap();
+        queue.stop(&me, seat, |_| {}).unwrap();
+    }
+    let held_for = Duration::from_secs(3);
+    let at = (Direction::Here, seats[0].seat());
+    topic.evict_in(&me, at, held_for, [&here, &arrivals]).unwrap();
+    assert!(!topic.here().is_subscribed(&seats[0]));
+    assert!(!topic.arrivals().is_subscribed(&seats[1]));
+    assert!(world.is_empty());
+}
+
+#[test]
+fn who_comes_while_another_is_evicted_is_not_told() {
+    let world = World::new();
+    let (topic, [here, arrivals]) = (world.topic(), world.ledgers());
+    let me = caller(1);
+    let subscribe = || [topic.here(), topic.arrivals()].map(|queue| queue.subscribe(&me).unwrap());
+    let before = subscribe();
+    topic.enrol(before[0].seat(), before[1].seat());
+    let line = Alarm::of(topic.words(), before[0].seat());
+    // It leaves by itself while it is noted that it is evicted.
+    for (queue, subscriber) in [topic.here(), topic.arrivals()].into_iter().zip(&before) {
+        queue.unsubscribe(&me, subscriber, |_| {}).unwrap();
+    }
+    let next = subscribe();
+    assert_eq!(next[0].place(), before[0].place());
+    topic.enrol(next[0].seat(), next[1].seat());
+    line.evict(before[0].seat().to_bits(), Duration::from_secs(1));
+    // Nor is it removed when the one that was evicting is cleaned up after.
+    topic.bury_in(&me, caller(2).me, &here, &arrivals).unwrap();
+    assert_eq!(topic.evicted(next[0].seat()), None);
+    assert!(topic.here().is_subscribed(&next[0]) && topic.arrivals().is_subscribed(&next[1]));
 }
 
 #[test]

@@ -1,0 +1,89 @@
+//! Copies between a pool and devices, and blocks that such a copy has not let go of.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use gpu::{Point, Slice, Stream};
+use ipc::{Block, Caller};
+
+use super::Pool;
+use crate::below;
+use crate::error::Result;
+
+/// Copies into a pool that may go on though nobody waits for them.
+#[derive(Debug)]
+pub(crate) struct Begun(
+    /// None if nobody can tell.
+    Option<Point>,
+);
+
+impl Begun {
+    /// Has all of it ended well? What failed may be going on, for all that is known.
+    pub(crate) fn is_done(&self) -> bool {
+        self.0.as_ref().is_some_and(|point| matches!(point.is_done(), Ok(true)))
+    }
+}
+
+/// What copies of this process leave to be used again, or seen to.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    /// Blocks that are given back once a device has done with them. It may never have: then
+    /// they are freed after this process, which takes what the device does along.
+    busy: Mutex<Vec<(Block, Begun)>>,
+    /// From a device, by way of these bytes of the caller's.
+    ferry: Mutex<Option<(Stream, Vec<u8>)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    /// After a copy into the pool has failed: what may still go on.
+    pub(crate) fn begun(&self) -> Option<Begun> {
+        // None was ever made for the host, where nothing goes on after a call.
+        self.stream.get().map(|stream| Begun(stream.point().ok()))
+    }
+
+    /// Gives a block of the caller's back when nothing is copied there any more.
+    pub(crate) fn free_after(&self, block: Block, begun: Begun) {
+        lock(&self.copies.busy).push((block, begun));
+    }
+
+    /// Gives back what was kept for a copy that is done by now.
+    pub(crate) fn free_what_is_done(&self, caller: &Caller<'_>) {
+        let mut busy = lock(&self.copies.busy);
+        let owner = ipc::Owner::participant(caller.me);
+        for (block, _) in busy.extract_if(.., |(_, begun)| begun.is_done()) {
+            self.ledger().dispose(caller, block, owner);
+        }
+    }
+
+    /// Memory of the host is no device's: what comes from one goes by way of the caller's.
+    pub(super) fn copy_to_host(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
+        const AT_ONCE: u64 = 1 << 20;
+        let on = |cause| below::of_device("copy into a message", cause).on(self.id());
+        let device = from.memory().mapped_for();
+        let kept = lock(&self.copies.ferry).take();
+        let kept = kept.filter(|(stream, _)| stream.device().name() == device.name());
+        let (stream, mut bytes) = match kept {
+            Some(kept) => kept,
+            None => (device.stream().map_err(on)?, Vec::new()),
+        };
+        let most = AT_ONCE.min(from.length());
+        if bytes.len() < most as usize {
+            bytes.resize(most as usize, 0);
+        }
+        let mut offset = 0;
+        while offset < from.length() {
+            let length = AT_ONCE.min(from.length() - offset);
+            let bytes = &mut bytes[..length as usize];
+            let part = from.slice(offset, length).map_err(on)?;
+            stream.download(&part, bytes, longest).map_err(on)?;
+            self.write(&to.slice(offset, length).map_err(on)?, bytes, longest)?;
+            offset += length;
+        }
+        *lock(&self.copies.ferry) = Some((stream, bytes));
+        Ok(())
+    }
+}
