@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crashing::{Crash, Crashing, Fork, places_that_store};
+use crashing::{Crash, Crashing, Fork, half_evicted, places_that_store};
 use ipc::{
     Allocator, AllocatorError, Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part,
     Participant, Queue, QueueSetup, Roster, Segment, Spin, WhenFull, Words,
@@ -139,47 +139,6 @@ impl World {
         }
     }
 
-    /// One that has taken the first of two entries, and is slow to release it.
-    fn be_slow(&self) {
-        let queue = self.queue();
-        let mut slow = queue.subscribe(&self.caller(self.survivor)).unwrap();
-        for _ in 0..2 {
-            let block = self.allocate(self.survivor, 100, 1);
-            self.publish(self.survivor, block).unwrap();
-        }
-        assert_eq!(queue.take(&mut slow).unwrap().position, 0);
-        *self.slow.borrow_mut() = Some(slow);
-    }
-
-    fn evict_the_slow(&self, me: Participant) {
-        let seat = self.slow.borrow().as_ref().unwrap().seat();
-        self.queue().evict(&self.caller(me), seat, |entry| self.dispose(me, entry)).unwrap();
-    }
-
-    /// Evicted, or not at all, and then it goes on.
-    fn check_the_slow(&self, what: &str) {
-        let Some(mut slow) = self.slow.take() else { return };
-        let (queue, seat) = (self.queue(), slow.seat());
-        if queue.is_subscribed(&slow) {
-            assert!(queue.seats().any(|other| other == seat), "{what}");
-            assert_eq!(queue.backlog_of(seat), (1, 1), "{what}");
-            assert_eq!(queue.take(&mut slow).unwrap().position, 1, "{what}");
-            self.release(self.survivor, &slow, 1);
-            self.release(self.survivor, &slow, 0);
-        } else {
-            assert_eq!((queue.backlog_of(seat), queue.take(&mut slow)), ((0, 0), None), "{what}");
-            assert!(queue.seats().all(|other| other.place() != seat.place()), "{what}");
-        }
-        let caller = self.caller(self.survivor);
-        // Its place is nobody else's as long as it has not ended.
-        let other = queue.subscribe(&caller).unwrap();
-        assert_ne!(other.place(), slow.place(), "{what}");
-        let nothing = |entry| panic!("{what}: {entry:?} was still its own");
-        queue.unsubscribe(&caller, &slow, nothing).unwrap();
-        let next = queue.subscribe(&caller).unwrap();
-        assert_eq!(next.place(), slow.place(), "{what}");
-    }
-
     /// What is done after a death, by one who lives.
     fn clean_up_after(&self, me: Participant, dead: Participant) {
         let (books, queue, caller) = (self.books(), self.queue(), self.caller(me));
@@ -226,8 +185,6 @@ impl World {
 
 /// Points of what is left half done that are tried, at least.
 const HALF_DONE: u64 = 60;
-/// Points of an eviction that is left half done: those of its lock, and then the rest.
-const HALF_EVICTED: u64 = 20;
 
 /// Prepares, as the survivor; what it gives the victim then does, until it is killed.
 type Scenario = Box<dyn Fn(&World) -> Box<dyn FnOnce(&World)>>;
@@ -439,15 +396,7 @@ fn scenarios() -> Vec<(String, Scenario)> {
             if world.setup.when_full == WhenFull::Refuse {
                 return Box::new(|_| {});
             }
-            let (queue, caller) = (world.queue(), world.caller(world.survivor));
-            let mut before = queue.subscribe_as(&caller, carrier()).unwrap();
-            for _ in 0..80 {
-                let block = world.allocate(world.survivor, 64, 1);
-                world.publish(world.survivor, block).unwrap();
-                if before.position() == 0 {
-                    queue.take(&mut before).unwrap();
-                }
-            }
+            world.hold_what_gets_out_of_reach(carrier());
             Box::new(|world| {
                 let (queue, caller) = (world.queue(), world.caller(world.victim));
                 let dispose = |entry| world.dispose(world.victim, entry);
@@ -547,29 +496,7 @@ fn scenarios() -> Vec<(String, Scenario)> {
         };
         (format!("repair what was left half done at point {point}"), Box::new(scenario) as Scenario)
     });
-    // As above, and what is left half done is an eviction.
-    let evictions = (0..HALF_EVICTED).map(|point| {
-        let scenario = move |world: &World| -> Box<dyn FnOnce(&World)> {
-            let dead = Participant::new(200, 1).unwrap();
-            world.be_slow();
-            let was_killed = Fork::new(&world.crash, point, || world.evict_the_slow(dead)).wait();
-            assert!(was_killed, "there are no {point} points to be left half evicted at");
-            Box::new(move |world| {
-                let (queue, caller) = (world.queue(), world.caller(world.victim));
-                let subscriber = queue.subscribe(&caller).unwrap();
-                queue
-                    .unsubscribe(&caller, &subscriber, |entry| {
-                        world.dispose(world.victim, entry);
-                    })
-                    .unwrap();
-            })
-        };
-        (
-            format!("finish what was evicted by half at point {point}"),
-            Box::new(scenario) as Scenario,
-        )
-    });
-    fixed.chain(repairs).chain(evictions).collect()
+    fixed.chain(repairs).chain(half_evicted()).collect()
 }
 
 impl World {

@@ -1,6 +1,8 @@
 //! Words that end the process at a chosen store, and children that use them.
 #![allow(unsafe_code)]
 
+mod slow;
+
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -12,6 +14,8 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use std::time::Duration;
 
 use ipc::{Layout, Life, MappedWords, Part, Segment, Words};
+
+pub(crate) use self::slow::half_evicted;
 
 /// The sources whose stores are points.
 const SOURCES: &[&str] = &[

@@ -39,6 +39,14 @@ impl<W: Words + Clone> TopicWords<W> {
         }
     }
 
+    /// Does somebody publish, and does a process subscribe? In passing: a [census](Self::census)
+    /// looks through all messages that are kept.
+    pub(crate) fn takes_part(&self) -> (bool, bool) {
+        let publishes = publishers::lines(self.words()).any(|line| line.seen().is_some());
+        let is_process = |seat: Seat| !seat.who().is_some_and(Participant::is_role);
+        (publishes, self.here().seats().any(is_process))
+    }
+
     /// All subscriptions to one of the queues.
     pub(crate) fn subscriptions(&self, direction: Direction) -> Vec<SubscriberSeen> {
         let queue = self.queue(direction);

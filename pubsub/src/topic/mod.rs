@@ -26,7 +26,6 @@ use crate::error::Result;
 use crate::pool::{Direction, Pool};
 use crate::settings::SharedSettings;
 
-pub(crate) use self::census::SubscriberSeen;
 pub(crate) use self::entry::Entry;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::PublisherLine;

@@ -145,7 +145,7 @@ fn the_census_tells_who_is_there_and_the_pressure_who_waits() {
     }
     topic.here().take(&mut reader).unwrap();
     let census = topic.census();
-    assert_eq!(census.publishers.len(), 1);
+    assert_eq!((topic.takes_part(), census.publishers.len()), ((true, true), 1));
     let seen = census.publishers[0];
     assert_eq!((seen.id, seen.sequence, seen.messages, seen.bytes), (id, 3, 3, 1500));
     let seen = census.subscribers[0];
@@ -344,6 +344,7 @@ fn the_role_goes_on_where_it_was() {
         topic.release(&second, (Direction::Here, carrier.seat()), position, &here);
     }
     assert_eq!(here.statistics(&second).unwrap().blocks_taken, 0);
+    assert_eq!(topic.takes_part(), (true, false));
     topic.stop_carrying(&second, role(), &here).unwrap();
     assert!(topic.census().subscribers.is_empty());
 }

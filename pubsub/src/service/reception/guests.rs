@@ -10,7 +10,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::service::connection::Connection;
 use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refusal, Request};
-use crate::topic::SubscriberSeen;
 
 const RECEIVING: &str = "receive a process";
 
@@ -388,11 +387,7 @@ impl Reception {
     /// Publishers or subscribers of a topic came or went.
     pub(super) fn has_changed(&mut self, number: u32) {
         if let Some(kept) = self.registry.topics.get_mut(&number) {
-            let census = kept.topic.census();
-            let of_processes =
-                |found: &&SubscriberSeen| !found.who.is_some_and(Participant::is_role);
-            kept.publishes = !census.publishers.is_empty();
-            kept.subscribes = census.subscribers.iter().filter(of_processes).count() > 0;
+            (kept.publishes, kept.subscribes) = kept.topic.takes_part();
         }
         self.watch(number);
         self.tell_carrier = true;
