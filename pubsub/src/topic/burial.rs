@@ -76,59 +76,59 @@ impl<W: Words + Clone> TopicWords<W> {
     ) -> Result<()> {
         let Some(line) = Alarm::find(self.words(), seat, direction == Direction::Arrivals) else {
             // It has not come so far that the two are joined.
-            return self.evict_from(caller, direction, seat, ledgers).map(drop);
+            return self.evict_from(caller, direction, seat, ledgers);
         };
         let seats = line.seats();
         // First, so that it knows why when it sees that it is removed.
         line.evict(seats[0], held_for);
-        self.evict_both(caller, &line, seats, ledgers)
+        let evicted = self.evict_both(caller, seats, ledgers);
+        if evicted.is_err() && self.are_seated(seats) {
+            line.take_back();
+        }
+        evicted
+    }
+
+    fn are_seated(&self, seats: [u64; 2]) -> bool {
+        [self.here(), self.arrivals()].into_iter().zip(seats).all(|(queue, bits)| {
+            // Its place is still its own when it is evicted.
+            queue.find_seat(bits).is_some_and(|seat| queue.is_seated(seat))
+        })
     }
 
     /// What was begun by one that died, or could not get a lock.
     fn finish_evictions(&self, caller: &Caller<'_>, ledgers: [&Ledger<W>; 2]) -> Result<()> {
         let mut lines = Alarm::all(self.words()).filter(Alarm::is_evicted);
-        lines.try_for_each(|line| self.evict_both(caller, &line, line.seats(), ledgers))
+        lines.try_for_each(|line| self.evict_both(caller, line.seats(), ledgers))
     }
 
     fn evict_both(
         &self,
         caller: &Caller<'_>,
-        line: &Alarm<'_, W>,
         seats: [u64; 2],
         ledgers: [&Ledger<W>; 2],
     ) -> Result<()> {
-        let mut is_removed = false;
         for (direction, bits) in [Direction::Here, Direction::Arrivals].into_iter().zip(seats) {
             let Some(seat) = self.queue(direction).find_seat(bits) else { continue };
-            match self.evict_from(caller, direction, seat, ledgers) {
-                Ok(found) => is_removed |= found,
-                Err(error) => {
-                    if !is_removed {
-                        line.take_back();
-                    }
-                    return Err(error);
-                }
-            }
+            self.evict_from(caller, direction, seat, ledgers)?;
         }
         self.here().ring_messages();
         Ok(())
     }
 
-    /// False if it has ended its subscription by itself.
     fn evict_from(
         &self,
         caller: &Caller<'_>,
         direction: Direction,
         seat: Seat,
         ledgers: [&Ledger<W>; 2],
-    ) -> Result<bool> {
+    ) -> Result<()> {
         let ledger = ledgers[usize::from(direction == Direction::Arrivals)];
         let dispose = |words| {
             self.dispose(caller, ledger, words);
         };
         match self.queue(direction).evict(caller, seat, dispose) {
-            Ok(()) => Ok(true),
-            Err(QueueError::NotSubscribed) => Ok(false),
+            // Or it has ended its subscription by itself.
+            Ok(()) | Err(QueueError::NotSubscribed) => Ok(()),
             Err(cause) => Err(self.queue_error("evict a subscriber", cause)),
         }
     }
