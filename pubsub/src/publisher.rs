@@ -120,7 +120,9 @@ impl Post {
     fn borrow_now(&self, length: u64) -> Result<Option<(Block, Place)>> {
         match self.allocate(length) {
             Ok(found) => Ok(Some(found)),
-            Err(AllocatorError::OutOfMemory { .. } | AllocatorError::OutOfBlocks { .. }) => {
+            // More memory has no more blocks.
+            Err(AllocatorError::OutOfBlocks { .. }) => Ok(None),
+            Err(AllocatorError::OutOfMemory { .. }) => {
                 let (pool, bytes) = (&self.desk.here, length.max(1));
                 if pool.should_ask(bytes) {
                     self.desk.house.office.grow(pool.id(), bytes);
@@ -332,11 +334,20 @@ impl Publisher {
         let operation = "borrow memory";
         self.check_length(length)?;
         self.post.desk.house.check(operation)?;
-        match self.post.borrow_until(length, deadline)? {
-            Some((block, place)) => Loan::new(Arc::clone(&self.post), block, place, length),
-            None => {
+        loop {
+            let Some((block, place)) = self.post.borrow_until(length, deadline)? else {
                 let detail = format!("no room for {length} bytes in its pool");
-                Err(self.post.too_late(operation, &detail))
+                return Err(self.post.too_late(operation, &detail));
+            };
+            match Loan::new(Arc::clone(&self.post), block, place, length) {
+                // It lies in memory that this process is about to be given.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if Instant::now() >= deadline {
+                        return Err(self.post.too_late(operation, &error.to_string()));
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                loan => return loan,
             }
         }
     }
@@ -350,9 +361,10 @@ impl Publisher {
         self.check_length(length)?;
         self.post.check("borrow memory")?;
         match self.post.borrow_now(length)? {
-            Some((block, place)) => {
-                Loan::new(Arc::clone(&self.post), block, place, length).map(Some)
-            }
+            Some((block, place)) => match Loan::new(Arc::clone(&self.post), block, place, length) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+                loan => loan.map(Some),
+            },
             None => Ok(None),
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipc::{Seat, Spin, Taken};
+use ipc::{Seat, Spin};
 
 use crate::below;
 use crate::clock;
@@ -34,6 +34,9 @@ pub struct Subscriber {
     /// Whose turn it is.
     next: Direction,
     spin: Spin,
+    /// Messages that were taken, of either direction, and lie in memory that this process was
+    /// not given yet.
+    ahead: [Option<(u64, Entry)>; 2],
     /// Messages that were missed, and not told of yet.
     gap: u64,
     /// Losses of publishers that were told of.
@@ -124,6 +127,7 @@ impl Subscriber {
             shared: Arc::new(shared),
             next: Direction::Here,
             spin,
+            ahead: [None; 2],
             gap: 0,
             losses,
             is_eviction_told: false,
@@ -157,14 +161,12 @@ impl Subscriber {
         self.shared.desk.house.check_fork("pull")?;
         for _ in 0..2 {
             let direction = self.next;
-            let topic = &self.shared.desk.topic;
-            let (taken, next) = match direction {
-                Direction::Here => (topic.here().take(&mut self.here), Direction::Arrivals),
-                Direction::Arrivals => (topic.arrivals().take(&mut self.arrivals), Direction::Here),
+            self.next = match direction {
+                Direction::Here => Direction::Arrivals,
+                Direction::Arrivals => Direction::Here,
             };
-            self.next = next;
-            if let Some(taken) = taken {
-                return self.sample(direction, &taken).map(Some);
+            if let Some(sample) = self.try_pull_from(direction)? {
+                return Ok(Some(sample));
             }
             if !self.shared.is_seated(direction) {
                 // Removed from one queue: nothing comes from the other one either.
@@ -223,19 +225,36 @@ impl Subscriber {
         self.shared.desk.topic.evicted(self.here.seat())
     }
 
-    fn sample(&mut self, direction: Direction, taken: &Taken<{ Entry::WORDS }>) -> Result<Sample> {
-        self.gap = self.gap.wrapping_add(taken.missed);
-        let entry = Entry::from_words(taken.entry);
+    #[inline]
+    fn try_pull_from(&mut self, direction: Direction) -> Result<Option<Sample>> {
+        let topic = &self.shared.desk.topic;
+        let (position, entry) = match self.ahead[direction as usize].take() {
+            Some(ahead) => ahead,
+            None => {
+                let taken = match direction {
+                    Direction::Here => topic.here().take(&mut self.here),
+                    Direction::Arrivals => topic.arrivals().take(&mut self.arrivals),
+                };
+                let Some(taken) = taken else { return Ok(None) };
+                self.gap = self.gap.wrapping_add(taken.missed);
+                (taken.position, Entry::from_words(taken.entry))
+            }
+        };
         let pool = self.shared.desk.pool(direction);
         let found = pool.ledger().find(entry.block);
         let found = found.map_err(|cause| below::of_allocator("find a message", cause));
         match found.and_then(|place| pool.slice(place, entry.length)) {
             Ok(slice) => {
                 let shared = Arc::clone(&self.shared);
-                Ok(Sample::new(shared, direction, taken.position, entry, slice))
+                Ok(Some(Sample::new(shared, direction, position, entry, slice)))
+            }
+            // The service is about to give this process that memory.
+            Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
+                self.ahead[direction as usize] = Some((position, entry));
+                Ok(None)
             }
             Err(cause) => {
-                self.shared.release(direction, taken.position);
+                self.shared.release(direction, position);
                 let error = Error::because("pull", ErrorKind::Malformed, cause);
                 Err(error.on(self.topic()))
             }
@@ -272,6 +291,11 @@ impl Drop for Subscriber {
         let Desk { house, topic, .. } = &self.shared.desk;
         if !house.born.is_current() {
             return;
+        }
+        for direction in [Direction::Here, Direction::Arrivals] {
+            if let Some((position, _)) = self.ahead[direction as usize] {
+                self.shared.release(direction, position);
+            }
         }
         let caller = house.caller();
         for (direction, subscriber) in

@@ -68,7 +68,7 @@ impl Carrier {
         };
         let device = match topic.settings().place {
             SharedPlace::Host => None,
-            SharedPlace::Device(_) => Some(facts.arrivals.device().clone()),
+            SharedPlace::Device(_) => facts.arrivals.device().cloned(),
         };
         let waits = Arc::new(AtomicBool::new(false));
         let pool = &facts.arrivals;

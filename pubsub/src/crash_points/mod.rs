@@ -65,7 +65,7 @@ impl World {
             let id = PoolId { place: SharedPlace::Host, direction };
             let words = world.books_words(direction);
             let ledger = Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
-            ledger.admit(&world.caller(world.survivor), 0, MEMORY).unwrap();
+            ledger.admit(&world.caller(world.survivor), 0, MEMORY, 1).unwrap();
         }
         world
     }
@@ -374,7 +374,7 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
             Box::new(|world| {
                 let ledger = world.ledger(Direction::Here);
                 let admitted = ledger.admitted();
-                ledger.admit(&world.caller(world.victim), admitted, 4096).unwrap();
+                ledger.admit(&world.caller(world.victim), admitted, 4096, 2).unwrap();
             })
         }),
     ]
@@ -403,7 +403,7 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
         world.deliver_the_rest(&what, arrivals);
     }
     if name == "admit a piece" {
-        world.ledger(Direction::Here).admit(&world.caller(world.survivor), 1, 4096).unwrap();
+        world.ledger(Direction::Here).admit(&world.caller(world.survivor), 1, 4096, 2).unwrap();
     }
     world.check(&what);
     was_killed

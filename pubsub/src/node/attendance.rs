@@ -17,7 +17,7 @@ use super::options::NodeOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::Office;
-use crate::pool::{Direction, Pool, PoolId};
+use crate::pool::{Direction, Piece, Pool, PoolId};
 use crate::report::Row;
 use crate::service::election::Membership;
 use crate::service::protocol::{Refusal, Request};
@@ -41,8 +41,8 @@ struct Used {
     topic: Arc<Topic>,
     /// By how many handles.
     handles: usize,
-    /// How often the service gave it. It forgets that this process uses the topic only if
-    /// what it is told to forget is all that it gave.
+    /// How often the service gave it: it forgets that this process uses the topic when it was
+    /// told so of all that it gave.
     given: u64,
 }
 
@@ -72,13 +72,10 @@ pub(super) struct Shared {
     _membership: Membership,
 }
 
-/// The memory of a pool, and how long each part of it is.
-type Pieces = Vec<(OwnedFd, u64)>;
-
 /// What this process hands over to the next service.
 pub(super) struct Belongings {
     /// With their books, and their pieces.
-    pub(super) pools: Vec<(PoolId, OwnedFd, Pieces)>,
+    pub(super) pools: Vec<(PoolId, OwnedFd, Vec<Piece>)>,
     pub(super) topics: Vec<(u32, OwnedFd)>,
     pub(super) unanswered: Vec<Request>,
 }
@@ -218,10 +215,26 @@ impl Shared {
         }
     }
 
-    pub(super) fn map_piece(&self, id: PoolId, number: u32, length: u64, memory: OwnedFd) {
+    /// The service gives a piece of a pool.
+    pub(super) fn has_piece(&self, id: PoolId, number: usize, piece: Piece) {
+        self.use_pool(id, |pool| pool.follow_piece(number, piece));
+        // Readers may have met messages in it already.
+        for used in self.state().topics.values() {
+            if used.topic.settings().place == id.place {
+                used.topic.here().ring_messages();
+            }
+        }
+    }
+
+    /// Pieces of a pool are in use now.
+    pub(super) fn has_grown(&self, id: PoolId) {
+        self.use_pool(id, Pool::map_admitted);
+    }
+
+    fn use_pool(&self, id: PoolId, how: impl FnOnce(&Pool) -> Result<()>) {
         let Some(pool) = self.state().pools.get(&id).cloned() else { return };
-        if let Err(error) = pool.map_piece(number as usize, memory, length) {
-            tracing::error!(%error, number, length, "cannot map a piece of a pool");
+        if let Err(error) = how(&pool) {
+            tracing::error!(%error, "cannot use a piece of a pool");
             let mut state = self.state();
             state.pools.remove(&id);
             state.strange.insert(id, error.to_string());
@@ -232,6 +245,11 @@ impl Shared {
     pub(super) fn has_topic(&self, request: u64, number: u32, segment: OwnedFd) {
         let mut state = self.state();
         let given = state.use_topic(number, segment);
+        if given.is_err() {
+            // The service believes that it is used.
+            state.outgoing.push_back(Request::Forget { number, given: 1 });
+            let _ = self.bell.write(1);
+        }
         let pending = state.pending.remove(&request);
         let Some(pending) = pending else {
             // Whoever asked did not wait so long.
@@ -241,7 +259,8 @@ impl Shared {
             }
             return;
         };
-        if pending.answer.send(given).is_err() {
+        let is_given = given.is_ok();
+        if pending.answer.send(given).is_err() && is_given {
             drop(state);
             self.let_go(number);
         }
@@ -286,7 +305,10 @@ impl Shared {
         let pools = state
             .pools
             .iter()
-            .map(|(id, pool)| Ok((*id, copy(pool.books())?, pool.pieces()?)))
+            .map(|(id, pool)| {
+                let pieces = (0..pool.held()).filter_map(|number| pool.piece(number).transpose());
+                Ok((*id, copy(pool.books())?, pieces.collect::<Result<_>>()?))
+            })
             .collect::<Result<_>>()?;
         let topics = state
             .topics
@@ -312,11 +334,14 @@ impl Shared {
 impl State {
     fn use_topic(&mut self, number: u32, segment: OwnedFd) -> Result<Answer> {
         let operation = "open a topic";
-        if let Some(used) = self.topics.get_mut(&number) {
-            used.given += 1;
-            used.handles += 1;
+        if let Some(used) = self.topics.get(&number) {
             let topic = Arc::clone(&used.topic);
-            return self.with_pools(topic);
+            let answer = self.with_pools(topic)?;
+            if let Some(used) = self.topics.get_mut(&number) {
+                used.given += 1;
+                used.handles += 1;
+            }
+            return Ok(answer);
         }
         let topic = Arc::new(Topic::open(segment)?);
         let answer = self.with_pools(Arc::clone(&topic)).map_err(|error| error.on(topic.name()))?;

@@ -10,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::attendance::Shared;
 use super::line::reach;
 use crate::error::{Error, ErrorKind, Result};
+use crate::pool::Piece;
 use crate::service::protocol::{self, LIVES_AT_ONCE, Notice, Request};
 
 /// How long the service may take to take what is said to it.
@@ -167,13 +168,15 @@ fn hear(shared: &Shared, channel: &Channel, message: Message) -> Result<Next> {
             }
         }
         Notice::Pool { pool } => shared.meet_pool(pool, only(descriptors)?),
-        Notice::Piece { pool, number, length, ticket } => {
-            shared.map_piece(pool, number, length, only(descriptors)?);
-            // Also where it could not be mapped: others must not wait for that.
+        Notice::Piece { pool, number, length, name, ticket } => {
+            let piece = Piece { memory: only(descriptors)?, length, name };
+            shared.has_piece(pool, number as usize, piece);
+            // Also where it cannot be used here: others must not wait for that.
             if say(operation, channel, &Request::Mapped { ticket }, &[]).is_err() {
                 return Ok(Next::Lost);
             }
         }
+        Notice::Grown { pool } => shared.has_grown(pool),
         Notice::Topic { request, number } => shared.has_topic(request, number, only(descriptors)?),
         Notice::Refused { request, why } => shared.is_refused(request, why),
         Notice::Rows { request, rows, is_last } => shared.has_rows(request, rows, is_last),
@@ -227,9 +230,11 @@ fn hand_over(shared: &Shared, channel: &Channel) -> Result<()> {
         let mut first = 0;
         let mut pieces = pieces.into_iter().peekable();
         while pieces.peek().is_some() {
-            let (files, lengths): (Vec<_>, Vec<_>) = pieces.by_ref().take(PIECES_AT_ONCE).unzip();
-            let count = lengths.len() as u32;
-            say(&Request::Pieces { pool, first, lengths }, &files)?;
+            let some = pieces.by_ref().take(PIECES_AT_ONCE);
+            let (files, pieces): (Vec<_>, Vec<_>) =
+                some.map(|piece| (piece.memory, (piece.length, piece.name))).unzip();
+            let count = pieces.len() as u32;
+            say(&Request::Pieces { pool, first, pieces }, &files)?;
             first += count;
         }
     }

@@ -3,10 +3,12 @@
 //! ```text
 //!  0 most blocks     4 what place           8 a doorbell
 //!  1 limit           5 its device          16 lengths of admitted pieces
-//!  2 direction       6   (two words)          the allocator, of ALLOCATOR words
-//!  3 pieces admitted 7 changes                a note for each block
+//!  2 direction       6   (two words)          their names
+//!  3 pieces admitted 7 changes                the allocator
+//!                                             a note for each block
 //! ```
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
@@ -35,7 +37,8 @@ const BELL: usize = 8;
 const LENGTHS: usize = 16;
 /// Pieces that a pool may ever have.
 pub(crate) const MOST_PIECES: usize = 1024;
-const ALLOCATOR: usize = LENGTHS + MOST_PIECES;
+const NAMES: usize = LENGTHS + MOST_PIECES;
+pub(super) const ALLOCATOR: usize = NAMES + MOST_PIECES;
 
 /// Every block begins at a multiple of this: fit for any type, also on devices.
 const GRANULE: u64 = 256;
@@ -142,28 +145,58 @@ impl<W: Words + Clone> Ledger<W> {
         self.length_of(self.admitted())
     }
 
+    /// The name of the piece that has this number, if there are messages in it, or may be soon.
+    pub(crate) fn name_of(&self, number: usize) -> Option<u64> {
+        let word = (number < MOST_PIECES).then(|| self.words.load(NAMES + number, Acquire));
+        word.filter(|name| *name != 0)
+    }
+
+    /// Where messages end, as far as pieces have names.
+    pub(crate) fn end(&self) -> u64 {
+        let named = (0..MOST_PIECES).take_while(|number| self.name_of(*number).is_some());
+        self.length_of(named.count())
+    }
+
     /// Gives the next piece to the allocator. Harmless if that was done before, or if it was
     /// cut short.
-    pub(crate) fn admit(&self, caller: &Caller<'_>, number: usize, length: u64) -> Result<()> {
+    pub(crate) fn admit(
+        &self,
+        caller: &Caller<'_>,
+        number: usize,
+        length: u64,
+        name: u64,
+    ) -> Result<()> {
         let operation = "admit a piece to a pool";
         let admitted = self.admitted();
         if number < admitted {
             return Ok(());
         }
-        if number > admitted || number >= MOST_PIECES {
+        if number > admitted || number >= MOST_PIECES || name == 0 {
             let detail = format!("piece {number}, where {admitted} are admitted");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         let on = |cause| below::of_allocator(operation, cause);
         let first = self.length_of(number);
-        // What it has is what was admitted, and perhaps this very piece.
+        // What it has is what was admitted, and perhaps this very piece: then messages may lie
+        // there, and no other memory may take its place.
         if self.allocator.statistics(caller).map_err(on)?.total <= first {
+            // First of all, since from then on anybody may be given a block of it.
+            self.words.store(LENGTHS + number, length, Release);
+            self.words.store(NAMES + number, name, Release);
             self.allocator.extend(caller, first, length).map_err(on)?;
+        } else if self.name_of(number) != Some(name) {
+            let detail = format!("piece {number} is another one, and is not there");
+            return Err(Error::new(operation, ErrorKind::Failed, detail));
         }
-        self.words.store(LENGTHS + number, length, Release);
         self.words.store(ADMITTED, number as u64 + 1, Release);
         self.changed();
         Ok(())
+    }
+
+    /// Something came that this process waits for: it looks again.
+    pub(crate) fn wake(&self) {
+        self.words.fetch_add(CHANGES, 1);
+        self.bell.ring_anyway();
     }
 
     // ------------------------------------------------------------- blocks
@@ -217,13 +250,22 @@ impl<W: Words + Clone> Ledger<W> {
     pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> What<usize> {
         let owner = Owner::participant(who);
         let freed = self.allocator.reclaim(caller, owner, |_| false)?;
-        self.words.fetch_add(CHANGES, 1);
-        self.bell.ring_anyway();
+        self.wake();
         Ok(freed)
     }
 
     pub(crate) fn statistics(&self, caller: &Caller<'_>) -> What<Statistics> {
         self.allocator.statistics(caller)
+    }
+
+    pub(crate) fn most_blocks(&self) -> u32 {
+        self.most_blocks
+    }
+
+    /// Those that have blocks in their own name.
+    pub(crate) fn owners(&self, caller: &Caller<'_>) -> What<BTreeSet<Participant>> {
+        let blocks = self.allocator.blocks(caller)?;
+        Ok(blocks.into_iter().filter_map(|block| block.owner?.as_participant()).collect())
     }
 
     #[cfg(test)]

@@ -5,9 +5,11 @@ mod bytes;
 mod copies;
 mod ledger;
 mod note;
+mod pieces;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,8 +30,10 @@ pub(crate) use self::copies::Begun;
 pub(crate) use self::ledger::{Ledger, MOST_PIECES};
 pub use self::note::{Metadata, Times, Way};
 pub(crate) use self::note::{Note, Stage, origin_words};
+use self::pieces::Pieces;
+pub(crate) use self::pieces::{Kept, Piece};
 
-const LAYOUT: Layout = Layout::new("fabricast pool", 1);
+const LAYOUT: Layout = Layout::new("fabricast pool", 2);
 /// The host's memory is a device's, too: of the one that is made of it.
 const HOST: DeviceName = DeviceName::stand_in(0);
 /// A process asks for more memory again only after this time, if none came.
@@ -77,17 +81,36 @@ impl SharedPlace {
     }
 }
 
+/// Addresses for a pool's memory.
+#[derive(Debug)]
+struct View {
+    device: Device,
+    memory: gpu::Pool,
+}
+
+impl View {
+    fn new(id: PoolId, limit: u64) -> Result<Self> {
+        let operation = "reserve a pool's addresses";
+        let device = id.place.device()?;
+        let memory = gpu::Pool::attach(&device, limit)
+            .map_err(|cause| below::of_device(operation, cause).on(id))?;
+        Ok(Self { device, memory })
+    }
+}
+
 /// One process's view of a pool.
+///
+/// A process keeps the pieces that it is given, so that they live as long as it does, and maps
+/// them when messages lie in them: until then others may yet replace them.
 #[derive(Debug)]
 pub(crate) struct Pool {
     id: PoolId,
     limit: u64,
     segment: Segment,
     ledger: Ledger<MappedWords>,
-    device: Device,
-    memory: gpu::Pool,
-    /// What was mapped, kept for those that come later.
-    pieces: Mutex<Vec<(OwnedFd, u64)>>,
+    /// Where it is mapped; or why this process cannot map it.
+    view: std::result::Result<View, String>,
+    pieces: Mutex<Pieces>,
     /// For copies in and out of a device's memory; made when one is first needed.
     stream: OnceLock<Stream>,
     copies: Copies,
@@ -104,36 +127,63 @@ impl Pool {
             .map_err(|cause| below::of_segment(operation, cause).on(id))?;
         let ledger = Ledger::format(segment.words(), id, limit, most_blocks)?;
         segment.mark_ready();
-        Self::over(segment, ledger)
+        let view = View::new(id, limit)?;
+        Self::over(segment, ledger, Ok(view))
     }
 
     /// What another process made.
     pub(crate) fn open(books: OwnedFd) -> Result<Self> {
-        let operation = "open a pool";
-        let segment =
-            Segment::open(books, LAYOUT).map_err(|cause| below::of_segment(operation, cause))?;
-        let ledger = Ledger::attach(segment.words())?;
-        Self::over(segment, ledger)
+        let (segment, ledger) = Self::attach(books)?;
+        let view = View::new(ledger.id()?, ledger.limit())?;
+        Self::over(segment, ledger, Ok(view))
     }
 
-    fn over(segment: Segment, ledger: Ledger<MappedWords>) -> Result<Self> {
-        let operation = "reserve a pool's addresses";
-        let (id, limit) = (ledger.id()?, ledger.limit());
-        let device = id.place.device()?;
-        let memory = gpu::Pool::attach(&device, limit)
-            .map_err(|cause| below::of_device(operation, cause).on(id))?;
+    /// What another process made, to be kept for those that use it: also if its memory is that
+    /// of a device which this process does not see.
+    pub(crate) fn keep(books: OwnedFd) -> Result<Self> {
+        let (segment, ledger) = Self::attach(books)?;
+        let view = View::new(ledger.id()?, ledger.limit()).map_err(|error| error.to_string());
+        Self::over(segment, ledger, view)
+    }
+
+    fn attach(books: OwnedFd) -> Result<(Segment, Ledger<MappedWords>)> {
+        let segment = Segment::open(books, LAYOUT)
+            .map_err(|cause| below::of_segment("open a pool", cause))?;
+        let ledger = Ledger::attach(segment.words())?;
+        Ok((segment, ledger))
+    }
+
+    fn over(
+        segment: Segment,
+        ledger: Ledger<MappedWords>,
+        view: std::result::Result<View, String>,
+    ) -> Result<Self> {
         Ok(Self {
-            id,
-            limit,
+            id: ledger.id()?,
+            limit: ledger.limit(),
             segment,
             ledger,
-            device,
-            memory,
+            view,
             pieces: Mutex::default(),
             stream: OnceLock::new(),
             copies: Copies::default(),
             asked: Mutex::default(),
         })
+    }
+
+    fn view(&self) -> Result<&View> {
+        self.view.as_ref().map_err(|why| {
+            Error::new("use the memory of a pool", ErrorKind::Unknown, why.as_str()).on(self.id)
+        })
+    }
+
+    /// Are these the books of this pool, and not those of another that is called the same?
+    pub(crate) fn has_books(&self, books: BorrowedFd<'_>) -> Result<bool> {
+        let identity = |file: BorrowedFd<'_>| {
+            nix::sys::stat::fstat(file).map(|found| (found.st_dev, found.st_ino))
+        };
+        let same = identity(self.books()).and_then(|own| Ok(own == identity(books)?));
+        same.map_err(|cause| Error::of("compare the books of pools", cause).on(self.id))
     }
 
     pub(crate) fn books(&self) -> BorrowedFd<'_> {
@@ -152,56 +202,90 @@ impl Pool {
         self.limit
     }
 
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
+    /// The device whose memory it is; None if this process does not see it.
+    pub(crate) fn device(&self) -> Option<&Device> {
+        self.view.as_ref().ok().map(|view| &view.device)
     }
 
     // ------------------------------------------------------------- pieces
 
-    /// Memory for a further piece: neither mapped nor usable yet.
-    pub(crate) fn make_piece(&self, at_least: u64) -> Result<(OwnedFd, u64)> {
-        let made = self.device.allocate_shared(at_least, &[]);
-        made.and_then(|memory| memory.export_piece(0))
-            .map_err(|cause| below::of_device("make a piece of a pool", cause).on(self.id))
+    /// Memory for a further piece, which nobody uses yet.
+    pub(crate) fn make_piece(&self, at_least: u64) -> Result<Piece> {
+        let made = self.view()?.device.allocate_shared(at_least, &[]);
+        let (memory, length) = made
+            .and_then(|memory| memory.export_piece(0))
+            .map_err(|cause| below::of_device("make a piece of a pool", cause).on(self.id))?;
+        Ok(Piece { memory, length, name: pieces::random_name()? })
     }
 
-    /// Maps a piece, and keeps its descriptor. Once more is harmless.
-    pub(crate) fn map_piece(&self, number: usize, descriptor: OwnedFd, length: u64) -> Result<()> {
-        let operation = "map a piece of a pool";
-        let mut pieces = self.kept();
-        if number < pieces.len() {
-            return Ok(());
-        }
-        if number > pieces.len() || number >= MOST_PIECES {
-            let detail = format!("piece {number}, where {} are mapped", pieces.len());
-            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id));
-        }
-        let mapped = self.memory.extend(descriptor.as_fd(), length);
-        let mapped = mapped.map_err(|cause| below::of_device(operation, cause).on(self.id))?;
-        pieces.push((descriptor, mapped.length));
+    /// Keeps a piece that some process had. Once more is harmless; where another one is known
+    /// by this number the right one stays.
+    pub(crate) fn keep_piece(&self, number: usize, piece: Piece) -> Kept {
+        self.kept().keep(number, piece, self.ledger.name_of(number))
+    }
+
+    /// Keeps a piece that the service gives, in place of what it gave before.
+    pub(crate) fn follow_piece(&self, number: usize, piece: Piece) -> Result<()> {
+        self.kept().follow(number, piece).map_err(|error| error.on(self.id))?;
+        self.ledger.wake();
         Ok(())
     }
 
-    /// What is mapped, for another process to map.
-    pub(crate) fn pieces(&self) -> Result<Vec<(OwnedFd, u64)>> {
-        let copy = |(descriptor, length): &(OwnedFd, u64)| Ok((descriptor.try_clone()?, *length));
-        let pieces = self.kept().iter().map(copy).collect::<std::io::Result<_>>();
-        pieces.map_err(|cause| Error::of("hand on the pieces of a pool", cause).on(self.id))
+    /// A piece, for another process.
+    pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
+        let copied = self.kept().get(number).map(Piece::try_clone).transpose();
+        copied.map_err(|cause| Error::of("hand on a piece of a pool", cause).on(self.id))
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<(OwnedFd, u64)>> {
+    /// How many pieces this process has, the first ones.
+    pub(crate) fn held(&self) -> usize {
+        self.kept().count()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Pieces> {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps the pieces that messages lie in, as far as this process has them.
+    pub(crate) fn map_admitted(&self) -> Result<()> {
+        match self.reach(self.length()) {
+            // The rest follows.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            reached => reached,
+        }
+    }
+
+    /// Maps pieces until what lies before this can be reached.
+    #[cold]
+    fn reach(&self, end: u64) -> Result<()> {
+        let operation = "reach a message in its pool";
+        let memory = &self.view()?.memory;
+        let mut pieces = self.kept();
+        while memory.length() < end {
+            let Some(piece) = pieces.next_to_map(|number| self.ledger.name_of(number)) else {
+                if end > self.ledger.end() {
+                    let detail = "no memory was ever there";
+                    return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
+                }
+                let detail = "this process has not been given that memory yet";
+                return Err(Error::new(operation, ErrorKind::WouldBlock, detail).on(self.id));
+            };
+            let mapped = memory.extend(piece.memory.as_fd(), piece.length);
+            mapped.map_err(|cause| below::of_device("map a piece of a pool", cause).on(self.id))?;
+            pieces.is_mapped();
+        }
+        Ok(())
     }
 
     /// Lets everybody allocate from a piece that all have mapped.
     pub(crate) fn admit_piece(&self, caller: &Caller<'_>, number: usize) -> Result<()> {
         let operation = "admit a piece to a pool";
-        let length = self.kept().get(number).map(|(_, length)| *length);
-        let Some(length) = length else {
-            let detail = format!("piece {number} is not mapped");
+        let found = self.kept().get(number).map(|piece| (piece.length, piece.name));
+        let Some((length, name)) = found else {
+            let detail = format!("piece {number} is not there");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id));
         };
-        self.ledger.admit(caller, number, length).map_err(|error| error.on(self.id))
+        self.ledger.admit(caller, number, length, name).map_err(|error| error.on(self.id))
     }
 
     pub(crate) fn admitted(&self) -> usize {
@@ -256,6 +340,12 @@ impl Pool {
         reclaimed.map_err(|cause| below::of_allocator("reclaim in a pool", cause).on(self.id))
     }
 
+    /// Those that have blocks in their own name.
+    pub(crate) fn owners(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
+        let owners = self.ledger.owners(caller);
+        owners.map_err(|cause| below::of_allocator("look at a pool", cause).on(self.id))
+    }
+
     pub(crate) fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
         let statistics = self.ledger.statistics(caller);
         statistics.map_err(|cause| below::of_allocator("look at a pool", cause).on(self.id))
@@ -263,19 +353,24 @@ impl Pool {
 
     // -------------------------------------------------------------- bytes
 
-    pub(crate) fn memory(&self) -> &gpu::Memory {
-        self.memory.memory()
-    }
-
-    /// So many bytes of a block's place.
+    /// So many bytes of a block's place. [`WouldBlock`](ErrorKind::WouldBlock) as long as this
+    /// process was not given the memory.
+    #[inline]
     pub(crate) fn slice(&self, place: Place, length: u64) -> Result<Slice> {
-        let operation = "find a message in its pool";
         if length > place.length {
+            let operation = "find a message in its pool";
             let detail = format!("{length} bytes in a block of {}", place.length);
             return Err(Error::new(operation, ErrorKind::Malformed, detail).on(self.id));
         }
-        let slice = self.memory().slice(place.offset, length);
-        slice.map_err(|cause| below::of_device(operation, cause).on(self.id))
+        let memory = self.view()?.memory.memory();
+        memory.slice(place.offset, length).or_else(|_| self.slice_slowly(place, length))
+    }
+
+    #[cold]
+    fn slice_slowly(&self, place: Place, length: u64) -> Result<Slice> {
+        self.reach(place.offset.saturating_add(place.length))?;
+        let slice = self.view()?.memory.memory().slice(place.offset, length);
+        slice.map_err(|cause| below::of_device("find a message in its pool", cause).on(self.id))
     }
 
     /// Copies bytes into a part of the pool.
@@ -312,7 +407,7 @@ impl Pool {
         if let Some(stream) = self.stream.get() {
             return Ok(stream);
         }
-        let stream = self.device.stream();
+        let stream = self.view()?.device.stream();
         let stream =
             stream.map_err(|cause| below::of_device("make a stream", cause).on(self.id))?;
         Ok(self.stream.get_or_init(|| stream))

@@ -11,13 +11,20 @@ fn caller(place: u32) -> Caller<'static> {
     Caller::new(Participant::new(place, 1).unwrap(), &Immortal)
 }
 
+/// As if one who is stopped, or nobody, had the allocator's lock.
+pub(crate) fn is_held_by(pool: &Pool, who: Option<Participant>) {
+    const LOCK: usize = ledger::ALLOCATOR + 3;
+    let word = who.map_or(0, |who| who.number().into());
+    ipc::Words::store(&pool.segment.words(), LOCK, word, std::sync::atomic::Ordering::Release);
+}
+
 fn opened(pool: &Pool) -> Pool {
     Pool::open(pool.books().try_clone_to_owned().unwrap()).unwrap()
 }
 
 fn map_all(from: &Pool, to: &Pool) {
-    for (number, (descriptor, length)) in from.pieces().unwrap().into_iter().enumerate() {
-        to.map_piece(number, descriptor, length).unwrap();
+    for number in 0..from.held() {
+        to.follow_piece(number, from.piece(number).unwrap().unwrap()).unwrap();
     }
 }
 
@@ -30,9 +37,10 @@ fn what_one_process_writes_another_reads_at_the_same_place() {
     let kind = made.allocate(&me, 100).unwrap_err().kind();
     assert_eq!(kind, ErrorKind::WouldBlock);
 
-    let (descriptor, length) = made.make_piece(PIECE).unwrap();
+    let piece = made.make_piece(PIECE).unwrap();
+    let length = piece.length;
     assert!(length >= PIECE);
-    made.map_piece(0, descriptor, length).unwrap();
+    made.follow_piece(0, piece).unwrap();
     assert_eq!((made.admitted(), made.length()), (0, 0));
     map_all(&made, &other);
     map_all(&made, &other);
@@ -61,13 +69,13 @@ fn what_one_process_writes_another_reads_at_the_same_place() {
 fn pieces_come_in_order_and_once() {
     let pool = Pool::create(ID, 64 << 20, 64).unwrap();
     let me = caller(1);
-    let (descriptor, length) = pool.make_piece(PIECE).unwrap();
-    let gap = pool.map_piece(1, descriptor.try_clone().unwrap(), length).unwrap_err();
+    let piece = pool.make_piece(PIECE).unwrap();
+    let gap = pool.follow_piece(1, piece.try_clone().unwrap()).unwrap_err();
     assert_eq!(gap.kind(), ErrorKind::InvalidArgument);
-    assert!(pool.admit_piece(&me, 0).is_err(), "it is not mapped");
-    pool.map_piece(0, descriptor, length).unwrap();
-    let (descriptor, length) = pool.make_piece(PIECE).unwrap();
-    pool.map_piece(1, descriptor, length).unwrap();
+    assert_eq!(pool.keep_piece(1, piece.try_clone().unwrap()), Kept::No);
+    assert!(pool.admit_piece(&me, 0).is_err(), "it is not there");
+    pool.follow_piece(0, piece).unwrap();
+    pool.follow_piece(1, pool.make_piece(PIECE).unwrap()).unwrap();
     assert!(pool.admit_piece(&me, 1).is_err(), "the first is not admitted");
     for number in [0, 0, 1, 0] {
         pool.admit_piece(&me, number).unwrap();
@@ -76,6 +84,81 @@ fn pieces_come_in_order_and_once() {
     assert!(pool.may_grow(pool.limit() - pool.length()));
     assert!(!pool.may_grow(pool.limit() - pool.length() + 1));
     assert!(pool.should_ask(1) && !pool.should_ask(1), "it was asked for");
+}
+
+/// A piece that was made in place of another, while somebody who had the other was away.
+#[test]
+fn a_piece_is_known_by_more_than_its_number() {
+    let me = caller(1);
+    let made = Pool::create(ID, 64 << 20, 64).unwrap();
+    let (away, other) = (opened(&made), opened(&made));
+    made.follow_piece(0, made.make_piece(PIECE).unwrap()).unwrap();
+    map_all(&made, &away);
+    // Its maker dies, and whoever did not get it makes another one.
+    other.follow_piece(0, other.make_piece(PIECE).unwrap()).unwrap();
+    assert_eq!(other.keep_piece(0, away.piece(0).unwrap().unwrap()), Kept::No);
+    other.admit_piece(&me, 0).unwrap();
+    let (_, place) = other.allocate(&me, 5).unwrap();
+    other.write(&other.slice(place, 5).unwrap(), b"hello", Duration::ZERO).unwrap();
+    // What it has it does not take for the message's memory.
+    assert_eq!(away.slice(place, 5).unwrap_err().kind(), ErrorKind::WouldBlock);
+    away.map_admitted().unwrap();
+    map_all(&other, &away);
+    let mut found = [0; 5];
+    away.read(&away.slice(place, 5).unwrap(), &mut found, Duration::ZERO).unwrap();
+    assert_eq!(&found, b"hello");
+    // From now on it stays.
+    assert!(away.follow_piece(0, made.piece(0).unwrap().unwrap()).is_err());
+    // The books know which is the right one, also where the other came first.
+    let late = opened(&made);
+    let right = || other.piece(0).unwrap().unwrap();
+    assert_eq!(late.keep_piece(0, made.piece(0).unwrap().unwrap()), Kept::No);
+    assert_eq!(made.keep_piece(0, right()), Kept::InPlaceOfAnother);
+    assert_eq!((late.keep_piece(0, right()), late.keep_piece(0, right())), (Kept::Yes, Kept::Yes));
+    let beyond = Place { offset: place.offset + (1 << 30), ..place };
+    assert_eq!(late.slice(beyond, 5).unwrap_err().kind(), ErrorKind::Malformed);
+}
+
+#[test]
+fn a_piece_that_messages_may_lie_in_is_not_replaced() {
+    let me = caller(1);
+    let pool = Pool::create(ID, 64 << 20, 64).unwrap();
+    let other = opened(&pool);
+    pool.follow_piece(0, pool.make_piece(PIECE).unwrap()).unwrap();
+    pool.admit_piece(&me, 0).unwrap();
+    // As if it had been cut short behind the allocator's extension.
+    ipc::Words::store(&pool.segment.words(), 3, 0, std::sync::atomic::Ordering::Release);
+    other.follow_piece(0, other.make_piece(PIECE).unwrap()).unwrap();
+    assert_eq!(other.admit_piece(&me, 0).unwrap_err().kind(), ErrorKind::Failed);
+    assert_eq!(other.keep_piece(0, pool.piece(0).unwrap().unwrap()), Kept::InPlaceOfAnother);
+    other.admit_piece(&me, 0).unwrap();
+    assert_eq!(other.length(), PIECE.max(pool.length()));
+}
+
+#[test]
+fn a_pool_whose_device_is_not_seen_is_kept() {
+    let device = PoolId { place: SharedPlace::Device([7; 16]), ..ID };
+    let words = Ledger::<MappedWords>::words_needed(64);
+    let segment = Segment::create(LAYOUT, words * 8).unwrap();
+    Ledger::format(segment.words(), device, 64 << 20, 64).unwrap();
+    segment.mark_ready();
+    let books = || segment.as_fd().try_clone_to_owned().unwrap();
+    assert_eq!(Pool::open(books()).unwrap_err().kind(), ErrorKind::Unknown);
+    let kept = Pool::keep(books()).unwrap();
+    assert!(kept.id() == device && kept.device().is_none());
+    assert!(kept.has_books(segment.as_fd()).unwrap());
+    let other = Pool::create(ID, 64 << 20, 64).unwrap();
+    assert!(!kept.has_books(other.books()).unwrap());
+    // What others have mapped it hands on, and cleans up.
+    let me = caller(1);
+    assert_eq!(kept.keep_piece(0, other.make_piece(PIECE).unwrap()), Kept::Yes);
+    kept.admit_piece(&me, 0).unwrap();
+    let (_, place) = kept.allocate(&me, 10).unwrap();
+    assert_eq!(kept.slice(place, 10).unwrap_err().kind(), ErrorKind::Unknown);
+    assert_eq!(kept.make_piece(PIECE).unwrap_err().kind(), ErrorKind::Unknown);
+    assert_eq!(kept.owners(&me).unwrap().into_iter().collect::<Vec<_>>(), [me.me]);
+    assert_eq!(kept.reclaim(&me, me.me).unwrap(), 1);
+    assert!(kept.piece(0).unwrap().is_some());
 }
 
 #[test]
@@ -96,10 +179,9 @@ fn books_of_other_things_are_refused() {
 #[test]
 fn who_waits_for_memory_hears_of_it() {
     let pool = Pool::create(ID, 4 << 20, 64).unwrap();
-    let (descriptor, length) = pool.make_piece(PIECE).unwrap();
-    pool.map_piece(0, descriptor, length).unwrap();
+    pool.follow_piece(0, pool.make_piece(PIECE).unwrap()).unwrap();
     pool.admit_piece(&caller(1), 0).unwrap();
-    let (block, _) = pool.allocate(&caller(1), length).unwrap();
+    let (block, _) = pool.allocate(&caller(1), pool.length()).unwrap();
     let far = Instant::now() + Duration::from_secs(60);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
@@ -114,8 +196,7 @@ fn who_waits_for_memory_hears_of_it() {
 #[test]
 fn a_note_is_about_one_message() {
     let pool = Pool::create(ID, 4 << 20, 64).unwrap();
-    let (descriptor, length) = pool.make_piece(PIECE).unwrap();
-    pool.map_piece(0, descriptor, length).unwrap();
+    pool.follow_piece(0, pool.make_piece(PIECE).unwrap()).unwrap();
     let me = caller(1);
     pool.admit_piece(&me, 0).unwrap();
     let (block, _) = pool.allocate(&me, 10).unwrap();

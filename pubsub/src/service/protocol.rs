@@ -16,7 +16,7 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 
 /// The version of these messages.
-pub(crate) const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 2;
 /// The longest label.
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.
@@ -37,21 +37,21 @@ pub(crate) enum Request {
     Lives { participants: Vec<u32> },
     /// A pool that it uses. With the books.
     Pool { pool: PoolId },
-    /// Its pieces, from one on. With their memory.
-    Pieces { pool: PoolId, first: u32, lengths: Vec<u64> },
+    /// Its pieces, from one on: length and name of each. With their memory.
+    Pieces { pool: PoolId, first: u32, pieces: Vec<(u64, u64)> },
     /// A topic that it uses. With its segment.
     Topic { number: u32 },
     /// That was all that it has.
     Returned,
     /// It wants to use a topic, and made it if settings are given.
     Open { request: u64, name: String, settings: Option<SharedSettings> },
-    /// It does not use a topic any more that it was given so often.
+    /// It needs a topic so many times less than it was given to it.
     Forget { number: u32, given: u64 },
     /// A loan did not fit into a pool.
     Grow { pool: PoolId, bytes: u64 },
     /// Its publishers or subscribers of a topic came or went.
     Changed { number: u32 },
-    /// It has mapped all that was sent up to this.
+    /// It has all that was sent up to this.
     Mapped { ticket: u64 },
     /// Who is there? May be asked by who has not joined.
     Report { request: u64 },
@@ -62,14 +62,17 @@ pub(crate) enum Request {
 /// What the service says to a process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Notice {
-    /// It is one of us. With the hall.
+    /// It is one of us, and knows the lives of all others by now. With the hall, and with the
+    /// service's life.
     Welcome { participant: u32, node: [u8; 16], service: u32 },
     /// Who is there. With their lives.
     Lives { participants: Vec<u32> },
     /// A pool. With its books.
     Pool { pool: PoolId },
-    /// A piece of it, to be mapped and acknowledged. With the memory.
-    Piece { pool: PoolId, number: u32, length: u64, ticket: u64 },
+    /// A piece of it, to be kept and acknowledged. With the memory.
+    Piece { pool: PoolId, number: u32, length: u64, name: u64, ticket: u64 },
+    /// All pieces that were sent are in use now.
+    Grown { pool: PoolId },
     /// A topic; its pools were sent before. With its segment.
     Topic { request: u64, number: u32 },
     /// A request cannot be fulfilled.

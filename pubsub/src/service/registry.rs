@@ -1,24 +1,31 @@
 //! The topics and pools of a node, and who uses which.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ipc::{Caller, Participant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::node::Budgets;
-use crate::pool::{Direction, Pool, PoolId};
-use crate::settings::{LONGEST_TOPIC, SharedPlace, SharedSettings};
+use crate::pool::{Direction, Kept as PieceKept, MOST_PIECES, Piece, Pool, PoolId};
+use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace, SharedSettings};
 use crate::topic::Topic;
 
 /// Bytes by which a pool grows at least, and as many as it is worth to ask for at once.
 const LEAST_PIECE: u64 = 4 << 20;
 const MOST_PIECE: u64 = 1 << 30;
-/// Messages and loans that lie in a pool at a time.
-const MOST_BLOCKS: u32 = 1 << 14;
+/// Blocks of a pool, free ones too. Of books that large only what is used takes memory.
+const MOST_BLOCKS: u32 = 1 << 19;
 /// Loans that a topic is expected to have under way, beside the messages that wait.
 const LOANS: u64 = 4;
+/// Messages of a topic that drops the oldest which its subscribers may hold, beside those that
+/// wait: as many as wait, and one of each subscriber.
+const HOLDERS: u64 = 32;
+/// How long a pool's new piece waits for all to have it. One who did not take it in this time
+/// is stopped, or starved: it gets it later, and what lies there waits for it.
+const HANDING_OUT: Duration = Duration::from_secs(2);
 
 /// A topic, and who uses it.
 #[derive(Debug)]
@@ -44,6 +51,14 @@ pub(super) struct Growing {
     /// From those that are named here an acknowledgement of this is awaited.
     pub(super) ticket: u64,
     pub(super) awaits: BTreeSet<Participant>,
+    pub(super) since: Instant,
+}
+
+impl Growing {
+    /// Do all have it that are awaited, or had their time?
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        self.awaits.is_empty() || now.saturating_duration_since(self.since) >= HANDING_OUT
+    }
 }
 
 #[derive(Debug)]
@@ -59,10 +74,25 @@ pub(super) fn pools_of(place: SharedPlace) -> [PoolId; 2] {
     [Direction::Here, Direction::Arrivals].map(|direction| PoolId { place, direction })
 }
 
-/// What a topic may need at a time.
+/// Messages of a topic that there may be at a time.
+fn messages(settings: &SharedSettings) -> u64 {
+    let depth = u64::from(settings.depth);
+    let waiting = match settings.reliability {
+        Reliability::Reliable | Reliability::DropNewest => depth,
+        Reliability::DropOldest => 2 * depth + HOLDERS,
+    };
+    waiting + LOANS
+}
+
+/// The memory that they may take.
 fn reserve(settings: &SharedSettings) -> u64 {
-    let messages = u64::from(settings.depth) + LOANS;
-    messages.saturating_mul(settings.largest.checked_next_multiple_of(256).unwrap_or(u64::MAX))
+    let largest = settings.largest.checked_next_multiple_of(256).unwrap_or(u64::MAX);
+    messages(settings).saturating_mul(largest)
+}
+
+/// How many messages a pool can keep, whatever free blocks lie between them and in each piece.
+fn room(most_blocks: u32) -> u64 {
+    (u64::from(most_blocks) / 2).saturating_sub(MOST_PIECES as u64)
 }
 
 impl Registry {
@@ -126,20 +156,30 @@ impl Registry {
     /// Refuses a topic that the budget cannot bear together with those that there are.
     fn afford(&self, settings: &SharedSettings) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
-        let taken: u64 = self
-            .topics
-            .values()
-            .filter(|kept| kept.topic.settings().place == settings.place)
-            .map(|kept| reserve(kept.topic.settings()))
-            .fold(0, u64::saturating_add);
+        let others = || {
+            let topics = self.topics.values().map(|kept| kept.topic.settings());
+            topics.filter(|other| other.place == settings.place)
+        };
+        let taken = others().map(reserve).fold(0, u64::saturating_add);
         let wanted = reserve(settings);
+        let refuse = |detail| Err(Error::new("open a topic", ErrorKind::OverBudget, detail));
         if taken.saturating_add(wanted) > budget {
-            let detail = format!(
-                "({} waiting messages + {LOANS} loans) × {} bytes = {wanted} bytes, where other \
-                 topics reserve {taken} of a budget of {budget}",
-                settings.depth, settings.largest
-            );
-            return Err(Error::new("open a topic", ErrorKind::OverBudget, detail));
+            return refuse(format!(
+                "{} waiting messages and loans × {} bytes = {wanted} bytes, where other topics \
+                 reserve {taken} of a budget of {budget}",
+                messages(settings),
+                settings.largest
+            ));
+        }
+        let known = pools_of(settings.place).into_iter().filter_map(|id| self.pools.get(&id));
+        let room = known.map(|keeping| room(keeping.pool.ledger().most_blocks())).min();
+        let room = room.unwrap_or_else(|| self::room(MOST_BLOCKS));
+        let (taken, wanted) = (others().map(messages).sum::<u64>(), messages(settings));
+        if taken.saturating_add(wanted) > room {
+            return refuse(format!(
+                "{wanted} waiting messages and loans, where other topics reserve {taken} of the \
+                 {room} that a pool keeps"
+            ));
         }
         Ok(())
     }
@@ -154,35 +194,50 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes back a pool that another service made. Known ones are left as they are.
+    /// Takes back a pool that another service made.
     pub(super) fn return_pool(&mut self, id: PoolId, books: OwnedFd) -> Result<()> {
-        if self.pools.contains_key(&id) {
-            return Ok(());
+        let operation = "take back a pool";
+        if let Some(keeping) = self.pools.get(&id) {
+            if keeping.pool.has_books(books.as_fd())? {
+                return Ok(());
+            }
+            let detail = "another one was made while this process was away";
+            return Err(Error::new(operation, ErrorKind::Closed, detail).on(id));
         }
-        let pool = Pool::open(books)?;
+        let pool = Pool::keep(books)?;
         if pool.id() != id {
             let detail = "its books are those of another pool";
-            return Err(Error::new("take back a pool", ErrorKind::Malformed, detail));
+            return Err(Error::new(operation, ErrorKind::Malformed, detail));
+        }
+        if pool.device().is_none() {
+            tracing::warn!(pool = %id, "this service does not see the device, and only keeps it");
         }
         self.pools.insert(id, Keeping { pool: Arc::new(pool), growing: None });
         Ok(())
     }
 
-    /// Takes back pieces of a pool.
+    /// Takes back pieces of a pool. Gives how many of the first ones whoever brings these has,
+    /// as far as they are the right ones; and from which on others may have wrong ones.
     pub(super) fn return_pieces(
         &mut self,
         id: PoolId,
         first: u32,
-        pieces: impl Iterator<Item = (OwnedFd, u64)>,
-    ) -> Result<()> {
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Result<(usize, Option<usize>)> {
         let Some(keeping) = self.pools.get(&id) else {
             let detail = "its pool was not handed over";
             return Err(Error::new("take back a piece of a pool", ErrorKind::Malformed, detail));
         };
-        for (number, (descriptor, length)) in (first as usize..).zip(pieces) {
-            keeping.pool.map_piece(number, descriptor, length)?;
+        let (mut has, mut replaced) = (first as usize, None);
+        for (number, piece) in (first as usize..).zip(pieces) {
+            match keeping.pool.keep_piece(number, piece) {
+                PieceKept::No => break,
+                PieceKept::InPlaceOfAnother => replaced = replaced.or(Some(number)),
+                PieceKept::Yes => {}
+            }
+            has = number + 1;
         }
-        Ok(())
+        Ok((has, replaced))
     }
 
     /// Takes back a topic that another service made. The same one is left as it is.
@@ -222,30 +277,56 @@ impl Registry {
         is_unused
     }
 
-    /// Makes a piece for a pool that is to hold so many bytes more, and maps it here. None if
-    /// it is growing already, or may not.
-    pub(super) fn grow(&mut self, id: PoolId, bytes: u64) -> Result<Option<usize>> {
+    /// Finds a piece for a pool that is to hold so many bytes more: one that it does not use
+    /// yet, or a new one. None if it is growing already, or may not.
+    pub(super) fn grow(
+        &mut self,
+        caller: &Caller<'_>,
+        id: PoolId,
+        bytes: u64,
+    ) -> Result<Option<usize>> {
         let Some(keeping) = self.pools.get(&id) else { return Ok(None) };
         let pool = &keeping.pool;
         if keeping.growing.is_some() || !pool.may_grow(bytes) {
             return Ok(None);
         }
+        let (held, admitted) = (pool.held(), pool.admitted());
+        if held > admitted {
+            return Ok(Some(admitted));
+        }
+        if held < admitted || pool.statistics(caller)?.total > pool.length() {
+            let detail = "a piece of it is with processes that are not back";
+            return Err(Error::new("let a pool grow", ErrorKind::Unknown, detail).on(id));
+        }
         // Twice as much as there was, so that many loans need few pieces.
         let generous = pool.length().clamp(LEAST_PIECE, MOST_PIECE).max(bytes);
         let at_least = if pool.may_grow(generous) { generous } else { bytes };
-        let number = pool.pieces()?.len();
-        let (descriptor, length) = pool.make_piece(at_least)?;
-        pool.map_piece(number, descriptor, length)?;
-        Ok(Some(number))
+        let kept = pool.keep_piece(held, pool.make_piece(at_least)?);
+        Ok((kept != PieceKept::No).then_some(held))
     }
 
-    /// Lets the pool use a piece that all have mapped.
+    /// Lets the pool use a piece that all have. If that cannot be done now, it is still growing.
     pub(super) fn admit_piece(&mut self, caller: &Caller<'_>, id: PoolId) -> Result<()> {
         let Some(keeping) = self.pools.get_mut(&id) else { return Ok(()) };
-        if let Some(growing) = keeping.growing.take() {
-            keeping.pool.admit_piece(caller, growing.number)?;
+        let Some(growing) = &keeping.growing else { return Ok(()) };
+        let admitted = keeping.pool.admit_piece(caller, growing.number);
+        // Whoever holds the allocator's lock lets it go, or dies.
+        if !admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
+            keeping.growing = None;
         }
-        Ok(())
+        admitted
+    }
+
+    /// Those in whose names there is anything.
+    pub(super) fn names(&self, caller: &Caller<'_>) -> Result<BTreeSet<Participant>> {
+        let mut names = BTreeSet::new();
+        for kept in self.topics.values() {
+            names.extend(kept.topic.names());
+        }
+        for keeping in self.pools.values() {
+            names.extend(keeping.pool.owners(caller)?);
+        }
+        Ok(names)
     }
 
     /// Removes from topics and pools all that belongs to one who is dead or has left.
@@ -261,9 +342,8 @@ impl Registry {
     }
 
     /// The descriptor of a piece, to be sent.
-    pub(super) fn piece(&self, id: PoolId, number: usize) -> Result<Option<(OwnedFd, u64)>> {
-        let Some(keeping) = self.pools.get(&id) else { return Ok(None) };
-        Ok(keeping.pool.pieces()?.into_iter().nth(number))
+    pub(super) fn piece(&self, id: PoolId, number: usize) -> Result<Option<Piece>> {
+        self.pools.get(&id).map_or(Ok(None), |keeping| keeping.pool.piece(number))
     }
 
     /// A pool's books, to be sent.
@@ -276,3 +356,7 @@ impl Registry {
         self.topics.get(&number)?.topic.segment().try_clone_to_owned().ok()
     }
 }
+
+#[cfg(test)]
+#[path = "registry_tests.rs"]
+mod tests;

@@ -50,14 +50,14 @@ impl Child {
 
 impl Home {
     /// As another process opens it, in the name of one that the parent admitted.
-    fn joined(&self, me: Participant) -> Self {
+    pub(super) fn joined(&self, me: Participant) -> Self {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
         let hall = Segment::open(copy(self.hall.as_fd()), HALL).unwrap();
         let roster = Arc::new(Roster::new(hall.words()).unwrap());
         let opened = |pool: &Pool| {
             let opened = Pool::open(copy(pool.books())).unwrap();
-            for (number, (descriptor, length)) in pool.pieces().unwrap().into_iter().enumerate() {
-                opened.map_piece(number, descriptor, length).unwrap();
+            for number in 0..pool.held() {
+                opened.follow_piece(number, pool.piece(number).unwrap().unwrap()).unwrap();
             }
             Arc::new(opened)
         };

@@ -274,3 +274,42 @@ fn an_attempt_gives_the_loan_back() {
     let sample = subscriber.pull(FAR).unwrap();
     assert_eq!((sample.to_vec().unwrap(), sample.sequence()), (b"3".to_vec(), 2));
 }
+
+/// One who was stopped while a pool grew: it has the notice before it has the memory.
+#[test]
+fn a_message_in_memory_that_is_still_to_come_is_waited_for() {
+    let home = Home::new(&settings());
+    let publisher = home.publisher();
+    drop(publisher.loan(1, FAR).unwrap());
+    let late = home.joined(home.clerk.me);
+    // As the service gives it: nothing yet.
+    let pool = Arc::new(Pool::open(home.here.books().try_clone_to_owned().unwrap()).unwrap());
+    let late = Home { here: Arc::clone(&pool), ..late };
+    let (mut subscriber, other) = (late.subscriber(), late.publisher());
+    publisher.push(b"early", FAR).unwrap();
+    publisher.push(b"later", FAR).unwrap();
+    for _ in 0..3 {
+        assert!(subscriber.try_pull().unwrap().is_none());
+        assert!(other.try_push(b"mine").unwrap().is_none());
+    }
+    assert_eq!(subscriber.pull(SOON).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert_eq!(other.push(b"mine", SOON).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    pool.follow_piece(0, home.here.piece(0).unwrap().unwrap()).unwrap();
+    other.push(b"mine", FAR).unwrap();
+    for expected in [&b"early"[..], b"later", b"mine"] {
+        assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), expected);
+    }
+    assert_eq!(subscriber.poll_event(), None);
+    assert_eq!(home.blocks_taken(), 0);
+    // One that goes meanwhile lets go.
+    drop(subscriber);
+    let late = Home {
+        here: Arc::new(Pool::open(home.here.books().try_clone_to_owned().unwrap()).unwrap()),
+        ..late
+    };
+    let mut subscriber = late.subscriber();
+    publisher.push(b"never read", FAR).unwrap();
+    assert!(subscriber.try_pull().unwrap().is_none());
+    drop(subscriber);
+    assert_eq!(home.blocks_taken(), 0);
+}

@@ -47,10 +47,10 @@ struct Clerk {
 impl Office for Clerk {
     fn grow(&self, id: PoolId, bytes: u64) {
         let pool = self.pools.iter().find(|pool| pool.id() == id).unwrap();
-        let number = pool.pieces().unwrap().len();
-        let Ok((descriptor, length)) = pool.make_piece(bytes) else { return };
-        if pool.may_grow(length) {
-            pool.map_piece(number, descriptor, length).unwrap();
+        let number = pool.held();
+        let Ok(piece) = pool.make_piece(bytes) else { return };
+        if pool.may_grow(piece.length) {
+            pool.follow_piece(number, piece).unwrap();
             pool.admit_piece(&Caller::new(self.me, &*self.roster), number).unwrap();
         }
     }

@@ -1,5 +1,7 @@
 //! Who takes part in a topic, on this node.
 
+use std::collections::BTreeSet;
+
 use ipc::{Participant, Seat, Words};
 
 use super::TopicWords;
@@ -45,6 +47,13 @@ impl<W: Words + Clone> TopicWords<W> {
         let publishes = publishers::lines(self.words()).any(|line| line.seen().is_some());
         let is_process = |seat: Seat| !seat.who().is_some_and(Participant::is_role);
         (publishes, self.here().seats().any(is_process))
+    }
+
+    /// All in whose names there is anything in it.
+    pub(crate) fn names(&self) -> BTreeSet<Participant> {
+        let publishers = publishers::lines(self.words()).filter_map(|line| line.who());
+        let seats = [self.here(), self.arrivals()].into_iter().flat_map(|queue| queue.seats());
+        publishers.chain(seats.filter_map(|seat| seat.who())).chain(self.writer()).collect()
     }
 
     /// All subscriptions to one of the queues.

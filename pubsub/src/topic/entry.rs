@@ -30,9 +30,6 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Words of an entry.
-    pub(crate) const WORDS: usize = WORDS;
-
     #[inline]
     pub(crate) fn to_words(self) -> [u64; WORDS] {
         let origin = if self.has_origin { HAS_ORIGIN } else { 0 };

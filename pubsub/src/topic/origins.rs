@@ -319,6 +319,11 @@ impl<W: Words + Clone> TopicWords<W> {
         self.words().load(WRITER, Acquire) == u64::from(who.number())
     }
 
+    /// The last that delivered, or was about to.
+    pub(super) fn writer(&self) -> Option<ipc::Participant> {
+        ipc::Participant::from_number(self.words().load(WRITER, Acquire) as u32)
+    }
+
     pub(super) fn has_no_writer(&self) {
         self.words().store(WRITER, 0, Release);
     }

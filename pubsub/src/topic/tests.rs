@@ -44,7 +44,7 @@ impl World {
             let words = LocalWords::zeroed(Ledger::<Words<'_>>::words_needed(64));
             let id = PoolId { place: SharedPlace::Host, direction };
             let ledger = Ledger::format(&words, id, 1 << 20, 64).unwrap();
-            ledger.admit(&caller(0), 0, 1 << 16).unwrap();
+            ledger.admit(&caller(0), 0, 1 << 16, 1).unwrap();
             words
         });
         TopicWords::format(&topic, 5, "a topic", &SETTINGS).unwrap();
@@ -314,8 +314,7 @@ fn the_role_goes_on_where_it_was() {
     let pool = |direction| {
         let pool =
             Pool::create(PoolId { place: SharedPlace::Host, direction }, 1 << 20, 64).unwrap();
-        let (descriptor, length) = pool.make_piece(1 << 16).unwrap();
-        pool.map_piece(0, descriptor, length).unwrap();
+        pool.follow_piece(0, pool.make_piece(1 << 16).unwrap()).unwrap();
         pool.admit_piece(&caller(0), 0).unwrap();
         pool
     };

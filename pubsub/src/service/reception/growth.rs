@@ -1,27 +1,34 @@
-//! Memory for pools: no message lies in a piece that not everybody has mapped.
+//! Memory for pools: no message lies in a piece that only its maker has.
 //!
-//! A descriptor that only its maker had would die with it, and the messages in it.
+//! A descriptor that only its maker had would die with it, and the messages in it. So a piece
+//! is sent to all that use its pool, and all are waited for; but not for ever for one that is
+//! stopped, who finds it in its line when it goes on.
 
 use std::collections::hash_map::Entry;
+use std::time::Instant;
 
 use ipc::Participant;
 
 use super::Reception;
-use crate::pool::PoolId;
+use crate::error::ErrorKind;
+use crate::pool::{Piece, PoolId};
 use crate::service::protocol::Notice;
 use crate::service::registry::{Growing, pools_of};
 
 impl Reception {
     /// Lets a pool grow, if it may.
     pub(super) fn grow(&mut self, id: PoolId, bytes: u64) {
-        match self.registry.grow(id, bytes) {
+        let Some(seat) = &self.seat else { return };
+        match self.registry.grow(&seat.caller(), id, bytes) {
             Ok(Some(number)) => self.hand_out(id, number),
             Ok(None) => {}
+            // It is asked for again.
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {}
             Err(error) => tracing::warn!(%error, bytes, "a pool cannot grow"),
         }
     }
 
-    /// Sends a piece to all that use the pool, and waits for them to have mapped it.
+    /// Sends a piece to all that use the pool, and waits for them to have it.
     fn hand_out(&mut self, id: PoolId, number: usize) {
         let ticket = self.ticket();
         let users: Vec<_> = self
@@ -30,10 +37,11 @@ impl Reception {
             .filter(|(_, guest)| !guest.leaves && guest.pools.contains_key(&id))
             .map(|(who, _)| *who)
             .collect();
-        // Whoever brought it itself has it mapped.
+        // Whoever brought it itself has it.
         let awaits = users.into_iter().filter(|who| self.send_pieces(*who, id, ticket)).collect();
         if let Some(keeping) = self.registry.pools.get_mut(&id) {
-            keeping.growing = Some(Growing { number, ticket, awaits });
+            let since = Instant::now();
+            keeping.growing = Some(Growing { number, ticket, awaits, since });
         }
         self.admit_if_mapped(id);
     }
@@ -51,11 +59,11 @@ impl Reception {
         let Some(has) = guest.pools.get_mut(&id) else { return false };
         loop {
             match self.registry.piece(id, *has) {
-                Ok(Some((descriptor, length))) => {
+                Ok(Some(Piece { memory, length, name })) => {
                     let number = *has as u32;
                     *has += 1;
-                    let notice = Notice::Piece { pool: id, number, length, ticket };
-                    guest.connection.send(&notice, vec![descriptor]);
+                    let notice = Notice::Piece { pool: id, number, length, name, ticket };
+                    guest.connection.send(&notice, vec![memory]);
                     has_sent = true;
                 }
                 Ok(None) => return has_sent,
@@ -98,7 +106,7 @@ impl Reception {
         }
     }
 
-    /// A process has mapped all that was sent to it up to this.
+    /// A process has all that was sent to it up to this.
     pub(super) fn has_mapped(&mut self, who: Participant, ticket: u64) {
         let mut acknowledged = Vec::new();
         for (id, keeping) in &mut self.registry.pools {
@@ -121,12 +129,45 @@ impl Reception {
 
     fn admit_if_mapped(&mut self, id: PoolId) {
         let Some(keeping) = self.registry.pools.get(&id) else { return };
-        if !keeping.growing.as_ref().is_some_and(|growing| growing.awaits.is_empty()) {
-            return;
+        let now = Instant::now();
+        let Some(growing) = keeping.growing.as_ref().filter(|it| it.is_over(now)) else { return };
+        for who in &growing.awaits {
+            tracing::warn!(pool = %id, %who, "a process does not take a piece, and gets it later");
         }
         let Some(seat) = &self.seat else { return };
-        if let Err(error) = self.registry.admit_piece(&seat.caller(), id) {
-            tracing::warn!(%error, "a pool cannot use a piece that all have mapped");
+        match self.registry.admit_piece(&seat.caller(), id) {
+            Ok(()) => self.tell_of_growth(id),
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
+                tracing::debug!(%error, "a pool cannot use a piece yet");
+            }
+            Err(error) => tracing::warn!(%error, "a pool cannot use a piece that all have"),
+        }
+    }
+
+    fn tell_of_growth(&mut self, id: PoolId) {
+        for guest in self.guests.values_mut().filter(|guest| guest.pools.contains_key(&id)) {
+            guest.connection.send(&Notice::Grown { pool: id }, Vec::new());
+        }
+    }
+
+    pub(super) fn grows(&self) -> bool {
+        self.registry.pools.values().any(|keeping| keeping.growing.is_some())
+    }
+
+    /// Looks whether those that a piece waits for had their time.
+    pub(super) fn go_on_growing(&mut self) {
+        let growing = self.registry.pools.iter().filter(|(_, keeping)| keeping.growing.is_some());
+        for id in growing.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.admit_if_mapped(id);
+        }
+    }
+
+    /// Somebody brought pieces in place of others that some may have.
+    pub(super) fn are_replaced(&mut self, id: PoolId, first: usize) {
+        for guest in self.guests.values_mut() {
+            if let Some(has) = guest.pools.get_mut(&id) {
+                *has = (*has).min(first);
+            }
         }
     }
 
@@ -136,13 +177,10 @@ impl Reception {
             .registry
             .pools
             .iter()
-            .filter(|(_, keeping)| {
-                let made = keeping.pool.pieces().map_or(0, |pieces| pieces.len());
-                keeping.pool.admitted() < made
-            })
-            .map(|(id, keeping)| (*id, keeping.pool.admitted()))
+            .map(|(id, keeping)| (*id, keeping.pool.admitted(), keeping.pool.held()))
+            .filter(|(_, admitted, held)| admitted < held)
             .collect();
-        for (id, number) in unfinished {
+        for (id, number, _) in unfinished {
             self.hand_out(id, number);
         }
     }

@@ -8,6 +8,7 @@ use ipc::{ChannelError, Fate, Life, Message, Participant};
 use super::{Guest, IN_A_ROW, Reception, see_off};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
+use crate::pool::Piece;
 use crate::service::connection::Connection;
 use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refusal, Request};
 
@@ -112,7 +113,7 @@ impl Reception {
         connection.send(&welcome, vec![hall]);
         self.tell_of_a_life(who, &life);
         self.lives.insert(who, watched);
-        let mut guest = Guest::new(label, connection, true);
+        let mut guest = Guest::new(label, connection);
         for (participants, lives) in self.known_lives(who) {
             guest.connection.send(&Notice::Lives { participants }, lives);
         }
@@ -192,8 +193,9 @@ impl Reception {
         }
         self.tell_of_a_life(who, &life);
         self.lives.insert(who, watched);
-        // Whoever it was connected as before is the same process.
-        self.guests.insert(who, Guest::new(label, connection, false));
+        // Whoever it was connected as before is the same process, and says anew what it has.
+        self.loses(who);
+        self.guests.insert(who, Guest::new(label, connection));
         Ok(())
     }
 
@@ -240,14 +242,19 @@ impl Reception {
                     guest.pools.entry(pool).or_insert(0);
                 }
             }
-            Request::Pieces { pool, first, lengths } => {
-                if lengths.len() != files.len() {
+            Request::Pieces { pool, first, pieces } => {
+                if pieces.len() != files.len() {
                     return Err(malformed("another number of descriptors than it speaks of"));
                 }
-                let end = first as usize + lengths.len();
-                self.registry.return_pieces(pool, first, files.into_iter().zip(lengths))?;
-                if let Some(has) = self.guests.get_mut(&who).and_then(|it| it.pools.get_mut(&pool))
-                {
+                let pieces = files.into_iter().zip(pieces);
+                let pieces = pieces.map(|(memory, (length, name))| Piece { memory, length, name });
+                let (end, replaced) = self.registry.return_pieces(pool, first, pieces)?;
+                if let Some(replaced) = replaced {
+                    self.are_replaced(pool, replaced);
+                }
+                let has = self.guests.get_mut(&who).and_then(|it| it.pools.get_mut(&pool));
+                // Without a gap: what comes behind a wrong one is sent anew.
+                if let Some(has) = has.filter(|has| **has >= first as usize) {
                     *has = (*has).max(end);
                 }
             }
@@ -256,13 +263,12 @@ impl Reception {
                 self.uses(who, number);
             }
             Request::Returned => {
-                if let Some(guest) = self.guests.get_mut(&who) {
-                    guest.has_returned = true;
-                }
+                self.uses_only_what_it_brought(who);
                 if let Some(gathering) = &mut self.gathering {
                     gathering.is_back(who);
                 } else {
                     // It comes later than the others.
+                    self.has_news = true;
                     self.send_missing(who);
                 }
             }
@@ -305,10 +311,33 @@ impl Reception {
         }
     }
 
-    /// A process does not use a topic any more, unless it was given to it again meanwhile.
+    /// One that came back has handed over all that it has, which may be less than it had when
+    /// its connection was lost.
+    fn uses_only_what_it_brought(&mut self, who: Participant) {
+        let Some(guest) = self.guests.get(&who) else { return };
+        let mut changed: Vec<_> = guest.topics.keys().copied().collect();
+        for (number, kept) in &mut self.registry.topics {
+            if !guest.topics.contains_key(number) && kept.users.remove(&who) {
+                changed.push(*number);
+            }
+        }
+        if self.gathering.is_some() {
+            // It is seen to when all are back.
+            return;
+        }
+        for number in changed {
+            self.has_changed(number);
+            self.forget_unused(number);
+        }
+    }
+
+    /// A process needs a topic so many times less than it was given to it. It may have been
+    /// given to it again meanwhile.
     fn forgets(&mut self, who: Participant, number: u32, given: u64) {
         let Some(guest) = self.guests.get_mut(&who) else { return };
-        if guest.topics.get(&number) != Some(&given) {
+        let Some(left) = guest.topics.get_mut(&number) else { return };
+        *left = left.saturating_sub(given);
+        if *left > 0 {
             return;
         }
         guest.topics.remove(&number);
@@ -378,7 +407,8 @@ impl Reception {
         let Some((topic, [here, _])) = self.registry.desk(number) else { return };
         let (id, first) = (here.id(), topic.settings().largest);
         let Some(seat) = &self.seat else { return };
-        let free = here.statistics(&seat.caller()).map_or(0, |found| found.largest_free);
+        // If nobody can tell now, whoever needs it asks for it.
+        let free = here.statistics(&seat.caller()).map_or(first, |found| found.largest_free);
         if free < first {
             self.grow(id, first);
         }

@@ -42,6 +42,19 @@ impl Reception {
         }
     }
 
+    /// Looks in what came late for those that are dead.
+    pub(super) fn look_for_the_dead(&mut self) {
+        let Some(seat) = self.seat.as_ref().filter(|_| self.has_news) else { return };
+        match self.registry.names(&seat.caller()) {
+            Ok(names) => {
+                let dead = |who: &Participant| !who.is_role() && seat.roster.is_dead(Some(*who));
+                self.unburied.extend(names.into_iter().filter(dead));
+                self.has_news = false;
+            }
+            Err(error) => tracing::debug!(%error, "cannot look for those that are dead yet"),
+        }
+    }
+
     /// Sees to what those left that are dead or gone. What cannot be done now, since a living
     /// process holds a lock, is done at the next look.
     pub(super) fn bury_all(&mut self) {

@@ -2,7 +2,8 @@
 //! topics and pools, and sees to what the dead leave.
 //!
 //! What it sends waits in line, and what it awaits is looked for at the next turn. Locks in
-//! shared memory are the one thing that it waits for, with their deadline.
+//! shared memory are the one thing that it waits for, and not for long: what one of them is
+//! in the way of is done at another turn.
 
 mod carrying;
 mod eviction;
@@ -41,6 +42,8 @@ const INTRODUCING: Duration = Duration::from_secs(5);
 /// How often it looks for what nobody tells it: who is in whose way, what could not be
 /// buried yet.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long it waits for a lock. None is held for so long but by one that is stopped, or starved.
+const HELD_UP: Duration = Duration::from_millis(20);
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_secs(5);
 /// Messages of one process that are heard before the next has its turn.
@@ -63,8 +66,6 @@ struct Guest {
     topics: BTreeMap<u32, u64>,
     /// Pools that it knows, and how many pieces of each were sent to it, or came from it.
     pools: HashMap<PoolId, usize>,
-    /// It has handed over all that it has.
-    has_returned: bool,
     /// What it asked for while the others were still handing over.
     held: Vec<Request>,
     /// It said that it leaves.
@@ -72,7 +73,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn new(label: String, connection: Connection, has_returned: bool) -> Self {
+    fn new(label: String, connection: Connection) -> Self {
         let credentials = connection.channel().credentials().ok();
         Self {
             label,
@@ -80,7 +81,6 @@ impl Guest {
             connection,
             topics: BTreeMap::new(),
             pools: HashMap::new(),
-            has_returned,
             held: Vec::new(),
             leaves: false,
         }
@@ -97,8 +97,9 @@ struct Seat {
 }
 
 impl Seat {
+    /// All others wait while the service does: what a lock is in the way of it does later.
     fn caller(&self) -> Caller<'_> {
-        Caller::new(self.me, &*self.roster)
+        Caller { patience: HELD_UP, ..Caller::new(self.me, &*self.roster) }
     }
 }
 
@@ -115,6 +116,9 @@ pub(super) struct Reception {
     lives: HashMap<Participant, Life>,
     /// Those that are dead or have left, and of whom something may be left.
     unburied: BTreeSet<Participant>,
+    /// Somebody came late, and brought what those may have left something in who were seen to
+    /// before.
+    has_news: bool,
     registry: Registry,
     gathering: Option<Gathering>,
     watches: Watches,
@@ -143,6 +147,7 @@ impl Reception {
             guests: BTreeMap::new(),
             lives: HashMap::new(),
             unburied: BTreeSet::new(),
+            has_news: false,
             registry,
             gathering: None,
             watches: Watches::default(),
@@ -210,7 +215,9 @@ impl Reception {
         }
         self.gather();
         if self.gathering.is_none() {
+            self.look_for_the_dead();
             self.bury_all();
+            self.go_on_growing();
             self.carry_on();
             self.evict();
         }
@@ -219,6 +226,8 @@ impl Reception {
     fn longest_wait(&self) -> Duration {
         let looks = self.gathering.is_some()
             || !self.unburied.is_empty()
+            || self.has_news
+            || self.grows()
             || !self.strangers.is_empty()
             || self.watches.has_any();
         let longest = if looks { LOOK } else { LONGEST };

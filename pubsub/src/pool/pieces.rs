@@ -1,0 +1,107 @@
+//! The pieces of a pool, as one process has them.
+//!
+//! A piece is known by its number, and by a name that no other piece has: a process that was
+//! away for long may have a piece that the others never used, and made another one in place of.
+
+use std::os::fd::OwnedFd;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::peers::NodeIdentity;
+
+/// A piece of memory.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) memory: OwnedFd,
+    pub(crate) length: u64,
+    pub(crate) name: u64,
+}
+
+impl Piece {
+    pub(super) fn try_clone(&self) -> std::io::Result<Self> {
+        Ok(Self { memory: self.memory.try_clone()?, ..*self })
+    }
+}
+
+/// A name that no other piece has.
+pub(super) fn random_name() -> Result<u64> {
+    let bytes = NodeIdentity::random()?.0;
+    let [first, second] =
+        [0, 8].map(|at| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes));
+    Ok((first ^ second).max(1))
+}
+
+/// What became of a piece that was handed over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// It is the one that is known by its number.
+    Yes,
+    /// It is, and what was taken for it was not.
+    InPlaceOfAnother,
+    /// Another one is, or those before it are not there.
+    No,
+}
+
+/// The first pieces of a pool.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    all: Vec<Piece>,
+    /// So many of them are mapped, and cannot be replaced any more.
+    mapped: usize,
+}
+
+impl Pieces {
+    pub(super) fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn get(&self, number: usize) -> Option<&Piece> {
+        self.all.get(number)
+    }
+
+    /// Keeps a piece, where the books say so much of its name.
+    pub(super) fn keep(&mut self, number: usize, piece: Piece, in_books: Option<u64>) -> Kept {
+        let is_right = in_books.is_none_or(|name| name == piece.name);
+        match self.all.get(number) {
+            Some(known) if known.name == piece.name => Kept::Yes,
+            Some(_) if in_books.is_some() && is_right && number >= self.mapped => {
+                self.all.truncate(number);
+                self.all.push(piece);
+                Kept::InPlaceOfAnother
+            }
+            None if is_right && number == self.all.len() && number < super::MOST_PIECES => {
+                self.all.push(piece);
+                Kept::Yes
+            }
+            _ => Kept::No,
+        }
+    }
+
+    /// Keeps a piece in place of all that were given by its number before, or by a later one.
+    pub(super) fn follow(&mut self, number: usize, piece: Piece) -> Result<()> {
+        match self.all.get(number) {
+            Some(known) if known.name == piece.name => return Ok(()),
+            Some(_) if number >= self.mapped => self.all.truncate(number),
+            None if number == self.all.len() && number < super::MOST_PIECES => {}
+            _ => {
+                let detail = format!(
+                    "piece {number}, where {} are known and {} are in use",
+                    self.all.len(),
+                    self.mapped
+                );
+                let operation = "keep a piece of a pool";
+                return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+            }
+        }
+        self.all.push(piece);
+        Ok(())
+    }
+
+    /// The next one to be mapped, if it is the one that the books name.
+    pub(super) fn next_to_map(&self, in_books: impl Fn(usize) -> Option<u64>) -> Option<&Piece> {
+        self.all.get(self.mapped).filter(|piece| in_books(self.mapped) == Some(piece.name))
+    }
+
+    pub(super) fn is_mapped(&mut self) {
+        self.mapped += 1;
+    }
+}

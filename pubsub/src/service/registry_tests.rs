@@ -1,0 +1,180 @@
+use ipc::Immortal;
+
+use super::*;
+use crate::TopicSettings;
+use crate::pool::tests::is_held_by;
+
+const HERE: PoolId = PoolId { place: SharedPlace::Host, direction: Direction::Here };
+const SETTINGS: TopicSettings = TopicSettings {
+    memory: crate::MemoryPlace::Host,
+    reliability: Reliability::Reliable,
+    depth: 8,
+    largest: 4096,
+    release_deadline: Duration::from_secs(5),
+};
+
+fn me() -> Caller<'static> {
+    let me = Participant::new(0, 1).unwrap();
+    Caller { patience: Duration::from_millis(20), ..Caller::new(me, &Immortal) }
+}
+
+fn registry() -> Registry {
+    Registry::new(Budgets { host: Some(1 << 30), device: None })
+}
+
+fn shared(settings: &TopicSettings) -> SharedSettings {
+    SharedSettings::of(settings).unwrap()
+}
+
+/// One with a topic, and so with pools.
+fn with_a_topic() -> Registry {
+    let mut registry = registry();
+    registry.open("first", Some(shared(&SETTINGS)), || 7).unwrap();
+    registry
+}
+
+/// A service that takes over, and to which nobody handed over any piece.
+fn successor(last: &Registry) -> Registry {
+    let mut next = registry();
+    for id in last.pools.keys() {
+        next.return_pool(*id, last.books(*id).unwrap()).unwrap();
+    }
+    next
+}
+
+fn is_growing(registry: &mut Registry, number: usize) {
+    let since = Instant::now();
+    let growing = Growing { number, ticket: 1, awaits: BTreeSet::new(), since };
+    registry.pools.get_mut(&HERE).unwrap().growing = Some(growing);
+}
+
+fn brought(pool: &Pool) -> impl Iterator<Item = Piece> + '_ {
+    (0..pool.held()).map(|number| pool.piece(number).unwrap().unwrap())
+}
+
+#[test]
+fn a_pool_that_cannot_use_a_piece_yet_uses_it_later() {
+    let mut registry = with_a_topic();
+    let number = registry.grow(&me(), HERE, 1).unwrap().unwrap();
+    is_growing(&mut registry, number);
+    let pool = Arc::clone(&registry.pools[&HERE].pool);
+    // Somebody is stopped who has the allocator's lock.
+    is_held_by(&pool, Participant::new(9, 1));
+    let error = registry.admit_piece(&me(), HERE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(registry.pools[&HERE].growing.is_some(), "it is not tried again");
+    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), None);
+    is_held_by(&pool, None);
+    registry.admit_piece(&me(), HERE).unwrap();
+    assert!(registry.pools[&HERE].growing.is_none());
+    assert_eq!(pool.admitted(), 1);
+}
+
+#[test]
+fn pieces_that_are_not_used_yet_come_before_new_ones() {
+    let mut registry = with_a_topic();
+    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), Some(0));
+    // As if its maker had died, and another came who has it late.
+    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), Some(0));
+    is_growing(&mut registry, 0);
+    registry.admit_piece(&me(), HERE).unwrap();
+    assert_eq!(registry.grow(&me(), HERE, 1).unwrap(), Some(1));
+}
+
+#[test]
+fn no_piece_is_made_in_place_of_one_that_is_used() {
+    let mut last = with_a_topic();
+    last.grow(&me(), HERE, 1).unwrap();
+    is_growing(&mut last, 0);
+    last.admit_piece(&me(), HERE).unwrap();
+    let mut next = successor(&last);
+    assert_eq!(next.grow(&me(), HERE, 1).unwrap_err().kind(), ErrorKind::Unknown);
+    // Whoever has it is back.
+    let pool = Arc::clone(&last.pools[&HERE].pool);
+    assert_eq!(next.return_pieces(HERE, 0, brought(&pool)).unwrap(), (1, None));
+    assert_eq!(next.grow(&me(), HERE, 1).unwrap(), Some(1));
+}
+
+#[test]
+fn one_who_comes_late_with_another_piece_gets_the_right_one() {
+    let mut last = with_a_topic();
+    last.grow(&me(), HERE, 1).unwrap();
+    let mut next = successor(&last);
+    next.grow(&me(), HERE, 1).unwrap();
+    let late = Arc::clone(&last.pools[&HERE].pool);
+    assert_eq!(next.return_pieces(HERE, 0, brought(&late)).unwrap(), (0, None));
+    is_growing(&mut next, 0);
+    next.admit_piece(&me(), HERE).unwrap();
+    assert_eq!(next.return_pieces(HERE, 0, brought(&late)).unwrap(), (0, None));
+    // The same is seen where the wrong one comes first.
+    let mut third = successor(&next);
+    let right = Arc::clone(&next.pools[&HERE].pool);
+    assert_eq!(third.return_pieces(HERE, 0, brought(&late)).unwrap(), (0, None));
+    assert_eq!(third.return_pieces(HERE, 0, brought(&right)).unwrap(), (1, None));
+}
+
+#[test]
+fn another_pool_of_the_same_kind_is_not_taken_for_the_one_there_is() {
+    let (mut one, other) = (with_a_topic(), with_a_topic());
+    one.return_pool(HERE, one.books(HERE).unwrap()).unwrap();
+    let error = one.return_pool(HERE, other.books(HERE).unwrap()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+}
+
+#[test]
+fn messages_are_counted_and_not_only_their_bytes() {
+    let deepest = TopicSettings { depth: TopicSettings::MOST_DEPTH, largest: 64, ..SETTINGS };
+    let mut registry = registry();
+    let mut opened = 0;
+    let error = loop {
+        match registry.open(&format!("t{opened}"), Some(shared(&deepest)), || opened) {
+            Ok(_) => opened += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((opened, error.kind()), (3, ErrorKind::OverBudget));
+    assert!(error.to_string().contains("65540 waiting messages"), "{error}");
+    // One that drops the oldest may have all of them held, and as many more waiting.
+    let dropping = TopicSettings { reliability: Reliability::DropOldest, ..deepest };
+    assert_eq!(messages(&shared(&dropping)), 2 * 65536 + 32 + 4);
+    assert_eq!(reserve(&shared(&dropping)), (2 * 65536 + 36) * 256);
+}
+
+#[test]
+fn as_many_messages_fit_as_are_promised() {
+    let mut registry = registry();
+    let deepest = TopicSettings { depth: TopicSettings::MOST_DEPTH, largest: 64, ..SETTINGS };
+    registry.open("deep", Some(shared(&deepest)), || 1).unwrap();
+    let pool = Arc::clone(&registry.pools[&HERE].pool);
+    let mut blocks = Vec::new();
+    while (blocks.len() as u64) < messages(&shared(&deepest)) {
+        match pool.allocate(&me(), 64) {
+            Ok((block, _)) => blocks.push(block),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                let number = registry.grow(&me(), HERE, 64).unwrap().unwrap();
+                is_growing(&mut registry, number);
+                registry.admit_piece(&me(), HERE).unwrap();
+            }
+        }
+    }
+    // The worst: nothing lies beside what is free.
+    for block in blocks.iter().step_by(2) {
+        pool.free(&me(), *block).unwrap();
+    }
+    for _ in blocks.iter().step_by(2) {
+        pool.allocate(&me(), 64).unwrap();
+    }
+}
+
+#[test]
+fn those_that_left_something_are_named() {
+    let registry = with_a_topic();
+    assert!(registry.names(&me()).unwrap().is_empty());
+    let other = Participant::new(5, 2).unwrap();
+    let (topic, _) = registry.desk(7).unwrap();
+    topic.claim(other).unwrap();
+    let third = Participant::new(6, 1).unwrap();
+    topic.here().subscribe(&Caller::new(third, &Immortal)).unwrap();
+    assert_eq!(registry.names(&me()).unwrap().into_iter().collect::<Vec<_>>(), [third, other]);
+}
