@@ -191,6 +191,23 @@ impl<W: Words> Roster<W> {
         None
     }
 
+    /// How many more can be admitted now.
+    pub fn vacancies(&self) -> usize {
+        let is_free = |place: &u32| {
+            let (round, phase) = taken_apart(self.words.load(*place as usize, Acquire));
+            phase == EMPTY && round < Participant::ROUNDS
+        };
+        (0..Participant::PLACES - Participant::ROLES).filter(is_free).count()
+    }
+
+    /// Gives up one's own name, in which nothing is done any more: it is cleaned up after like
+    /// one of the dead. False if the name was not one of the living.
+    pub fn resign(&self, who: Participant) -> bool {
+        let living = place_word(who.round(), LIVING);
+        let dead = place_word(who.round(), DEAD);
+        !who.is_role() && self.words.compare_exchange(who.place() as usize, living, dead).is_ok()
+    }
+
     /// Lets a [role](Participant::role) take part: not a process, but what one after the other
     /// does. It has the same name whoever admits it, and however often. None if there is no
     /// such role.
@@ -377,6 +394,22 @@ mod tests {
         kill(number);
         reap(number);
         assert!(!roster.is_dead(Some(role)) && roster.the_living().contains(&role));
+    }
+
+    #[test]
+    fn one_who_resigns_is_cleaned_up_after() {
+        let roster = Roster::new(LocalWords::zeroed(256)).unwrap();
+        let most = roster.vacancies();
+        assert_eq!(most, (Participant::PLACES - Participant::ROLES) as usize);
+        let who = roster.admit(Life::of_this_process().unwrap()).unwrap();
+        assert_eq!(roster.vacancies(), most - 1);
+        assert!(roster.resign(who) && !roster.resign(who));
+        assert!(roster.is_dead(Some(who)) && roster.the_dead() == [who]);
+        assert_eq!(roster.vacancies(), most - 1);
+        assert!(roster.strike_off(who));
+        assert_eq!(roster.vacancies(), most);
+        let role = roster.admit_role(0).unwrap();
+        assert!(!roster.resign(role));
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use ipc::{Doorbell, Layout, MappedWords, Part, Roster, Segment, Words};
+use ipc::{Doorbell, Layout, MappedWords, Part, Participant, Roster, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
 
-const LAYOUT: Layout = Layout::new("node hall", 1);
+const LAYOUT: Layout = Layout::new("node hall", 2);
 
 // Words of the hall, behind the roster.
 const IDENTITY: usize = Roster::<MappedWords>::WORDS;
@@ -17,7 +17,9 @@ const TOPICS: usize = IDENTITY + 2;
 const SERVICES: usize = IDENTITY + 3;
 /// The bell that wakes who carries messages to other nodes.
 const OUTWARD: usize = IDENTITY + 8;
-const WORDS: usize = OUTWARD + Bell::WORDS;
+/// For each place, the name of who came to be a member there.
+const ATTENDING: usize = OUTWARD + Bell::WORDS;
+const WORDS: usize = ATTENDING + Participant::PLACES as usize;
 
 /// The bell that is rung by those that publish what other nodes want.
 pub(crate) type Bell = Doorbell<Part<MappedWords>>;
@@ -84,6 +86,17 @@ impl Hall {
         NodeIdentity(bytes)
     }
 
+    /// Said by a process of itself, when it knows that it is a member: from now on it may have
+    /// something of the node. A name that was given and never did this has nothing.
+    pub(crate) fn attend(&self, who: Participant) {
+        self.words.store(ATTENDING + who.place() as usize, who.number().into(), Release);
+    }
+
+    /// Did it say so? A service never does.
+    pub(crate) fn attends(&self, who: Participant) -> bool {
+        self.words.load(ATTENDING + who.place() as usize, Acquire) == u64::from(who.number())
+    }
+
     /// A number that no topic of this node had before.
     pub(crate) fn number_a_topic(&self) -> u32 {
         self.words.fetch_add(TOPICS, 1) as u32
@@ -112,6 +125,10 @@ mod tests {
         assert_eq!(opened.identity(), NodeIdentity([7; 16]));
         assert_eq!((made.number_a_topic(), opened.number_a_topic()), (0, 1));
         assert_eq!((opened.count_a_service(), made.count_a_service()), (1, 2));
+        let who = Participant::new(3, 2).unwrap();
+        assert!(!opened.attends(who));
+        made.attend(who);
+        assert!(opened.attends(who) && !opened.attends(Participant::new(3, 1).unwrap()));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(Hall::open(null.into()).unwrap_err().kind(), ErrorKind::Malformed);
     }

@@ -68,8 +68,10 @@ pub(super) struct Shared {
     /// Asked on the way of each message, so without a lock.
     is_closed: AtomicBool,
     leaving_since: OnceLock<Instant>,
+    /// The service said that it may go: nothing names this process any more.
+    has_left: AtomicBool,
     /// While anybody holds it there is a hall.
-    _membership: Membership,
+    membership: Mutex<Option<Membership>>,
 }
 
 /// What this process hands over to the next service.
@@ -98,7 +100,8 @@ impl Shared {
             state: Mutex::default(),
             is_closed: AtomicBool::new(false),
             leaving_since: OnceLock::new(),
-            _membership: membership,
+            has_left: AtomicBool::new(false),
+            membership: Mutex::new(Some(membership)),
         }
     }
 
@@ -128,6 +131,36 @@ impl Shared {
 
     pub(super) fn leaving_since(&self) -> Option<Instant> {
         self.leaving_since.get().copied()
+    }
+
+    /// The service has seen to what this process leaves.
+    pub(super) fn has_left(&self) {
+        self.has_left.store(true, Ordering::Release);
+    }
+
+    /// Is anybody else a member of the node?
+    pub(super) fn has_company(&self) -> bool {
+        let living = self.roster().the_living();
+        living.into_iter().any(|who| who != self.me && self.hall.attends(who))
+    }
+
+    /// Nothing of the node is used any more.
+    fn end(&self) {
+        if !self.has_left.load(Ordering::Acquire) {
+            // Whoever serves the node sees it sooner or later.
+            self.roster().resign(self.me);
+        }
+        // Before the service, if it is this process's: who comes next does not have to wait for
+        // somebody who brings the hall.
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Members that are still there find another one.
+        self.service.end();
+    }
+
+    /// It needs nothing of the node any more.
+    pub(super) fn leaves(&self) {
+        let _ = self.leaving_since.set(Instant::now());
+        let _ = self.bell.write(1);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -411,15 +444,13 @@ impl Drop for Attendance {
             std::mem::forget(self.thread.take());
             return;
         }
-        let _ = self.shared.leaving_since.set(Instant::now());
-        let _ = self.shared.bell.write(1);
+        self.shared.leaves();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
             tracing::error!("the thread that kept this process at its node panicked");
         }
-        // Members that are still there find another one.
-        self.shared.service.end();
+        self.shared.end();
     }
 }
 

@@ -1,17 +1,23 @@
 //! Reaching the service of a node, and becoming it where there is none.
 
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, ChannelError};
+use ipc::{Channel, ChannelError, Life, Message, Participant};
 
+use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
 use crate::service::election::socket_in;
+use crate::service::protocol::{self, Notice};
 use crate::service::{Service, ServiceOptions};
 
+/// How long to listen before it is looked whether anybody can answer at all.
+const LISTENING: Duration = Duration::from_millis(100);
 /// Between two looks for a service.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -51,30 +57,148 @@ impl OwnService {
     }
 }
 
-/// Connects to the service of the node, as soon as there is one.
-pub(super) fn reach(
-    operation: &'static str,
-    options: &NodeOptions,
-    own: &OwnService,
-    end: impl Fn() -> Instant,
-) -> Result<Channel> {
-    loop {
-        if let Some(channel) = connect(operation, &options.directory)? {
-            return Ok(channel);
-        }
-        if options.service == ServiceMode::Embedded {
-            own.offer(options)?;
-        }
-        if Instant::now() >= end() {
-            let detail = match options.service {
-                ServiceMode::Embedded => "the process that has the office does not answer",
-                ServiceMode::Outside => "no service was started there",
-            };
-            let error = Error::new(operation, ErrorKind::DeadlineExceeded, detail);
-            return Err(error.on(options.directory.display()));
-        }
-        std::thread::sleep(PAUSE);
+/// The file of the socket by which a process came in: a service that has ended may have left
+/// its socket with a forked child, where nobody ever answers.
+type Door = Option<(u64, u64)>;
+
+fn door(directory: &Path) -> Door {
+    let found = std::fs::symlink_metadata(socket_in(directory)).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// Who comes in: by which options, with the service that its process may run, and how long it
+/// waits.
+pub(super) struct Coming<'a> {
+    pub(super) operation: &'static str,
+    pub(super) options: &'a NodeOptions,
+    pub(super) own: &'a OwnService,
+    pub(super) end: &'a dyn Fn() -> Instant,
+    /// Does it serve, if nobody does and the options allow it?
+    pub(super) serves: &'a dyn Fn() -> bool,
+}
+
+impl Coming<'_> {
+    fn is_late(&self) -> bool {
+        Instant::now() >= (self.end)()
     }
+
+    fn offer(&self) -> Result<()> {
+        if self.options.service == ServiceMode::Embedded && (self.serves)() {
+            self.own.offer(self.options)?;
+        }
+        Ok(())
+    }
+
+    fn too_late(&self) -> Error {
+        let detail = match self.options.service {
+            ServiceMode::Embedded => "the process that has the office does not answer",
+            ServiceMode::Outside => "no service was started there, or it does not answer",
+        };
+        let error = Error::new(self.operation, ErrorKind::DeadlineExceeded, detail);
+        error.on(self.options.directory.display())
+    }
+
+    /// Connects to the service of the node, as soon as there is one.
+    fn reach(&self) -> Result<(Channel, Door)> {
+        let directory = &self.options.directory;
+        loop {
+            let before = door(directory);
+            if let Some(channel) = connect(self.operation, directory)? {
+                if before.is_some() && before == door(directory) {
+                    return Ok((channel, before));
+                }
+                continue;
+            }
+            self.offer()?;
+            if self.is_late() {
+                return Err(self.too_late());
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Comes to the service of the node, says who this is, and hears whether it is let in. A
+    /// service that ends meanwhile, or has ended long ago, is left for the next one.
+    pub(super) fn come_in(&self, greet: impl Fn(&Channel) -> Result<()>) -> Result<Answered> {
+        loop {
+            let (channel, by) = self.reach()?;
+            let answered = greet(&channel).and_then(|()| self.hear(&channel, by));
+            match answered {
+                Ok(Some(Heard::Welcome(welcome))) => {
+                    return Ok(Answered::Welcome(channel, welcome));
+                }
+                Ok(Some(Heard::Refused(why))) => return Ok(Answered::Refused(why)),
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::Closed && !self.is_late() => {}
+                Err(error) => return Err(error.on(self.options.directory.display())),
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// None if it is to be tried again.
+    fn hear(&self, channel: &Channel, by: Door) -> Result<Option<Heard>> {
+        let operation = self.operation;
+        let mut lives = Vec::new();
+        loop {
+            let Message { bytes, descriptors } = match channel.receive(LISTENING) {
+                Ok(message) => message,
+                Err(ChannelError::DeadlineExceeded { .. }) => {
+                    if self.is_late() {
+                        return Err(self.too_late());
+                    }
+                    self.offer()?;
+                    if by != door(&self.options.directory) {
+                        return Ok(None);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(of_channel(operation, error)),
+            };
+            match protocol::decode(operation, &bytes)? {
+                Notice::Lives { participants } => {
+                    lives.extend(protocol::lives(&participants, descriptors)?);
+                }
+                Notice::Welcome { participant, .. } => {
+                    let [hall, service] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| {
+                        let detail = "a welcome without a hall, or without the service's life";
+                        Error::new(operation, ErrorKind::Malformed, detail)
+                    })?;
+                    let service = Life::from_fd(service)
+                        .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
+                    let welcome = Welcome { participant, hall, service, lives };
+                    return Ok(Some(Heard::Welcome(welcome)));
+                }
+                Notice::SeenOff { why } => {
+                    return Ok(Some(Heard::Refused(why.into_error(operation))));
+                }
+                other => {
+                    let detail = format!("it begins with {other:?}");
+                    return Err(Error::new(operation, ErrorKind::Malformed, detail));
+                }
+            }
+        }
+    }
+}
+
+/// What the first answers say.
+pub(super) struct Welcome {
+    pub(super) participant: u32,
+    pub(super) hall: OwnedFd,
+    /// Whose end is the service's, whatever children keep open.
+    pub(super) service: Life,
+    pub(super) lives: Vec<(Participant, Life)>,
+}
+
+enum Heard {
+    Welcome(Welcome),
+    Refused(Error),
+}
+
+/// What becomes of one that comes.
+pub(super) enum Answered {
+    Welcome(Channel, Welcome),
+    Refused(Error),
 }
 
 /// Connects, if anybody listens.

@@ -8,29 +8,23 @@ use ipc::{Channel, ChannelError, Fate, Life, Message};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::attendance::Shared;
-use super::line::reach;
+use super::line::{Answered, Coming};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Piece;
 use crate::service::protocol::{self, LIVES_AT_ONCE, Notice, Request};
 
 /// How long the service may take to take what is said to it.
 const TAKING: Duration = Duration::from_secs(10);
-/// How long it may take to say that one is a member.
-const WELCOMING: Duration = Duration::from_secs(20);
 /// How long one that leaves waits for a service to tell.
 const LEAVING: Duration = Duration::from_secs(5);
+/// Between two attempts to come back to a service that cannot take this process now.
+const AGAIN: Duration = Duration::from_millis(50);
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_secs(5);
 /// Pieces of a pool in one message.
 const PIECES_AT_ONCE: usize = 32;
 
 const RETURNING: &str = "go on at a node whose service has ended";
-
-/// What the first answer says.
-pub(super) struct Welcome {
-    pub(super) participant: u32,
-    pub(super) hall: OwnedFd,
-}
 
 pub(super) fn say(
     operation: &'static str,
@@ -52,46 +46,34 @@ pub(super) fn of_channel(operation: &'static str, error: ChannelError) -> Error 
     Error::because(operation, kind, error)
 }
 
-/// Says who this process is, and hears whether it is a member.
-pub(super) fn introduce(
-    operation: &'static str,
-    channel: &Channel,
-    request: &Request,
-    files: &[BorrowedFd<'_>],
-) -> Result<Welcome> {
-    say(operation, channel, request, files)?;
-    let Message { bytes, mut descriptors } =
-        channel.receive(WELCOMING).map_err(|error| of_channel(operation, error))?;
-    match protocol::decode(operation, &bytes)? {
-        Notice::Welcome { participant, .. } if descriptors.len() == 1 => {
-            let hall = descriptors.swap_remove(0);
-            Ok(Welcome { participant, hall })
-        }
-        Notice::SeenOff { why } => Err(why.into_error(operation)),
-        other => {
-            let detail = format!("it begins with {other:?}");
-            Err(Error::new(operation, ErrorKind::Malformed, detail))
-        }
-    }
-}
-
 /// What is to become of the link.
 enum Next {
     Stay,
     /// The service is gone.
     Lost,
+    /// It cannot keep this process now.
+    Refused,
     /// This process has left, or the node is closed to it.
     Over,
 }
 
+/// A connection to a service.
+pub(super) struct Link {
+    pub(super) channel: Channel,
+    /// Over when the service is, also if its connections outlive it in a child.
+    pub(super) service: Life,
+}
+
 /// Runs until the process has left.
-pub(super) fn run(shared: &Shared, channel: Channel) {
-    let mut channel = Some(channel);
+pub(super) fn run(shared: &Shared, link: Link) {
+    let mut link = Some(link);
     let mut says_so = false;
     loop {
-        let Some(open) = &channel else {
+        let Some(open) = &link else {
             match come_back(shared) {
-                Ok(back) => channel = Some(back),
+                Ok(Some(back)) => link = Some(back),
+                // There is nobody whom it would have to tell.
+                Ok(None) => return,
                 Err(error) => {
                     if shared.leaving_since().is_none() {
                         tracing::error!(%error, "this process is not at its node any more");
@@ -105,13 +87,18 @@ pub(super) fn run(shared: &Shared, channel: Channel) {
         };
         match turn(shared, open, &mut says_so) {
             Next::Stay => {}
-            Next::Lost => channel = None,
+            Next::Lost => link = None,
+            Next::Refused => {
+                link = None;
+                std::thread::sleep(AGAIN);
+            }
             Next::Over => return,
         }
     }
 }
 
-fn turn(shared: &Shared, channel: &Channel, says_so: &mut bool) -> Next {
+fn turn(shared: &Shared, link: &Link, says_so: &mut bool) -> Next {
+    let channel = &link.channel;
     for request in shared.requests() {
         if say("speak to the service", channel, &request, &[]).is_err() {
             return Next::Lost;
@@ -129,13 +116,16 @@ fn turn(shared: &Shared, channel: &Channel, says_so: &mut bool) -> Next {
             return Next::Over;
         }
     }
-    let mut entries = [channel.as_fd(), shared.bell().as_fd()]
+    let mut entries = [channel.as_fd(), shared.bell().as_fd(), link.service.as_fd()]
         .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
     let _ = poll(&mut entries, PollTimeout::try_from(longest).unwrap_or(PollTimeout::ZERO));
     let _ = shared.bell().read();
+    // Looked at first: what it said before its end is heard all the same.
+    let is_over = link.service.is_over();
     loop {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
+            Err(ChannelError::DeadlineExceeded { .. }) if is_over => return Next::Lost,
             Err(ChannelError::DeadlineExceeded { .. }) => return Next::Stay,
             Err(_) => return Next::Lost,
         };
@@ -181,36 +171,83 @@ fn hear(shared: &Shared, channel: &Channel, message: Message) -> Result<Next> {
         Notice::Refused { request, why } => shared.is_refused(request, why),
         Notice::Rows { request, rows, is_last } => shared.has_rows(request, rows, is_last),
         Notice::SeenOff { why } => {
-            shared.close(&why.into_error("stay at a node"));
+            let why = why.into_error("stay at a node");
+            if !is_final(&why) {
+                return Ok(Next::Refused);
+            }
+            shared.close(&why);
             return Ok(Next::Over);
         }
-        Notice::Left => return Ok(Next::Over),
+        Notice::Left => {
+            shared.has_left();
+            return Ok(Next::Over);
+        }
         Notice::Welcome { .. } => {}
     }
     Ok(Next::Stay)
 }
 
-/// Finds the next service, or becomes it, and hands over all that is known here.
-fn come_back(shared: &Shared) -> Result<Channel> {
+/// Is this what the service will say again, whenever it is asked?
+fn is_final(why: &Error) -> bool {
+    use ErrorKind as Kind;
+    matches!(
+        why.kind(),
+        Kind::Closed
+            | Kind::Denied
+            | Kind::InvalidArgument
+            | Kind::Malformed
+            | Kind::VersionMismatch
+    )
+}
+
+/// Finds the next service, or becomes it, and hands over all that is known here. None if this
+/// process leaves, and nobody is there to be told.
+fn come_back(shared: &Shared) -> Result<Option<Link>> {
     let end = Instant::now() + shared.options().patience;
-    // One that leaves does not wait that long.
+    // One that leaves does not wait that long, and does not begin to serve.
     let end = || shared.leaving_since().map_or(end, |since| end.min(since + LEAVING));
+    let coming = Coming {
+        operation: RETURNING,
+        options: shared.options(),
+        own: shared.service(),
+        end: &end,
+        serves: &|| shared.leaving_since().is_none(),
+    };
     loop {
-        let channel = reach(RETURNING, shared.options(), shared.service(), end)?;
-        match hand_over(shared, &channel) {
-            Ok(()) => return Ok(channel),
-            // It has ended, too.
-            Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end() => {}
-            Err(error) => return Err(error),
+        if shared.leaving_since().is_some() && !shared.has_company() {
+            return Ok(None);
         }
+        let life = Life::of_this_process().map_err(|error| Error::of(RETURNING, error));
+        let attempt = life.and_then(|life| {
+            let label = shared.options().label.clone();
+            let again = Request::Again { label, participant: shared.me().number() };
+            let files = [life.as_fd(), shared.hall().as_fd()];
+            coming.come_in(|channel| say(RETURNING, channel, &again, &files))
+        });
+        let error = match attempt {
+            Ok(Answered::Welcome(channel, welcome)) => {
+                for (who, life) in welcome.lives {
+                    shared.roster().learn(who, life);
+                }
+                match hand_over(shared, &channel) {
+                    Ok(()) => return Ok(Some(Link { channel, service: welcome.service })),
+                    // It has ended, too, or something is lacking just now.
+                    Err(error) => error,
+                }
+            }
+            Ok(Answered::Refused(why)) if is_final(&why) => return Err(why),
+            Ok(Answered::Refused(why)) => why,
+            Err(error) => error,
+        };
+        if Instant::now() >= end() {
+            return Err(error);
+        }
+        tracing::debug!(%error, "cannot come back yet");
+        std::thread::sleep(AGAIN);
     }
 }
 
 fn hand_over(shared: &Shared, channel: &Channel) -> Result<()> {
-    let life = Life::of_this_process().map_err(|error| Error::of(RETURNING, error))?;
-    let label = shared.options().label.clone();
-    let again = Request::Again { label, participant: shared.me().number() };
-    introduce(RETURNING, channel, &again, &[life.as_fd(), shared.hall().as_fd()])?;
     let say = |request: &Request, files: &[OwnedFd]| {
         let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         say(RETURNING, channel, request, &files)
@@ -247,3 +284,7 @@ fn hand_over(shared: &Shared, channel: &Channel) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "link_tests.rs"]
+mod tests;

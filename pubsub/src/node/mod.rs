@@ -7,14 +7,15 @@ mod link;
 mod options;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ipc::{Incarnation, Life, Participant};
+use ipc::{Channel, Fate, Incarnation, Life, Participant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::AsFd;
 
 use self::attendance::{Answer, Attendance, Shared};
-use self::line::{OwnService, reach};
+use self::line::{Answered, Coming, OwnService, Welcome};
+use self::link::Link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
@@ -56,6 +57,50 @@ pub struct Node {
 }
 
 const JOINING: &str = "join a node";
+/// Between two attempts to join.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A process that was let in, and is about to be a member. Its name is given back if it comes
+/// to nothing.
+struct Entrance(Option<(Link, Hall, Participant, Membership)>);
+
+impl Entrance {
+    /// None if the node is not the same any more.
+    fn new(options: &NodeOptions, channel: Channel, welcome: Welcome) -> Result<Option<Self>> {
+        let hall = Hall::open(welcome.hall)?;
+        let Some(me) = Participant::from_number(welcome.participant) else {
+            let detail = "the service gives a name that is none";
+            return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
+        };
+        let life = Life::of_this_process().map_err(|error| Error::of(JOINING, error))?;
+        for (who, life) in welcome.lives {
+            hall.roster().learn(who, life);
+        }
+        hall.roster().learn(me, life);
+        let membership = Membership::hold(JOINING, &options.directory)?;
+        // Whoever founds the node anew says so before it looks for members the last time.
+        let is_same = membership.node().is_none_or(|node| node == hall.identity());
+        hall.attend(me);
+        let is_living = !hall.roster().is_dead(Some(me));
+        let link = Link { channel, service: welcome.service };
+        // Dropped, it gives back the name.
+        let entrance = Self(Some((link, hall, me, membership)));
+        Ok((is_same && is_living).then_some(entrance))
+    }
+
+    fn taken(mut self) -> Result<(Link, Hall, Participant, Membership)> {
+        let nothing = || Error::new(JOINING, ErrorKind::Closed, "it was left already");
+        self.0.take().ok_or_else(nothing)
+    }
+}
+
+impl Drop for Entrance {
+    fn drop(&mut self) {
+        if let Some((_, hall, me, _)) = &self.0 {
+            hall.roster().resign(*me);
+        }
+    }
+}
 
 impl Node {
     /// Joins the node of a directory, and serves it if nobody does and the options allow it.
@@ -72,36 +117,54 @@ impl Node {
         let failed = |error: std::io::Error| Error::of(JOINING, error);
         let end = Instant::now() + options.patience;
         let service = OwnService::default();
-        let (channel, welcome) = loop {
-            let channel = reach(JOINING, &options, &service, || end)?;
+        loop {
+            let coming = Coming {
+                operation: JOINING,
+                options: &options,
+                own: &service,
+                end: &|| end,
+                serves: &|| true,
+            };
             let life = Life::of_this_process().map_err(failed)?;
             let hello = Request::Hello { label: options.label.clone() };
-            match link::introduce(JOINING, &channel, &hello, &[life.as_fd()]) {
-                Ok(welcome) => break (channel, welcome),
-                // A service that was about to end.
-                Err(error) if error.kind() == ErrorKind::Closed && Instant::now() < end => {}
-                Err(error) => return Err(error.on(options.directory.display())),
+            let answered =
+                coming.come_in(|channel| link::say(JOINING, channel, &hello, &[life.as_fd()]))?;
+            let refused = match answered {
+                Answered::Welcome(channel, welcome) => {
+                    match Entrance::new(&options, channel, welcome)? {
+                        Some(entrance) => return Self::enter(options, service, entrance),
+                        None => None,
+                    }
+                }
+                Answered::Refused(why) if why.kind() == ErrorKind::Failed => Some(why),
+                Answered::Refused(why) => return Err(why.on(options.directory.display())),
+            };
+            if Instant::now() >= end {
+                let detail = "its services end before this process is a member";
+                let error =
+                    refused.unwrap_or_else(|| Error::new(JOINING, ErrorKind::Closed, detail));
+                return Err(error.on(options.directory.display()));
             }
-        };
-        let hall = Hall::open(welcome.hall)?;
-        let Some(me) = Participant::from_number(welcome.participant) else {
-            let detail = "the service gives a name that is none";
-            return Err(Error::new(JOINING, ErrorKind::Malformed, detail));
-        };
-        hall.roster().learn(me, Life::of_this_process().map_err(failed)?);
-        let membership = Membership::hold(JOINING, &options.directory)?;
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn enter(options: NodeOptions, service: OwnService, entrance: Entrance) -> Result<Self> {
+        let failed = |error: std::io::Error| Error::of(JOINING, error);
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|error| failed(error.into()))?;
-        let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));
         let waiting = options.waiting;
+        let (link, hall, me, membership) = entrance.taken()?;
+        let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));
         let shared = Arc::new(Shared::new(options, hall, me, bell, service, membership));
-        let thread = std::thread::Builder::new()
-            .name("fabricast-link".into())
-            .spawn({
-                let shared = Arc::clone(&shared);
-                move || link::run(&shared, channel)
-            })
-            .map_err(failed)?;
+        let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || link::run(&shared, link)
+        });
+        let thread = thread.map_err(|error| {
+            shared.roster().resign(me);
+            failed(error)
+        })?;
         let attendance = Arc::new(Attendance::new(shared, thread));
         let office = Arc::clone(&attendance) as _;
         let born = Incarnation::current();

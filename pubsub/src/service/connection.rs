@@ -53,6 +53,18 @@ impl Connection {
         }
     }
 
+    /// The other side cannot be told what it has to know: it comes back, and is told all.
+    pub(super) fn give_up(&mut self) {
+        self.is_broken = true;
+        self.waiting.clear();
+    }
+
+    /// Ends the connection for both sides, also where a child of either keeps a copy of it open.
+    pub(super) fn end(&mut self) {
+        self.flush();
+        self.channel.end();
+    }
+
     pub(super) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

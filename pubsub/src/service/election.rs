@@ -5,12 +5,13 @@
 //! such a lock twice, a set of directories keeps order.
 //!
 //! Every member of a node holds another lock, together with the others. While anybody holds
-//! it there is a hall, and a new service waits for somebody to bring it.
+//! it there is a hall, and a new service waits for somebody to bring it. Which hall that is
+//! stands in the file: one who was away may bring the hall of a node that is no more.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::peers::NodeIdentity;
 
 const SERVICE: &str = "node.lock";
 const MEMBERS: &str = "node.members";
@@ -48,18 +50,21 @@ pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The locks that this process holds, by device and number of the file.
-static HELD: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+/// A file, by device and number.
+type Key = (u64, u64);
 
-fn held() -> MutexGuard<'static, BTreeSet<(u64, u64)>> {
+/// The locks that this process holds. A forked child finds its parent's here.
+static HELD: Mutex<BTreeMap<Key, Incarnation>> = Mutex::new(BTreeMap::new());
+
+fn held() -> MutexGuard<'static, BTreeMap<Key, Incarnation>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The right to serve a node.
 #[derive(Debug)]
 pub(crate) struct Office {
-    file: File,
-    key: (u64, u64),
+    file: Option<File>,
+    key: Key,
     born: Incarnation,
 }
 
@@ -82,7 +87,7 @@ impl Office {
         // take the lock from this process, so it is not even opened if this process has it.
         let mut held = held();
         if let Ok(found) = fs::metadata(directory.join(SERVICE))
-            && held.contains(&(found.dev(), found.ino()))
+            && held.get(&(found.dev(), found.ino())).is_some_and(|holder| holder.is_current())
         {
             return Ok(None);
         }
@@ -91,8 +96,9 @@ impl Office {
         let key = (found.dev(), found.ino());
         match fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))) {
             Ok(_) => {
-                held.insert(key);
-                Ok(Some(Self { file, key, born: Incarnation::current() }))
+                let born = Incarnation::current();
+                held.insert(key, born);
+                Ok(Some(Self { file: Some(file), key, born }))
             }
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(None),
             Err(error) => Err(failed(error.into())),
@@ -113,11 +119,17 @@ fn whole(kind: i32) -> libc::flock {
 
 impl Drop for Office {
     fn drop(&mut self) {
-        if self.born.is_current() {
-            let mut held = held();
-            let _ = fcntl(&self.file, FcntlArg::F_SETLK(&whole(libc::F_UNLCK)));
-            held.remove(&self.key);
+        let file = self.file.take();
+        if !self.born.is_current() {
+            // Closing it would take the lock from this child, if it has it by itself.
+            std::mem::forget(file);
+            return;
         }
+        let mut held = held();
+        if let Some(file) = &file {
+            let _ = fcntl(file, FcntlArg::F_SETLK(&whole(libc::F_UNLCK)));
+        }
+        held.remove(&self.key);
     }
 }
 
@@ -145,6 +157,32 @@ impl Membership {
         }
     }
 
+    /// Of which node, by the last service that founded one.
+    pub(crate) fn node(&self) -> Option<NodeIdentity> {
+        self.0.as_ref().and_then(|file| identity_in(file))
+    }
+
+    /// The node that was founded in this directory last.
+    pub(crate) fn node_of(
+        operation: &'static str,
+        directory: &Path,
+    ) -> Result<Option<NodeIdentity>> {
+        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+        Ok(identity_in(&open(directory, MEMBERS).map_err(failed)?))
+    }
+
+    /// Says which node it is, before anybody becomes a member of it. By who holds the
+    /// [office](Office).
+    pub(crate) fn name_node(
+        operation: &'static str,
+        directory: &Path,
+        node: Option<NodeIdentity>,
+    ) -> Result<()> {
+        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+        let file = open(directory, MEMBERS).map_err(failed)?;
+        file.write_all_at(&node.map_or([0; 16], |node| node.0), 0).map_err(failed)
+    }
+
     /// Does anybody hold it? To be asked by who holds the [office](Office).
     pub(crate) fn is_held(operation: &'static str, directory: &Path) -> Result<bool> {
         let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
@@ -155,6 +193,12 @@ impl Membership {
             Err((_, error)) => Err(failed(error.into())),
         }
     }
+}
+
+fn identity_in(file: &File) -> Option<NodeIdentity> {
+    let mut bytes = [0; 16];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    (bytes != [0; 16]).then_some(NodeIdentity(bytes))
 }
 
 impl Drop for Membership {
@@ -196,6 +240,48 @@ mod tests {
         assert!(Membership::is_held("test", &directory).unwrap());
         drop(other);
         assert!(!Membership::is_held("test", &directory).unwrap());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn the_members_know_of_which_node_they_are() {
+        let directory = directory("named");
+        let node = NodeIdentity([7; 16]);
+        let member = Membership::hold("test", &directory).unwrap();
+        assert_eq!(member.node(), None);
+        Membership::name_node("test", &directory, Some(node)).unwrap();
+        assert_eq!(member.node(), Some(node));
+        assert_eq!(Membership::node_of("test", &directory).unwrap(), Some(node));
+        Membership::name_node("test", &directory, None).unwrap();
+        assert_eq!(member.node(), None);
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_child_may_serve_when_its_parent_does_not_any_more() {
+        let directory = directory("forked");
+        let office = Office::take("test", &directory).unwrap().unwrap();
+        let (read, write) = nix::unistd::pipe().unwrap();
+        // SAFETY: the child takes no lock but the one of this module, which nobody holds: the
+        // tests of one process that use it run before and after.
+        match unsafe { nix::unistd::fork() }.unwrap() {
+            nix::unistd::ForkResult::Child => {
+                drop(write);
+                // Until its parent has let go.
+                let _ = nix::unistd::read(&read, &mut [0]);
+                let taken = Office::take("test", &directory).is_ok_and(|taken| taken.is_some());
+                // SAFETY: ends the child at once.
+                unsafe { libc::_exit(i32::from(!taken)) }
+            }
+            nix::unistd::ForkResult::Parent { child } => {
+                drop(read);
+                drop(office);
+                drop(write);
+                let status = nix::sys::wait::waitpid(child, None).unwrap();
+                assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "{status:?}");
+            }
+        }
         fs::remove_dir_all(&directory).unwrap();
     }
 

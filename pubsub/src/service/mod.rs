@@ -12,6 +12,7 @@ pub(crate) mod protocol;
 mod reception;
 mod registry;
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use self::leftovers::{Condition, clean};
 
-use self::election::{Membership, Office, socket_in};
+use self::election::{Office, socket_in};
 use self::reception::Reception;
 use crate::carrier::NetworkOptions;
 use crate::error::{Error, Result};
@@ -42,15 +43,6 @@ pub(crate) struct ServiceOptions {
     pub(crate) identity: NodeIdentity,
 }
 
-/// How the service finds the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
-    /// Nobody is there.
-    None,
-    /// There are members, who know the hall.
-    MembersWithoutService,
-}
-
 /// The service of a node, as long as it is held.
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -66,18 +58,12 @@ impl Service {
         election::prepare(SERVING, &options.directory)?;
         let Some(office) = Office::take(SERVING, &options.directory)? else { return Ok(None) };
         let failed = |error: std::io::Error| Error::of(SERVING, error);
-        let trouble = if Membership::is_held(SERVING, &options.directory)? {
-            Trouble::MembersWithoutService
-        } else {
-            Trouble::None
-        };
         let path = socket_in(&options.directory);
         let listener = listen(&path)?;
         let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|error| failed(error.into()))?;
         let (bell, is_over) = (Arc::new(bell), Arc::new(AtomicBool::new(false)));
-        let reception =
-            Reception::new(options, listener, Arc::clone(&bell), Arc::clone(&is_over), trouble)?;
+        let reception = Reception::new(options, listener, Arc::clone(&bell), Arc::clone(&is_over))?;
         let thread = std::thread::Builder::new()
             .name("fabricast-node".into())
             .spawn(move || {
@@ -95,7 +81,12 @@ impl Service {
     }
 }
 
+/// Listens, by who holds the office: whatever socket is there nobody answers at, also if a
+/// child of the last service keeps it open.
 fn listen(path: &Path) -> Result<ChannelListener> {
+    if std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        let _ = std::fs::remove_file(path);
+    }
     ChannelListener::bind(path).map_err(|error| Error::of(SERVING, error).on(path.display()))
 }
 

@@ -172,6 +172,21 @@ pub fn in_a_child(look: impl FnOnce() -> bool) -> bool {
     }
 }
 
+/// Forks a child that holds all that this process has open until the test ends.
+#[allow(unsafe_code)]
+pub fn leave_a_child() {
+    use nix::libc;
+    use nix::unistd::{ForkResult, fork};
+    // SAFETY: the child only reads and ends.
+    if let ForkResult::Child = unsafe { fork() }.unwrap() {
+        let mut byte = [0_u8];
+        // SAFETY: room for one byte.
+        unsafe { libc::read(0, byte.as_mut_ptr().cast(), 1) };
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(0) }
+    }
+}
+
 /// Shows what the library says, if that is asked for.
 pub fn log() {
     if std::env::var_os("FABRICAST_TEST_LOG").is_some() {

@@ -24,6 +24,14 @@ fn the_other_side() {
             stay();
             drop(node);
         }
+        // Serves, and leaves all that it has open with a child.
+        ["serves-and-forks", topic] => {
+            let node = join(ServiceMode::Embedded);
+            let topic = node.topic(topic, &settings()).unwrap();
+            crate::ground::leave_a_child();
+            stay();
+            drop((node, topic));
+        }
         // Publishes numbers when somebody subscribes.
         ["publishes", topic, count] => {
             let node = join(ServiceMode::Embedded);

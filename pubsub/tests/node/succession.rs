@@ -139,3 +139,23 @@ fn one_without_a_service_goes_on_with_what_it_has() {
 fn service_is(ground: &Ground, number: u32) -> bool {
     service(ground) == Some(number)
 }
+
+/// What a killed service had open its child has still: connections that nobody answers, and the
+/// socket.
+#[test]
+fn a_child_of_a_killed_service_is_in_nobodys_way() {
+    for ends in [Other::kill as fn(&mut Other), |other| other.end()] {
+        let ground = Ground::new();
+        let mut service = Other::start("serves-and-forks numbers", ground.path());
+        until("a service", || service_is(&ground, 1));
+        let node = pubsub::Node::join(options(ground.path())).unwrap();
+        let topic = node.topic("numbers", &settings()).unwrap();
+        let mut subscriber = topic.subscriber().unwrap();
+        ends(&mut service);
+        let other = ground.join();
+        assert_eq!(other.identity(), node.identity());
+        publish(&other.open("numbers").unwrap().publisher().unwrap(), 0..3);
+        until("the numbers", || number_of(&subscriber.pull(PATIENCE).unwrap()) == 2);
+        assert!(node.topic("more", &settings()).is_ok());
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -19,6 +19,8 @@ const REQUESTS: usize = 64;
 
 pub(super) struct Carrying {
     carrier: Option<Carrier>,
+    /// Held by all that work in this service's name.
+    pub(super) household: Weak<Household>,
     /// When it may be tried again to start it.
     not_before: Option<Instant>,
     has_complained: bool,
@@ -29,7 +31,14 @@ pub(super) struct Carrying {
 impl Carrying {
     pub(super) fn new() -> Self {
         let (ask, asked) = bounded(REQUESTS);
-        Self { carrier: None, not_before: None, has_complained: false, ask, asked }
+        Self {
+            carrier: None,
+            household: Weak::new(),
+            not_before: None,
+            has_complained: false,
+            ask,
+            asked,
+        }
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -63,6 +72,11 @@ impl Carrying {
 
     pub(super) fn rows(&self) -> Vec<Row> {
         self.carrier.as_ref().map(Carrier::rows).unwrap_or_default()
+    }
+
+    /// Does anything work in this service's name, and be it a worker that was given up?
+    pub(super) fn is_at_work(&self) -> bool {
+        self.household.strong_count() > 0
     }
 
     pub(super) fn end(&mut self) {
@@ -110,6 +124,7 @@ impl Reception {
             growth: carrying.ask.clone(),
             bell: Arc::clone(&self.bell),
         });
+        carrying.household = Arc::downgrade(&household);
         let bell = Arc::clone(seat.hall.outward());
         let (identity, label) = (seat.hall.identity(), &self.options.label);
         match Carrier::start(network, identity, label, household, bell) {

@@ -11,6 +11,7 @@ use ipc::{Fate, Participant};
 
 use super::{Reception, see_off};
 use crate::error::ErrorKind;
+use crate::peers::NodeIdentity;
 
 /// How long to wait for the first who brings the hall: those that hold it look for a service
 /// many times within this.
@@ -21,6 +22,8 @@ const OTHERS: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Gathering {
     since: Instant,
+    /// Which hall it has to be, if that is known.
+    node: Option<NodeIdentity>,
     /// Those that are not back yet; None until the hall is known, which names them.
     awaited: Option<BTreeSet<Participant>>,
     /// Those that want to join, and wait until all others are back.
@@ -28,8 +31,13 @@ pub(super) struct Gathering {
 }
 
 impl Gathering {
-    pub(super) fn begin(now: Instant) -> Self {
-        Self { since: now, awaited: None, newcomers: Vec::new() }
+    pub(super) fn begin(now: Instant, node: Option<NodeIdentity>) -> Self {
+        Self { since: now, node, awaited: None, newcomers: Vec::new() }
+    }
+
+    /// May this be the hall? Not that of a node in whose place another was founded since.
+    pub(super) fn expects(&self, node: NodeIdentity) -> bool {
+        self.node.is_none_or(|expected| expected == node)
     }
 
     /// The hall has come: these are members of it.
@@ -70,19 +78,31 @@ impl Reception {
             // Some were seen to be dead by others.
             gathering.are_gone(|who| seat.roster.is_dead(Some(who)));
         }
-        let Some(has_hall) = gathering.outcome(Instant::now()) else { return };
-        let Some(gathering) = self.gathering.take() else { return };
-        if !has_hall {
+        let outcome = gathering.outcome(Instant::now());
+        let founded = match (outcome, &self.seat) {
+            (Some(true), _) => {
+                self.complete();
+                Ok(true)
+            }
             // Whoever held the members' lock knows of no hall, or is stopped.
-            tracing::warn!("nobody brought the hall of the node: it is founded anew");
-            if let Err(error) = self.found() {
+            (Some(false), _) => {
+                tracing::warn!("nobody brought the hall of the node: it is founded anew");
+                self.found().map(|()| true)
+            }
+            // Or has let go of it since.
+            (None, None) => self.found_if_nobody_is_there(),
+            (None, Some(_)) => Ok(false),
+        };
+        match founded {
+            Ok(false) => return,
+            Ok(true) => {}
+            Err(error) => {
                 tracing::error!(%error, "the node cannot be served");
                 self.is_over.store(true, std::sync::atomic::Ordering::Release);
                 return;
             }
-        } else {
-            self.complete();
         }
+        let Some(gathering) = self.gathering.take() else { return };
         for newcomer in gathering.newcomers {
             self.admit(newcomer);
         }
@@ -101,6 +121,7 @@ impl Reception {
     /// All that there is was handed over: whoever has less gets the rest, and what the last
     /// service began is finished.
     fn complete(&mut self) {
+        self.strike_off_strays();
         self.finish_growing();
         for who in self.guests.keys().copied().collect::<Vec<_>>() {
             self.send_missing(who);
@@ -130,7 +151,7 @@ mod tests {
     #[test]
     fn it_ends_when_all_are_back_or_have_had_their_time() {
         let start = Instant::now();
-        let mut gathering = Gathering::begin(start);
+        let mut gathering = Gathering::begin(start, None);
         assert_eq!(gathering.outcome(start), None);
         assert_eq!(gathering.outcome(start + FIRST), Some(false));
         let members: Vec<_> = (1..3).filter_map(|place| Participant::new(place, 1)).collect();

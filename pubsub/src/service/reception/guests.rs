@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{ChannelError, Fate, Life, Message, Participant};
 
-use super::{Guest, IN_A_ROW, Reception, see_off};
+use super::{Guest, IN_A_ROW, KEPT_PLACES, Reception, see_off};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::pool::Piece;
@@ -20,6 +20,12 @@ pub(super) struct Newcomer {
     connection: Connection,
     label: String,
     life: Life,
+}
+
+impl Newcomer {
+    pub(super) fn into_connection(self) -> Connection {
+        self.connection
+    }
 }
 
 fn malformed(detail: &'static str) -> Error {
@@ -98,51 +104,63 @@ impl Reception {
     pub(super) fn admit(&mut self, newcomer: Newcomer) {
         let Newcomer { mut connection, label, life } = newcomer;
         let Some(seat) = &self.seat else { return };
-        let copies = (life.try_clone(), life.try_clone(), seat.hall.as_fd().try_clone_to_owned());
-        let (Ok(known), Ok(watched), Ok(hall)) = copies else {
-            see_off(&mut connection, ErrorKind::Failed, "the service is out of descriptors");
-            return;
+        let out_of_descriptors = "the service is out of descriptors";
+        let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
+        let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
+            return see_off(&mut connection, ErrorKind::Failed, out_of_descriptors);
         };
-        let Some(who) = seat.roster.admit(known) else {
-            let why = format!("the node has {} members already", Participant::PLACES);
-            see_off(&mut connection, ErrorKind::TooMany, why);
-            return;
+        // Without some places nobody could take over.
+        let is_full = seat.roster.vacancies() <= KEPT_PLACES;
+        let admitted = if is_full { None } else { seat.roster.admit(known) };
+        let Some(who) = admitted else {
+            let why = "the node has as many members already as it can have";
+            return see_off(&mut connection, ErrorKind::TooMany, why);
         };
-        let node = seat.hall.identity().0;
-        let welcome = Notice::Welcome { participant: who.number(), node, service: seat.number };
-        connection.send(&welcome, vec![hall]);
+        // First all have to know of its life, and it of theirs.
         self.tell_of_a_life(who, &life);
+        self.welcome(&mut connection, who, keys, lives);
         self.lives.insert(who, watched);
-        let mut guest = Guest::new(label, connection);
-        for (participants, lives) in self.known_lives(who) {
-            guest.connection.send(&Notice::Lives { participants }, lives);
-        }
-        self.guests.insert(who, guest);
+        self.guests.insert(who, Guest::new(label, connection));
     }
 
-    /// All lives but one's own, in as many messages as it takes.
-    fn known_lives(&self, but: Participant) -> Vec<(Vec<u32>, Vec<OwnedFd>)> {
-        let others: Vec<_> = self.lives.iter().filter(|(who, _)| **who != but).collect();
-        others
-            .chunks(LIVES_AT_ONCE)
-            .map(|some| {
-                some.iter()
-                    .filter_map(|(who, life)| {
-                        Some((who.number(), life.as_fd().try_clone_to_owned().ok()?))
-                    })
-                    .unzip()
-            })
-            .collect()
+    /// Tells a process that it is a member, when it knows the lives of all others.
+    fn welcome(
+        &self,
+        connection: &mut Connection,
+        who: Participant,
+        keys: Vec<OwnedFd>,
+        lives: Vec<(Vec<u32>, Vec<OwnedFd>)>,
+    ) {
+        let Some(seat) = &self.seat else { return };
+        for (participants, lives) in lives {
+            connection.send(&Notice::Lives { participants }, lives);
+        }
+        let (participant, node) = (who.number(), seat.hall.identity().0);
+        let welcome = Notice::Welcome { participant, node, service: seat.number };
+        connection.send(&welcome, keys);
+    }
+
+    /// All lives, in as many messages as it takes.
+    fn known_lives(&self) -> std::io::Result<Vec<(Vec<u32>, Vec<OwnedFd>)>> {
+        let named = |(who, life): (&Participant, &Life)| {
+            Ok((who.number(), life.as_fd().try_clone_to_owned()?))
+        };
+        let all: Vec<_> = self.lives.iter().map(named).collect::<std::io::Result<_>>()?;
+        let mut all = all.into_iter().peekable();
+        let mut messages = Vec::new();
+        while all.peek().is_some() {
+            messages.push(all.by_ref().take(LIVES_AT_ONCE).unzip());
+        }
+        Ok(messages)
     }
 
     fn tell_of_a_life(&mut self, who: Participant, life: &Life) {
-        for (other, guest) in &mut self.guests {
-            if *other != who
-                && let Ok(copy) = life.as_fd().try_clone_to_owned()
-            {
-                guest
-                    .connection
-                    .send(&Notice::Lives { participants: vec![who.number()] }, vec![copy]);
+        let others = self.guests.iter_mut().filter(|(other, _)| **other != who);
+        for (_, guest) in others {
+            let notice = Notice::Lives { participants: vec![who.number()] };
+            match life.as_fd().try_clone_to_owned() {
+                Ok(copy) => guest.connection.send(&notice, vec![copy]),
+                Err(_) => guest.connection.give_up(),
             }
         }
     }
@@ -162,12 +180,18 @@ impl Reception {
             Ok(taken) => taken,
             Err(error) => return Err((connection, error)),
         };
+        let node = hall.identity();
+        let is_expected = self.gathering.as_ref().is_none_or(|gathering| gathering.expects(node));
+        if self.seat.is_none() && !is_expected {
+            Self::is_of_another_hall(&mut connection);
+            return Ok(());
+        }
         if self.seat.is_none() {
             if let Err(error) = self.take_seat(hall) {
                 return Err((connection, error));
             }
             self.await_members();
-        } else if self.seat.as_ref().is_some_and(|seat| seat.hall.identity() != hall.identity()) {
+        } else if self.seat.as_ref().is_some_and(|seat| seat.hall.identity() != node) {
             Self::is_of_another_hall(&mut connection);
             return Ok(());
         }
@@ -178,20 +202,14 @@ impl Reception {
             Self::is_of_another_hall(&mut connection);
             return Ok(());
         };
-        let copies = (life.try_clone(), life.try_clone(), seat.hall.as_fd().try_clone_to_owned());
-        let (Ok(known), Ok(watched), Ok(hall)) = copies else {
+        let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
+        let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
             let detail = "the service is out of descriptors";
             return Err((connection, Error::new(RECEIVING, ErrorKind::Failed, detail)));
         };
         seat.roster.learn(who, known);
-        let node = seat.hall.identity().0;
-        let welcome = Notice::Welcome { participant, node, service: seat.number };
-        connection.send(&welcome, vec![hall]);
-        // This service's own life, above all.
-        for (participants, lives) in self.known_lives(who) {
-            connection.send(&Notice::Lives { participants }, lives);
-        }
         self.tell_of_a_life(who, &life);
+        self.welcome(&mut connection, who, keys, lives);
         self.lives.insert(who, watched);
         // Whoever it was connected as before is the same process, and says anew what it has.
         self.loses(who);
@@ -203,7 +221,8 @@ impl Reception {
     fn await_members(&mut self) {
         let Some(seat) = &self.seat else { return };
         let living = seat.roster.the_living().into_iter();
-        let members = living.filter(|who| *who != seat.me && !who.is_role()).collect();
+        // Not those that were let in and never came to have anything, nor other services.
+        let members = living.filter(|who| seat.hall.attends(*who)).collect();
         if let Some(gathering) = &mut self.gathering {
             gathering.awaits(Instant::now(), members);
         }

@@ -1,8 +1,10 @@
 //! Those that die, leave, or lose their connection.
 
+use std::time::Instant;
+
 use ipc::{Fate, Participant};
 
-use super::Reception;
+use super::{ROLL_CALL, Reception};
 use crate::service::protocol::Notice;
 
 impl Reception {
@@ -22,9 +24,16 @@ impl Reception {
     pub(super) fn loses(&mut self, who: Participant) {
         let Some(guest) = self.guests.remove(&who) else { return };
         self.is_not_awaited(who);
-        let is_dead = self.seat.as_ref().is_none_or(|seat| seat.roster.is_dead(Some(who)));
-        if !guest.leaves && !is_dead {
+        let Some(seat) = &self.seat else { return };
+        if guest.leaves || seat.roster.is_dead(Some(who)) {
+            return;
+        }
+        if seat.hall.attends(who) {
             tracing::debug!(label = guest.label, "lost the connection to a member");
+        } else {
+            // It gave up before it became one, and has nothing.
+            self.lives.remove(&who);
+            self.unburied.insert(who);
         }
     }
 
@@ -39,6 +48,32 @@ impl Reception {
             gathering.is_back(who);
         } else {
             self.bury_all();
+        }
+    }
+
+    /// Looks who is dead of whom nobody told: those that left when no service was there.
+    pub(super) fn call_the_roll(&mut self) {
+        let Some(seat) = &self.seat else { return };
+        if self.roll_call.elapsed() < ROLL_CALL {
+            return;
+        }
+        self.roll_call = Instant::now();
+        for who in seat.roster.the_dead() {
+            self.lives.remove(&who);
+            self.unburied.insert(who);
+        }
+    }
+
+    /// Strikes off those of whom nobody knows whether they live, since who let them in was
+    /// killed before it told of them, and who have nothing, since they never became members.
+    pub(super) fn strike_off_strays(&self) {
+        let Some(seat) = &self.seat else { return };
+        for who in seat.roster.the_living() {
+            let is_known = self.lives.contains_key(&who) || self.guests.contains_key(&who);
+            if !is_known && !who.is_role() && !seat.hall.attends(who) {
+                tracing::debug!(%who, "a name that nobody has is given back");
+                seat.roster.strike_off(who);
+            }
         }
     }
 

@@ -12,9 +12,11 @@ mod growth;
 mod guests;
 mod members;
 mod reports;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,10 +29,11 @@ use nix::sys::eventfd::EventFd;
 use self::carrying::Carrying;
 use self::eviction::Watches;
 use self::gathering::Gathering;
+use super::ServiceOptions;
 use super::connection::Connection;
+use super::election::Membership;
 use super::protocol::{Notice, Refusal, Request};
 use super::registry::Registry;
-use super::{ServiceOptions, Trouble};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::pool::PoolId;
@@ -44,10 +47,16 @@ const INTRODUCING: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long it waits for a lock. None is held for so long but by one that is stopped, or starved.
 const HELD_UP: Duration = Duration::from_millis(20);
+/// How often it looks who is dead of whom it was not told.
+const ROLL_CALL: Duration = Duration::from_secs(5);
+/// Places in the roster that are kept for services.
+const KEPT_PLACES: usize = 8;
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_secs(5);
 /// Messages of one process that are heard before the next has its turn.
 const IN_A_ROW: usize = 64;
+
+const SERVING: &str = "serve a node";
 
 /// One who came, and has not said who it is.
 #[derive(Debug)]
@@ -94,9 +103,16 @@ struct Seat {
     me: Participant,
     roster: Arc<Roster<MappedWords>>,
     number: u32,
+    /// Of this process.
+    life: Life,
 }
 
 impl Seat {
+    /// What a member is given: the hall, and this service's life.
+    fn keys(&self) -> std::io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.hall.as_fd().try_clone_to_owned()?, self.life.as_fd().try_clone_to_owned()?])
+    }
+
     /// All others wait while the service does: what a lock is in the way of it does later.
     fn caller(&self) -> Caller<'_> {
         Caller { patience: HELD_UP, ..Caller::new(self.me, &*self.roster) }
@@ -119,6 +135,7 @@ pub(super) struct Reception {
     /// Somebody came late, and brought what those may have left something in who were seen to
     /// before.
     has_news: bool,
+    roll_call: Instant,
     registry: Registry,
     gathering: Option<Gathering>,
     watches: Watches,
@@ -134,7 +151,6 @@ impl Reception {
         listener: ChannelListener,
         bell: Arc<EventFd>,
         is_over: Arc<AtomicBool>,
-        trouble: Trouble,
     ) -> Result<Self> {
         let registry = Registry::new(options.budgets);
         let mut reception = Self {
@@ -148,6 +164,7 @@ impl Reception {
             lives: HashMap::new(),
             unburied: BTreeSet::new(),
             has_news: false,
+            roll_call: Instant::now(),
             registry,
             gathering: None,
             watches: Watches::default(),
@@ -155,11 +172,9 @@ impl Reception {
             tell_carrier: false,
             next_ticket: 1,
         };
-        match trouble {
-            Trouble::None => reception.found()?,
-            Trouble::MembersWithoutService => {
-                reception.gathering = Some(Gathering::begin(Instant::now()));
-            }
+        if !reception.found_if_nobody_is_there()? {
+            let node = Membership::node_of(SERVING, &reception.options.directory)?;
+            reception.gathering = Some(Gathering::begin(Instant::now(), node));
         }
         Ok(reception)
     }
@@ -215,6 +230,7 @@ impl Reception {
         }
         self.gather();
         if self.gathering.is_none() {
+            self.call_the_roll();
             self.look_for_the_dead();
             self.bury_all();
             self.go_on_growing();
@@ -290,27 +306,47 @@ impl Reception {
         self.strangers.push(Stranger { connection, since: Instant::now() });
     }
 
-    /// Founds the node: nobody is there yet.
+    /// Founds the node, if there are no members of another.
+    fn found_if_nobody_is_there(&mut self) -> Result<bool> {
+        let directory = &self.options.directory;
+        if Membership::is_held(SERVING, directory)? {
+            return Ok(false);
+        }
+        let before = Membership::node_of(SERVING, directory)?;
+        Membership::name_node(SERVING, directory, Some(self.options.identity))?;
+        if Membership::is_held(SERVING, directory)? {
+            // One who was let in by the last service has just become a member: it looks whose
+            // after it holds the lock, so it has seen one name or the other.
+            Membership::name_node(SERVING, directory, before)?;
+            return Ok(false);
+        }
+        self.take_seat(Hall::create(self.options.identity)?)?;
+        Ok(true)
+    }
+
+    /// Founds the node anew, whoever may still hold what there was.
     fn found(&mut self) -> Result<()> {
+        let node = Some(self.options.identity);
+        Membership::name_node(SERVING, &self.options.directory, node)?;
         self.take_seat(Hall::create(self.options.identity)?)
     }
 
     fn take_seat(&mut self, hall: Hall) -> Result<()> {
-        let operation = "serve a node";
-        let life = || Life::of_this_process().map_err(|error| Error::of(operation, error));
+        let life = || Life::of_this_process().map_err(|error| Error::of(SERVING, error));
+        let (own, watched) = (life()?, life()?);
         let roster = Arc::clone(hall.roster());
         let Some(me) = roster.admit(life()?) else {
             let detail = format!("it has {} members already", Participant::PLACES);
-            return Err(Error::new(operation, ErrorKind::TooMany, detail));
+            return Err(Error::new(SERVING, ErrorKind::TooMany, detail));
         };
-        self.lives.insert(me, life()?);
+        self.lives.insert(me, watched);
         let number = hall.count_a_service();
-        self.seat = Some(Seat { hall, me, roster, number });
+        self.seat = Some(Seat { hall, me, roster, number, life: own });
         Ok(())
     }
 
     /// Tells a process something, if it is there.
-    fn tell(&mut self, who: Participant, notice: &Notice, files: Vec<std::os::fd::OwnedFd>) {
+    fn tell(&mut self, who: Participant, notice: &Notice, files: Vec<OwnedFd>) {
         if let Some(guest) = self.guests.get_mut(&who) {
             guest.connection.send(notice, files);
         }
@@ -321,19 +357,31 @@ impl Reception {
         // What carries messages uses names of this service.
         self.carrying.end();
         // What was not complete is for the next service to complete.
-        self.gathering = None;
-        if let Some(seat) = &self.seat {
-            let caller = seat.caller();
-            let is_buried = self.registry.bury(&caller, seat.me);
-            if let Err(error) = &is_buried {
-                tracing::debug!(%error, "the next service cleans up after this one");
-            }
-            if is_buried.is_ok() {
-                seat.roster.strike_off(seat.me);
+        let gathering = self.gathering.take();
+        if self.carrying.is_at_work() {
+            // A worker that was given up may still do something in the name of this service,
+            // which therefore stays until the process ends.
+            tracing::warn!("the next service cleans up after this one when its process has ended");
+        } else if let Some(seat) = &self.seat {
+            match self.registry.bury(&seat.caller(), seat.me) {
+                Ok(()) => drop(seat.roster.strike_off(seat.me)),
+                Err(error) => {
+                    tracing::debug!(%error, "the next service cleans up after this one");
+                    seat.roster.resign(seat.me);
+                }
             }
         }
         // The socket goes first, so that nobody comes to a service that has ended.
         drop(self.listener);
+        for guest in self.guests.values_mut() {
+            guest.connection.end();
+        }
+        let newcomers = gathering.into_iter().flat_map(|gathering| gathering.newcomers);
+        let connections = newcomers.map(guests::Newcomer::into_connection);
+        for mut connection in connections.chain(self.strangers.into_iter().map(|it| it.connection))
+        {
+            connection.end();
+        }
     }
 }
 

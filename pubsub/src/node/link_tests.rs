@@ -1,0 +1,125 @@
+use std::path::PathBuf;
+
+use ipc::ChannelListener;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::super::line::OwnService;
+use super::super::options::{NodeOptions, ServiceMode};
+use super::*;
+use crate::hall::Hall;
+use crate::peers::NodeIdentity;
+use crate::service::election::{self, Membership, socket_in};
+use crate::service::protocol::Refusal;
+use crate::settings::SharedSettings;
+use crate::topic::Topic;
+
+const FAR: Duration = Duration::from_secs(60);
+
+fn directory(name: &str) -> PathBuf {
+    let name = format!("fabricast-link-{name}-{}", std::process::id());
+    let directory = std::env::temp_dir().join(name);
+    election::prepare("test", &directory).unwrap();
+    directory
+}
+
+fn member(directory: &std::path::Path) -> Shared {
+    let hall = Hall::create(NodeIdentity([3; 16])).unwrap();
+    let me = hall.roster().admit(Life::of_this_process().unwrap()).unwrap();
+    hall.attend(me);
+    let options = NodeOptions {
+        directory: directory.to_owned(),
+        service: ServiceMode::Outside,
+        patience: FAR,
+        ..NodeOptions::default()
+    };
+    let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap();
+    let membership = Membership::hold("test", directory).unwrap();
+    Shared::new(options, hall, me, bell, OwnService::default(), membership)
+}
+
+/// Hears who comes back, and answers.
+fn answer(listener: &ChannelListener, notice: &Notice, files: &[BorrowedFd<'_>]) -> Channel {
+    let channel = listener.accept(FAR).unwrap();
+    channel.receive(FAR).unwrap();
+    channel.send(&protocol::encode(notice), files, FAR).unwrap();
+    channel
+}
+
+#[test]
+fn what_is_lacking_for_a_moment_does_not_end_a_membership() {
+    let directory = directory("again");
+    let listener = ChannelListener::bind(&socket_in(&directory)).unwrap();
+    let shared = member(&directory);
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| come_back(&shared).map(|link| link.is_some()));
+        for kind in [ErrorKind::TooMany, ErrorKind::Failed] {
+            let why = Refusal::new(kind, "not now");
+            answer(&listener, &Notice::SeenOff { why }, &[]);
+        }
+        let (participant, node) = (shared.me().number(), [3; 16]);
+        let welcome = Notice::Welcome { participant, node, service: 2 };
+        let life = Life::of_this_process().unwrap();
+        let channel = answer(&listener, &welcome, &[shared.hall().as_fd(), life.as_fd()]);
+        while protocol::decode::<Request>("test", &channel.receive(FAR).unwrap().bytes).unwrap()
+            != Request::Returned
+        {}
+        assert!(back.join().unwrap().unwrap());
+
+        let back = scope.spawn(|| come_back(&shared).map(|link| link.is_some()));
+        let why = Refusal::new(ErrorKind::Closed, "another node");
+        answer(&listener, &Notice::SeenOff { why }, &[]);
+        assert_eq!(back.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    });
+    drop(listener);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_topic_that_cannot_be_used_here_is_forgotten() {
+    let directory = directory("unused");
+    let shared = member(&directory);
+    let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
+    let topic = Topic::create(5, "it", &settings).unwrap();
+    // Its pools were not sent.
+    for _ in 0..2 {
+        shared.has_topic(1, 5, topic.segment().try_clone_to_owned().unwrap());
+        let said: Vec<_> = shared.requests().into_iter().collect();
+        assert_eq!(said, [Request::Forget { number: 5, given: 1 }]);
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn one_who_leaves_and_is_alone_waits_for_nobody() {
+    let directory = directory("alone");
+    let shared = member(&directory);
+    shared.leaves();
+    assert!(come_back(&shared).unwrap().is_none());
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_service_that_died_is_left_also_if_its_connections_stay() {
+    let directory = directory("zombie");
+    let shared = member(&directory);
+    let (channel, _there) = Channel::pair().unwrap();
+    let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let service = life_of(&child);
+    let link = Link { channel, service };
+    let _ = shared.bell().write(1);
+    assert!(matches!(turn(&shared, &link, &mut false), Next::Stay));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(matches!(turn(&shared, &link, &mut false), Next::Lost));
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[allow(unsafe_code)]
+fn life_of(child: &std::process::Child) -> Life {
+    use std::os::fd::FromRawFd;
+    // SAFETY: no pointers; a child that is not reaped, so the number is its own.
+    let file = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    assert!(file >= 0);
+    // SAFETY: just opened, and nobody else's.
+    Life::from_fd(unsafe { OwnedFd::from_raw_fd(file as i32) }).unwrap()
+}
