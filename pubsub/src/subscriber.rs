@@ -253,6 +253,8 @@ impl Subscriber {
                 self.ahead[direction as usize] = Some((position, entry));
                 Ok(None)
             }
+            // It was removed, and what it had is gone.
+            Err(_) if !self.shared.is_seated(direction) => Ok(None),
             Err(cause) => {
                 self.shared.release(direction, position);
                 let error = Error::because("pull", ErrorKind::Malformed, cause);

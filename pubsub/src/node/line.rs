@@ -107,9 +107,9 @@ impl Coming<'_> {
                 if before.is_some() && before == door(directory) {
                     return Ok((channel, before));
                 }
-                continue;
+            } else {
+                self.offer()?;
             }
-            self.offer()?;
             if self.is_late() {
                 return Err(self.too_late());
             }

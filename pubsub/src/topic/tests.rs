@@ -236,7 +236,7 @@ fn one_that_only_holds_is_evicted_from_both_queues() {
     let mut seats = [topic.here(), topic.arrivals()].map(|queue| queue.subscribe(&me).unwrap());
     topic.enrol(seats[0].seat(), seats[1].seat());
     topic.publish_in(&me, world.entry(me.me, 0, id, 1), &here).unwrap();
-    topic.deliver_in(&me, (&[1; 16], 0), world.entry(me.me, 1, id, 1), &arrivals).unwrap();
+    topic.deliver_in(&me, (&origin(1), 0), world.entry(me.me, 1, id, 1), &arrivals).unwrap();
     for (queue, seat) in [topic.here(), topic.arrivals()].into_iter().zip(&mut seats) {
         queue.take(seat).unwrap();
         queue.stop(&me, seat, |_| {}).unwrap();

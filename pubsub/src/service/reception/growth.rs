@@ -164,9 +164,17 @@ impl Reception {
 
     /// Somebody brought pieces in place of others that some may have.
     pub(super) fn are_replaced(&mut self, id: PoolId, first: usize) {
-        for guest in self.guests.values_mut() {
-            if let Some(has) = guest.pools.get_mut(&id) {
-                *has = (*has).min(first);
+        let mut lacking = Vec::new();
+        for (who, guest) in &mut self.guests {
+            if let Some(has) = guest.pools.get_mut(&id).filter(|has| **has > first) {
+                *has = first;
+                lacking.push(*who);
+            }
+        }
+        if self.gathering.is_none() {
+            let ticket = self.ticket();
+            for who in lacking {
+                self.send_pieces(who, id, ticket);
             }
         }
     }
