@@ -84,10 +84,13 @@ fn messages_go_from_node_to_node_both_ways_at_once() {
             });
         }
     });
-    let rows = nodes[0].report().unwrap();
-    assert!(rows.iter().any(|row| matches!(row, Row::Sent { messages: 500, .. })), "{rows:?}");
-    assert!(rows.iter().any(|row| matches!(row, Row::Received { messages: 500, .. })), "{rows:?}");
-    assert!(rows.iter().any(|row| matches!(row, Row::Peer { is_connected: true, .. })));
+    // What was read there is known here when that was said.
+    until("all is known to have arrived", || {
+        let rows = nodes[0].report().unwrap();
+        rows.iter().any(|row| matches!(row, Row::Sent { messages: 500, .. }))
+            && rows.iter().any(|row| matches!(row, Row::Received { messages: 500, .. }))
+            && rows.iter().any(|row| matches!(row, Row::Peer { is_connected: true, .. }))
+    });
 }
 
 /// What happens when two nodes come together, in any order.
