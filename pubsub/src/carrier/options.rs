@@ -32,10 +32,12 @@ pub struct NetworkOptions {
     /// Which provider carries the messages, if not the best that leads to other nodes.
     pub provider: Option<String>,
     /// The address of this machine that messages leave from, if not the one that other nodes
-    /// are talked to from.
+    /// are talked to from. Without it, a node that is met at the loopback address first and at
+    /// another one later moves to that.
     pub source: Option<IpAddr>,
     /// A node that was not heard for so long is gone; and for so long again what it is owed is
-    /// kept.
+    /// kept. One that is there and takes nothing while others wait has twice as long, and twice
+    /// the topic's [`release_deadline`](crate::TopicSettings::release_deadline).
     pub lost_after: Duration,
     /// Threads that carry messages; never more than there are processors.
     pub workers: usize,

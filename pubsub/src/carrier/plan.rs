@@ -5,15 +5,28 @@
 //! has published, they are sent. A destination whose node vanished is waited for during a
 //! grace, over the end of this node's service, too: then all others have been sent it, and it
 //! alone has to be told what it missed.
+//!
+//! The plan says how it stands with each destination, and not what is to be done about it: that is
+//! seen from the plan and from what was done so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::rest::Rest;
 use crate::peers::NodeIdentity;
 use crate::settings::SharedSettings;
 
-/// How long to wait until a line that broke between nodes that know each other is tried again.
+/// How long to wait until a line that broke between nodes that know each other is tried again, the
+/// first time; and how often that doubles.
 const AGAIN: Duration = Duration::from_millis(100);
+const DOUBLINGS: u32 = 6;
+/// A line that was there for so long broke for the first time.
+const LONG: Duration = Duration::from_secs(10);
+/// How long a node that is there may take to say what it subscribes to: its service may have taken
+/// over, and waits until all its processes are back.
+const SILENCE: Duration = Duration::from_secs(20);
+/// How long a destination that was in the way of others is none.
+const RESTS: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
 /// A topic of this node.
 #[derive(Debug, Clone)]
@@ -26,38 +39,38 @@ pub(super) struct Local {
     pub(super) noted: Vec<NodeIdentity>,
 }
 
-/// What is to be done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Messages of the topic are to be kept for other nodes from now on.
-    Carry(u32),
-    /// The node is a destination of the topic: note it.
-    Note(u32, NodeIdentity),
-    /// It was noted by an earlier service: what is not delivered to it is kept.
-    Keep(u32, NodeIdentity),
-    /// Send to it.
-    Send(u32, NodeIdentity),
-    /// It is no destination any more.
-    Forget(u32, NodeIdentity),
-    /// Nothing is to be kept any more.
-    Leave(u32),
-}
-
 /// How it stands with a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    /// It is connected; nothing is sent yet.
+pub(super) enum Standing {
+    /// It is there; nothing is sent yet.
     Idle,
-    /// What is published is sent to it.
-    Sending,
+    /// What is published is to be sent to it, since then.
+    Sending { since: Instant },
     /// The line broke, and is tried again then.
-    Broken(Instant),
-    /// Its node is gone, and waited for until then.
-    Awaited(Instant),
+    Broken { since: Instant, until: Instant },
+    /// Its node is gone, or has not said yet what it wants; it is waited for until then.
+    Awaited { since: Instant, until: Instant },
 }
 
-#[derive(Debug, Default)]
+impl Standing {
+    pub(super) fn is_sending(self) -> bool {
+        matches!(self, Self::Sending { .. })
+    }
+}
+
+#[derive(Debug)]
+struct Destination {
+    standing: Standing,
+    /// How often in a row the line broke, and since when there is one.
+    breaks: u32,
+    connected: Option<Instant>,
+}
+
+#[derive(Debug)]
 struct Remote {
+    appeared: Instant,
+    /// When it first said what it subscribes to.
+    spoke: Option<Instant>,
     /// What it subscribes to.
     subscribes: BTreeMap<String, SharedSettings>,
 }
@@ -65,10 +78,14 @@ struct Remote {
 #[derive(Debug)]
 pub(super) struct Plan {
     grace: Duration,
+    /// Something can be sent at all. As long as nothing can, nobody is there.
+    can_send: bool,
     nodes: BTreeMap<NodeIdentity, Remote>,
-    topics: BTreeMap<u32, BTreeMap<NodeIdentity, Standing>>,
+    topics: BTreeMap<u32, BTreeMap<NodeIdentity, Destination>>,
     /// What cannot be sent, and would not be if it were tried again.
     refused: BTreeSet<(u32, NodeIdentity)>,
+    /// Those that were in the way of others.
+    resting: BTreeMap<(u32, NodeIdentity), Rest>,
 }
 
 /// Can messages of a topic go to a topic of another node? In whose memory they lie is each
@@ -79,16 +96,51 @@ pub(super) fn fit(ours: &SharedSettings, theirs: &SharedSettings) -> bool {
 
 impl Plan {
     pub(super) fn new(grace: Duration) -> Self {
-        Self { grace, nodes: BTreeMap::new(), topics: BTreeMap::new(), refused: BTreeSet::new() }
+        Self {
+            grace,
+            can_send: true,
+            nodes: BTreeMap::new(),
+            topics: BTreeMap::new(),
+            refused: BTreeSet::new(),
+            resting: BTreeMap::new(),
+        }
     }
 
-    pub(super) fn appears(&mut self, node: NodeIdentity) {
+    pub(super) fn set_can_send(&mut self, can_send: bool) {
+        self.can_send = can_send;
+    }
+
+    pub(super) fn appears(&mut self, now: Instant, node: NodeIdentity) {
         self.refused.retain(|(_, refused)| *refused != node);
-        self.nodes.insert(node, Remote::default());
+        self.resting.retain(|(_, resting), _| *resting != node);
+        let remote = Remote { appeared: now, spoke: None, subscribes: BTreeMap::new() };
+        self.nodes.insert(node, remote);
     }
 
-    pub(super) fn vanishes(&mut self, node: NodeIdentity) {
+    pub(super) fn vanishes(&mut self, now: Instant, node: NodeIdentity) {
         self.nodes.remove(&node);
+        let longest = self.grace + SILENCE;
+        let grace = self.grace;
+        let of_node = self.topics.values_mut().filter_map(|nodes| nodes.get_mut(&node));
+        for destination in of_node {
+            let since = match destination.standing {
+                Standing::Awaited { since, .. } => since,
+                _ => now,
+            };
+            let until = (now + grace).min(since + longest);
+            *destination = Destination {
+                standing: Standing::Awaited { since, until },
+                breaks: 0,
+                connected: None,
+            };
+        }
+    }
+
+    /// A node has said what it subscribes to, or that it is as before.
+    pub(super) fn speaks(&mut self, now: Instant, node: NodeIdentity) {
+        if let Some(remote) = self.nodes.get_mut(&node) {
+            remote.spoke.get_or_insert(now);
+        }
     }
 
     /// What a node subscribes to has changed.
@@ -107,12 +159,28 @@ impl Plan {
         }
     }
 
+    fn destination(&mut self, topic: u32, node: NodeIdentity) -> Option<&mut Destination> {
+        self.topics.get_mut(&topic)?.get_mut(&node)
+    }
+
+    /// There is a line to a destination.
+    pub(super) fn connects(&mut self, now: Instant, topic: u32, node: NodeIdentity) {
+        if let Some(destination) = self.destination(topic, node) {
+            destination.connected = Some(now);
+        }
+    }
+
     /// The line to a destination broke, though its node is there.
     pub(super) fn breaks(&mut self, now: Instant, topic: u32, node: NodeIdentity) {
-        let standing = self.topics.get_mut(&topic).and_then(|nodes| nodes.get_mut(&node));
-        if let Some(standing @ Standing::Sending) = standing {
-            *standing = Standing::Broken(now + AGAIN);
+        let Some(destination) = self.destination(topic, node) else { return };
+        let Standing::Sending { since } = destination.standing else { return };
+        let was_there = destination.connected.take();
+        if was_there.is_some_and(|connected| now.saturating_duration_since(connected) >= LONG) {
+            destination.breaks = 0;
         }
+        let pause = AGAIN * 2_u32.pow(destination.breaks.min(DOUBLINGS));
+        destination.breaks = destination.breaks.saturating_add(1);
+        destination.standing = Standing::Broken { since, until: now + pause };
     }
 
     /// A topic cannot be sent to a node, and not because of the line.
@@ -120,110 +188,116 @@ impl Plan {
         self.refused.insert((topic, node));
     }
 
-    /// Destinations of a topic.
-    #[cfg(test)]
-    fn destinations(&self, topic: u32) -> usize {
-        self.topics.get(&topic).map_or(0, BTreeMap::len)
+    /// Others wait because of a destination that does not go on. It has had its time if it was one
+    /// for so long: then it is none for a while. True if that is so.
+    pub(super) fn falls_behind(
+        &mut self,
+        now: Instant,
+        (topic, node): (u32, NodeIdentity),
+        patience: Duration,
+    ) -> bool {
+        let Some(destination) = self.destination(topic, node) else { return false };
+        let (Standing::Sending { since } | Standing::Broken { since, .. }) = destination.standing
+        else {
+            return false;
+        };
+        if now.saturating_duration_since(since) < patience {
+            return false;
+        }
+        let before = self.resting.get(&(topic, node)).copied();
+        self.resting.insert((topic, node), Rest::after(before, now, RESTS));
+        true
     }
 
-    /// Brings the plan up to date; gives what is to be done for it, in order.
-    pub(super) fn update(&mut self, now: Instant, topics: &BTreeMap<String, Local>) -> Vec<Step> {
-        let mut steps = Vec::new();
+    /// The destinations of a topic, and how it stands with each. Its messages are to be kept if
+    /// there is any.
+    pub(super) fn destinations(
+        &self,
+        topic: u32,
+    ) -> impl Iterator<Item = (NodeIdentity, Standing)> {
+        let nodes = self.topics.get(&topic).into_iter().flatten();
+        nodes.map(|(node, destination)| (*node, destination.standing))
+    }
+
+    /// Brings the plan up to date.
+    pub(super) fn update(&mut self, now: Instant, topics: &BTreeMap<String, Local>) {
         let known: BTreeSet<u32> = topics.values().map(|local| local.number).collect();
         // The topic itself is gone, and its books with it.
-        self.topics.retain(|number, nodes| {
-            let stays = known.contains(number);
-            if !stays {
-                steps.extend(nodes.keys().map(|node| Step::Forget(*number, *node)));
-                steps.push(Step::Leave(*number));
-            }
-            stays
-        });
+        self.topics.retain(|number, _| known.contains(number));
+        self.refused.retain(|(number, _)| known.contains(number));
+        self.resting.retain(|(number, _), _| known.contains(number));
         for (name, local) in topics {
-            self.update_topic(now, name, local, &mut steps);
+            self.update_topic(now, name, local);
         }
-        steps
     }
 
-    fn update_topic(&mut self, now: Instant, name: &str, local: &Local, steps: &mut Vec<Step>) {
+    fn update_topic(&mut self, now: Instant, name: &str, local: &Local) {
         let number = local.number;
-        let refused = &self.refused;
+        let (grace, can_send) = (self.grace, self.can_send);
+        let (refused, resting, remotes) = (&self.refused, &self.resting, &self.nodes);
+        let there = |node: &NodeIdentity| remotes.get(node).filter(|_| can_send);
         let wants = |node: &NodeIdentity| {
-            if refused.contains(&(number, *node)) {
+            let rests = resting.get(&(number, *node)).is_some_and(|rest| !rest.is_over(now));
+            if rests || refused.contains(&(number, *node)) {
                 return false;
             }
-            let remote = self.nodes.get(node);
-            remote
+            there(node)
                 .and_then(|remote| remote.subscribes.get(name))
                 .is_some_and(|theirs| fit(&local.settings, theirs))
         };
-        let was_carried = self.topics.contains_key(&number);
+        let destination = |standing| Destination { standing, breaks: 0, connected: None };
         let nodes = self.topics.entry(number).or_default();
         // What an earlier service of this node promised.
-        let mut later = Vec::new();
         for node in &local.noted {
             nodes.entry(*node).or_insert_with(|| {
-                later.push(Step::Keep(number, *node));
-                Standing::Awaited(now + self.grace)
+                destination(Standing::Awaited { since: now, until: now + grace })
             });
         }
-        for node in self.nodes.keys().filter(|node| wants(node)) {
-            if !nodes.contains_key(node) {
-                nodes.insert(*node, Standing::Idle);
-                steps.push(Step::Note(number, *node));
-            }
+        for node in remotes.keys().filter(|node| wants(node)) {
+            nodes.entry(*node).or_insert_with(|| destination(Standing::Idle));
         }
-        let has_destinations = !nodes.is_empty();
-        nodes.retain(|node, standing| {
-            let is_there = self.nodes.contains_key(node);
-            let next = match *standing {
-                _ if is_there && wants(node) => match *standing {
-                    Standing::Broken(when) if now < when => Standing::Broken(when),
-                    Standing::Sending => Standing::Sending,
-                    _ if local.has_messages => Standing::Sending,
-                    _ => Standing::Idle,
+        nodes.retain(|node, Destination { standing, .. }| {
+            if wants(node) {
+                match *standing {
+                    Standing::Broken { until, .. } if now < until => {}
+                    Standing::Broken { since, .. } => *standing = Standing::Sending { since },
+                    Standing::Sending { .. } => {}
+                    _ if local.has_messages => *standing = Standing::Sending { since: now },
+                    _ => *standing = Standing::Idle,
+                }
+                return true;
+            }
+            let remote = there(node);
+            let (since, until) = match (*standing, remote) {
+                (Standing::Awaited { since, until }, Some(remote)) => match remote.spoke {
+                    None => (since, until.max(remote.appeared + SILENCE)),
+                    // Some of its processes may come back later than others.
+                    Some(spoke) => (since, until.min(spoke + grace)),
                 },
-                Standing::Awaited(until) if !is_there && now < until => Standing::Awaited(until),
-                // It is there, and told us nothing yet.
-                Standing::Awaited(until) if is_there && now < until => Standing::Awaited(until),
-                Standing::Awaited(_) => {
-                    later.push(Step::Forget(number, *node));
-                    return false;
-                }
-                _ if !is_there => Standing::Awaited(now + self.grace),
-                // It does not subscribe any more.
-                _ => {
-                    later.push(Step::Forget(number, *node));
-                    return false;
-                }
+                (Standing::Awaited { since, until }, None) => (since, until),
+                // It does not subscribe any more, or cannot have what it wants.
+                (_, Some(_)) => return false,
+                // It may be there, but nothing can be sent.
+                (_, None) => (now, now + grace),
             };
-            if *standing != Standing::Sending && next == Standing::Sending {
-                later.push(Step::Send(number, *node));
-            }
-            *standing = next;
-            true
+            let until = until.min(since + grace + SILENCE);
+            *standing = Standing::Awaited { since, until };
+            now < until
         });
-        if has_destinations && !was_carried {
-            steps.push(Step::Carry(number));
-        }
-        steps.append(&mut later);
         if nodes.is_empty() {
             self.topics.remove(&number);
-            if has_destinations || was_carried {
-                steps.push(Step::Leave(number));
-            }
         }
     }
 
     /// When it has to be brought up to date at the latest, though nothing happens.
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
         let standings = self.topics.values().flat_map(BTreeMap::values);
-        standings
-            .filter_map(|standing| match standing {
-                Standing::Broken(when) | Standing::Awaited(when) => Some(*when),
-                Standing::Idle | Standing::Sending => None,
-            })
-            .min()
+        let standings = standings.filter_map(|destination| match destination.standing {
+            Standing::Broken { until, .. } | Standing::Awaited { until, .. } => Some(until),
+            Standing::Idle | Standing::Sending { .. } => None,
+        });
+        let rests = self.resting.values().filter(|rest| !rest.is_over(now)).map(Rest::until);
+        standings.chain(rests).min()
     }
 }
 
@@ -250,91 +324,197 @@ mod tests {
         BTreeMap::from([("numbers".to_owned(), local)])
     }
 
+    /// How it stands with the only destination that there is.
+    fn standing(plan: &Plan) -> Option<Standing> {
+        let all: Vec<_> = plan.destinations(7).collect();
+        assert!(all.iter().all(|(node, _)| *node == NODE));
+        all.first().map(|(_, standing)| *standing)
+    }
+
+    /// What a node that subscribes says.
+    fn wanted(now: Instant, plan: &mut Plan) {
+        plan.appears(now, NODE);
+        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        plan.speaks(now, NODE);
+    }
+
+    fn awaited(since: Instant, until: Instant) -> Option<Standing> {
+        Some(Standing::Awaited { since, until })
+    }
+
     #[test]
     fn a_subscribed_topic_is_kept_at_once_and_sent_when_there_is_something() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        assert_eq!(plan.update(now, &topics(false, &[])), []);
-        plan.appears(NODE);
-        assert_eq!(plan.update(now, &topics(false, &[])), []);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
-        let begun = plan.update(now, &topics(false, &[]));
-        assert_eq!(begun, [Step::Note(7, NODE), Step::Carry(7)]);
-        assert_eq!(plan.update(now, &topics(true, &[NODE])), [Step::Send(7, NODE)]);
-        assert_eq!(plan.update(now, &topics(false, &[NODE])), []);
+        plan.appears(now, NODE);
+        plan.update(now, &topics(false, &[]));
+        assert_eq!(standing(&plan), None);
+        wanted(now, &mut plan);
+        plan.update(now, &topics(false, &[]));
+        assert_eq!(standing(&plan), Some(Standing::Idle));
+        let later = now + GRACE;
+        plan.update(later, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), Some(Standing::Sending { since: later }));
+        plan.update(later + GRACE, &topics(false, &[NODE]));
+        assert_eq!(standing(&plan), Some(Standing::Sending { since: later }));
         plan.subscribes(NODE, "numbers", None);
-        let ended = plan.update(now, &topics(true, &[]));
-        assert_eq!(ended, [Step::Forget(7, NODE), Step::Leave(7)]);
-        assert_eq!(plan.destinations(7), 0);
+        plan.update(later, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), None);
     }
 
     #[test]
     fn other_settings_do_not_fit_but_other_memory_does() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        plan.appears(NODE);
+        plan.appears(now, NODE);
         plan.subscribes(NODE, "numbers", Some(settings(9)));
-        assert_eq!(plan.update(now, &topics(true, &[])), []);
+        plan.update(now, &topics(true, &[]));
+        assert_eq!(standing(&plan), None);
         let elsewhere = SharedSettings { place: SharedPlace::Device([3; 16]), ..settings(8) };
         plan.subscribes(NODE, "numbers", Some(elsewhere));
-        assert_eq!(plan.update(now, &topics(true, &[])).len(), 3);
+        plan.update(now, &topics(true, &[]));
+        assert!(standing(&plan).is_some_and(Standing::is_sending));
     }
 
     #[test]
     fn one_that_vanished_is_waited_for() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        plan.appears(NODE);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        wanted(now, &mut plan);
         plan.update(now, &topics(true, &[]));
-        plan.vanishes(NODE);
-        assert_eq!(plan.update(now, &topics(true, &[NODE])), []);
-        assert_eq!(plan.deadline(), Some(now + GRACE));
+        plan.vanishes(now, NODE);
+        plan.update(now, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), awaited(now, now + GRACE));
+        assert_eq!(plan.deadline(now), Some(now + GRACE));
         // It comes back, and is nobody's destination until it says so.
-        plan.appears(NODE);
-        assert_eq!(plan.update(now + GRACE / 2, &topics(true, &[NODE])), []);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
-        assert_eq!(plan.update(now + GRACE / 2, &topics(true, &[NODE])), [Step::Send(7, NODE)]);
-        plan.vanishes(NODE);
+        wanted(now + GRACE / 2, &mut plan);
+        plan.update(now + GRACE / 2, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), Some(Standing::Sending { since: now + GRACE / 2 }));
+        plan.vanishes(now + GRACE, NODE);
         plan.update(now + GRACE, &topics(true, &[NODE]));
-        let ended = plan.update(now + 3 * GRACE, &topics(true, &[NODE]));
-        assert_eq!(ended, [Step::Forget(7, NODE), Step::Leave(7)]);
+        assert_eq!(standing(&plan), awaited(now + GRACE, now + 2 * GRACE));
+        plan.update(now + 2 * GRACE, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), None);
+    }
+
+    #[test]
+    fn one_that_is_there_and_silent_is_waited_for_longer_but_not_for_ever() {
+        let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
+        wanted(now, &mut plan);
+        plan.update(now, &topics(true, &[]));
+        plan.vanishes(now, NODE);
+        // Its service takes over, and gathers: that takes longer than the grace.
+        let back = now + GRACE / 2;
+        plan.appears(back, NODE);
+        plan.update(now + 2 * GRACE, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), awaited(now, back + SILENCE));
+        // One of its processes is back later than the others.
+        let spoke = now + 3 * GRACE;
+        plan.speaks(spoke, NODE);
+        plan.update(spoke, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), awaited(now, spoke + GRACE));
+        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        plan.update(spoke, &topics(true, &[NODE]));
+        assert!(standing(&plan).is_some_and(Standing::is_sending));
+        // It comes and goes and never says anything.
+        let mut time = spoke;
+        while standing(&plan).is_some() {
+            plan.vanishes(time, NODE);
+            plan.appears(time, NODE);
+            plan.update(time, &topics(true, &[NODE]));
+            assert!(plan.deadline(time).is_none_or(|deadline| deadline > time));
+            time += GRACE / 2;
+            assert!(time < spoke + 2 * (GRACE + SILENCE));
+        }
     }
 
     #[test]
     fn the_next_service_keeps_what_the_last_one_promised() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        let begun = plan.update(now, &topics(true, &[NODE]));
-        assert_eq!(begun, [Step::Carry(7), Step::Keep(7, NODE)]);
-        plan.appears(NODE);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
-        assert_eq!(plan.update(now, &topics(true, &[NODE])), [Step::Send(7, NODE)]);
+        plan.update(now, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), awaited(now, now + GRACE));
+        wanted(now, &mut plan);
+        plan.update(now, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), Some(Standing::Sending { since: now }));
         // The topic goes.
-        let ended = plan.update(now, &BTreeMap::new());
-        assert_eq!(ended, [Step::Forget(7, NODE), Step::Leave(7)]);
+        plan.update(now, &BTreeMap::new());
+        assert_eq!(standing(&plan), None);
+    }
+
+    #[test]
+    fn while_nothing_can_be_sent_nobody_is_there() {
+        let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
+        plan.set_can_send(false);
+        wanted(now, &mut plan);
+        plan.update(now, &topics(true, &[]));
+        assert_eq!(standing(&plan), None);
+        // What was promised is kept for the grace only.
+        plan.update(now, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), awaited(now, now + GRACE));
+        plan.update(now + GRACE, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), None);
+        plan.set_can_send(true);
+        plan.update(now + GRACE, &topics(true, &[]));
+        assert!(standing(&plan).is_some_and(Standing::is_sending));
+        // And so if it cannot any more.
+        plan.set_can_send(false);
+        plan.update(now + GRACE, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), awaited(now + GRACE, now + 2 * GRACE));
     }
 
     #[test]
     fn what_cannot_be_sent_is_not_tried_again() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        plan.appears(NODE);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        wanted(now, &mut plan);
         plan.update(now, &topics(true, &[]));
         plan.refuses(7, NODE);
-        let ended = plan.update(now, &topics(true, &[]));
-        assert_eq!(ended, [Step::Forget(7, NODE), Step::Leave(7)]);
-        assert_eq!(plan.update(now, &topics(true, &[])), []);
-        plan.appears(NODE);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
-        assert_eq!(plan.update(now, &topics(true, &[])).len(), 3);
+        for _ in 0..2 {
+            plan.update(now, &topics(true, &[]));
+            assert_eq!(standing(&plan), None);
+        }
+        wanted(now, &mut plan);
+        plan.update(now, &topics(true, &[]));
+        assert!(standing(&plan).is_some_and(Standing::is_sending));
     }
 
     #[test]
-    fn a_line_that_breaks_is_tried_again() {
-        let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        plan.appears(NODE);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
-        plan.update(now, &topics(true, &[]));
+    fn a_line_that_breaks_is_tried_again_less_and_less_often() {
+        let (start, mut plan) = (Instant::now(), Plan::new(GRACE));
+        wanted(start, &mut plan);
+        plan.update(start, &topics(true, &[]));
+        let mut now = start;
+        for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * AGAIN) {
+            plan.breaks(now, 7, NODE);
+            // It has ended by itself: nothing is to be paused. Once is enough.
+            plan.breaks(now, 7, NODE);
+            plan.update(now, &topics(true, &[NODE]));
+            let broken = Standing::Broken { since: start, until: now + pause };
+            assert_eq!(standing(&plan), Some(broken));
+            now += pause;
+            plan.update(now, &topics(true, &[NODE]));
+            assert_eq!(standing(&plan), Some(Standing::Sending { since: start }));
+        }
+        plan.connects(now, 7, NODE);
+        now += LONG;
         plan.breaks(now, 7, NODE);
-        // It has ended by itself: nothing is to be paused.
-        assert_eq!(plan.update(now, &topics(true, &[NODE])), []);
-        assert_eq!(plan.update(now + AGAIN, &topics(true, &[NODE])), [Step::Send(7, NODE)]);
+        assert_eq!(plan.deadline(now), Some(now + AGAIN));
+    }
+
+    #[test]
+    fn one_that_others_wait_for_has_its_time_and_is_left_alone_then() {
+        let (start, mut plan) = (Instant::now(), Plan::new(GRACE));
+        wanted(start, &mut plan);
+        plan.update(start, &topics(true, &[]));
+        assert!(!plan.falls_behind(start + GRACE / 2, (7, NODE), GRACE));
+        // Lines that break again and again give it no new time.
+        plan.breaks(start + GRACE / 2, 7, NODE);
+        plan.update(start + GRACE, &topics(true, &[NODE]));
+        assert!(plan.falls_behind(start + GRACE, (7, NODE), GRACE));
+        plan.update(start + GRACE, &topics(true, &[NODE]));
+        assert_eq!(standing(&plan), None);
+        assert_eq!(plan.deadline(start + GRACE), Some(start + GRACE + RESTS.0));
+        plan.update(start + GRACE + RESTS.0, &topics(true, &[]));
+        let again = Standing::Sending { since: start + GRACE + RESTS.0 };
+        assert_eq!(standing(&plan), Some(again));
+        // One who is awaited has its grace.
+        plan.vanishes(start, NODE);
+        assert!(!plan.falls_behind(start + 100 * GRACE, (7, NODE), GRACE));
     }
 }

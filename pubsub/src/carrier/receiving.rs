@@ -1,17 +1,17 @@
 //! What comes from other nodes: their letters, and with them their topics.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
 use super::sink::TopicSink;
-use super::{Carrier, Facts, id, key, note};
+use super::{Carrier, Facts, id, key};
 use crate::bridge::Terms;
 use crate::peers::NodeIdentity;
 use crate::service::protocol;
 use crate::settings::SharedPlace;
-use crate::topic::OriginId;
+use crate::topic::{OriginId, Topic};
 
 /// A letter between two services: what the bridges have to tell each other about a topic.
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,7 +23,23 @@ pub(super) struct Letter {
 /// A topic that comes from a node.
 pub(super) struct Receiving {
     origin: OriginId,
+    /// The writer's last wish.
+    connection: u64,
     pub(super) waits: Arc<AtomicBool>,
+    /// As long as the sink lives.
+    sink: Weak<()>,
+    /// It is to end, as soon as the worker can be told.
+    ends: bool,
+}
+
+/// A sink that may still be at work, though its worker knows that it is to end.
+pub(super) struct Parting {
+    topic: Arc<Topic>,
+    /// Its worker ends, too: whoever follows is another thread.
+    is_elsewhere: bool,
+    /// What comes after it is another topic of that node: this one's messages are no more.
+    forget: Option<OriginId>,
+    sink: Weak<()>,
 }
 
 impl Carrier {
@@ -38,30 +54,54 @@ impl Carrier {
                 return;
             }
         };
-        let Some(facts) = self.topics.get(&letter.topic).cloned() else { return };
-        let number = facts.topic.number();
-        if let Terms::Wish { facts: theirs, .. } = &terms
-            && !self.receive(node, &facts, theirs.number)
+        let facts = self.facts(&letter.topic).cloned();
+        if let Terms::Wish { connection, facts: theirs, .. } = &terms
+            && !facts
+                .as_ref()
+                .is_some_and(|facts| self.receive(node, facts, (theirs.number, *connection)))
         {
-            return;
+            // Who wishes must not wait for nothing; it knows best whether to ask again.
+            return self.asks_to_begin_again(node, &letter.topic, *connection);
         }
-        if let Some(workers) = &self.workers {
-            note(workers.of(key(number)).letter(key(number), id(node), letter.terms));
+        let Some(number) = facts.map(|facts| facts.topic.number()) else { return };
+        // One that is lost is asked for again, when it was waited for long enough.
+        self.tell(number, |worker| worker.letter(key(number), id(node), letter.terms));
+    }
+
+    /// The connection of a writer's wish is none, or not any more.
+    fn asks_to_begin_again(&self, node: NodeIdentity, topic: &str, connection: u64) {
+        let reason = "it does not receive the topic now".to_owned();
+        if let Ok(terms) = (Terms::Again { connection, reason }).encode() {
+            self.write(node, &Letter { topic: topic.to_owned(), terms });
         }
     }
 
     /// Receives a topic from a node, if anybody here subscribes.
-    fn receive(&mut self, node: NodeIdentity, facts: &Facts, theirs: u64) -> bool {
+    fn receive(
+        &mut self,
+        node: NodeIdentity,
+        facts: &Facts,
+        (theirs, connection): (u64, u64),
+    ) -> bool {
         let topic = &facts.topic;
         let number = topic.number();
+        // One thread at a time delivers to a topic.
+        let is_at_work = |it: &Parting| it.is_elsewhere && it.topic.number() == number;
+        if self.parting.iter().any(|it| is_at_work(it) && it.sink.strong_count() > 0) {
+            return false;
+        }
         let origin = OriginId { node: node.0, topic: theirs };
-        match self.receiving.get(&(number, node)) {
-            Some(known) if known.origin == origin => return true,
-            Some(known) => {
-                topic.forget_origin(&known.origin);
-                self.stop_receiving(number, node);
+        if let Some(known) = self.receiving.get_mut(&(number, node)) {
+            if known.ends {
+                return false;
             }
-            None => {}
+            if known.origin == origin {
+                known.connection = connection;
+                return true;
+            }
+            if !self.part(number, node, true) {
+                return false;
+            }
         }
         let Some(workers) = self.workers.as_ref().filter(|_| facts.subscribes) else {
             return false;
@@ -72,12 +112,18 @@ impl Carrier {
         };
         let waits = Arc::new(AtomicBool::new(false));
         let pool = &facts.arrivals;
-        let sink = TopicSink::new(&self.household, topic, pool, origin, &waits);
+        let (sink, alive) = {
+            let alive = Arc::new(());
+            let weak = Arc::downgrade(&alive);
+            let household = &self.household;
+            (TopicSink::new(household, topic, pool, origin, &waits, alive), weak)
+        };
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {
             Ok(_) => {
-                self.receiving.insert((number, node), Receiving { origin, waits });
+                let receiving = Receiving { origin, connection, waits, sink: alive, ends: false };
+                self.receiving.insert((number, node), receiving);
                 true
             }
             Err(error) => {
@@ -88,10 +134,50 @@ impl Carrier {
     }
 
     pub(super) fn stop_receiving(&mut self, number: u32, node: NodeIdentity) {
-        if self.receiving.remove(&(number, node)).is_some()
-            && let Some(workers) = &self.workers
-        {
-            note(workers.of(key(number)).stop_receiving(key(number), id(node)));
+        self.part(number, node, false);
+    }
+
+    /// Ends what comes from a node of a topic. False if that has to be done later.
+    fn part(&mut self, number: u32, node: NodeIdentity, forgets: bool) -> bool {
+        let Some(known) = self.receiving.get_mut(&(number, node)) else { return true };
+        known.ends = true;
+        let (origin, sink) = (known.origin, Weak::clone(&known.sink));
+        if !self.tell(number, |worker| worker.stop_receiving(key(number), id(node))) {
+            return false;
         }
+        self.receiving.remove(&(number, node));
+        if let Some(line) = self.lines.get(&number) {
+            let topic = Arc::clone(&line.facts.topic);
+            let forget = forgets.then_some(origin);
+            self.parting.push(Parting { topic, is_elsewhere: false, forget, sink });
+        }
+        true
+    }
+
+    /// The workers are gone, or will be soon: those that write to them are told to begin again.
+    pub(super) fn stop_receiving_all(&mut self) {
+        for ((number, node), known) in std::mem::take(&mut self.receiving) {
+            let Some(line) = self.lines.get(&number) else { continue };
+            let topic = Arc::clone(&line.facts.topic);
+            self.asks_to_begin_again(node, topic.name(), known.connection);
+            let sink = known.sink;
+            self.parting.push(Parting { topic, is_elsewhere: true, forget: None, sink });
+        }
+        self.parting.iter_mut().for_each(|parting| parting.is_elsewhere = true);
+    }
+
+    /// What could not be ended is ended, and what has ended is cleaned up after.
+    pub(super) fn see_to_receiving(&mut self) {
+        let ends = self.receiving.iter().filter(|(_, receiving)| receiving.ends);
+        for (number, node) in ends.map(|(which, _)| *which).collect::<Vec<_>>() {
+            self.is_behind |= !self.part(number, node, false);
+        }
+        self.parting.retain(|parting| {
+            let is_at_work = parting.sink.strong_count() > 0;
+            if let Some(origin) = parting.forget.filter(|_| !is_at_work) {
+                parting.topic.forget_origin(&origin);
+            }
+            is_at_work
+        });
     }
 }

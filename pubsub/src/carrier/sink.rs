@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipc::Block;
 
-use super::Household;
 use super::source::place_of;
+use super::{Household, settles};
 use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -25,6 +25,15 @@ pub(super) struct TopicSink {
     begun: VecDeque<Block>,
     /// It waits for room in the queue: then whoever holds messages for too long is in its way.
     waits: Arc<AtomicBool>,
+    /// Something was delivered: what another writer left is settled.
+    has_settled: bool,
+    /// Gone with this.
+    _alive: Arc<()>,
+}
+
+/// Could a lock not be had now? It is held by one who lives, or is being found out to be dead.
+fn is_held(error: &Error) -> bool {
+    error.kind() == ErrorKind::DeadlineExceeded
 }
 
 impl TopicSink {
@@ -34,6 +43,7 @@ impl TopicSink {
         pool: &Arc<Pool>,
         origin: OriginId,
         waits: &Arc<AtomicBool>,
+        alive: Arc<()>,
     ) -> Self {
         topic.receives(origin);
         Self {
@@ -43,6 +53,8 @@ impl TopicSink {
             origin,
             begun: VecDeque::new(),
             waits: Arc::clone(waits),
+            has_settled: false,
+            _alive: alive,
         }
     }
 
@@ -80,6 +92,7 @@ impl Sink for TopicSink {
                 }
                 return Ok(Room::NotYet);
             }
+            Err(error) if is_held(&error) => return Ok(Room::NotYet),
             Err(error) => return Err(error.on(self.topic.name())),
         };
         self.waits.store(false, Ordering::Release);
@@ -120,7 +133,12 @@ impl Sink for TopicSink {
         };
         let caller = self.household.caller();
         let origin = (&self.origin, header.position);
-        match self.topic.deliver(&caller, origin, entry, &self.pool) {
+        // The first delivery looks through what a dead one left, as who buries that one does.
+        let settling = (!self.has_settled).then(|| settles(&self.household.settling));
+        let delivered = self.topic.deliver(&caller, origin, entry, &self.pool);
+        drop(settling);
+        self.has_settled |= delivered.is_ok();
+        match delivered {
             Ok(Delivery::Delivered(_)) => {}
             Ok(Delivery::Nobody | Delivery::Before) => self.free(block),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -129,9 +147,13 @@ impl Sink for TopicSink {
                     return Ok(Finished::NotYet);
                 }
                 // Best effort: the newest is dropped, as on its own node.
-                self.topic.pass_over(&caller, origin, &self.pool)?;
+                match self.topic.pass_over(&caller, origin, &self.pool) {
+                    Err(error) if is_held(&error) => return Ok(Finished::NotYet),
+                    passed => passed?,
+                }
                 self.free(block);
             }
+            Err(error) if is_held(&error) => return Ok(Finished::NotYet),
             Err(error) => return Err(error),
         }
         self.begun.pop_front();

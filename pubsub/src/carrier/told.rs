@@ -1,15 +1,48 @@
 //! What goes on between nodes, for those that ask.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
 
 use super::Carrier;
-use crate::bridge::{TopicKey, Workers};
+use crate::bridge::{Counters, TopicKey, Worker, Workers};
 use crate::peers::{NodeIdentity, PeerState};
 use crate::report::Row;
 
-/// How long a worker may take to count. It is asked by who has other things to do.
-const COUNTING: Duration = Duration::from_millis(500);
+/// How long all workers together may take to count: who asks has other things to do. One that
+/// takes longer is not waited for again before it has answered.
+const COUNTING: Duration = Duration::from_millis(100);
+
+/// What a worker counted.
+#[derive(Debug, Default)]
+pub(super) struct Count {
+    asked: Option<Receiver<Counters>>,
+    last: Counters,
+}
+
+impl Count {
+    /// Takes an answer that comes by then.
+    fn hears(&mut self, end: Instant) {
+        use crossbeam_channel::RecvTimeoutError;
+        let Some(asked) = &self.asked else { return };
+        match asked.recv_deadline(end) {
+            Ok(counters) => (self.last, self.asked) = (counters, None),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => self.asked = None,
+        }
+    }
+
+    /// Asks, if there is no question yet that was not answered. True if there was none.
+    fn asks(&mut self, worker: &Worker) -> bool {
+        self.hears(Instant::now());
+        let is_new = self.asked.is_none();
+        if is_new {
+            self.asked = worker.ask_for_counters().ok();
+        }
+        is_new
+    }
+}
 
 impl Carrier {
     /// Where other nodes reach this one.
@@ -18,7 +51,7 @@ impl Carrier {
     }
 
     /// A row for each other node, and for each topic that goes there or comes from there.
-    pub(crate) fn rows(&self) -> Vec<Row> {
+    pub(crate) fn rows(&mut self) -> Vec<Row> {
         let mut rows: Vec<_> = self
             .peers
             .reports()
@@ -33,12 +66,20 @@ impl Carrier {
             })
             .collect();
         let names: BTreeMap<TopicKey, &str> = self
-            .topics
+            .lines
             .iter()
-            .map(|(name, facts)| (super::key(facts.topic.number()), name.as_str()))
+            .map(|(number, line)| (super::key(*number), line.facts.topic.name()))
             .collect();
-        for worker in self.workers.iter().flat_map(Workers::all) {
-            let Ok(counters) = worker.counters(COUNTING) else { continue };
+        let workers: Vec<_> = self.workers.iter().flat_map(Workers::all).collect();
+        self.counts.resize_with(workers.len(), Count::default);
+        let end = Instant::now() + COUNTING;
+        let counts = self.counts.iter_mut().zip(&workers);
+        let asked: Vec<_> = counts.map(|(count, worker)| count.asks(worker)).collect();
+        for (count, _) in self.counts.iter_mut().zip(asked).filter(|(_, is_new)| *is_new) {
+            count.hears(end);
+        }
+        for (worker, count) in workers.into_iter().zip(&self.counts) {
+            let counters = count.last.clone();
             let path = format!("ring over {}", worker.address().provider);
             let named = |key: &TopicKey| names.get(key).map(|name| (*name).to_owned());
             let of_node = |node: [u8; 16]| NodeIdentity(node).to_string();

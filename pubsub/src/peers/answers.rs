@@ -194,7 +194,8 @@ impl Mesh {
     }
 
     pub(super) fn tell_interests(&mut self, connection: Connection, now: Duration) {
-        while let Some(line) = self.lines.get_mut(&connection)
+        while !self.is_silent
+            && let Some(line) = self.lines.get_mut(&connection)
             && line.number.is_some()
             && line.session.waiting() < ENOUGH_WAITS
             && let Some((number, changes)) = line.teller.next(&self.interests)

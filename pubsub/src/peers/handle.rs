@@ -43,6 +43,9 @@ pub struct PeersOptions {
     pub insecure: bool,
     /// A peer that was not heard for so long is lost. The shortest is 100 ms.
     pub lost_after: Duration,
+    /// Says nothing of what it subscribes to until it [knows](Peers::set_interests): not even that
+    /// it is nothing.
+    pub is_silent: bool,
 }
 
 impl PeersOptions {
@@ -57,6 +60,7 @@ impl PeersOptions {
             rendezvous: None,
             insecure: false,
             lost_after: Duration::from_secs(3),
+            is_silent: false,
         }
     }
 
@@ -150,8 +154,8 @@ impl Peers {
         limits: Limits,
         guard: fn() -> Box<dyn Guard>,
     ) -> Result<Self> {
-        let PeersOptions { identity, label, listen, peers, rendezvous, insecure, lost_after } =
-            options;
+        let PeersOptions { identity, label, listen, peers, rendezvous, .. } = options;
+        let PeersOptions { insecure, lost_after, is_silent, .. } = options;
         let failed = |cause: std::io::Error| Error::of(START, cause);
         let listener = match listen {
             Some(address) => Some(
@@ -178,8 +182,10 @@ impl Peers {
             guard,
         };
         let failed = |cause: nix::Error| Error::of(START, cause);
+        let mut mesh = Mesh::new(start, Duration::ZERO);
+        mesh.is_silent = is_silent;
         let shared = Arc::new(Shared {
-            mesh: Mutex::new(Mesh::new(start, Duration::ZERO)),
+            mesh: Mutex::new(mesh),
             events: Queue::new().map_err(failed)?,
             bell: Arc::new(Bell::new().map_err(failed)?),
             began: Instant::now(),

@@ -84,6 +84,8 @@ pub(super) struct Mesh {
     pub(super) nodes: HashMap<NodeIdentity, Node>,
     pub(super) book: Book,
     pub(super) interests: Interests,
+    /// It is not known yet what they are.
+    pub(super) is_silent: bool,
     pub(super) actions: VecDeque<Action>,
     next_connection: u64,
     pub(super) next_session: u64,
@@ -119,6 +121,7 @@ impl Mesh {
             nodes: HashMap::new(),
             book,
             interests: Interests::new(),
+            is_silent: false,
             actions: VecDeque::new(),
             next_connection: 0,
             // Not one that an earlier service of this node used.
@@ -263,6 +266,7 @@ impl Mesh {
     /// What this node publishes and subscribes from now on.
     pub(super) fn set_interests(&mut self, interests: Interests, now: Duration) {
         self.interests = interests;
+        self.is_silent = false;
         let connections: Vec<_> = self.lines.keys().copied().collect();
         for connection in connections {
             if let Some(line) = self.lines.get_mut(&connection) {

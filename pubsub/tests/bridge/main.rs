@@ -7,9 +7,13 @@ mod processes;
 mod renewal;
 mod support;
 
-use pubsub::ErrorKind;
-use pubsub::bridge::{NodeId, Side, TopicKey, Worker, Workers};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pubsub::ErrorKind;
+use pubsub::bridge::{
+    NodeId, Outgoing, Side, Source, Terms, TopicKey, TopicOptions, Worker, Workers,
+};
 use support::{LOCAL, Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
 
 const PROVIDERS: [&str; 2] = ["=net", "=tcp;ofi_rxm"];
@@ -164,6 +168,70 @@ fn letters_that_are_none_are_refused_and_do_no_harm() {
 }
 
 #[test]
+fn letters_about_topics_that_are_not_there_are_no_failures() {
+    let mut nodes = Nodes::start(2, &options(""));
+    let source = Published::new(&lengths(&[64]), Where::Host, 0, 10);
+    let is_done = send(&nodes, KEY, source, &[1]);
+    // Nobody receives it yet: the writer hears that at once, not when it has waited long enough.
+    nodes.until("the writer is told", |nodes| !nodes.lost.is_empty());
+    let log = Log::default();
+    receive(&nodes, KEY, 1, Where::Host, &log);
+    nodes.until("all are delivered", |_| is_done());
+    log.check(10);
+    // It goes at both ends, with letters about it still to come.
+    nodes.gone.push(node(1));
+    nodes.of(1).stop_receiving(KEY, node(0)).unwrap();
+    nodes.of(0).stop_sending(KEY).unwrap();
+    nodes.of(0).add_destination(KEY, node(1)).unwrap();
+    for letter in [
+        Terms::Refused { connection: 1, reason: String::new() },
+        Terms::Again { connection: 1, reason: String::new() },
+    ] {
+        nodes.of(0).letter(KEY, node(1), letter.encode().unwrap()).unwrap();
+    }
+    // What comes behind them is heard: they were, too.
+    nodes.of(0).letter(KEY, node(1), Vec::new()).unwrap();
+    nodes.until("what is none is refused", |nodes| !nodes.failed.is_empty());
+    assert_eq!(nodes.failed.len(), 1, "{:?}", nodes.failed);
+}
+
+/// A source that hangs for as long as somebody wants it to.
+struct Hangs(std::sync::mpsc::Receiver<()>);
+
+impl Source for Hangs {
+    fn next(&mut self) -> pubsub::Result<Option<Outgoing>> {
+        let _ = self.0.recv();
+        Ok(None)
+    }
+
+    fn release(&mut self, _: u64) {}
+
+    fn release_one(&mut self, _: u64) {}
+}
+
+#[test]
+fn a_worker_that_hangs_does_not_hold_up_who_tells_it_something() {
+    let nodes = Nodes::start(1, &options(""));
+    let (goes_on, hangs) = std::sync::mpsc::channel();
+    // Not all is kept, so that messages are taken though nobody is there.
+    let topic = TopicOptions { keep: Some(1), ..facts(64) };
+    let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(Hangs(hangs))).unwrap();
+    nodes.of(0).add_destination(KEY, node(1)).unwrap();
+    announcer.announce();
+    // More than find a place. The longest that one may wait for it was ten seconds.
+    let start = Instant::now();
+    let told: Vec<_> = (0..1100).map(|_| nodes.of(0).lose_node(node(2))).collect();
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    let refused = told.last().unwrap().as_ref().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::DeadlineExceeded);
+    drop(goes_on);
+    let end = Instant::now() + PATIENCE;
+    while nodes.of(0).lose_node(node(2)).is_err() {
+        assert!(Instant::now() < end, "it does not go on");
+    }
+}
+
+#[test]
 fn nodes_that_do_not_understand_each_other_say_so() {
     let mut nodes = Nodes::start(1, &options("=net"));
     let other = Worker::start(options("=tcp;ofi_rxm"), LOCAL).unwrap();
@@ -172,6 +240,10 @@ fn nodes_that_do_not_understand_each_other_say_so() {
     let _ = send(&nodes, KEY, Published::new(&lengths(&[64]), Where::Host, 0, 10), &[1]);
     nodes.until("both say so", |nodes| nodes.failed.len() == 2);
     assert!(nodes.failed.iter().all(|failed| failed.contains("choose one")), "{:?}", nodes.failed);
+    // Each says of which side it speaks.
+    for side in ["Writer", "Reader"] {
+        assert!(nodes.failed.iter().any(|failed| failed.contains(side)), "{:?}", nodes.failed);
+    }
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl Party {
                 true
             }
             Report::Failed { error, .. } => panic!("{error}"),
-            Report::Lost { .. } | Report::Connected { .. } => true,
+            Report::Lost { .. } | Report::Connected { .. } | Report::Behind { .. } => true,
         }
     }
 }

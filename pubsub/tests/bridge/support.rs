@@ -242,6 +242,8 @@ pub(crate) struct Nodes {
     pub(crate) failed: Vec<String>,
     /// Connections that were made.
     pub(crate) connected: usize,
+    /// Who was reported to hold up a topic.
+    pub(crate) behind: Vec<NodeId>,
     /// Nodes that nobody is to connect to again.
     pub(crate) gone: Vec<NodeId>,
 }
@@ -254,6 +256,7 @@ impl Nodes {
             lost: Vec::new(),
             failed: Vec::new(),
             connected: 0,
+            behind: Vec::new(),
             gone: Vec::new(),
         }
     }
@@ -273,14 +276,15 @@ impl Nodes {
                         }
                     }
                     Report::Connected { .. } => self.connected += 1,
+                    Report::Behind { node, .. } => self.behind.push(node),
                     Report::Lost { key, node: of, side, .. } => {
                         self.lost.push((key, *from, of, side));
                         if side == Side::Writer && !self.gone.contains(&of) {
                             worker.add_destination(key, of).unwrap();
                         }
                     }
-                    Report::Failed { key, node, error } => {
-                        self.failed.push(format!("{key:?} {node:?}: {error}"));
+                    Report::Failed { key, node, side, error } => {
+                        self.failed.push(format!("{key:?} {node:?} {side:?}: {error}"));
                     }
                 }
             }

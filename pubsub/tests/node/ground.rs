@@ -139,6 +139,14 @@ impl Other {
         self.finish();
     }
 
+    /// Stops it for as long as it is not killed.
+    #[allow(dead_code, reason = "not every program that has this does it")]
+    pub fn stop(&self) {
+        let process = self.0.id().to_string();
+        let stopped = Command::new("kill").args(["-STOP", &process]).status().unwrap();
+        assert!(stopped.success());
+    }
+
     pub fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();

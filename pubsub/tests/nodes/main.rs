@@ -8,3 +8,4 @@ mod between;
 mod ground;
 mod losses;
 mod other_side;
+mod takeovers;

@@ -73,8 +73,12 @@ impl<W: Wire> Outbound<W> {
         wire: &mut W,
     ) -> Result<bool> {
         let connected = self.destinations.iter().filter(|destination| destination.ring.is_some());
-        let Some(leader) = connected.map(|destination| destination.next).max() else {
-            return Ok(false);
+        let leader = match connected.map(|destination| destination.next).max() {
+            Some(leader) => leader,
+            // Where not all is kept nobody here has to wait because nobody there is connected: the
+            // newest are kept.
+            None if self.manner.keep.is_some() && !self.destinations.is_empty() => self.end(),
+            None => return Ok(false),
         };
         // No further than that whoever is ahead misses nothing.
         let ahead = self.manner.keep.map_or(AHEAD, |keep| AHEAD.min(keep as u64 / 2).max(1));

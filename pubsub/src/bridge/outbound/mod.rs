@@ -405,6 +405,16 @@ impl<W: Wire> Outbound<W> {
         self.lost.pop()
     }
 
+    /// Those that hold up the others: they do not have the oldest message. If none was taken, that
+    /// is because they are not connected.
+    pub(crate) fn behind(&self) -> Vec<NodeId> {
+        let is_behind = |destination: &&Destination<_>| match self.entries.is_empty() {
+            true => destination.ring.is_none(),
+            false => destination.delivered == self.first,
+        };
+        self.destinations.iter().filter(is_behind).map(|destination| destination.node).collect()
+    }
+
     pub(crate) fn counters(&self) -> Vec<(NodeId, DestinationCounters)> {
         let of = |destination: &Destination<_>| (destination.node, destination.counters);
         self.destinations.iter().map(of).collect()

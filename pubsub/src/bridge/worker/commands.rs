@@ -6,6 +6,7 @@ use super::doorbell::Name;
 use super::engine::{Engine, nanoseconds};
 use super::topics::{Heat, InTopic, OutTopic, Task};
 use super::{Command, Counters, NodeId, Report, TopicKey, WorkerOptions};
+use crate::bridge::Side;
 use crate::bridge::inbound::Inbound;
 use crate::bridge::outbound::{Manner, Outbound};
 use crate::error::{Error, ErrorKind};
@@ -28,7 +29,7 @@ impl Engine {
             match command {
                 Command::Send(key, options, source) => {
                     let name = Name::Out(key);
-                    if self.is_taken(name, Some(key), None) {
+                    if self.is_taken(name, key, None) {
                         continue;
                     }
                     let topic = OutTopic {
@@ -59,7 +60,7 @@ impl Engine {
                 }
                 Command::Receive(key, origin, reception) => {
                     let name = Name::In(key, origin);
-                    if self.is_taken(name, Some(key), Some(origin)) {
+                    if self.is_taken(name, key, Some(origin)) {
                         continue;
                     }
                     let patience = nanoseconds(self.options.patience);
@@ -85,6 +86,7 @@ impl Engine {
                 }
                 Command::Letter(key, node, letter) => self.read_letter(key, node, &letter),
                 Command::LoseNode(node) => self.lose_node(node),
+                Command::ReportBehind(key) => self.report_behind(key),
                 Command::Count(answer) => {
                     let _ = answer.try_send(self.count());
                 }
@@ -95,14 +97,23 @@ impl Engine {
         has_any
     }
 
-    fn is_taken(&mut self, name: Name, key: Option<TopicKey>, node: Option<NodeId>) -> bool {
+    fn is_taken(&mut self, name: Name, key: TopicKey, node: Option<NodeId>) -> bool {
         let is_taken = self.names.contains_key(&name);
         if is_taken {
             let detail = "the worker has it already";
             let error = Error::new("begin with a topic", ErrorKind::InvalidArgument, detail);
-            self.reports.tell(Report::Failed { key, node, error });
+            let side = if node.is_some() { Side::Reader } else { Side::Writer };
+            self.reports.tell(Report::Failed { key: Some(key), node, side: Some(side), error });
         }
         is_taken
+    }
+
+    fn report_behind(&mut self, key: TopicKey) {
+        let Some(place) = self.names.get(&Name::Out(key)).copied() else { return };
+        let Some(topic) = self.outs.get(place) else { return };
+        for node in topic.outbound.behind() {
+            self.reports.tell(Report::Behind { key, node });
+        }
     }
 
     fn count(&self) -> Counters {

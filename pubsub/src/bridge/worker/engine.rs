@@ -17,7 +17,7 @@ use super::topics::{InTopic, OutTopic, Places, Task};
 use super::{Command, NodeId, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
 use crate::bridge::inbound::Broken;
-use crate::bridge::{Now, Progress, Spot};
+use crate::bridge::{Now, Progress, Side, Spot};
 use crate::error::Error;
 
 /// Outcomes of the endpoint between two looks at everything else.
@@ -212,7 +212,8 @@ impl Engine {
                 self.failures += 1;
                 if self.failures >= MOST_FAILURES {
                     let error = Error::of("use an endpoint", error);
-                    self.reports.tell(Report::Failed { key: None, node: None, error });
+                    let failed = Report::Failed { key: None, node: None, side: None, error };
+                    self.reports.tell(failed);
                     self.is_over = true;
                 }
                 false
@@ -327,8 +328,8 @@ impl Engine {
                 progress
             }
             Err(error) => {
-                let key = Some(topic.key);
-                self.reports.tell(Report::Failed { key, node: None, error });
+                let (key, side) = (Some(topic.key), Some(Side::Writer));
+                self.reports.tell(Report::Failed { key, node: None, side, error });
                 self.stop_sending(place);
                 Progress::default()
             }
@@ -344,8 +345,8 @@ impl Engine {
                 Progress { has_moved: true, ..Progress::default() }
             }
             Err(Broken::Topic(error)) => {
-                let (key, node) = (Some(topic.key), Some(topic.origin));
-                self.reports.tell(Report::Failed { key, node, error });
+                let (key, node, side) = (Some(topic.key), Some(topic.origin), Some(Side::Reader));
+                self.reports.tell(Report::Failed { key, node, side, error });
                 self.stop_receiving(place, true);
                 return Progress::default();
             }

@@ -26,12 +26,15 @@ impl Engine {
                 let side = terms.side();
                 self.reports.tell(Report::Letter { key, node, side, letter });
             }
-            Err(error) => self.fail(key, node, error),
+            Err(error) => {
+                // Our side is that of who writes such a letter.
+                self.fail(key, node, Some(terms.side()), error);
+            }
         }
     }
 
-    fn fail(&mut self, key: TopicKey, node: NodeId, error: Error) {
-        self.reports.tell(Report::Failed { key: Some(key), node: Some(node), error });
+    fn fail(&mut self, key: TopicKey, node: NodeId, side: Option<Side>, error: Error) {
+        self.reports.tell(Report::Failed { key: Some(key), node: Some(node), side, error });
     }
 
     fn meet(&mut self, spot: &Spot) -> Result<fabric::Peer> {
@@ -48,7 +51,9 @@ impl Engine {
     /// A node wants a topic: a ring is wished for, unless there is one.
     pub(super) fn add(&mut self, key: TopicKey, node: NodeId) {
         let Some(place) = self.names.get(&Name::Out(key)).copied() else {
-            return self.fail(key, node, unknown());
+            // It failed, and that was reported.
+            tracing::trace!(?key, %node, "a node wants a topic that is not sent any more");
+            return;
         };
         let (connection, from, since) = (self.connections + 1, self.spot.clone(), self.now.steady);
         let Some(topic) = self.outs.get(place) else { return };
@@ -65,14 +70,14 @@ impl Engine {
     pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeId, letter: &[u8]) {
         let terms = match Terms::decode(letter) {
             Ok(terms) => terms,
-            Err(error) => return self.fail(key, node, error),
+            Err(error) => return self.fail(key, node, None, error),
         };
         let name = match terms.side() {
             Side::Writer => Name::In(key, node),
             Side::Reader => Name::Out(key),
         };
         let Some(place) = self.names.get(&name).copied() else {
-            return self.fail(key, node, unknown());
+            return self.answer_without(key, node, &terms);
         };
         match terms {
             Terms::Wish { connection, facts, from } => {
@@ -122,7 +127,7 @@ impl Engine {
                 if self.is_of(place, node, connection) {
                     self.lose_link(place, node, None);
                     let error = Error::new(CONNECT, ErrorKind::Denied, reason).on(node);
-                    self.fail(key, node, error);
+                    self.fail(key, node, Some(Side::Writer), error);
                 }
             }
             Terms::Again { connection, reason } => {
@@ -131,6 +136,16 @@ impl Engine {
                     self.lose_link(place, node, Some(reason));
                 }
             }
+        }
+    }
+
+    /// A letter about a topic that is not here, or not any more: what was under way when it went is
+    /// of no interest. Who wishes for a ring is told to ask again, so that it does not wait.
+    fn answer_without(&mut self, key: TopicKey, node: NodeId, terms: &Terms) {
+        tracing::trace!(?key, %node, ?terms, "a letter about a topic that is not here");
+        if let Terms::Wish { connection, .. } = terms {
+            let reason = "it does not receive the topic now".to_owned();
+            self.say(key, node, &Terms::Again { connection: *connection, reason });
         }
     }
 
@@ -201,7 +216,7 @@ impl Engine {
             Err(error) => {
                 let reason = short(&error.to_string());
                 self.say(key, node, &Terms::Refused { connection, reason });
-                self.fail(key, node, error);
+                self.fail(key, node, Some(Side::Reader), error);
             }
         }
     }

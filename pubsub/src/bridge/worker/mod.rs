@@ -31,8 +31,8 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Commands that may wait.
 const COMMANDS: usize = 1024;
-/// How long a command waits for its place among them.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a command waits for its place among them: who gives it has other things to do.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// How long a worker that is dropped may take to end.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -108,6 +108,7 @@ pub(super) enum Command {
     StopReceiving(TopicKey, NodeId),
     Letter(TopicKey, NodeId, Vec<u8>),
     LoseNode(NodeId),
+    ReportBehind(TopicKey),
     Count(Sender<Counters>),
     Stop,
 }
@@ -256,14 +257,31 @@ impl Worker {
         self.tell(Command::LoseNode(node))
     }
 
+    /// Asks which nodes hold up a topic: each is [reported](Report::Behind) that does not have the
+    /// oldest message that is kept, or is not connected.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn report_behind(&self, key: TopicKey) -> Result<()> {
+        self.tell(Command::ReportBehind(key))
+    }
+
+    /// Asks what it did so far; the answer comes by itself.
+    ///
+    /// # Errors
+    /// As [`send_topic`](Self::send_topic).
+    pub fn ask_for_counters(&self) -> Result<Receiver<Counters>> {
+        let (answer, answered) = bounded(1);
+        self.tell(Command::Count(answer))?;
+        Ok(answered)
+    }
+
     /// What it did so far.
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
     pub fn counters(&self, timeout: Duration) -> Result<Counters> {
-        let (answer, answered) = bounded(1);
-        self.tell(Command::Count(answer))?;
-        answered.recv_timeout(timeout).map_err(|error| match error {
+        self.ask_for_counters()?.recv_timeout(timeout).map_err(|error| match error {
             RecvTimeoutError::Timeout => late("it does not answer"),
             RecvTimeoutError::Disconnected => ended(),
         })
@@ -299,6 +317,12 @@ impl Worker {
         self.bell.descriptor()
     }
 
+    /// Ends it, as if it could not go on.
+    #[cfg(test)]
+    pub(crate) fn ends(&self) {
+        let _ = self.tell(Command::Stop);
+    }
+
     fn tell(&self, command: Command) -> Result<()> {
         let told = self.commands.try_send(command).or_else(|refused| {
             // It may sleep over a full list.
@@ -319,7 +343,9 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let _ = self.tell(Command::Stop);
+        self.doorbell.ring();
+        let _ = self.commands.send_timeout(Command::Stop, FAREWELL);
+        self.doorbell.ring();
         // A provider may hang; then the thread, and what it owns, stay behind.
         if let Err(RecvTimeoutError::Disconnected) = self.finished.recv_timeout(FAREWELL)
             && let Some(thread) = self.thread.take()

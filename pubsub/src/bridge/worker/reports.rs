@@ -49,6 +49,13 @@ pub enum Report {
         /// Why.
         reason: Error,
     },
+    /// A node holds up a topic, which was [asked](super::Worker::report_behind) for.
+    Behind {
+        /// The topic.
+        key: TopicKey,
+        /// The node.
+        node: NodeId,
+    },
     /// A topic cannot be sent, or not to a node, or not be received, and would not be if it were
     /// tried again: a source, a sink or a device failed, or the nodes do not understand each other.
     Failed {
@@ -56,6 +63,8 @@ pub enum Report {
         key: Option<TopicKey>,
         /// The other node; None: all of them.
         node: Option<NodeId>,
+        /// Which side of the topic we are; None: both, or it is not known.
+        side: Option<Side>,
         /// Why.
         error: Error,
     },
@@ -89,15 +98,26 @@ pub(super) fn channel() -> Result<(Arc<Bell>, Sender<Report>, Receiver<Report>)>
 /// The worker's end.
 #[derive(Debug)]
 pub(super) struct Reports {
+    /// Gone before the bell rings for the last time, so that who is woken sees the end.
     tell: Sender<Report>,
-    bell: Arc<Bell>,
+    bell: RingsAtTheEnd,
     /// What found no place.
     waiting: VecDeque<Report>,
 }
 
+/// However a worker ends, who listens is woken.
+#[derive(Debug)]
+struct RingsAtTheEnd(Arc<Bell>);
+
+impl Drop for RingsAtTheEnd {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
 impl Reports {
     pub(super) fn new(tell: Sender<Report>, bell: &Arc<Bell>) -> Self {
-        Self { tell, bell: Arc::clone(bell), waiting: VecDeque::new() }
+        Self { tell, bell: RingsAtTheEnd(Arc::clone(bell)), waiting: VecDeque::new() }
     }
 
     pub(super) fn tell(&mut self, report: Report) {
@@ -109,7 +129,7 @@ impl Reports {
     pub(super) fn flush(&mut self) -> bool {
         while let Some(report) = self.waiting.pop_front() {
             match self.tell.try_send(report) {
-                Ok(()) => self.bell.ring(),
+                Ok(()) => self.bell.0.ring(),
                 Err(TrySendError::Full(report)) => {
                     self.waiting.push_front(report);
                     return false;

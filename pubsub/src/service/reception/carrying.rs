@@ -8,12 +8,15 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::Reception;
-use crate::carrier::{Carrier, Facts, Household};
+use crate::carrier::{self, Carrier, Facts, Household, NetworkOptions, Rest, Settling};
+use crate::error::ErrorKind;
 use crate::pool::PoolId;
 use crate::report::Row;
 
 /// Between two attempts to start: the last service may still have the address.
-const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Between two attempts to let go of what was kept for other nodes.
+const LOOK: Duration = Duration::from_millis(100);
 /// Requests for memory that may wait.
 const REQUESTS: usize = 64;
 
@@ -21,11 +24,44 @@ pub(super) struct Carrying {
     carrier: Option<Carrier>,
     /// Held by all that work in this service's name.
     pub(super) household: Weak<Household>,
-    /// When it may be tried again to start it.
-    not_before: Option<Instant>,
-    has_complained: bool,
+    attempts: Attempts,
+    /// What is kept for other nodes was let go of, since nothing can be carried there.
+    has_let_go: bool,
+    /// Of some of it that was not possible yet.
+    lets_go_again: bool,
+    settling: Settling,
     ask: Sender<(PoolId, u64)>,
     asked: Receiver<(PoolId, u64)>,
+}
+
+/// Attempts to start what carries messages, that have failed.
+#[derive(Debug, Default)]
+struct Attempts {
+    /// The first of them.
+    first: Option<Instant>,
+    rest: Option<Rest>,
+    /// It would fail each time: the options are impossible.
+    are_vain: bool,
+}
+
+impl Attempts {
+    fn fails(&mut self, now: Instant, is_vain: bool) {
+        self.first.get_or_insert(now);
+        self.rest = Some(Rest::after(self.rest, now, AGAIN));
+        self.are_vain = is_vain;
+    }
+
+    fn may_begin(&self, now: Instant) -> bool {
+        !self.are_vain && self.rest.is_none_or(|rest| rest.is_over(now))
+    }
+
+    /// Is what is owed to other nodes kept for nothing? It is if nothing leads there, or has not
+    /// for as long as a node that is gone is waited for.
+    fn are_over(&self, now: Instant, network: Option<&NetworkOptions>) -> bool {
+        let Some(network) = network else { return true };
+        let tried = self.first.map(|first| now.saturating_duration_since(first));
+        self.are_vain || tried.is_some_and(|tried| tried >= network.lost_after)
+    }
 }
 
 impl Carrying {
@@ -34,11 +70,23 @@ impl Carrying {
         Self {
             carrier: None,
             household: Weak::new(),
-            not_before: None,
-            has_complained: false,
+            attempts: Attempts::default(),
+            has_let_go: false,
+            lets_go_again: false,
+            settling: Settling::default(),
             ask,
             asked,
         }
+    }
+
+    /// Held by who looks through what a dead service had begun to deliver.
+    pub(super) fn settling(&self) -> Settling {
+        Settling::clone(&self.settling)
+    }
+
+    /// Nothing will go to other nodes, so nothing is kept for them.
+    fn is_over(&self, network: Option<&NetworkOptions>) -> bool {
+        self.carrier.is_none() && self.attempts.are_over(Instant::now(), network)
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -51,10 +99,23 @@ impl Carrying {
 
     pub(super) fn longest_wait(&self) -> Option<Duration> {
         let now = Instant::now();
-        match (&self.carrier, self.not_before) {
-            (Some(carrier), _) => carrier.longest_wait(now),
-            (None, Some(when)) => Some(when.saturating_duration_since(now)),
-            (None, None) => None,
+        if let Some(carrier) = &self.carrier {
+            return carrier.longest_wait(now);
+        }
+        let rest = self.attempts.rest.filter(|_| !self.attempts.are_vain);
+        let next = rest.map(|rest| rest.until().saturating_duration_since(now));
+        next.into_iter().chain(self.lets_go_again.then_some(LOOK)).min()
+    }
+
+    /// How long other nodes may take nothing while others wait because of that.
+    pub(super) fn patience(&self, number: u32) -> Option<Duration> {
+        self.carrier.as_ref().map(|carrier| carrier.patience(number))
+    }
+
+    /// They took nothing for so long.
+    pub(super) fn is_in_the_way(&mut self, number: u32) {
+        if let Some(carrier) = &mut self.carrier {
+            carrier.is_in_the_way(number);
         }
     }
 
@@ -70,8 +131,8 @@ impl Carrying {
         self.carrier.as_ref()?.listens()
     }
 
-    pub(super) fn rows(&self) -> Vec<Row> {
-        self.carrier.as_ref().map(Carrier::rows).unwrap_or_default()
+    pub(super) fn rows(&mut self) -> Vec<Row> {
+        self.carrier.as_mut().map(Carrier::rows).unwrap_or_default()
     }
 
     /// Does anything work in this service's name, and be it a worker that was given up?
@@ -91,12 +152,16 @@ impl Reception {
         while let Ok((pool, bytes)) = self.carrying.asked.try_recv() {
             self.grow(pool, bytes);
         }
-        let topics = std::mem::take(&mut self.tell_carrier).then(|| self.facts());
-        let Some(carrier) = &mut self.carrying.carrier else { return };
-        if let Some(topics) = topics {
-            carrier.set_topics(topics);
+        if self.carrying.is_on() {
+            let topics = std::mem::take(&mut self.tell_carrier).then(|| self.facts());
+            let Some(carrier) = &mut self.carrying.carrier else { return };
+            if let Some(topics) = topics {
+                carrier.set_topics(topics);
+            }
+            carrier.turn();
+        } else if self.carrying.is_over(self.options.network.as_ref()) {
+            self.let_go_of_all();
         }
-        carrier.turn();
         let unused: Vec<u32> = self
             .registry
             .topics
@@ -109,11 +174,48 @@ impl Reception {
         }
     }
 
-    fn start_carrying(&mut self) {
+    /// Nothing can be carried to other nodes: what an earlier service kept for them is let go of, or
+    /// those that publish would wait for ever.
+    fn let_go_of_all(&mut self) {
+        let carrying = &mut self.carrying;
+        let again = std::mem::take(&mut carrying.lets_go_again);
+        let is_first = !std::mem::replace(&mut carrying.has_let_go, true);
+        if std::mem::take(&mut self.tell_carrier) || again || is_first {
+            for number in self.registry.topics.keys().copied().collect::<Vec<_>>() {
+                self.let_go(number);
+            }
+        }
+    }
+
+    /// True if nothing of a topic is kept for other nodes any more.
+    fn let_go(&mut self, number: u32) -> bool {
+        let (Some(seat), Some((topic, [here, _]))) = (&self.seat, self.registry.desk(number))
+        else {
+            return true;
+        };
+        let Some(role) = seat.roster.admit_role(0) else { return true };
+        match carrier::let_go(topic, here, &seat.caller(), role) {
+            Ok(false) => true,
+            Ok(true) => {
+                tracing::warn!(
+                    topic = topic.name(),
+                    "this service does not reach other nodes: what they are owed is not kept"
+                );
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot let go of what other nodes are owed yet");
+                self.carrying.lets_go_again = true;
+                false
+            }
+        }
+    }
+
+    /// Lets other nodes see this one, if it is told how.
+    pub(super) fn start_carrying(&mut self) {
         let (Some(network), Some(seat)) = (&self.options.network, &self.seat) else { return };
         let carrying = &mut self.carrying;
-        let is_too_early = carrying.not_before.is_some_and(|when| Instant::now() < when);
-        if carrying.carrier.is_some() || is_too_early {
+        if carrying.carrier.is_some() || !carrying.attempts.may_begin(Instant::now()) {
             return;
         }
         let Some(role) = seat.roster.admit_role(0) else { return };
@@ -123,6 +225,7 @@ impl Reception {
             roster: Arc::clone(&seat.roster),
             growth: carrying.ask.clone(),
             bell: Arc::clone(&self.bell),
+            settling: Settling::clone(&carrying.settling),
         });
         carrying.household = Arc::downgrade(&household);
         let bell = Arc::clone(seat.hall.outward());
@@ -132,17 +235,20 @@ impl Reception {
                 let listens = carrier.listens();
                 tracing::info!(node = %identity, listens, "this node looks for others");
                 carrying.carrier = Some(carrier);
-                carrying.not_before = None;
+                (carrying.attempts, carrying.has_let_go) = (Attempts::default(), false);
                 self.tell_carrier = true;
                 for number in self.registry.topics.keys().copied().collect::<Vec<_>>() {
                     self.watch(number);
                 }
             }
             Err(error) => {
-                if !std::mem::replace(&mut carrying.has_complained, true) {
+                let is_vain = error.kind() == ErrorKind::InvalidArgument;
+                if is_vain {
+                    tracing::error!(%error, "this node cannot reach others");
+                } else if carrying.attempts.first.is_none() {
                     tracing::error!(%error, "this node does not reach others yet");
                 }
-                carrying.not_before = Some(Instant::now() + AGAIN);
+                carrying.attempts.fails(Instant::now(), is_vain);
             }
         }
     }
@@ -164,9 +270,40 @@ impl Reception {
 
     /// Lets a topic go that nobody uses, unless other nodes are still owed messages of it.
     pub(super) fn forget_unused(&mut self, number: u32) {
-        if !self.carrying.holds(number) && self.registry.forget_unused(number) {
+        let kept = self.registry.topics.get(&number).filter(|kept| kept.users.is_empty());
+        let Some(kept) = kept else { return };
+        let is_held = if self.carrying.is_over(self.options.network.as_ref()) {
+            !self.let_go(number)
+        } else {
+            // By the last service, say, though nobody carries it yet.
+            self.carrying.holds(number) || carrier::is_owed(&kept.topic)
+        };
+        if !is_held && self.registry.forget_unused(number) {
             self.watches.forget(number);
             self.tell_carrier = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_owed_is_kept_as_long_as_there_is_hope() {
+        let network = NetworkOptions::default();
+        let (now, mut attempts) = (Instant::now(), Attempts::default());
+        assert!(attempts.are_over(now, None));
+        assert!(!attempts.are_over(now, Some(&network)) && attempts.may_begin(now));
+        attempts.fails(now, false);
+        assert!(!attempts.may_begin(now) && attempts.may_begin(now + AGAIN.0));
+        assert!(!attempts.are_over(now + network.lost_after / 2, Some(&network)));
+        attempts.fails(now + network.lost_after / 2, false);
+        let late = now + network.lost_after;
+        assert!(attempts.are_over(late, Some(&network)));
+        // It may come right yet.
+        assert!(attempts.may_begin(late));
+        attempts.fails(now, true);
+        assert!(attempts.are_over(now, Some(&network)) && !attempts.may_begin(late + 100 * LOOK));
     }
 }

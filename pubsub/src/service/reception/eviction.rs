@@ -66,6 +66,7 @@ impl Reception {
     pub(super) fn evict(&mut self) {
         let Some(seat) = &self.seat else { return };
         let now = Instant::now();
+        let (mut changed, mut stalled) = (Vec::new(), Vec::new());
         for ((number, direction), watch) in &mut self.watches.0 {
             let Some((topic, [here, arrivals])) = self.registry.desk(*number) else { continue };
             // Only while somebody waits is anything in the way.
@@ -73,26 +74,43 @@ impl Reception {
                 Direction::Here => topic.pressure().is_some(),
                 Direction::Arrivals => self.carrying.waits(*number),
             };
-            let found = if waits { topic.in_the_way(*direction) } else { None };
+            // What nobody uses is there for other nodes only, and cannot be there for ever.
+            let kept = self.registry.topics.get(number);
+            let is_unused =
+                *direction == Direction::Here && kept.is_some_and(|kept| kept.users.is_empty());
+            let found = if waits || is_unused { topic.in_the_way(*direction) } else { None };
             let position = found.as_ref().map(|(position, _)| *position);
             let deadline = topic.settings().release_deadline();
             let Some(held_for) = watch.look(now, position, deadline) else { continue };
             for holder in found.into_iter().flat_map(|(_, holders)| holders) {
-                // Other nodes are waited for by those who carry the messages there.
+                // Other nodes are waited for by those who carry the messages there, who know which
+                // of them it is; and for longer, since there is more that may take time.
                 if holder.who().is_some_and(Participant::is_role) {
+                    if self.carrying.patience(*number).is_some_and(|longest| held_for >= longest) {
+                        stalled.push(*number);
+                    }
                     continue;
                 }
                 let at = (*direction, holder);
                 match topic.evict(&seat.caller(), at, held_for, here, arrivals) {
-                    Ok(()) => tracing::warn!(
-                        topic = topic.name(),
-                        holder = ?holder.who(),
-                        ?position,
-                        "a subscriber was removed: it held a message for too long"
-                    ),
+                    Ok(()) => {
+                        tracing::warn!(
+                            topic = topic.name(),
+                            holder = ?holder.who(),
+                            ?position,
+                            "a subscriber was removed: it held a message for too long"
+                        );
+                        changed.push(*number);
+                    }
                     Err(error) => tracing::debug!(%error, "cannot remove a subscriber yet"),
                 }
             }
+        }
+        for number in changed {
+            self.has_changed(number);
+        }
+        for number in stalled {
+            self.carrying.is_in_the_way(number);
         }
     }
 }

@@ -289,6 +289,12 @@ impl Reception {
                     // It comes later than the others.
                     self.has_news = true;
                     self.send_missing(who);
+                    let topics = self.guests.get(&who).map(|guest| &guest.topics);
+                    for number in
+                        topics.into_iter().flat_map(|it| it.keys().copied()).collect::<Vec<_>>()
+                    {
+                        self.has_changed(number);
+                    }
                 }
             }
             Request::Hello { .. } | Request::Again { .. } => {

@@ -105,7 +105,11 @@ impl Reception {
 
     fn bury(&mut self, who: Participant) -> bool {
         let Some(seat) = &self.seat else { return true };
-        if let Err(error) = self.registry.bury(&seat.caller(), who) {
+        let settling = self.carrying.settling();
+        let settled = crate::carrier::settles(&settling);
+        let buried = self.registry.bury(&seat.caller(), who);
+        drop(settled);
+        if let Err(error) = buried {
             tracing::debug!(%error, %who, "cannot clean up after a process yet");
             return false;
         }

@@ -229,7 +229,11 @@ impl Reception {
             self.loses(who);
         }
         self.gather();
-        if self.gathering.is_none() {
+        if self.gathering.is_some() {
+            // Other nodes are to see that this one is there, though it cannot say yet what it
+            // wants: so they keep it.
+            self.start_carrying();
+        } else {
             self.call_the_roll();
             self.look_for_the_dead();
             self.bury_all();
@@ -263,7 +267,8 @@ impl Reception {
         }
         let lives: Vec<_> = self.lives.iter().collect();
         entries.extend(lives.iter().map(|(_, life)| entry(life.as_fd())));
-        let carrier = self.carrying.descriptors();
+        // What other nodes say is heard when all are back.
+        let carrier = self.carrying.descriptors().filter(|_| self.gathering.is_none());
         entries.extend(carrier.map(entry));
         let timeout = PollTimeout::try_from(self.longest_wait()).unwrap_or(PollTimeout::ZERO);
         match poll(&mut entries, timeout) {

@@ -7,7 +7,7 @@ use crate::report::Row;
 use crate::service::protocol::{Notice, ROWS_AT_ONCE, Refusal};
 
 impl Reception {
-    pub(super) fn report_to(&self, connection: &mut Connection, request: u64) {
+    pub(super) fn report_to(&mut self, connection: &mut Connection, request: u64) {
         if self.gathering.is_some() {
             let why = "the service has just taken over and does not know yet who is there";
             let why = Refusal::new(ErrorKind::Failed, why);
@@ -24,7 +24,7 @@ impl Reception {
     }
 
     /// All that is to be told. The first row is the node's.
-    fn report(&self) -> Vec<Row> {
+    fn report(&mut self) -> Vec<Row> {
         let Some(seat) = &self.seat else { return Vec::new() };
         let mut rows = vec![Row::Node {
             identity: seat.hall.identity().to_string(),

@@ -386,6 +386,7 @@ fn a_service_whose_worker_is_still_there_keeps_its_name() {
             roster: Arc::clone(&roster),
             growth: crossbeam_channel::bounded(1).0,
             bell: Arc::clone(&service.bell),
+            settling: service.carrying.settling(),
         });
         service.carrying.household = Arc::downgrade(&household);
         let worker = is_at_work.then_some(household);

@@ -1,0 +1,374 @@
+//! How far it is with each topic that may go to other nodes, and the next step to where the
+//! [plan](super::plan) wants it to be.
+//!
+//! What is to be done is seen each time from what there is: what the plan says, what was done so
+//! far, and what lies in shared memory, where an earlier service may have left it at any point.
+//! A step that cannot be done now is seen to be missing the next time.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use ipc::{Caller, Participant};
+
+use super::plan::Standing;
+use super::rest::Rest;
+use super::source::TopicSource;
+use super::{Carrier, Facts, id, key};
+use crate::bridge::{TopicFacts, TopicOptions};
+use crate::error::Result;
+use crate::peers::NodeIdentity;
+use crate::pool::Pool;
+use crate::settings::Reliability;
+use crate::topic::Topic;
+
+/// How long to wait until what failed is tried again.
+const RESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+
+/// A topic.
+pub(super) struct Line {
+    pub(super) facts: Facts,
+    /// The service does not have it any more.
+    pub(super) is_gone: bool,
+    pub(super) state: State,
+    /// It failed, and is tried again then.
+    pub(super) rest: Option<Rest>,
+    /// What failed is not to be carried meanwhile: who publishes must not wait for it.
+    pub(super) is_given_up: bool,
+    has_complained: bool,
+}
+
+pub(super) enum State {
+    /// Nothing is kept for other nodes.
+    None,
+    /// Something may be kept for them, by an earlier service or by a source that has ended.
+    Left,
+    Carried(Carried),
+    /// Its source may still be at work. Whoever subscribes in the role's name next must not lose
+    /// that to the one before.
+    Ending(Ending),
+}
+
+/// A topic whose messages a worker has.
+pub(super) struct Carried {
+    /// Nothing leaves before it is open.
+    gate: Arc<AtomicBool>,
+    /// As long as the source lives.
+    source: Weak<AtomicBool>,
+    /// The destinations that the worker knows, and whether it was told to connect to them.
+    told: BTreeMap<NodeIdentity, bool>,
+}
+
+impl Carried {
+    /// A node vanished: it is to be connected to anew.
+    pub(super) fn loses(&mut self, node: NodeIdentity) {
+        self.told.entry(node).and_modify(|is_connected| *is_connected = false);
+    }
+}
+
+pub(super) struct Ending {
+    source: Weak<AtomicBool>,
+    /// The worker knows that it is to end, or is itself ending.
+    is_told: bool,
+    /// The next source goes on where this one stops.
+    keeps: bool,
+}
+
+impl Line {
+    /// A topic that may have been carried by an earlier service.
+    pub(super) fn new(facts: Facts) -> Self {
+        Self {
+            facts,
+            is_gone: false,
+            state: State::Left,
+            rest: None,
+            is_given_up: false,
+            has_complained: false,
+        }
+    }
+
+    pub(super) fn is_to_be_planned(&self, now: Instant) -> bool {
+        let is_given_up = self.is_given_up && self.rest.is_some_and(|rest| !rest.is_over(now));
+        !self.is_gone && !is_given_up
+    }
+
+    pub(super) fn is_carried(&self) -> bool {
+        matches!(self.state, State::Carried(_))
+    }
+
+    /// Has somebody something to take of it yet?
+    pub(super) fn has_backlog(&self) -> bool {
+        !matches!(self.state, State::None) && has_backlog(&self.facts.topic)
+    }
+
+    /// Is something of it owed to other nodes, or still being ended?
+    pub(super) fn holds(&self) -> bool {
+        match &self.state {
+            State::None => false,
+            State::Left => is_owed(&self.facts.topic),
+            State::Carried(_) => has_backlog(&self.facts.topic),
+            State::Ending(_) => true,
+        }
+    }
+
+    /// Its source has ended, or ends, together with its worker: another one is to go on with it.
+    pub(super) fn loses_its_worker(&mut self) {
+        match &mut self.state {
+            State::Carried(Carried { source, .. }) => {
+                let source = Weak::clone(source);
+                self.state = State::Ending(Ending { source, is_told: true, keeps: true });
+            }
+            State::Ending(ending) => ending.is_told = true,
+            State::None | State::Left => {}
+        }
+    }
+
+    /// The worker could not go on with it, and has ended it.
+    pub(super) fn fails(&mut self, now: Instant) {
+        if let State::Carried(Carried { source, .. }) = &self.state {
+            let source = Weak::clone(source);
+            self.state = State::Ending(Ending { source, is_told: true, keeps: false });
+            self.is_given_up = true;
+            self.rests(now);
+        }
+    }
+
+    fn rests(&mut self, now: Instant) {
+        self.rest = Some(Rest::after(self.rest, now, RESTS));
+    }
+
+    /// Notes its destinations for the next service, before anything is kept for them; and forgets
+    /// who is none any more.
+    fn note(&mut self, wanted: &BTreeMap<NodeIdentity, Standing>) {
+        let topic = &self.facts.topic;
+        let noted: Vec<_> = topic.destinations().into_iter().map(NodeIdentity).collect();
+        for node in noted.iter().filter(|node| !wanted.contains_key(node)) {
+            topic.forget_destination(&node.0);
+        }
+        let mut new = wanted.keys().filter(|node| !noted.contains(node));
+        let is_noted = new.all(|node| topic.note_destination(&node.0));
+        if !is_noted && !std::mem::replace(&mut self.has_complained, true) {
+            tracing::warn!(
+                topic = topic.name(),
+                "more nodes want a topic than can be noted: some may miss messages if this \
+                 service ends"
+            );
+        }
+    }
+
+    /// When there is something to do at the latest, of which nobody tells.
+    pub(super) fn deadline(&self, now: Instant, look: Duration) -> Option<Instant> {
+        let rest = self.rest.filter(|rest| !rest.is_over(now)).map(|rest| rest.until());
+        match &self.state {
+            State::Ending(_) => Some(now + look),
+            State::Left => rest,
+            // What nobody publishes to any more, and is still owed.
+            State::Carried(_) if !self.facts.publishes && self.has_backlog() => Some(now + look),
+            State::None | State::Carried(_) => rest.filter(|_| self.is_given_up),
+        }
+    }
+}
+
+/// The seats of those that carry it.
+fn seats(topic: &Topic) -> impl Iterator<Item = ipc::Seat> {
+    topic.here().seats().filter(|seat| seat.who().is_some_and(Participant::is_role))
+}
+
+fn has_backlog(topic: &Topic) -> bool {
+    let here = topic.here();
+    seats(topic).any(|seat| here.oldest_unreleased(seat) < here.position())
+}
+
+/// Are messages of a topic kept for other nodes? Also if nobody carries it at the moment.
+pub(crate) fn is_owed(topic: &Topic) -> bool {
+    !topic.destinations().is_empty() && has_backlog(topic)
+}
+
+/// Lets go of all that is kept of a topic for other nodes, by a service that cannot carry it there.
+/// Nobody else is carrying it. May be done again, if it was cut short or has failed.
+///
+/// # Errors
+/// If a lock was held: some of it may be done.
+pub(crate) fn let_go(
+    topic: &Topic,
+    here: &Pool,
+    caller: &Caller<'_>,
+    role: Participant,
+) -> Result<bool> {
+    let destinations = topic.destinations();
+    if destinations.is_empty() && !topic.is_carried() && seats(topic).next().is_none() {
+        return Ok(false);
+    }
+    topic.set_carried(false);
+    destinations.iter().for_each(|node| topic.forget_destination(node));
+    topic.stop_carrying(caller, role, here)?;
+    Ok(true)
+}
+
+impl Carrier {
+    /// Brings all topics to where the plan wants them to be.
+    pub(super) fn bring_all(&mut self, now: Instant) {
+        for (number, mut line) in std::mem::take(&mut self.lines) {
+            let wanted: BTreeMap<_, _> = self.plan.destinations(number).collect();
+            line.note(&wanted);
+            while self.step(now, number, &mut line, &wanted) {}
+            if !(line.is_gone && matches!(line.state, State::None)) {
+                self.lines.insert(number, line);
+            }
+        }
+    }
+
+    /// The next step of a topic. True if it was done, so that there may be one more.
+    fn step(
+        &mut self,
+        now: Instant,
+        number: u32,
+        line: &mut Line,
+        wanted: &BTreeMap<NodeIdentity, Standing>,
+    ) -> bool {
+        match &mut line.state {
+            State::None if wanted.is_empty() => false,
+            State::Left if wanted.is_empty() => self.clear(line),
+            State::None | State::Left => self.carry(now, number, line),
+            State::Carried(carried) if wanted.is_empty() => {
+                let source = Weak::clone(&carried.source);
+                line.state = State::Ending(Ending { source, is_told: false, keeps: false });
+                line.facts.topic.set_carried(false);
+                self.ear.ignore(number);
+                true
+            }
+            State::Carried(carried) => {
+                let is_kept = line.facts.topic.settings().reliability == Reliability::Reliable;
+                self.tell_destinations(number, carried, wanted, is_kept);
+                false
+            }
+            State::Ending(ending) => {
+                ending.keeps &= !wanted.is_empty();
+                if !ending.is_told {
+                    ending.is_told = self.tell(number, |worker| worker.stop_sending(key(number)));
+                }
+                if ending.source.strong_count() > 0 {
+                    return false;
+                }
+                if ending.keeps {
+                    line.state = State::Left;
+                    return true;
+                }
+                self.clear(line)
+            }
+        }
+    }
+
+    /// Nothing of a topic is to be kept, and nobody is at it.
+    fn clear(&mut self, line: &mut Line) -> bool {
+        let topic = &line.facts.topic;
+        let household = &self.household;
+        match let_go(topic, &line.facts.here, &household.caller(), household.role) {
+            Ok(_) => {
+                line.state = State::None;
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot stop carrying a topic yet");
+                self.is_behind = true;
+                false
+            }
+        }
+    }
+
+    /// Keeps a topic's messages for other nodes from now on.
+    fn carry(&mut self, now: Instant, number: u32, line: &mut Line) -> bool {
+        let Some(workers) = &self.workers else { return false };
+        if self.is_deaf || line.rest.is_some_and(|rest| !rest.is_over(now)) {
+            return false;
+        }
+        let (topic, gate) = (&line.facts.topic, Arc::new(AtomicBool::new(false)));
+        let settings = topic.settings();
+        // Held by the source alone: when it is gone the source is.
+        let (source, made) = {
+            let alive = Arc::new(AtomicBool::new(true));
+            let source = Arc::downgrade(&alive);
+            (source, TopicSource::new(&self.household, topic, &line.facts.here, &gate, alive))
+        };
+        let is_kept = settings.reliability == Reliability::Reliable;
+        let options = TopicOptions {
+            facts: TopicFacts {
+                number: u64::from(number),
+                largest: settings.largest,
+                depth: settings.depth,
+            },
+            keep: (!is_kept).then_some(settings.depth as usize),
+        };
+        let sent = made.and_then(|source| {
+            workers.of(key(number)).send_topic(key(number), options, Box::new(source))
+        });
+        match sent {
+            Ok(announcer) => {
+                tracing::debug!(topic = topic.name(), "carried");
+                topic.set_carried(true);
+                self.ear.listen(topic, announcer);
+                line.state = State::Carried(Carried { gate, source, told: BTreeMap::new() });
+                (line.is_given_up, line.has_complained) = (false, false);
+                true
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut line.has_complained, true) {
+                    let topic = topic.name();
+                    tracing::error!(%error, topic, "a topic's messages do not go to other nodes");
+                }
+                // It may have begun: that is gone on with, or let go of.
+                line.state = State::Left;
+                line.rests(now);
+                false
+            }
+        }
+    }
+
+    fn tell_destinations(
+        &mut self,
+        number: u32,
+        carried: &mut Carried,
+        wanted: &BTreeMap<NodeIdentity, Standing>,
+        is_kept: bool,
+    ) {
+        // Who is there and idle costs nothing yet. But as soon as something leaves, it has to go to
+        // all.
+        let is_open = carried.gate.load(Ordering::Acquire) || !is_kept;
+        let mut has_new = false;
+        for (node, standing) in wanted {
+            let connects = standing.is_sending();
+            let is_to_be_told = match carried.told.get(node) {
+                None => is_open || *standing != Standing::Idle,
+                Some(is_connected) => connects && !is_connected,
+            };
+            if is_to_be_told {
+                let add =
+                    |worker: &crate::bridge::Worker| worker.add_destination(key(number), id(*node));
+                if !self.tell(number, add) {
+                    return;
+                }
+                has_new = true;
+                carried.told.insert(*node, connects);
+            } else if !connects {
+                carried.loses(*node);
+            }
+        }
+        let others: Vec<_> =
+            carried.told.keys().filter(|node| !wanted.contains_key(node)).copied().collect();
+        for node in others {
+            let removed =
+                self.tell(number, |worker| worker.remove_destination(key(number), id(node)));
+            if removed {
+                carried.told.remove(&node);
+            }
+        }
+        // Those that are owed something are all known to the worker: it may begin.
+        if !is_kept || wanted.values().any(|standing| standing.is_sending()) {
+            has_new |= !carried.gate.swap(true, Ordering::AcqRel);
+        }
+        if has_new {
+            self.ear.repeat(number);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Leaving alone for a while what does not succeed: the longer, the more often it failed.
+
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rest {
+    until: Instant,
+    length: Duration,
+}
+
+impl Rest {
+    /// One more failure: twice the rest that there was before, unless all went well since then for
+    /// a good while.
+    pub(crate) fn after(
+        before: Option<Self>,
+        now: Instant,
+        (shortest, longest): (Duration, Duration),
+    ) -> Self {
+        let length = match before {
+            Some(Self { until, length }) if now < until + 4 * length => (2 * length).min(longest),
+            _ => shortest,
+        };
+        Self { until: now + length, length }
+    }
+
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        now >= self.until
+    }
+
+    pub(crate) fn until(&self) -> Instant {
+        self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_often_the_longer() {
+        let (mut now, lengths) = (Instant::now(), (Duration::from_secs(1), Duration::from_secs(3)));
+        let mut rest = None;
+        for seconds in [1, 2, 3, 3] {
+            let next = Rest::after(rest, now, lengths);
+            assert!(!next.is_over(now));
+            assert_eq!(next.until(), now + Duration::from_secs(seconds));
+            now = next.until();
+            assert!(next.is_over(now));
+            rest = Some(next);
+        }
+        let later = Rest::after(rest, now + Duration::from_secs(60), lengths);
+        assert_eq!(later.until(), now + Duration::from_secs(61));
+    }
+}

@@ -1,0 +1,381 @@
+//! Carriers of nodes in one process, over the loopback address, with other nodes that do what they
+//! should or do not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::bounded;
+use ipc::{Caller, Life, Participant, QueueError};
+use nix::sys::eventfd::EventFd;
+
+use super::{Carrier, Facts, Household, NetworkOptions, Settling};
+use crate::hall::Hall;
+use crate::peers::{Event, Interest, NodeIdentity, Peers, PeersOptions};
+use crate::pool::{Direction, Pool, PoolId};
+use crate::settings::{Reliability, SharedPlace, SharedSettings};
+use crate::topic::{Entry, Topic};
+
+/// Reached only if something is wrong.
+const FAR: Duration = Duration::from_secs(60);
+const NUMBER: u32 = 7;
+const NAME: &str = "numbers";
+const DEPTH: u64 = 4;
+/// A node that never comes.
+const NOBODY: [u8; 16] = [9; 16];
+
+fn settings() -> SharedSettings {
+    SharedSettings {
+        place: SharedPlace::Host,
+        reliability: Reliability::Reliable,
+        depth: DEPTH as u32,
+        largest: 64,
+        release_microseconds: 100_000,
+    }
+}
+
+fn network() -> NetworkOptions {
+    NetworkOptions {
+        listen: Some("127.0.0.1:0".parse().unwrap()),
+        lost_after: Duration::from_millis(500),
+        ..NetworkOptions::default()
+    }
+}
+
+/// A node: what outlives its services.
+struct Place {
+    hall: Hall,
+    me: Participant,
+    topic: Arc<Topic>,
+    here: Arc<Pool>,
+    arrivals: Arc<Pool>,
+    publisher: u64,
+}
+
+impl Place {
+    fn new(identity: u8) -> Self {
+        Self::with(identity, settings())
+    }
+
+    fn with(identity: u8, settings: SharedSettings) -> Self {
+        let hall = Hall::create(NodeIdentity([identity; 16])).unwrap();
+        let me = hall.roster().admit(Life::of_this_process().unwrap()).unwrap();
+        let caller = Caller::new(me, &**hall.roster());
+        let pool = |direction| {
+            let id = PoolId { place: settings.place, direction };
+            let pool = Pool::create(id, 16 << 20, 256).unwrap();
+            pool.follow_piece(0, pool.make_piece(1 << 20).unwrap()).unwrap();
+            pool.admit_piece(&caller, 0).unwrap();
+            Arc::new(pool)
+        };
+        let (here, arrivals) = (pool(Direction::Here), pool(Direction::Arrivals));
+        let topic = Arc::new(Topic::create(NUMBER, NAME, &settings).unwrap());
+        let publisher = topic.claim(me).unwrap();
+        Self { hall, me, topic, here, arrivals, publisher }
+    }
+
+    fn caller(&self) -> Caller<'_> {
+        Caller::new(self.me, &**self.hall.roster())
+    }
+
+    fn role(&self) -> Participant {
+        self.hall.roster().admit_role(0).unwrap()
+    }
+
+    fn carrier(&self, options: &NetworkOptions) -> Carrier {
+        let (growth, _) = bounded(1);
+        let household = Household {
+            me: self.me,
+            role: self.role(),
+            roster: Arc::clone(self.hall.roster()),
+            growth,
+            bell: Arc::new(EventFd::new().unwrap()),
+            settling: Settling::default(),
+        };
+        let (identity, bell) = (self.hall.identity(), Arc::clone(self.hall.outward()));
+        Carrier::start(options, identity, "test", Arc::new(household), bell).unwrap()
+    }
+
+    fn topics(&self, publishes: bool, subscribes: bool) -> BTreeMap<String, Facts> {
+        let facts = Facts {
+            topic: Arc::clone(&self.topic),
+            here: Arc::clone(&self.here),
+            arrivals: Arc::clone(&self.arrivals),
+            publishes,
+            subscribes,
+        };
+        BTreeMap::from([(NAME.to_owned(), facts)])
+    }
+
+    fn publish(&self, sequence: u64) -> Result<(), QueueError> {
+        let (block, _) = self.here.allocate(&self.caller(), 8).unwrap();
+        let entry = Entry {
+            block,
+            length: 8,
+            publisher: self.publisher,
+            sequence,
+            published_at: 0,
+            metadata: 0,
+            has_origin: false,
+        };
+        let published = self.topic.publish_in(&self.caller(), entry, self.here.ledger());
+        if published.is_ok() {
+            self.hall.outward().ring();
+        } else {
+            self.here.free(&self.caller(), block).unwrap();
+        }
+        published.map(drop)
+    }
+
+    /// Publishes until there is no room.
+    fn fill(&self) {
+        assert!((0..=DEPTH).any(|number| self.publish(number) == Err(QueueError::Full)));
+    }
+
+    /// As an earlier service left it: with messages that are owed to a node.
+    fn owes(&self, to: &[u8; 16]) {
+        assert!(self.topic.note_destination(to));
+        self.topic.carry(&self.caller(), self.role(), &self.here).unwrap();
+        self.topic.set_carried(true);
+        self.fill();
+    }
+
+    fn is_owed(&self) -> bool {
+        let mut seats = self.topic.here().seats();
+        seats.any(|seat| seat.who().is_some_and(Participant::is_role))
+    }
+
+    /// Nothing of it is kept for other nodes.
+    #[track_caller]
+    fn is_free(&self) {
+        assert!(!self.is_owed() && self.topic.destinations().is_empty());
+        assert!(!self.topic.is_carried());
+        assert_eq!(self.here.statistics(&self.caller()).unwrap().blocks_taken, 0);
+        assert_eq!(self.publish(0), Err(QueueError::NoSubscribers));
+    }
+}
+
+#[track_caller]
+fn until(what: &str, carriers: &mut [&mut Carrier], mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + FAR;
+    loop {
+        carriers.iter_mut().for_each(|carrier| carrier.turn());
+        if is_so() {
+            return;
+        }
+        assert!(Instant::now() < end, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_an_earlier_service_promised_is_kept_for_a_while() {
+    let place = Place::new(1);
+    place.owes(&NOBODY);
+    let mut carrier = place.carrier(&network());
+    assert!(super::is_owed(&place.topic) && !carrier.holds(NUMBER));
+    carrier.set_topics(place.topics(false, false));
+    // There are no workers yet, and it is kept all the same.
+    assert!(carrier.holds(NUMBER) && place.is_owed());
+    until("nobody to come", &mut [&mut carrier], || !place.is_owed());
+    assert!(!carrier.holds(NUMBER));
+    place.is_free();
+}
+
+#[test]
+fn what_is_kept_for_nobody_is_let_go_of() {
+    // A service died when it had forgotten whom it was for.
+    let place = Place::new(1);
+    place.owes(&NOBODY);
+    place.topic.forget_destination(&NOBODY);
+    let mut carrier = place.carrier(&network());
+    carrier.set_topics(place.topics(true, false));
+    until("it", &mut [&mut carrier], || !place.is_owed());
+    place.is_free();
+    // And so where a service has no way to other nodes.
+    let place = Place::new(1);
+    place.owes(&NOBODY);
+    for is_new in [true, false] {
+        let done = super::let_go(&place.topic, &place.here, &place.caller(), place.role());
+        assert_eq!(done.unwrap(), is_new);
+        place.is_free();
+    }
+}
+
+/// Another node that wants the topic, and answers no letter.
+fn one_that_wants(carrier: &Carrier, identity: u8) -> Peers {
+    let peers = Peers::start(PeersOptions {
+        peers: vec![carrier.listens().unwrap()],
+        lost_after: FAR,
+        ..PeersOptions::new(NodeIdentity([identity; 16]), "silent")
+    });
+    let peers = peers.unwrap();
+    peers
+        .set_interests([Interest {
+            topic: NAME.into(),
+            publishes: false,
+            subscribes: true,
+            settings: settings(),
+        }])
+        .unwrap();
+    peers
+}
+
+#[test]
+fn where_nothing_can_be_sent_nothing_is_kept() {
+    let place = Place::new(1);
+    place.owes(&[2; 16]);
+    let provider = Some("no-such-provider".to_owned());
+    let mut carrier = place.carrier(&NetworkOptions { provider, ..network() });
+    let _other = one_that_wants(&carrier, 2);
+    carrier.set_topics(place.topics(true, false));
+    until("it", &mut [&mut carrier], || !place.is_owed());
+    place.is_free();
+    assert!(carrier.longest_wait(Instant::now()).is_some_and(|wait| wait > Duration::ZERO));
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_waited_for_until_others_wait_for_too_long() {
+    let place = Place::new(1);
+    let mut carrier = place.carrier(&network());
+    let _other = one_that_wants(&carrier, 2);
+    carrier.set_topics(place.topics(true, false));
+    until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
+    place.fill();
+    let patience = carrier.patience(NUMBER);
+    assert_eq!(patience, Duration::from_millis(1200));
+    // Nobody has said that it is in the way.
+    let end = Instant::now() + 2 * patience;
+    until("time to pass", &mut [&mut carrier], || Instant::now() >= end);
+    assert_eq!(place.publish(0), Err(QueueError::Full));
+    let end = Instant::now() + FAR;
+    while place.is_owed() {
+        assert!(Instant::now() < end, "it is still waited for");
+        carrier.is_in_the_way(NUMBER);
+        carrier.turn();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    place.is_free();
+}
+
+#[test]
+fn nobody_here_waits_for_a_node_that_does_not_answer_if_not_all_is_to_arrive() {
+    let loose = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
+    let place = Place::with(1, loose);
+    let mut carrier = place.carrier(&network());
+    let other = one_that_wants(&carrier, 2);
+    let wants =
+        Interest { topic: NAME.into(), publishes: false, subscribes: true, settings: loose };
+    other.set_interests([wants]).unwrap();
+    carrier.set_topics(place.topics(true, false));
+    until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
+    for number in 0..10 * DEPTH {
+        until("room", &mut [&mut carrier], || place.publish(number).is_ok());
+    }
+}
+
+#[test]
+fn who_wants_a_topic_that_is_not_received_is_told_so() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let mut writer = writing.carrier(&network());
+    let mut reader = reading.carrier(&NetworkOptions {
+        peers: vec![writer.listens().unwrap()],
+        // No messages can come here.
+        provider: Some("no-such-provider".into()),
+        ..network()
+    });
+    writer.set_topics(writing.topics(true, false));
+    reader.set_topics(reading.topics(false, true));
+    let (one, two) = (&mut writer, &mut reader);
+    until("the topic to be carried", &mut [&mut *one, &mut *two], || writing.topic.is_carried());
+    // Each wish is answered, long before the writer's own patience is over.
+    let broke = |carrier: &Carrier| {
+        let mut all = carrier.plan.destinations(NUMBER);
+        all.any(|(_, standing)| matches!(standing, super::plan::Standing::Broken { .. }))
+    };
+    let end = Instant::now() + Duration::from_secs(9);
+    while !broke(one) {
+        one.turn();
+        two.turn();
+        assert!(Instant::now() < end, "it was not answered");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn what_could_not_be_carried_is_tried_again() {
+    let place = Place::new(1);
+    let mut carrier = place.carrier(&network());
+    let mut others: Vec<_> =
+        std::iter::from_fn(|| place.topic.here().subscribe_as(&place.caller(), place.me).ok())
+            .collect();
+    let _other = one_that_wants(&carrier, 2);
+    carrier.set_topics(place.topics(true, false));
+    until("it to fail", &mut [&mut carrier], || !place.topic.destinations().is_empty());
+    for _ in 0..10 {
+        carrier.turn();
+    }
+    assert!(!place.topic.is_carried() && carrier.longest_wait(Instant::now()).is_some());
+    let one = others.pop().unwrap();
+    place.topic.here().unsubscribe(&place.caller(), &one, |_| {}).unwrap();
+    until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
+}
+
+#[test]
+fn workers_that_end_are_followed_by_others_that_lose_nothing() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    // Nobody is given up meanwhile, however slow all is.
+    let network = || NetworkOptions { lost_after: FAR, ..network() };
+    let mut writer = writing.carrier(&network());
+    let peers = vec![writer.listens().unwrap()];
+    let mut reader = reading.carrier(&NetworkOptions { peers, ..network() });
+    let arrivals = reading.topic.arrivals();
+    let mut subscriber = arrivals.subscribe(&reading.caller()).unwrap();
+    writer.set_topics(writing.topics(true, false));
+    reader.set_topics(reading.topics(false, true));
+    let (one, two) = (&mut writer, &mut reader);
+    until("the topic to be carried", &mut [&mut *one, &mut *two], || writing.topic.is_carried());
+    for number in 0..60 {
+        if number % 20 == 10 {
+            let at = if number < 20 { &*one } else { &*two };
+            at.workers.iter().flat_map(super::Workers::all).for_each(super::Worker::ends);
+        }
+        let carriers = &mut [&mut *one, &mut *two];
+        until("room", carriers, || {
+            let published = writing.publish(number);
+            assert_ne!(published, Err(QueueError::NoSubscribers));
+            published.is_ok()
+        });
+        until("a message", &mut [&mut *one, &mut *two], || {
+            let Some(taken) = arrivals.take(&mut subscriber) else { return false };
+            assert_eq!(Entry::from_words(taken.entry).sequence, number);
+            let at = (Direction::Arrivals, subscriber.seat());
+            reading.topic.release(&reading.caller(), at, taken.position, &reading.arrivals);
+            true
+        });
+    }
+    assert!(arrivals.take(&mut subscriber).is_none(), "one came twice");
+}
+
+#[test]
+fn a_node_says_nothing_before_it_knows_what_it_wants() {
+    let place = Place::new(1);
+    let mut carrier = place.carrier(&network());
+    let other = one_that_wants(&carrier, 2);
+    let next = |what: &str| {
+        let end = Instant::now() + FAR;
+        loop {
+            if let Some(event) = other.next_event() {
+                return event;
+            }
+            assert!(Instant::now() < end, "waited for {what}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    assert!(matches!(next("the node"), Event::Appeared { .. }));
+    // That there is nothing is said, too, but only now.
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(other.next_event(), None);
+    carrier.set_topics(BTreeMap::new());
+    assert!(matches!(next("its interests"), Event::Interests { .. }));
+}

@@ -1,0 +1,241 @@
+//! The workers that move messages: where they are, what they are told, and what they say.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use fabric::Policy;
+
+use super::receiving::Letter;
+use super::rest::Rest;
+use super::{Carrier, id, key};
+use crate::bridge::{Report, Side, TopicKey, Worker, WorkerOptions, Workers};
+use crate::error::Result;
+use crate::peers::NodeIdentity;
+use crate::service::protocol;
+
+/// How long to wait until it is tried again to start them.
+const RESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+/// Reports of one worker that are heard before others have their turn.
+const REPORTS: usize = 1024;
+
+/// Can workers at this address be reached from others that are reached from that one?
+fn serves(local: IpAddr, wanted: IpAddr) -> bool {
+    let is_far = |address: IpAddr| !address.to_canonical().is_loopback();
+    // From another address of this machine the system finds its way; but nobody else reaches its
+    // loopback.
+    local == wanted || is_far(local) || !is_far(wanted)
+}
+
+impl Carrier {
+    /// Starts the workers when there is another node, at an address from which it is reached, and
+    /// anew if one has ended, or if they are where later nodes do not reach them.
+    pub(super) fn see_to_workers(&mut self, now: Instant) {
+        let ours = || {
+            let addresses = || self.nodes.values().map(|node| node.ours);
+            let far = addresses().find(|address| !address.to_canonical().is_loopback());
+            far.or_else(|| addresses().next())
+        };
+        let Some(local) = self.options.source.or_else(ours) else { return };
+        if self.workers.is_some() {
+            if self.local.is_some_and(|now| serves(now, local)) {
+                return;
+            }
+            tracing::info!(%local, "other nodes reach this one at another address");
+            self.retire_workers();
+        }
+        if self.workers_rest.is_some_and(|rest| !rest.is_over(now)) {
+            return;
+        }
+        let require = self.options.provider.iter().cloned().collect();
+        let options = WorkerOptions {
+            policy: Policy { require, ..Policy::default() },
+            ..WorkerOptions::default()
+        };
+        match Workers::start(self.options.workers, options, local) {
+            Ok(workers) => {
+                let first = workers.all().next().map(|worker| worker.address().provider.clone());
+                tracing::info!(%local, provider = first, "messages go between nodes");
+                (self.workers, self.local) = (Some(workers), Some(local));
+            }
+            Err(error) => {
+                tracing::error!(%error, %local, "no messages can go between nodes");
+                self.workers_rest = Some(Rest::after(self.workers_rest, now, RESTS));
+            }
+        }
+        self.plan.set_can_send(self.workers.is_some());
+    }
+
+    /// Lets go of the workers, which may take a while; others go on with all that they did.
+    fn retire_workers(&mut self) {
+        let Some(workers) = self.workers.take() else { return };
+        for (number, line) in &mut self.lines {
+            self.ear.ignore(*number);
+            line.loses_its_worker();
+        }
+        self.stop_receiving_all();
+        self.losing.clear();
+        self.counts.clear();
+        let farewell = std::thread::Builder::new()
+            .name("fabricast-farewell".into())
+            .spawn(move || drop(workers));
+        self.farewells.retain(|farewell| !farewell.is_finished());
+        match farewell {
+            Ok(farewell) => self.farewells.push(farewell),
+            // They ended here, then.
+            Err(error) => tracing::debug!(%error, "no thread for workers that end"),
+        }
+    }
+
+    /// Tells the worker of a topic something. False if that has to be done later.
+    pub(super) fn tell(&mut self, number: u32, what: impl FnOnce(&Worker) -> Result<()>) -> bool {
+        let Some(workers) = &self.workers else { return true };
+        if self.is_deaf {
+            return false;
+        }
+        if let Err(error) = what(workers.of(key(number))) {
+            tracing::debug!(%error, "a worker does not take what it is told");
+            self.is_deaf = true;
+        }
+        !self.is_deaf
+    }
+
+    /// Tells all workers of nodes that are gone.
+    pub(super) fn lose_nodes(&mut self) {
+        let Some(workers) = &self.workers else { return self.losing.clear() };
+        while let Some(node) = self.losing.first().copied() {
+            // Once more is harmless.
+            if let Err(error) = workers.all().try_for_each(|it| it.lose_node(id(node))) {
+                tracing::debug!(%error, "a worker does not take what it is told");
+                self.is_deaf = true;
+                return;
+            }
+            self.losing.pop_first();
+        }
+    }
+
+    pub(super) fn hears_workers(&mut self, now: Instant) {
+        let (mut reports, mut has_ended) = (Vec::new(), false);
+        for worker in self.workers.iter().flat_map(Workers::all) {
+            for count in 0..=REPORTS {
+                match worker.try_report() {
+                    Ok(Some(report)) => reports.push(report),
+                    Ok(None) => break,
+                    Err(_) => {
+                        has_ended = true;
+                        break;
+                    }
+                }
+                self.is_behind |= count == REPORTS;
+            }
+        }
+        for report in reports {
+            self.hears_worker(now, report);
+        }
+        if has_ended {
+            tracing::error!("a thread that moves messages between nodes has ended: anew");
+            self.workers_rest = Some(Rest::after(self.workers_rest, now, RESTS));
+            self.retire_workers();
+            self.plan.set_can_send(false);
+        }
+    }
+
+    fn hears_worker(&mut self, now: Instant, report: Report) {
+        let number = |key: TopicKey| key.0 as u32;
+        match report {
+            Report::Letter { key, node, letter, .. } => {
+                let node = NodeIdentity(node.0);
+                let Some(line) = self.lines.get(&number(key)) else { return };
+                let topic = line.facts.topic.name().to_owned();
+                self.write(node, &Letter { topic, terms: letter });
+            }
+            Report::Connected { key, node, side } => {
+                tracing::debug!(?key, %node, ?side, "a topic is connected");
+                if side == Side::Writer {
+                    self.plan.connects(now, number(key), NodeIdentity(node.0));
+                }
+            }
+            Report::Lost { key, node, side, reason } => {
+                tracing::debug!(?key, %node, ?side, %reason, "a topic's line broke");
+                if side == Side::Writer {
+                    self.plan.breaks(now, number(key), NodeIdentity(node.0));
+                }
+            }
+            Report::Behind { key, node } => self.is_behind_with(now, number(key), node.0),
+            Report::Failed { key: Some(key), node: Some(node), side, error } => {
+                tracing::error!(%error, ?key, %node, ?side, "a topic cannot go between two nodes");
+                let (number, node) = (number(key), NodeIdentity(node.0));
+                match side {
+                    Some(Side::Reader) => self.stop_receiving(number, node),
+                    Some(Side::Writer) => self.plan.refuses(number, node),
+                    None => {}
+                }
+            }
+            Report::Failed { key: Some(key), node: None, error, .. } => {
+                tracing::error!(%error, ?key, "a topic does not go to other nodes for now");
+                // Whoever publishes must not wait for what nobody takes.
+                if let Some(line) = self.lines.get_mut(&number(key)) {
+                    self.ear.ignore(number(key));
+                    line.fails(now);
+                }
+            }
+            // It ends, and others take its place.
+            Report::Failed { key: None, error, .. } => {
+                tracing::error!(%error, "an endpoint is of no use any more");
+            }
+        }
+    }
+
+    /// Sends a letter to a node, if it is there.
+    pub(super) fn write(&self, node: NodeIdentity, letter: &Letter) {
+        let Some(there) = self.nodes.get(&node) else { return };
+        if let Err(error) = self.peers.tell(node, there.session, protocol::encode(letter)) {
+            tracing::debug!(%error, %node, "a letter was not sent");
+        }
+    }
+
+    /// How long a destination may take nothing while others wait because of that: longer than it
+    /// takes to find out that its node is gone, or to remove there who is in the way.
+    pub(crate) fn patience(&self, number: u32) -> Duration {
+        let line = self.lines.get(&number);
+        let release = line.map(|line| line.facts.topic.settings().release_deadline());
+        2 * (self.options.lost_after + release.unwrap_or_default())
+    }
+
+    /// What other nodes are owed of a topic is in the way, and has been for as long as that may be.
+    pub(crate) fn is_in_the_way(&mut self, number: u32) {
+        let Some(line) = self.lines.get(&number) else { return };
+        if line.is_carried() {
+            // It knows who takes nothing.
+            self.tell(number, |worker| worker.report_behind(key(number)));
+            return;
+        }
+        let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();
+        for node in nodes {
+            self.is_behind_with(Instant::now(), number, node.0);
+        }
+    }
+
+    fn is_behind_with(&mut self, now: Instant, number: u32, node: [u8; 16]) {
+        let (node, patience) = (NodeIdentity(node), self.patience(number));
+        if self.plan.falls_behind(now, (number, node), patience) {
+            let topic = self.lines.get(&number).map(|line| line.facts.topic.name());
+            tracing::warn!(
+                topic, %node, ?patience,
+                "a node took nothing for too long while others waited: it will miss messages"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_at_the_loopback_is_reached_from_there_only() {
+        let [loopback, near, far] =
+            ["127.0.0.1", "::ffff:127.0.0.1", "10.0.0.1"].map(|it| it.parse::<IpAddr>().unwrap());
+        assert!(serves(loopback, loopback) && serves(loopback, near) && serves(far, loopback));
+        assert!(!serves(loopback, far) && !serves(near, far));
+    }
+}
