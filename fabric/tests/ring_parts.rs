@@ -78,6 +78,65 @@ fn a_message_is_put_together_from_pieces() {
 }
 
 #[test]
+fn a_message_of_no_bytes_is_put_together_from_nothing() {
+    let (domain, mut port, me) = port();
+    let options = RingOptions::new(port.endpoint(), 64 << 10).unwrap();
+    let reading = port.offer(&options).unwrap();
+    let (writing, answer) = port.accept(me, &port.terms(reading).unwrap(), 16 << 10).unwrap();
+    port.connect(reading, me, &answer).unwrap();
+    let piece = domain.register(HostMemory::zeroed(64).unwrap(), Access::WRITE).unwrap();
+    // Wherever it is said to lie.
+    for (part, at) in [(0..0, 0), (0..64, 0), (0..0, 9)] {
+        let mut message = port.begin(writing, 5, 0).unwrap();
+        let part = piece.slice(part).unwrap();
+        let end = Instant::now() + PATIENCE;
+        while !message.is_written() {
+            assert!(Instant::now() < end);
+            let _ = port.push_part(writing, &mut message, &part, at).unwrap();
+            turn(&mut port);
+        }
+        let mut view = None;
+        while view.is_none() {
+            assert!(Instant::now() < end);
+            turn(&mut port);
+            view = port.take(reading).unwrap();
+        }
+        let view = view.unwrap();
+        assert_eq!((view.len(), view.header().length, view.is_last()), (0, 0, true));
+    }
+    let mut message = port.begin(writing, 5, 1).unwrap();
+    let nothing = piece.slice(0..0).unwrap();
+    let error = port.push_part(writing, &mut message, &nothing, 0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfBounds, "its byte is nowhere");
+}
+
+/// A ring's number is given again when it is closed; its name is not.
+#[test]
+fn a_ring_that_is_gone_is_not_taken_for_one_that_has_its_number() {
+    let (_domain, mut port, _me) = port();
+    let options = RingOptions::new(port.endpoint(), 4096).unwrap();
+    let first = port.offer(&options).unwrap();
+    port.forget(first);
+    // All numbers have their turn before it is given again.
+    let number = |port: &Port, ring| port.terms(ring).unwrap().ring;
+    let mut later = port.offer(&options).unwrap();
+    while number(&port, later) != 0 {
+        port.forget(later);
+        later = port.offer(&options).unwrap();
+    }
+    assert_ne!(first, later);
+    for id in [first, later] {
+        // Not yet being closed, or none at all.
+        port.give_up(id);
+    }
+    assert!(port.receiver(later).is_ok() && port.receiver(first).is_err());
+    assert_eq!(port.close_receiver(first).unwrap_err().kind(), ErrorKind::Closed);
+    port.forget(first);
+    assert_eq!(port.rings().0, 1);
+    assert_eq!(number(&port, later), 0);
+}
+
+#[test]
 fn what_left_is_told_and_so_is_for_whom_something_happened() {
     let (domain, mut port, me) = port();
     port.keep_news();

@@ -71,6 +71,8 @@ pub struct ReceiverStatistics {
 #[derive(Debug)]
 pub struct RingReceiver {
     reader: Reader,
+    /// The epoch that it was made in: no other ring of its port was.
+    born: u32,
     form: Notify,
     memory: Arc<RingMemory>,
     /// Memory of epochs that are over: a late write may still land there.
@@ -129,6 +131,7 @@ impl RingReceiver {
     pub(super) fn with(memory: RingMemory, epoch: u32, options: &RingOptions) -> Self {
         Self {
             reader: Reader::new(memory.shape, epoch, options.watermark).after(options.whole),
+            born: epoch,
             form: options.notify,
             memory: Arc::new(memory),
             past: Vec::new(),
@@ -168,6 +171,12 @@ impl RingReceiver {
             whole: self.reader.whole(),
             lanes: lanes.collect::<Result<_>>()?,
         })
+    }
+
+    /// Tells it from others that had its number before.
+    #[inline]
+    pub(super) fn born(&self) -> u32 {
+        self.born
     }
 
     /// Who writes, once that is known.

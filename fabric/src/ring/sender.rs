@@ -191,7 +191,8 @@ impl RingSender {
     }
 
     /// The same, where `part` is what lies in the message from byte `at` on: the chunk has bytes
-    /// of it only. So a message is put together from pieces of several memories.
+    /// of it only. So a message is put together from pieces of several memories. One of no bytes
+    /// needs nothing of any of them.
     ///
     /// # Errors
     /// As [`push`](Self::push); `OutOfBounds` if the next byte to be written is not in the part.
@@ -204,6 +205,9 @@ impl RingSender {
         part: &RegionSlice,
         at: u64,
     ) -> Result<Pushed> {
+        if message.length() == 0 {
+            return self.push(endpoint, queue, message, part);
+        }
         let end = at.saturating_add(part.len() as u64);
         if !message.is_written() && !(at..end).contains(&message.written()) {
             return Err(not_in_part(message, at, end));

@@ -157,17 +157,19 @@ impl Port {
     /// number is free. Its memory is [kept](Self::quarantined) all the same: what a dead writer
     /// had sent may still be on its way through the provider.
     pub fn forget(&mut self, id: ReceiverId) {
-        let place = self.receivers.get_mut(usize::from(id.0));
+        let place = self.receivers.get_mut(usize::from(id.ring));
+        let place = place.filter(|place| place.as_ref().is_some_and(|it| it.born() == id.born));
         if let Some(receiver) = place.and_then(Option::take) {
             self.graves.rings.extend(receiver.into_graves());
         }
     }
 
     /// Gives up a ring as by [`forget`](Self::forget), if it is still being closed: its writer may
-    /// be dead without anybody having noticed.
+    /// be dead without anybody having noticed. If it is gone, that is well: one that has its number
+    /// by now stays.
     pub fn give_up(&mut self, id: ReceiverId) {
-        let place = self.receivers.get(usize::from(id.0)).and_then(Option::as_ref);
-        if place.is_some_and(|receiver| receiver.is_closing()) {
+        let place = self.receivers.get(usize::from(id.ring)).and_then(Option::as_ref);
+        if place.is_some_and(|it| it.born() == id.born && it.is_closing()) {
             self.forget(id);
         }
     }

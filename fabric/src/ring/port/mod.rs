@@ -41,9 +41,14 @@ const SLEEP: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SenderId(u16);
 
-/// A ring that this side reads.
+/// A ring that this side reads. When it is gone no other one is called so, though its number may be
+/// another's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ReceiverId(u16);
+pub struct ReceiverId {
+    ring: u16,
+    /// The epoch that it was made in, of all rings of the port.
+    born: u32,
+}
 
 /// What a turn did.
 #[derive(Debug)]
@@ -521,8 +526,8 @@ impl Port {
     /// # Errors
     /// `Closed` if there is no such ring.
     pub fn receiver(&self, id: ReceiverId) -> Result<&RingReceiver> {
-        let receiver = self.receivers.get(usize::from(id.0)).and_then(Option::as_deref);
-        receiver.filter(|receiver| !receiver.is_closing()).ok_or_else(no_ring)
+        let receiver = self.receivers.get(usize::from(id.ring)).and_then(Option::as_deref);
+        receiver.filter(|it| it.born() == id.born && !it.is_closing()).ok_or_else(no_ring)
     }
 
     /// How many rings are read and written here, with those that are being closed.
@@ -572,8 +577,8 @@ fn find(places: &mut [Option<Box<RingSender>>], place: u16) -> Result<&mut RingS
 /// A ring that is not being closed.
 #[inline]
 fn open(places: &mut [Option<Box<RingReceiver>>], id: ReceiverId) -> Result<&mut RingReceiver> {
-    match places.get_mut(usize::from(id.0)) {
-        Some(Some(receiver)) if !receiver.is_closing() => Ok(receiver),
+    match places.get_mut(usize::from(id.ring)) {
+        Some(Some(it)) if it.born() == id.born && !it.is_closing() => Ok(it),
         _ => Err(no_ring()),
     }
 }

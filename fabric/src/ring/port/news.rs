@@ -28,7 +28,10 @@ impl Port {
         let news = self.news.as_mut()?.pop_front()?;
         match news {
             News::Read(id) => {
-                if let Some(Some(receiver)) = self.receivers.get_mut(usize::from(id.0)) {
+                let place = self.receivers.get_mut(usize::from(id.ring));
+                if let Some(Some(receiver)) = place
+                    && receiver.born() == id.born
+                {
                     receiver.is_listed = false;
                 }
             }
@@ -63,6 +66,6 @@ pub(super) fn list_receiver(
         && !receiver.is_listed
     {
         receiver.is_listed = true;
-        news.push_back(News::Read(ReceiverId(ring)));
+        news.push_back(News::Read(ReceiverId { ring, born: receiver.born() }));
     }
 }

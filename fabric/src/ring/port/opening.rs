@@ -39,10 +39,11 @@ impl Port {
         self.prepare(receiver.notify())?;
         receiver.wakes(self.queue.waker());
         self.slate()?;
+        let born = receiver.born();
         put(&mut self.receivers, ring, receiver);
         self.next_ring = (ring + 1) % RINGS;
         self.is_restless = true;
-        Ok(ReceiverId(ring))
+        Ok(ReceiverId { ring, born })
     }
 
     /// Before rings of this form are opened.
