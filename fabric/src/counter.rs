@@ -99,6 +99,7 @@ impl Counter {
     /// Operations that succeeded. Reading also makes progress.
     #[must_use]
     pub fn read(&self) -> u64 {
+        let _turn = self.0.domain.closing().map(|closing| closing.turn());
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_read(self.0.handle.as_ptr()) }
     }
@@ -106,6 +107,7 @@ impl Counter {
     /// Operations that failed.
     #[must_use]
     pub fn read_errors(&self) -> u64 {
+        let _turn = self.0.domain.closing().map(|closing| closing.turn());
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
     }

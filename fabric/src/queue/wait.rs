@@ -9,9 +9,8 @@
 
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::Arc;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
@@ -338,7 +337,9 @@ impl CompletionQueue {
         !has_news && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
     }
 
-    /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome.
+    /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome. Where queues of a domain
+    /// have to be read one after the other, it sleeps on the queue's descriptor instead, and
+    /// holds nobody up.
     ///
     /// # Errors
     /// A failed operation; `DeadlineExceeded`; `NotSupported` for a queue that
@@ -357,12 +358,25 @@ impl CompletionQueue {
         const INTERRUPTED: isize = -(sys::FI_EINTR as isize);
         const TIME_OVER: isize = -(sys::FI_ETIMEDOUT as isize);
         let deadline = Deadline::after(timeout);
+        let late = || {
+            let detail = format!("nothing within {timeout:?}");
+            Error::new(ErrorKind::DeadlineExceeded, "fi_cq_sread", detail)
+        };
+        if self.takes_turns {
+            let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
+            let mut fruitless = 0;
+            while !deadline.has_passed() {
+                self.sleep(&deadline, &mut backoff, &mut fruitless, false);
+                if let Some(outcome) = self.poll_fresh() {
+                    return outcome;
+                }
+            }
+            return Err(self.unsolicited(self.shared.domain.blame(late())));
+        }
         loop {
             let left = deadline.left().as_millis();
             let milliseconds = i32::try_from(left).unwrap_or(i32::MAX);
             let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
-            let shared = Arc::clone(&self.shared);
-            let turn = shared.domain.closing().map(|closing| closing.turn());
             // SAFETY: room for BATCH entries.
             let got = unsafe {
                 if self.tells_source {
@@ -372,7 +386,6 @@ impl CompletionQueue {
                     sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), milliseconds)
                 }
             };
-            drop(turn);
             self.fill(usize::try_from(got).unwrap_or(0));
             // Entries, failures to be read, and a queue that is broken.
             if let Some(outcome) = self.poll_fresh() {
@@ -381,11 +394,7 @@ impl CompletionQueue {
             let error = match got {
                 // A signal; or only ends of operations that nobody waits for any more.
                 INTERRUPTED | FAILURE | 1.. if !deadline.has_passed() => continue,
-                INTERRUPTED | FAILURE | NOTHING | TIME_OVER | 0.. => Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    "fi_cq_sread",
-                    format!("nothing within {timeout:?}"),
-                ),
+                INTERRUPTED | FAILURE | NOTHING | TIME_OVER | 0.. => late(),
                 code => Error::from_code("fi_cq_sread", code as i64),
             };
             return Err(self.unsolicited(self.shared.domain.blame(error)));
