@@ -155,7 +155,6 @@ impl Error {
         error.with(path.display())
     }
 
-    /// The same failure, of another kind.
     /// Why, in a few words.
     pub(crate) fn reason(&self) -> String {
         match &self.0.cause {
@@ -164,6 +163,7 @@ impl Error {
         }
     }
 
+    /// The same failure, of another kind.
     pub(crate) fn and_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self

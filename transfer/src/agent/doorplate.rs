@@ -93,6 +93,11 @@ fn lock(file: File) -> io::Result<Flock<File>> {
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error.into())
 }
 
+/// Locked against its owner alone, who would have to be dead.
+fn share(file: File) -> io::Result<Flock<File>> {
+    Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|(_, error)| error.into())
+}
+
 /// Is it this file that lies there, and not another?
 fn is_at(path: &Path, file: &Metadata) -> bool {
     fs::symlink_metadata(path)
@@ -153,8 +158,10 @@ pub(super) fn examine(socket: &Path) -> io::Result<Found> {
             return Ok(Found::Strange("its card is not a file of this user"));
         }
         // Fails if the agent lives, on another machine of a shared file system too, where its
-        // socket refuses everybody.
-        let file = match lock(OpenOptions::new().read(true).write(true).open(&path)?) {
+        // socket refuses everybody. It alone has a lock that others cannot share: whoever looks
+        // whether it lives shares theirs, and does not pass for it. None can come to life meanwhile,
+        // which would need the lock of the directory.
+        let file = match share(OpenOptions::new().read(true).write(true).open(&path)?) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Ok(Found::Alive("its card is locked, by a process that lives"));
             }
@@ -204,7 +211,7 @@ pub(super) fn was_left_behind(socket: &Path) -> bool {
     let Ok(file) = OpenOptions::new().read(true).custom_flags(flags).open(&path) else {
         return false;
     };
-    Flock::lock(file, FlockArg::LockSharedNonblock).is_ok_and(|file| {
+    share(file).is_ok_and(|file| {
         file.metadata().is_ok_and(|locked| locked.is_file() && is_at(&path, &locked))
     })
 }
@@ -234,5 +241,23 @@ mod tests {
         for name in [&long, &dotted, &upper, short, "agent-", "card", "", "agent-é"] {
             assert_eq!(agent_of(name), None, "{name}");
         }
+    }
+    #[test]
+    fn who_only_looks_is_not_taken_for_the_agent() {
+        let directory = std::env::temp_dir().join(format!("doorplate-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let socket = socket_of(&directory, [0x5a; 16]);
+        let card = socket.with_extension(CARD);
+        let is_dead = || matches!(examine(&socket).unwrap(), Found::Dead(..));
+        fs::write(&card, b"a card").unwrap();
+        let looking = share(File::open(&card).unwrap()).unwrap();
+        assert!(is_dead(), "somebody looks, and the agent is dead all the same");
+        assert!(was_left_behind(&socket));
+        drop(looking);
+        let owner = lock(OpenOptions::new().write(true).open(&card).unwrap()).unwrap();
+        assert!(!is_dead() && !was_left_behind(&socket), "it lives");
+        drop(owner);
+        assert!(is_dead());
+        fs::remove_dir_all(&directory).unwrap();
     }
 }
