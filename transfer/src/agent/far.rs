@@ -4,8 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::Block;
-
 use super::card::AgentCard;
 use super::company::Company;
 use super::events::Event;
@@ -16,7 +14,7 @@ use super::peer::{CONNECT, Peer, Tie};
 use super::route::{Inner as Joined, Means};
 use super::track::{Track, registration, share_out};
 use super::{Agent, REST};
-use crate::blocks::Blocks;
+use crate::blocks::{Blocks, Share};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fabric, Operation, Registration};
 use crate::rail::{Bytes, Command, Move, Rail, Report, Target, is_reachable};
@@ -300,7 +298,7 @@ impl Agent {
         let mut notice = ticket.notice.take_if(|_| is_far);
         *self.far.under_way.entry(ticket.peer).or_default() += 1;
         let open = || tracks.iter().filter(|track| self.far.is_open(track));
-        let shares = share_out(blocks.each(), open().count());
+        let shares = share_out(blocks, open().count());
         let busy: Vec<_> = open().zip(shares).filter(|(_, blocks)| !blocks.is_empty()).collect();
         if busy.is_empty() {
             let detail = "it is not there by any rail that the regions were joined by";
@@ -323,7 +321,7 @@ impl Agent {
         track: &Track,
         operation: Operation,
         joined: &Arc<Joined>,
-        blocks: VecDeque<Block>,
+        blocks: Share,
         (ticket, notice): (Ticket, Option<Notice>),
     ) {
         let here = match track.here(&joined.local) {

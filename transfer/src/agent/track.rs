@@ -1,10 +1,9 @@
 //! What a rail has to do with a route: where the bytes are for it, and which of them it carries.
 
-use std::collections::VecDeque;
-
 use gpu::Block;
 
 use super::route::JOIN;
+use crate::blocks::{Blocks, Share};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Registration;
 use crate::rail::{Here, There, is_reachable};
@@ -42,10 +41,19 @@ impl Track {
     }
 }
 
-/// Which rail copies which blocks: long ones are cut, short ones go to who has least.
-pub(super) fn share_out(blocks: impl Iterator<Item = Block>, rails: usize) -> Vec<VecDeque<Block>> {
-    let mut shares = vec![(0_u64, VecDeque::new()); rails];
-    for block in blocks {
+/// Which rail copies which blocks: long ones are cut, short ones go to who has least. Of short rows
+/// each has so many that lie one behind the other; they are counted off and not listed.
+pub(super) fn share_out(blocks: Blocks<'_>, rails: usize) -> Vec<Share> {
+    if let Some(rows) = blocks.rows().filter(|rows| rows.row_bytes() < WORTH_SPLITTING) {
+        let begin = |rail: usize| {
+            let begin = (u128::from(rows.count()) * rail as u128).div_ceil(rails as u128);
+            // Not above the count.
+            begin as u64
+        };
+        return (0..rails).map(|rail| rows.some(begin(rail)..begin(rail + 1)).into()).collect();
+    }
+    let mut shares = vec![(0_u64, Share::default()); rails];
+    for block in blocks.each() {
         let parts = if block.length >= WORTH_SPLITTING { rails as u64 } else { 1 };
         for part in 0..parts {
             let start = block.length / parts * part;
@@ -53,7 +61,7 @@ pub(super) fn share_out(blocks: impl Iterator<Item = Block>, rails: usize) -> Ve
                 if part + 1 == parts { block.length } else { block.length / parts * (part + 1) };
             let Some(share) = shares.iter_mut().min_by_key(|(bytes, _)| *bytes) else { break };
             share.0 += end - start;
-            share.1.push_back(Block {
+            share.1.push(Block {
                 to: block.to + start,
                 from: block.from + start,
                 length: end - start,
@@ -82,6 +90,7 @@ pub(super) fn registration(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Strided;
 
     #[test]
     fn a_provider_that_takes_memory_of_devices_is_not_believed() {
@@ -97,10 +106,10 @@ mod tests {
         let many: Vec<_> = (0..100).map(|n| block(n << 20, 1 << 16)).collect();
         let one = [block(0, (64 << 20) + 1)];
         for (blocks, rails) in [(&many[..], 3), (&one[..], 3), (&one[..], 1), (&many[..1], 4)] {
-            let shares = share_out(blocks.iter().copied(), rails);
+            let shares = share_out(blocks.into(), rails);
             assert_eq!(shares.len(), rails);
             let bytes: Vec<u64> =
-                shares.iter().map(|share| share.iter().map(|b| b.length).sum()).collect();
+                shares.iter().map(|share| share.clone().map(|block| block.length).sum()).collect();
             let all: u64 = blocks.iter().map(|block| block.length).sum();
             assert_eq!(bytes.iter().sum::<u64>(), all);
             if blocks.len() >= rails {
@@ -115,5 +124,27 @@ mod tests {
                 ends = part.to + part.length;
             }
         }
+    }
+    /// As many as no memory has room for, if they were listed.
+    #[test]
+    fn rows_are_shared_out_without_a_list_of_them() {
+        let count = (1 << 56) + 1;
+        let rows = Strided::rows(count, 8, 0, 64).unwrap();
+        let shares = share_out((&rows).into(), 3);
+        let firsts: Vec<_> = shares.iter().map(|share| share.clone().next().unwrap().to).collect();
+        let third = count / 3 + 1;
+        assert_eq!(firsts, [0, 64 * third, 64 * 2 * third]);
+        for (rails, lengths) in [(1, &[5][..]), (2, &[3, 2]), (4, &[2, 1, 1, 1]), (0, &[])] {
+            let rows = Strided::rows(5, 8, 16, 64).unwrap();
+            let shares = share_out((&rows).into(), rails);
+            let counts: Vec<_> = shares.iter().map(|share| share.clone().count()).collect();
+            assert_eq!(counts, lengths);
+            let all: Vec<_> = shares.into_iter().flatten().collect();
+            assert!(rails == 0 || all == rows.iter().collect::<Vec<_>>());
+        }
+        // Long ones are cut.
+        let rows = Strided::rows(3, 16 << 20, 32 << 20, 64 << 20).unwrap();
+        let shares = share_out((&rows).into(), 2);
+        assert!(shares.into_iter().all(|share| share.count() == 3));
     }
 }

@@ -1,8 +1,11 @@
 //! What is moved in one request: a list of blocks, or rows at regular distances.
 
+mod share;
 mod strided;
 
 use gpu::Block;
+
+pub(crate) use share::Share;
 
 pub use strided::{InArray, MOST_STRIDES, Rows, Strided};
 
@@ -100,6 +103,14 @@ impl<'a> Blocks<'a> {
 
     pub(crate) fn is_empty(self) -> bool {
         matches!(self.0, Kind::List([]))
+    }
+
+    /// What describes them, if they are no list.
+    pub(crate) fn rows(self) -> Option<&'a Strided> {
+        match self.0 {
+            Kind::List(_) => None,
+            Kind::Strided(strided) => Some(strided),
+        }
     }
 
     /// The only one, if there is only one.

@@ -1,6 +1,7 @@
 //! Rows at regular distances, at either end at its own: planes and halos of arrays.
 
 use std::iter::FusedIterator;
+use std::ops::Range;
 
 use gpu::Block;
 
@@ -255,6 +256,25 @@ impl Strided {
     #[must_use]
     pub fn iter(&self) -> Rows {
         Rows { of: *self, at: [0; MOST_STRIDES], to: self.to, from: self.from, left: self.count }
+    }
+
+    /// Some of its rows, by their numbers.
+    pub(crate) fn some(&self, numbers: Range<u64>) -> Rows {
+        let end = numbers.end.min(self.count);
+        let mut rows = Rows { left: end.saturating_sub(numbers.start), ..self.iter() };
+        let mut number = numbers.start;
+        for (at, stride) in rows.at.iter_mut().zip(&self.strides) {
+            *at = number % stride.count;
+            number /= stride.count;
+            rows.to += *at * stride.to;
+            rows.from += *at * stride.from;
+        }
+        rows
+    }
+
+    /// Bytes of one row.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.row
     }
 
     /// How many rows it has.

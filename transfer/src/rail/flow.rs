@@ -1,9 +1,8 @@
 //! A transfer, cut into chunks, and what is done with each: without a clock, a fabric or a device.
 
-use std::collections::VecDeque;
-
 use gpu::Block;
 
+use crate::blocks::Share;
 use crate::path::Operation;
 
 /// What is done with a chunk, one after the other.
@@ -65,17 +64,15 @@ pub(super) struct Part {
 #[derive(Debug)]
 pub(super) struct Flow {
     pub(super) course: Course,
-    blocks: VecDeque<Block>,
+    blocks: Share,
     longest: u64,
     under_way: u32,
     is_given_up: bool,
 }
 
 impl Flow {
-    pub(super) fn new(course: Course, blocks: VecDeque<Block>, longest: u64) -> Self {
-        let mut flow = Self { course, blocks, longest, under_way: 0, is_given_up: false };
-        flow.blocks.retain(|block| block.length > 0);
-        flow
+    pub(super) fn new(course: Course, blocks: Share, longest: u64) -> Self {
+        Self { course, blocks, longest, under_way: 0, is_given_up: false }
     }
 
     /// Is there a part that has not begun?
@@ -117,11 +114,11 @@ impl Flow {
             Operation::Put => Block { from: here, to: there, length },
             Operation::Get => Block { from: there, to: here, length },
         };
-        self.blocks.push_back(block);
+        self.blocks.push(block);
     }
 
     /// What was not moved, of one that is over.
-    pub(super) fn take_rest(&mut self) -> VecDeque<Block> {
+    pub(super) fn take_rest(&mut self) -> Share {
         std::mem::take(&mut self.blocks)
     }
 
@@ -170,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_is_given_up_begins_nothing_more_and_is_over_when_the_rest_is() {
-        let blocks = VecDeque::from([Block { to: 0, from: 0, length: 10 }]);
+        let blocks = Share::from_iter([Block { to: 0, from: 0, length: 10 }]);
         let mut flow = Flow::new(course(Operation::Put, false, false), blocks, 4);
         flow.begin().unwrap();
         flow.begin().unwrap();
@@ -192,9 +189,9 @@ mod tests {
             is_get: bool,
         ) {
             let mut at = 0;
-            let mut blocks = VecDeque::new();
+            let mut blocks = Share::default();
             for length in &lengths {
-                blocks.push_back(Block { to: 7 + at, from: 1000 + at, length: *length });
+                blocks.push(Block { to: 7 + at, from: 1000 + at, length: *length });
                 at += length;
             }
             let operation = if is_get { Operation::Get } else { Operation::Put };
@@ -228,9 +225,9 @@ mod tests {
             is_get: bool,
         ) {
             let mut at = 0;
-            let mut blocks = VecDeque::new();
+            let mut blocks = Share::default();
             for length in &lengths {
-                blocks.push_back(Block { to: 7 + at, from: 1000 + at, length: *length });
+                blocks.push(Block { to: 7 + at, from: 1000 + at, length: *length });
                 at += length;
             }
             let operation = if is_get { Operation::Get } else { Operation::Put };

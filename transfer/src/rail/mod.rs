@@ -33,9 +33,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fabric::{Capabilities, Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
-use gpu::{Block, Memory};
+use gpu::Memory;
 
 use crate::agent::{FabricAddress, Home, Joined, Notice, Ticket};
+use crate::blocks::Share;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 use crate::region::Buffer;
@@ -108,7 +109,7 @@ pub(crate) struct Bytes {
     pub(crate) operation: Operation,
     pub(crate) here: Here,
     pub(crate) there: There,
-    pub(crate) blocks: VecDeque<Block>,
+    pub(crate) blocks: Share,
     /// Kept until the last byte has moved, and what another rail goes on with.
     pub(crate) joined: Arc<Joined>,
 }

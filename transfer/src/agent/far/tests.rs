@@ -4,6 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, EndpointKind, Offer, Query};
+use gpu::Block;
 
 use crate::path::{Policy, rails_back, rails_lost};
 use crate::{Agent, AgentOptions, Event, HostBuffer, Notice, PeerId, Region, Rights, Route, Token};
