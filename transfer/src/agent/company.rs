@@ -60,6 +60,17 @@ impl Company {
         self.found(from, rail, Missing::Visit(visit), label, tell);
     }
 
+    /// Is this session of a guest not over?
+    pub(super) fn is_here(&self, rail: usize, session: u64) -> bool {
+        self.visits.contains_key(&(rail, session))
+    }
+
+    /// All sessions of guests by a rail.
+    pub(super) fn sessions_by(&self, rail: usize) -> Vec<u64> {
+        let by_it = self.visits.keys().filter(|(by, _)| *by == rail);
+        by_it.map(|(_, session)| *session).collect()
+    }
+
     /// A session of a guest is over: it said so, or why it was lost.
     pub(super) fn gone(
         &mut self,

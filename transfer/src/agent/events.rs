@@ -36,7 +36,7 @@ pub enum Event {
         is_dead: bool,
     },
     /// One of the fabrics between this agent and another one is lost. The others go on, and it is
-    /// tried again.
+    /// tried again. If it was the last by which the other one visits, it has [left](Self::Left), too.
     RailLost {
         /// Identity of the other one.
         with: [u8; 16],
@@ -48,7 +48,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// It is back, and carries bytes again.
+    /// It is back, and carries bytes again. That is not told of one that has [left](Self::Left): it
+    /// has [joined](Self::Joined) when it comes again, by whichever rails.
     RailBack {
         /// Identity of the other one.
         with: [u8; 16],

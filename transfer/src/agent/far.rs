@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::card::AgentCard;
 use super::company::Company;
 use super::events::Event;
+use super::given::Given;
 use super::lane::Ticket;
 use super::notice::Notice;
 use super::operations::Token;
@@ -29,11 +30,16 @@ const TOLD: u64 = 16;
 /// Where several rails lead to a peer, the others may take so long behind the first.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
 
-/// What is known of a region by a link.
+/// As often a transfer goes on with another rail when one was lost with it. What is given back each time
+/// has something about it that no rail carries.
+const MOST_LOSSES: u32 = 64;
+
+/// What is known of a region by a link, if it is not withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
+    /// It is not there now, or it is not known yet.
+    Asked,
     Open,
-    Withdrawn,
 }
 
 #[derive(Debug)]
@@ -56,6 +62,7 @@ pub(super) struct Link {
     pub(super) state: State,
     /// Somebody waits until it is met, and says then what is to be said of it.
     pub(super) is_awaited: bool,
+    /// Regions that were asked for. One that is not among them any more was withdrawn.
     pub(super) regions: HashMap<u64, Standing>,
 }
 
@@ -88,6 +95,7 @@ pub(super) struct Far {
     /// Requests that are waited for, and their answers.
     pub(super) asked: HashMap<u64, Option<Result<()>>>,
     shared: HashMap<Token, Shared>,
+    given: Given,
     /// Operations under way, by peer.
     under_way: HashMap<u32, usize>,
     taken: HashMap<(usize, u64), u64>,
@@ -96,7 +104,7 @@ pub(super) struct Far {
     pub(super) company: Company,
     /// The peer that is being joined with, and what is done with it meanwhile.
     joining: Option<u32>,
-    postponed: Vec<Report>,
+    postponed: Vec<(usize, Report)>,
     reports: VecDeque<Report>,
     /// Guests that are gone, by rail.
     gone: Vec<(usize, Report)>,
@@ -205,8 +213,7 @@ impl Far {
         let (mut has_any, mut why) = (false, None);
         for link in links {
             let Some(link) = self.links.get(&link) else { continue };
-            let standing = region.and_then(|region| link.regions.get(&region));
-            if standing == Some(&Standing::Withdrawn) {
+            if region.is_some_and(|region| !link.regions.contains_key(&region)) {
                 return Some((ErrorKind::Stale, "the region was withdrawn".to_owned()));
             }
             match &link.state {
@@ -249,6 +256,10 @@ impl Far {
 
     /// The agent took a notice that came by a rail.
     pub(super) fn has_taken(&mut self, rail: usize, session: u64) {
+        if !self.company.is_here(rail, session) {
+            // It does not send more.
+            return;
+        }
         let taken = self.taken.entry((rail, session)).or_default();
         *taken += 1;
         if *taken >= TOLD {
@@ -278,9 +289,8 @@ impl Agent {
     pub(super) fn put_back(&mut self, number: u32, peer: Peer) {
         self.peers.insert(number, peer);
         self.far.joining = None;
-        for report in std::mem::take(&mut self.far.postponed) {
-            // Which rail it was does not matter for what is postponed.
-            self.take_note(0, report);
+        for (rail, report) in std::mem::take(&mut self.far.postponed) {
+            self.take_note(rail, report);
         }
     }
 
@@ -311,7 +321,7 @@ impl Agent {
         }
         for (track, blocks) in busy {
             let ticket = ticket.clone();
-            self.move_by(track, operation, joined, blocks, (ticket, notice.take()));
+            self.move_by(track, operation, joined, (blocks, 0), (ticket, notice.take()));
         }
     }
 
@@ -321,7 +331,7 @@ impl Agent {
         track: &Track,
         operation: Operation,
         joined: &Arc<Joined>,
-        blocks: Share,
+        (blocks, losses): (Share, u32),
         (ticket, notice): (Ticket, Option<Notice>),
     ) {
         let here = match track.here(&joined.local) {
@@ -329,16 +339,17 @@ impl Agent {
             Err(error) => return self.rail_is_done(ticket, Err(error)),
         };
         let (link, there, joined) = (track.link, track.there.clone(), Arc::clone(joined));
-        let bytes = Some(Bytes { operation, here, there, blocks, joined });
+        let bytes = Some(Bytes { operation, here, there, blocks, losses, joined });
         self.give(Move { link, ticket, notice, bytes });
     }
 
     fn give(&mut self, told: Move) {
         let (link, ticket) = (told.link, &told.ticket);
-        if !self.far.links.contains_key(&link) {
+        let Some(rail) = self.far.links.get(&link).map(|link| link.rail) else {
             let left = Error::new("transfer", ErrorKind::Closed, "it was left");
             return self.rail_is_done(ticket.clone(), Err(left));
-        }
+        };
+        self.far.given.give(rail, ticket);
         self.far.tell(link, Command::Move(Box::new(told)));
     }
 
@@ -346,7 +357,7 @@ impl Agent {
     fn go_on_with(&mut self, told: Move, why: &str) {
         let Move { link: lost, ticket, notice, bytes } = told;
         let closed = || Error::new("transfer", ErrorKind::Closed, why);
-        let Some(Bytes { operation, blocks, joined, .. }) = bytes else {
+        let Some(Bytes { operation, blocks, losses, joined, .. }) = bytes else {
             return match (self.speaker(ticket.peer), notice) {
                 (Some(link), Some(notice)) if link != lost => {
                     self.give(Move { link, ticket, notice: Some(notice), bytes: None });
@@ -355,6 +366,9 @@ impl Agent {
             };
         };
         let Means::Rails(tracks) = &joined.means else { return };
+        if losses >= MOST_LOSSES {
+            return self.rail_is_done(ticket, Err(closed()));
+        }
         let open = || {
             let others = tracks.iter().filter(|track| track.link != lost);
             others.filter(|track| self.far.is_open(track))
@@ -364,11 +378,12 @@ impl Agent {
             return self.rail_is_done(ticket, Err(closed()));
         };
         self.far.turn = turn.wrapping_add(1);
-        self.move_by(track, operation, &joined, blocks, (ticket, notice));
+        self.move_by(track, operation, &joined, (blocks, losses + 1), (ticket, notice));
     }
 
     /// By which link a peer is told things: the same one as before as long as that is there, so that
-    /// it hears them in order.
+    /// it hears them in order. When it is lost, what it had not sent yet may come behind what is said
+    /// by the next one.
     fn speaker(&mut self, peer: u32) -> Option<u32> {
         let peer = self.peers.get_mut(&peer)?;
         let is_up = |link: &u32| self.far.is_up(*link);
@@ -401,6 +416,7 @@ impl Agent {
             self.far.rails[rail].reports(&mut reports);
             for report in reports.drain(..) {
                 has_any = true;
+                self.far.given.hear(rail, &report);
                 match report {
                     // By another rail it may have come meanwhile, and did not leave then.
                     Report::Gone { .. } => self.far.gone.push((rail, report)),
@@ -443,10 +459,20 @@ impl Agent {
                 }
                 Command::Move(told) => {
                     let why = "the rail's thread has ended".to_owned();
-                    self.take_note(rail, Report::Stranded { told, why });
+                    let report = Report::Stranded { told, why };
+                    self.far.given.hear(rail, &report);
+                    self.take_note(rail, report);
                 }
                 _ => {}
             }
+        }
+        // It ended in the middle of something: what is left nobody will tell of.
+        for ticket in self.far.given.take(rail) {
+            self.take_note(rail, Report::Done { ticket, outcome: Err(why()) });
+        }
+        for session in self.far.company.sessions_by(rail) {
+            let lost = Some(why().reason());
+            self.far.gone.push((rail, Report::Gone { session, lost }));
         }
     }
 
@@ -475,9 +501,11 @@ impl Agent {
                         Ok(()) => drop(link.regions.insert(region, Standing::Open)),
                         // It was there, and is gone.
                         Err(error) if request == 0 && error.kind() == ErrorKind::Stale => {
-                            link.regions.insert(region, Standing::Withdrawn);
+                            link.regions.remove(&region);
                         }
-                        Err(_) if request == 0 => drop(link.regions.remove(&region)),
+                        Err(_) if request == 0 => {
+                            link.regions.insert(region, Standing::Asked);
+                        }
                         Err(_) => {}
                     }
                 }
@@ -487,22 +515,23 @@ impl Agent {
                 }
             }
             Report::Done { ref ticket, .. } if self.far.joining == Some(ticket.peer) => {
-                self.far.postponed.push(report);
+                self.far.postponed.push((rail, report));
             }
             Report::Stranded { ref told, .. } if self.far.joining == Some(told.ticket.peer) => {
-                self.far.postponed.push(report);
+                self.far.postponed.push((rail, report));
             }
             Report::Done { ticket, outcome } => self.rail_is_done(ticket, outcome),
             Report::Stranded { told, why } => self.go_on_with(*told, &why),
             Report::Withdrawn { link, region } => {
                 if let Some(link) = self.far.links.get_mut(&link) {
-                    link.regions.insert(region, Standing::Withdrawn);
+                    link.regions.remove(&region);
                 }
             }
             Report::Came { session, from, visit, label } => {
                 self.far.company.came(rail, session, (from, visit), label, &mut tell);
             }
             Report::Gone { session, lost } => {
+                self.far.taken.remove(&(rail, session));
                 self.far.company.gone(rail, session, lost, &mut tell);
             }
             Report::Notice { session, from, notice } => {

@@ -1,11 +1,12 @@
 //! Getting to know peers by rails, and joining with them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::Agent;
-use super::far::{Far, GRACE, Link, State};
+use super::far::{Far, GRACE, Link, Standing, State};
 use super::peer::{CONNECT, Peer};
 use super::route::{JOIN, Means};
 use super::track::Track;
@@ -25,6 +26,10 @@ impl Agent {
     /// lead there now are tried again by themselves, if any does.
     pub(super) fn meet_far(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
         self.hear();
+        if peer.card.identity == self.home.identity {
+            let detail = "it is this agent itself, which does not visit itself by a fabric";
+            return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
+        }
         if peer.links.iter().any(|link| self.far.is_up(*link)) {
             return Ok(());
         }
@@ -193,7 +198,14 @@ impl Agent {
         end: Instant,
     ) -> Result<()> {
         self.far.asked.clear();
+        let mut new = Vec::new();
         for (link, stages) in links {
+            if let Some(known) = self.far.links.get_mut(link)
+                && let Entry::Vacant(place) = known.regions.entry(remote.number)
+            {
+                place.insert(Standing::Asked);
+                new.push(*link);
+            }
             self.far.next_request += 1;
             let (request, region, ticket) = (self.far.next_request, remote.number, remote.ticket);
             self.far.asked.insert(request, None);
@@ -211,13 +223,26 @@ impl Agent {
         for (_, answer) in answers {
             match answer {
                 Some(Ok(())) => is_open = true,
-                Some(Err(error)) if error.kind() == ErrorKind::Stale => return Err(error),
+                Some(Err(error)) if error.kind() == ErrorKind::Stale => {
+                    (is_open, failure) = (false, Some(error));
+                    break;
+                }
                 Some(Err(error)) => drop(failure.get_or_insert(error)),
                 None => {}
             }
         }
+        if is_open {
+            return Ok(());
+        }
+        // There will be no route that has it.
+        for link in new {
+            if let Some(known) = self.far.links.get_mut(&link)
+                && known.regions.get(&remote.number) == Some(&Standing::Asked)
+            {
+                known.regions.remove(&remote.number);
+            }
+        }
         let detail = "it does not answer by the fabric";
-        let late = || Error::new(JOIN, ErrorKind::DeadlineExceeded, detail);
-        if is_open { Ok(()) } else { Err(failure.unwrap_or_else(late)) }
+        Err(failure.unwrap_or_else(|| Error::new(JOIN, ErrorKind::DeadlineExceeded, detail)))
     }
 }

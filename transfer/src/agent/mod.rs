@@ -9,6 +9,7 @@ mod doorplate;
 mod events;
 mod explain;
 mod far;
+mod given;
 mod home;
 mod lane;
 mod leftovers;

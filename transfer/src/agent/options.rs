@@ -82,7 +82,7 @@ impl AgentOptions {
     }
 
     /// A peer that is reached by a fabric and was not heard of for so long is lost; five seconds,
-    /// otherwise. It is asked whether it is there several times before.
+    /// otherwise, and a year at most. It is asked whether it is there several times before.
     #[must_use]
     pub fn lost_after(mut self, time: Duration) -> Self {
         self.rails.lost_after = time;

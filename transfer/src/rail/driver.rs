@@ -1,6 +1,6 @@
 //! The thread of a rail: it owns the endpoint, posts, polls, and passes on what it hears.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,6 +23,7 @@ use super::staging::{Copies, Slots};
 use super::{Command, Report, START, Settings, Shared, lock};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::HostBuffer;
 
 /// Messages that can be on their way to us before we look.
 const RECEIVES: usize = 64;
@@ -38,6 +39,8 @@ const SHORT: Duration = Duration::from_micros(50);
 const EAGER: Duration = Duration::from_micros(200);
 /// And where nothing is, but somebody was heard of just now.
 const WAKEFUL: Duration = Duration::from_micros(50);
+/// The longest that it may take until a peer is lost: with more, times would lie where no clock gets.
+const LONGEST_SILENCE: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Who a message is for, or is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Party {
@@ -69,6 +72,8 @@ pub(super) struct Driver {
     /// What is being done of what the agent told.
     told: VecDeque<Command>,
     failures: u32,
+    #[cfg(test)]
+    is_broken: bool,
     next_look: Instant,
     pub(super) next_rouse: Instant,
     /// A guest has asked for it.
@@ -81,6 +86,8 @@ pub(super) struct Driver {
     pub(super) links: HashMap<u32, Link>,
     /// Peers that are not there, and are tried again.
     pub(super) away: HashMap<u32, Away>,
+    /// Those that were left, by session: they are told so when nothing is under way any more.
+    pub(super) leaving: HashMap<u64, Peer>,
     pub(super) moves: BTreeMap<u64, Moving>,
     pub(super) flying: HashMap<u64, Flying>,
     /// Of those, what found no room in the provider's queue.
@@ -98,8 +105,10 @@ pub(super) struct Driver {
     pub(super) guests: HashMap<u64, Guest>,
     pub(super) errands: HashMap<u64, Errand>,
     pub(super) retiring: HashMap<u64, Retiring>,
-    /// What guests left that may still be written to, and until when it is kept.
-    pub(super) left_behind: VecDeque<(Instant, Retiring)>,
+    /// Slots of guests that are gone, and regions that were withdrawn, which those may still write
+    /// to, and until when they are kept.
+    pub(super) left_behind: VecDeque<(Instant, (MemoryRegion, HostBuffer))>,
+    pub(super) kept_regions: HashMap<u64, (Instant, Retiring)>,
     /// Regions that guests had opened which are gone, the same.
     pub(super) haunted: HashMap<u64, Instant>,
 }
@@ -150,14 +159,17 @@ impl Driver {
             peers: HashMap::new(),
             told: VecDeque::new(),
             failures: 0,
+            #[cfg(test)]
+            is_broken: false,
             next_look: Instant::now(),
             next_rouse: Instant::now(),
             awake_until: Instant::now(),
-            lost_after: settings.lost_after,
+            lost_after: settings.lost_after.min(LONGEST_SILENCE),
             aside: Aside::start(&shared)?,
             next_number: 1,
             links: HashMap::new(),
             away: HashMap::new(),
+            leaving: HashMap::new(),
             moves: BTreeMap::new(),
             flying: HashMap::new(),
             unposted: VecDeque::new(),
@@ -171,6 +183,7 @@ impl Driver {
             errands: HashMap::new(),
             retiring: HashMap::new(),
             left_behind: VecDeque::new(),
+            kept_regions: HashMap::new(),
             haunted: HashMap::new(),
         };
         for buffer in 0..RECEIVES {
@@ -294,6 +307,9 @@ impl Driver {
         if owes {
             self.say(party, &Message::Pong { number: 0 });
         }
+        if let Party::Guest(session) = party {
+            self.go_on_withdrawing(session);
+        }
     }
 
     fn hear(&mut self, party: Party, session: u64, message: Message) {
@@ -387,6 +403,11 @@ impl Driver {
                 #[cfg(test)]
                 Command::Fail => self.failures = MOST_FAILURES,
                 #[cfg(test)]
+                Command::Break => {
+                    self.is_broken = true;
+                    panic!("asked for by a test");
+                }
+                #[cfg(test)]
                 Command::Hold(until) => drop(until.recv()),
             }
         }
@@ -412,7 +433,9 @@ impl Driver {
         let _end = End { shared: Arc::clone(&self.shared), home: Arc::clone(&self.home) };
         let ran = catch_unwind(AssertUnwindSafe(|| self.run()));
         if ran.is_err() || !self.shared.is_over.load(Ordering::Acquire) {
-            self.give_all_up();
+            // What is left of a panic may lead to the next one. What is not told then the agent sees
+            // by itself: it knows what it gave to whom.
+            let _ = catch_unwind(AssertUnwindSafe(|| self.give_all_up()));
         }
         lock(&self.shared.own).end();
         // What the fabric has yet ends with the endpoint.
@@ -421,6 +444,8 @@ impl Driver {
 
     /// Nothing more comes of this rail: others may go on with what can be gone on with.
     fn give_all_up(&mut self) {
+        #[cfg(test)]
+        assert!(!self.is_broken, "asked for by a test");
         let why = "the rail's thread has ended";
         let links: Vec<_> = self.links.keys().copied().collect();
         links.into_iter().for_each(|link| self.give_up_link(link, why));
@@ -437,32 +462,38 @@ impl Driver {
         }
     }
 
-    fn run(&mut self) {
+    /// Looks at everything once. True if anything happened. What was copied is in a list that is
+    /// empty otherwise.
+    pub(super) fn turn(&mut self, copied: &mut Vec<(u64, Result<()>)>) -> bool {
         /// Outcomes between two looks at everything else.
         const BATCH: usize = 64;
+        let mut has_moved = self.commands();
+        self.flush();
+        for _ in 0..BATCH {
+            let Some(outcome) = self.queue.poll() else { break };
+            self.heard(outcome);
+            has_moved = true;
+        }
+        self.copies.look(copied);
+        for (number, outcome) in copied.drain(..) {
+            has_moved = true;
+            if self.errands.contains_key(&number) {
+                self.errand_is_over(number, outcome);
+            } else {
+                self.stage_is_over(number, outcome);
+            }
+        }
+        has_moved |= self.advance();
+        self.rouse_hosts();
+        self.look_after();
+        has_moved
+    }
+
+    fn run(&mut self) {
         let mut copied = Vec::new();
         let mut moved = Instant::now();
         while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MOST_FAILURES {
-            let mut has_moved = self.commands();
-            self.flush();
-            for _ in 0..BATCH {
-                let Some(outcome) = self.queue.poll() else { break };
-                self.heard(outcome);
-                has_moved = true;
-            }
-            self.copies.look(&mut copied);
-            for (number, outcome) in copied.drain(..) {
-                has_moved = true;
-                if self.errands.contains_key(&number) {
-                    self.errand_is_over(number, outcome);
-                } else {
-                    self.stage_is_over(number, outcome);
-                }
-            }
-            has_moved |= self.advance();
-            self.rouse_hosts();
-            self.look_after();
-            if has_moved {
+            if self.turn(&mut copied) {
                 moved = Instant::now();
                 continue;
             }
@@ -503,7 +534,14 @@ impl Driver {
             let mut copied = Vec::new();
             self.copies.look(&mut copied);
         }
-        let links: Vec<_> = self.links.keys().map(|link| Party::Link(*link)).collect();
+        // One whose memory is written to yet is told nothing, and takes us for lost.
+        let posted = self.posted.iter().flatten().filter_map(|posted| match posted {
+            Posted::Data(chunk, _) => self.flying.get(chunk).map(|flying| flying.session),
+            Posted::Receive(_) | Posted::Send(..) => None,
+        });
+        let busy: HashSet<_> = posted.collect();
+        let links = self.links.iter().filter(|(_, link)| !busy.contains(&link.session));
+        let links: Vec<_> = links.map(|(link, _)| Party::Link(*link)).collect();
         let guests: Vec<_> = self.guests.keys().map(|session| Party::Guest(*session)).collect();
         for party in links.into_iter().chain(guests) {
             self.say(party, &Message::Bye);

@@ -21,7 +21,8 @@ const LONGEST_PART: u64 = 4 << 20;
 /// and few enough for a question and its answer to come through between them.
 const MOST_FLYING: usize = 48;
 const MOST_BYTES: u64 = 32 << 20;
-/// How often a part is posted that comes to nothing since the connection breaks.
+/// How often a part is posted that comes to nothing since the connection breaks, before the peer is
+/// lost by this rail.
 const MOST_POSTINGS: u32 = 64;
 
 /// A transfer that is under way.
@@ -96,7 +97,8 @@ impl Driver {
                 None => self.tell(Report::Done { ticket, outcome: Ok(()) }),
             };
         };
-        if link.withdrawn.contains(&bytes.there.region) {
+        if !link.wanted.contains_key(&bytes.there.region) {
+            // The agent does not know yet.
             return self.tell(Report::Done { ticket, outcome: Err(withdrawn()) });
         }
         let course = Course {
@@ -107,11 +109,8 @@ impl Driver {
         let mut longest = LONGEST_PART.min(self.domain.capabilities().max_message_size as u64);
         if course.stages_here {
             longest = longest.min(SLOT);
-            if self.slots.is_none() {
-                match self.make_slots() {
-                    Ok(slots) => self.slots = Some(slots),
-                    Err(error) => return self.tell(Report::Done { ticket, outcome: Err(error) }),
-                }
+            if let Err(error) = self.have_slots() {
+                return self.tell(Report::Done { ticket, outcome: Err(error) });
             }
         }
         let link = self.links.get(&number);
@@ -146,8 +145,13 @@ impl Driver {
         }
     }
 
-    fn make_slots(&mut self) -> Result<Slots> {
-        Slots::new(|buffer| self.register_slots(buffer, None))
+    /// Makes slots of ours, if there are none: nothing was staged here before, or those that there
+    /// were had to be [set aside](Self::set_slots_aside).
+    fn have_slots(&mut self) -> Result<()> {
+        if self.slots.is_none() {
+            self.slots = Some(Slots::new(|buffer| self.register_slots(buffer, None))?);
+        }
+        Ok(())
     }
 
     /// Begins parts for which there is room, and posts what found none. True if any was.
@@ -170,12 +174,17 @@ impl Driver {
     }
 
     fn begin_part(&mut self, key: u64) -> bool {
-        let Some(moving) = self.moves.get_mut(&key).filter(|moving| moving.flow.has_more()) else {
+        let Some(moving) = self.moves.get(&key).filter(|moving| moving.flow.has_more()) else {
             self.pending.remove(&key);
             return false;
         };
-        let course = moving.flow.course;
-        let number = moving.link;
+        let (course, number) = (moving.flow.course, moving.link);
+        if course.stages_here
+            && let Err(error) = self.have_slots()
+        {
+            self.fail_move(key, error);
+            return false;
+        }
         let Some(link) = self.links.get_mut(&number) else { return false };
         let has_room = !link.is_stuck && link.flying < MOST_FLYING && (link.bytes < MOST_BYTES);
         let has_mine = !course.stages_here || self.slots.as_ref().is_some_and(Slots::has_free);
@@ -184,7 +193,8 @@ impl Driver {
         if !(has_room && has_mine && has_theirs) {
             return false;
         }
-        let Some(part) = moving.flow.begin() else { return false };
+        let begun = self.moves.get_mut(&key).and_then(|moving| moving.flow.begin());
+        let Some(part) = begun else { return false };
         let here = self.slots.as_mut().filter(|_| course.stages_here).and_then(Slots::take);
         let there = link.slots.as_mut().filter(|_| course.stages_there);
         let there = there.and_then(|slots| slots.free.pop());
@@ -352,7 +362,12 @@ impl Driver {
                     Some(_) if flying.postings < MOST_POSTINGS => {
                         self.resting.push((Instant::now() + LOOK, chunk));
                     }
-                    Some(_) => self.fail_part(chunk, error),
+                    // This rail does not carry it. Another one may.
+                    Some(_) => {
+                        let link = flying.link;
+                        self.resting.push((Instant::now(), chunk));
+                        self.lose_link(link, &format!("what is posted comes back: {error}"));
+                    }
                     None => self.give_part_back(chunk),
                 }
             }
@@ -362,12 +377,20 @@ impl Driver {
 
     /// A part failed, and its transfer with it.
     pub(super) fn fail_part(&mut self, chunk: u64, error: Error) {
-        let of = self.flying.get(&chunk).map(|flying| flying.of);
-        if let Some(moving) = of.and_then(|of| self.moves.get_mut(&of)) {
-            moving.flow.give_up();
-            moving.failure.get_or_insert(error);
+        if let Some(of) = self.flying.get(&chunk).map(|flying| flying.of) {
+            self.fail_move(of, error);
         }
         self.end_part(chunk);
+    }
+
+    /// A transfer failed. It is over when the parts of it are that are under way.
+    fn fail_move(&mut self, key: u64, error: Error) {
+        let Some(moving) = self.moves.get_mut(&key) else { return };
+        moving.flow.give_up();
+        moving.failure.get_or_insert(error);
+        if moving.flow.is_over() {
+            self.end_move(key);
+        }
     }
 
     /// A part of a transfer whose peer is gone was not moved, and nothing is under way for it.
@@ -397,6 +420,9 @@ impl Driver {
     /// was the last.
     pub(super) fn end_part(&mut self, chunk: u64) {
         let Some(flying) = self.flying.remove(&chunk) else { return };
+        if self.leaving.contains_key(&flying.session) {
+            self.take_leave(flying.session);
+        }
         let is_ours = flying.generation == self.slots_generation;
         if let (Some(slot), Some(slots), true) = (flying.here, &mut self.slots, is_ours) {
             slots.give_back(slot);
@@ -420,7 +446,7 @@ impl Driver {
     }
 
     /// Where a peer that is gone has parts under way in our slots, those are not used again: the
-    /// queue keeps their memory. The next transfer gets others.
+    /// queue keeps their memory. The next part that needs one gets others.
     pub(super) fn set_slots_aside(&mut self, link: u32) {
         let generation = self.slots_generation;
         let holds = |flying: &Flying| {

@@ -78,6 +78,12 @@ impl<M> Hearing<M> {
         Some(self.next - 1)
     }
 
+    /// May something be said that can wait? Most of what may be said and not yet heard is for what
+    /// cannot; the other side answers, too, and has the same limit.
+    pub(super) fn has_room(&self) -> bool {
+        self.unheard.len() < MOST_UNHEARD / 4
+    }
+
     /// Up to which number the other side was heard: it is told so now.
     pub(super) fn answer(&mut self) -> u64 {
         self.owed = 0;

@@ -10,6 +10,7 @@ use fabric::{Address, MemoryRegion, Peer};
 use super::driver::{Driver, Party};
 use super::hearing::Hearing;
 use super::message::{Chunk, Message};
+use super::post::MOST_WAITING;
 use super::presence::Presence;
 use super::staging::{SLOT, SLOTS, part};
 use super::{Report, lock};
@@ -23,8 +24,9 @@ use crate::region::{Buffer, Registered, Rights};
 /// it had begun would come back with it.
 const AFTER_LEAVING: Duration = Duration::from_secs(1);
 const AFTER_A_LOSS: Duration = Duration::from_secs(60);
-/// And of how many: then the oldest goes. Guests that come and are killed, one after the other, do not
-/// keep the next from being served.
+/// And slots of how many guests: then the oldest go. Guests that come and are killed, one after the
+/// other, do not keep the next from being served. Regions have no such limit: they are as many as the
+/// agent makes.
 const MOST_LEFT_BEHIND: usize = 128;
 const MOST_GUESTS: usize = 1024;
 /// Guests that may have staging memory: half a gibibyte in all.
@@ -50,6 +52,8 @@ pub(super) struct Guest {
     /// It heard that it is welcome. Before it may give up and come again, and is told of to nobody.
     has_come: bool,
     opened: HashSet<u64>,
+    /// Those of them that are withdrawn, and that it is not told of yet.
+    withdrawing: VecDeque<u64>,
     staging: Option<(HostBuffer, MemoryRegion)>,
     errands: usize,
     /// Notices that came, those of them that came too early, and those that were taken.
@@ -133,6 +137,9 @@ impl Driver {
         };
         let refusal = if to != self.home.identity {
             Some(Refusal::new(ErrorKind::Stale, "another agent listens there now"))
+        } else if from == self.home.identity {
+            // Whether something is for the one or the other half could not be told.
+            Some(Refusal::new(ErrorKind::Denied, "an agent does not visit itself by a fabric"))
         } else if self.guests.len() >= MOST_GUESTS {
             Some(Refusal::new(ErrorKind::TooMany, format!("{MOST_GUESTS} guests are here")))
         } else {
@@ -160,6 +167,7 @@ impl Driver {
             label,
             has_come: false,
             opened: HashSet::new(),
+            withdrawing: VecDeque::new(),
             staging: None,
             errands: 0,
             received: 0,
@@ -214,7 +222,7 @@ impl Driver {
             let haunted = self.haunted.entry(*region).or_insert(until);
             *haunted = until.max(*haunted);
             if let Some(retiring) = self.retiring.get(region).cloned() {
-                self.leave_behind(until, retiring);
+                self.keep_region(*region, until, retiring);
             }
             self.is_released(*region, session);
         }
@@ -223,19 +231,19 @@ impl Driver {
             self.tell(Report::Gone { session, lost });
         }
         if let Some((buffer, memory)) = guest.staging {
-            let (buffer, memory) = (Buffer::Host(buffer), Some(memory));
-            let retiring = Retiring { at_it: HashSet::new(), _memory: memory, _buffer: buffer };
-            self.leave_behind(until, retiring);
+            if self.left_behind.len() >= MOST_LEFT_BEHIND {
+                let oldest = self.left_behind.pop_front();
+                self.aside.let_go(oldest);
+            }
+            self.left_behind.push_back((until, (memory, buffer)));
         }
         self.leave_peer(guest.peer);
     }
 
-    fn leave_behind(&mut self, until: Instant, what: Retiring) {
-        if self.left_behind.len() >= MOST_LEFT_BEHIND {
-            let oldest = self.left_behind.pop_front();
-            self.aside.let_go(oldest);
-        }
-        self.left_behind.push_back((until, what));
+    /// A region that was withdrawn, and that one which is gone may still write to.
+    fn keep_region(&mut self, region: u64, until: Instant, retiring: Retiring) {
+        let kept = self.kept_regions.entry(region).or_insert((until, retiring));
+        kept.0 = until.max(kept.0);
     }
 
     pub(super) fn look_after_guests(&mut self, now: Instant) {
@@ -258,6 +266,13 @@ impl Driver {
             self.left_behind = stays;
             self.aside.let_go(goes);
         }
+        let goes: Vec<_> = self.kept_regions.extract_if(|_, (until, _)| now >= *until).collect();
+        if !goes.is_empty() {
+            self.aside.let_go(goes);
+        }
+        let untold = self.guests.iter().filter(|(_, guest)| !guest.withdrawing.is_empty());
+        let untold: Vec<_> = untold.map(|(session, _)| *session).collect();
+        untold.into_iter().for_each(|session| self.go_on_withdrawing(session));
         self.haunted.retain(|_, until| now < *until);
     }
 
@@ -388,13 +403,14 @@ impl Driver {
     pub(super) fn errand_is_over(&mut self, number: u64, outcome: Result<()>) {
         let Some(errand) = self.errands.remove(&number) else { return };
         let Errand { session, guest: of, chunk, region } = errand;
+        let number = region.descriptor.number;
         drop(region);
         if let Some(guest) = self.guests.get_mut(&session).filter(|guest| guest.number == of) {
             guest.errands -= 1;
             let refusal = outcome.err().map(|error| Refusal::of(&error));
             self.say(Party::Guest(session), &Message::Done { number: chunk, refusal });
         }
-        self.finish_retiring();
+        self.finish_retiring(number);
     }
 
     // ------------------------------------------------------------------- regions that go
@@ -403,56 +419,70 @@ impl Driver {
         let at_it = self.guests.iter().filter(|(_, guest)| guest.opened.contains(&region));
         let at_it: HashSet<_> = at_it.map(|(session, _)| *session).collect();
         for session in &at_it {
-            self.say(Party::Guest(*session), &Message::Withdrawn { region });
+            if let Some(guest) = self.guests.get_mut(session) {
+                guest.withdrawing.push_back(region);
+            }
         }
+        let told: Vec<_> = at_it.iter().copied().collect();
         let retiring = Retiring { at_it, _memory: memory, _buffer: buffer };
         // Whoever withdraws it does not wait for one that was lost, but the memory is nobody else's.
         if let Some(until) = self.haunted.remove(&region) {
-            self.leave_behind(until, retiring.clone());
+            self.keep_region(region, until, retiring.clone());
         }
         self.retiring.insert(region, retiring);
-        self.finish_retiring();
+        told.into_iter().for_each(|session| self.go_on_withdrawing(session));
+        self.finish_retiring(region);
+    }
+
+    /// Tells a guest which regions are withdrawn, no more at a time than it hears: thousands may be
+    /// at once, and one that is said more than it hears would be lost for that.
+    pub(super) fn go_on_withdrawing(&mut self, session: u64) {
+        while let Some(guest) = self.guests.get(&session) {
+            if guest.withdrawing.is_empty() || !guest.hearing.has_room() {
+                return;
+            }
+            let peer = guest.peer;
+            let waiting = self.waiting.iter().filter(|waiting| waiting.peer == peer).count();
+            if waiting >= MOST_WAITING / 2 {
+                return;
+            }
+            let Some(guest) = self.guests.get_mut(&session) else { return };
+            let Some(region) = guest.withdrawing.pop_front() else { return };
+            if guest.opened.contains(&region) {
+                self.say(Party::Guest(session), &Message::Withdrawn { region });
+            }
+        }
     }
 
     fn is_released(&mut self, region: u64, session: u64) {
         if let Some(retiring) = self.retiring.get_mut(&region) {
             retiring.at_it.remove(&session);
-            self.finish_retiring();
+            self.finish_retiring(region);
         }
     }
 
-    /// Lets go of regions that nobody is at any more, and tells who is at the others.
-    fn finish_retiring(&mut self) {
-        let errands = &self.errands;
-        let is_copied =
-            |region: u64| errands.values().any(|e| e.region.descriptor.number == region);
-        let is_over = |(region, retiring): (&u64, &Retiring)| {
-            (retiring.at_it.is_empty() && !is_copied(*region)).then_some(*region)
-        };
-        let over: Vec<_> = self.retiring.iter().filter_map(is_over).collect();
-        let over: Vec<_> =
-            over.into_iter().filter_map(|region| self.retiring.remove_entry(&region)).collect();
-        let mut open = lock(&self.shared.retiring);
-        for (region, retiring) in &self.retiring {
+    /// Lets go of a region that was withdrawn if nobody is at it any more, or else tells who is.
+    fn finish_retiring(&mut self, region: u64) {
+        let Some(retiring) = self.retiring.get(&region) else { return };
+        let mut is_at_it = self.errands.values().map(|errand| errand.region.descriptor.number);
+        let is_copied = is_at_it.any(|number| number == region);
+        if !retiring.at_it.is_empty() || is_copied {
             let guests = retiring.at_it.iter().filter_map(|session| self.guests.get(session));
             let mut who: Vec<_> = guests.map(|guest| guest.label.clone()).collect();
             if who.is_empty() {
                 who.push("a copy of ours".to_owned());
             }
-            open.insert(*region, who);
+            lock(&self.shared.retiring).insert(region, who);
+            return;
         }
-        for (region, _) in &over {
-            open.insert(*region, vec!["the rail".to_owned()]);
-        }
-        drop(open);
-        for (region, retiring) in over {
-            // Not as long as the fabric has it.
-            let shared = Arc::clone(&self.shared);
-            self.aside.run(move || {
-                drop(retiring);
-                lock(&shared.retiring).remove(&region);
-            });
-        }
+        let retiring = self.retiring.remove(&region);
+        lock(&self.shared.retiring).insert(region, vec!["the rail".to_owned()]);
+        // Not as long as the fabric has it.
+        let shared = Arc::clone(&self.shared);
+        self.aside.run(move || {
+            drop(retiring);
+            lock(&shared.retiring).remove(&region);
+        });
     }
 
     /// What waits to be sent to one that is gone.

@@ -17,6 +17,7 @@ use super::guest::Moving;
 use super::hearing::Hearing;
 use super::message::Message;
 use super::presence::Presence;
+use super::replies::withdrawn;
 use super::{Move, PATIENCE, Report, Target};
 use crate::agent::{Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
@@ -26,6 +27,9 @@ const MEET: &str = "connect to an agent";
 const OPEN: &str = "open a region";
 /// Marks requests of the link itself, which asks again for what the agent had asked for.
 const OWN_REQUEST: u64 = 1 << 63;
+/// Regions that it asks again for at a time: there may be thousands, and what was said and is not heard
+/// yet has a limit.
+const MOST_ASKING: usize = 128;
 
 /// Staging memory of a host's.
 #[derive(Debug)]
@@ -47,6 +51,8 @@ pub(super) struct Wanted {
 pub(super) struct Asked {
     pub(super) region: u64,
     pub(super) wanted: Wanted,
+    /// It was withdrawn before all was answered.
+    pub(super) is_withdrawn: bool,
 }
 
 #[derive(Debug)]
@@ -85,8 +91,11 @@ pub(super) struct Link {
     is_awaited: bool,
     tries: Option<Tries>,
     pub(super) asked: HashMap<u64, Asked>,
-    /// Regions that it was asked for, and those of them that it withdrew.
+    /// Regions that it gave, or that an earlier session knew; and those of them that it is to be asked
+    /// for yet.
     pub(super) wanted: HashMap<u64, Wanted>,
+    reopening: VecDeque<u64>,
+    /// Regions that it withdrew, and that transfers are still at.
     pub(super) withdrawn: HashSet<u64>,
     pub(super) slots: Option<TheirSlots>,
     /// Parts, and their bytes, that are under way.
@@ -123,7 +132,10 @@ pub(super) struct Away {
     /// None where it is not tried again.
     tries: Option<Tries>,
     wanted: HashMap<u64, Wanted>,
-    withdrawn: HashSet<u64>,
+}
+
+fn is_own(request: u64) -> bool {
+    request & OWN_REQUEST != 0
 }
 
 impl Driver {
@@ -135,7 +147,12 @@ impl Driver {
             // It is back, or is tried just now.
             match link.state {
                 State::Up => self.tell(Report::Up { link: number }),
-                _ => link.is_awaited = true,
+                State::Meeting { ref mut until, .. } => {
+                    // A try of the link's own has less time than whoever asks now.
+                    *until = (*until).max(Instant::now() + patience);
+                    link.is_awaited = true;
+                }
+                State::Opening => link.is_awaited = true,
             }
             return;
         }
@@ -148,7 +165,6 @@ impl Driver {
             target,
             tries: None,
             wanted: HashMap::new(),
-            withdrawn: HashSet::new(),
         });
         self.approach(number, away, patience, true);
     }
@@ -179,7 +195,7 @@ impl Driver {
                 return;
             }
         };
-        let Away { target, tries, wanted, withdrawn, .. } = away;
+        let Away { target, tries, wanted } = away;
         let link = Link {
             target,
             session,
@@ -191,7 +207,8 @@ impl Driver {
             tries,
             asked: HashMap::new(),
             wanted,
-            withdrawn,
+            reopening: VecDeque::new(),
+            withdrawn: HashSet::new(),
             slots: None,
             flying: 0,
             bytes: 0,
@@ -232,21 +249,31 @@ impl Driver {
         let Some(link) = self.links.get_mut(&number) else { return };
         link.may_send = may_send;
         link.state = State::Opening;
+        link.reopening = link.wanted.keys().copied().collect();
         // So it knows that it was heard.
         self.say(Party::Link(number), &Message::Pong { number: 0 });
-        let Some(link) = self.links.get_mut(&number) else { return };
-        let wanted: Vec<_> =
-            link.wanted.iter().map(|(region, wanted)| (*region, *wanted)).collect();
-        for (region, Wanted { ticket, stages }) in wanted {
+        self.ask_again(number);
+    }
+
+    /// Asks for what was known by an earlier session, a few regions at a time.
+    fn ask_again(&mut self, number: u32) {
+        let Some(link) = self.links.get(&number) else { return };
+        let asking = link.asked.keys().filter(|request| is_own(**request)).count();
+        for _ in asking..MOST_ASKING {
             let request = OWN_REQUEST | self.number();
-            self.ask_for(number, request, region, Wanted { ticket, stages });
+            let Some(link) = self.links.get_mut(&number) else { return };
+            // Some may be withdrawn by now.
+            let next = std::iter::from_fn(|| link.reopening.pop_front())
+                .find_map(|region| Some((region, *link.wanted.get(&region)?)));
+            let Some((region, wanted)) = next else { break };
+            self.ask_for(number, request, region, wanted);
         }
         self.look_whether_open(number);
     }
 
     fn ask_for(&mut self, number: u32, request: u64, region: u64, wanted: Wanted) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        link.asked.insert(request, Asked { region, wanted });
+        link.asked.insert(request, Asked { region, wanted, is_withdrawn: false });
         let open = Message::Open { request, region, ticket: wanted.ticket };
         self.say(Party::Link(number), &open);
     }
@@ -254,8 +281,9 @@ impl Driver {
     /// All that was known by an earlier session is open again.
     fn look_whether_open(&mut self, number: u32) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let is_opening = |request: &u64| request & OWN_REQUEST != 0;
-        if !matches!(link.state, State::Opening) || link.asked.keys().any(is_opening) {
+        let is_opening =
+            !link.reopening.is_empty() || link.asked.keys().any(|request| is_own(*request));
+        if !matches!(link.state, State::Opening) || is_opening {
             return;
         }
         link.state = State::Up;
@@ -294,8 +322,10 @@ impl Driver {
     /// An answer to a request.
     pub(super) fn is_answered(&mut self, number: u32, request: u64, outcome: Result<()>) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let Some(Asked { region, wanted }) = link.asked.remove(&request) else { return };
-        let is_own = request & OWN_REQUEST != 0;
+        let Some(asked) = link.asked.remove(&request) else { return };
+        let Asked { region, wanted, is_withdrawn } = asked;
+        let outcome = if is_withdrawn { Err(withdrawn()) } else { outcome };
+        let is_own = is_own(request);
         match &outcome {
             Ok(()) => drop(link.wanted.insert(region, wanted)),
             Err(error) if is_own && error.kind() == ErrorKind::Stale => {
@@ -305,20 +335,39 @@ impl Driver {
         }
         let request = if is_own { 0 } else { request };
         self.tell(Report::Opened { link: number, region, request, outcome });
-        self.look_whether_open(number);
+        if is_own {
+            self.ask_again(number);
+        }
     }
 
     // ------------------------------------------------------------------- losing
 
     pub(super) fn leave(&mut self, number: u32) {
-        if let Some(link) = self.links.get(&number) {
-            let (peer, bye) = (link.peer, Message::Bye.encode(link.session, 0, 0));
-            // It may be sent when the link is gone here.
-            self.say_to(Party::Nobody, peer, bye);
+        let session = self.links.get(&number).map(|link| (link.session, link.peer));
+        if let Some((session, peer)) = session {
+            self.leaving.insert(session, peer);
+            // It is used by one session more, until that was said.
+            *self.peers.entry(peer).or_default() += 1;
         }
         let left = Error::new("leave a peer", ErrorKind::Closed, "it was left");
         self.part(number, Parting::Left, left);
         self.away.remove(&number);
+        if let Some((session, _)) = session {
+            self.take_leave(session);
+        }
+    }
+
+    /// Says goodbye to one that was left, once nothing of the session is under way: it takes its
+    /// memory back soon after. One that hears nothing more takes the session for lost, and its memory
+    /// back much later.
+    pub(super) fn take_leave(&mut self, session: u64) {
+        if self.flying.values().any(|flying| flying.session == session) {
+            return;
+        }
+        if let Some(peer) = self.leaving.remove(&session) {
+            self.say_to(Party::Nobody, peer, Message::Bye.encode(session, 0, 0));
+            self.leave_peer(peer);
+        }
     }
 
     pub(super) fn lose_link(&mut self, number: u32, why: &str) {
@@ -345,16 +394,15 @@ impl Driver {
                     Some(tries)
                 }
             };
-            let (wanted, withdrawn) = (link.wanted.clone(), link.withdrawn.clone());
-            let target = link.target.clone();
-            self.away.insert(number, Away { target, tries, wanted, withdrawn });
+            let (target, wanted) = (link.target.clone(), link.wanted.clone());
+            self.away.insert(number, Away { target, tries, wanted });
             // A try that came to nothing is nothing new.
             if link.is_up() || link.is_awaited {
                 self.tell(Report::Down { link: number, error });
             }
         }
         for (request, Asked { region, .. }) in link.asked {
-            if request & OWN_REQUEST == 0 {
+            if !is_own(request) {
                 let outcome = Err(closed(OPEN));
                 self.tell(Report::Opened { link: number, region, request, outcome });
             }

@@ -18,6 +18,8 @@ mod links;
 mod memory;
 mod message;
 mod own;
+#[cfg(test)]
+mod pairs;
 mod post;
 mod presence;
 mod replies;
@@ -110,6 +112,8 @@ pub(crate) struct Bytes {
     pub(crate) here: Here,
     pub(crate) there: There,
     pub(crate) blocks: Share,
+    /// How often a rail was lost with some of it.
+    pub(crate) losses: u32,
     /// Kept until the last byte has moved, and what another rail goes on with.
     pub(crate) joined: Arc<Joined>,
 }
@@ -153,6 +157,9 @@ pub(crate) enum Command {
     /// dropped.
     #[cfg(test)]
     Fail,
+    /// To end by a panic, and by another one when it is cleared up behind that.
+    #[cfg(test)]
+    Break,
     #[cfg(test)]
     Hold(std::sync::mpsc::Receiver<()>),
 }

@@ -13,7 +13,7 @@ use super::message::{LONGEST, Message};
 /// Messages that may be on their way to one; and what may wait to be sent to one, who asks and does
 /// not listen.
 const MOST_SENDING: usize = 8;
-const MOST_WAITING: usize = 512;
+pub(super) const MOST_WAITING: usize = 512;
 /// How long a last word to one that is nobody here may wait.
 const LAST_WORD: Duration = Duration::from_secs(1);
 /// What was posted.
@@ -27,7 +27,7 @@ pub(super) enum Posted {
 /// A message that waits to be sent.
 pub(super) struct Unsent {
     pub(super) to: Party,
-    peer: Peer,
+    pub(super) peer: Peer,
     bytes: Vec<u8>,
     since: Instant,
 }

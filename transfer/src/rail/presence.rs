@@ -37,7 +37,7 @@ impl Presence {
 
     pub(super) fn is_lost(&self, now: Instant, after: Duration) -> bool {
         now.saturating_duration_since(self.heard) > after
-            || now.saturating_duration_since(self.spoke) > after * SILENCE
+            || now.saturating_duration_since(self.spoke) > after.saturating_mul(SILENCE)
     }
 
     /// Is it to be asked now?
@@ -67,6 +67,13 @@ mod tests {
         assert_eq!(asked.count(), 7);
         assert!(!presence.is_lost(start + AFTER, AFTER));
         assert!(presence.is_lost(start + AFTER + second, AFTER));
+    }
+
+    #[test]
+    fn there_is_no_limit_to_patience() {
+        let mut presence = Presence::new();
+        let later = presence.heard + Duration::from_secs(1000);
+        assert!(!presence.is_lost(later, Duration::MAX) && !presence.asks(later, Duration::MAX));
     }
 
     #[test]

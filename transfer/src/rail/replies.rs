@@ -69,25 +69,33 @@ impl Driver {
                 }
                 self.send_notices(number);
             }
-            // Not all providers keep the order: it may be withdrawn before it is known to be there.
-            Message::Withdrawn { region }
-                if link.wanted.contains_key(&region)
-                    || link.asked.values().any(|asked| asked.region == region) =>
-            {
-                link.wanted.remove(&region);
-                link.withdrawn.insert(region);
-                self.tell(Report::Withdrawn { link: number, region });
-                for moving in self.moves.values_mut() {
-                    if moving.link == number && moving.bytes.there.region == region {
-                        moving.flow.give_up();
-                        moving.failure.get_or_insert_with(withdrawn);
-                    }
-                }
-                self.end_moves();
-                self.release(number, region);
-            }
+            Message::Withdrawn { region } => self.is_withdrawn(number, region),
             _ => {}
         }
+    }
+
+    /// A host takes a region back, and waits until it is told that nothing is under way with it.
+    ///
+    /// It may be one that is not known here: the host has given it, and then refused to stage, or said
+    /// what is no staging memory. It waits for the answer all the same.
+    fn is_withdrawn(&mut self, number: u32, region: u64) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let mut is_known = link.wanted.remove(&region).is_some();
+        for asked in link.asked.values_mut().filter(|asked| asked.region == region) {
+            (asked.is_withdrawn, is_known) = (true, true);
+        }
+        link.withdrawn.insert(region);
+        if is_known {
+            self.tell(Report::Withdrawn { link: number, region });
+        }
+        for moving in self.moves.values_mut() {
+            if moving.link == number && moving.bytes.there.region == region {
+                moving.flow.give_up();
+                moving.failure.get_or_insert_with(withdrawn);
+            }
+        }
+        self.end_moves();
+        self.release(number, region);
     }
 
     fn take_staging(&mut self, number: u32, slots: u32, length: u64, memory: &[u8]) -> Result<()> {
@@ -113,9 +121,9 @@ impl Driver {
     pub(super) fn release(&mut self, number: u32, region: u64) {
         let is_busy =
             |moving: &Moving| moving.link == number && moving.bytes.there.region == region;
-        let is_withdrawn =
-            self.links.get(&number).is_some_and(|link| link.withdrawn.contains(&region));
-        if is_withdrawn && !self.moves.values().any(is_busy) {
+        let Some(link) = self.links.get_mut(&number) else { return };
+        if link.withdrawn.contains(&region) && !self.moves.values().any(is_busy) {
+            link.withdrawn.remove(&region);
             self.say(Party::Link(number), &Message::Released { region });
         }
     }

@@ -11,7 +11,7 @@ use super::message::{Chunk, Frame, Message};
 use super::staging::{SLOT, SLOTS};
 use super::{PATIENCE, Report, Settings, Shared, Target, lock};
 use crate::agent::{Home, Notice, Refusal};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::region::{Region, Rights};
 use crate::service::Admission;
@@ -247,10 +247,43 @@ fn staging_is_given_however_many_guests_were_lost() {
     let before = world.driver.left_behind.back().unwrap().0;
     world.driver.retire(number, None, region.buffer().clone());
     world.lets_go_of(number);
-    assert_eq!(world.driver.left_behind.back().unwrap().0, before);
+    assert_eq!(world.driver.kept_regions[&number].0, before);
 }
 
-/// A withdrawal may overtake the answer to the question.
+/// All that one which was lost may still write to is kept until it is not likely to come back, be it
+/// withdrawn before or after.
+#[test]
+fn regions_are_kept_for_their_time_however_many_there_are() {
+    let mut world = World::with_guest();
+    let buffer = HostBuffer::new(4096).unwrap();
+    let region = || Region::new(&world.home, buffer.clone().into(), Rights::ALL).unwrap();
+    let regions: Vec<_> = (0..400).map(|_| region()).collect();
+    for region in &regions {
+        let (region, ticket) = (region.descriptor().number, region.descriptor().ticket);
+        world.driver.host_hears(SESSION, Message::Open { request: 2, region, ticket });
+    }
+    let retire = |world: &mut World, regions: &[Region]| {
+        for region in regions {
+            let number = region.descriptor().number;
+            world.driver.retire(number, None, region.buffer().clone());
+        }
+    };
+    retire(&mut world, &regions[..200]);
+    world.driver.lose(Party::Guest(SESSION), "it does not answer any more");
+    retire(&mut world, &regions[200..]);
+    let is_kept = |world: &World, region: &Region| {
+        world.driver.kept_regions.contains_key(&region.descriptor().number)
+    };
+    assert!(regions.iter().all(|region| is_kept(&world, region)));
+    let now = Instant::now();
+    world.driver.look_after_guests(now + Duration::from_secs(50));
+    assert!(regions.iter().all(|region| is_kept(&world, region)));
+    world.driver.look_after_guests(now + Duration::from_secs(61));
+    assert!(world.driver.kept_regions.is_empty());
+    regions.iter().for_each(|region| world.lets_go_of(region.descriptor().number));
+}
+
+/// A withdrawal may come between the answer to the question and what is asked then.
 #[test]
 fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
     let mut world = World::new();
@@ -258,10 +291,18 @@ fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
     let session = world.driver.links[&3].session;
     let welcome = Message::Welcome { label: String::new(), may_send: 1 };
     world.driver.guest_hears(session, welcome);
-    world.driver.open(3, 1, (77, 5), true);
+    world.driver.open(3, 1, (77, 5), false);
+    lock(&world.shared.reports).clear();
     world.driver.guest_hears(session, Message::Withdrawn { region: 78 });
     world.driver.guest_hears(session, Message::Withdrawn { region: 77 });
-    assert_eq!(world.driver.links[&3].withdrawn.iter().collect::<Vec<_>>(), [&77]);
+    world.driver.guest_hears(session, Message::Opened { request: 1 });
+    let told = std::mem::take(&mut *lock(&world.shared.reports));
+    assert_eq!(told.len(), 2, "nobody asked for the other one");
+    assert!(matches!(told[0], Report::Withdrawn { region: 77, .. }));
+    let is_stale = |outcome: &Result<()>| outcome.as_ref().unwrap_err().kind() == ErrorKind::Stale;
+    assert!(matches!(&told[1], Report::Opened { request: 1, outcome, .. } if is_stale(outcome)));
+    let link = &world.driver.links[&3];
+    assert!(link.withdrawn.is_empty() && link.wanted.is_empty(), "nothing is left of it");
 }
 
 fn frame(number: u64, heard: u64, message: Message) -> Frame {

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, EndpointKind, Offer, Query};
-use gpu::Block;
+use gpu::{Block, Device};
 
 use crate::path::{Policy, rails_back, rails_lost};
 use crate::{Agent, AgentOptions, Event, HostBuffer, Notice, PeerId, Region, Rights, Route, Token};
@@ -223,6 +223,75 @@ fn a_rail_that_ends_is_lost_and_the_others_go_on() {
         world.until("it left", |world| world.told[1].ends_with('L'));
         assert_eq!(world.told[1].matches('J').count(), 1);
     }
+}
+
+/// Ours, and the peer's; and nothing more is told by a thread that ends in the middle of something.
+#[test]
+fn what_a_rail_was_given_has_an_end_also_when_its_thread_breaks() {
+    for of_two in [false, true] {
+        let mut world = World::new(2);
+        let mut tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
+        world.tell(of_two, 0, Command::Break);
+        tokens.extend((0..20).map(|_| world.put()));
+        for token in tokens {
+            if let Err(error) = world.ends(token) {
+                assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            }
+        }
+        assert_eq!(world.one.under_way(), 0);
+        world.until("both know", |world| world.told.iter().all(|told| told.contains("-0")));
+        world.carries(9);
+    }
+}
+
+/// What is staged goes through slots of this side, and who is lost may still write to those that it had
+/// parts in.
+#[test]
+fn who_is_lost_while_bytes_are_staged_to_it_does_not_hold_up_others() {
+    let offer = offer();
+    let start = |label| {
+        let options = AgentOptions::new(label).take_all_for_remote().lost_after(LOST_AFTER);
+        Agent::start(options.fabric(&offer)).unwrap()
+    };
+    let (mut one, two, three) = (start("one"), start("two"), start("three"));
+    let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let memory = device.allocate_shared(LENGTH, &[]).unwrap();
+    let mine = one.register(&memory, Rights::ALL).unwrap();
+    let join = |one: &mut Agent, other: &Agent| {
+        let region = other.register(HostBuffer::new(LENGTH).unwrap(), Rights::ALL).unwrap();
+        let peer = one.connect(&other.card().encode().unwrap(), PATIENCE).unwrap();
+        let descriptor = region.descriptor().encode().unwrap();
+        (one.join(peer, &mine, &descriptor, &Policy::default(), PATIENCE).unwrap(), region)
+    };
+    let ((to_two, _two), (to_three, _three)) = (join(&mut one, &two), join(&mut one, &three));
+    let (deaf, until) = channel();
+    three.far.rails[0].line.tell(Command::Hold(until));
+    let block = [Block { to: 0, from: 0, length: LENGTH }];
+    let lost: Vec<_> = (0..8).map(|_| one.put(&to_three, &block, None).unwrap()).collect();
+    // It has all slots by now, or has them soon.
+    let token = one.put(&to_two, &block, None).unwrap();
+    one.wait(token, PATIENCE).unwrap();
+    let token = one.put(&to_two, &block, None).unwrap();
+    one.wait(token, PATIENCE).unwrap();
+    drop(deaf);
+    for token in lost {
+        if let Err(error) = one.wait(token, PATIENCE) {
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        }
+    }
+}
+
+#[test]
+fn an_agent_does_not_visit_itself_by_a_fabric() {
+    let options = AgentOptions::new("one").take_all_for_remote();
+    let mut one = Agent::start(options.fabric(&offer())).unwrap();
+    let region = one.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
+    let peer = one.connect(&one.card().encode().unwrap(), PATIENCE).unwrap();
+    let descriptor = region.descriptor().encode().unwrap();
+    let joined = one.join(peer, &region, &descriptor, &Policy::default(), PATIENCE);
+    let error = joined.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoPath);
+    assert!(error.to_string().contains("itself"), "{error}");
 }
 
 /// Peers that cannot be met by all rails are met by the others, and those come when they can.
