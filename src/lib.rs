@@ -25,8 +25,7 @@
 //! ```
 //!
 //! On the command line `fabricast info` shows what this machine offers,
-//! `fabricast demo` moves data between two processes, and `fabricast bench`
-//! measures.
+//! `fabricast demo` runs two nodes with topics, and `fabricast bench` measures.
 
 pub use fabric;
 pub use gpu;

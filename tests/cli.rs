@@ -139,11 +139,11 @@ fn libfabrics_own_filter_is_obeyed_and_shown() {
 
 #[test]
 fn an_impossible_policy_ends_with_reasons() {
-    for command in ["info", "demo"] {
-        let output = fabricast(&[command, "--policy", "=carrier-pigeon"]);
-        assert_eq!(output.status.code(), Some(3), "{command}");
+    for command in [&["info"][..], &["demo", "--ring"]] {
+        let output = fabricast(&[command, &["--policy", "=carrier-pigeon"]].concat());
+        assert_eq!(output.status.code(), Some(3), "{command:?}");
         let out = text(&output.stdout);
-        assert!(out.contains("policy requires carrier-pigeon"), "{command}: {out}");
+        assert!(out.contains("policy requires carrier-pigeon"), "{command:?}: {out}");
     }
     let (code, message) = fail(&["info", "--policy", "=shm,^shm"]);
     assert_eq!(code, 2, "a policy that contradicts itself: {message}");
@@ -433,9 +433,9 @@ fn a_dead_target_is_reported() {
 }
 
 #[test]
-fn the_demonstration_works() {
+fn the_demonstration_of_the_ring_works() {
     let _alone = alone();
-    let out = succeed(&["demo"]);
+    let out = succeed(&["demo", "--ring"]);
     assert!(out.ends_with("\ndemo: ok\n"), "{out}");
     assert!(out.contains("taken") && out.contains("MiB, 0 errors"), "{out}");
     assert!(!out.contains('\x1b'), "colour belongs on a terminal");

@@ -22,6 +22,7 @@ mod size;
 mod subscribe;
 mod text;
 mod topics;
+mod window;
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -92,6 +93,12 @@ enum Command {
         /// Where to meet
         socket: PathBuf,
     },
+    /// A process of the demonstration: started by the first one only
+    #[command(hide = true)]
+    DemoWorker {
+        /// What it is called
+        name: String,
+    },
 }
 
 pub(crate) fn main() -> ExitCode {
@@ -112,6 +119,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Bench(bench) => bench::run(&bench),
         Command::BenchWorker { socket } => bench::work(&socket),
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::DemoWorker { name } => demo::work(&name),
         Command::ExchangeTarget => exchange::target::run(),
     });
     match result {

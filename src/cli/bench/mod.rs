@@ -3,7 +3,7 @@
 mod alloc;
 mod fabric;
 mod party;
-mod premises;
+pub(in crate::cli) mod premises;
 mod queue;
 mod report;
 mod ring;

@@ -44,7 +44,7 @@ fn left() -> MutexGuard<'static, Option<Left>> {
 
 /// The directory of a measurement. There is one at a time.
 #[derive(Debug)]
-pub(super) struct Premises {
+pub(in crate::cli) struct Premises {
     directory: PathBuf,
     _lock: Flock<File>,
 }
@@ -52,27 +52,32 @@ pub(super) struct Premises {
 impl Premises {
     /// To be called before other threads are started: they inherit which signals they leave to
     /// the one that tidies up.
-    pub(super) fn open() -> Result<Self, Failure> {
-        tidy_up_after_the_killed(&std::env::temp_dir());
+    pub(in crate::cli) fn open() -> Result<Self, Failure> {
         wait_for_signals()?;
+        Self::open_for_one_who_heeds_signals()
+    }
+
+    /// For one who ends in order by itself when it is asked to.
+    pub(in crate::cli) fn open_for_one_who_heeds_signals() -> Result<Self, Failure> {
+        tidy_up_after_the_killed(&std::env::temp_dir());
         let (directory, lock) = make(&std::env::temp_dir())?;
         *left() = Some(Left { directory: directory.clone(), children: Vec::new() });
         Ok(Self { directory, _lock: lock })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::cli) fn path(&self) -> &Path {
         &self.directory
     }
 
     /// A child that ends with the measurement, by this signal.
-    pub(super) fn remember(&self, child: u32, signal: Signal) {
+    pub(in crate::cli) fn remember(&self, child: u32, signal: Signal) {
         if let (Some(left), Ok(number)) = (left().as_mut(), i32::try_from(child)) {
             left.children.push((Pid::from_raw(number), signal));
         }
     }
 
     /// They are waited for now, and their numbers may be others' next.
-    pub(super) fn forget_children(&self) {
+    pub(in crate::cli) fn forget_children(&self) {
         if let Some(left) = left().as_mut() {
             left.children.clear();
         }

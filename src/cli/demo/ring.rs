@@ -1,14 +1,16 @@
-//! `fabricast demo`: what Fabricast does, on this machine, in a few seconds.
+//! `fabricast demo --ring`: a ring between two processes, over the providers of this machine.
 
 use std::time::Duration;
 
 use fabric::{Capabilities, Need, Policy, Reach, rank};
 
-use super::exchange::initiator;
-use super::exchange::plan::{Exchange, Local, Place, Plan, ThreadingMode, WaitingMode, all_offers};
-use super::exchange::ring::{self, Shown};
-use super::exit::{Exit, Failure};
-use super::{choices, text};
+use crate::cli::exchange::initiator;
+use crate::cli::exchange::plan::{
+    Exchange, Local, Place, Plan, ThreadingMode, WaitingMode, all_offers,
+};
+use crate::cli::exchange::ring::{self, Shown};
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::{choices, text};
 
 /// How long each of three parts takes, for each provider.
 const TIME: Duration = Duration::from_millis(800);
@@ -16,14 +18,7 @@ const TIME: Duration = Duration::from_millis(800);
 /// Two processes on this machine: one writes into a ring in the other's memory,
 /// over the best provider and over the best network provider. All data is
 /// checked.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Arguments {
-    /// What to take: names to prefer, =NAME to require, ^NAME to deny; comma-separated
-    #[arg(long, value_name = "POLICY", default_value = "")]
-    policy: Policy,
-}
-
-pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(super) fn run(policy: &Policy) -> Result<(), Failure> {
     let mut need = Need::ring(Reach::SameMachine);
     // The demonstration reads the ring in the order in which it was written.
     need.ordered = true;
@@ -42,7 +37,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "\n{}\n",
         text::heading("Providers that could do it, and the one that is taken:")
     ))?;
-    let best = show(&everything, &need, &arguments.policy)?;
+    let best = show(&everything, &need, policy)?;
 
     let networks: Vec<&Local> = offers.iter().filter(|local| local.is_network).collect();
     if best.is_network {
@@ -57,8 +52,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             text::heading("For comparison, the best network provider, on the loopback address:")
         ))?;
         // A policy that requires the first one would leave nothing to compare.
-        let policy = Policy { require: Vec::new(), ..arguments.policy.clone() };
-        show(&networks, &need, &policy)?;
+        let elsewhere = Policy { require: Vec::new(), ..policy.clone() };
+        show(&networks, &need, &elsewhere)?;
     }
     text::print("\ndemo: ok\n")
 }

@@ -1,0 +1,155 @@
+//! What is seen while it runs: a table that is drawn anew where it stands, or a line now and
+//! then where nobody looks.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use super::cast::{Part, Reading, STAGES, TIMES, TOPICS};
+use super::company::{Company, Member};
+use crate::cli::exit::Failure;
+use crate::cli::{progress, size, text};
+
+/// Between two drawings of the table, and two lines.
+const REDRAW: Duration = Duration::from_millis(500);
+const LINE: Duration = Duration::from_secs(3);
+
+/// How it is shown.
+pub(super) struct Show {
+    is_silent: bool,
+    is_terminal: bool,
+    began: Instant,
+    next: Instant,
+    /// Lines of the table that stand there.
+    lines: usize,
+}
+
+impl Show {
+    pub(super) fn begin(is_silent: bool) -> Self {
+        let is_terminal = std::io::stdout().is_terminal();
+        let began = Instant::now();
+        let next = began + if is_terminal { Duration::ZERO } else { LINE };
+        Self { is_silent, is_terminal, began, next, lines: 0 }
+    }
+
+    /// Shows how it is, if it is time.
+    pub(super) fn look(&mut self, company: &Company) -> Result<(), Failure> {
+        if self.is_silent || Instant::now() < self.next {
+            return Ok(());
+        }
+        if !self.is_terminal {
+            self.next = Instant::now() + LINE;
+            return text::print(&self.line(company));
+        }
+        self.next = Instant::now() + REDRAW;
+        let table = table(company, false);
+        self.wipe()?;
+        self.lines = table.lines().count();
+        text::print(&table)
+    }
+
+    /// Removes the table, so that something else can stand there.
+    pub(super) fn wipe(&mut self) -> Result<(), Failure> {
+        if self.lines == 0 {
+            return Ok(());
+        }
+        let up = format!("\x1b[{}A\x1b[J", self.lines);
+        self.lines = 0;
+        let mut out = std::io::stdout().lock();
+        let written = out.write_all(up.as_bytes());
+        written.map_err(|error| Failure::failed(format!("writing the output: {error}")))
+    }
+
+    fn line(&self, company: &Company) -> String {
+        let readings = || company.members.iter().filter_map(reading);
+        let sum = |of: fn(&Reading) -> u64| readings().map(|(_, reading)| of(reading)).sum::<u64>();
+        let bytes = sum(|reading| reading.bytes) as f64;
+        let rate: f64 = company.members.iter().map(bytes_per_second).sum();
+        format!(
+            "{:4.0} s: {} messages read and compared, {}; now {}/s; {} altered, {} missed\n",
+            self.began.elapsed().as_secs_f64(),
+            sum(|reading| reading.messages),
+            progress::amount(bytes),
+            progress::amount(rate),
+            sum(|reading| reading.altered),
+            sum(|reading| reading.missed),
+        )
+    }
+}
+
+/// Of one that reads: its topic, and what it has read.
+pub(super) fn reading(member: &Member) -> Option<(usize, &Reading)> {
+    match member.role.part {
+        Part::Read { topic, .. } => Some((topic, &member.reading)),
+        _ => None,
+    }
+}
+
+fn bytes_per_second(member: &Member) -> f64 {
+    reading(member).map_or(0.0, |(topic, _)| member.rate() * TOPICS[topic].size as f64)
+}
+
+/// A time, to three digits or so.
+pub(super) fn time(nanoseconds: u64) -> String {
+    let value = nanoseconds as f64;
+    match nanoseconds {
+        0 => String::new(),
+        1..1_000_000 => format!("{:.1} µs", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", value / 1e6),
+        _ => format!("{:.2} s", value / 1e9),
+    }
+}
+
+/// The medians of all messages, once they are known.
+pub(super) fn medians(reading: &Reading) -> [u64; TIMES] {
+    std::array::from_fn(|stage| match reading.samples.get(stage) {
+        Some(samples) => samples.quantile(0.5).unwrap_or(0),
+        None => reading.latest[stage],
+    })
+}
+
+/// A line for each subscriber; at the end with all that was read.
+pub(super) fn table(company: &Company, is_over: bool) -> String {
+    let mut head = vec!["topic", "size", "read by", "messages"];
+    if !is_over {
+        head.extend(["per s", "GB/s"]);
+    }
+    head.extend(STAGES);
+    head.extend(["all", "path", "data"]);
+    let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
+    for member in &company.members {
+        let Some((topic, reading)) = reading(member) else { continue };
+        let mut row = vec![
+            TOPICS[topic].name.to_owned(),
+            size::print(TOPICS[topic].size),
+            member.role.label.clone(),
+            reading.messages.to_string(),
+        ];
+        if !is_over {
+            row.push(format!("{:.1}", member.rate()));
+            row.push(format!("{:.2}", bytes_per_second(member) / 1e9));
+        }
+        row.extend(medians(reading).map(time));
+        row.push(reading.paths.join(", "));
+        row.push(match (reading.messages, reading.altered, reading.missed) {
+            (0, 0, 0) => String::new(),
+            (_, 0, 0) => "right".to_owned(),
+            (_, altered, missed) => format!("{altered} ALTERED, {missed} MISSED"),
+        });
+        rows.push(row);
+    }
+    text::table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short() {
+        for (nanoseconds, shown) in
+            [(0, ""), (1500, "1.5 µs"), (2_340_000, "2.3 ms"), (3_000_000_000, "3.00 s")]
+        {
+            assert_eq!(time(nanoseconds), shown);
+        }
+    }
+}

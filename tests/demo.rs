@@ -1,0 +1,219 @@
+//! The demonstration: it shows what it says, ends by itself, and leaves nothing, however it ends.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// It is to be over by then, whatever happens.
+const LIMIT: Duration = Duration::from_secs(50);
+/// Its processes: two nodes, three publishers, eight subscribers.
+const PROCESSES: usize = 13;
+
+/// Measurements take turns, as in tests/cli.rs.
+fn alone() -> Flock<File> {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("measurements.lock");
+    Flock::lock(File::create(path).unwrap(), FlockArg::LockExclusive).unwrap()
+}
+
+/// Asks again and again until there is an answer.
+#[track_caller]
+fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A process, told from others that get its number later.
+type Process = (i32, String);
+
+fn process(number: i32) -> Option<Process> {
+    let state = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+    let mut fields = state.rsplit_once(')')?.1.split_whitespace();
+    let is_gone = fields.next()? == "Z";
+    (!is_gone).then(|| fields.nth(18).map(|began| (number, began.to_owned())))?
+}
+
+fn children(number: i32) -> BTreeSet<Process> {
+    let text = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
+    let text = text.unwrap_or_default();
+    text.split_whitespace().filter_map(|number| process(number.parse().ok()?)).collect()
+}
+
+/// What a process was started with.
+fn arguments(number: i32) -> String {
+    let text = std::fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&text).replace('\0', " ")
+}
+
+/// A demonstration, with a directory for temporary files of its own.
+struct Demonstration {
+    child: Child,
+    directory: PathBuf,
+    began: Instant,
+    _alone: Flock<File>,
+}
+
+impl Demonstration {
+    fn start(name: &str, arguments: &[&str]) -> Self {
+        let alone = alone();
+        let directory = std::env::temp_dir().join(format!("demo-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(directory.join("tmp")).unwrap();
+        let file = |name: &str| Stdio::from(File::create(directory.join(name)).unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
+        command.arg("demo").args(arguments).env("TMPDIR", directory.join("tmp"));
+        command.env_remove("FI_PROVIDER").env_remove("FABRICAST_LOG");
+        let child = command.stdout(file("out")).stderr(file("error")).spawn().unwrap();
+        Self { child, directory, began: Instant::now(), _alone: alone }
+    }
+
+    fn number(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    fn said(&self, name: &str) -> String {
+        std::fs::read_to_string(self.directory.join(name)).unwrap()
+    }
+
+    /// Waits until all take part.
+    fn wait_for_all(&mut self) -> BTreeSet<Process> {
+        until("not all processes came", || {
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "{}{}", self.said("out"), self.said("error"));
+            let all = children(self.child.id() as i32);
+            (all.len() == PROCESSES).then_some(all)
+        })
+    }
+
+    /// Waits until it has ended, by itself and in time.
+    #[track_caller]
+    fn end(&mut self) -> ExitStatus {
+        let status = until("it does not end", || self.child.try_wait().unwrap());
+        assert!(self.began.elapsed() < LIMIT, "{:?}", self.began.elapsed());
+        status
+    }
+
+    #[track_caller]
+    fn leaves_nothing(&self, others: &BTreeSet<Process>) {
+        let is_gone =
+            |(number, began): &Process| process(*number).is_none_or(|(_, its)| its != *began);
+        until("processes stay", || others.iter().all(is_gone).then_some(()));
+        let left: Vec<_> = std::fs::read_dir(self.directory.join("tmp")).unwrap().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+impl Drop for Demonstration {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.directory);
+        }
+    }
+}
+
+#[test]
+fn all_is_read_and_right() {
+    let mut demonstration = Demonstration::start("json", &["--time", "2", "--json"]);
+    let others = demonstration.wait_for_all();
+    let status = demonstration.end();
+    let (out, error) = (demonstration.said("out"), demonstration.said("error"));
+    assert_eq!(status.code(), Some(0), "{out}{error}");
+    assert_eq!(out.lines().count(), 1, "{out}");
+    let found: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&found["verified"], &found["complete"]), (&true.into(), &true.into()), "{found}");
+    let subscribers = found["subscribers"].as_array().unwrap();
+    assert_eq!((subscribers.len(), found["published"].as_object().unwrap().len()), (8, 3));
+    for subscriber in subscribers {
+        let topic = subscriber["topic"].as_str().unwrap();
+        assert!(subscriber["messages"].as_u64() > Some(0), "{subscriber}");
+        assert_eq!(subscriber["messages"], found["published"][topic], "{found}");
+        assert_eq!(subscriber["altered"], 0, "{subscriber}");
+        let is_remote = subscriber["paths"][0] != "shared-memory";
+        assert_eq!(subscriber["stages"].as_array().unwrap().len(), 5 + usize::from(is_remote));
+    }
+    let paths = found["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), 2, "{found}");
+    // Carried once to a node, however many read it there.
+    let carried = paths.iter().find(|(name, _)| *name != "shared-memory").unwrap().1;
+    let of_all: u64 =
+        found["published"].as_object().unwrap().values().filter_map(Value::as_u64).sum();
+    assert_eq!(carried["messages"], of_all, "{found}");
+    assert_eq!(found["slowest"].as_array().unwrap().len(), 2);
+    demonstration.leaves_nothing(&others);
+}
+
+#[test]
+fn without_namespaces_too_and_in_plain_lines() {
+    let arguments = ["--time", "1", "--between", "loopback"];
+    let mut demonstration = Demonstration::start("loopback", &arguments);
+    let status = demonstration.end();
+    let (out, error) = (demonstration.said("out"), demonstration.said("error"));
+    assert_eq!(status.code(), Some(0), "{out}{error}");
+    assert!(out.ends_with("\ndemo: ok\n") && !out.contains('\x1b'), "{out}");
+    for word in ["on the loopback address", "slowest stage on shared-memory", "0 altered, 0 missed"]
+    {
+        assert!(out.contains(word), "{word} is missing:\n{out}");
+    }
+    assert!(out.lines().all(|line| line.chars().count() <= 130), "{out}");
+    demonstration.leaves_nothing(&BTreeSet::new());
+}
+
+#[test]
+fn who_interrupts_it_finds_nothing_left() {
+    for (name, signal) in [("int", Signal::SIGINT), ("term", Signal::SIGTERM)] {
+        let mut demonstration = Demonstration::start(name, &["--time", "60"]);
+        let others = demonstration.wait_for_all();
+        kill(Pid::from_raw(demonstration.number()), signal).unwrap();
+        let status = demonstration.end();
+        assert_eq!(status.code(), Some(130), "{signal}: {}", demonstration.said("error"));
+        demonstration.leaves_nothing(&others);
+    }
+}
+
+#[test]
+fn a_part_that_fails_ends_it_and_is_named() {
+    for part in ["node 2, b", "node 2", "publisher of lidar"] {
+        let mut demonstration = Demonstration::start("killed", &["--time", "60"]);
+        let others = demonstration.wait_for_all();
+        let is_it = |number: i32| arguments(number).ends_with(&format!("demo-worker {part} "));
+        let (number, _) = others.iter().find(|(number, _)| is_it(*number)).unwrap();
+        kill(Pid::from_raw(*number), Signal::SIGKILL).unwrap();
+        let status = demonstration.end();
+        let error = demonstration.said("error");
+        assert_eq!(status.code(), Some(1), "{error}");
+        assert!(error.contains(&format!("{part} ended too early")), "{error}");
+        demonstration.leaves_nothing(&others);
+    }
+}
+
+#[test]
+fn its_processes_do_not_outlive_it() {
+    let mut demonstration = Demonstration::start("orphans", &["--time", "60"]);
+    let others = demonstration.wait_for_all();
+    demonstration.child.kill().unwrap();
+    demonstration.child.wait().unwrap();
+    until("processes stay", || {
+        others.iter().all(|it| process(it.0).as_ref() != Some(it)).then_some(())
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for arguments in [&["--time", "0.5"][..], &["--time", "2", "--ring"], &["--policy", "tcp"]] {
+        let mut demonstration = Demonstration::start("refused", arguments);
+        assert_eq!(demonstration.end().code(), Some(2), "{arguments:?}");
+    }
+}
