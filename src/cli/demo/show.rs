@@ -44,7 +44,8 @@ impl Show {
         let table = table(company, false);
         self.wipe()?;
         self.lines = table.lines().count();
-        text::print(&table)
+        // What is wider than the terminal is cut off: lines that wrap would be more than were counted.
+        text::print(&format!("\x1b[?7l{table}\x1b[?7h"))
     }
 
     /// Removes the table, so that something else can stand there.
