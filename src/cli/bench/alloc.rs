@@ -217,5 +217,5 @@ pub(super) fn work(
     places.sort_unstable_by_key(|place| place.offset);
     let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);
     let preempted = times_preempted() - preempted;
-    Ok(Done { samples, elapsed, iterations: half, verified, preempted, seen: None })
+    Ok(Done { samples, elapsed, iterations: half, verified, preempted, seen: None, found: None })
 }

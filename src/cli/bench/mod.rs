@@ -8,6 +8,7 @@ mod queue;
 mod report;
 mod ring;
 mod share;
+mod topic;
 mod transfer;
 mod zero;
 
@@ -33,6 +34,8 @@ pub(crate) enum Bench {
     Share(share::Arguments),
     /// Measure puts and gets between the memories of two processes
     Transfer(transfer::Arguments),
+    /// Measure messages of topics, within a node and between two
+    Topic(topic::Arguments),
 }
 
 pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
@@ -44,5 +47,6 @@ pub(crate) fn run(bench: &Bench) -> Result<(), Failure> {
         Bench::Queue(arguments) => queue::run(arguments),
         Bench::Share(arguments) => share::run(arguments),
         Bench::Transfer(arguments) => transfer::run(arguments),
+        Bench::Topic(arguments) => topic::run(arguments),
     }
 }

@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::premises::{FAREWELL, Premises};
-use super::{alloc, queue, share, transfer};
+use super::{alloc, queue, share, topic, transfer};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use crate::cli::process::{end_with_this_process, pin};
@@ -39,6 +39,7 @@ pub(super) enum Task {
     Read(queue::Reading),
     Share(share::Opening),
     Transfer(transfer::Target),
+    Topic(topic::Part),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,12 +63,15 @@ pub(super) struct Done {
     /// Of a reader of a shared buffer only.
     #[serde(default)]
     pub(super) seen: Option<share::Seen>,
+    /// Of one who takes part in topics only.
+    #[serde(default)]
+    pub(super) found: Option<topic::Found>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Ready,
-    Done(Done),
+    Done(Box<Done>),
     Failed { exit: i32, message: String },
 }
 
@@ -251,17 +255,35 @@ impl Party {
 
     /// What they all say when they are done.
     pub(super) fn results(&self) -> Result<Vec<Done>, Failure> {
-        let results = self
-            .workers
+        let results = Self::results_of(&self.workers)?;
+        self.is_over.set(true);
+        Ok(results)
+    }
+
+    /// The same, where the first ones are done only when the others are: `end` tells them.
+    pub(super) fn results_with_last(
+        &self,
+        first: usize,
+        end: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Vec<Done>, Failure> {
+        let (first, others) = self.workers.split_at(first.min(self.workers.len()));
+        let others = Self::results_of(others)?;
+        end()?;
+        let mut results = Self::results_of(first)?;
+        results.extend(others);
+        self.is_over.set(true);
+        Ok(results)
+    }
+
+    fn results_of(workers: &[Worker]) -> Result<Vec<Done>, Failure> {
+        workers
             .iter()
             .map(|worker| match answer(&worker.channel, LONGEST)? {
-                Answer::Done(done) => Ok(done),
+                Answer::Done(done) => Ok(*done),
                 Answer::Failed { exit, message } => Err(failed(exit, &message)),
                 Answer::Ready => Err(Failure::failed("a worker is ready again")),
             })
-            .collect::<Result<_, _>>()?;
-        self.is_over.set(true);
-        Ok(results)
+            .collect()
     }
 }
 
@@ -321,7 +343,7 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
         .ok_or_else(|| Failure::failed("no segment came along"))
         .and_then(|segment| follow(&channel, &invitation, segment));
     let answer = match result {
-        Ok(done) => Answer::Done(done),
+        Ok(done) => Answer::Done(Box::new(done)),
         Err(failure) => Answer::Failed {
             exit: failure.exit() as i32,
             message: failure.to_string().chars().take(LONGEST_MESSAGE).collect(),
@@ -352,5 +374,6 @@ fn follow(
         Task::Read(reading) => queue::read(&shared, reading, ready),
         Task::Share(opening) => share::open(&shared, opening, ready),
         Task::Transfer(target) => transfer::serve(&shared, target, ready),
+        Task::Topic(part) => topic::take(&shared, part, ready),
     }
 }

@@ -31,7 +31,7 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    fn spin(self) -> Spin {
+    pub(super) fn spin(self) -> Spin {
         match self {
             Self::Busy => Spin::Always,
             Self::Adaptive => Spin::default(),
@@ -207,5 +207,6 @@ pub(super) fn read(
         verified,
         preempted: 0,
         seen: None,
+        found: None,
     })
 }

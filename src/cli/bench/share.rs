@@ -246,6 +246,7 @@ pub(super) fn open(
         verified,
         preempted: 0,
         seen: Some(Seen { asked, cached, through, own, ratio }),
+        found: None,
     })
 }
 

@@ -215,5 +215,6 @@ pub(in crate::cli::bench) fn serve(
         verified,
         preempted: 0,
         seen: None,
+        found: None,
     })
 }

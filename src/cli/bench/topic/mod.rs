@@ -1,0 +1,149 @@
+//! `fabricast bench topic`: messages of topics, within a node and between two.
+
+mod alone;
+mod baseline;
+mod between;
+mod idle;
+mod many;
+mod part;
+mod private;
+mod publishing;
+mod report;
+mod within;
+
+use pubsub::MemoryPlace;
+
+pub(super) use self::part::{Found, Part, take};
+
+use super::queue::Wait;
+use crate::cli::exit::{Exit, Failure};
+use crate::cli::size;
+use crate::cli::window::HEADER;
+
+/// The shares of what is measured in turn, as A B B A …: so many pairs.
+const ROUNDS: u64 = 11;
+/// Messages before the first that counts.
+const WARMUP: u64 = 5;
+/// Bytes that one message after the other has together, if nothing else is said.
+const BYTES: u64 = 2 << 30;
+
+/// Publishes messages that readers in other processes pull, look at and let go of.
+///
+/// Without anything: within a node, from the memory being borrowed until a reader has the message.
+/// The content is written before and compared after the clock runs, byte by byte. The last line of
+/// the output is one JSON object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Within one node: borrow, publish, pull, let go
+    #[arg(long, group = "what")]
+    within: bool,
+    /// Between two nodes of this machine that do not know it: latency beside that of a ring, or
+    /// from --size 64K on the stages of a message, and each of them alone; messages a second
+    #[arg(long, group = "what")]
+    between: bool,
+    /// What so many topics cost that nobody publishes in
+    #[arg(long, value_name = "N", group = "what", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    topics: Option<u64>,
+    /// Many topics on two nodes at once, each with --subscribers: how they share
+    #[arg(long, value_name = "TOPICS", group = "what", value_parser = clap::value_parser!(u64).range(1..=256))]
+    many: Option<u64>,
+    /// The same by other means, beside --between: pageable copies, a Unix socket, TCP, a copy for
+    /// each reader
+    #[arg(long, value_enum, group = "what")]
+    baseline: Option<Baseline>,
+    /// Bytes of a message; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
+    size: u64,
+    /// Readers, each a process
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u64).range(1..=32))]
+    subscribers: u64,
+    /// Measure in turn with one reader, too, and tell the ratio
+    #[arg(long)]
+    ratio: bool,
+    /// Messages that are timed; takes K, M, G [default: 20K, but no more than 2 GiB, and 22 at least]
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive)]
+    iterations: Option<u64>,
+    /// How readers and publishers wait
+    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    waiting: Wait,
+    /// In whose memory messages lie: host, or a device like cuda:0 or stand-in:0
+    #[arg(long, value_name = "PLACE", default_value = "host")]
+    memory: MemoryPlace,
+    /// In whose memory they lie at the other node [default: the same]
+    #[arg(long, value_name = "PLACE")]
+    to: Option<MemoryPlace>,
+    /// Count the time to write the content, too
+    #[arg(long)]
+    copy: bool,
+    /// What carries messages between nodes [default: the best provider]
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+    /// How long idle topics, or many at once, are watched
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+    /// Cores of the publisher and the readers, A,B,… [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    cores: Option<Vec<usize>>,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What it is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Baseline {
+    /// As the thesis has it that topics come from
+    Thesis,
+}
+
+impl Arguments {
+    /// Messages of each round.
+    fn each(&self) -> u64 {
+        let all = self.iterations.unwrap_or((BYTES / self.size).clamp(2 * ROUNDS, 20_000));
+        all.div_ceil(ROUNDS).max(1)
+    }
+
+    /// The core of a process: the publisher is the first.
+    fn core(&self, which: u64) -> Option<usize> {
+        self.cores.as_ref().and_then(|cores| cores.get(which as usize).copied())
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let refuse = |why: String| Err(Failure::new(Exit::Usage, why));
+        if self.size < HEADER as u64 {
+            return refuse(format!("--size: what can be checked has {HEADER} bytes at least"));
+        }
+        let wanted = self.subscribers as usize + 1;
+        if self.cores.as_ref().is_some_and(|cores| cores.len() != wanted) {
+            return refuse("--cores wants a core for the publisher and one for each reader".into());
+        }
+        Ok(())
+    }
+}
+
+/// Who looks all the time keeps others from what they wait for.
+fn warn_of_cores(arguments: &Arguments) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    if arguments.waiting == Wait::Busy && arguments.subscribers + 1 > cores {
+        eprintln!(
+            "fabricast: warning: {} processes look all the time on {cores} cores here: --waiting \
+             block tells more",
+            arguments.subscribers + 1
+        );
+    }
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.check()?;
+    warn_of_cores(arguments);
+    if let Some(topics) = arguments.topics {
+        return idle::run(arguments, topics);
+    }
+    if let Some(topics) = arguments.many {
+        return many::run(arguments, topics);
+    }
+    if arguments.between || arguments.baseline.is_some() {
+        return between::run(arguments);
+    }
+    within::run(arguments)
+}

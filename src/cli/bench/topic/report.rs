@@ -1,0 +1,79 @@
+//! What is told of a measurement.
+
+use serde::Serialize;
+
+use super::Arguments;
+use super::part::{Found, STAGES};
+use crate::cli::bench::party::Done;
+use crate::cli::bench::report::{Common, median};
+use crate::cli::exchange::plan::name_of;
+use crate::cli::histogram::Histogram;
+
+/// How long a stage took.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Stage {
+    pub(super) stage: &'static str,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+}
+
+/// What all readers found of a topic.
+pub(super) fn of_topic(results: &[Done], topic: usize) -> Histogram {
+    let mut all = Histogram::default();
+    for found in found(results) {
+        if let Some(samples) = found.topics.get(topic) {
+            all.merge(samples);
+        }
+    }
+    all
+}
+
+pub(super) fn found(results: &[Done]) -> impl Iterator<Item = &Found> {
+    results.iter().filter_map(|done| done.found.as_ref())
+}
+
+pub(super) fn stages(results: &[Done]) -> Vec<Stage> {
+    let of_stage = |(which, stage): (usize, &&'static str)| {
+        let mut all = Histogram::default();
+        found(results).for_each(|found| all.merge(&found.stages[which]));
+        let (p50_us, p99_us) = (all.microseconds(0.5)?, all.microseconds(0.99)?);
+        Some(Stage { stage, p50_us, p99_us })
+    };
+    STAGES.iter().enumerate().filter_map(of_stage).collect()
+}
+
+/// The way by which messages came.
+pub(super) fn way(results: &[Done]) -> String {
+    found(results).map(|found| found.way.clone()).find(|way| !way.is_empty()).unwrap_or_default()
+}
+
+pub(super) fn common(
+    arguments: &Arguments,
+    samples: &Histogram,
+    iterations: u64,
+    verified: bool,
+) -> Common {
+    let p50 = samples.quantile(0.5).unwrap_or(0);
+    Common {
+        p50_us: samples.microseconds(0.5),
+        p99_us: samples.microseconds(0.99),
+        p999_us: samples.microseconds(0.999),
+        gb_per_s: if p50 > 0 { arguments.size as f64 / p50 as f64 } else { 0.0 },
+        bytes: arguments.size,
+        iterations,
+        provider: arguments.memory.to_string(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.clone(),
+        verified,
+    }
+}
+
+/// The median of nanoseconds, in microseconds.
+pub(super) fn middle(values: &[u64]) -> Option<f64> {
+    median(values.iter().map(|value| *value as f64 / 1e3))
+}
+
+/// A figure for people.
+pub(super) fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "?".to_owned(), |value| format!("{value:.3}"))
+}

@@ -1,0 +1,91 @@
+//! Measurements of topics, with few messages: that they end, check their data, say what they found,
+//! and leave nothing.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::Value;
+
+/// Measurements take turns, as in tests/cli.rs.
+fn alone() -> Flock<File> {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("measurements.lock");
+    Flock::lock(File::create(path).unwrap(), FlockArg::LockExclusive).unwrap()
+}
+
+/// What it says in its last line.
+#[track_caller]
+fn bench(name: &str, arguments: &[&str]) -> Value {
+    let _alone = alone();
+    let directory = std::env::temp_dir().join(format!("bench-topic-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
+    command.args(["bench", "topic"]).args(arguments).args(["--waiting", "block", "--json"]);
+    let output = command.env("TMPDIR", &directory).env_remove("FI_PROVIDER").output().unwrap();
+    let (out, error) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{out}\n{error}");
+    assert_eq!(out.lines().count(), 1, "{out}");
+    let left = std::fs::read_dir(&directory).unwrap().count();
+    assert_eq!(left, 0, "something is left in {}", directory.display());
+    std::fs::remove_dir_all(&directory).unwrap();
+    let found: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(found["verified"], true, "{found}");
+    found
+}
+
+#[test]
+fn within_a_node() {
+    let found = bench("within", &["--iters", "33"]);
+    assert!(found["p50_us"].as_f64() > Some(0.0), "{found}");
+    assert_eq!((&found["iterations"], &found["bytes"]), (&33.into(), &64.into()), "{found}");
+    let more = ["--iters", "33", "--size", "1M", "--subscribers", "3", "--ratio", "--copy"];
+    let found = bench("ratio", &more);
+    assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
+    assert_eq!(found["subscribers"], 3, "{found}");
+}
+
+#[test]
+fn between_nodes() {
+    let found = bench("small", &["--between", "--iters", "33", "--subscribers", "2"]);
+    assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
+    assert!(found["messages_per_s"].as_f64() > Some(0.0), "{found}");
+    assert_eq!(found["path"], "ring", "{found}");
+    let device = ["--memory", "stand-in:0", "--to", "stand-in:1"];
+    let large = ["--between", "--iters", "11", "--size", "4M"];
+    let found = bench("large", &[&large[..], &device].concat());
+    assert_eq!((&found["path"], &found["to"]), (&"staged-ring".into(), &"stand-in:1".into()));
+    assert_eq!(found["alone"].as_array().unwrap().len(), 3, "{found}");
+    assert!(found["ratio_to_slowest"].as_f64() > Some(0.0), "{found}");
+}
+
+#[test]
+fn beside_the_baseline() {
+    let arguments = ["--baseline", "thesis", "--iters", "11", "--size", "1M", "--subscribers", "2"];
+    let found = bench("baseline", &arguments);
+    let baseline = &found["baseline"];
+    assert_eq!(baseline["stages"].as_array().unwrap().len(), 5, "{found}");
+    for key in ["p50_us", "bound", "ratio"] {
+        assert!(baseline[key].as_f64() > Some(0.0), "{key}: {found}");
+    }
+}
+
+#[test]
+fn idle_topics_and_many_at_once() {
+    let found = bench("idle", &["--topics", "20", "--seconds", "1"]);
+    assert!(found["cpu_percent"].is_number() && found["memory_of_each"].is_number(), "{found}");
+    let many = ["--many", "6", "--subscribers", "4", "--seconds", "1", "--size", "4K"];
+    let found = bench("many", &many);
+    assert_eq!((&found["lost"], &found["topics"]), (&0.into(), &6.into()), "{found}");
+    assert!(found["smallest_share"].as_f64() > Some(0.0), "{found}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for arguments in [&["--size", "8"][..], &["--cores", "0"], &["--within", "--between"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
+        let output = command.args(["bench", "topic"]).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}
