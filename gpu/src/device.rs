@@ -272,6 +272,19 @@ impl Device {
         Ok(Stream::new(self.clone(), raw))
     }
 
+    /// The default stream, on which copies are done that programs begin without naming a stream,
+    /// and which waits for all streams but those that were made not to be waited for.
+    ///
+    /// A stand-in has none, and gives a new stream.
+    ///
+    /// # Errors
+    /// If the driver refuses; while it is being captured.
+    #[allow(unsafe_code)]
+    pub fn default_stream(&self) -> Result<Stream> {
+        // SAFETY: there is always a default stream.
+        unsafe { self.adopt_stream(0) }
+    }
+
     /// Takes in a stream that something else made, such as a framework's current one: by the
     /// driver's name for it (a `cudaStream_t`; 0 is the default stream). What is begun on it
     /// here and there is done in the order in which it was begun. It is not destroyed with what

@@ -401,6 +401,9 @@ impl Publisher {
 
     /// Publishes what lies in a device's memory: copies it once, and waits until it is copied.
     ///
+    /// What was begun on the device's [default stream](gpu::Device::default_stream) is done
+    /// before; what others do that it does not wait for has to be over.
+    ///
     /// # Errors
     /// As [`push`](Self::push); if the topic's device cannot reach that memory.
     pub fn push_slice(&self, from: &Slice, patience: Duration) -> Result<Sent> {

@@ -231,10 +231,11 @@ fabricast_status fabricast_publisher_push(fabricast_publisher *publisher, const 
 
 /*
  * The same from the memory of a device: of the topic's, or of one that it has access to. The
- * pointer has to be complete (synchronise the stream that writes it first), and may be
- * written again when the call has succeeded; after FABRICAST_E_DEADLINE_EXCEEDED a copy may
- * still be reading it, until the device's work is done. With a topic in host memory or on a
- * stand-in the pointer is any pointer of the host's.
+ * pointer has to be complete when all is done that was begun on the device's default stream
+ * (synchronise a non-blocking stream that writes it first), and may be written again when the
+ * call has succeeded; after FABRICAST_E_DEADLINE_EXCEEDED a copy may still be reading it, until
+ * the device's work is done. With a topic in host memory or on a stand-in the pointer is any
+ * pointer of the host's.
  */
 fabricast_status fabricast_publisher_push_device(fabricast_publisher *publisher,
                                                  const void *pointer, size_t length,

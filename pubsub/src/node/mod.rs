@@ -179,6 +179,8 @@ impl Node {
     /// [`OverBudget`](ErrorKind::OverBudget), with the figures;
     /// [`InvalidArgument`](ErrorKind::InvalidArgument).
     pub fn topic(&self, name: &str, settings: &TopicSettings) -> Result<Topic> {
+        // In a child a device would not be found, which is not why.
+        self.house.check_fork("open a topic")?;
         let shared = SharedSettings::of(settings).map_err(|error| error.on(name))?;
         self.ask_for(name, Some(shared))
     }

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use gpu::{Point, Slice, Stream};
+use gpu::{Event, Implementation, Point, Slice, Stream};
 use ipc::{Block, Caller};
 
 use super::Pool;
@@ -32,6 +32,8 @@ pub(super) struct Copies {
     busy: Mutex<Vec<(Block, Begun)>>,
     /// From a device, by way of these bytes of the caller's.
     ferry: Mutex<Option<(Stream, Vec<u8>)>>,
+    /// The default stream of the device that was copied from last, and a point in it.
+    default: Mutex<Option<(Stream, Event)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -59,6 +61,22 @@ impl Pool {
         }
     }
 
+    /// What follows on `stream` waits for what the memory's owner began without naming a stream,
+    /// such as a copy to it that seems to be over: the driver may still have the last of it.
+    pub(super) fn follow_default(&self, stream: &Stream, from: &Slice) -> gpu::Result<()> {
+        let device = from.memory().mapped_for();
+        if device.name().implementation == Implementation::StandIn {
+            return Ok(());
+        }
+        let mut default = lock(&self.copies.default);
+        if default.as_ref().is_none_or(|(known, _)| known.device().name() != device.name()) {
+            *default = Some((device.default_stream()?, device.event()?));
+        }
+        let Some((default, event)) = &*default else { return Ok(()) };
+        default.record(event)?;
+        stream.wait_for(event)
+    }
+
     /// Memory of the host is no device's: what comes from one goes by way of the caller's.
     pub(super) fn copy_to_host(&self, to: &Slice, from: &Slice, longest: Duration) -> Result<()> {
         const AT_ONCE: u64 = 1 << 20;
@@ -70,6 +88,7 @@ impl Pool {
             Some(kept) => kept,
             None => (device.stream().map_err(on)?, Vec::new()),
         };
+        self.follow_default(&stream, from).map_err(on)?;
         let most = AT_ONCE.min(from.length());
         if bytes.len() < most as usize {
             bytes.resize(most as usize, 0);

@@ -399,6 +399,7 @@ impl Pool {
             return self.copy_to_host(to, from, longest);
         }
         let stream = self.stream()?;
+        self.follow_default(stream, from).map_err(on)?;
         stream.copy(to, from).map_err(on)?;
         stream.synchronize(longest).map_err(on)
     }
