@@ -410,6 +410,20 @@ impl Publisher {
         self.send(from.length(), patience, |loan| loan.copy(from, patience))
     }
 
+    /// Publishes what lies in a device's memory, if there is room now; None if there is not.
+    /// Waits until it is copied.
+    ///
+    /// # Errors
+    /// As [`push_slice`](Self::push_slice); the deadline is one of the copy.
+    pub fn try_push_slice(&self, from: &Slice) -> Result<Option<Sent>> {
+        let Some(mut loan) = self.try_loan(from.length())? else { return Ok(None) };
+        loan.copy(from, gpu::PATIENCE)?;
+        match loan.try_publish()? {
+            Attempt::Sent(sent) => Ok(Some(sent)),
+            Attempt::Full(_) => Ok(None),
+        }
+    }
+
     fn send(
         &self,
         length: u64,

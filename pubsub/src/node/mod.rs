@@ -221,6 +221,15 @@ impl Node {
         }
     }
 
+    /// Is this process still at the node?
+    ///
+    /// # Errors
+    /// [`Closed`](ErrorKind::Closed) if not: its service was lost, and no other one came in time;
+    /// [`Forked`](ErrorKind::Forked).
+    pub fn check(&self) -> Result<()> {
+        self.house.check("use a node")
+    }
+
     /// The node's identity, in hexadecimal digits: the same for all that are at it, whatever
     /// service serves it.
     #[must_use]

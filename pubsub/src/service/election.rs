@@ -40,7 +40,13 @@ pub(crate) fn lock_in(directory: &Path) -> PathBuf {
 /// Makes the directory of a node, or refuses one that others could tamper with.
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
     let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|error| {
+        let kind = match error.kind() {
+            io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+            _ => ErrorKind::Failed,
+        };
+        Error::because(operation, kind, error).on(directory.display())
+    })?;
     let found = fs::symlink_metadata(directory).map_err(failed)?;
     let own = Credentials::of_this_process().user;
     if !found.is_dir() || found.uid() != own || found.mode() & 0o022 != 0 {
@@ -186,7 +192,13 @@ impl Membership {
     /// Does anybody hold it? To be asked by who holds the [office](Office).
     pub(crate) fn is_held(operation: &'static str, directory: &Path) -> Result<bool> {
         let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
-        let file = open(directory, MEMBERS).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
+        let file = match options.open(directory.join(MEMBERS)) {
+            // Nobody has ever been there; asking changes nothing about that.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(failed)?,
+        };
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(_) => Ok(false),
             Err((_, nix::errno::Errno::EAGAIN)) => Ok(true),
@@ -234,6 +246,7 @@ mod tests {
     fn members_are_seen_while_they_are_there() {
         let directory = directory("members");
         assert!(!Membership::is_held("test", &directory).unwrap());
+        assert!(!directory.join(MEMBERS).exists(), "asking leaves nothing behind");
         let one = Membership::hold("test", &directory).unwrap();
         let other = Membership::hold("test", &directory).unwrap();
         drop(one);

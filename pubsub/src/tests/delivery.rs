@@ -181,6 +181,10 @@ fn on_a_device_bytes_are_copied_in_and_out_by_it() {
     let copied = subscriber.pull(FAR).unwrap();
     assert_eq!(copied.to_vec().unwrap(), b"by upload");
     assert_ne!(copied.address(), sample.address());
+    // The same without waiting for room; the copy is waited for.
+    assert_eq!(publisher.try_push_slice(copied.slice()).unwrap().unwrap().readers, 1);
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"by upload");
+    while publisher.try_push_slice(copied.slice()).unwrap().is_some() {}
     let loan = publisher.loan(10, FAR).unwrap();
     assert_eq!(Some(loan.device().unwrap()), sample.slice().memory().device());
 }
