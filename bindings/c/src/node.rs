@@ -32,7 +32,8 @@ export! {
     fn fabricast_node_options_init(
         options: Filled<'_, RawNodeOptions>[size],
     ) -> i32, c"fill in a node's options" {
-        let size = options.size().min(size_of::<RawNodeOptions>());
+        // The caller's, so that what he sets behind what is known here is noticed.
+        let size = options.size();
         options.put(RawNodeOptions { size, ..RawNodeOptions::usual() });
         Ok(())
     }

@@ -32,7 +32,8 @@ export! {
     fn fabricast_topic_settings_init(
         settings: Filled<'_, RawTopicSettings<'_>>[size],
     ) -> i32, c"fill in a topic's settings" {
-        let size = settings.size().min(size_of::<RawTopicSettings<'_>>());
+        // The caller's, so that what he sets behind what is known here is noticed.
+        let size = settings.size();
         settings.put(RawTopicSettings { size, ..RawTopicSettings::usual() });
         Ok(())
     }
@@ -77,9 +78,9 @@ export! {
         settings: Filled<'_, RawTopicSettings<'_>>[size],
     ) -> i32, c"tell a topic's settings" {
         let topic = topic.find(OPERATION)?;
-        let known = settings.size().min(size_of::<RawTopicSettings<'_>>());
+        let size = settings.size();
         let found = RawTopicSettings::of(&topic.topic.settings()?, Text::of(&topic.memory));
-        settings.put(RawTopicSettings { size: known, ..found });
+        settings.put(RawTopicSettings { size, ..found });
         Ok(())
     }
 }

@@ -16,11 +16,12 @@ pub(crate) trait Argument {
     /// As it comes.
     type Raw: Copy;
 
-    /// Leaves nothing where a value is wanted, whatever fails afterwards.
+    /// Leaves nothing where a value is wanted, whatever fails afterwards. With the size that
+    /// was passed along, if one was.
     ///
     /// # Safety
     /// What it points at, if it is not NULL, is there.
-    unsafe fn clear(_: Self::Raw) {}
+    unsafe fn clear(_: Self::Raw, _: usize) {}
 }
 
 /// What is taken as it is.

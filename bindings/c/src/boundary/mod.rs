@@ -47,7 +47,9 @@ macro_rules! export {
             $crate::boundary::call(OPERATION, || {
                 $(
                     // SAFETY: as below.
-                    unsafe { <$type as $crate::boundary::Argument>::clear($argument) };
+                    unsafe {
+                        <$type as $crate::boundary::Argument>::clear($argument, 0 $(+ $length)?)
+                    };
                 )*
                 $(
                     // SAFETY: the caller keeps to what the header says of this argument.

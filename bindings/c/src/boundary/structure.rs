@@ -33,7 +33,7 @@ pub(crate) struct Out<'a, T> {
 impl<T: Plain> Argument for Out<'_, T> {
     type Raw = *mut T;
 
-    unsafe fn clear(raw: *mut T) {
+    unsafe fn clear(raw: *mut T, _: usize) {
         if !raw.is_null() && raw.is_aligned() {
             // SAFETY: not NULL, aligned, and the caller promised room.
             unsafe { raw.write_bytes(0, 1) };
@@ -55,7 +55,7 @@ impl<T: Plain> Out<'_, T> {
     }
 }
 
-/// A structure that the caller wants filled, as far as he knows it.
+/// A structure that the caller wants filled, as far as he knows it; zeros, if the call fails.
 #[derive(Debug)]
 pub(crate) struct Filled<'a, T> {
     place: *mut u8,
@@ -63,8 +63,15 @@ pub(crate) struct Filled<'a, T> {
     lives: PhantomData<&'a mut T>,
 }
 
-impl<T> Argument for Filled<'_, T> {
+impl<T: Layout> Argument for Filled<'_, T> {
     type Raw = *mut T;
+
+    unsafe fn clear(raw: *mut T, size: usize) {
+        if !raw.is_null() && raw.is_aligned() && is_possible::<T>(size) {
+            // SAFETY: not NULL, and the caller promised room.
+            unsafe { raw.cast::<u8>().write_bytes(0, size) };
+        }
+    }
 }
 
 impl<T: Layout> Filled<'_, T> {
@@ -78,8 +85,6 @@ impl<T: Layout> Filled<'_, T> {
     ) -> Result<Self> {
         check_pointer(operation, name, raw)?;
         check_size::<T>(operation, name, size)?;
-        // SAFETY: not NULL, and the caller promised room.
-        unsafe { raw.cast::<u8>().write_bytes(0, size) };
         Ok(Self { place: raw.cast(), size, lives: PhantomData })
     }
 
@@ -102,8 +107,13 @@ impl<T: Layout> Filled<'_, T> {
 #[derive(Debug)]
 pub(crate) struct MaybeFilled<'a, T>(pub(crate) Option<Filled<'a, T>>);
 
-impl<T> Argument for MaybeFilled<'_, T> {
+impl<T: Layout> Argument for MaybeFilled<'_, T> {
     type Raw = *mut T;
+
+    unsafe fn clear(raw: *mut T, size: usize) {
+        // SAFETY: as the caller promised.
+        unsafe { Filled::<T>::clear(raw, size) };
+    }
 }
 
 impl<T: Layout> MaybeFilled<'_, T> {
@@ -126,8 +136,12 @@ impl<T: Layout> MaybeFilled<'_, T> {
 /// The longest structure that a caller can mean.
 const LONGEST_STRUCTURE: usize = 4096;
 
+fn is_possible<T: Layout>(size: usize) -> bool {
+    (T::OLDEST..=LONGEST_STRUCTURE).contains(&size)
+}
+
 fn check_size<T: Layout>(operation: &'static CStr, name: &str, size: usize) -> Result<()> {
-    if size < T::OLDEST || size > LONGEST_STRUCTURE {
+    if !is_possible::<T>(size) {
         let detail = format_args!(
             "the structure \"{name}\" has a size of {size}: from {} to {LONGEST_STRUCTURE} is possible",
             T::OLDEST

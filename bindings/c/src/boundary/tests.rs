@@ -71,8 +71,8 @@ fn a_place_for_a_value_is_cleared_then_filled() {
     unsafe {
         refused(Out::<u64>::from_c(c"test", "count", ptr::null_mut()));
         refused(Out::<u64>::from_c(c"test", "count", place.as_mut_ptr().byte_add(1)));
-        Out::<u64>::clear(ptr::null_mut());
-        Out::<u64>::clear(place.as_mut_ptr());
+        Out::<u64>::clear(ptr::null_mut(), 0);
+        Out::<u64>::clear(place.as_mut_ptr(), 0);
         assert_eq!(place, [0, u64::MAX]);
         let out = Out::<u64>::from_c(c"test", "count", place.as_mut_ptr()).unwrap();
         out.put(5);
@@ -87,6 +87,7 @@ fn a_structure_is_filled_as_far_as_the_caller_knows_it() {
     let mut later = [u64::MAX; 6];
     // SAFETY: room for six words.
     unsafe {
+        Filled::<RawSent>::clear(later.as_mut_ptr().cast(), 40);
         let filled = Filled::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 40);
         filled.unwrap().put(sent);
         refused(Filled::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 16));
@@ -96,6 +97,61 @@ fn a_structure_is_filled_as_far_as_the_caller_knows_it() {
         assert!(none.unwrap().0.is_none());
     }
     assert_eq!(later, [1, 2, 3, 0, 0, u64::MAX]);
+}
+
+/// As C sees them.
+mod seen {
+    use crate::boundary::{Filled, MaybeFilled};
+    use crate::handle::Handle;
+    use crate::layout::{RawCounters, RawSent};
+    use crate::topic::OpenTopic;
+
+    export! {
+        /// Wants structures of what is no topic.
+        fn test_that_structures_are_cleared(
+            topic: Handle<OpenTopic>,
+            counters: Filled<'_, RawCounters>[size],
+            sent: MaybeFilled<'_, RawSent>[other_size],
+        ) -> i32, c"test" {
+            let _ = (topic, counters, sent);
+            Ok(())
+        }
+    }
+}
+
+#[test]
+fn structures_are_zeros_whatever_fails() {
+    let (mut counters, mut sent) = ([u64::MAX; 5], [u64::MAX; 4]);
+    let fill = |counters: &mut [u64; 5], size, sent: *mut u64| {
+        let (no_topic, counters) = (ptr::null_mut(), counters.as_mut_ptr().cast());
+        // SAFETY: there is room for what is known of both.
+        unsafe { seen::test_that_structures_are_cleared(no_topic, counters, size, sent.cast(), 24) }
+    };
+    let status = fill(&mut counters, 32, sent.as_mut_ptr());
+    assert_eq!(status, Status::BadHandle as i32);
+    assert_eq!((counters, sent), ([0, 0, 0, 0, u64::MAX], [0, 0, 0, u64::MAX]));
+    // A size that cannot be is none that would be believed.
+    let mut untouched = [7; 5];
+    fill(&mut untouched, 8, ptr::null_mut());
+    fill(&mut untouched, 1 << 20, ptr::null_mut());
+    assert_eq!(untouched, [7; 5]);
+}
+
+#[test]
+fn what_was_filled_in_by_an_older_library_is_refused_if_it_says_more() {
+    #[repr(C)]
+    struct Later {
+        known: RawNodeOptions,
+        new: u64,
+    }
+    let mut later = Later { known: RawNodeOptions::usual(), new: 7 };
+    let (place, size) = ((&raw mut later).cast(), size_of::<Later>());
+    // SAFETY: there is room for so much.
+    let status = unsafe { crate::node::fabricast_node_options_init(place, size) };
+    assert_eq!((status, later.known.size, later.new), (0, size, 0));
+    assert!(options((&raw const later).cast()).unwrap().0.is_some());
+    later.new = 1;
+    refused(options((&raw const later).cast()));
 }
 
 fn options(raw: *const RawNodeOptions) -> Result<Options<RawNodeOptions>> {
