@@ -10,15 +10,16 @@
  *         fprintf(stderr, "%s\n", fabricast_error_message());
  *
  * Every function that can fail returns a status, FABRICAST_OK or a number below 0, and then
- * the calling thread can ask what happened (fabricast_error_message). Handles, texts, addresses
- * and numbers that it would have given are NULL or 0 then. Arguments are checked as far as they
+ * the calling thread can ask what happened (fabricast_error_message). Handles, texts, addresses,
+ * numbers and structures that it would have given are NULL or 0 then. Arguments are checked as far as they
  * can be: NULL, sizes, texts (they end with a zero, within 4096 bytes, and are UTF-8), and
  * handles that were closed, are of another kind or never were any. Functions never end the
  * process.
  *
  * Handles are names, not addresses: never follow one. Each is closed by its own function,
  * in any order; closing NULL does nothing. Closing a node, topic, publisher or subscriber does
- * not touch what was made from it, which goes on until it is closed itself.
+ * not touch what was made from it, which goes on until it is closed itself. Closing the last
+ * handle that has to do with a node leaves it, which can take seconds.
  *
  * Functions may be called by any thread. A loan or subscriber is used by one thread at a
  * time; others wait for their turn, no longer than their timeout allows. After a fork the
@@ -87,7 +88,8 @@ size_t fabricast_open_handles(void);
 
 /* ------------------------------------------------------------------------- waiting */
 
-/* How long a call may wait, in nanoseconds. */
+/* How long a call may wait, in nanoseconds: for messages, for room, for its turn. A copy by a
+ * device that has begun is waited for beyond that, for up to 10 seconds. */
 typedef int64_t fabricast_timeout;
 
 #define FABRICAST_NOW ((fabricast_timeout)0)      /* not at all: FABRICAST_E_WOULD_BLOCK */
@@ -234,8 +236,8 @@ fabricast_status fabricast_publisher_push(fabricast_publisher *publisher, const 
  * pointer has to be complete when all is done that was begun on the device's default stream
  * (synchronise a non-blocking stream that writes it first), and may be written again when the
  * call has succeeded; after FABRICAST_E_DEADLINE_EXCEEDED a copy may still be reading it, until
- * the device's work is done. With a topic in host memory or on a stand-in the pointer is any
- * pointer of the host's.
+ * the device's work is done. FABRICAST_NOW does not wait for room, but for the copy. With a topic
+ * in host memory or on a stand-in the pointer is any pointer of the host's.
  */
 fabricast_status fabricast_publisher_push_device(fabricast_publisher *publisher,
                                                  const void *pointer, size_t length,
@@ -278,8 +280,8 @@ typedef struct fabricast_sent {
 /*
  * Publishes it, and closes the handle. What a device writes there has to be complete before:
  * synchronise its stream. With FABRICAST_E_WOULD_BLOCK and FABRICAST_E_DEADLINE_EXCEEDED the
- * loan is as it was and can be published again; with other failures its memory is given back.
- * That nobody subscribes is no failure. sent may be NULL.
+ * loan is as it was and can be published again, and so it is with FABRICAST_E_INVALID_ARGUMENT,
+ * when an argument was refused; with other failures its memory is given back. That nobody subscribes is no failure. sent may be NULL.
  */
 fabricast_status fabricast_loan_publish(fabricast_loan *loan, fabricast_timeout timeout,
                                         fabricast_sent *sent, size_t size);

@@ -19,7 +19,7 @@
  *                                  a subscriber that keeps a message for more seconds than
  *                                  this while others wait for its room is put out: 60 if unset
  *   FABRICAST_DIRECTORY            where the processes meet: if unset, a directory of the
- *                                  user's in XDG_RUNTIME_DIR or /tmp
+ *                                  user's in XDG_RUNTIME_DIR, TMPDIR or /tmp
  *   FABRICAST_BUDGET_HOST,         bytes that all topics together may take of the host's and
  *   FABRICAST_BUDGET_DEVICE        of each device's memory: if unset, a quarter and a half
  *   FABRICAST_SERVICE              embedded (if unset): a process serves the others if none
@@ -31,8 +31,10 @@
  *   _PROVIDER, _SOURCE,            (_LOST_AFTER in seconds, _INSECURE true or false); not at
  *   _LOST_AFTER, _INSECURE         all if the first three are unset
  *
- * Sizes may end in K, M or G. All processes of a topic say the same; who says nothing of
- * size, depth and deadline takes what the first one said.
+ * Sizes may end in K, M or G, and "none" takes back what need not be said. All processes of a
+ * topic say the same; who says nothing of size, depth or deadline takes what the first one said
+ * of it. Topics are reliable, whatever FABRICAST_TOPIC_RELIABILITY says, and FABRICAST_CONFIG is
+ * not read: these are the command's.
  *
  * Functions may be called by any thread. After a fork the child makes handles of its own:
  * those of its parent are refused. A function that fails tells why by

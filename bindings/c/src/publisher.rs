@@ -2,7 +2,6 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::time::Duration;
 
 use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
 
@@ -50,11 +49,7 @@ impl OpenPublisher {
         match (found, timeout) {
             (Found::Host(bytes), _) => return self.push(bytes, timeout),
             (Found::Device(slice), Timeout::Now) => {
-                let pushed = self.publisher.push_slice(slice, Duration::ZERO);
-                pushed.map_err(|error| match error.kind() {
-                    ErrorKind::DeadlineExceeded => NO_ROOM,
-                    _ => error.into(),
-                })?
+                self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?
             }
             (Found::Device(slice), _) => self.publisher.push_slice(slice, timeout.patience())?,
         };
@@ -220,7 +215,10 @@ export! {
             }
             Err(error) => Err(error),
         };
-        loan.close(OPERATION)?.end();
+        // It is no loan any more, also if another thread has closed the handle meanwhile.
+        if let Ok(closed) = loan.close(OPERATION) {
+            closed.end();
+        }
         let done = done?;
         if let Some(sent) = sent.0 {
             sent.put(RawSent::of(&done));

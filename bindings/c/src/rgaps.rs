@@ -5,9 +5,9 @@ mod environment;
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use pubsub::{ErrorKind, Node, Topic};
+use pubsub::{ErrorKind, Node, NodeOptions, Topic};
 
 use self::environment::Environment;
 use crate::boundary::{Range, Text, export};
@@ -35,30 +35,31 @@ pub(crate) struct SimpleSubscriber {
     _node: Arc<Node>,
 }
 
-/// The node that all of this process's share, as long as there are any.
-fn node(operation: &'static CStr, environment: &Environment) -> Result<Arc<Node>> {
-    let mut shared = Registry::current().simple_node.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(node) = shared.upgrade() {
+/// The node that all of this process's share, as long as there are any; another one, if it was
+/// closed because its service was lost.
+fn node(shared: &Mutex<Weak<Node>>, options: NodeOptions) -> Result<Arc<Node>> {
+    let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(node) = shared.upgrade()
+        && node.check().is_ok()
+    {
         return Ok(node);
     }
-    let node = Arc::new(Node::join(environment.node_options(operation)?)?);
+    let node = Arc::new(Node::join(options)?);
     *shared = Arc::downgrade(&node);
     Ok(node)
 }
 
-/// A topic is as the environment says. If that says nothing but where its memory is, whoever
-/// came first may have said more.
+/// A topic is as the environment says. Of what that does not say, whoever came first may have
+/// said more.
 fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
-    let environment = Environment::of_this_process();
+    let environment = Environment::of_this_process(operation)?;
     let settings = environment.topic_settings(operation)?;
-    let node = node(operation, &environment)?;
+    let options = environment.node_options(operation)?;
+    let node = node(&Registry::current().simple_node, options)?;
     let topic = match node.topic(name, &settings) {
-        Err(error)
-            if error.kind() == ErrorKind::SettingsDiffer && !environment.says_what_topics_are() =>
-        {
+        Err(error) if error.kind() == ErrorKind::SettingsDiffer => {
             let topic = node.open(name)?;
-            let found = topic.settings()?;
-            if (found.memory, found.reliability) != (settings.memory, settings.reliability) {
+            if !environment.allows(&settings, &topic.settings()?) {
                 return Err(error.into());
             }
             topic
@@ -125,5 +126,50 @@ export! {
             drop(closed.held.lock().unwrap_or_else(PoisonError::into_inner).take());
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use pubsub::ServiceMode;
+
+    use super::*;
+
+    const FAR: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_node_whose_service_was_lost_is_not_handed_out_again() {
+        let name = format!("fabricast-c-shared-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let serve = || {
+            let options =
+                NodeOptions { directory: directory.clone(), patience: FAR, ..Default::default() };
+            Node::join(options).unwrap()
+        };
+        let outside = |patience| NodeOptions {
+            directory: directory.clone(),
+            service: ServiceMode::Outside,
+            patience,
+            ..NodeOptions::default()
+        };
+        let shared = Mutex::new(Weak::new());
+        let service = serve();
+        let first = node(&shared, outside(Duration::from_millis(500))).unwrap();
+        let same = node(&shared, outside(FAR)).unwrap();
+        assert!(Arc::ptr_eq(&first, &same));
+        drop(service);
+        let end = Instant::now() + FAR;
+        while first.check().is_ok() {
+            assert!(Instant::now() < end, "it does not notice");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let service = serve();
+        let other = node(&shared, outside(FAR)).unwrap();
+        assert!(!Arc::ptr_eq(&first, &other));
+        other.check().unwrap();
+        drop((first, same, other, service));
+        std::fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! What the environment says of the nodes and topics of `rgaps.h`.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::fmt;
 use std::time::Duration;
 
@@ -51,6 +51,14 @@ const NAMES: [&str; 18] = [
     INSECURE,
 ];
 
+/// What need not be at all: `none` takes back what was said, as with the command's settings.
+const OPTIONAL: [&str; 9] =
+    [HOST_BUDGET, DEVICE_BUDGET, LABEL, LISTEN, PEERS, RENDEZVOUS, NODE_NAME, PROVIDER, SOURCE];
+const NOTHING: &str = "none";
+
+/// The longest time that can be said, as with the command's settings: more is a mistake.
+const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+
 /// Whoever pulls keeps a message until the next pull, while he computes: he is not put out
 /// for as long as that may take.
 const USUAL_RELEASE: Duration = Duration::from_secs(60);
@@ -63,13 +71,22 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    pub(super) fn of_this_process() -> Self {
-        Self::of(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    pub(super) fn of_this_process(operation: &'static CStr) -> Result<Self> {
+        Self::of(operation, |name| std::env::var_os(name))
     }
 
-    fn of(value_of: impl Fn(&str) -> Option<String>) -> Self {
-        let said = |name| Some((name, value_of(name).filter(|value| !value.is_empty())?));
-        Self { said: NAMES.into_iter().filter_map(said).collect() }
+    fn of(operation: &'static CStr, value_of: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let mut said = Vec::new();
+        for name in NAMES {
+            let Some(value) = value_of(name).filter(|value| !value.is_empty()) else { continue };
+            let value = value
+                .into_string()
+                .map_err(|_| Failure::invalid(operation, format_args!("{name} is not UTF-8")))?;
+            if !(value == NOTHING && OPTIONAL.contains(&name)) {
+                said.push((name, value));
+            }
+        }
+        Ok(Self { said })
     }
 
     fn get(&self, name: &str) -> Option<&str> {
@@ -99,13 +116,21 @@ impl Environment {
     }
 
     fn seconds(&self, operation: &'static CStr, name: &str) -> Result<Option<Duration>> {
-        let meaning = |value: &str| Duration::try_from_secs_f64(value.parse().ok()?).ok();
-        self.read(operation, name, "5 or 0.25", meaning)
+        let meaning = |value: &str| {
+            let time = Duration::try_from_secs_f64(value.parse().ok()?).ok();
+            time.filter(|time| *time <= LONGEST)
+        };
+        self.read(operation, name, "5 or 0.25, and at most a month", meaning)
     }
 
-    /// Is anything said of topics but where their memory is?
-    pub(super) fn says_what_topics_are(&self) -> bool {
-        [LARGEST, DEPTH, RELEASE].into_iter().any(|name| self.get(name).is_some())
+    /// May a topic that is there be like this? What is said has to be so, and also where its
+    /// memory is and that nothing is left out: whoever uses it relies on these.
+    pub(super) fn allows(&self, wanted: &TopicSettings, found: &TopicSettings) -> bool {
+        let is_said = |name| self.get(name).is_some();
+        (found.memory, found.reliability) == (wanted.memory, wanted.reliability)
+            && (!is_said(LARGEST) || found.largest == wanted.largest)
+            && (!is_said(DEPTH) || found.depth == wanted.depth)
+            && (!is_said(RELEASE) || found.release_deadline == wanted.release_deadline)
     }
 
     pub(super) fn topic_settings(&self, operation: &'static CStr) -> Result<TopicSettings> {
@@ -173,9 +198,47 @@ mod tests {
     use crate::status::Status;
 
     fn environment(said: &[(&str, &str)]) -> Environment {
-        Environment::of(|name| {
-            said.iter().find(|(is, _)| *is == name).map(|(_, value)| (*value).to_owned())
-        })
+        let value_of = |name: &str| {
+            said.iter().find(|(is, _)| *is == name).map(|(_, value)| OsString::from(value))
+        };
+        Environment::of(c"test", value_of).unwrap()
+    }
+
+    #[test]
+    fn only_what_is_said_is_insisted_on() {
+        let said = environment(&[(LARGEST, "4K")]);
+        let wanted = said.topic_settings(c"test").unwrap();
+        let by_another = TopicSettings { largest: 4096, ..TopicSettings::default() };
+        assert_ne!(wanted.release_deadline, by_another.release_deadline);
+        assert!(said.allows(&wanted, &by_another));
+        assert!(!said.allows(&wanted, &TopicSettings { largest: 4097, ..by_another }));
+        let drops = TopicSettings { reliability: Reliability::DropOldest, ..by_another };
+        assert!(!said.allows(&wanted, &drops));
+        let memory = "stand-in:0".parse().unwrap();
+        assert!(!said.allows(&wanted, &TopicSettings { memory, ..by_another }));
+        let nothing = environment(&[]);
+        let wanted = nothing.topic_settings(c"test").unwrap();
+        assert!(nothing.allows(&wanted, &by_another));
+        for (name, value) in [(DEPTH, "3"), (RELEASE, "7")] {
+            let said = environment(&[(name, value)]);
+            assert!(!said.allows(&said.topic_settings(c"test").unwrap(), &by_another));
+        }
+    }
+
+    #[test]
+    fn none_takes_back_what_was_said() {
+        let all: Vec<_> = OPTIONAL.into_iter().map(|name| (name, NOTHING)).collect();
+        let (options, usual) = (environment(&all).node_options(c"test"), NodeOptions::default());
+        let options = options.unwrap();
+        assert_eq!((options.label, options.budgets), (usual.label, usual.budgets));
+        assert_eq!(options.network, None);
+    }
+
+    #[test]
+    fn what_is_not_utf_8_is_refused() {
+        let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(vec![0xff]);
+        let failure = Environment::of(c"test", |name| (name == LABEL).then(|| value.clone()));
+        assert!(failure.unwrap_err().message().contains("FABRICAST_LABEL is not UTF-8"));
     }
 
     #[test]
@@ -185,7 +248,6 @@ mod tests {
         assert_eq!(settings.memory, MemoryPlace::Host);
         assert_eq!(settings.reliability, Reliability::Reliable);
         assert_eq!(settings.largest, 16 << 20);
-        assert!(!environment.says_what_topics_are());
         assert_eq!(environment.node_options(c"test").unwrap().service, ServiceMode::Embedded);
     }
 
@@ -205,7 +267,6 @@ mod tests {
         assert_eq!(settings.memory.to_string(), "cuda:1");
         assert_eq!((settings.largest, settings.depth), (1 << 30, 4));
         assert_eq!(settings.release_deadline, Duration::from_millis(250));
-        assert!(environment.says_what_topics_are());
         let options = environment.node_options(c"test").unwrap();
         assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 10), None));
         assert_eq!(options.service, ServiceMode::Outside);
@@ -235,6 +296,8 @@ mod tests {
             (SERVICE, "none"),
             (PATIENCE, "soon"),
             (PATIENCE, "-1"),
+            (PATIENCE, "1e19"),
+            (PATIENCE, "none"),
             (INSECURE, "2"),
             (HOST_BUDGET, "G"),
         ] {
