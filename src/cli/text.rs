@@ -20,6 +20,24 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     })
 }
 
+/// Writes a line to standard error. If nobody can hear it, there is nobody to be told.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// What others call things, as it can be printed: what would move a cursor or colour a terminal
+/// stands there as its escape.
+pub(crate) fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '"' | '\'' | '\\' => out.push(letter),
+            _ => out.extend(letter.escape_debug()),
+        }
+    }
+    out
+}
+
 /// Bold, on a terminal that has not asked for plain text.
 pub(crate) fn heading(text: &str) -> String {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -82,6 +100,12 @@ mod tests {
         let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
         let text = table(&[row(["a", "long", "x"]), row(["longer", "b", ""])]);
         assert_eq!(text, "a       long  x\nlonger  b\n");
+    }
+
+    #[test]
+    fn what_is_printed_of_others_moves_no_cursor() {
+        assert_eq!(visible("\"tcp\" over \u{e9}th0"), "\"tcp\" over \u{e9}th0");
+        assert_eq!(visible("a\u{1b}[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
     }
 
     #[test]

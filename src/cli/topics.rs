@@ -70,6 +70,7 @@ fn for_people(rows: &[Row]) -> String {
             let served =
                 format!("service {service}, process {process}, \"{}\"", label.escape_debug());
             let listens = listens.as_deref().unwrap_or("not reached by others");
+            let (identity, listens) = (text::visible(identity), text::visible(listens));
             out.push_str(&text::wrapped("node ", &format!("{identity}: {served}; {listens}")));
         }
     }
@@ -98,11 +99,11 @@ fn for_people(rows: &[Row]) -> String {
         let of = users.get(name.as_str()).unwrap_or(&nobody);
         table.push(vec![
             name.escape_debug().to_string(),
-            reliability.clone(),
+            text::visible(reliability),
             depth.to_string(),
             super::size::print(*largest),
             // Of a device, as much of its UUID as tells it from others.
-            place.chars().take(12).collect(),
+            text::visible(&place.chars().take(12).collect::<String>()),
             published.to_string(),
             arrived.to_string(),
             of.publishers.to_string(),
@@ -119,9 +120,9 @@ fn for_people(rows: &[Row]) -> String {
     for row in rows {
         if let Row::Pool { place, is_for_arrivals, bytes, limit, free, blocks } = row {
             let direction = if *is_for_arrivals { "from other nodes" } else { "of this node" };
-            let place: String = place.chars().take(12).collect();
+            let place = text::visible(&place.chars().take(12).collect::<String>());
             let [used, bytes, limit] =
-                [bytes - free.min(bytes), *bytes, *limit].map(|bytes| amount(bytes as f64));
+                [bytes.saturating_sub(*free), *bytes, *limit].map(|bytes| amount(bytes as f64));
             out.push_str(&format!(
                 "memory on {place} for messages {direction}: {used} of {bytes} taken, {limit} allowed, {blocks} blocks\n"
             ));
@@ -266,6 +267,34 @@ pub(super) mod tests {
             "{out}"
         );
         assert!(for_people(&rows()[..1]).contains("no topics"));
+    }
+
+    #[test]
+    fn what_a_node_says_does_not_get_at_the_terminal() {
+        let strange = "\u{1b}]0;".to_owned();
+        let node = Row::Node {
+            identity: strange.clone(),
+            label: strange.clone(),
+            service: 1,
+            process: 1,
+            listens: Some(strange.clone()),
+        };
+        let topic = Row::Topic {
+            name: strange.clone(),
+            number: 0,
+            place: strange.clone(),
+            reliability: strange.clone(),
+            depth: 1,
+            largest: 1,
+            release_microseconds: 1,
+            published: 0,
+            arrived: 0,
+            dropped: 0,
+        };
+        let (bytes, limit, free, blocks) = (1, 1, 1, 1);
+        let pool = Row::Pool { place: strange, is_for_arrivals: true, bytes, limit, free, blocks };
+        let out = for_people(&[node, topic, pool]);
+        assert!(!out.contains('\u{1b}') && out.contains("\\u{1b}]0;"), "{out}");
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PEER")]
     explain: Option<PathBuf>,
     /// Show which messages go from this node to which others, and back
-    #[arg(long, conflicts_with_all = ["explain", "region"])]
+    #[arg(long, conflicts_with_all = ["explain", "region", "policy", "timeout"])]
     topics: bool,
     /// To a region of the agent's, whose descriptor is in this file [default: to typical memory]
     #[arg(long, value_name = "FILE", requires = "explain")]

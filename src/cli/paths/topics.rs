@@ -45,6 +45,7 @@ fn for_people(rows: &[Row]) -> String {
         if let Row::Peer { label, address, is_connected, detail, node } = row {
             let state = if *is_connected { "connected" } else { "not connected" };
             let name = if label.is_empty() { node } else { label };
+            let (address, detail) = (text::visible(address), text::visible(detail));
             let line = format!("\"{}\" at {address}: {state}: {detail}", name.escape_debug());
             out.push_str(&text::wrapped("node ", &line));
         }
@@ -75,8 +76,9 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                 if topic == name_of_topic =>
             {
                 lines.push(format!(
-                    "to \"{}\" by {path}; {messages} messages, {}, {waits} waits for room{}",
+                    "to \"{}\" by {}; {messages} messages, {}, {waits} waits for room{}",
                     name(rows, node).escape_debug(),
+                    text::visible(path),
                     amount(*bytes as f64),
                     times(stages, *messages)
                 ));
@@ -85,8 +87,9 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                 if topic == name_of_topic =>
             {
                 lines.push(format!(
-                    "from \"{}\" by {path}; {messages} messages, {}{}",
+                    "from \"{}\" by {}; {messages} messages, {}{}",
                     name(rows, node).escape_debug(),
+                    text::visible(path),
                     amount(*bytes as f64),
                     times(stages, *messages)
                 ));
@@ -101,7 +104,7 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
 fn times(stages: &[(String, u64)], messages: u64) -> String {
     let each = |(stage, nanoseconds): &(String, u64)| {
         let microseconds = *nanoseconds as f64 / 1000.0 / messages.max(1) as f64;
-        format!("{stage} {microseconds:.1} µs")
+        format!("{} {microseconds:.1} µs", text::visible(stage))
     };
     match stages.is_empty() {
         true => String::new(),
@@ -157,6 +160,30 @@ mod tests {
             assert!(flat.contains(words), "{words}: {out}");
         }
         assert_eq!(for_people(&[]), "no topics\n");
+    }
+
+    #[test]
+    fn what_other_nodes_say_does_not_get_at_the_terminal() {
+        let strange = "\u{1b}[31m".to_owned();
+        let peer = Row::Peer {
+            node: strange.clone(),
+            label: strange.clone(),
+            address: strange.clone(),
+            is_connected: true,
+            detail: strange.clone(),
+        };
+        let received = Row::Received {
+            topic: "camera".to_owned(),
+            node: strange.clone(),
+            path: strange.clone(),
+            messages: 1,
+            bytes: 1,
+            stages: vec![(strange, 1)],
+        };
+        let mut all = rows();
+        all.extend([peer, received]);
+        let out = for_people(&all);
+        assert!(!out.contains('\u{1b}') && out.contains("\\u{1b}[31m"), "{out}");
     }
 
     #[test]
