@@ -41,19 +41,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         true => vec![settings.directory.value],
         false => arguments.directories.clone(),
     };
-    let mut all = Vec::new();
+    let (mut all, mut failures) = (Vec::new(), Vec::new());
     for directory in &directories {
         if !directory.is_dir() {
             let why = format!("there is no directory {}", directory.display());
-            return Err(Failure::new(Exit::NobodyThere, why));
+            failures.push(Failure::new(Exit::NobodyThere, why));
+            continue;
         }
-        all.extend(of_agents(directory, arguments.dry_run)?);
-        all.extend(of_node(directory, arguments.dry_run)?);
+        match of_agents(directory, arguments.dry_run) {
+            Ok(done) => all.extend(done),
+            Err(failure) => failures.push(failure),
+        }
+        match of_node(directory, arguments.dry_run) {
+            Ok(done) => all.extend(done),
+            Err(failure) => failures.push(failure),
+        }
     }
-    match arguments.json {
+    // What was done is told, whatever failed beside it.
+    let told = match arguments.json {
         true => text::print(&format!("{}\n", for_programs(&all, arguments.dry_run))),
+        false if all.is_empty() && !failures.is_empty() => Ok(()),
         false => text::print(&for_people(&all, arguments.dry_run)),
-    }
+    };
+    together(&failures).and(told)
+}
+
+/// All that failed, with the code of what failed first.
+fn together(failures: &[Failure]) -> Result<(), Failure> {
+    let Some(first) = failures.first() else { return Ok(()) };
+    let words: Vec<_> = failures.iter().map(Failure::to_string).collect();
+    Err(Failure::new(first.exit(), words.join("; ")))
 }
 
 fn of_agents(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure> {
