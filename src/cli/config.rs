@@ -29,7 +29,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let settings = arguments.settings.settings()?;
     for variable in strange(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
-        eprintln!("fabricast: the environment has {variable}, which is no setting");
+        text::complain(&format!("fabricast: the environment has {variable}, which is no setting"));
     }
     match arguments.json {
         true => text::print(&format!("{}\n", for_programs(&settings))),

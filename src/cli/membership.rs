@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use pubsub::{
     Budgets, ErrorKind, MemoryPlace, NetworkOptions, Node, NodeOptions, ServiceMode, Topic,
+    TopicSettings,
 };
 
 use super::exit::{Exit, Failure};
 use super::settings::{Entry, Service, Settings};
-use super::signals::{Deadline, SLICE, Signals};
+use super::signals::{Deadline, Signals, interrupted};
+use super::text;
 
 /// How the library is to join, as the settings have it; `name` is the subcommand's.
 pub(crate) fn options(settings: &Settings, name: &str) -> NodeOptions {
@@ -63,6 +65,54 @@ fn check_device(place: MemoryPlace) -> Result<(), Failure> {
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))
 }
 
+/// A topic that somebody made, if anybody has; unless this process is asked to end meanwhile.
+fn find(node: &Node, name: &str, signals: &Signals) -> Result<Option<Topic>, Failure> {
+    let (node, name) = (node.clone(), name.to_owned());
+    match signals.meanwhile(move || node.open(&name))? {
+        // It is there, but its memory is not known here: that does not come with time.
+        Err(error) if error.operation() == MAPPING => Err(without_device(error)),
+        Err(error) if error.kind() == ErrorKind::Unknown => Ok(None),
+        opened => Ok(Some(opened?)),
+    }
+}
+
+/// What the library says that it does when a topic's memory is a device's that it does not see.
+const MAPPING: &str = "map the memory of a topic";
+
+/// A topic in the memory of a device that this process does not see.
+fn without_device(error: pubsub::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::Unknown => Failure::new(Exit::NoProvider, error.to_string()),
+        _ => error.into(),
+    }
+}
+
+/// What a topic is like; that its device is not seen here is said as everywhere else.
+pub(crate) fn settings_of(topic: &Topic) -> Result<TopicSettings, Failure> {
+    topic.settings().map_err(without_device)
+}
+
+/// Opens a topic, or makes it, unless this process is asked to end meanwhile.
+fn make(
+    node: &Node,
+    name: &str,
+    wanted: &TopicSettings,
+    signals: &Signals,
+) -> Result<pubsub::Result<Topic>, Failure> {
+    let (node, name, wanted) = (node.clone(), name.to_owned(), *wanted);
+    signals.meanwhile(move || node.topic(&name, &wanted))
+}
+
+/// The topic, if it exists and is to be taken as it is.
+pub(crate) fn topic_as_it_is(
+    node: &Node,
+    name: &str,
+    settings: &Settings,
+    signals: &Signals,
+) -> Result<Option<Topic>, Failure> {
+    if settings.says_topic() { Ok(None) } else { find(node, name, signals) }
+}
+
 /// Opens a topic to publish in. One that exists is taken as it is, unless the settings say what
 /// it is to be like; one that is made has room for messages of this size, if they do not.
 pub(crate) fn topic_to_publish(
@@ -70,24 +120,29 @@ pub(crate) fn topic_to_publish(
     name: &str,
     settings: &Settings,
     size: Option<u64>,
+    signals: &Signals,
 ) -> Result<Topic, Failure> {
-    let is_open = !settings.says_topic();
-    if is_open {
-        match node.open(name) {
-            Err(error) if error.kind() == ErrorKind::Unknown => {}
-            opened => return Ok(opened?),
-        }
+    if let Some(topic) = topic_as_it_is(node, name, settings, signals)? {
+        return Ok(topic);
     }
     let mut wanted = settings.topic();
     check_device(wanted.memory)?;
     if let (Some(size), false) = (size, settings.largest.is_given()) {
-        wanted.largest = wanted.largest.max(size.checked_next_power_of_two().unwrap_or(size));
+        wanted.largest = wanted.largest.max(in_pages(size));
     }
-    match node.topic(name, &wanted) {
+    match make(node, name, &wanted, signals)? {
         // Somebody made it just now.
-        Err(error) if is_open && error.kind() == ErrorKind::SettingsDiffer => Ok(node.open(name)?),
+        Err(error) if error.kind() == ErrorKind::SettingsDiffer && !settings.says_topic() => {
+            find(node, name, signals)?.ok_or_else(|| error.into())
+        }
         made => Ok(made?),
     }
+}
+
+/// Rounded up to whole pages: more would be asked of the budget for each message of the topic.
+fn in_pages(size: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    size.checked_next_multiple_of(PAGE).unwrap_or(size)
 }
 
 /// Opens a topic to read: made here, if the settings say what it is to be like, or else as
@@ -98,29 +153,39 @@ pub(crate) fn topic_to_read(
     settings: &Settings,
     longest: Option<Duration>,
     signals: &Signals,
-) -> Result<Option<Topic>, Failure> {
+) -> Result<Topic, Failure> {
     if settings.says_topic() {
         check_device(settings.memory.value)?;
-        return Ok(Some(node.topic(name, &settings.topic())?));
+        return Ok(make(node, name, &settings.topic(), signals)??);
     }
     let deadline = Deadline::after(longest);
     let mut is_said = false;
     loop {
-        match node.open(name) {
-            Err(error) if error.kind() == ErrorKind::Unknown && !deadline.is_over() => {}
-            Err(error) if error.kind() == ErrorKind::Unknown => {
-                let why = format!("nobody has made the topic \"{}\"", name.escape_debug());
-                return Err(Failure::new(Exit::Deadline, why));
-            }
-            opened => return Ok(Some(opened?)),
+        if let Some(topic) = find(node, name, signals)? {
+            return Ok(topic);
         }
-        if signals.ask_to_end() {
-            return Ok(None);
+        if deadline.is_over() {
+            let why = format!("nobody has made the topic \"{}\"", name.escape_debug());
+            return Err(Failure::new(Exit::Deadline, why));
         }
         if !is_said {
             is_said = true;
-            eprintln!("fabricast: waiting until somebody makes the topic");
+            text::complain("fabricast: waiting until somebody makes the topic");
         }
-        signals.sleep(SLICE / 2);
+        signals.sleep(deadline.slice() / 2);
+        if signals.ask_to_end() {
+            return Err(interrupted());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_new_topics_are_whole_pages() {
+        let sizes = [1, 4096, 4097, (64 << 20) + 1, u64::MAX].map(in_pages);
+        assert_eq!(sizes, [4096, 4096, 8192, (64 << 20) + 4096, u64::MAX]);
     }
 }

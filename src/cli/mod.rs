@@ -44,7 +44,7 @@ Exit codes:
   5  data arrived altered
   6  nobody is there who was asked for
   7  a message is longer than its topic allows, or the node has no room for it
-  8  messages were missed, or the subscriber was removed for being too slow
+  8  messages of a reliable topic were missed, or the subscriber was removed for being too slow
   9  this user may not use the node
 130  interrupted before it was done
 
@@ -126,7 +126,7 @@ pub(crate) fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.is_silent() {
-                eprintln!("fabricast: {failure}");
+                text::complain(&format!("fabricast: {failure}"));
             }
             failure.exit().into()
         }
@@ -143,14 +143,20 @@ struct Log {
 
 impl Log {
     fn start(&self) -> Result<(), Failure> {
-        let level = match (self.said, std::env::var("FABRICAST_LOG")) {
+        // Set to nothing counts as not set, as with the settings.
+        let named = std::env::var_os("FABRICAST_LOG").filter(|value| !value.is_empty());
+        let level = match (self.said, named) {
             (Some(level), _) => level,
-            (None, Err(_)) => self.usual,
-            (None, Ok(text)) => text.parse().map_err(|_| {
-                let levels = "off, error, warn, info, debug or trace";
-                let why = format!("FABRICAST_LOG is \"{text}\"; it can be {levels}");
-                Failure::new(Exit::Usage, why)
-            })?,
+            (None, None) => self.usual,
+            (None, Some(named)) => {
+                let named = named.to_string_lossy();
+                named.parse().map_err(|_| {
+                    let levels = "off, error, warn, info, debug or trace";
+                    let named = named.escape_debug();
+                    let why = format!("FABRICAST_LOG is \"{named}\"; it can be {levels}");
+                    Failure::new(Exit::Usage, why)
+                })?
+            }
         };
         let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level);
         match goes_to_the_journal() {

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -76,6 +77,14 @@ pub(crate) fn is_ignored(signal: Signal) -> bool {
     // SAFETY: nothing is changed; what is there is written to a valid place.
     let asked = unsafe { libc::sigaction(signal as libc::c_int, std::ptr::null(), &raw mut found) };
     asked == 0 && found.sa_sigaction == libc::SIG_IGN
+}
+
+/// From now on this signal ends this process at once, whatever was to become of it before: it may
+/// have been started not to care, and libraries have handlers of their own.
+pub(crate) fn ends_by(signal: Signal) -> Result<(), Errno> {
+    let usual = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no function of this process is called by it.
+    unsafe { sigaction(signal, &usual) }.map(drop)
 }
 
 /// Ends this process at once, without running anybody's clean-up.

@@ -11,6 +11,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::exit::{Exit, Failure};
+use super::process::ends_by;
 
 /// How long something is waited for that cannot be waited for together with signals.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
@@ -19,8 +20,11 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Signals {
     arriving: SignalFd,
+    these: SigSet,
     is_asked: Cell<bool>,
     hangups: Cell<u64>,
+    /// When a [`glance`](Self::glance) looks again.
+    next: Cell<Instant>,
 }
 
 impl Signals {
@@ -42,13 +46,47 @@ impl Signals {
         let arriving = all.thread_block().and_then(|()| SignalFd::with_flags(&all, flags));
         let arriving = arriving
             .map_err(|error| Failure::failed(format!("catching signals: {}", error.desc())))?;
-        Ok(Self { arriving, is_asked: Cell::new(false), hangups: Cell::new(0) })
+        Ok(Self {
+            arriving,
+            these: all,
+            is_asked: Cell::new(false),
+            hangups: Cell::new(0),
+            next: Cell::new(Instant::now()),
+        })
+    }
+
+    /// From now on they end this process at once: what is still to be done may take
+    /// as long as somebody else likes, and nothing would be left behind.
+    pub(crate) fn let_go(&self) {
+        // One that is there already was meant for what is over.
+        self.look();
+        let mut usual = self.these.iter().map(ends_by);
+        if let Err(error) = usual.try_for_each(|one| one).and_then(|()| self.these.thread_unblock())
+        {
+            tracing::debug!(%error, "signals stay caught");
+        }
     }
 
     /// Was this process asked to end?
     pub(crate) fn ask_to_end(&self) -> bool {
         self.look();
         self.is_asked.get()
+    }
+
+    /// The same for what is done very often: a look at signals is a call of the system, so it
+    /// looks ten times a second only.
+    pub(crate) fn glance(&self) -> bool {
+        let now = Instant::now();
+        if now < self.next.get() {
+            return self.is_asked.get();
+        }
+        self.next.set(now + SLICE);
+        self.ask_to_end()
+    }
+
+    /// Fails once this process was asked to end, by a [`glance`](Self::glance).
+    pub(crate) fn go_on(&self) -> Result<(), Failure> {
+        if self.glance() { Err(interrupted()) } else { Ok(()) }
     }
 
     /// How often its terminal was closed, or it was told to read its settings again.

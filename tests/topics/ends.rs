@@ -1,5 +1,11 @@
 //! How processes end: asked to, too slow, killed; and what they leave.
 
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 
 use crate::house::{House, parse, topic};
@@ -63,6 +69,112 @@ fn one_that_waits_for_messages_can_be_interrupted() {
 }
 
 #[test]
+fn pipes_that_nobody_is_at_can_be_interrupted() {
+    let house = House::open();
+    let _node = house.serve();
+    let (from, to) = (house.pipe("from"), house.pipe("to"));
+    let mut publisher = house.start(&["pub", "t", "--file", &from, "--json"]);
+    let mut sub = house.start(&["sub", "t", "--file", &to]);
+    let mut counting = house.start(&["sub", "t", "--file", &to, "--count", "1", "--json"]);
+    house.wait_until("a publisher", |report| {
+        topic(report, "t").is_some_and(|topic| !topic["publishers"][0].is_null())
+    });
+    for process in [&mut sub, &mut counting] {
+        process.wait_for("waiting until somebody reads");
+    }
+    for process in [&publisher, &sub, &counting] {
+        process.signal(Signal::SIGTERM);
+    }
+    sub.succeed();
+    for process in [&mut publisher, &mut counting] {
+        assert_eq!(process.end().code(), Some(130), "{}", process.error());
+        let said = parse(&process.output());
+        assert_eq!((&said["messages"], &said["complete"]), (&0.into(), &false.into()), "{said}");
+    }
+}
+
+#[test]
+fn one_whose_output_is_not_read_can_be_interrupted_within_a_message() {
+    let house = House::open();
+    let _node = house.serve();
+    let path = house.pipe("pipe");
+    // Reads nothing but the beginning, and does not wait for who writes.
+    let mut reader = OpenOptions::new();
+    reader.read(true).custom_flags(libc::O_NONBLOCK);
+    let reader = reader.open(&path).unwrap();
+    let settings = ["--largest", "1M", "--release-deadline", "600"];
+    let sub = ["sub", "t", "--file", &path, "--json"];
+    let mut sub = house.start(&[&sub[..], &settings].concat());
+    let publish = ["pub", "t", "--pattern", "--size", "1M", "--count", "1", "--wait-for", "1"];
+    let mut publisher = house.start(&[&publish[..], &settings].concat());
+    house.wait_until("a message on its way", |_| {
+        (&reader).read(&mut [0; 1]).is_ok_and(|length| length == 1)
+    });
+    sub.signal(Signal::SIGINT);
+    let read = parse(&sub.succeed());
+    assert_eq!((&read["messages"], &read["bytes"]), (&0.into(), &0.into()), "{read}");
+    publisher.succeed();
+}
+
+#[test]
+fn one_whose_last_line_is_not_read_can_be_interrupted() {
+    let house = House::open();
+    let _node = house.serve();
+    let (_reader, mut full) = std::io::pipe().unwrap();
+    let capacity = nix::fcntl::fcntl(&full, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
+    full.write_all(&vec![0; capacity as usize]).unwrap();
+    let publish = ["pub", "t", "--pattern", "--count", "1", "--wait-for", "1", "--json"];
+    let mut publisher = house.start_to(&publish, full);
+    publisher.wait_for("waiting for 1 subscribers");
+    house.succeed(&["sub", "t", "--check", "--count", "1"]);
+    house.wait_until("that it has left", |report| topic(report, "t").is_none());
+    let status = publisher.interrupt();
+    assert_eq!(status.signal(), Some(Signal::SIGINT as i32), "{status:?} {}", publisher.error());
+}
+
+#[test]
+fn one_that_opens_a_topic_can_be_interrupted() {
+    let house = House::open();
+    let node = house.serve();
+    let mut sub = house.start(&["sub", "never", "--service", "outside", "--patience", "600"]);
+    sub.wait_for("waiting until somebody makes the topic");
+    // It asks again and again: by then it has asked one that does not answer.
+    node.signal(Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(1));
+    sub.signal(Signal::SIGINT);
+    sub.succeed();
+    node.signal(Signal::SIGCONT);
+}
+
+#[test]
+fn programs_are_told_also_of_what_did_not_begin() {
+    let house = House::open();
+    let outside = ["--service", "outside", "--patience", "0.1", "--json"];
+    let mut all = vec![(house.start(&["sub", "never", "--timeout", "0.1", "--json"]), true)];
+    for arguments in [&["sub", "t"][..], &["pub", "t", "--pattern"]] {
+        let elsewhere = ["--directory", &house.path("elsewhere")];
+        all.push((house.start(&[arguments, &outside, &elsewhere].concat()), false));
+    }
+    for (process, has_joined) in &mut all {
+        assert_eq!(process.end().code(), Some(4), "{}", process.error());
+        let said = parse(&process.output());
+        assert_eq!((&said["messages"], &said["complete"]), (&0.into(), &false.into()), "{said}");
+        assert_eq!(said["node"].is_string(), *has_joined, "{said}");
+    }
+}
+
+#[test]
+fn an_error_that_nobody_can_be_told_of_is_one_all_the_same() {
+    let house = House::open();
+    let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
+    for (arguments, code) in [(&["clean", "/nowhere/at/all"][..], 6), (&["config"], 0)] {
+        let mut command = house.command(arguments);
+        command.env("FABRICAST_STRANGE", "1").stderr(full());
+        assert_eq!(command.output().unwrap().status.code(), Some(code), "{arguments:?}");
+    }
+}
+
+#[test]
 fn waits_have_the_end_that_was_asked_for() {
     let house = House::open();
     let wait = ["--timeout", "0.1"];
@@ -101,6 +213,14 @@ fn what_is_no_pattern_is_found() {
     assert_eq!(sub.end().code(), Some(5), "{}", sub.error());
     assert_eq!(parse(&sub.output())["altered"], 2);
     assert!(sub.error().contains("message 1: is none of a pattern"), "{}", sub.error());
+    // That it was interrupted is said, too, but what came is worse.
+    let mut sub = house.start(&["sub", "u", "--check", "--count", "2"]);
+    let publish = ["pub", "u", "--lines", "--wait-for", "1"];
+    assert_eq!(house.run_with(&publish, "a line\n", &[]).0, Some(0));
+    sub.wait_for("message 1: is none of a pattern");
+    sub.signal(Signal::SIGINT);
+    assert_eq!(sub.end().code(), Some(5), "{}", sub.error());
+    assert!(sub.error().contains("; interrupted"), "{}", sub.error());
 }
 
 #[test]
@@ -115,7 +235,9 @@ fn what_a_killed_node_left_is_removed_and_nothing_of_those_that_live() {
     let rehearsal = house.json(&["clean", "--dry-run", "--json"]);
     assert_eq!(rehearsal["removed"][0]["path"], socket.display().to_string(), "{rehearsal}");
     assert!(socket.exists(), "a rehearsal removes nothing");
-    let said = house.succeed(&["clean", &house.node().display().to_string()]);
+    let both = ["clean", "/nowhere/at/all", &house.node().display().to_string()];
+    let (code, said) = house.run(&both);
+    assert_eq!(code, Some(6), "{said}");
     assert!(said.starts_with("removed ") && said.contains("node.sock"), "{said}");
     assert!(!socket.exists());
     assert!(house.succeed(&["clean"]).contains("nothing is there"));

@@ -46,6 +46,26 @@ impl House {
         path
     }
 
+    /// The command, as it is run at the node.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("FABRICAST_") {
+                command.env_remove(name);
+            }
+        }
+        command.args(arguments).env("FABRICAST_DIRECTORY", self.node());
+        command.env_remove("NOTIFY_SOCKET");
+        command
+    }
+
+    /// A pipe with a name.
+    pub(crate) fn pipe(&self, name: &str) -> String {
+        let path = self.path(name);
+        nix::unistd::mkfifo(path.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        path
+    }
+
     /// Begins to run the command at the node.
     pub(crate) fn start(&self, arguments: &[&str]) -> Process {
         self.start_with(arguments, "", &[])
@@ -62,22 +82,23 @@ impl House {
         let path = |what: &str| self.directory.join(format!("{number}.{what}"));
         let (input_file, output, error) = (path("in"), path("out"), path("err"));
         std::fs::write(&input_file, input).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("FABRICAST_") {
-                command.env_remove(name);
-            }
-        }
-        let child = command
-            .args(arguments)
-            .env("FABRICAST_DIRECTORY", self.node())
-            .env_remove("NOTIFY_SOCKET")
-            .envs(environment.iter().copied())
-            .stdin(File::open(input_file).unwrap())
-            .stdout(Stdio::from(File::create(&output).unwrap()))
-            .stderr(Stdio::from(File::create(&error).unwrap()))
-            .spawn()
-            .unwrap();
+        let mut command = self.command(arguments);
+        command.envs(environment.iter().copied());
+        command.stdin(File::open(input_file).unwrap());
+        command.stdout(File::create(&output).unwrap()).stderr(File::create(&error).unwrap());
+        let child = command.spawn().unwrap();
+        Process { child, what: arguments.join(" "), output, error }
+    }
+
+    /// With an output of the test's own.
+    pub(crate) fn start_to(&self, arguments: &[&str], to: impl Into<Stdio>) -> Process {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        let (output, error) = (self.directory.join("none"), format!("{number}.err"));
+        let error = self.directory.join(error);
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::null()).stdout(to).stderr(File::create(&error).unwrap());
+        let child = command.spawn().unwrap();
         Process { child, what: arguments.join(" "), output, error }
     }
 
@@ -194,6 +215,20 @@ impl Process {
         let (output, error) = (self.output(), self.error());
         assert_eq!(status.code(), Some(0), "{}\n{output}\n{error}", self.what);
         output
+    }
+
+    /// Interrupts it again and again: it may not have come to where that ends it.
+    #[track_caller]
+    pub(crate) fn interrupt(&mut self) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "{} does not end: {}", self.what, self.error());
+            self.signal(Signal::SIGINT);
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Waits until it has said something on standard error.

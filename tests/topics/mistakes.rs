@@ -22,6 +22,11 @@ fn options_that_are_none_are_refused() {
     wrong(&house, &["pub", "t", "--rate", "0"], 2, "messages a second");
     wrong(&house, &["sub", "t", "--count", "0"], 2, "at least 1");
     wrong(&house, &["sub", "t", "--file", "a", "--into", "b"], 2, "cannot be used with");
+    for what in ["--check", "--stats", "--json"] {
+        wrong(&house, &["sub", "t", "--lines", what], 2, "--file");
+    }
+    wrong(&house, &["paths", "--topics", "--timeout", "3"], 2, "cannot be used with");
+    wrong(&house, &["paths", "--topics", "--policy", "=cuda-ipc"], 2, "cannot be used with");
     wrong(&house, &["node", "--log", "loud"], 2, "loud");
     wrong(&house, &["node", "--depth", "3"], 2, "--depth");
     assert!(!house.node().exists(), "nobody joined anything");
@@ -44,6 +49,8 @@ fn settings_that_cannot_be_are_refused() {
     }
     let (code, said) = house.run_with(&["config"], "", &[("FABRICAST_CONFIG", &file)]);
     assert_eq!(code, Some(2), "{said}");
+    let log = |level| house.run_with(&["config"], "", &[("FABRICAST_LOG", level)]);
+    assert_eq!((log("").0, log("loud").0), (Some(0), Some(2)));
     let file = house.write("broken.toml", "[topic\n");
     wrong(&house, &["node", "--config", &file], 2, "broken.toml, line 1: ");
     wrong(&house, &["node", "--config", "/nowhere/at/all"], 2, "/nowhere/at/all");
@@ -62,6 +69,9 @@ fn a_message_that_is_too_long_is_refused() {
     house.wait_until("the topic", |report| topic(report, "small").is_some());
     let file = house.write("file", [0; 1025]);
     wrong(&house, &["pub", "small", "--file", &file], 7, "1024");
+    let (code, said) = house.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
+    assert_eq!(code, Some(7), "{said}");
+    assert!(said.contains("more than 1024 bytes"), "{said}");
     drop(sub);
 }
 

@@ -1,12 +1,14 @@
 //! What is published: what comes in, files, or a pattern.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::PollFlags;
 use pubsub::Loan;
 
@@ -19,6 +21,8 @@ const CHUNK: usize = 1 << 20;
 /// The longest message that is put together here, if nothing else is said.
 const LONGEST: u64 = 1 << 30;
 const LOOK: Duration = Duration::from_secs(1);
+/// What is copied to a device at a time, which takes much longer to begin than on the host.
+const PART: usize = 16 << 20;
 
 /// A message, not yet in the memory of its topic.
 #[derive(Debug)]
@@ -37,13 +41,24 @@ impl Message {
         }
     }
 
-    /// Copies it to where it is going to be read.
-    pub(super) fn fill(self, loan: &mut Loan, buffer: &mut Vec<u8>) -> Result<(), Failure> {
+    /// Copies it to where it is going to be read, unless this process is asked to end
+    /// meanwhile.
+    pub(super) fn fill(
+        self,
+        loan: &mut Loan,
+        buffer: &mut Vec<u8>,
+        signals: &Signals,
+    ) -> Result<(), Failure> {
+        let mut write = |offset: u64, part: &[u8]| -> Result<(), Failure> {
+            signals.go_on()?;
+            Ok(loan.write(offset, part)?)
+        };
         match self {
-            Self::Bytes(bytes) => Ok(loan.write(0, &bytes)?),
-            Self::Pattern(content) => {
-                Ok(content.write(buffer, |offset, part| loan.write(offset, part))?)
+            Self::Bytes(bytes) => {
+                let mut parts = bytes.chunks(PART).enumerate();
+                parts.try_for_each(|(at, part)| write((at * PART) as u64, part))
             }
+            Self::Pattern(content) => content.write(buffer, write),
             Self::File { path, mut file, length } => {
                 buffer.resize(CHUNK, 0);
                 let mut offset = 0;
@@ -55,7 +70,7 @@ impl Message {
                         }
                         _ => failed(&path, &error),
                     })?;
-                    loan.write(offset, &buffer[..part])?;
+                    write(offset, &buffer[..part])?;
                     offset += part as u64;
                 }
                 Ok(())
@@ -85,7 +100,8 @@ pub(super) enum Input {
 impl Input {
     /// All of standard input, read to its end.
     pub(super) fn whole(longest: Option<u64>, signals: &Signals) -> Result<Self, Failure> {
-        whole(longest.unwrap_or(LONGEST), signals).map(|bytes| Self::Whole(Some(bytes)))
+        let bytes = whole(&input(&io::stdin()), longest.unwrap_or(LONGEST), signals)?;
+        Ok(Self::Whole(Some(bytes)))
     }
 
     /// How long messages are, where that is known before they are read.
@@ -111,7 +127,7 @@ impl Input {
         match self {
             Self::Whole(bytes) => Ok(bytes.take().map(Message::Bytes)),
             Self::Lines(lines) => Ok(lines.next(longest, signals)?.map(Message::Bytes)),
-            Self::Files(paths) => paths.next().map(|path| open(path, longest)).transpose(),
+            Self::Files(paths) => paths.next().map(|path| open(path, longest, signals)).transpose(),
             Self::Pattern { left: Some(0), .. } => Ok(None),
             Self::Pattern { next, left } => {
                 let content = *next;
@@ -125,18 +141,31 @@ impl Input {
     }
 }
 
-/// A file that has a length is read where it is needed.
-fn open(path: PathBuf, longest: u64) -> Result<Message, Failure> {
-    let opened = File::open(&path).and_then(|file| Ok((file.metadata()?, file)));
+/// A long file is read where it is needed. A short one is read to its end at once, as pipes
+/// are: files that the system makes up have a length that says nothing.
+fn open(path: PathBuf, longest: u64, signals: &Signals) -> Result<Message, Failure> {
+    // Nobody may ever write to a pipe: that is waited for together with signals.
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
+    let opened = opened.and_then(|file| Ok((file.metadata()?, file)));
     let (found, file) = opened.map_err(|error| failed(&path, &error))?;
-    if found.is_file() {
+    if found.is_file() && found.len() > CHUNK as u64 {
         return Ok(Message::File { path, file, length: found.len() });
     }
-    let mut bytes = Vec::new();
-    let read = file.take(longest.saturating_add(1)).read_to_end(&mut bytes);
-    read.map_err(|error| failed(&path, &error))?;
-    check(&bytes, longest)?;
-    Ok(Message::Bytes(bytes))
+    let name = path.display().to_string();
+    whole(&Source { descriptor: file.as_fd(), name: &name }, longest, signals).map(Message::Bytes)
+}
+
+/// Where bytes come from that are put together here.
+#[derive(Debug, Clone, Copy)]
+struct Source<'a> {
+    descriptor: BorrowedFd<'a>,
+    name: &'a str,
+}
+
+/// Standard input.
+fn input(standard: &io::Stdin) -> Source<'_> {
+    Source { descriptor: standard.as_fd(), name: "the input" }
 }
 
 fn check(bytes: &[u8], longest: u64) -> Result<(), Failure> {
@@ -147,33 +176,34 @@ fn check(bytes: &[u8], longest: u64) -> Result<(), Failure> {
     Err(Failure::new(Exit::TooMuch, why))
 }
 
-/// Some bytes of standard input; none at its end.
-fn read(buffer: &mut [u8], signals: &Signals) -> Result<usize, Failure> {
-    let input = io::stdin();
+/// Some bytes of it; none at its end.
+fn read(source: &Source<'_>, buffer: &mut [u8], signals: &Signals) -> Result<usize, Failure> {
     loop {
-        let is_ready = signals.wait_for(input.as_fd(), PollFlags::POLLIN, LOOK);
+        let is_ready = signals.wait_for(source.descriptor, PollFlags::POLLIN, LOOK);
         if signals.ask_to_end() {
             return Err(interrupted());
         }
         if !is_ready {
             continue;
         }
-        match nix::unistd::read(input.as_fd(), buffer) {
+        match nix::unistd::read(source.descriptor, buffer) {
             Ok(length) => return Ok(length),
             Err(Errno::EINTR | Errno::EAGAIN) => {}
             Err(error) => {
-                return Err(Failure::failed(format!("reading the input: {}", error.desc())));
+                let why = format!("reading {}: {}", source.name, error.desc());
+                return Err(Failure::failed(why));
             }
         }
     }
 }
 
-fn whole(longest: u64, signals: &Signals) -> Result<Vec<u8>, Failure> {
+/// All of it, up to its end.
+fn whole(source: &Source<'_>, longest: u64, signals: &Signals) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     loop {
         let length = bytes.len();
         bytes.resize(length + CHUNK, 0);
-        let more = read(&mut bytes[length..], signals)?;
+        let more = read(source, &mut bytes[length..], signals)?;
         bytes.truncate(length + more);
         check(&bytes, longest)?;
         if more == 0 {
@@ -209,7 +239,7 @@ impl Lines {
             check(&self.bytes, longest)?;
             let length = self.bytes.len();
             self.bytes.resize(length + CHUNK / 16, 0);
-            let more = read(&mut self.bytes[length..], signals)?;
+            let more = read(&input(&io::stdin()), &mut self.bytes[length..], signals)?;
             self.bytes.truncate(length + more);
             self.is_over = more == 0;
         }
@@ -277,15 +307,31 @@ mod tests {
     }
 
     #[test]
+    fn files_that_the_system_makes_up_are_read_to_their_end() {
+        let signals = Signals::catch().unwrap();
+        let path = PathBuf::from("/proc/self/stat");
+        assert_eq!(path.metadata().unwrap().len(), 0);
+        let mut input = Input::Files(vec![path.clone(), path].into_iter());
+        let Some(Message::Bytes(bytes)) = input.next(None, &signals).unwrap() else {
+            panic!("short files are read at once")
+        };
+        let number = format!("{} ", std::process::id());
+        assert!(bytes.starts_with(number.as_bytes()), "{bytes:?}");
+        let failure = input.next(Some(8), &signals).unwrap_err();
+        assert_eq!(failure.exit(), Exit::TooMuch);
+    }
+
+    #[test]
     fn files_are_read_where_they_are_needed() {
         let signals = Signals::catch().unwrap();
         let path = std::env::temp_dir().join(format!("fabricast-input-{}", std::process::id()));
-        std::fs::write(&path, "content").unwrap();
+        let length = CHUNK as u64 + 1;
+        std::fs::write(&path, vec![7; length as usize]).unwrap();
         let paths = vec![path.clone(), "/dev/null".into(), "/nowhere/at/all".into()];
         let mut input = Input::Files(paths.into_iter());
-        assert_eq!(input.largest(), Some(7));
+        assert_eq!(input.largest(), Some(length));
         let first = input.next(None, &signals).unwrap().unwrap();
-        assert!(matches!(first, Message::File { length: 7, .. }), "{first:?}");
+        assert!(matches!(first, Message::File { .. }) && first.length() == length, "{first:?}");
         assert_eq!(input.next(None, &signals).unwrap().unwrap().length(), 0);
         assert!(input.next(None, &signals).unwrap_err().to_string().contains("/nowhere/at/all"));
         std::fs::remove_file(path).unwrap();

@@ -5,7 +5,7 @@ mod input;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent, Topic};
+use pubsub::{Attempt, ErrorKind, Publisher, Reliability, Sent, Topic};
 use serde_json::json;
 
 use self::input::{Input, Lines, Message};
@@ -68,26 +68,47 @@ fn rate(text: &str) -> Result<f64, String> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
-    let input = input(arguments, &settings, &signals)?;
-    let node = membership::join(&settings, "pub", &signals)?;
-    let largest = input.largest();
-    let topic = membership::topic_to_publish(&node, &arguments.topic, &settings, largest)?;
-    let mut work = Work::new(arguments, &signals, &node, topic)?;
-    let done = work
-        .wait_for_subscribers()
-        .and_then(|()| work.publish_all(input))
-        .and_then(|()| work.wait_until_released());
-    drop(work.progress.take());
-    let told = work.tell(&done);
+    if arguments.pattern && arguments.size < pattern::HEADER as u64 {
+        let why = format!("--size: a pattern has at least {} bytes", pattern::HEADER);
+        return Err(Failure::new(Exit::Usage, why));
+    }
+    let mut tally = Tally::default();
+    let done = publish(arguments, &settings, &signals, &mut tally);
+    // Whoever reads the last line may be slow, too.
+    signals.let_go();
+    let told = tell(arguments, &tally, &done);
     done.and(told)
 }
 
-fn input(arguments: &Arguments, settings: &Settings, signals: &Signals) -> Result<Input, Failure> {
+/// All that there is to do, up to where it fails; what became of messages stands in the tally.
+fn publish(
+    arguments: &Arguments,
+    settings: &Settings,
+    signals: &Signals,
+    tally: &mut Tally,
+) -> Result<(), Failure> {
+    let node = membership::join(settings, "pub", signals)?;
+    tally.node = Some(node.identity());
+    let name = &arguments.topic;
+    // If it is there, it says how long a message may be.
+    let found = membership::topic_as_it_is(&node, name, settings, signals)?;
+    let longest = match &found {
+        Some(topic) => Some(membership::settings_of(topic)?.largest),
+        None => settings.largest.is_given().then_some(settings.largest.value.0),
+    };
+    let input = input(arguments, longest, signals)?;
+    let topic = match found {
+        Some(topic) => topic,
+        None => membership::topic_to_publish(&node, name, settings, input.largest(), signals)?,
+    };
+    let mut work = Work::new(arguments, signals, topic, tally)?;
+    work.wait_for_subscribers()?;
+    work.publish_all(input)?;
+    work.wait_until_released()
+}
+
+fn input(arguments: &Arguments, longest: Option<u64>, signals: &Signals) -> Result<Input, Failure> {
     if arguments.pattern {
-        if arguments.size < pattern::HEADER as u64 {
-            let why = format!("--size: a pattern has at least {} bytes", pattern::HEADER);
-            return Err(Failure::new(Exit::Usage, why));
-        }
         let next = Content { run: draw(), number: 0, length: arguments.size };
         return Ok(Input::Pattern { next, left: arguments.count });
     }
@@ -97,12 +118,7 @@ fn input(arguments: &Arguments, settings: &Settings, signals: &Signals) -> Resul
     if arguments.lines {
         return Ok(Input::Lines(Lines::default()));
     }
-    Input::whole(longest(settings), signals)
-}
-
-/// How long a message may be, if anybody said it.
-fn longest(settings: &Settings) -> Option<u64> {
-    settings.largest.is_given().then_some(settings.largest.value.0)
+    Input::whole(longest, signals)
 }
 
 /// A number that no other run has.
@@ -114,6 +130,9 @@ fn draw() -> u64 {
 /// What became of messages.
 #[derive(Debug, Default)]
 struct Tally {
+    /// The node's identity, and the publisher's, once they are known.
+    node: Option<String>,
+    publisher: Option<String>,
     messages: u64,
     bytes: u64,
     /// Nobody subscribed.
@@ -131,31 +150,31 @@ struct Work<'a> {
     arguments: &'a Arguments,
     signals: &'a Signals,
     publisher: Publisher,
-    identity: String,
     /// The longest message that the topic takes.
     largest: u64,
     is_reliable: bool,
-    tally: Tally,
-    progress: Option<Progress>,
+    tally: &'a mut Tally,
+    progress: Progress,
 }
 
 impl<'a> Work<'a> {
     fn new(
         arguments: &'a Arguments,
         signals: &'a Signals,
-        node: &Node,
         topic: Topic,
+        tally: &'a mut Tally,
     ) -> Result<Self, Failure> {
-        let settings = topic.settings()?;
+        let settings = membership::settings_of(&topic)?;
+        let publisher = topic.publisher()?;
+        tally.publisher = Some(publisher.id().to_string());
         Ok(Self {
             arguments,
             signals,
-            publisher: topic.publisher()?,
-            identity: node.identity(),
+            publisher,
             largest: settings.largest,
             is_reliable: settings.reliability == Reliability::Reliable,
-            tally: Tally::default(),
-            progress: Some(Progress::start()),
+            tally,
+            progress: Progress::start(),
         })
     }
 
@@ -177,7 +196,7 @@ impl<'a> Work<'a> {
             }
             if !is_said {
                 is_said = true;
-                eprintln!("fabricast: waiting for {wanted} subscribers");
+                text::complain(&format!("fabricast: waiting for {wanted} subscribers"));
             }
             self.signals.sleep(deadline.slice().min(SLICE / 5));
         }
@@ -193,7 +212,7 @@ impl<'a> Work<'a> {
             };
             let length = message.length();
             let sent = self.publish(message, &mut buffer)?;
-            let tally = &mut self.tally;
+            let tally = &mut *self.tally;
             tally.messages += 1;
             tally.bytes += length;
             tally.readers = sent.readers;
@@ -205,18 +224,12 @@ impl<'a> Work<'a> {
     }
 
     fn say(&mut self, what: &str) {
-        if let Some(progress) = &mut self.progress {
-            progress.say(self.tally.messages, self.tally.bytes, what);
-        }
+        self.progress.say(self.tally.messages, self.tally.bytes, what);
     }
 
     /// Waits until it is time for the next message.
     fn keep_to_the_rate(&self, began: Instant) -> Result<(), Failure> {
-        // A look at signals is a call of the system, too dear for each of very many.
-        let is_time_to_look = self.tally.messages.is_multiple_of(64);
-        if is_time_to_look && self.signals.ask_to_end() {
-            return Err(interrupted());
-        }
+        self.signals.go_on()?;
         let Some(rate) = self.arguments.rate else { return Ok(()) };
         let at = Duration::try_from_secs_f64(self.tally.messages as f64 / rate);
         let at = at.unwrap_or(Duration::MAX);
@@ -248,7 +261,7 @@ impl<'a> Work<'a> {
                 }
             },
         };
-        message.fill(&mut loan, buffer)?;
+        message.fill(&mut loan, buffer, self.signals)?;
         loop {
             let since = Instant::now();
             loan = match loan.publish_within(deadline.slice())? {
@@ -291,44 +304,49 @@ impl<'a> Work<'a> {
         self.tally.is_released = self.is_reliable;
         Ok(())
     }
+}
 
-    fn tell(&self, done: &Result<(), Failure>) -> Result<(), Failure> {
-        let Tally { messages, bytes, unwanted, dropped, readers, waited, time, is_released } =
-            self.tally;
-        let per_second = |amount: u64| match time.as_secs_f64() {
-            0.0 => 0.0,
-            seconds => amount as f64 / seconds,
-        };
-        if self.arguments.json {
-            let line = json!({
-                "topic": self.publisher.topic(),
-                "node": self.identity,
-                "publisher": self.publisher.id().to_string(),
-                "messages": messages,
-                "bytes": bytes,
-                "seconds": time.as_secs_f64(),
-                "messages_per_s": per_second(messages),
-                "bytes_per_s": per_second(bytes),
-                "waited_s": waited.as_secs_f64(),
-                "readers": readers,
-                "unwanted": unwanted,
-                "dropped": dropped,
-                "released": is_released,
-                "complete": done.is_ok(),
-            });
-            return text::print(&format!("{line}\n"));
-        }
-        let mut line = format!(
-            "{}: {messages} messages, {}, {}/s",
-            self.publisher.topic(),
-            amount(bytes as f64),
-            amount(per_second(bytes))
-        );
-        for (count, what) in [(dropped, "dropped"), (unwanted, "wanted by nobody")] {
-            if count > 0 {
-                line.push_str(&format!("; {count} {what}"));
-            }
-        }
-        text::print(&format!("{line}\n"))
+/// What was done, also if it was less than all.
+fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Result<(), Failure> {
+    let Tally { messages, bytes, unwanted, dropped, readers, waited, time, is_released, .. } =
+        *tally;
+    let per_second = |amount: u64| match time.as_secs_f64() {
+        0.0 => 0.0,
+        seconds => amount as f64 / seconds,
+    };
+    if arguments.json {
+        let line = json!({
+            "topic": arguments.topic,
+            "node": tally.node,
+            "publisher": tally.publisher,
+            "messages": messages,
+            "bytes": bytes,
+            "seconds": time.as_secs_f64(),
+            "messages_per_s": per_second(messages),
+            "bytes_per_s": per_second(bytes),
+            "waited_s": waited.as_secs_f64(),
+            "readers": readers,
+            "unwanted": unwanted,
+            "dropped": dropped,
+            "released": is_released,
+            "complete": done.is_ok(),
+        });
+        return text::print(&format!("{line}\n"));
     }
+    if tally.publisher.is_none() {
+        // Nothing was begun that there would be something to tell of.
+        return Ok(());
+    }
+    let mut line = format!(
+        "{}: {messages} messages, {}, {}/s",
+        arguments.topic.escape_debug(),
+        amount(bytes as f64),
+        amount(per_second(bytes))
+    );
+    for (count, what) in [(dropped, "dropped"), (unwanted, "wanted by nobody")] {
+        if count > 0 {
+            line.push_str(&format!("; {count} {what}"));
+        }
+    }
+    text::print(&format!("{line}\n"))
 }

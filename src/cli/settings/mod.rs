@@ -32,7 +32,7 @@ declare! {
     Node {
         /// Where the node's socket is: all processes that say the same are at one node.
         directory: PathBuf = usual_directory(),
-            "`$XDG_RUNTIME_DIR/fabricast`, or else `/tmp/fabricast-UID`", anything;
+            "`$XDG_RUNTIME_DIR/fabricast`, or else `fabricast-UID` in `$TMPDIR` or `/tmp`", anything;
         /// What this process calls itself in reports.
         label: Option<String> = None, "`fabricast` and the subcommand", label;
         /// Who serves the node: this process, if nobody does, or always another one.
@@ -191,7 +191,11 @@ impl Settings {
                 continue;
             };
             let origin = Origin::Environment(declaration.variable.clone());
-            say(*entry, &value.to_string_lossy(), origin)?;
+            let Some(text) = value.to_str() else {
+                let why = format!("{origin} is not UTF-8");
+                return Err(Failure::new(Exit::Usage, why));
+            };
+            say(*entry, text, origin)?;
         }
         for (which, text) in options {
             let origin = Origin::Option(TABLE[*which].option.clone());

@@ -210,3 +210,12 @@ fn seconds_are_some_but_not_too_many() {
         assert!(seconds(wrong).is_err(), "{wrong}");
     }
 }
+
+#[test]
+fn variables_that_are_not_utf_8_are_refused() {
+    let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(b"/run/\xff".to_vec());
+    let variable = |name: &str| (name == "FABRICAST_DIRECTORY").then(|| value.clone());
+    let failure = Settings::gather(None, variable, &[]).unwrap_err();
+    assert_eq!(failure.exit(), Exit::Usage);
+    assert_eq!(failure.to_string(), "environment FABRICAST_DIRECTORY is not UTF-8");
+}

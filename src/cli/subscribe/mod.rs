@@ -6,7 +6,7 @@ mod statistics;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Topic};
+use pubsub::{ErrorKind, Event, Reliability, Sample, Subscriber, Topic};
 use serde_json::json;
 
 use self::sink::Sink;
@@ -15,7 +15,7 @@ use super::exit::{Exit, Failure};
 use super::membership;
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, amount};
-use super::settings::{All, Options, seconds};
+use super::settings::{All, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
 use super::{size, text};
 
@@ -57,48 +57,93 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    fn sink(&self) -> Result<Sink, Failure> {
+    fn sink(&self, signals: &Signals) -> Result<Sink, Failure> {
         match (&self.file, &self.into) {
-            (Some(file), _) => Sink::file(file),
+            (Some(file), _) => Sink::file(file, signals),
             (None, Some(directory)) => Sink::directory(directory),
-            (None, None) if self.check || self.stats || self.json => Ok(Sink::Nowhere),
-            (None, None) => Ok(Sink::output()),
+            (None, None) if self.writes() => Ok(Sink::output()),
+            (None, None) => Ok(Sink::Nowhere),
         }
+    }
+
+    /// Do messages go to standard output, if to no file?
+    fn writes(&self) -> bool {
+        !(self.check || self.stats || self.json)
     }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
-    let sink = arguments.sink()?;
-    let node = membership::join(&settings, "sub", &signals)?;
-    let (name, timeout) = (&arguments.topic, arguments.timeout);
-    let topic = membership::topic_to_read(&node, name, &settings, timeout, &signals)?;
-    let Some(topic) = topic else { return end_of(arguments) };
-    let mut work = Work::new(arguments, &signals, &node, topic, sink)?;
-    let done = work.read_all();
-    drop(work.progress.take());
-    let told = work.tell(&done);
-    done.and_then(|()| work.judge()).and(told)
+    if arguments.lines && arguments.file.is_none() && !arguments.writes() {
+        let why = "--lines: messages are written to a file only, with --check, --stats and --json; \
+                   --file says to which";
+        return Err(Failure::new(Exit::Usage, why));
+    }
+    let mut outcome = Outcome::new();
+    let done = match read(arguments, &settings, &signals, &mut outcome) {
+        // Wherever it was: the usual way to end, unless a number of messages was to come.
+        Err(failure) if failure.exit() == interrupted().exit() && arguments.count.is_none() => {
+            Ok(())
+        }
+        done => done,
+    };
+    // Whoever reads the last line may be slow, too.
+    signals.let_go();
+    let told = outcome.tell(arguments, &done);
+    worst(done, outcome.judge()).and(told)
 }
 
-/// Asked to end: the usual way, unless a number of messages was to come.
-fn end_of(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.count.is_some() { Err(interrupted()) } else { Ok(()) }
+/// What is wrong with the data goes before why there was no more of it.
+fn worst(done: Result<(), Failure>, judged: Result<(), Failure>) -> Result<(), Failure> {
+    match (done, judged) {
+        (done, Ok(())) => done,
+        (Err(done), Err(judged)) if !done.is_silent() => {
+            Err(Failure::new(judged.exit(), format!("{judged}; {done}")))
+        }
+        (_, judged) => judged,
+    }
+}
+
+/// All that there is to do, up to where it fails.
+fn read(
+    arguments: &Arguments,
+    settings: &Settings,
+    signals: &Signals,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let sink = arguments.sink(signals)?;
+    let node = membership::join(settings, "sub", signals)?;
+    outcome.node = Some(node.identity());
+    let (name, timeout) = (&arguments.topic, arguments.timeout);
+    let topic = membership::topic_to_read(&node, name, settings, timeout, signals)?;
+    let mut work = Work::new(arguments, signals, topic, sink, outcome)?;
+    let done = work.read_all();
+    work.outcome.missed = work.missed();
+    done
+}
+
+/// What became of messages.
+#[derive(Debug)]
+struct Outcome {
+    /// The node's identity, once it is known.
+    node: Option<String>,
+    is_reliable: bool,
+    has_begun: bool,
+    statistics: Statistics,
+    missed: u64,
+    /// Messages that were not what they should be.
+    altered: u64,
+    publishers_lost: u64,
 }
 
 struct Work<'a> {
     arguments: &'a Arguments,
     signals: &'a Signals,
     subscriber: Subscriber,
-    identity: String,
-    is_reliable: bool,
     sink: Sink,
     checker: Checker,
-    statistics: Statistics,
-    /// Messages that were not what they should be.
-    altered: u64,
-    publishers_lost: u64,
+    outcome: &'a mut Outcome,
     buffer: Vec<u8>,
     progress: Option<Progress>,
 }
@@ -112,34 +157,31 @@ impl<'a> Work<'a> {
     fn new(
         arguments: &'a Arguments,
         signals: &'a Signals,
-        node: &Node,
         topic: Topic,
         sink: Sink,
+        outcome: &'a mut Outcome,
     ) -> Result<Self, Failure> {
+        let settings = membership::settings_of(&topic)?;
+        let subscriber = topic.subscriber()?;
+        outcome.has_begun = true;
+        outcome.is_reliable = settings.reliability == Reliability::Reliable;
         Ok(Self {
             arguments,
             signals,
-            subscriber: topic.subscriber()?,
-            identity: node.identity(),
-            is_reliable: topic.settings()?.reliability == Reliability::Reliable,
+            subscriber,
             progress: (!matches!(sink, Sink::Output(_))).then(Progress::start),
             sink,
             checker: Checker::default(),
-            statistics: Statistics::new(),
-            altered: 0,
-            publishers_lost: 0,
+            outcome,
             buffer: Vec::new(),
         })
     }
 
     fn read_all(&mut self) -> Result<(), Failure> {
         let mut deadline = Deadline::after(self.arguments.timeout);
-        while self.arguments.count.is_none_or(|count| self.statistics.messages < count) {
-            // A look at signals is a call of the system, too dear for each of very many.
-            let is_time_to_look = self.statistics.messages.is_multiple_of(64);
-            if is_time_to_look && self.signals.ask_to_end() {
-                return end_of(self.arguments);
-            }
+        let wanted = self.arguments.count.unwrap_or(u64::MAX);
+        while self.outcome.statistics.messages < wanted {
+            self.signals.go_on()?;
             let pulled = self.subscriber.pull(deadline.slice());
             self.hear_of_events();
             match pulled {
@@ -150,7 +192,7 @@ impl<'a> Work<'a> {
                 }
                 Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
                     if self.signals.ask_to_end() {
-                        return end_of(self.arguments);
+                        return Err(interrupted());
                     }
                     if deadline.is_over() {
                         return Err(Failure::new(Exit::Deadline, "no message came in time"));
@@ -159,7 +201,8 @@ impl<'a> Work<'a> {
                 Err(error) => return Err(error.into()),
             }
             if let Some(progress) = &mut self.progress {
-                progress.say(self.statistics.messages, self.statistics.bytes, "");
+                let Statistics { messages, bytes, .. } = self.outcome.statistics;
+                progress.say(messages, bytes, "");
             }
         }
         Ok(())
@@ -172,7 +215,7 @@ impl<'a> Work<'a> {
                     tracing::info!(missed, "messages were dropped before they were read");
                 }
                 Event::PublisherLost { publisher } => {
-                    self.publishers_lost += 1;
+                    self.outcome.publishers_lost += 1;
                     tracing::warn!(%publisher, "a publisher died");
                 }
                 Event::Evicted { held_for } => {
@@ -186,22 +229,36 @@ impl<'a> Work<'a> {
     fn read(&mut self, sample: &Sample) -> Result<(), Failure> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_nanos() as u64);
-        let length = sample.length();
-        self.statistics.add(length, sample.published_at(), sample.times(), now);
         if self.arguments.check {
-            let read = |offset: u64, to: &mut [u8]| sample.read(offset, to);
-            let (content, fault) = self.checker.check(length, read)?;
-            if let Some(fault) = fault {
-                self.altered += 1;
-                if self.altered <= MOST_TOLD {
-                    let number = content.map(|content| content.number);
-                    say_fault(self.statistics.messages, number, fault);
-                }
+            self.check(sample)?;
+        }
+        if self.sink.takes() {
+            self.write(sample)?;
+        }
+        // Only now has it arrived where it was to go.
+        let (length, published_at) = (sample.length(), sample.published_at());
+        self.outcome.statistics.add(length, published_at, sample.times(), now);
+        Ok(())
+    }
+
+    fn check(&mut self, sample: &Sample) -> Result<(), Failure> {
+        let read = |offset: u64, to: &mut [u8]| -> Result<(), Failure> {
+            self.signals.go_on()?;
+            Ok(sample.read(offset, to)?)
+        };
+        let (content, fault) = self.checker.check(sample.length(), read)?;
+        if let Some(fault) = fault {
+            self.outcome.altered += 1;
+            if self.outcome.altered <= MOST_TOLD {
+                let number = content.map(|content| content.number);
+                say_fault(self.outcome.statistics.messages + 1, number, fault);
             }
         }
-        if !self.sink.takes() {
-            return Ok(());
-        }
+        Ok(())
+    }
+
+    fn write(&mut self, sample: &Sample) -> Result<(), Failure> {
+        let length = sample.length();
         self.sink.begin()?;
         let mut offset = 0;
         while offset < length {
@@ -221,6 +278,20 @@ impl<'a> Work<'a> {
         // What the topic dropped is missing in the numbers of a pattern, too.
         self.subscriber.missed().max(self.checker.missed)
     }
+}
+
+impl Outcome {
+    fn new() -> Self {
+        Self {
+            node: None,
+            is_reliable: false,
+            has_begun: false,
+            statistics: Statistics::new(),
+            missed: 0,
+            altered: 0,
+            publishers_lost: 0,
+        }
+    }
 
     /// What is to be said at the end about messages that came.
     fn judge(&self) -> Result<(), Failure> {
@@ -228,7 +299,7 @@ impl<'a> Work<'a> {
             let why = format!("{} messages were not what they should be", self.altered);
             return Err(Failure::new(Exit::Corrupt, why));
         }
-        match self.missed() {
+        match self.missed {
             missed if missed > 0 && self.is_reliable => {
                 Err(Failure::new(Exit::Missed, format!("{missed} messages are missing")))
             }
@@ -236,48 +307,54 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn tell(&self, done: &Result<(), Failure>) -> Result<(), Failure> {
+    /// What was read, also if it was less than all.
+    fn tell(&self, arguments: &Arguments, done: &Result<(), Failure>) -> Result<(), Failure> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
-        if self.arguments.json {
+        if arguments.json {
             let line = json!({
-                "topic": self.subscriber.topic(),
-                "node": self.identity,
+                "topic": arguments.topic,
+                "node": self.node,
                 "messages": messages,
                 "bytes": bytes,
                 "seconds": self.statistics.time().as_secs_f64(),
                 "messages_per_s": self.statistics.messages_per_second(),
                 "bytes_per_s": per_second,
-                "missed": self.missed(),
-                "altered": self.arguments.check.then_some(self.altered),
+                "missed": self.missed,
+                "altered": arguments.check.then_some(self.altered),
                 "publishers_lost": self.publishers_lost,
                 "latencies": self.statistics.latencies(),
                 "complete": done.is_ok(),
             });
             return text::print(&format!("{line}\n"));
         }
+        if !self.has_begun {
+            // There is nothing to tell of.
+            return Ok(());
+        }
         let mut line = format!(
             "{}: {messages} messages, {}, {}/s",
-            self.subscriber.topic(),
+            arguments.topic.escape_debug(),
             amount(bytes as f64),
             amount(per_second)
         );
-        if self.missed() > 0 {
-            line.push_str(&format!("; {} missed", self.missed()));
+        if self.missed > 0 {
+            line.push_str(&format!("; {} missed", self.missed));
         }
-        if self.arguments.check {
+        if arguments.check {
             line.push_str(&format!("; {} not what they should be", self.altered));
         }
         line.push('\n');
-        if self.arguments.stats {
+        if arguments.stats {
             line.push_str(&text::table(&self.statistics.table()));
         }
-        match self.sink {
+        let is_output = arguments.file.is_none() && arguments.into.is_none() && arguments.writes();
+        if is_output {
             // There, only messages are to be found.
-            Sink::Output(_) => eprint!("{line}"),
-            _ => text::print(&line)?,
+            text::complain(line.trim_end());
+            return Ok(());
         }
-        Ok(())
+        text::print(&line)
     }
 }
 
@@ -289,5 +366,24 @@ fn say_fault(message: u64, number: Option<u64>, fault: Fault) {
         Fault::Altered { at } => format!("was altered at byte {at}"),
         Fault::OutOfOrder { after } => format!("came after number {after}"),
     };
-    eprintln!("fabricast: message {message}{number}: {what}");
+    text::complain(&format!("fabricast: message {message}{number}: {what}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_worst_for_the_data_is_said_and_nothing_is_left_out() {
+        let fail = |exit, why: &str| Err(Failure::new(exit, why));
+        let code = |done, judged| worst(done, judged).map_err(|failure| failure.exit());
+        assert_eq!(code(Ok(()), Ok(())), Ok(()));
+        assert_eq!(code(fail(Exit::Deadline, "late"), Ok(())), Err(Exit::Deadline));
+        assert_eq!(code(Ok(()), fail(Exit::Corrupt, "bad")), Err(Exit::Corrupt));
+        let silent = Err(Failure::silent(Exit::Failed));
+        assert_eq!(code(silent, fail(Exit::Missed, "less")), Err(Exit::Missed));
+        let both = worst(fail(Exit::Interrupted, "interrupted"), fail(Exit::Corrupt, "bad"));
+        let both = both.unwrap_err();
+        assert_eq!((both.exit(), both.to_string().as_str()), (Exit::Corrupt, "bad; interrupted"));
+    }
 }

@@ -1,16 +1,21 @@
 //! Where messages go that were read.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, ErrorKind, IsTerminal};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::{RenameFlags, renameat2};
+use nix::libc;
 use nix::poll::PollFlags;
 
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::signals::{Signals, interrupted};
+use crate::cli::signals::{SLICE, Signals, interrupted};
+use crate::cli::text;
 
 /// A pipe with room has room for so many bytes at least, and takes them without waiting.
 const AT_ONCE: usize = 4096;
@@ -26,7 +31,46 @@ pub(super) enum Sink {
     /// To the end of a file.
     File(PathBuf, File),
     /// Each to a file of its own, numbered.
-    Directory { path: PathBuf, number: u64, part: Option<File> },
+    Directory { path: PathBuf, number: u64, part: Option<Part> },
+}
+
+/// A file whose message is not complete yet. It goes if that does not happen.
+#[derive(Debug)]
+pub(super) struct Part {
+    path: PathBuf,
+    file: File,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Part {
+    /// By a name that nobody else comes upon, and nobody has put there.
+    fn create(target: &Path) -> Result<Self, Failure> {
+        let drawn = std::hash::RandomState::new().build_hasher().finish();
+        let path = target.with_extension(format!("{drawn:016x}.part"));
+        let file = OpenOptions::new().write(true).create_new(true).open(&path);
+        let file = file.map_err(|error| failed(&path, &error))?;
+        Ok(Self { path, file })
+    }
+
+    /// The message is complete: only now does it get its name, which nothing else has.
+    fn finish(self, target: &Path) -> Result<(), Failure> {
+        let here = nix::fcntl::AT_FDCWD;
+        let renamed = renameat2(here, &self.path, here, target, RenameFlags::RENAME_NOREPLACE);
+        match renamed {
+            Ok(()) => Ok(()),
+            // Some filesystems cannot do that, but give a file a second name; the first one goes
+            // with the part.
+            Err(Errno::EINVAL | Errno::ENOSYS) => {
+                std::fs::hard_link(&self.path, target).map_err(|error| failed(target, &error))
+            }
+            Err(error) => Err(failed(target, &error.into())),
+        }
+    }
 }
 
 impl Sink {
@@ -39,10 +83,30 @@ impl Sink {
         Self::Output(if is_file || output.is_terminal() { usize::MAX } else { AT_ONCE })
     }
 
-    pub(super) fn file(path: &Path) -> Result<Self, Failure> {
-        let file = OpenOptions::new().append(true).create(true).open(path);
-        let file = file.map_err(|error| failed(path, &error))?;
-        Ok(Self::File(path.to_owned(), file))
+    /// Waits for who reads, if it is a pipe.
+    pub(super) fn file(path: &Path, signals: &Signals) -> Result<Self, Failure> {
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+        let mut is_said = false;
+        loop {
+            let error = match options.open(path) {
+                Ok(file) => return Ok(Self::File(path.to_owned(), file)),
+                Err(error) => error,
+            };
+            let is_pipe = path.metadata().is_ok_and(|found| found.file_type().is_fifo());
+            if !is_pipe || error.raw_os_error() != Some(libc::ENXIO) {
+                return Err(failed(path, &error));
+            }
+            if !is_said {
+                is_said = true;
+                let line = format!("fabricast: waiting until somebody reads {}", path.display());
+                text::complain(&line);
+            }
+            signals.sleep(SLICE / 2);
+            if signals.ask_to_end() {
+                return Err(interrupted());
+            }
+        }
     }
 
     pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
@@ -64,33 +128,42 @@ impl Sink {
                 let why = io::Error::from(ErrorKind::AlreadyExists);
                 return Err(failed(&target, &why));
             }
-            let name = target.with_extension("part");
-            *part = Some(File::create(&name).map_err(|error| failed(&name, &error))?);
+            *part = Some(Part::create(&target)?);
         }
         Ok(())
     }
 
     pub(super) fn write(&mut self, bytes: &[u8], signals: &Signals) -> Result<(), Failure> {
+        let to_file = |path: &Path, file: &File| {
+            let written = write_all(file.as_fd(), bytes, usize::MAX, signals)?;
+            written.map_err(|error| failed(path, &error.into()))
+        };
         match self {
             Self::Nowhere => Ok(()),
-            Self::Output(at_once) => to_output(bytes, *at_once, signals),
-            Self::File(path, file) => file.write_all(bytes).map_err(|error| failed(path, &error)),
-            Self::Directory { path, part, .. } => match part {
-                Some(part) => part.write_all(bytes).map_err(|error| failed(path, &error)),
-                None => Ok(()),
-            },
+            Self::Output(at_once) => {
+                match write_all(io::stdout().as_fd(), bytes, *at_once, signals)? {
+                    Ok(()) => Ok(()),
+                    // That nobody reads on is no reason for noise, but one to stop.
+                    Err(Errno::EPIPE) => Err(Failure::silent(Exit::Failed)),
+                    Err(error) => {
+                        Err(Failure::failed(format!("writing the output: {}", error.desc())))
+                    }
+                }
+            }
+            Self::File(path, file) => to_file(path, file),
+            Self::Directory { part: Some(part), .. } => to_file(&part.path, &part.file),
+            Self::Directory { .. } => Ok(()),
         }
     }
 
-    /// The message is complete: only now does it get its name, where it has one.
+    /// The message is complete.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
-        if let Self::Directory { path, number, part } = self {
-            *part = None;
-            let target = named(path, *number);
-            std::fs::rename(target.with_extension("part"), &target)
-                .map_err(|error| failed(&target, &error))?;
+        match self {
+            Self::Directory { path, number, part } => {
+                part.take().map_or(Ok(()), |part| part.finish(&named(path, *number)))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -102,24 +175,83 @@ fn failed(path: &Path, error: &io::Error) -> Failure {
     Failure::failed(format!("writing {}: {error}", path.display()))
 }
 
-/// Not at once: whoever reads may be slow, and this process is to hear a signal meanwhile.
-fn to_output(mut bytes: &[u8], at_once: usize, signals: &Signals) -> Result<(), Failure> {
-    let output = io::stdout();
+/// Not at once: whoever reads may be slow, and this process is to hear a signal meanwhile. The
+/// outer failure is that it was asked to end, the inner one the system's.
+fn write_all(
+    to: BorrowedFd<'_>,
+    mut bytes: &[u8],
+    at_once: usize,
+    signals: &Signals,
+) -> Result<Result<(), Errno>, Failure> {
     while !bytes.is_empty() {
-        while !signals.wait_for(output.as_fd(), PollFlags::POLLOUT, LOOK) {
+        signals.go_on()?;
+        while !signals.wait_for(to, PollFlags::POLLOUT, LOOK) {
             if signals.ask_to_end() {
                 return Err(interrupted());
             }
         }
-        match nix::unistd::write(output.as_fd(), &bytes[..bytes.len().min(at_once)]) {
+        match nix::unistd::write(to, &bytes[..bytes.len().min(at_once)]) {
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::EAGAIN | Errno::EINTR) => {}
-            // That nobody reads on is no reason for noise, but one to stop.
-            Err(Errno::EPIPE) => return Err(Failure::silent(Exit::Failed)),
-            Err(error) => {
-                return Err(Failure::failed(format!("writing the output: {}", error.desc())));
-            }
+            Err(error) => return Ok(Err(error)),
         }
     }
-    Ok(())
+    Ok(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("fabricast-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn names(path: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(path).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn two_that_write_to_one_directory_do_not_mix() {
+        let path = directory("sink-two");
+        let signals = Signals::catch().unwrap();
+        let [mut one, mut other] = [(); 2].map(|()| Sink::directory(&path).unwrap());
+        one.begin().unwrap();
+        other.begin().unwrap();
+        one.write(b"one", &signals).unwrap();
+        other.write(b"other", &signals).unwrap();
+        one.end().unwrap();
+        let why = other.end().unwrap_err().to_string();
+        assert!(why.contains("00000001"), "{why}");
+        drop(other);
+        assert_eq!(names(&path), ["00000001"]);
+        assert_eq!(std::fs::read(path.join("00000001")).unwrap(), b"one");
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn links_of_others_are_not_followed_and_parts_do_not_stay() {
+        let path = directory("sink-links");
+        let signals = Signals::catch().unwrap();
+        let victim = path.join("victim");
+        std::fs::write(&victim, "dear").unwrap();
+        std::os::unix::fs::symlink(&victim, path.join("00000001.part")).unwrap();
+        let mut sink = Sink::directory(&path).unwrap();
+        sink.begin().unwrap();
+        sink.write(b"message", &signals).unwrap();
+        sink.end().unwrap();
+        sink.begin().unwrap();
+        sink.write(b"half of", &signals).unwrap();
+        drop(sink);
+        assert_eq!(std::fs::read(&victim).unwrap(), b"dear");
+        assert_eq!(names(&path), ["00000001", "00000001.part", "victim"]);
+        std::fs::remove_dir_all(path).unwrap();
+    }
 }
