@@ -38,7 +38,7 @@ pub struct NodeOptions {
 
 impl NodeOptions {
     /// Where a node is, if nothing else is said: `$FABRICAST_DIRECTORY`, or else a directory of
-    /// this user's in `$XDG_RUNTIME_DIR` or `/tmp`.
+    /// this user's in `$XDG_RUNTIME_DIR`, `$TMPDIR` or `/tmp`.
     #[must_use]
     pub fn usual_directory() -> PathBuf {
         let named = |name| std::env::var_os(name).filter(|value| !value.is_empty());

@@ -34,6 +34,15 @@ static void handles(fabricast_node *node, fabricast_topic *opened)
     CHECK(strstr(fabricast_error_message(), "topic") != NULL);
     CHECK(strcmp(fabricast_error_operation(), "open a publisher") == 0);
 
+    {
+        fabricast_publisher_counters counters;
+
+        memset(&counters, 0xff, sizeof counters);
+        EXPECT(FABRICAST_E_BAD_HANDLE,
+               fabricast_publisher_counters_of(NULL, &counters, sizeof counters));
+        CHECK(counters.messages == 0 && counters.bytes == 0 && counters.dropped == 0);
+    }
+
     DONE(fabricast_publisher_open(opened, &publisher));
     DONE(fabricast_publisher_loan(publisher, 10, LONG, &loan));
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_loan_discard((fabricast_loan *)publisher));

@@ -41,6 +41,51 @@ static void *wait_simply(void *argument)
     return NULL;
 }
 
+static fabricast_loan *loan;
+
+static void *publish_when_there_is_room(void *argument)
+{
+    fabricast_sent sent;
+
+    (void)argument;
+    DONE(fabricast_loan_publish(loan, LONG, &sent, sizeof sent));
+    CHECK(sent.readers == 1);
+    return NULL;
+}
+
+/* What was published is published, also if its handle was closed while it waited for room. */
+static void close_while_publishing(fabricast_node *node)
+{
+    fabricast_topic *full = topic(node, "full", 8, 1);
+    fabricast_sample *sample;
+    pthread_t waiting;
+    int waits, message;
+
+    DONE(fabricast_publisher_open(full, &publisher));
+    DONE(fabricast_subscriber_open(full, &subscriber));
+    DONE(fabricast_publisher_push(publisher, "first", 5, LONG));
+    DONE(fabricast_publisher_loan(publisher, 6, LONG, &loan));
+    DONE(fabricast_loan_write(loan, 0, "second", 6));
+    CHECK(pthread_create(&waiting, NULL, publish_when_there_is_room, NULL) == 0);
+    do {
+        char *json;
+
+        usleep(1000);
+        DONE(fabricast_node_report(node, &json));
+        waits = strstr(json, "\"waits_microseconds\":0") == NULL;
+        DONE(fabricast_text_free(json));
+    } while (!waits);
+    DONE(fabricast_loan_discard(loan));
+    for (message = 0; message < 2; message++) {
+        DONE(fabricast_subscriber_pull(subscriber, LONG, &sample));
+        DONE(fabricast_sample_release(sample));
+    }
+    CHECK(pthread_join(waiting, NULL) == 0);
+    DONE(fabricast_subscriber_close(subscriber));
+    DONE(fabricast_publisher_close(publisher));
+    DONE(fabricast_topic_close(full));
+}
+
 int main(void)
 {
     char name[] = "threads by name";
@@ -96,6 +141,7 @@ int main(void)
 
     DONE(fabricast_publisher_close(publisher));
     DONE(fabricast_topic_close(opened));
+    close_while_publishing(node);
     DONE(fabricast_node_leave(node));
     CHECK(fabricast_open_handles() == 0);
     puts("threads: ok");
