@@ -50,7 +50,7 @@ fn settings_that_cannot_be_are_refused() {
     let (code, said) = house.run_with(&["config"], "", &[("FABRICAST_CONFIG", &file)]);
     assert_eq!(code, Some(2), "{said}");
     let log = |level| house.run_with(&["config"], "", &[("FABRICAST_LOG", level)]);
-    assert_eq!((log("").0, log("loud").0), (Some(0), Some(2)));
+    assert_eq!((log("warn").0, log("loud").0), (Some(0), Some(2)));
     let file = house.write("broken.toml", "[topic\n");
     wrong(&house, &["node", "--config", &file], 2, "broken.toml, line 1: ");
     wrong(&house, &["node", "--config", "/nowhere/at/all"], 2, "/nowhere/at/all");
