@@ -88,8 +88,9 @@ size_t fabricast_open_handles(void);
 
 /* ------------------------------------------------------------------------- waiting */
 
-/* How long a call may wait, in nanoseconds: for messages, for room, for its turn. A copy by a
- * device that has begun is waited for beyond that, for up to 10 seconds. */
+/* How long a call may wait, in nanoseconds: for messages, for room, for its turn. A copy that a
+ * device makes has its own time, counted from its beginning: as long again, or 10 seconds with
+ * FABRICAST_NOW and for bytes of the host's. */
 typedef int64_t fabricast_timeout;
 
 #define FABRICAST_NOW ((fabricast_timeout)0)      /* not at all: FABRICAST_E_WOULD_BLOCK */
