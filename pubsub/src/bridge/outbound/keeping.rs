@@ -72,17 +72,20 @@ impl<W: Wire> Outbound<W> {
         source: &mut (impl Source<W::Place> + ?Sized),
         wire: &mut W,
     ) -> Result<bool> {
+        let mut has_moved = false;
         let connected = self.destinations.iter().filter(|destination| destination.ring.is_some());
         let leader = match connected.map(|destination| destination.next).max() {
             Some(leader) => leader,
             // Where not all is kept nobody here has to wait because nobody there is connected: the
             // newest are kept.
-            None if self.manner.keep.is_some() && !self.destinations.is_empty() => self.end(),
+            None if self.manner.keep.is_some() && !self.destinations.is_empty() => {
+                has_moved |= self.drain(source);
+                self.end()
+            }
             None => return Ok(false),
         };
         // No further than that whoever is ahead misses nothing.
         let ahead = self.manner.keep.map_or(AHEAD, |keep| AHEAD.min(keep as u64 / 2).max(1));
-        let mut has_moved = false;
         while self.end() - leader < ahead {
             let Ok(victim) = self.room(leader) else {
                 self.is_full(now, wire);
@@ -117,6 +120,19 @@ impl<W: Wire> Outbound<W> {
             self.entry(*number).is_some_and(|entry| !entry.is_gone) && !self.is_used(*number)
         };
         (self.first..leader).find(may_go).map(Some).ok_or(Full)
+    }
+
+    /// Lets go of the oldest as soon as as many are held as may be: while all of them are, nobody
+    /// here can publish one that would take its place. True if any went.
+    fn drain(&mut self, source: &mut (impl Source<W::Place> + ?Sized)) -> bool {
+        let most = self.manner.keep.unwrap_or(usize::MAX);
+        let mut has_moved = false;
+        while self.entries.len() - self.gone >= most {
+            let Ok(Some(oldest)) = self.room(self.end()) else { break };
+            self.let_go_of(oldest, source);
+            has_moved = true;
+        }
+        has_moved
     }
 
     fn let_go_of(&mut self, number: u64, source: &mut (impl Source<W::Place> + ?Sized)) {
