@@ -60,7 +60,7 @@ impl Company {
         self.found(from, rail, Missing::Visit(visit), label, tell);
     }
 
-    /// Is this session of a guest not over?
+    /// Is a guest still there under this number, which it does not have twice?
     pub(super) fn is_here(&self, rail: usize, session: u64) -> bool {
         self.visits.contains_key(&(rail, session))
     }
