@@ -7,7 +7,6 @@
 //! much to do.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::sync::{Arc, PoisonError};
 
 use super::Stream;
@@ -53,15 +52,28 @@ pub enum BlocksBy {
     Loop,
 }
 
-impl BlocksBy {
-    /// Blocks shorter than this go by a kernel.
-    fn kernel_below(self, blocks: impl Iterator<Item = Block>) -> u64 {
-        let small = blocks.filter(|block| (1..LARGE).contains(&block.length));
-        match self {
-            Self::Kernel => u64::MAX,
-            Self::Loop => 0,
-            Self::Best if small.take(FEW + 1).count() <= FEW => 0,
-            Self::Best => LARGE,
+/// How many blocks of a request are how long; empty ones are not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Census {
+    small: usize,
+    large: usize,
+}
+
+impl Census {
+    #[inline]
+    fn count(&mut self, block: &Block) {
+        self.large += usize::from(block.length >= LARGE);
+        self.small += usize::from((1..LARGE).contains(&block.length));
+    }
+
+    /// Blocks shorter than this go by a kernel, and whether there are any; and whether there are
+    /// others, which go by the copy engine.
+    fn split(self, by: BlocksBy) -> (u64, bool, bool) {
+        let Self { small, large } = self;
+        match by {
+            BlocksBy::Kernel => (u64::MAX, small + large > 0, false),
+            BlocksBy::Best if small > FEW => (LARGE, true, large > 0),
+            BlocksBy::Loop | BlocksBy::Best => (0, false, small + large > 0),
         }
     }
 }
@@ -114,61 +126,91 @@ impl Stream {
         self.check_reach(operation, to)?;
         self.check_reach(operation, from)?;
         let limits = (to.length(), from.length());
-        self.check_blocks(operation, limits, blocks.clone())?;
-        let below = by.kernel_below(blocks.clone());
+        let census = self.check_blocks(operation, limits, blocks.clone())?;
+        let (below, by_kernel, by_engine) = census.split(by);
         let bases = (to.address(), from.address());
-        // What is safe may not depend on an iterator that gives the same blocks each time.
-        let are_same = Cell::new(true);
-        let fits = |block: &Block| {
-            are_same.set(are_same.get() && outside(limits, block).is_none());
-            are_same.get()
-        };
+        let mut are_same = true;
         // These first: the device is at them while the host writes lists.
-        let large = blocks.clone().take_while(fits).filter(|block| block.length >= below.max(1));
-        let mut copies = large.peekable();
-        while copies.peek().is_some() {
-            self.begin_with(operation, &[to, from], None, |raw| {
-                copies.by_ref().take(COPIES).try_for_each(|block| {
-                    // SAFETY: inside of the ranges, which are kept alive until an event behind
-                    // the copies is done.
-                    unsafe { raw.copy(bases.0 + block.to, bases.1 + block.from, block.length) }
-                })
-            })?;
+        if by_engine {
+            let mut copies = Checked { blocks: blocks.clone(), limits, are_same: true };
+            let mut next = copies.next_of(|length| length >= below.max(1));
+            while next.is_some() {
+                self.begin_with(operation, &[to, from], None, |raw| {
+                    for _ in 0..COPIES {
+                        let Some(block) = next else { break };
+                        // SAFETY: inside of the ranges, which are kept alive until an event
+                        // behind the copies is done.
+                        unsafe {
+                            raw.copy(bases.0 + block.to, bases.1 + block.from, block.length)?;
+                        }
+                        next = copies.next_of(|length| length >= below.max(1));
+                    }
+                    Ok(())
+                })?;
+            }
+            are_same &= copies.are_same;
         }
-        let small = blocks.take_while(fits).filter(|block| block.length < below);
-        let mut entries = small.flat_map(|block| pieces(block, bases)).peekable();
-        while entries.peek().is_some() {
-            let list = self.list()?;
-            let (count, bytes) = write(&*list, entries.by_ref().take(ENTRIES));
-            self.begin_with(operation, &[to, from], Some(&list), |raw| {
-                // SAFETY: inside of the ranges; they and the list, which nobody else has, are
-                // kept until an event behind it is done.
-                unsafe { raw.copy_list(list.address(), count, bytes) }
-            })?;
+        if by_kernel {
+            let blocks = Checked { blocks, limits, are_same: true };
+            let mut pieces = Pieces { blocks, below, bases, rest: Block::default() };
+            loop {
+                let list = self.list()?;
+                let (count, bytes) = pieces.write(&*list);
+                if count == 0 {
+                    break;
+                }
+                self.begin_with(operation, &[to, from], Some(&list), |raw| {
+                    // SAFETY: inside of the ranges; they and the list, which nobody else has, are
+                    // kept until an event behind it is done.
+                    unsafe { raw.copy_list(list.address(), count, bytes) }
+                })?;
+                if (count as usize) < ENTRIES {
+                    break;
+                }
+            }
+            are_same &= pieces.blocks.are_same;
         }
-        if are_same.get() {
+        if are_same {
             return Ok(());
         }
         let detail = "other blocks came when they were gone through again";
         Err(self.refuse(operation, ErrorKind::OutOfBounds, detail.to_owned()))
     }
 
+    /// Whether all lie inside of the ranges, and how long they are.
     fn check_blocks(
         &self,
         operation: &'static str,
         limits: (u64, u64),
         blocks: impl Iterator<Item = Block>,
-    ) -> Result<()> {
+    ) -> Result<Census> {
+        let mut census = Census::default();
         for (number, block) in blocks.enumerate() {
-            if let Some((side, offset, limit)) = outside(limits, &block) {
-                let detail = format!(
-                    "block {number}: {} bytes, {side} {offset} on, of a range of {limit} bytes",
-                    block.length
-                );
-                return Err(self.refuse(operation, ErrorKind::OutOfBounds, detail));
+            if !is_inside(limits, &block) {
+                return Err(self.beyond(operation, limits, number, block));
             }
+            census.count(&block);
         }
-        Ok(())
+        Ok(census)
+    }
+
+    #[cold]
+    fn beyond(
+        &self,
+        operation: &'static str,
+        limits: (u64, u64),
+        number: usize,
+        block: Block,
+    ) -> Error {
+        let (side, offset, limit) = match ends_inside(block.to, block.length, limits.0) {
+            true => ("from", block.from, limits.1),
+            false => ("to", block.to, limits.0),
+        };
+        let length = block.length;
+        let detail = format!(
+            "block {number}: {length} bytes, {side} {offset} on, of a range of {limit} bytes"
+        );
+        self.refuse(operation, ErrorKind::OutOfBounds, detail)
     }
 
     /// Room for a list, which is the caller's until what uses it is done: as many are made as
@@ -195,38 +237,82 @@ impl Stream {
     }
 }
 
-/// The side on which a block reaches beyond its range, where it begins, and how long the range is.
-fn outside((to, from): (u64, u64), block: &Block) -> Option<(&'static str, u64, u64)> {
-    let sides = [("to", block.to, to), ("from", block.from, from)];
-    sides
-        .into_iter()
-        .find(|(_, offset, limit)| offset.checked_add(block.length).is_none_or(|end| end > *limit))
+#[inline]
+fn ends_inside(offset: u64, length: u64, limit: u64) -> bool {
+    offset.checked_add(length).is_some_and(|end| end <= limit)
 }
 
-/// A block in pieces, as entries of a list.
-fn pieces(block: Block, (to, from): (u64, u64)) -> impl Iterator<Item = Entry> {
-    (0..block.length).step_by(PIECE as usize).map(move |at| Entry {
-        to: to + block.to + at,
-        from: from + block.from + at,
-        length: PIECE.min(block.length - at),
-    })
+#[inline]
+fn is_inside((to, from): (u64, u64), block: &Block) -> bool {
+    ends_inside(block.to, block.length, to) && ends_inside(block.from, block.length, from)
 }
 
-/// Writes a list. Gives the number of its entries, and of their bytes.
-fn write(list: &dyn HostBlock, entries: impl Iterator<Item = Entry>) -> (u32, u64) {
-    let place = list.address() as *mut Entry;
-    let (mut count, mut bytes) = (0, 0);
-    for entry in entries.take(ENTRIES) {
-        // SAFETY: there is room for so many; nobody but the caller has the list.
-        unsafe { place.add(count).write(entry) };
-        count += 1;
-        bytes += entry.length;
+/// Blocks that are gone through again. What is safe may not depend on an iterator that gives the
+/// same ones each time: each is checked again, and what comes behind one that is wrong is left.
+struct Checked<I> {
+    blocks: I,
+    limits: (u64, u64),
+    are_same: bool,
+}
+
+impl<I: Iterator<Item = Block>> Checked<I> {
+    /// The next one of such a length.
+    #[inline]
+    fn next_of(&mut self, is_meant: impl Fn(u64) -> bool) -> Option<Block> {
+        while self.are_same {
+            let block = self.blocks.next()?;
+            self.are_same = is_inside(self.limits, &block);
+            if self.are_same && is_meant(block.length) {
+                return Some(block);
+            }
+        }
+        None
     }
-    (count as u32, bytes)
+}
+
+/// Blocks in pieces, as entries of lists.
+struct Pieces<I> {
+    blocks: Checked<I>,
+    /// Only blocks shorter than this.
+    below: u64,
+    /// Where the ranges begin, to and from.
+    bases: (u64, u64),
+    /// What is left of the last block.
+    rest: Block,
+}
+
+impl<I: Iterator<Item = Block>> Pieces<I> {
+    #[inline]
+    fn next(&mut self) -> Option<Entry> {
+        if self.rest.length == 0 {
+            let below = self.below;
+            self.rest = self.blocks.next_of(|length| length > 0 && length < below)?;
+        }
+        let Block { to, from, length } = self.rest;
+        let piece = length.min(PIECE);
+        self.rest = Block { to: to + piece, from: from + piece, length: length - piece };
+        Some(Entry { to: self.bases.0 + to, from: self.bases.1 + from, length: piece })
+    }
+
+    /// Writes a list. Gives the number of its entries, and of their bytes.
+    fn write(&mut self, list: &dyn HostBlock) -> (u32, u64) {
+        let place = list.address() as *mut Entry;
+        let (mut count, mut bytes) = (0, 0);
+        while count < ENTRIES {
+            let Some(entry) = self.next() else { break };
+            // SAFETY: there is room for so many; nobody but the caller has the list.
+            unsafe { place.add(count).write(entry) };
+            count += 1;
+            bytes += entry.length;
+        }
+        (count as u32, bytes)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::{Device, PATIENCE};
 
@@ -235,32 +321,50 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_block() {
-        for length in [0, 1, 15, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 5 * PIECE + 77] {
-            let block = Block { to: 1003, from: 7, length };
-            let found: Vec<_> = pieces(block, (1 << 40, 1 << 41)).collect();
-            assert_eq!(found.len() as u64, length.div_ceil(PIECE));
-            let mut at = 0;
-            for piece in found {
-                assert_eq!(piece.to, (1 << 40) + 1003 + at);
-                assert_eq!(piece.from, (1 << 41) + 7 + at);
-                assert!((1..=PIECE).contains(&piece.length));
-                at += piece.length;
+    fn pieces_are_the_blocks() {
+        let lengths = [0, 1, 15, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 5 * PIECE + 77];
+        let list: Vec<_> =
+            lengths.iter().map(|length| Block { to: 1003, from: 7, length: *length }).collect();
+        for below in [u64::MAX, PIECE] {
+            let blocks = Checked {
+                blocks: list.iter().copied(),
+                limits: (1 << 30, 1 << 30),
+                are_same: true,
+            };
+            let mut pieces =
+                Pieces { blocks, below, bases: (1 << 40, 1 << 41), rest: Block::default() };
+            for length in lengths.into_iter().filter(|length| *length < below) {
+                let mut at = 0;
+                for _ in 0..length.div_ceil(PIECE) {
+                    let piece = pieces.next().unwrap();
+                    assert_eq!(piece.to, (1 << 40) + 1003 + at);
+                    assert_eq!(piece.from, (1 << 41) + 7 + at);
+                    assert!((1..=PIECE).contains(&piece.length));
+                    at += piece.length;
+                }
+                assert_eq!(at, length);
             }
-            assert_eq!(at, length);
+            assert!(pieces.next().is_none() && pieces.blocks.are_same);
         }
     }
 
     #[test]
     fn what_goes_by_a_kernel() {
         let many = blocks(&[100, LARGE - 1, LARGE, 5 * LARGE, 1, 0]);
-        let below = |by: BlocksBy, blocks: &[Block]| by.kernel_below(blocks.iter().copied());
-        assert_eq!(below(BlocksBy::Best, &many), LARGE);
-        assert_eq!(below(BlocksBy::Best, &many[1..5]), 0, "two of them are small");
-        assert_eq!(below(BlocksBy::Best, &many[..2]), 0);
-        assert_eq!(below(BlocksBy::Best, &[]), 0);
-        assert_eq!(below(BlocksBy::Kernel, &many[..1]), u64::MAX);
-        assert_eq!(below(BlocksBy::Loop, &many), 0);
+        let split = |by: BlocksBy, blocks: &[Block]| {
+            let mut census = Census::default();
+            blocks.iter().for_each(|block| census.count(block));
+            census.split(by)
+        };
+        assert_eq!(split(BlocksBy::Best, &many), (LARGE, true, true));
+        assert_eq!(split(BlocksBy::Best, &many[1..5]), (0, false, true), "two of them are small");
+        assert_eq!(split(BlocksBy::Best, &many[..2]), (0, false, true));
+        assert_eq!(split(BlocksBy::Best, &blocks(&[1, 2, 3])), (LARGE, true, false));
+        assert_eq!(split(BlocksBy::Best, &blocks(&[0, 0, 0])), (0, false, false));
+        assert_eq!(split(BlocksBy::Best, &[]), (0, false, false));
+        assert_eq!(split(BlocksBy::Kernel, &many[..1]), (u64::MAX, true, false));
+        assert_eq!(split(BlocksBy::Kernel, &many[5..]), (u64::MAX, false, false));
+        assert_eq!(split(BlocksBy::Loop, &many), (0, false, true));
     }
 
     /// An iterator that gives other blocks each time is wrong, but safe code.
@@ -269,7 +373,7 @@ mod tests {
         let device = Device::open("stand-in:1".parse().unwrap()).unwrap();
         let memory = device.allocate(1 << 20).unwrap();
         let (whole, stream) = (memory.whole(), device.stream().unwrap());
-        for (good, by) in [(300, BlocksBy::Loop), (600, BlocksBy::Kernel), (300, BlocksBy::Best)] {
+        for (good, by) in [(300, BlocksBy::Loop), (450, BlocksBy::Kernel), (300, BlocksBy::Best)] {
             let given = Cell::new(0);
             let liar = (0..300).map(|_| {
                 given.set(given.get() + 1);

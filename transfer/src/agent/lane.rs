@@ -181,6 +181,9 @@ fn copy(stream: &Stream, request: Request<'_>) -> gpu::Result<()> {
             let Block { to: at, from: of, length } = block;
             stream.copy(&to.slice(at, length)?, &from.slice(of, length)?)
         }
-        None => stream.copy_each(to, from, blocks.each(), by),
+        None => match blocks.rows() {
+            Some(rows) => stream.copy_each(to, from, rows.iter(), by),
+            None => stream.copy_blocks(to, from, blocks.list(), by),
+        },
     }
 }

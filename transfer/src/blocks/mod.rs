@@ -105,6 +105,14 @@ impl<'a> Blocks<'a> {
         matches!(self.0, Kind::List([]))
     }
 
+    /// The list; empty if they are [rows](Self::rows).
+    pub(crate) fn list(self) -> &'a [Block] {
+        match self.0 {
+            Kind::List(list) => list,
+            Kind::Strided(_) => &[],
+        }
+    }
+
     /// What describes them, if they are no list.
     pub(crate) fn rows(self) -> Option<&'a Strided> {
         match self.0 {
