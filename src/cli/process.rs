@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
-use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -27,12 +27,51 @@ const STUCK: Duration = Duration::from_secs(30);
 /// The child to end if this process is stuck; 0: none.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// Runs the calling thread on this core only.
+/// Runs the calling thread on this core only, and threads and processes that it starts.
 pub(crate) fn pin(core: usize) -> Result<(), Failure> {
+    confine(&[core])
+}
+
+/// Runs the calling thread on these cores only, and threads and processes that it starts; wherever
+/// it ran before, if there are none.
+pub(crate) fn confine(cores: &[usize]) -> Result<(), Failure> {
     let mut set = CpuSet::new();
-    set.set(core).and_then(|()| sched_setaffinity(Pid::from_raw(0), &set)).map_err(|error| {
-        Failure::new(Exit::Usage, format!("cannot run on core {core}: {}", error.desc()))
-    })
+    for core in cores {
+        set.set(*core).map_err(|error| no_core(*core, error))?;
+    }
+    match cores.first() {
+        Some(core) => {
+            sched_setaffinity(Pid::from_raw(0), &set).map_err(|error| no_core(*core, error))
+        }
+        None => Ok(()),
+    }
+}
+
+fn no_core(core: usize, error: Errno) -> Failure {
+    Failure::new(Exit::Usage, format!("cannot run on core {core}: {}", error.desc()))
+}
+
+/// Where the calling thread may run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Affinity(CpuSet);
+
+impl Affinity {
+    /// As it is now.
+    pub(crate) fn now() -> Result<Self, Failure> {
+        let found = sched_getaffinity(Pid::from_raw(0));
+        found.map(Self).map_err(|error| Failure::failed(format!("sched_getaffinity: {error}")))
+    }
+
+    /// Is this core one of them?
+    pub(crate) fn has(self, core: usize) -> bool {
+        self.0.is_set(core).unwrap_or(false)
+    }
+
+    /// Runs it there again.
+    pub(crate) fn restore(self) -> Result<(), Failure> {
+        sched_setaffinity(Pid::from_raw(0), &self.0)
+            .map_err(|error| Failure::failed(format!("sched_setaffinity: {error}")))
+    }
 }
 
 /// How often the system gave this process's core to another that did not wait for it.

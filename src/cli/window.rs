@@ -11,6 +11,8 @@ pub(crate) const HEADER: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"fbwindow");
 /// Bytes of a window.
 const PART: usize = 1 << 20;
+/// Bytes at the end that tell one message from another.
+const LAST: usize = 8;
 /// Between two windows, at least: they begin at words.
 const STEP: usize = 8;
 
@@ -38,6 +40,16 @@ impl Content {
             to.copy_from_slice(&word.to_le_bytes());
         }
         bytes
+    }
+}
+
+impl Content {
+    /// Where the last bytes that are not its header's begin; None if there are none.
+    fn last(self) -> Option<u64> {
+        let end_of_windows = self.length.checked_sub(1)? / PART as u64 * PART as u64;
+        let last = self.length.saturating_sub(LAST as u64);
+        let last = last.max(end_of_windows).max(HEADER as u64);
+        (last < self.length).then_some(last)
     }
 }
 
@@ -90,6 +102,35 @@ impl Windows {
             offset += bytes.len() as u64;
         }
         Ok(())
+    }
+
+    /// Gives what a message begins and ends with, with the offset of each.
+    pub(crate) fn write_ends<E>(
+        &self,
+        content: Content,
+        mut part: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        part(0, &content.header())?;
+        match content.last() {
+            Some(last) => part(last, self.part(content, last)),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads what a message begins and ends with. Is it right?
+    pub(crate) fn check_ends<E>(
+        &self,
+        content: Content,
+        mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let mut header = [0; HEADER];
+        read(0, &mut header)?;
+        let Some(last) = content.last() else { return Ok(header == content.header()) };
+        let expected = self.part(content, last);
+        let mut found = [0; LAST];
+        let found = &mut found[..expected.len()];
+        read(last, found)?;
+        Ok(header == content.header() && found == expected)
     }
 
     /// Reads a message by parts, and says what is wrong with it.
@@ -157,6 +198,36 @@ mod tests {
             let bytes = message(&windows, content);
             assert_eq!(bytes.len() as u64, length);
             assert_eq!(check(&mut windows, content, &bytes), None, "{length}");
+        }
+    }
+
+    #[test]
+    fn ends_are_those_of_the_whole() {
+        let part = PART as u64;
+        for length in [32, 33, 39, 40, 64, part - 3, part, part + 1, part + 8, 3 * part + 5] {
+            let windows = Windows::new();
+            let content = Content { run: 3, number: length, length };
+            let whole = message(&windows, content);
+            let mut ends = vec![0; whole.len()];
+            let mut written = 0;
+            let Ok(()) = windows.write_ends::<Infallible>(content, |offset, bytes| {
+                ends[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+                written = offset as usize + bytes.len();
+                Ok(())
+            });
+            assert_eq!(written, whole.len());
+            let is_right = |content: Content, bytes: &[u8]| {
+                let Ok(is_right) = windows.check_ends::<Infallible>(content, |offset, to| {
+                    to.copy_from_slice(&bytes[offset as usize..][..to.len()]);
+                    Ok(())
+                });
+                is_right
+            };
+            assert!(is_right(content, &whole) && is_right(content, &ends), "{length}");
+            let next = Content { number: length + 1, ..content };
+            assert!(!is_right(next, &whole));
+            *ends.last_mut().unwrap() ^= 1;
+            assert!(!is_right(content, &ends));
         }
     }
 

@@ -85,9 +85,10 @@ enum Step<C, T> {
     LetGo(C),
 }
 
-/// When the copies of a message began, and were done.
+/// When the last chunk of a message arrived, and its copies began, and were done.
 #[derive(Debug, Clone, Copy, Default)]
 struct CopyTimes {
+    arrived: u64,
     begun: u64,
     /// None: not known to be yet.
     done: Option<u64>,
@@ -277,6 +278,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
                     let done = *times.done.get_or_insert(now.steady);
                     stages.copy_in = done - times.begun;
                     stages.notice = now.steady - done;
+                    stages.landed = now.steady - times.arrived;
                     match sink.finish(header, stages).map_err(Broken::Topic)? {
                         Finished::NotYet => {
                             if self.no_queue_since.is_none() {
@@ -419,7 +421,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
             self.batch = Some(Batch { at, ..next });
             return Ok(false);
         };
-        let mut times = CopyTimes { begun: now.steady, done: Some(now.steady) };
+        let mut times = CopyTimes { arrived, begun: now.steady, done: Some(now.steady) };
         if header.length > 0 {
             let from = at + header.prefix();
             let copy = intake.copy_in(&next.chunk, from, header.length as usize, &place, 0);
@@ -542,7 +544,8 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
                 ..Stages::default()
             };
             let done = (is_done && self.steps.is_empty()).then_some(now.steady);
-            let times = CopyTimes { begun: long.copy_begun.unwrap_or(now.steady), done };
+            let begun = long.copy_begun.unwrap_or(now.steady);
+            let times = CopyTimes { arrived: now.steady, begun, done };
             self.begun.push_back(long.header);
             self.steps.push_back(Step::Finish(stages, times));
         }

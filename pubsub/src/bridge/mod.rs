@@ -138,6 +138,8 @@ pub struct Stages {
     pub copy_in: u64,
     /// From then on until the sink was asked to publish it, this time.
     pub notice: u64,
+    /// From the arrival of its last chunk until the sink was asked to publish it, this time.
+    pub landed: u64,
 }
 
 /// Where the messages of one node's topic go.

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ipc::Block;
+use ipc::{Block, Words};
 
 use super::source::place_of;
 use super::{Household, settles};
 use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Pool, Stage, Way};
+use crate::pool::{Note, Pool, Stage, Way};
 use crate::settings::{Reliability, SharedPlace};
 use crate::topic::{Delivery, Entry, OriginId, Topic};
 
@@ -34,6 +34,17 @@ pub(super) struct TopicSink {
 /// Could a lock not be had now? It is held by one who lives, or is being found out to be dead.
 fn is_held(error: &Error) -> bool {
     error.kind() == ErrorKind::DeadlineExceeded
+}
+
+/// Notes when a message that is to be published now reached each stage of its way.
+fn note_stages<W: Words>(note: &Note<'_, W>, header: &MessageHeader, stages: &Stages, now: u64) {
+    let copied = now.saturating_sub(stages.notice);
+    note.stamp(Stage::Posted, header.posted);
+    note.stamp(Stage::Filled, header.posted.saturating_add(stages.copy_out));
+    note.stamp(Stage::Wire, now.saturating_sub(stages.landed));
+    note.stamp(Stage::Copying, copied.saturating_sub(stages.copy_in));
+    note.stamp(Stage::Copied, copied);
+    note.stamp(Stage::Published, now);
 }
 
 impl TopicSink {
@@ -116,12 +127,7 @@ impl Sink for TopicSink {
 
     fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {
         let block = self.first("publish a message of another node")?;
-        let now = clock::now();
-        let note = self.pool.ledger().note(block);
-        note.stamp(Stage::Filled, header.posted.saturating_add(stages.copy_out));
-        note.stamp(Stage::Wire, now.saturating_sub(stages.copy_in));
-        note.stamp(Stage::Copied, now.saturating_sub(stages.notice));
-        note.stamp(Stage::Published, now);
+        note_stages(&self.pool.ledger().note(block), header, stages, clock::now());
         let entry = Entry {
             block,
             length: header.length,
@@ -173,5 +179,43 @@ impl Drop for TopicSink {
     fn drop(&mut self) {
         self.abandon();
         self.topic.receives_no_more(&self.origin);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipc::LocalWords;
+
+    use super::*;
+    use crate::bridge::Metadata;
+    use crate::pool::Times;
+
+    #[test]
+    fn stages_that_overlap_have_times_of_their_own() {
+        let words = LocalWords::zeroed(64);
+        let note = Note::new(&words, 0);
+        let header = MessageHeader {
+            position: 0,
+            length: 1,
+            publisher: 1,
+            sequence: 1,
+            published: 90,
+            posted: 100,
+            metadata: Metadata::NONE,
+        };
+        // It was copied in from 500 to 900, and its last chunk came at 700.
+        let stages =
+            Stages { copy_out: 300, wire: 450, copy_in: 400, notice: 50, landed: 250, room: 0 };
+        note_stages(&note, &header, &stages, 950);
+        let expected = Times {
+            posted: 100,
+            filled: 400,
+            wire: 700,
+            copying: 500,
+            copied: 900,
+            published: 950,
+            ..Times::default()
+        };
+        assert_eq!(note.times(), expected);
     }
 }

@@ -12,28 +12,31 @@ use crate::settings::MOST_METADATA;
 
 // Words of a note.
 const BLOCK: usize = 0;
-const FIRST_TIME: usize = 1;
 const WAY: usize = 6;
 const ORIGIN: usize = 7;
 /// What lies between here and the metadata is not used.
-const END: usize = 9;
+const END: usize = 11;
 const METADATA: usize = 16;
 /// Words of a note.
 pub(super) const WORDS: usize = METADATA + MOST_METADATA / size_of::<u64>();
 
-/// A stage of a message's way.
+/// A stage of a message's way, by the word of its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Its block was allocated.
-    Allocated,
-    /// Its publisher had filled it.
-    Filled,
+    Allocated = 1,
+    /// Its publisher had filled it, or its node had copied it out.
+    Filled = 2,
     /// Its last byte came from the wire.
-    Wire,
+    Wire = 3,
     /// It was copied to where it lies.
-    Copied,
+    Copied = 4,
     /// It was delivered.
-    Published,
+    Published = 5,
+    /// The node that it comes from began to write it.
+    Posted = 9,
+    /// The first of it began to be copied to where it lies.
+    Copying = 10,
 }
 
 /// When a message reached each stage of its way, in nanoseconds since 1970; 0 where it skipped
@@ -43,7 +46,8 @@ pub(crate) enum Stage {
 pub struct Times {
     /// Its publisher borrowed the memory, or the memory for an arriving one was found.
     pub allocated: u64,
-    /// Its publisher had filled it.
+    /// Its publisher had filled it. If it comes from another node: it had been copied out of its
+    /// device there, or, if that needed no copy, was [posted](Self::posted).
     pub filled: u64,
     /// Its last byte came from the wire.
     pub wire: u64,
@@ -51,6 +55,10 @@ pub struct Times {
     pub copied: u64,
     /// It was delivered to the subscribers of this node.
     pub published: u64,
+    /// The node that it comes from began to write it, or to copy it out.
+    pub posted: u64,
+    /// The first of its bytes began to be copied to where it lies.
+    pub copying: u64,
 }
 
 /// What a publisher attached to a message: at most 256 bytes.
@@ -114,7 +122,7 @@ pub(crate) struct Note<'a, W> {
 }
 
 impl<'a, W: Words> Note<'a, W> {
-    pub(super) fn new(words: &'a W, first: usize) -> Self {
+    pub(crate) fn new(words: &'a W, first: usize) -> Self {
         Self { words, first }
     }
 
@@ -129,7 +137,7 @@ impl<'a, W: Words> Note<'a, W> {
         self.words.store(self.first + BLOCK, block.to_bits(), Relaxed);
         // Whoever reads something of what follows sees whose it is.
         fence(Release);
-        for which in FIRST_TIME..END {
+        for which in BLOCK + 1..END {
             self.words.store(self.first + which, 0, Relaxed);
         }
         self.stamp(Stage::Allocated, now);
@@ -144,18 +152,20 @@ impl<'a, W: Words> Note<'a, W> {
 
     #[inline]
     pub(crate) fn stamp(&self, stage: Stage, now: u64) {
-        self.words.store(self.first + FIRST_TIME + stage as usize, now, Relaxed);
+        self.words.store(self.first + stage as usize, now, Relaxed);
     }
 
     #[inline]
     pub(crate) fn times(&self) -> Times {
-        let time = |stage: Stage| self.word(FIRST_TIME + stage as usize);
+        let time = |stage: Stage| self.word(stage as usize);
         Times {
             allocated: time(Stage::Allocated),
             filled: time(Stage::Filled),
             wire: time(Stage::Wire),
             copied: time(Stage::Copied),
             published: time(Stage::Published),
+            posted: time(Stage::Posted),
+            copying: time(Stage::Copying),
         }
     }
 

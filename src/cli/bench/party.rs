@@ -118,8 +118,14 @@ impl Shared {
 
     /// What is measured.
     pub(super) fn part(&self) -> Result<Part<MappedWords>, Failure> {
-        let count = self.words.count() - Self::FIRST;
-        let part = Part::new(self.words.clone(), Self::FIRST, count);
+        self.part_from(0)
+    }
+
+    /// The same without so many words at its beginning.
+    pub(super) fn part_from(&self, words: usize) -> Result<Part<MappedWords>, Failure> {
+        let first = Self::FIRST + words;
+        let count = self.words.count().saturating_sub(first);
+        let part = Part::new(self.words.clone(), first, count);
         part.ok_or_else(|| Failure::failed("the segment is too short"))
     }
 }

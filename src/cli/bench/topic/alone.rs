@@ -6,6 +6,7 @@ use std::time::Instant;
 use gpu::Device;
 use ipc::{Layout, Segment};
 use pubsub::MemoryPlace;
+use pubsub::bridge::WorkerOptions;
 
 use super::part::PATIENCE;
 use crate::cli::bench::report::median;
@@ -16,23 +17,26 @@ use crate::cli::exchange::percentile::Percentiles;
 use crate::cli::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode};
 use crate::cli::exit::{Exit, Failure};
 
-/// Times that a copy is made.
+/// Times that a copy is made, after once that is not counted.
 const COPIES: usize = 11;
 
 /// A ring between this process and another one, which is there as long as that takes: the median
-/// in microseconds, one way or for a message of a stream.
+/// in microseconds, one way or for a message of a stream. In chunks as a bridge writes, on a core
+/// each, or where the system puts them: two who look all the time on one core take turns.
 pub(super) fn ring(
     provider: &str,
     mode: Mode,
     (size, iterations): (u64, u64),
     waiting: WaitingMode,
+    [here, there]: [Option<usize>; 2],
 ) -> Result<f64, Failure> {
+    let WorkerOptions { chunk, ring, .. } = WorkerOptions::default();
     let flow = Flow {
         mode,
         size,
-        capacity: 8 << 20,
-        watermark: 2 << 20,
-        chunk: 1 << 20,
+        capacity: ring,
+        watermark: ring / 4,
+        chunk,
         notify: None,
         stripes: 1,
         iterations,
@@ -48,10 +52,10 @@ pub(super) fn ring(
         parent: std::process::id(),
         place,
         waiting,
-        core: None,
+        core: there,
         exchange: Exchange::Flow(flow.clone()),
     };
-    let mut flown = flow::run(initiator::start(&plan, None)?, &flow)?.measured;
+    let mut flown = flow::run(initiator::start(&plan, here)?, &flow)?.measured;
     if !flown.verified {
         return Err(Failure::new(Exit::Corrupt, "the ring's data did not arrive as it was sent"));
     }
@@ -61,31 +65,47 @@ pub(super) fn ring(
     })
 }
 
-/// A copy between pinned memory and a device's, there and back; of the host: between two places
-/// there. Microseconds of each.
-pub(super) fn copies(memory: MemoryPlace, size: u64) -> Result<[f64; 2], Failure> {
+/// Copies of a message as a bridge makes them, piece by piece by way of as much memory as it has for
+/// that: out of a device into pinned memory, and in from a ring. Microseconds of each. From the
+/// host nothing is copied out: it is written from where it lies.
+pub(super) fn copies(memory: MemoryPlace, size: u64) -> Result<(Option<f64>, f64), Failure> {
+    let WorkerOptions { chunk, ring, slots, .. } = WorkerOptions::default();
     let MemoryPlace::Device(name) = memory else {
-        let (from, mut to) = (vec![1_u8; size as usize], vec![2_u8; size as usize]);
-        let once = timed(|| {
-            to.copy_from_slice(std::hint::black_box(&from));
+        let (from, mut to) = (vec![1_u8; ring as usize], vec![2_u8; size as usize]);
+        let into = timed(|| {
+            for (piece, from) in
+                to.chunks_mut(chunk as usize).zip(from.chunks(chunk as usize).cycle())
+            {
+                piece.copy_from_slice(&std::hint::black_box(from)[..piece.len()]);
+            }
             std::hint::black_box(&mut to);
             Ok(())
         })?;
-        return Ok([once; 2]);
+        return Ok((None, into));
     };
     let device = Device::open(name).map_err(of_device)?;
-    let segment = Segment::create(Layout::new("fabricast bench copy", 1), size as usize);
-    let segment = segment.map_err(|error| Failure::failed(error.to_string()))?;
-    let pinned = transfer::pin(&segment, &device).map_err(of_transfer)?;
-    let pinned = pinned.slice(0, size).map_err(of_device)?;
     let there = device.allocate(size).map_err(of_device)?.whole();
     let stream = device.stream().map_err(of_device)?;
-    let copy = |to, from| {
+    // Between pieces of the message and places that come round again.
+    let copy = |length: u64, is_out: bool| {
+        let segment = Segment::create(Layout::new("fabricast bench copy", 1), length as usize);
+        let segment = segment.map_err(|error| Failure::failed(error.to_string()))?;
+        let pinned = transfer::pin(&segment, &device).map_err(of_transfer)?;
         timed(|| {
-            stream.copy(to, from).and_then(|()| stream.synchronize(PATIENCE)).map_err(of_device)
+            for offset in (0..size).step_by(chunk as usize) {
+                let piece = chunk.min(size - offset);
+                let place = pinned.slice(offset % length, piece);
+                let copied = place.and_then(|place| {
+                    let there = there.slice(offset, piece)?;
+                    let (to, from) = if is_out { (&place, &there) } else { (&there, &place) };
+                    stream.copy(to, from)
+                });
+                copied.map_err(of_device)?;
+            }
+            stream.synchronize(PATIENCE).map_err(of_device)
         })
     };
-    Ok([copy(&pinned, &there)?, copy(&there, &pinned)?])
+    Ok((Some(copy(chunk * slots as u64, true)?), copy(ring, false)?))
 }
 
 fn timed(mut copy: impl FnMut() -> Result<(), Failure>) -> Result<f64, Failure> {

@@ -13,22 +13,28 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::WARMUP;
+use super::ROUNDS;
 use super::between::address;
+use super::contents::Contents;
 use super::part::{
-    FORGET, Found, Kind, LAST, PATIENCE, Part, REST, Reading, SAME, STAGES, Service, Stamps,
-    next_turn, nothing_found, now, serve,
+    Found, Kind, PATIENCE, Part, Service, Stamps, next_turn, nothing_found, now, serve,
 };
 use super::private::Private;
+use super::reading::{NOTICE, PRIVATE, Reading, STAGES};
 use super::report::figure;
+use super::schedule::{PROOFS, Round, Turn, WARMUP, What};
 use crate::cli::bench::party::{Done, Party, Shared};
 use crate::cli::bench::queue::Wait;
 use crate::cli::exit::Failure;
 use crate::cli::histogram::Histogram;
-use crate::cli::window::Windows;
 
-/// When the message began, what comes next, when it was copied out, when the first manager had it.
-const HEADER: usize = 32;
+/// When the message began, what it is for, when it was copied out, when the first manager had it,
+/// and its number.
+const HEADER: usize = 40;
+/// It is not timed, it is, or it is the last.
+const OTHER: u64 = 0;
+const TIMED: u64 = 1;
+const LAST: u64 = 2;
 /// All that read it are done.
 const DONE: [u8; 1] = [1];
 /// The readers' line of turns.
@@ -52,6 +58,7 @@ pub(super) struct Plan {
     kind: Kind,
     private: String,
     readers: u64,
+    schedule: Vec<Turn>,
 }
 
 fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
@@ -59,17 +66,28 @@ fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
 }
 
 impl Plan {
-    pub(super) fn new(party: &Party, readers: u64, kind: &Kind) -> Result<Self, Failure> {
+    pub(super) fn new(
+        party: &Party,
+        readers: u64,
+        kind: &Kind,
+        each: u64,
+    ) -> Result<Self, Failure> {
         let private = kind.memory.clone();
         let kind = Kind { memory: "host".to_owned(), ..kind.clone() };
         let directory = party.directory().join("baseline");
         Ok(Self {
             socket: party.directory().join("manager"),
             at: address()?,
-            service: Service { directory, network: None, budget: kind.budget(1) },
+            service: Service {
+                directory,
+                network: None,
+                budget: kind.budget(1),
+                cores: Vec::new(),
+            },
             private,
             kind,
             readers,
+            schedule: schedule(each),
         })
     }
 
@@ -84,11 +102,11 @@ impl Plan {
         let sender = Role::Sender { socket, to: at, size };
         let reading = Reading {
             directory: self.service.directory.clone(),
-            topics: vec![Some("copies".to_owned())],
-            kind: self.kind.clone(),
+            topics: vec![Some(("copies".to_owned(), self.kind.clone()))],
+            schedule: self.schedule.clone(),
             waiting: Wait::Block,
+            core: None,
             line: LINE,
-            ends_with_stream: true,
             private: Some(self.private.clone()),
         };
         let readers = (0..self.readers).map(|_| Part::Read(reading.clone()));
@@ -102,9 +120,9 @@ impl Plan {
         let (mut all, mut copied) = (Histogram::default(), Histogram::default());
         let mut notice = Histogram::default();
         for found in super::report::found(readers) {
-            all.merge(&found.singly);
-            copied.merge(&found.stages[4]);
-            notice.merge(&found.stages[2]);
+            found.topics.iter().for_each(|took| all.merge(took));
+            copied.merge(&found.stages[PRIVATE]);
+            notice.merge(&found.stages[NOTICE]);
         }
         let receiver = super::report::found(managers).find(|found| found.topics.len() == 4);
         let of = |which: usize| {
@@ -116,7 +134,7 @@ impl Plan {
             ("Unix socket", of(1)),
             ("TCP", of(2)),
             ("shared memory", of(3) + notice.microseconds(0.5).unwrap_or(0.0)),
-            (STAGES[4], copied.microseconds(0.5).unwrap_or(0.0)),
+            (STAGES[PRIVATE], copied.microseconds(0.5).unwrap_or(0.0)),
         ];
         let sum: f64 = stages.iter().map(|(_, time)| time).sum();
         let p50_us = all.microseconds(0.5);
@@ -165,8 +183,7 @@ impl Measured {
 /// The publisher of it: its messages begin in memory of its own.
 pub(super) struct Rival {
     socket: UnixStream,
-    windows: Windows,
-    kind: Kind,
+    contents: Contents,
     memory: Private,
     pageable: Vec<u8>,
     next: u64,
@@ -179,34 +196,37 @@ impl Rival {
         socket.set_read_timeout(Some(PATIENCE)).map_err(failed("setting a deadline"))?;
         let mut rival = Self {
             socket,
-            windows: Windows::new(),
+            contents: Contents::new(kind, false),
             memory: Private::new(&kind.memory, kind.size)?,
             pageable: vec![1; kind.size as usize],
-            kind: kind.clone(),
             next: 0,
             is_awake: true,
         };
-        for _ in 1..WARMUP {
-            rival.publish(SAME)?;
+        for (round, count) in BEGINNING {
+            for _ in 0..count {
+                rival.publish(round, OTHER)?;
+            }
         }
-        rival.publish(FORGET)?;
         Ok(rival)
     }
 
     /// Publishes so many messages, each when all have copied the one before.
     pub(super) fn turn(&mut self, shared: &Shared, count: u64) -> Result<(), Failure> {
         self.wake(shared)?;
-        for message in 1..=count {
-            self.publish(if message == count { REST } else { SAME })?;
+        for _ in 0..count {
+            self.publish(Round::Timed, TIMED)?;
         }
         self.is_awake = false;
         Ok(())
     }
 
-    /// With one message more everybody ends.
+    /// With the last messages, which are compared again, everybody ends.
     pub(super) fn end(&mut self, shared: &Shared) -> Result<(), Failure> {
         self.wake(shared)?;
-        self.publish(LAST)
+        for _ in 1..PROOFS {
+            self.publish(Round::Proof, OTHER)?;
+        }
+        self.publish(Round::Proof, LAST)
     }
 
     fn wake(&mut self, shared: &Shared) -> Result<(), Failure> {
@@ -217,18 +237,29 @@ impl Rival {
         Ok(())
     }
 
-    fn publish(&mut self, next: u64) -> Result<(), Failure> {
-        let Self { socket, windows, kind, memory, pageable, .. } = self;
-        windows.write(kind.content(self.next), |offset, part| memory.put(offset, part))?;
+    fn publish(&mut self, round: Round, what: u64) -> Result<(), Failure> {
+        let Self { socket, contents, memory, pageable, next, .. } = self;
+        contents.write(*next, round, |offset, part| memory.put(offset, part))?;
         let begun = now();
         memory.take(pageable)?;
-        let words = [begun, next, now(), 0].map(u64::to_le_bytes).concat();
+        let words = [begun, what, now(), 0, *next].map(u64::to_le_bytes).concat();
         let sent = socket.write_all(&words).and_then(|()| socket.write_all(pageable));
         sent.map_err(failed("sending to the manager"))?;
-        self.next += 1;
+        *next += 1;
         let mut done = DONE;
         socket.read_exact(&mut done).map_err(failed("waiting for the manager"))
     }
+}
+
+/// Before the first that counts.
+const BEGINNING: [(Round, u64); 2] = [(Round::Proof, PROOFS), (Round::Warmup, WARMUP)];
+
+/// What readers do.
+fn schedule(each: u64) -> Vec<Turn> {
+    let turn = |round, count| Turn::new(What::Topic(0), round, count);
+    let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::rest()]);
+    let beginning = BEGINNING.map(|(round, count)| turn(round, count));
+    beginning.into_iter().chain(timed).chain([turn(Round::Proof, PROOFS)]).collect()
 }
 
 /// Who is to be connected with may not be there yet.
@@ -257,7 +288,7 @@ pub(super) fn take(
             let mut message = vec![0; HEADER + *size as usize];
             loop {
                 from.read_exact(&mut message).map_err(failed("taking a message"))?;
-                message[24..HEADER].copy_from_slice(&now().to_le_bytes());
+                message[24..32].copy_from_slice(&now().to_le_bytes());
                 to.write_all(&message).map_err(failed("sending a message"))?;
                 let mut done = DONE;
                 to.read_exact(&mut done).map_err(failed("waiting for the other manager"))?;
@@ -281,20 +312,23 @@ pub(super) fn take(
             loop {
                 from.read_exact(&mut message).map_err(failed("taking a message"))?;
                 let came = now();
-                let [begun, next, copied, sent] = [0, 1, 2, 3].map(|at| word(&message, at));
+                let [begun, what, copied, sent, number] =
+                    [0, 1, 2, 3, 4].map(|at| word(&message, at));
                 let mut loan = publisher.loan(kind.size, PATIENCE)?;
                 loan.write(0, &message[HEADER..])?;
-                let stamps = Stamps { published: begun, before: 0, next };
+                let stamps = Stamps { published: begun, before: 0, number };
                 loan.set_metadata(&stamps.bytes())?;
                 let lent = now();
                 loan.publish(PATIENCE)?;
                 let ends = [begun, copied, sent, came, lent];
-                for (samples, stage) in times.iter_mut().zip(ends.windows(2)) {
-                    samples.add(stage[1].saturating_sub(stage[0]));
+                if what == TIMED {
+                    for (samples, stage) in times.iter_mut().zip(ends.windows(2)) {
+                        samples.add(stage[1].saturating_sub(stage[0]));
+                    }
                 }
                 publisher.flush(PATIENCE)?;
                 from.write_all(&DONE).map_err(failed("telling the other manager"))?;
-                if next == LAST {
+                if what == LAST {
                     let found = Found { topics: times.into(), ..Found::default() };
                     return Ok(Done { found: Some(found), ..nothing_found(0) });
                 }

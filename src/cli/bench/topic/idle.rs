@@ -51,12 +51,21 @@ fn memory(service: u32) -> u64 {
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut party = Party::new(WORDS)?;
-    let kind =
-        Kind { memory: arguments.memory.to_string(), size: arguments.size, depth: 16, run: 0 };
+    let kind = Kind {
+        memory: arguments.memory.to_string(),
+        size: arguments.size,
+        depth: 16,
+        run: 0,
+        is_touched: false,
+    };
     let directory = party.directory().join("node");
-    let service =
-        Service { directory: directory.clone(), network: None, budget: kind.budget(topics) };
-    party.invite(&[(Task::Topic(Part::Serve(service)), arguments.core(0))])?;
+    let service = Service {
+        directory: directory.clone(),
+        network: None,
+        budget: kind.budget(topics),
+        cores: arguments.cores.clone().unwrap_or_default(),
+    };
+    party.invite(&[(Task::Topic(Part::Serve(service)), None)])?;
     party.begin()?;
     let node = join(&directory, "idle", Wait::Block)?;
     let process = node.report()?.into_iter().find_map(|row| match row {

@@ -59,8 +59,9 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         size: arguments.size,
         depth: 16,
         run: std::process::id().into(),
+        is_touched: false,
     };
-    let both = services(&party, kind.budget(topics), arguments.provider.as_ref())?;
+    let both = services(&party, kind.budget(topics), arguments.provider.as_ref(), &[])?;
     let mut tasks: Vec<_> =
         both.iter().map(|service| (Task::Topic(Part::Serve(service.clone())), None)).collect();
     // Half of the subscribers at each node, and one at each at least.
@@ -101,7 +102,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut samples = Histogram::default();
     for found in found(readers_found) {
         longest_gap = longest_gap.max(found.longest_gap);
-        samples.merge(&found.singly);
+        found.topics.iter().for_each(|took| samples.merge(took));
         let missing = published.iter().zip(&found.shares).map(|(all, mine)| all.abs_diff(*mine));
         lost += missing.sum::<u64>();
     }
@@ -211,7 +212,8 @@ fn publish(side: &Side, mine: &[u64], publishers: &[Publisher]) -> Result<Done, 
 
 fn read(shared: &Shared, side: &Side, subscribers: &mut [Subscriber]) -> Result<Done, Failure> {
     let mut windows = Windows::new();
-    let mut found = Found { shares: vec![0; subscribers.len()], ..Found::default() };
+    let topics = vec![Histogram::default()];
+    let mut found = Found { shares: vec![0; subscribers.len()], topics, ..Found::default() };
     let mut last: Vec<Option<Instant>> = vec![None; subscribers.len()];
     let mut verified = true;
     // Who publishes waits until all is read; a while later nothing more comes.
@@ -227,7 +229,7 @@ fn read(shared: &Shared, side: &Side, subscribers: &mut [Subscriber]) -> Result<
             if let Some(before) = last[topic].replace(time) {
                 found.longest_gap = found.longest_gap.max((time - before).as_nanos() as u64);
             }
-            found.singly.add(super::part::now().saturating_sub(sample.published_at()));
+            found.topics[0].add(super::part::now().saturating_sub(sample.published_at()));
             let content = side.kind.content(found.shares[topic]);
             found.shares[topic] += 1;
             verified &= sample.length() == content.length

@@ -1,20 +1,26 @@
 //! `fabricast bench topic`: messages of topics, within a node and between two.
 
 mod alone;
+mod bare;
 mod baseline;
 mod between;
+mod contents;
+mod cores;
 mod idle;
 mod many;
 mod part;
 mod private;
 mod publishing;
+mod reading;
 mod report;
+mod schedule;
 mod within;
 
 use pubsub::MemoryPlace;
 
 pub(super) use self::part::{Found, Part, take};
 
+use self::cores::Cores;
 use super::queue::Wait;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::size;
@@ -22,19 +28,20 @@ use crate::cli::window::HEADER;
 
 /// The shares of what is measured in turn, as A B B A …: so many pairs.
 const ROUNDS: u64 = 11;
-/// Messages before the first that counts.
-const WARMUP: u64 = 5;
-/// Bytes that one message after the other has together, if nothing else is said.
+/// Messages that are timed, if nothing else is said, and bytes that they have together where they
+/// are copied.
+const MESSAGES: u64 = 20_000;
 const BYTES: u64 = 2 << 30;
 
 /// Publishes messages that readers in other processes pull, look at and let go of.
 ///
 /// Without anything: within a node, from the memory being borrowed until a reader has the message.
-/// The content is written before and compared after the clock runs, byte by byte. The last line of
-/// the output is one JSON object.
+/// All bytes are compared in rounds of their own, before and after those that are timed; in these
+/// the first and the last ones, unless a device has them. The last line of the output is one JSON
+/// object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Within one node: borrow, publish, pull, let go
+    /// Within one node: borrow, publish, pull, let go; beside a queue alone, in turn
     #[arg(long, group = "what")]
     within: bool,
     /// Between two nodes of this machine that do not know it: latency beside that of a ring, or
@@ -60,7 +67,8 @@ pub(crate) struct Arguments {
     /// Measure in turn with one reader, too, and tell the ratio
     #[arg(long)]
     ratio: bool,
-    /// Messages that are timed; takes K, M, G [default: 20K, but no more than 2 GiB, and 22 at least]
+    /// Messages that are timed; takes K, M, G [default: 20K; where they are copied no more than
+    /// 2 GiB together, but 22 at least]
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive)]
     iterations: Option<u64>,
     /// How readers and publishers wait
@@ -81,7 +89,8 @@ pub(crate) struct Arguments {
     /// How long idle topics, or many at once, are watched
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// Cores of the publisher and the readers, A,B,… [default: wherever the system puts them]
+    /// Cores of the publisher and of each reader, A,B,…: readers share them if there are fewer, and
+    /// the services of nodes have those that are left [default: wherever the system puts them]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     cores: Option<Vec<usize>>,
     /// Only the JSON line
@@ -97,15 +106,17 @@ enum Baseline {
 }
 
 impl Arguments {
-    /// Messages of each round.
-    fn each(&self) -> u64 {
-        let all = self.iterations.unwrap_or((BYTES / self.size).clamp(2 * ROUNDS, 20_000));
+    /// Messages of each round; are they copied?
+    fn each(&self, is_copied: bool) -> u64 {
+        let few = (BYTES / self.size).clamp(2 * ROUNDS, MESSAGES);
+        let all = self.iterations.unwrap_or(if is_copied { few } else { MESSAGES });
         all.div_ceil(ROUNDS).max(1)
     }
 
-    /// The core of a process: the publisher is the first.
-    fn core(&self, which: u64) -> Option<usize> {
-        self.cores.as_ref().and_then(|cores| cores.get(which as usize).copied())
+    /// Does the publisher write at both ends of a message that is timed? Bytes of a device are
+    /// left alone: users have it write them.
+    fn is_touched(&self) -> bool {
+        self.copy || matches!(self.memory, MemoryPlace::Host)
     }
 
     fn check(&self) -> Result<(), Failure> {
@@ -113,11 +124,7 @@ impl Arguments {
         if self.size < HEADER as u64 {
             return refuse(format!("--size: what can be checked has {HEADER} bytes at least"));
         }
-        let wanted = self.subscribers as usize + 1;
-        if self.cores.as_ref().is_some_and(|cores| cores.len() != wanted) {
-            return refuse("--cores wants a core for the publisher and one for each reader".into());
-        }
-        Ok(())
+        Cores::new(self.cores.as_ref(), self.subscribers).check()
     }
 }
 

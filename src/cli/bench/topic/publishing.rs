@@ -1,20 +1,22 @@
-//! The first process: it publishes, and says what its readers are to do next.
+//! The first process: it publishes, as its schedule says.
 
 use std::time::{Duration, Instant};
 
 use pubsub::{Publisher, Topic};
 
-use super::part::{Kind, PATIENCE, SAME, Stamps, now};
+use super::super::queue::Wait;
+use super::contents::Contents;
+use super::part::{Kind, PATIENCE, Stamps, now};
+use super::schedule::{Round, Turn};
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::window::Windows;
 
 /// A topic that it publishes in.
 pub(super) struct Line {
     publisher: Publisher,
-    kind: Kind,
-    windows: Windows,
+    contents: Contents,
+    size: u64,
     next: u64,
-    /// Nanoseconds that publishing took.
+    /// Nanoseconds that publishing took, where that is timed.
     pub(super) publishing: Vec<u64>,
     /// Between two messages: long enough for readers to wait again.
     pause: Duration,
@@ -26,16 +28,18 @@ impl Line {
     pub(super) fn new(
         topic: &Topic,
         kind: &Kind,
-        pause: Duration,
+        waiting: Wait,
         counts_writing: bool,
     ) -> Result<Self, Failure> {
+        let publisher = topic.publisher()?;
+        publisher.set_spin(waiting.spin());
         Ok(Self {
-            publisher: topic.publisher()?,
-            kind: kind.clone(),
-            windows: Windows::new(),
+            publisher,
+            contents: Contents::new(kind, counts_writing),
+            size: kind.size,
             next: 0,
             publishing: Vec::new(),
-            pause,
+            pause: pause(waiting),
             counts_writing,
         })
     }
@@ -54,42 +58,49 @@ impl Line {
         Ok(())
     }
 
-    /// Publishes so many messages one at a time: the next when all readers have let go of the one
-    /// before. `next` is what readers are told with the last one.
-    pub(super) fn one_by_one(&mut self, count: u64, next: u64) -> Result<(), Failure> {
-        for message in 1..=count {
+    /// Publishes what a turn says: one message at a time, the next when all readers have let go of
+    /// the one before; or a stream as fast as it goes.
+    pub(super) fn turn(&mut self, turn: Turn) -> Result<(), Failure> {
+        for _ in 0..turn.count {
+            if turn.round == Round::Stream {
+                self.publish(turn.round)?;
+                continue;
+            }
             let resting = Instant::now();
             while resting.elapsed() < self.pause {
                 std::hint::spin_loop();
             }
-            self.publish(if message == count { next } else { SAME })?;
+            self.publish(turn.round)?;
             self.publisher.flush(PATIENCE)?;
-        }
-        Ok(())
-    }
-
-    /// Publishes so many messages as fast as it goes.
-    pub(super) fn stream(&mut self, count: u64, next: u64) -> Result<(), Failure> {
-        for message in 1..=count {
-            self.publish(if message == count { next } else { SAME })?;
         }
         Ok(self.publisher.flush(PATIENCE)?)
     }
 
-    fn publish(&mut self, next: u64) -> Result<(), Failure> {
+    fn publish(&mut self, round: Round) -> Result<(), Failure> {
         let asked = now();
-        let mut loan = self.publisher.loan(self.kind.size, PATIENCE)?;
+        let mut loan = self.publisher.loan(self.size, PATIENCE)?;
         let lent = now();
-        let content = self.kind.content(self.next);
-        self.windows.write(content, |offset, part| loan.write(offset, part))?;
+        self.contents.write(self.next, round, |offset, part| Ok(loan.write(offset, part)?))?;
         let written = now();
         let from = if self.counts_writing { written } else { lent };
         let published = now();
-        let stamps = Stamps { published, before: from.saturating_sub(asked), next };
+        let before = from.saturating_sub(asked);
+        let stamps = Stamps { published, before, number: self.next };
         loan.set_metadata(&stamps.bytes())?;
         loan.publish(PATIENCE)?;
-        self.publishing.push(now().saturating_sub(published));
+        if round == Round::Timed {
+            self.publishing.push(now().saturating_sub(published));
+        }
         self.next += 1;
         Ok(())
+    }
+}
+
+/// Between two messages: long enough for readers to be waiting again, in their way.
+pub(super) fn pause(waiting: Wait) -> Duration {
+    match waiting {
+        Wait::Busy => Duration::from_nanos(500),
+        Wait::Adaptive => Duration::from_micros(5),
+        Wait::Block => Duration::from_micros(100),
     }
 }

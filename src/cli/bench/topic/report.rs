@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::Arguments;
-use super::part::{Found, STAGES};
+use super::part::Found;
+use super::reading::STAGES;
 use crate::cli::bench::party::Done;
 use crate::cli::bench::report::{Common, median};
 use crate::cli::exchange::plan::name_of;
@@ -40,6 +41,11 @@ pub(super) fn stages(results: &[Done]) -> Vec<Stage> {
         Some(Stage { stage, p50_us, p99_us })
     };
     STAGES.iter().enumerate().filter_map(of_stage).collect()
+}
+
+/// The stage that takes longest.
+pub(super) fn slowest<'a>(stages: impl Iterator<Item = (&'a str, f64)>) -> Option<&'a str> {
+    stages.max_by(|one, other| one.1.total_cmp(&other.1)).map(|(stage, _)| stage)
 }
 
 /// The way by which messages came.

@@ -1,19 +1,24 @@
 //! Within a node: from one process to others, through memory that all have.
 
-use std::time::Duration;
-
 use serde::Serialize;
 
-use super::part::{FIRST_TOPIC, FORGET, Kind, LAST, Part, Reading, Service, WORDS, serve};
-use super::publishing::Line;
-use super::report::{Stage, common, figure, middle, of_topic, stages};
-use super::{Arguments, ROUNDS, WARMUP};
+use super::bare::{self, Bare};
+use super::cores::Cores;
+use super::part::{Kind, Part, Service, WORDS, serve};
+use super::publishing::{Line, pause};
+use super::reading::Reading;
+use super::report::{Stage, common, figure, found, middle, of_topic, stages};
+use super::schedule::{MORE_WARMUP, PROOFS, Round, Turn, WARMUP, What, compared, in_turn};
+use super::{Arguments, ROUNDS};
 use crate::cli::bench::party::{Party, Task};
-use crate::cli::bench::queue::Wait;
 use crate::cli::bench::report::{Common, conclude};
 use crate::cli::exit::Failure;
-use crate::cli::process::pin;
+use crate::cli::histogram::Histogram;
+use crate::cli::process::{Affinity, confine, pin};
 use crate::cli::size;
+
+const ALL: What = What::Topic(0);
+const ONE: What = What::Topic(1);
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -21,100 +26,122 @@ struct Report {
     common: Common,
     subscribers: u64,
     counts_writing: bool,
+    /// Messages of which all bytes were compared.
+    compared: u64,
     publish_p50_us: Option<f64>,
     stages: Vec<Stage>,
+    /// A queue alone, measured in turn, and what the topic takes more.
+    queue_p50_us: Option<f64>,
+    queue_p99_us: Option<f64>,
+    beyond_queue_us: Option<f64>,
     /// With one reader, measured in turn.
     one_p50_us: Option<f64>,
     fan_out_ratio: Option<f64>,
+    note: Option<String>,
     program: &'static str,
 }
 
+/// First and last all bytes are compared; what is compared with each other takes turns.
+fn schedule(each: u64, has_one: bool, warmup: u64) -> Vec<Turn> {
+    let all = if has_one { &[ALL, What::Queue, ONE][..] } else { &[ALL, What::Queue] };
+    let topics = || all.iter().filter(|what| **what != What::Queue);
+    let proofs = || topics().map(|what| Turn::new(*what, Round::Proof, PROOFS));
+    // Pools that have to grow, pages that nobody touched yet.
+    let warm = all.iter().map(|what| Turn::new(*what, Round::Warmup, warmup));
+    let timed = in_turn(all).map(|what| Turn::new(what, Round::Timed, each));
+    proofs().chain(warm).chain(timed).chain(proofs()).collect()
+}
+
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let mut party = Party::new(WORDS)?;
+    let mut party = Party::new(WORDS + bare::words())?;
+    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers);
     let directory = party.directory().join("node");
     let kind = Kind {
         memory: arguments.memory.to_string(),
         size: arguments.size,
         depth: 4,
         run: std::process::id().into(),
+        is_touched: arguments.is_touched(),
     };
-    let lone = arguments.ratio && arguments.subscribers > 1;
-    let service = Service { directory: directory.clone(), network: None, budget: kind.budget(2) };
+    let has_one = arguments.ratio && arguments.subscribers > 1;
+    let service = Service {
+        directory: directory.clone(),
+        network: None,
+        budget: kind.budget(2),
+        cores: cores.services().to_vec(),
+    };
+    // The service's threads are not where the publisher will be.
+    let anywhere = Affinity::now()?;
+    confine(&service.cores)?;
     let node = serve(&service)?;
+    anywhere.restore()?;
+    let each = arguments.each(arguments.copy);
+    let warmup = if arguments.copy { WARMUP } else { MORE_WARMUP.min(each) };
+    let schedule = schedule(each, has_one, warmup);
+    let topic = |name: &str| Some((name.to_owned(), kind.clone()));
     // The second topic has the first reader only.
     let tasks: Vec<_> = (0..arguments.subscribers)
         .map(|reader| {
-            let mut topics = vec![Some("all".to_owned())];
-            topics.extend(lone.then(|| (reader == 0).then(|| "one".to_owned())));
+            let one = if has_one && reader == 0 { topic("one") } else { None };
             let reading = Reading {
                 directory: directory.clone(),
-                topics,
-                kind: kind.clone(),
+                topics: vec![topic("all"), one],
+                schedule: schedule.clone(),
                 waiting: arguments.waiting,
+                core: cores.reader(reader),
                 line: 0,
-                ends_with_stream: false,
                 private: None,
             };
-            (Task::Topic(Part::Read(reading)), arguments.core(reader + 1))
+            (Task::Topic(Part::Read(reading)), None)
         })
         .collect();
-    party.invite(&tasks)?;
-    if let Some(core) = arguments.core(0) {
-        pin(core)?;
-    }
     let open = |name: &str| -> Result<Line, Failure> {
         let topic = node.topic(name, &kind.settings()?)?;
-        Line::new(&topic, &kind, pause(arguments.waiting), arguments.copy)
+        Line::new(&topic, &kind, arguments.waiting, arguments.copy)
     };
-    let mut all = open("all")?;
-    let mut one = lone.then(|| open("one")).transpose()?;
-    all.wait_for(arguments.subscribers as u32)?;
+    Bare::make(&party.shared)?;
+    party.invite(&tasks)?;
+    let mut lines = vec![open("all")?];
+    if has_one {
+        lines.push(open("one")?);
+    }
+    let mut queue = Bare::new(&party.shared, arguments.waiting)?;
+    if let Some(core) = cores.publisher() {
+        pin(core)?;
+    }
+    lines[0].wait_for(arguments.subscribers as u32)?;
     party.begin()?;
-    let each = arguments.each();
-    // Pools that have to grow, pages that nobody touched yet.
-    all.one_by_one(WARMUP, FORGET)?;
-    match &mut one {
-        None => all.one_by_one(each * ROUNDS, LAST)?,
-        Some(one) => {
-            let lines = [&mut all, one];
-            for (turn, next) in in_turn().zip(in_turn().skip(1).chain([0])) {
-                lines[turn].one_by_one(each, FIRST_TOPIC + next as u64)?;
-            }
-            // It ends with the one that all read.
-            lines[0].one_by_one(each, LAST)?;
+    for turn in &schedule {
+        match turn.what {
+            What::Topic(topic) => lines[topic].turn(*turn)?,
+            What::Queue => queue.one_by_one(turn.count, pause(arguments.waiting))?,
+            What::Rest => {}
         }
     }
     let results = party.results()?;
     let samples = of_topic(&results, 0);
-    let alone = lone.then(|| of_topic(&results, 1));
+    let mut of_queue = Histogram::default();
+    found(&results).for_each(|found| of_queue.merge(&found.queue));
     let verified = results.iter().all(|done| done.verified);
-    let (p50, one_p50) =
-        (samples.microseconds(0.5), alone.and_then(|alone| alone.microseconds(0.5)));
+    let p50 = samples.microseconds(0.5);
+    let one_p50 = of_topic(&results, 1).microseconds(0.5);
+    let queue_p50 = of_queue.microseconds(0.5);
     let report = Report {
         common: common(arguments, &samples, each * ROUNDS, verified),
         subscribers: arguments.subscribers,
         counts_writing: arguments.copy,
-        publish_p50_us: middle(&all.publishing),
+        compared: compared(&schedule),
+        publish_p50_us: middle(&lines[0].publishing),
         stages: stages(&results),
+        queue_p50_us: queue_p50,
+        queue_p99_us: of_queue.microseconds(0.99),
+        beyond_queue_us: p50.zip(queue_p50).map(|(all, queue)| all - queue),
         one_p50_us: one_p50,
         fan_out_ratio: p50.zip(one_p50).map(|(all, one)| all / one),
+        note: cores.note(),
         program: env!("FABRICAST_VERSION_LINE"),
     };
     conclude(&report, &report.common, arguments.json, for_people, "other bytes were read")
-}
-
-/// A B B A A B … A: each is measured as often before as behind the other.
-pub(super) fn in_turn() -> impl Iterator<Item = usize> {
-    (0..2 * ROUNDS as usize).map(|turn| turn.div_ceil(2) % 2)
-}
-
-/// Between two messages: long enough for readers to be waiting again, in their way.
-pub(super) fn pause(waiting: Wait) -> Duration {
-    match waiting {
-        Wait::Busy => Duration::from_nanos(500),
-        Wait::Adaptive => Duration::from_micros(5),
-        Wait::Block => Duration::from_micros(100),
-    }
 }
 
 fn for_people(report: &Report) -> String {
@@ -123,9 +150,11 @@ fn for_people(report: &Report) -> String {
         format!("; {ratio:.3} of what it takes with one reader ({} us)", figure(report.one_p50_us))
     });
     let stages = report.stages.iter().map(|it| format!(", {} {:.3}", it.stage, it.p50_us));
+    let note = report.note.as_ref().map(|note| format!("{note}\n"));
     format!(
         "{} on {}, {} readers, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
-         p50 of the call that publishes {} us{}\n",
+         p50 of the call that publishes {} us{}\n\
+         a queue alone takes {} us; the topic, {} us more\n{}",
         size::print(common.bytes),
         common.provider,
         report.subscribers,
@@ -136,5 +165,32 @@ fn for_people(report: &Report) -> String {
         fan_out.unwrap_or_default(),
         figure(report.publish_p50_us),
         stages.collect::<String>(),
+        figure(report.queue_p50_us),
+        figure(report.beyond_queue_us),
+        note.unwrap_or_default(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_timed_is_not_compared_in_full() {
+        for has_one in [false, true] {
+            let all = schedule(7, has_one, 5);
+            let count = |what: What, round| {
+                let turns = all.iter().filter(|turn| turn.what == what && turn.round == round);
+                turns.map(|turn| turn.count).sum::<u64>()
+            };
+            assert_eq!(count(ALL, Round::Timed), 7 * ROUNDS);
+            assert_eq!(count(What::Queue, Round::Timed), 7 * ROUNDS);
+            assert_eq!(count(ONE, Round::Timed), if has_one { 7 * ROUNDS } else { 0 });
+            assert_eq!(count(What::Queue, Round::Proof), 0);
+            // Before and after.
+            let ends = [all.first(), all.last()].map(|turn| turn.map(|turn| turn.round));
+            assert_eq!(ends, [Some(Round::Proof); 2]);
+            assert_eq!(compared(&all), if has_one { 8 } else { 4 });
+        }
+    }
 }
