@@ -35,15 +35,47 @@ fn bench(name: &str, arguments: &[&str]) -> Value {
     found
 }
 
+/// The stages that it tells of, which all take some time or none.
+#[track_caller]
+fn stages(found: &Value) -> Vec<&str> {
+    let all = found["stages"].as_array().unwrap();
+    assert!(all.iter().all(|stage| stage["p50_us"].as_f64() >= Some(0.0)), "{found}");
+    all.iter().map(|stage| stage["stage"].as_str().unwrap()).collect()
+}
+
+/// A core of this process's own, as the system writes them.
+fn a_core() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    list.trim().split(['-', ',']).next().unwrap().to_owned()
+}
+
 #[test]
 fn within_a_node() {
     let found = bench("within", &["--iters", "33"]);
     assert!(found["p50_us"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["iterations"], &found["bytes"]), (&33.into(), &64.into()), "{found}");
+    assert_eq!(stages(&found), ["borrow", "begin", "notice", "drop"], "{found}");
+    assert_eq!((&found["compared"], &found["note"]), (&4.into(), &Value::Null), "{found}");
+    let (all, queue) = (found["p50_us"].as_f64().unwrap(), found["queue_p50_us"].as_f64().unwrap());
+    assert!(queue > 0.0, "{found}");
+    let beyond = found["beyond_queue_us"].as_f64().unwrap();
+    assert!((beyond - (all - queue)).abs() < 1e-6, "{found}");
     let more = ["--iters", "33", "--size", "1M", "--subscribers", "3", "--ratio", "--copy"];
     let found = bench("ratio", &more);
     assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
-    assert_eq!(found["subscribers"], 3, "{found}");
+    assert_eq!((&found["subscribers"], &found["compared"]), (&3.into(), &8.into()), "{found}");
+}
+
+#[test]
+fn cores_may_be_fewer_or_more() {
+    let core = a_core();
+    let found = bench("one core", &["--iters", "33", "--subscribers", "2", "--cores", &core]);
+    assert_eq!(found["note"], "publisher and readers share one core", "{found}");
+    let four = [core.as_str(); 4].join(",");
+    let found = bench("four", &["--between", "--iters", "33", "--cores", &four]);
+    assert!(found["note"].as_str().unwrap().starts_with("services have"), "{found}");
+    assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
 }
 
 #[test]
@@ -51,12 +83,25 @@ fn between_nodes() {
     let found = bench("small", &["--between", "--iters", "33", "--subscribers", "2"]);
     assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
     assert!(found["messages_per_s"].as_f64() > Some(0.0), "{found}");
-    assert_eq!(found["path"], "ring", "{found}");
+    assert_eq!((&found["path"], &found["stream_depth"]), (&"ring".into(), &1024.into()));
+    let small = stages(&found);
+    assert!(small.starts_with(&["borrow", "begin", "wire"]), "{found}");
+    assert!(small.ends_with(&["notice", "drop"]), "{found}");
+    assert!(small.contains(&found["slowest_stage"].as_str().unwrap()), "{found}");
     let device = ["--memory", "stand-in:0", "--to", "stand-in:1"];
     let large = ["--between", "--iters", "11", "--size", "4M"];
     let found = bench("large", &[&large[..], &device].concat());
     assert_eq!((&found["path"], &found["to"]), (&"staged-ring".into(), &"stand-in:1".into()));
-    assert_eq!(found["alone"].as_array().unwrap().len(), 3, "{found}");
+    assert_eq!(
+        stages(&found),
+        ["borrow", "begin", "out", "wire", "in", "notice", "drop"],
+        "{found}"
+    );
+    let alone = found["alone"].as_array().unwrap();
+    assert_eq!(alone.len(), 3, "{found}");
+    let slowest = alone.iter().find(|it| it["stage"] == found["slowest_stage"]).unwrap();
+    assert!(alone.iter().all(|it| it["p50_us"].as_f64() <= slowest["p50_us"].as_f64()), "{found}");
+    assert!(alone.iter().all(|it| it["p50_us"].as_f64() > Some(0.0)), "{found}");
     assert!(found["ratio_to_slowest"].as_f64() > Some(0.0), "{found}");
 }
 
@@ -83,7 +128,7 @@ fn idle_topics_and_many_at_once() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    for arguments in [&["--size", "8"][..], &["--cores", "0"], &["--within", "--between"]] {
+    for arguments in [&["--size", "8"][..], &["--cores", "1000000"], &["--within", "--between"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
         let output = command.args(["bench", "topic"]).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

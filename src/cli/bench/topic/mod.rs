@@ -154,3 +154,43 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     within::run(arguments)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn arguments(words: &str) -> Arguments {
+        Line::try_parse_from(std::iter::once("topic").chain(words.split_whitespace()))
+            .unwrap_or_else(|error| panic!("{words}: {error}"))
+            .arguments
+    }
+
+    #[test]
+    fn few_are_timed_only_where_they_are_copied() {
+        for (words, is_copied, expected) in [
+            ("--size 64", false, 20_000),
+            ("--size 1G", false, 20_000),
+            ("--size 1G", true, 22),
+            ("--size 1M", true, 2048),
+            ("--size 1G --iters 33", false, 33),
+        ] {
+            let all = arguments(words).each(is_copied) * ROUNDS;
+            assert!((expected..expected + ROUNDS).contains(&all), "{words}: {all}");
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_device_are_left_alone() {
+        assert!(arguments("--size 1M").is_touched());
+        assert!(!arguments("--memory stand-in:0").is_touched());
+        assert!(arguments("--memory stand-in:0 --copy").is_touched());
+    }
+}

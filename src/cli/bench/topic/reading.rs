@@ -19,6 +19,7 @@ use crate::cli::process::pin;
 /// The stages of a message's way, each from its beginning to its end. Of one from another node some
 /// are under way at a time: chunks are copied out, on the wire and copied in.
 ///
+/// - *borrow*: its memory, with the time to write it where that is counted
 /// - *begin*: from being published until its node began to write it; within a node, until it was
 ///   delivered
 /// - *out*: copied out of its device
@@ -28,11 +29,14 @@ use crate::cli::process::pin;
 /// - *notice*: from being delivered until it was pulled
 /// - *drop*: letting go of it
 /// - *private copy*: of the reader's own, where that is asked for
-pub(super) const STAGES: [&str; 7] =
-    ["begin", "out", "wire", "in", "notice", "drop", "private copy"];
-pub(super) const NOTICE: usize = 4;
-const DROP: usize = 5;
-pub(super) const PRIVATE: usize = 6;
+pub(super) const STAGES: [&str; 8] =
+    ["borrow", "begin", "out", "wire", "in", "notice", "drop", "private copy"];
+const OUT: usize = 2;
+const WIRE: usize = 3;
+const IN: usize = 4;
+pub(super) const NOTICE: usize = 5;
+const DROP: usize = 6;
+pub(super) const PRIVATE: usize = 7;
 
 /// What one does who reads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -179,8 +183,10 @@ impl Reader {
 
     fn add_stages(&mut self, sample: &Sample, stamps: Stamps, pulled: u64) {
         let times = sample.times();
-        let begun = if sample.origin().is_some() { times.posted } else { times.published };
+        let is_from_elsewhere = sample.origin().is_some();
+        let begun = if is_from_elsewhere { times.posted } else { times.published };
         let all = [
+            (0, stamps.before),
             (stamps.published, begun),
             (times.posted, times.filled),
             (times.posted, times.wire),
@@ -191,8 +197,8 @@ impl Reader {
             // Within a node there is no wire; and what a processor copies as it comes is no stage
             // of its own.
             let is_skipped = match which {
-                1 | 3 => from == to,
-                2 => sample.origin().is_none(),
+                OUT | IN => !is_from_elsewhere || from == to,
+                WIRE => !is_from_elsewhere,
                 _ => false,
             };
             if !is_skipped {
