@@ -2,8 +2,9 @@
 //! and leave nothing.
 
 use std::fs::File;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
@@ -43,11 +44,73 @@ fn stages(found: &Value) -> Vec<&str> {
     all.iter().map(|stage| stage["stage"].as_str().unwrap()).collect()
 }
 
-/// A core of this process's own, as the system writes them.
-fn a_core() -> String {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
-    list.trim().split(['-', ',']).next().unwrap().to_owned()
+/// A line of what the system says of a process or a thread; nothing if it is gone.
+fn status(of: &Path, name: &str) -> String {
+    let all = std::fs::read_to_string(of.join("status")).unwrap_or_default();
+    let line = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_default().trim().to_owned()
+}
+
+/// The cores that this process may use.
+fn cores() -> Vec<String> {
+    let mut all = Vec::new();
+    for part in status(Path::new("/proc/self"), "Cpus_allowed_list").split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let range: std::ops::RangeInclusive<usize> = first.parse().unwrap()..=last.parse().unwrap();
+        all.extend(range.map(|core| core.to_string()));
+    }
+    all
+}
+
+/// The directories of everything that this one has a number for.
+fn numbered(directory: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    all.map(|entry| entry.path())
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_number))
+        .collect()
+}
+
+/// Two who look all the time for what the other does need a core each: a process that is started
+/// by one that has a core of its own must not be left on it, and threads of nodes neither.
+#[test]
+fn whoever_is_started_has_a_core_of_its_own() {
+    let cores = cores();
+    let [first, second, ..] = &cores[..] else {
+        eprintln!("there is one core only");
+        return;
+    };
+    let _alone = alone();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
+    command.args(["bench", "topic", "--between", "--waiting", "adaptive", "--iters", "22"]);
+    command.args(["--cores", &format!("{first},{second}")]).env_remove("FI_PROVIDER");
+    let mut bench = command.stdout(Stdio::null()).spawn().unwrap();
+    let number = bench.id().to_string();
+    let (mut targets, mut threads) = (0, 0);
+    while bench.try_wait().unwrap().is_none() {
+        for process in numbered(Path::new("/proc")) {
+            let is_it = process.ends_with(&number);
+            if !is_it && status(&process, "PPid") != number {
+                continue;
+            }
+            let words = std::fs::read_to_string(process.join("cmdline")).unwrap_or_default();
+            let is_target = words.contains("exchange-target");
+            for thread in numbered(&process.join("task")) {
+                let (name, where_) =
+                    (status(&thread, "Name"), status(&thread, "Cpus_allowed_list"));
+                // When they start, libraries look at the first core for a moment.
+                targets += usize::from(is_target && where_ == *second);
+                if name.starts_with("fabricast-") && !where_.is_empty() {
+                    assert!(where_ != *first && where_ != *second, "{name} is on {where_}");
+                    threads += 1;
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(bench.wait().unwrap().success());
+    assert!(targets > 0, "the other end of a ring was not seen on a core of its own");
+    assert!(threads > 0, "no thread of a node was seen");
 }
 
 #[test]
@@ -69,7 +132,7 @@ fn within_a_node() {
 
 #[test]
 fn cores_may_be_fewer_or_more() {
-    let core = a_core();
+    let core = cores().swap_remove(0);
     let found = bench("one core", &["--iters", "33", "--subscribers", "2", "--cores", &core]);
     assert_eq!(found["note"], "publisher and readers share one core", "{found}");
     let four = [core.as_str(); 4].join(",");
