@@ -105,6 +105,10 @@ impl Drop for Entrance {
 impl Node {
     /// Joins the node of a directory, and serves it if nobody does and the options allow it.
     ///
+    /// Threads that this starts, those that carry messages to other nodes among them, run on the
+    /// cores of the calling thread: one that looks for messages all the time on a core of its own
+    /// joins first and confines itself to that core then.
+    ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no service is found within the
     /// patience; [`Denied`](ErrorKind::Denied), [`TooMany`](ErrorKind::TooMany).
