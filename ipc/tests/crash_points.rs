@@ -114,6 +114,11 @@ impl World {
         self.books().allocate(&self.caller(me), owner, bytes, alignment).unwrap().0
     }
 
+    /// What is free is joined, and nothing is at hand.
+    fn list_all(&self) {
+        self.books().statistics(&self.caller(self.survivor)).unwrap();
+    }
+
     /// Frees what an entry names, whoever did so before.
     fn dispose(&self, me: Participant, entry: [u64; 2]) {
         let _ = self.books().free(&self.caller(me), Block::from_bits(entry[0]), delivered());
@@ -217,10 +222,26 @@ fn scenarios() -> Vec<(String, Scenario)> {
             for block in [&blocks[1], &blocks[2], &blocks[4]] {
                 world.books().free(&caller, *block, owner).unwrap();
             }
+            world.list_all();
             Box::new(|world| {
                 world.allocate(world.victim, 320, 1);
                 world.allocate(world.victim, 320, 512);
                 world.allocate(world.victim, 640, 1);
+            })
+        }),
+        ("allocate what is at hand, and what is at hand in pieces", |world| {
+            let owner = Owner::participant(world.survivor);
+            let caller = world.caller(world.survivor);
+            let blocks: Vec<_> =
+                (1..=6).map(|times| world.allocate(world.survivor, 64 * times, 1)).collect();
+            let rest = MEMORY - 64 * (1..=6).sum::<u64>();
+            world.allocate(world.survivor, rest, 1);
+            for block in &blocks {
+                world.books().free(&caller, *block, owner).unwrap();
+            }
+            Box::new(|world| {
+                world.allocate(world.victim, 64 * 6, 1);
+                world.allocate(world.victim, 64 * 8, 1);
             })
         }),
         ("free between taken and free neighbours, every way", |world| {
@@ -232,6 +253,17 @@ fn scenarios() -> Vec<(String, Scenario)> {
                     let owner = Owner::participant(world.victim);
                     world.books().free(&caller, blocks[at], owner).unwrap();
                 }
+                world.books().statistics(&caller).unwrap();
+            })
+        }),
+        ("free more than is kept at hand", |world| {
+            let blocks: Vec<_> = (0..12).map(|_| world.allocate(world.victim, 256, 1)).collect();
+            Box::new(move |world| {
+                let caller = world.caller(world.victim);
+                for at in [1, 4, 3, 5, 0, 7, 6, 2, 8, 9, 10, 11] {
+                    let owner = Owner::participant(world.victim);
+                    world.books().free(&caller, blocks[at], owner).unwrap();
+                }
             })
         }),
         ("free beside a free one that is not the first of its list", |world| {
@@ -239,10 +271,12 @@ fn scenarios() -> Vec<(String, Scenario)> {
             let (caller, owner) = (world.caller(world.victim), Owner::participant(world.victim));
             world.books().free(&caller, blocks[1], owner).unwrap();
             world.books().free(&caller, blocks[4], owner).unwrap();
+            world.list_all();
             Box::new(move |world| {
                 let caller = world.caller(world.victim);
                 let owner = Owner::participant(world.victim);
                 world.books().free(&caller, blocks[2], owner).unwrap();
+                world.books().statistics(&caller).unwrap();
             })
         }),
         ("publish, and release, while somebody sleeps", |world| {

@@ -177,6 +177,138 @@ impl<W: Words> Locked<'_, W> {
         (made < self.books.most_blocks).then_some((made, made + 1))
     }
 
+    // ------------------------------------------------------------ at hand
+
+    /// Puts a free block, which is in no list, where the next who wants as much finds it; the
+    /// one that it takes the place of goes to its list.
+    #[inline]
+    fn put_at_hand(&self, block: u32, size: u32) {
+        let slots = layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND;
+        let mut empty = slots.clone().filter(|slot| self.load(*slot) == 0);
+        let slot = empty.next().unwrap_or_else(|| {
+            let turn = self.load(layout::TURN);
+            self.words().store(layout::TURN, turn.wrapping_add(1), Relaxed);
+            slots.start + turn as usize % layout::MOST_AT_HAND
+        });
+        let before = self.load(slot);
+        self.words().store(slot, pair(block, size), Relaxed);
+        if before != 0 {
+            self.settle(high(before));
+        }
+    }
+
+    /// Takes a block of exactly this size, if one is at hand.
+    #[inline]
+    fn take_at_hand(&self, owner: Owner, size: u32) -> Option<Result<Block>> {
+        let slots = layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND;
+        let slot = slots.into_iter().find(|slot| low(self.load(*slot)) == size)?;
+        let number = high(self.load(slot));
+        self.words().store(slot, 0, Relaxed);
+        // Only a scribble by somebody else brings this about.
+        if !self.is_free(number) || self.extent(number).1 != size {
+            return Some(Err(AllocatorError::Corrupt));
+        }
+        let generation = self.state(number).generation;
+        let state = State { generation, kind: Kind::Taken, owner: owner.0 };
+        // One store: this is the moment.
+        self.words().store(word_of(number, layout::STATE), state.word(), Release);
+        self.add(layout::TAKEN, 1);
+        self.add(layout::FREE, u64::from(size).wrapping_neg());
+        Some(Ok(Block { number, generation }))
+    }
+
+    #[inline]
+    fn is_at_hand(&self, block: u32) -> bool {
+        let mut slots = layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND;
+        slots.any(|slot| {
+            let word = self.load(slot);
+            word != 0 && high(word) == block
+        })
+    }
+
+    /// Nothing is at hand any more: all that is free is joined with what lies beside it. Gives
+    /// whether there was something.
+    #[cold]
+    pub(super) fn clear_hands(&self) -> bool {
+        let mut had_some = false;
+        for slot in layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND {
+            let word = self.load(slot);
+            if word != 0 {
+                self.words().store(slot, 0, Relaxed);
+                self.settle(high(word));
+                had_some = true;
+            }
+        }
+        had_some
+    }
+
+    /// Is there such a block, and is it free?
+    #[inline]
+    fn is_free(&self, block: u32) -> bool {
+        block < self.books.most_blocks && self.state(block).kind == Kind::Free
+    }
+
+    /// Joins a free block, which is neither listed nor at hand, with those beside it that are
+    /// listed, and lists what comes of it.
+    pub(super) fn settle(&self, block: u32) {
+        // Only a scribble by somebody else brings this about.
+        if !self.is_free(block) {
+            return;
+        }
+        let (at, size) = self.extent(block);
+        let (before, after) = self.beside(block);
+        let joins = |block: u32| self.is_free(block) && !self.is_at_hand(block);
+        let (joins_before, joins_after) = (joins(before), joins(after));
+        let (mut first, mut start, mut length) = (block, at, size);
+        let (mut in_front, mut behind) = (before, after);
+        let mut change = self.change();
+        let gone = |block| {
+            let generation = self.state(block).generation.wrapping_add(1);
+            State { generation, kind: Kind::Unused, owner: 0 }.word()
+        };
+        if joins_after {
+            let (_, more) = self.extent(after);
+            self.unlist(after, more);
+            length = length.wrapping_add(more);
+            behind = self.beside(after).1;
+            change.set(word_of(after, layout::STATE), gone(after));
+        }
+        if joins_before {
+            let (earlier, more) = self.extent(before);
+            self.unlist(before, more);
+            (first, start, length) = (before, earlier, length.wrapping_add(more));
+            in_front = self.beside(before).0;
+            change.set(word_of(block, layout::STATE), gone(block));
+        }
+        if joins_before || joins_after {
+            change.set(word_of(first, layout::EXTENT), pair(start, length));
+            change.set(word_of(first, layout::BESIDE), pair(in_front, behind));
+            if behind != NONE {
+                change.set(word_of(behind, layout::BESIDE), pair(first, self.beside(behind).1));
+            }
+            change.make();
+        }
+        if joins_after {
+            self.list_unused(after);
+        }
+        if joins_before {
+            self.list_unused(block);
+        }
+        self.list(first, length);
+    }
+
+    /// Joins free blocks that lie side by side, all of them listed: some were not joined yet
+    /// when a holder of the lock died.
+    pub(super) fn join_all(&self) {
+        for block in 0..self.books.blocks_made() {
+            let (before, after) = self.beside(block);
+            if self.is_free(block) && (self.is_free(before) || self.is_free(after)) {
+                self.unlist(block, self.extent(block).1);
+                self.settle(block);
+            }
+        }
+    }
+
     // ------------------------------------------------------------- finding
 
     /// A free block of at least this size.
@@ -267,6 +399,24 @@ impl<W: Words> Locked<'_, W> {
 
     #[inline]
     pub(super) fn allocate(&self, owner: Owner, size: u32, alignment: u32) -> Result<Block> {
+        if alignment == 1
+            && let Some(block) = self.take_at_hand(owner, size)
+        {
+            return block;
+        }
+        match self.allocate_listed(owner, size, alignment) {
+            Err(AllocatorError::OutOfMemory { .. } | AllocatorError::OutOfBlocks { .. })
+                if self.clear_hands() =>
+            {
+                self.allocate_listed(owner, size, alignment)
+            }
+            found => found,
+        }
+    }
+
+    /// From a block that is listed.
+    #[inline]
+    fn allocate_listed(&self, owner: Owner, size: u32, alignment: u32) -> Result<Block> {
         let with_alignment =
             size.checked_add(alignment - 1).ok_or_else(|| self.out_of_memory(u32::MAX))?;
         let mut found = self.find(with_alignment);
@@ -370,60 +520,18 @@ impl<W: Words> Locked<'_, W> {
         }
     }
 
-    /// Frees a block that is taken, and joins it with free ones beside it.
+    /// Frees a block that is taken. It stays at hand, as large as it is: mostly the next one
+    /// wants as much, and what changes then is in few cache lines.
     #[inline]
     pub(super) fn free(&self, block: u32) {
-        let (at, size) = self.extent(block);
-        let (before, after) = self.beside(block);
-        let next_generation = |block| State {
-            generation: self.state(block).generation.wrapping_add(1),
-            kind: Kind::Free,
-            owner: 0,
-        };
-        let is_free = |block: u32| block != NONE && self.state(block).kind == Kind::Free;
-        let (joins_before, joins_after) = (is_free(before), is_free(after));
+        let (_, size) = self.extent(block);
         self.add(layout::TAKEN, 1_u64.wrapping_neg());
         self.add(layout::FREE, u64::from(size));
-        if !joins_before && !joins_after {
-            let state = next_generation(block).word();
-            // One store: this is the moment.
-            self.words().store(word_of(block, layout::STATE), state, Release);
-            self.list(block, size);
-            return;
-        }
-        let (mut first, mut start, mut length) = (block, at, size);
-        let (mut in_front, mut behind) = (before, after);
-        let mut change = self.change();
-        let gone = |block| State { kind: Kind::Unused, ..next_generation(block) }.word();
-        if joins_after {
-            let (_, more) = self.extent(after);
-            self.unlist(after, more);
-            length = length.wrapping_add(more);
-            behind = self.beside(after).1;
-            change.set(word_of(after, layout::STATE), gone(after));
-        }
-        if joins_before {
-            let (earlier, more) = self.extent(before);
-            self.unlist(before, more);
-            (first, start, length) = (before, earlier, length.wrapping_add(more));
-            in_front = self.beside(before).0;
-            change.set(word_of(block, layout::STATE), gone(block));
-        } else {
-            change.set(word_of(block, layout::STATE), next_generation(block).word());
-        }
-        change.set(word_of(first, layout::EXTENT), pair(start, length));
-        change.set(word_of(first, layout::BESIDE), pair(in_front, behind));
-        if behind != NONE {
-            change.set(word_of(behind, layout::BESIDE), pair(first, self.beside(behind).1));
-        }
-        change.make();
-        if joins_after {
-            self.list_unused(after);
-        }
-        if joins_before {
-            self.list_unused(block);
-        }
-        self.list(first, length);
+        let generation = self.state(block).generation.wrapping_add(1);
+        let state = State { generation, kind: Kind::Free, owner: 0 };
+        // One store: this is the moment.
+        self.words().store(word_of(block, layout::STATE), state.word(), Release);
+        self.put_at_hand(block, size);
     }
 
     #[cold]

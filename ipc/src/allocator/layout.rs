@@ -3,10 +3,13 @@
 //! ```text
 //! 0  what this is: LAYOUT            8  free granules        16  log: number of pairs
 //! 1  most blocks                     9  granules in all      17  log: pairs (word, value)
-//! 2  bytes of a granule, as a power 10  blocks taken         64  bitmap of levels
-//! 3  lock: three words              11  blocks made          65  bitmap of parts, a word a level
-//!                                   12  repairs made         96  first free block of each class
-//!                                   13  first unused block   then  four words a block
+//! 2  bytes of a granule, as a power 10  blocks taken
+//! 3  lock: three words              11  blocks made          56  whose turn it is of those at hand
+//!                                   12  repairs made         57  free blocks at hand: seven
+//!                                   13  first unused block   64  bitmap of levels
+//!                                                            65  bitmap of parts, a word a level
+//!                                                            96  first free block of each class
+//!                                                            then  four words a block
 //! ```
 //!
 //! A block's words: place and size; physical neighbours; neighbours in its list;
@@ -18,7 +21,7 @@ use super::classes::{CLASSES, LEVELS};
 use crate::lock;
 
 /// Says that this is an allocator, of this version of the layout.
-pub(super) const LAYOUT: u64 = 0x6661_6272_746c_0002;
+pub(super) const LAYOUT: u64 = 0x6661_6272_746c_0003;
 
 pub(super) const KIND: usize = 0;
 pub(super) const MOST_BLOCKS: usize = 1;
@@ -33,7 +36,11 @@ pub(super) const FIRST_UNUSED: usize = 13;
 pub(super) const LOG_LENGTH: usize = 16;
 pub(super) const LOG: usize = 17;
 /// Pairs that the log has room for; an aligned allocation needs 11.
-pub(super) const LOG_ROOM: usize = (LEVEL_BITS - LOG) / 2;
+pub(super) const LOG_ROOM: usize = (TURN - LOG) / 2;
+pub(super) const TURN: usize = 56;
+pub(super) const AT_HAND: usize = 57;
+/// Free blocks that are at hand at most: with the turn they have one cache line.
+pub(super) const MOST_AT_HAND: usize = LEVEL_BITS - AT_HAND;
 pub(super) const LEVEL_BITS: usize = 64;
 pub(super) const PART_BITS: usize = 65;
 pub(super) const HEADS: usize = 96;
@@ -42,6 +49,7 @@ pub(super) const BLOCKS: usize = HEADS + CLASSES;
 // In the line of its words nothing changes but the lock: others look at it all the time.
 const _: () = assert!(LOCK + lock::WORDS <= FREE);
 const _: () = assert!(PART_BITS + LEVELS <= HEADS && LOG_ROOM >= 16);
+const _: () = assert!(TURN.is_multiple_of(8) && MOST_AT_HAND == 7);
 
 /// Words of a block.
 pub(super) const BLOCK: usize = 4;

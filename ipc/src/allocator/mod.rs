@@ -476,6 +476,7 @@ impl<W: Words> Allocator<W> {
     /// `Held`.
     pub fn blocks(&self, caller: &Caller<'_>) -> Result<Vec<Listed>> {
         let books = self.lock(caller)?;
+        books.clear_hands();
         let mut blocks: Vec<_> = (0..self.blocks_made())
             .filter_map(|number| {
                 let state = books.state(number);
@@ -496,6 +497,8 @@ impl<W: Words> Allocator<W> {
     /// `Held`.
     pub fn statistics(&self, caller: &Caller<'_>) -> Result<Statistics> {
         let books = self.lock(caller)?;
+        // What is free in one piece is wanted, whoever it was split for.
+        books.clear_hands();
         let word = |at| self.words.load(at, Relaxed);
         Ok(Statistics {
             total: word(layout::TOTAL) << self.granule,

@@ -53,6 +53,9 @@ impl<W: Words> Locked<'_, W> {
         }
         words.store(layout::LEVEL_BITS, 0, Relaxed);
         words.store(layout::FIRST_UNUSED, u64::from(NONE), Relaxed);
+        for slot in layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND {
+            words.store(slot, 0, Relaxed);
+        }
         let (mut free, mut total, mut taken) = (0, 0, 0);
         // From the last to the first, so that the first are found first again.
         for block in (0..self.books.blocks_made()).rev() {
@@ -73,6 +76,7 @@ impl<W: Words> Locked<'_, W> {
         words.store(layout::FREE, free, Relaxed);
         words.store(layout::TOTAL, total, Relaxed);
         words.store(layout::TAKEN, taken, Relaxed);
+        self.join_all();
         words.store(layout::REPAIRS, self.load(layout::REPAIRS).wrapping_add(1), Relaxed);
     }
 
@@ -80,6 +84,15 @@ impl<W: Words> Locked<'_, W> {
     pub(super) fn audit(&self) -> Result<(), Flaw> {
         let made = self.books.blocks_made();
         let flaw = |what, block| Err(Flaw { what, block: Some(block) });
+        let at_hand = layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND;
+        for word in at_hand.map(|slot| self.load(slot)).filter(|word| *word != 0) {
+            let (block, size) = (high(word), low(word));
+            let is_one = block < made && self.state(block).kind == Kind::Free;
+            if !is_one || self.extent(block).1 != size {
+                return flaw("it is at hand, and not free, or of another size", block);
+            }
+        }
+        self.clear_hands();
         let (mut free, mut total, mut taken, mut unused) = (0_u64, 0_u64, 0_u64, 0_u32);
         let mut by_place = Vec::new();
         for block in 0..made {

@@ -93,6 +93,67 @@ fn extents_stay_apart_though_they_touch() {
     assert_eq!(books.audit(&caller).unwrap(), Ok(()));
 }
 
+/// Blocks at hand: who wants as much again gets the same one, whatever lies beside it.
+#[test]
+fn what_was_freed_last_is_used_again_as_it_is() {
+    let books = books(64);
+    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
+    books.extend(&caller, 0, 1 << 20).unwrap();
+    let sizes = [300, 4096, 64];
+    let three = sizes.map(|bytes| books.allocate(&caller, owner, bytes, 1).unwrap());
+    for round in 1..=3 {
+        for (bytes, (block, place)) in sizes.into_iter().zip(three) {
+            let now = Block { generation: block.generation + round - 1, ..block };
+            books.free(&caller, now, owner).unwrap();
+            let (again, there) = books.allocate(&caller, owner, bytes, 1).unwrap();
+            assert_eq!((again.number(), there), (block.number(), place));
+            assert_eq!(again.generation, block.generation + round, "a name is not used again");
+        }
+    }
+    assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+}
+
+/// What is at hand is memory like all other: it is joined when somebody wants more.
+#[test]
+fn what_is_at_hand_is_joined_when_it_is_wanted() {
+    let books = books(64);
+    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
+    books.extend(&caller, 0, 64 * GRANULE).unwrap();
+    for count in [1, 3, layout::MOST_AT_HAND, 40] {
+        // All different, so that none is found for another one.
+        let sizes = (1..=count as u64).map(|number| if count < 8 { number } else { 1 });
+        let blocks: Vec<_> = sizes
+            .map(|granules| books.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0)
+            .collect();
+        // Every other one first: neighbours are freed while they are at hand, and later.
+        for odd in [1, 0] {
+            for (_, block) in blocks.iter().enumerate().filter(|(number, _)| number % 2 == odd) {
+                books.free(&caller, *block, owner).unwrap();
+            }
+        }
+        let (whole, place) = books.allocate(&caller, owner, 64 * GRANULE, 1).unwrap();
+        assert_eq!(place, Place { offset: 0, length: 64 * GRANULE });
+        books.free(&caller, whole, owner).unwrap();
+        assert_eq!(books.audit(&caller).unwrap(), Ok(()));
+    }
+}
+
+/// Places for blocks are wanted as memory is.
+#[test]
+fn what_is_at_hand_gives_back_places_for_blocks() {
+    let books = books(4);
+    let (caller, owner) = (Caller::new(me(), &Immortal), Owner::participant(me()));
+    books.extend(&caller, 0, 1 << 20).unwrap();
+    let blocks =
+        [1, 2, 3].map(|granules| books.allocate(&caller, owner, granules * GRANULE, 1).unwrap().0);
+    for block in blocks {
+        books.free(&caller, block, owner).unwrap();
+    }
+    let others: Vec<_> =
+        (4..=6).map(|granules| books.allocate(&caller, owner, granules * GRANULE, 1)).collect();
+    assert!(others.iter().all(Result::is_ok), "{others:?}");
+}
+
 #[test]
 fn books_that_are_full_say_so_and_lose_nothing() {
     let books = books(4);
