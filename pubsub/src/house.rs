@@ -8,6 +8,7 @@ use ipc::{Caller, Incarnation, MappedWords, Participant, Roster, Spin};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Bell;
 use crate::pool::{Direction, Pool, PoolId};
+use crate::settings::Reliability;
 use crate::topic::Topic;
 
 /// What publishers and subscribers need of the node service.
@@ -16,6 +17,9 @@ pub(crate) trait Office: Send + Sync + Debug {
     fn grow(&self, pool: PoolId, bytes: u64);
     /// Publishers or subscribers of this topic came or went.
     fn changed(&self, topic: u32);
+    /// A publisher of this process waits at this topic. From now on the office looks, until none
+    /// of its publishers does.
+    fn waits(&self, topic: u32);
     /// This process does not use the topic any more, or one handle of it less.
     fn forget(&self, topic: u32);
     /// Fails once the node is closed.
@@ -104,5 +108,15 @@ impl Desk {
 
     pub(crate) fn changed(&self) {
         self.house.office.changed(self.topic.number());
+    }
+
+    /// Said after a publisher's [pressure](crate::topic::PublisherLine::pressure) has begun: who is in the way
+    /// is to be found. Where messages are dropped nobody is.
+    #[cold]
+    pub(crate) fn waits(&self) {
+        let is_reliable = self.topic.settings().reliability == Reliability::Reliable;
+        if is_reliable && self.topic.begins_to_wait() {
+            self.house.office.waits(self.topic.number());
+        }
     }
 }

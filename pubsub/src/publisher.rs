@@ -128,6 +128,7 @@ impl Post {
                     self.desk.house.office.grow(pool.id(), bytes);
                 }
                 self.line().pressure().refused();
+                self.desk.waits();
                 // For the next attempt.
                 pool.free_what_is_done(&self.desk.house.caller());
                 Ok(None)
@@ -146,6 +147,7 @@ impl Post {
         }
         let mut spin = self.order().spin;
         self.line().pressure().begin();
+        self.desk.waits();
         let mut asked = Instant::now();
         let look = || {
             // The lock is left alone while nothing changes; but more is asked for again.
@@ -204,6 +206,7 @@ impl Post {
             }
             Err(QueueError::Full) if topic.settings().reliability == Reliability::Reliable => {
                 self.line().pressure().refused();
+                self.desk.waits();
                 return Ok(None);
             }
             Err(QueueError::Full) => {
@@ -229,6 +232,7 @@ impl Post {
         let queue = self.desk.topic.here();
         let mut spin = self.order().spin;
         self.line().pressure().begin();
+        self.desk.waits();
         let look = || {
             if let Err(error) = self.desk.house.check("publish") {
                 return Some(Err(error));
@@ -469,6 +473,7 @@ impl Publisher {
             None => Some(Ok(())),
         };
         post.line().pressure().begin();
+        post.desk.waits();
         let flushed = queue.wait_for_room_with(&mut spin, clock::deadline(patience), look);
         post.line().pressure().end(matches!(flushed, Some(Ok(()))));
         match flushed {

@@ -62,6 +62,9 @@ pub(crate) fn settles(settling: &Mutex<()>) -> MutexGuard<'_, ()> {
     settling.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Topics at which what comes from other nodes began to wait for room.
+pub(crate) type Crowded = Arc<Mutex<BTreeSet<u32>>>;
+
 /// In whose name the service works.
 #[derive(Debug)]
 pub(crate) struct Household {
@@ -71,6 +74,7 @@ pub(crate) struct Household {
     /// Takes what pools are to grow by, and wakes who sees to it.
     pub(crate) growth: Sender<(PoolId, u64)>,
     pub(crate) bell: Arc<EventFd>,
+    pub(crate) crowded: Crowded,
     pub(crate) settling: Settling,
 }
 
@@ -82,6 +86,12 @@ impl Household {
     fn ask_to_grow(&self, pool: PoolId, bytes: u64) {
         // If there is no place it is asked for again.
         let _ = self.growth.try_send((pool, bytes));
+        let _ = self.bell.write(1);
+    }
+
+    /// What comes from another node waits for room: who is in the way has to be found.
+    fn is_crowded(&self, number: u32) {
+        self.crowded.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
         let _ = self.bell.write(1);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ipc::{Block, Words};
 
@@ -15,6 +16,9 @@ use crate::pool::{Note, Pool, Stage, Way};
 use crate::settings::{Reliability, SharedPlace};
 use crate::topic::{Delivery, Entry, OriginId, Topic};
 
+/// How often it says that it waits for room.
+const SAYING: Duration = Duration::from_secs(1);
+
 /// Puts the messages of one node's topic into this node's.
 pub(super) struct TopicSink {
     household: Arc<Household>,
@@ -25,6 +29,8 @@ pub(super) struct TopicSink {
     begun: VecDeque<Block>,
     /// It waits for room in the queue: then whoever holds messages for too long is in its way.
     waits: Arc<AtomicBool>,
+    /// When that was said last.
+    said: Option<Instant>,
     /// Something was delivered: what another writer left is settled.
     has_settled: bool,
     /// Gone with this.
@@ -64,8 +70,19 @@ impl TopicSink {
             origin,
             begun: VecDeque::new(),
             waits: Arc::clone(waits),
+            said: None,
             has_settled: false,
             _alive: alive,
+        }
+    }
+
+    /// Says that it does, and again each second: somebody may be in the way.
+    fn waits_for_room(&mut self) {
+        self.waits.store(true, Ordering::Release);
+        let now = Instant::now();
+        if self.said.is_none_or(|said| now.saturating_duration_since(said) >= SAYING) {
+            self.said = Some(now);
+            self.household.is_crowded(self.topic.number());
         }
     }
 
@@ -99,7 +116,7 @@ impl Sink for TopicSink {
                 if self.pool.should_ask(bytes) {
                     self.household.ask_to_grow(self.pool.id(), bytes);
                 } else {
-                    self.waits.store(true, Ordering::Release);
+                    self.waits_for_room();
                 }
                 return Ok(Room::NotYet);
             }
@@ -149,7 +166,7 @@ impl Sink for TopicSink {
             Ok(Delivery::Nobody | Delivery::Before) => self.free(block),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if self.topic.settings().reliability == Reliability::Reliable {
-                    self.waits.store(true, Ordering::Release);
+                    self.waits_for_room();
                     return Ok(Finished::NotYet);
                 }
                 // Best effort: the newest is dropped, as on its own node.

@@ -9,7 +9,7 @@ use crossbeam_channel::bounded;
 use ipc::{Caller, Life, Participant, QueueError};
 use nix::sys::eventfd::EventFd;
 
-use super::{Carrier, Facts, Household, NetworkOptions, Settling};
+use super::{Carrier, Crowded, Facts, Household, NetworkOptions, Settling};
 use crate::hall::Hall;
 use crate::peers::{Event, Interest, NodeIdentity, Peers, PeersOptions};
 use crate::pool::{Direction, Pool, PoolId};
@@ -90,6 +90,7 @@ impl Place {
             roster: Arc::clone(self.hall.roster()),
             growth,
             bell: Arc::new(EventFd::new().unwrap()),
+            crowded: Crowded::default(),
             settling: Settling::default(),
         };
         let (identity, bell) = (self.hall.identity(), Arc::clone(self.hall.outward()));

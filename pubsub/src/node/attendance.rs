@@ -1,6 +1,6 @@
 //! One process's membership in a node: what it shares with the thread that keeps it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +52,9 @@ struct State {
     /// Pools of devices that this process cannot map, and why.
     strange: HashMap<PoolId, String>,
     topics: HashMap<u32, Used>,
+    /// Those that publishers of this process wait at, and when the service was told so last.
+    waited_at: BTreeSet<u32>,
+    said_who_waits: Option<Instant>,
     pending: HashMap<u64, Pending>,
     outgoing: VecDeque<Request>,
     next: u64,
@@ -175,6 +178,35 @@ impl Shared {
     fn say(&self, request: Request) {
         self.state().outgoing.push_back(request);
         let _ = self.bell.write(1);
+    }
+
+    /// A publisher of this process begins to wait at a topic.
+    pub(super) fn waits(&self, number: u32) {
+        let mut state = self.state();
+        if state.waited_at.is_empty() {
+            state.said_who_waits = Some(Instant::now());
+        }
+        state.waited_at.insert(number);
+        state.outgoing.push_back(Request::Waits { number });
+        drop(state);
+        let _ = self.bell.write(1);
+    }
+
+    /// Tells the service every so often at which topics publishers wait, and forgets where none
+    /// does. Gives when that is to be done again, if at all.
+    pub(super) fn say_who_waits(&self, now: Instant, every: Duration) -> Option<Duration> {
+        let mut state = self.state();
+        let State { waited_at, said_who_waits, topics, outgoing, .. } = &mut *state;
+        let said = said_who_waits.map(|said| now.saturating_duration_since(said));
+        let mut left = every.saturating_sub(said.unwrap_or(every));
+        if left.is_zero() && !waited_at.is_empty() {
+            waited_at.retain(|number| {
+                topics.get(number).is_some_and(|used| !used.topic.has_stopped_waiting())
+            });
+            outgoing.extend(waited_at.iter().map(|number| Request::Waits { number: *number }));
+            (*said_who_waits, left) = (Some(now), every);
+        }
+        (!waited_at.is_empty()).then_some(left)
     }
 
     /// This process is not a member any more.
@@ -334,6 +366,8 @@ impl Shared {
         let mut state = self.state();
         // The next service looks by itself, and what was asked for is asked again.
         state.outgoing.clear();
+        // It learns at once who waits.
+        state.said_who_waits = None;
         let copy = |file: std::os::fd::BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
         let pools = state
             .pools
@@ -426,6 +460,10 @@ impl Office for Attendance {
 
     fn changed(&self, topic: u32) {
         self.shared.say(Request::Changed { number: topic });
+    }
+
+    fn waits(&self, topic: u32) {
+        self.shared.waits(topic);
     }
 
     fn forget(&self, topic: u32) {

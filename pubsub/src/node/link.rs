@@ -21,6 +21,8 @@ const LEAVING: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(50);
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_secs(5);
+/// How often the service is told of those that wait.
+const WAITING: Duration = Duration::from_secs(1);
 /// Pieces of a pool in one message.
 const PIECES_AT_ONCE: usize = 32;
 
@@ -99,22 +101,24 @@ pub(super) fn run(shared: &Shared, link: Link) {
 
 fn turn(shared: &Shared, link: &Link, says_so: &mut bool) -> Next {
     let channel = &link.channel;
+    let waiting = shared.say_who_waits(Instant::now(), WAITING);
     for request in shared.requests() {
         if say("speak to the service", channel, &request, &[]).is_err() {
             return Next::Lost;
         }
     }
-    let mut longest = LONGEST;
+    let mut longest = waiting.map_or(LONGEST, |waiting| LONGEST.min(waiting));
     if let Some(since) = shared.leaving_since() {
         if !*says_so && say("leave a node", channel, &Request::Leave, &[]).is_err() {
             return Next::Lost;
         }
         *says_so = true;
-        longest = LEAVING.saturating_sub(since.elapsed());
-        if longest.is_zero() {
+        let left = LEAVING.saturating_sub(since.elapsed());
+        if left.is_zero() {
             tracing::warn!("the service does not say that this process may leave");
             return Next::Over;
         }
+        longest = longest.min(left);
     }
     let mut entries = [channel.as_fd(), shared.bell().as_fd(), link.service.as_fd()]
         .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));

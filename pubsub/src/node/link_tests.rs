@@ -1,13 +1,16 @@
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ipc::ChannelListener;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::super::attendance::Answer;
 use super::super::line::OwnService;
 use super::super::options::{NodeOptions, ServiceMode};
 use super::*;
 use crate::hall::Hall;
 use crate::peers::NodeIdentity;
+use crate::pool::{Direction, Pool, PoolId};
 use crate::service::election::{self, Membership, socket_in};
 use crate::service::protocol::Refusal;
 use crate::settings::SharedSettings;
@@ -86,6 +89,55 @@ fn a_topic_that_cannot_be_used_here_is_forgotten() {
         let said: Vec<_> = shared.requests().into_iter().collect();
         assert_eq!(said, [Request::Forget { number: 5, given: 1 }]);
     }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn the_service_is_told_again_and_again_who_waits() {
+    let directory = directory("waits");
+    let shared = Arc::new(member(&directory));
+    let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
+    for direction in [Direction::Here, Direction::Arrivals] {
+        let id = PoolId { place: settings.place, direction };
+        let pool = Pool::create(id, 1 << 20, 64).unwrap();
+        shared.meet_pool(id, pool.books().try_clone_to_owned().unwrap());
+    }
+    let made = Topic::create(5, "it", &settings).unwrap();
+    let asks = |number| Request::Report { request: number };
+    let topic = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| shared.ask("open a topic", asks));
+        while shared.requests().is_empty() {
+            std::thread::yield_now();
+        }
+        shared.has_topic(1, 5, made.segment().try_clone_to_owned().unwrap());
+        match asked.join().unwrap().unwrap() {
+            Answer::Topic { topic, .. } => topic,
+            Answer::Rows(_) => panic!("another answer"),
+        }
+    });
+    let publisher = topic.publisher(topic.claim(shared.me()).unwrap());
+    let said = |now| {
+        let next = shared.say_who_waits(now, WAITING);
+        (next, shared.requests().into_iter().collect::<Vec<_>>())
+    };
+    let waits = || vec![Request::Waits { number: 5 }];
+    let start = Instant::now();
+    assert_eq!(said(start), (None, vec![]));
+    publisher.pressure().begin();
+    assert!(topic.begins_to_wait() && !topic.begins_to_wait());
+    shared.waits(5);
+    assert_eq!(said(start).1, waits());
+    let start = Instant::now();
+    assert_eq!(said(start + WAITING), (Some(WAITING), waits()));
+    assert_eq!(said(start + 3 * WAITING / 2), (Some(WAITING / 2), vec![]));
+    // Another service does not know it, and what was on its way to the last one is lost.
+    shared.belongings().unwrap();
+    assert_eq!(said(start + 3 * WAITING / 2), (Some(WAITING), waits()));
+    publisher.pressure().end(true);
+    assert_eq!(said(start + 3 * WAITING), (None, vec![]));
+    // It begins anew.
+    publisher.pressure().begin();
+    assert!(topic.begins_to_wait());
     std::fs::remove_dir_all(directory).unwrap();
 }
 

@@ -16,7 +16,7 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 
 /// The version of these messages.
-pub(crate) const VERSION: u8 = 2;
+pub(crate) const VERSION: u8 = 3;
 /// The longest label.
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.
@@ -57,6 +57,8 @@ pub(crate) enum Request {
     Report { request: u64 },
     /// It leaves, and uses nothing any more.
     Leave,
+    /// A publisher of a topic waits for room, or found none.
+    Waits { number: u32 },
 }
 
 /// What the service says to a process.

@@ -31,7 +31,7 @@ const HANDING_OUT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Kept {
     pub(super) topic: Arc<Topic>,
-    pub(super) users: BTreeSet<Participant>,
+    users: BTreeSet<Participant>,
     /// Somebody publishes, or subscribes, on this node.
     pub(super) publishes: bool,
     pub(super) subscribes: bool,
@@ -65,6 +65,8 @@ impl Growing {
 pub(super) struct Registry {
     pub(super) topics: BTreeMap<u32, Kept>,
     by_name: HashMap<String, u32>,
+    /// Topics that nobody uses.
+    unused: BTreeSet<u32>,
     pub(super) pools: HashMap<PoolId, Keeping>,
     budgets: Budgets,
 }
@@ -97,7 +99,13 @@ fn room(most_blocks: u32) -> u64 {
 
 impl Registry {
     pub(super) fn new(budgets: Budgets) -> Self {
-        Self { topics: BTreeMap::new(), by_name: HashMap::new(), pools: HashMap::new(), budgets }
+        Self {
+            topics: BTreeMap::new(),
+            by_name: HashMap::new(),
+            unused: BTreeSet::new(),
+            pools: HashMap::new(),
+            budgets,
+        }
     }
 
     pub(super) fn named(&self, name: &str) -> Option<&Kept> {
@@ -150,7 +158,40 @@ impl Registry {
             subscribes: false,
         };
         self.topics.insert(number, kept);
+        self.unused.insert(number);
         number
+    }
+
+    /// A process uses a topic. True if nobody did.
+    pub(super) fn uses(&mut self, number: u32, who: Participant) -> bool {
+        let Some(kept) = self.topics.get_mut(&number) else { return false };
+        kept.users.insert(who);
+        self.unused.remove(&number)
+    }
+
+    /// A process does not use a topic any more. True if it did.
+    pub(super) fn uses_no_more(&mut self, number: u32, who: Participant) -> bool {
+        let Some(kept) = self.topics.get_mut(&number) else { return false };
+        let has_used = kept.users.remove(&who);
+        if kept.users.is_empty() {
+            self.unused.insert(number);
+        }
+        has_used
+    }
+
+    /// A process uses none of these topics any more; gives those that it did use.
+    pub(super) fn uses_none(&mut self, who: Participant, of: impl Fn(u32) -> bool) -> Vec<u32> {
+        let of = self.topics.keys().copied().filter(|number| of(*number)).collect::<Vec<_>>();
+        of.into_iter().filter(|number| self.uses_no_more(*number, who)).collect()
+    }
+
+    /// Topics that nobody uses, and that are kept all the same.
+    pub(super) fn unused(&self) -> impl Iterator<Item = u32> {
+        self.unused.iter().copied()
+    }
+
+    pub(super) fn is_unused(&self, number: u32) -> bool {
+        self.unused.contains(&number)
     }
 
     /// Refuses a topic that the budget cannot bear together with those that there are.
@@ -270,7 +311,7 @@ impl Registry {
 
     /// Lets a topic go that nobody uses. True if it went.
     pub(super) fn forget_unused(&mut self, number: u32) -> bool {
-        let is_unused = self.topics.get(&number).is_some_and(|kept| kept.users.is_empty());
+        let is_unused = self.unused.remove(&number);
         if is_unused && let Some(kept) = self.topics.remove(&number) {
             self.by_name.remove(kept.topic.name());
         }

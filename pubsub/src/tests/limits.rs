@@ -282,3 +282,40 @@ fn handles_go_where_they_are_needed() {
     moves::<crate::Sample>();
     is_shared::<crate::Sample>();
 }
+
+#[test]
+fn the_service_is_told_once_that_somebody_waits_until_nobody_does() {
+    let home = Home::new(&TopicSettings { depth: 2, ..settings() });
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    // The first of all had to wait for memory.
+    publisher.push(b"x", FAR).unwrap();
+    assert!(home.topic.has_stopped_waiting());
+    let before = home.clerk.waits.load(Relaxed);
+    let told = || home.clerk.waits.load(Relaxed) - before;
+    publisher.push(b"x", FAR).unwrap();
+    // There was room, and nobody said anything.
+    assert_eq!(told(), 0);
+    for _ in 0..3 {
+        assert!(publisher.try_push(b"x").unwrap().is_none());
+        publisher.push(b"x", SOON).unwrap_err();
+        publisher.flush(SOON).unwrap_err();
+    }
+    assert_eq!(told(), 1);
+    assert!(!home.topic.has_stopped_waiting(), "one that was refused may come again");
+    drop(subscriber.pull(FAR).unwrap());
+    publisher.push(b"x", FAR).unwrap();
+    assert_eq!(told(), 1);
+    assert!(home.topic.has_stopped_waiting());
+    publisher.flush(SOON).unwrap_err();
+    assert_eq!(told(), 2);
+    assert!(!home.topic.has_stopped_waiting());
+    // Where messages are dropped nobody is in anybody's way.
+    let home =
+        Home::new(&TopicSettings { depth: 2, reliability: Reliability::DropNewest, ..settings() });
+    let (_subscriber, publisher) = (home.subscriber(), home.publisher());
+    for _ in 0..5 {
+        publisher.push(b"x", FAR).unwrap();
+    }
+    publisher.flush(SOON).unwrap_err();
+    assert_eq!(home.clerk.waits.load(Relaxed), 0);
+}

@@ -40,6 +40,7 @@ struct Clerk {
     roster: Arc<Roster<MappedWords>>,
     pools: Vec<Arc<Pool>>,
     changes: AtomicU64,
+    waits: AtomicU64,
     is_closed: AtomicBool,
     outward: Arc<Bell>,
 }
@@ -57,6 +58,10 @@ impl Office for Clerk {
 
     fn changed(&self, _topic: u32) {
         self.changes.fetch_add(1, Relaxed);
+    }
+
+    fn waits(&self, _topic: u32) {
+        self.waits.fetch_add(1, Relaxed);
     }
 
     fn forget(&self, _topic: u32) {}
@@ -114,6 +119,7 @@ impl Home {
             roster,
             pools: vec![Arc::clone(&here), Arc::clone(&arrivals)],
             changes: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             outward: Arc::clone(Hall::create(NodeIdentity([1; 16])).unwrap().outward()),
         };

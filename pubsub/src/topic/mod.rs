@@ -17,6 +17,7 @@ mod words;
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use ipc::{Caller, Layout, MappedWords, Participant, Seat, Segment};
@@ -38,6 +39,8 @@ const LAYOUT: Layout = Layout::new("fabricast topic", 2);
 pub(crate) struct Topic {
     segment: Segment,
     words: TopicWords<MappedWords>,
+    /// The service is told again and again that publishers of this process wait.
+    is_waited_at: AtomicBool,
 }
 
 impl Deref for Topic {
@@ -58,7 +61,7 @@ impl Topic {
             .map_err(|cause| below::of_segment("make a topic", cause).on(name))?;
         let words = TopicWords::format(segment.words(), number, name, settings)?;
         segment.mark_ready();
-        Ok(Self { segment, words })
+        Ok(Self { segment, words, is_waited_at: AtomicBool::new(false) })
     }
 
     /// What another process made.
@@ -66,12 +69,32 @@ impl Topic {
         let segment = Segment::open(file, LAYOUT);
         let segment = segment.map_err(|cause| below::of_segment("open a topic", cause))?;
         let words = TopicWords::attach(segment.words())?;
-        Ok(Self { segment, words })
+        Ok(Self { segment, words, is_waited_at: AtomicBool::new(false) })
     }
 
     /// For others to open.
     pub(crate) fn segment(&self) -> BorrowedFd<'_> {
         self.segment.as_fd()
+    }
+
+    /// Said after the pressure of a publisher has begun. True if the service has to be told.
+    pub(crate) fn begins_to_wait(&self) -> bool {
+        // Either this sees that nobody tells it any more, or that one sees the pressure.
+        fence(Ordering::SeqCst);
+        !self.is_waited_at.load(Ordering::Relaxed)
+            && !self.is_waited_at.swap(true, Ordering::SeqCst)
+    }
+
+    /// True if nobody waits: then the service is told no more, until somebody
+    /// [begins](Self::begins_to_wait) to.
+    pub(crate) fn has_stopped_waiting(&self) -> bool {
+        if self.pressure().is_some() {
+            return false;
+        }
+        self.is_waited_at.store(false, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        // If another one has seen that meanwhile, it tells.
+        self.pressure().is_none() || self.is_waited_at.swap(true, Ordering::SeqCst)
     }
 
     /// Cleans up after one who is dead, or leaves: publishers, subscriptions, and what it was

@@ -1,6 +1,8 @@
 //! Services that end, and others that take over.
 
-use pubsub::Row;
+use std::time::Duration;
+
+use pubsub::{ErrorKind, Row, TopicSettings};
 
 use crate::ground::{Ground, Other, PATIENCE, number_of, options, publish, settings, until};
 
@@ -134,6 +136,35 @@ fn one_without_a_service_goes_on_with_what_it_has() {
     let _next = pubsub::Node::join(options(ground.path())).unwrap();
     until("the next service", || service_is(&ground, 2));
     assert!(node.topic("more", &settings()).is_ok());
+}
+
+/// Longer than it takes until the next service serves, and until somebody who is in the way has had
+/// its time.
+#[test]
+fn one_who_waits_is_seen_by_the_next_service() {
+    let ground = Ground::new();
+    let mut service = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let deadline = Duration::from_millis(1500);
+    let hasty = TopicSettings { release_deadline: deadline, ..settings() };
+    let topic = node.topic("numbers", &hasty).unwrap();
+    let (publisher, mut greedy) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publish(&publisher, 0..8);
+    let held: Vec<_> = (0..8).map(|_| greedy.pull(PATIENCE).unwrap()).collect();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| publish(&publisher, 8..9));
+        until("it to wait", || {
+            let rows = node.report().unwrap();
+            rows.iter().any(|row| matches!(row, Row::Publisher { waits_microseconds, .. } if *waits_microseconds > 0))
+        });
+        // The one that was told is no more.
+        service.kill();
+        service = Other::start("serves", ground.path());
+        waits.join().unwrap();
+    });
+    drop(held);
+    assert_eq!(greedy.pull(PATIENCE).unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(self::service(&ground), Some(2));
 }
 
 fn service_is(ground: &Ground, number: u32) -> bool {

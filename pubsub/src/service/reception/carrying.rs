@@ -1,14 +1,14 @@
 //! What carries messages to other nodes, if this service was told of any.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::Reception;
-use crate::carrier::{self, Carrier, Facts, Household, NetworkOptions, Rest, Settling};
+use crate::carrier::{self, Carrier, Crowded, Facts, Household, NetworkOptions, Rest, Settling};
 use crate::error::ErrorKind;
 use crate::pool::PoolId;
 use crate::report::Row;
@@ -30,6 +30,7 @@ pub(super) struct Carrying {
     /// Of some of it that was not possible yet.
     lets_go_again: bool,
     settling: Settling,
+    crowded: Crowded,
     ask: Sender<(PoolId, u64)>,
     asked: Receiver<(PoolId, u64)>,
 }
@@ -74,6 +75,7 @@ impl Carrying {
             has_let_go: false,
             lets_go_again: false,
             settling: Settling::default(),
+            crowded: Crowded::default(),
             ask,
             asked,
         }
@@ -89,7 +91,7 @@ impl Carrying {
         self.carrier.is_none() && self.attempts.are_over(Instant::now(), network)
     }
 
-    pub(super) fn is_on(&self) -> bool {
+    fn is_on(&self) -> bool {
         self.carrier.is_some()
     }
 
@@ -123,6 +125,11 @@ impl Carrying {
         self.carrier.as_ref().is_some_and(|carrier| carrier.waits(number))
     }
 
+    /// Topics at which what arrives has begun to wait since this was asked last.
+    pub(super) fn crowded(&self) -> BTreeSet<u32> {
+        std::mem::take(&mut *self.crowded.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn holds(&self, number: u32) -> bool {
         self.carrier.as_ref().is_some_and(|carrier| carrier.holds(number))
     }
@@ -154,22 +161,17 @@ impl Reception {
         }
         if self.carrying.is_on() {
             let topics = std::mem::take(&mut self.tell_carrier).then(|| self.facts());
+            let changed = std::mem::take(&mut self.changed);
             let Some(carrier) = &mut self.carrying.carrier else { return };
             if let Some(topics) = topics {
                 carrier.set_topics(topics);
+                let _ = changed;
             }
             carrier.turn();
         } else if self.carrying.is_over(self.options.network.as_ref()) {
             self.let_go_of_all();
         }
-        let unused: Vec<u32> = self
-            .registry
-            .topics
-            .iter()
-            .filter(|(_, kept)| kept.users.is_empty())
-            .map(|(number, _)| *number)
-            .collect();
-        for number in unused {
+        for number in self.registry.unused().collect::<Vec<_>>() {
             self.forget_unused(number);
         }
     }
@@ -225,6 +227,7 @@ impl Reception {
             roster: Arc::clone(&seat.roster),
             growth: carrying.ask.clone(),
             bell: Arc::clone(&self.bell),
+            crowded: Crowded::clone(&carrying.crowded),
             settling: Settling::clone(&carrying.settling),
         });
         carrying.household = Arc::downgrade(&household);
@@ -237,9 +240,6 @@ impl Reception {
                 carrying.carrier = Some(carrier);
                 (carrying.attempts, carrying.has_let_go) = (Attempts::default(), false);
                 self.tell_carrier = true;
-                for number in self.registry.topics.keys().copied().collect::<Vec<_>>() {
-                    self.watch(number);
-                }
             }
             Err(error) => {
                 let is_vain = error.kind() == ErrorKind::InvalidArgument;
@@ -270,7 +270,8 @@ impl Reception {
 
     /// Lets a topic go that nobody uses, unless other nodes are still owed messages of it.
     pub(super) fn forget_unused(&mut self, number: u32) {
-        let kept = self.registry.topics.get(&number).filter(|kept| kept.users.is_empty());
+        let is_unused = self.registry.is_unused(number);
+        let kept = self.registry.topics.get(&number).filter(|_| is_unused);
         let Some(kept) = kept else { return };
         let is_held = if self.carrying.is_over(self.options.network.as_ref()) {
             !self.let_go(number)
@@ -280,6 +281,7 @@ impl Reception {
         };
         if !is_held && self.registry.forget_unused(number) {
             self.watches.forget(number);
+            self.changed.remove(&number);
             self.tell_carrier = true;
         }
     }

@@ -11,14 +11,27 @@ use ipc::Participant;
 use super::Reception;
 use crate::pool::Direction;
 
-/// What is looked at again and again: topics that somebody publishes to.
+/// For how long a topic is looked at when nobody seems to wait any more: longer than it takes until
+/// it is said again that somebody does.
+const LINGERING: Duration = Duration::from_secs(2);
+
+/// What is looked at again and again: topics that somebody waits at, as far as it was said. Who waits
+/// says so when that begins and each second; and where somebody takes part, or its service has
+/// ended, it is looked for.
 #[derive(Debug, Default)]
-pub(super) struct Watches(BTreeMap<(u32, Direction), Watch>);
+pub(super) struct Watches {
+    watched: BTreeMap<(u32, Direction), Watch>,
+    /// How often a topic was looked at.
+    #[cfg(test)]
+    pub(super) looks: u64,
+}
 
 /// One topic: which position is in the way, and since when.
 #[derive(Debug, Default, Clone, Copy)]
 struct Watch {
     in_the_way: Option<(u64, Instant)>,
+    /// Until then it is looked at, also if nobody waits.
+    until: Option<Instant>,
 }
 
 impl Watch {
@@ -35,63 +48,97 @@ impl Watch {
 }
 
 impl Watches {
-    fn watch(&mut self, number: u32, is_wanted: bool) {
-        for direction in [Direction::Here, Direction::Arrivals] {
-            if is_wanted {
-                self.0.entry((number, direction)).or_default();
-            } else {
-                self.0.remove(&(number, direction));
-            }
+    /// Somebody waits, or did a moment ago.
+    pub(super) fn begin(&mut self, now: Instant, which: (u32, Direction)) {
+        self.watched.entry(which).or_default().until = Some(now + LINGERING);
+    }
+
+    /// Looks at one: is there somebody who waits, and what is in the way now? Gives for how long
+    /// that has been, if that is too long. Where nobody has waited for a while it is not looked at
+    /// again.
+    fn look(
+        &mut self,
+        now: Instant,
+        which: (u32, Direction),
+        found: Option<(Option<u64>, Duration)>,
+    ) -> Option<Duration> {
+        #[cfg(test)]
+        {
+            self.looks += 1;
         }
+        let watch = self.watched.get_mut(&which)?;
+        let (position, deadline) = found.unwrap_or_default();
+        let too_long = watch.look(now, position, deadline);
+        if found.is_some() {
+            watch.until = Some(now + LINGERING);
+        } else if watch.until.is_none_or(|until| now >= until) {
+            self.watched.remove(&which);
+        }
+        too_long
     }
 
     pub(super) fn forget(&mut self, number: u32) {
-        self.watch(number, false);
+        for direction in [Direction::Here, Direction::Arrivals] {
+            self.watched.remove(&(number, direction));
+        }
     }
 
     pub(super) fn has_any(&self) -> bool {
-        !self.0.is_empty()
+        !self.watched.is_empty()
     }
 }
 
 impl Reception {
-    /// Looks after a topic as long as there may be messages that somebody is in the way of.
+    /// Somebody came or went, or has come back: was it said to the last service that it waits?
     pub(super) fn watch(&mut self, number: u32) {
+        let now = Instant::now();
         let kept = self.registry.topics.get(&number);
-        let is_wanted = kept.is_some_and(|kept| kept.publishes || self.carrying.is_on());
-        self.watches.watch(number, is_wanted);
+        if kept.is_some_and(|kept| kept.topic.pressure().is_some()) {
+            self.watches.begin(now, (number, Direction::Here));
+        }
+        if self.carrying.waits(number) {
+            self.watches.begin(now, (number, Direction::Arrivals));
+        }
     }
 
     /// Removes those that hold for too long what others wait for.
     pub(super) fn evict(&mut self) {
         let Some(seat) = &self.seat else { return };
         let now = Instant::now();
+        for number in self.carrying.crowded() {
+            self.watches.begin(now, (number, Direction::Arrivals));
+        }
+        // What nobody uses is there for other nodes only, and cannot be there for ever.
+        for number in self.registry.unused() {
+            self.watches.begin(now, (number, Direction::Here));
+        }
         let (mut changed, mut stalled) = (Vec::new(), Vec::new());
-        for ((number, direction), watch) in &mut self.watches.0 {
-            let Some((topic, [here, arrivals])) = self.registry.desk(*number) else { continue };
+        for which in self.watches.watched.keys().copied().collect::<Vec<_>>() {
+            let (number, direction) = which;
+            let Some((topic, [here, arrivals])) = self.registry.desk(number) else {
+                self.watches.forget(number);
+                continue;
+            };
             // Only while somebody waits is anything in the way.
             let waits = match direction {
-                Direction::Here => topic.pressure().is_some(),
-                Direction::Arrivals => self.carrying.waits(*number),
+                Direction::Here => topic.pressure().is_some() || self.registry.is_unused(number),
+                Direction::Arrivals => self.carrying.waits(number),
             };
-            // What nobody uses is there for other nodes only, and cannot be there for ever.
-            let kept = self.registry.topics.get(number);
-            let is_unused =
-                *direction == Direction::Here && kept.is_some_and(|kept| kept.users.is_empty());
-            let found = if waits || is_unused { topic.in_the_way(*direction) } else { None };
+            let found = if waits { topic.in_the_way(direction) } else { None };
             let position = found.as_ref().map(|(position, _)| *position);
             let deadline = topic.settings().release_deadline();
-            let Some(held_for) = watch.look(now, position, deadline) else { continue };
+            let seen = waits.then_some((position, deadline));
+            let Some(held_for) = self.watches.look(now, which, seen) else { continue };
             for holder in found.into_iter().flat_map(|(_, holders)| holders) {
                 // Other nodes are waited for by those who carry the messages there, who know which
                 // of them it is; and for longer, since there is more that may take time.
                 if holder.who().is_some_and(Participant::is_role) {
-                    if self.carrying.patience(*number).is_some_and(|longest| held_for >= longest) {
-                        stalled.push(*number);
+                    if self.carrying.patience(number).is_some_and(|longest| held_for >= longest) {
+                        stalled.push(number);
                     }
                     continue;
                 }
-                let at = (*direction, holder);
+                let at = (direction, holder);
                 match topic.evict(&seat.caller(), at, held_for, here, arrivals) {
                     Ok(()) => {
                         tracing::warn!(
@@ -100,7 +147,7 @@ impl Reception {
                             ?position,
                             "a subscriber was removed: it held a message for too long"
                         );
-                        changed.push(*number);
+                        changed.push(number);
                     }
                     Err(error) => tracing::debug!(%error, "cannot remove a subscriber yet"),
                 }
@@ -133,5 +180,34 @@ mod tests {
         assert_eq!(look(20, None), None);
         assert_eq!(look(21, Some(8)), None);
         assert_eq!(look(32, Some(8)), Some(deadline / 10 * 11));
+    }
+
+    #[test]
+    fn where_nobody_waits_nothing_is_looked_at() {
+        let (start, deadline) = (Instant::now(), Duration::from_secs(1));
+        let which = (7, Direction::Here);
+        let mut watches = Watches::default();
+        watches.begin(start, which);
+        assert!(watches.has_any());
+        // Nobody waited when it was looked at first; but that may be said again before long.
+        assert_eq!(watches.look(start, which, None), None);
+        let again = start + LINGERING / 2;
+        assert_eq!(watches.look(again, which, Some((Some(3), deadline))), None);
+        let late = again + LINGERING;
+        assert_eq!(watches.look(late, which, Some((Some(3), deadline))), Some(LINGERING));
+        // What is in the way of somebody is, however long ago that was said.
+        for seconds in 1..100 {
+            let now = late + Duration::from_secs(seconds);
+            assert!(watches.look(now, which, Some((Some(3), deadline))).is_some());
+        }
+        let end = late + Duration::from_secs(99);
+        assert_eq!(watches.look(end + LINGERING / 2, which, None), None);
+        assert!(watches.has_any());
+        assert_eq!(watches.look(end + LINGERING, which, None), None);
+        assert!(!watches.has_any());
+        assert_eq!(watches.look(end + LINGERING, which, Some((Some(3), deadline))), None);
+        watches.begin(end, which);
+        watches.forget(7);
+        assert!(!watches.has_any());
     }
 }

@@ -8,7 +8,7 @@ use ipc::{ChannelError, Fate, Life, Message, Participant};
 use super::{Guest, IN_A_ROW, KEPT_PLACES, Reception, see_off};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
-use crate::pool::Piece;
+use crate::pool::{Direction, Piece};
 use crate::service::connection::Connection;
 use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refusal, Request};
 
@@ -328,9 +328,7 @@ impl Reception {
     }
 
     fn uses(&mut self, who: Participant, number: u32) {
-        if let Some(kept) = self.registry.topics.get_mut(&number) {
-            kept.users.insert(who);
-        }
+        self.registry.uses(number, who);
         if let Some(guest) = self.guests.get_mut(&who) {
             *guest.topics.entry(number).or_insert(0) += 1;
         }
@@ -341,11 +339,8 @@ impl Reception {
     fn uses_only_what_it_brought(&mut self, who: Participant) {
         let Some(guest) = self.guests.get(&who) else { return };
         let mut changed: Vec<_> = guest.topics.keys().copied().collect();
-        for (number, kept) in &mut self.registry.topics {
-            if !guest.topics.contains_key(number) && kept.users.remove(&who) {
-                changed.push(*number);
-            }
-        }
+        let is_not_brought = |number| !guest.topics.contains_key(&number);
+        changed.extend(self.registry.uses_none(who, is_not_brought));
         if self.gathering.is_some() {
             // It is seen to when all are back.
             return;
@@ -366,9 +361,7 @@ impl Reception {
             return;
         }
         guest.topics.remove(&number);
-        if let Some(kept) = self.registry.topics.get_mut(&number) {
-            kept.users.remove(&who);
-        }
+        self.registry.uses_no_more(number, who);
         self.has_changed(number);
         self.forget_unused(number);
     }
@@ -396,6 +389,11 @@ impl Reception {
                 }
             }
             Request::Changed { number } => self.has_changed(number),
+            Request::Waits { number } => {
+                if self.guests.get(&who).is_some_and(|guest| guest.topics.contains_key(&number)) {
+                    self.watches.begin(Instant::now(), (number, Direction::Here));
+                }
+            }
             Request::Mapped { ticket } => self.has_mapped(who, ticket),
             Request::Report { request } => {
                 if let Some(mut guest) = self.guests.remove(&who) {
@@ -410,7 +408,7 @@ impl Reception {
 
     /// Gives a process a topic, with the pools that it draws from.
     fn give(&mut self, who: Participant, request: u64, number: u32) {
-        let is_new = self.registry.topics.get(&number).is_some_and(|kept| kept.users.is_empty());
+        let is_new = self.registry.is_unused(number);
         self.uses(who, number);
         if is_new {
             // Other nodes may have been waiting for it: what is published is kept for them from
@@ -443,6 +441,7 @@ impl Reception {
     pub(super) fn has_changed(&mut self, number: u32) {
         if let Some(kept) = self.registry.topics.get_mut(&number) {
             (kept.publishes, kept.subscribes) = kept.topic.takes_part();
+            self.changed.insert(number);
         }
         self.watch(number);
         self.tell_carrier = true;

@@ -115,13 +115,7 @@ impl Reception {
         }
         // Nothing names it any more.
         seat.roster.strike_off(who);
-        let mut used = Vec::new();
-        for (number, kept) in &mut self.registry.topics {
-            if kept.users.remove(&who) {
-                used.push(*number);
-            }
-        }
-        for number in used {
+        for number in self.registry.uses_none(who, |_| true) {
             self.has_changed(number);
             self.forget_unused(number);
         }

@@ -140,8 +140,9 @@ pub(super) struct Reception {
     gathering: Option<Gathering>,
     watches: Watches,
     carrying: Carrying,
-    /// Topics, or who uses them, have changed.
+    /// Topics, or who uses them, have changed: these, for one.
     tell_carrier: bool,
+    changed: BTreeSet<u32>,
     next_ticket: u64,
 }
 
@@ -170,6 +171,7 @@ impl Reception {
             watches: Watches::default(),
             carrying: Carrying::new(),
             tell_carrier: false,
+            changed: BTreeSet::new(),
             next_ticket: 1,
         };
         if !reception.found_if_nobody_is_there()? {
@@ -249,7 +251,8 @@ impl Reception {
             || self.has_news
             || self.grows()
             || !self.strangers.is_empty()
-            || self.watches.has_any();
+            || self.watches.has_any()
+            || self.registry.unused().next().is_some();
         let longest = if looks { LOOK } else { LONGEST };
         self.carrying.longest_wait().map_or(longest, |carrier| longest.min(carrier))
     }

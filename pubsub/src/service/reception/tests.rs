@@ -1,5 +1,7 @@
 //! The service and those that come to it, in one thread: what each says is heard in turn.
 
+mod waiting;
+
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 
@@ -7,7 +9,7 @@ use ipc::{Fate, Immortal};
 use nix::sys::eventfd::EfdFlags;
 
 use super::*;
-use crate::carrier::Household;
+use crate::carrier::{Crowded, Household};
 use crate::node::Budgets;
 use crate::peers::NodeIdentity;
 use crate::pool::tests::is_held_by;
@@ -386,6 +388,7 @@ fn a_service_whose_worker_is_still_there_keeps_its_name() {
             roster: Arc::clone(&roster),
             growth: crossbeam_channel::bounded(1).0,
             bell: Arc::clone(&service.bell),
+            crowded: Crowded::default(),
             settling: service.carrying.settling(),
         });
         service.carrying.household = Arc::downgrade(&household);
