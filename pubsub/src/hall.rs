@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use ipc::{Doorbell, Layout, MappedWords, Part, Participant, Roster, Segment, Words};
+use ipc::{Layout, MappedWords, Participant, Roster, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::outward::Outward;
 use crate::peers::NodeIdentity;
 
-const LAYOUT: Layout = Layout::new("node hall", 2);
+const LAYOUT: Layout = Layout::new("node hall", 3);
 
 // Words of the hall, behind the roster.
 const IDENTITY: usize = Roster::<MappedWords>::WORDS;
@@ -22,7 +23,7 @@ const ATTENDING: usize = OUTWARD + Bell::WORDS;
 const WORDS: usize = ATTENDING + Participant::PLACES as usize;
 
 /// The bell that is rung by those that publish what other nodes want.
-pub(crate) type Bell = Doorbell<Part<MappedWords>>;
+pub(crate) type Bell = Outward<MappedWords>;
 
 /// A node's hall. It outlives the services of the node, as long as anybody is there.
 #[derive(Debug)]
@@ -59,8 +60,7 @@ impl Hall {
     fn of_segment(segment: Segment) -> Result<Self> {
         let words = segment.words();
         let roster = Roster::new(segment.words());
-        let bell = Part::new(segment.words(), OUTWARD, Bell::WORDS).and_then(Doorbell::new);
-        let (Some(roster), Some(outward)) = (roster, bell) else {
+        let (Some(roster), Some(outward)) = (roster, Bell::new(&words, OUTWARD)) else {
             let detail = "it is too small";
             return Err(Error::new("open the hall of a node", ErrorKind::Malformed, detail));
         };

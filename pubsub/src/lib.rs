@@ -15,6 +15,7 @@ mod hall;
 mod house;
 mod loan;
 mod node;
+mod outward;
 pub mod peers;
 mod pool;
 mod publisher;

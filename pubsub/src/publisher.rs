@@ -191,7 +191,7 @@ impl Post {
         let sent = match topic.publish_in(&caller, entry, ledger) {
             Ok(published) => {
                 if topic.is_carried() {
-                    house.outward.ring();
+                    house.outward.ring(topic.number());
                 }
                 Sent {
                     position: Some(published.position),

@@ -1,11 +1,12 @@
 //! Hears that somebody published what other nodes want.
 //!
-//! Publishers of a topic that is carried ring a bell in the hall, which costs a look as long
-//! as nobody sleeps there. A thread sleeps there, and tells the workers which topics have
-//! something new.
+//! Publishers of a topic that is carried mark it and ring a bell, both in the hall, which costs a look
+//! as long as nobody sleeps there. A thread sleeps there, and tells the workers which topics have
+//! something new. Each second it looks at all of them, for those whose publishers died before they
+//! had marked them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,34 +29,61 @@ struct Heard {
     position: u64,
 }
 
+impl Heard {
+    /// Announces what is new.
+    fn look(&mut self) {
+        let position = self.topic.here().position();
+        if position != self.position {
+            self.position = position;
+            self.announcer.announce();
+        }
+    }
+}
+
 #[derive(Default)]
 struct Shared {
-    topics: Mutex<BTreeMap<u32, Heard>>,
+    /// By their marks and numbers.
+    topics: Mutex<BTreeMap<(u32, u32), Heard>>,
     is_over: AtomicBool,
-    /// What is listened for has changed.
-    has_changed: AtomicBool,
+}
+
+fn named(number: u32) -> (u32, u32) {
+    (Bell::mark(number), number)
 }
 
 impl Shared {
-    fn topics(&self) -> MutexGuard<'_, BTreeMap<u32, Heard>> {
+    fn topics(&self) -> MutexGuard<'_, BTreeMap<(u32, u32), Heard>> {
         self.topics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Announces what is new; None if nothing is.
-    fn look(&self) -> Option<()> {
-        let mut found = None;
-        for heard in self.topics().values_mut() {
-            let position = heard.topic.here().position();
-            if position != heard.position {
-                heard.position = position;
-                heard.announcer.announce();
-                found = Some(());
+    /// Announces what is new of the topics that are marked; None if none is.
+    fn look(&self, bell: &Bell) -> Option<()> {
+        let mut topics = None;
+        let has_any = bell.take(|mark| {
+            let topics = topics.get_or_insert_with(|| self.topics());
+            let marked = topics.range_mut((mark, 0)..=(mark, u32::MAX));
+            marked.for_each(|(_, heard)| heard.look());
+        });
+        drop(topics);
+        if has_any {
+            return Some(());
+        }
+        self.is_over.load(Ordering::Acquire).then_some(())
+    }
+
+    fn look_at_all(&self) {
+        self.topics().values_mut().for_each(Heard::look);
+    }
+
+    fn listen(&self, bell: &Bell) {
+        let (mut spin, mut next) = (Spin::default(), Instant::now() + LOOK);
+        while !self.is_over.load(Ordering::Acquire) {
+            bell.wait(&mut spin, next, || self.look(bell));
+            if Instant::now() >= next {
+                self.look_at_all();
+                next = Instant::now() + LOOK;
             }
         }
-        if self.has_changed.swap(false, Ordering::AcqRel) || self.is_over.load(Ordering::Acquire) {
-            found = Some(());
-        }
-        found
     }
 }
 
@@ -71,45 +99,37 @@ impl Ear {
         let (heard, rung) = (Arc::clone(&shared), Arc::clone(&bell));
         let thread = std::thread::Builder::new()
             .name("fabricast-ear".into())
-            .spawn(move || {
-                let mut spin = Spin::default();
-                while !heard.is_over.load(Ordering::Acquire) {
-                    rung.wait(&mut spin, Instant::now() + LOOK, || heard.look());
-                }
-            })
+            .spawn(move || heard.listen(&rung))
             .map_err(|error| Error::of("listen for what is published", error))?;
         Ok(Self { shared, bell, thread: Some(thread) })
     }
 
-    /// Listens for a topic from now on, what there is already included.
+    /// Listens for a topic that is carried from now on, what there is already included.
     pub(super) fn listen(&self, topic: &Arc<Topic>, announcer: Announcer) {
-        announcer.announce();
-        let heard = Heard { topic: Arc::clone(topic), announcer, position: u64::MAX };
-        self.shared.topics().insert(topic.number(), heard);
-        self.changed();
+        let mut heard = Heard { topic: Arc::clone(topic), announcer, position: u64::MAX };
+        // Who publishes and does not know yet that it is carried has done so before this look.
+        fence(Ordering::SeqCst);
+        let mut topics = self.shared.topics();
+        heard.look();
+        topics.insert(named(topic.number()), heard);
     }
 
     pub(super) fn ignore(&self, number: u32) {
-        self.shared.topics().remove(&number);
+        self.shared.topics().remove(&named(number));
     }
 
     /// Announces a topic anew: it may be sent only now.
     pub(super) fn repeat(&self, number: u32) {
-        if let Some(heard) = self.shared.topics().get(&number) {
+        if let Some(heard) = self.shared.topics().get(&named(number)) {
             heard.announcer.announce();
         }
-    }
-
-    fn changed(&self) {
-        self.shared.has_changed.store(true, Ordering::Release);
-        self.bell.ring();
     }
 }
 
 impl Drop for Ear {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Release);
-        self.bell.ring();
+        self.bell.wake();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

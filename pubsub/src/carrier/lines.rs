@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use ipc::{Caller, Participant};
 
-use super::plan::Standing;
+use super::plan::{Local, Standing};
 use super::rest::Rest;
 use super::source::TopicSource;
-use super::{Carrier, Facts, id, key};
+use super::{Carrier, Facts, LOOK, id, key};
 use crate::bridge::{TopicFacts, TopicOptions};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
@@ -162,10 +162,10 @@ impl Line {
         let rest = self.rest.filter(|rest| !rest.is_over(now)).map(|rest| rest.until());
         match &self.state {
             State::Ending(_) => Some(now + look),
-            State::Left => rest,
+            State::None | State::Left => rest,
             // What nobody publishes to any more, and is still owed.
             State::Carried(_) if !self.facts.publishes && self.has_backlog() => Some(now + look),
-            State::None | State::Carried(_) => rest.filter(|_| self.is_given_up),
+            State::Carried(_) => None,
         }
     }
 }
@@ -207,16 +207,41 @@ pub(crate) fn let_go(
 }
 
 impl Carrier {
-    /// Brings all topics to where the plan wants them to be.
-    pub(super) fn bring_all(&mut self, now: Instant) {
-        for (number, mut line) in std::mem::take(&mut self.lines) {
-            let wanted: BTreeMap<_, _> = self.plan.destinations(number).collect();
-            line.note(&wanted);
-            while self.step(now, number, &mut line, &wanted) {}
-            if !(line.is_gone && matches!(line.state, State::None)) {
-                self.lines.insert(number, line);
-            }
+    /// Looks at a topic, and brings it to where the plan wants it to be.
+    pub(super) fn look_at(&mut self, now: Instant, number: u32) {
+        let Some(mut line) = self.lines.remove(&number) else {
+            return self.agenda.forget(number);
+        };
+        #[cfg(test)]
+        {
+            self.looks += 1;
         }
+        if line.is_to_be_planned(now) {
+            let facts = &line.facts;
+            let local = Local {
+                number,
+                settings: *facts.topic.settings(),
+                has_messages: facts.publishes || line.has_backlog(),
+                noted: facts.topic.destinations().into_iter().map(NodeIdentity).collect(),
+            };
+            self.plan.update(now, facts.topic.name(), &local);
+        } else {
+            self.plan.forget(number);
+        }
+        let wanted: BTreeMap<_, _> = self.plan.destinations(number).collect();
+        line.note(&wanted);
+        while self.step(now, number, &mut line, &wanted) {}
+        if line.is_gone && matches!(line.state, State::None) {
+            return self.agenda.forget(number);
+        }
+        let deadline = line.deadline(now, LOOK);
+        self.agenda
+            .set_time(number, deadline.into_iter().chain(self.plan.deadline(now, number)).min());
+        if self.is_deaf {
+            // Something may not have been told.
+            self.agenda.stir(number);
+        }
+        self.lines.insert(number, line);
     }
 
     /// The next step of a topic. True if it was done, so that there may be one more.
@@ -271,7 +296,7 @@ impl Carrier {
             }
             Err(error) => {
                 tracing::debug!(%error, "cannot stop carrying a topic yet");
-                self.is_behind = true;
+                self.agenda.stir(topic.number());
                 false
             }
         }

@@ -4,6 +4,7 @@
 //!
 //! It belongs to the service's thread.
 
+mod agenda;
 mod ear;
 mod lines;
 mod options;
@@ -29,9 +30,10 @@ use crossbeam_channel::Sender;
 use ipc::{Caller, MappedWords, Participant, Roster};
 use nix::sys::eventfd::EventFd;
 
+use self::agenda::Agenda;
 use self::ear::Ear;
 use self::lines::{Line, State};
-use self::plan::{Local, Plan};
+use self::plan::{Plan, of_topic};
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
 use crate::bridge::{NodeId, TopicKey, Worker, Workers};
@@ -106,6 +108,13 @@ pub(crate) struct Facts {
     pub(crate) subscribes: bool,
 }
 
+impl Facts {
+    fn are_as(&self, others: &Self) -> bool {
+        let takes_part = |facts: &Self| (facts.publishes, facts.subscribes);
+        Arc::ptr_eq(&self.topic, &others.topic) && takes_part(self) == takes_part(others)
+    }
+}
+
 /// Another node that is there.
 struct Remote {
     session: SessionNumber,
@@ -118,6 +127,10 @@ pub(crate) struct Carrier {
     household: Arc<Household>,
     peers: Peers,
     plan: Plan,
+    agenda: Agenda,
+    /// How often a topic was looked at.
+    #[cfg(test)]
+    looks: u64,
     ear: Ear,
     nodes: BTreeMap<NodeIdentity, Remote>,
     /// None until there is another node, and while none can be started.
@@ -132,6 +145,8 @@ pub(crate) struct Carrier {
     names: BTreeMap<String, u32>,
     lines: BTreeMap<u32, Line>,
     receiving: BTreeMap<(u32, NodeIdentity), Receiving>,
+    /// Those of them that are to end, as soon as the worker can be told.
+    ending: BTreeSet<(u32, NodeIdentity)>,
     /// Sinks that end.
     parting: Vec<Parting>,
     /// Nodes that are gone, of which the workers do not know that yet.
@@ -172,6 +187,9 @@ impl Carrier {
         })?;
         Ok(Self {
             plan: Plan::new(options.lost_after),
+            agenda: Agenda::new(Instant::now()),
+            #[cfg(test)]
+            looks: 0,
             ear: Ear::start(bell)?,
             options: options.clone(),
             household,
@@ -185,6 +203,7 @@ impl Carrier {
             names: BTreeMap::new(),
             lines: BTreeMap::new(),
             receiving: BTreeMap::new(),
+            ending: BTreeSet::new(),
             parting: Vec::new(),
             losing: BTreeSet::new(),
             is_deaf: false,
@@ -203,19 +222,22 @@ impl Carrier {
         let looks = self.is_deaf || self.is_behind || !self.losing.is_empty();
         let looks = looks || !self.parting.is_empty();
         let workers = self.workers_rest.filter(|rest| self.workers.is_none() && !rest.is_over(now));
-        let deadlines = self.lines.values().filter_map(|line| line.deadline(now, LOOK));
+        let deadlines = self.agenda.deadline(now, LOOK).into_iter();
         let deadline = deadlines
-            .chain(self.plan.deadline(now))
             .chain(workers.map(|rest| rest.until()))
             .chain(looks.then_some(now + LOOK))
             .min();
         deadline.map(|when| when.saturating_duration_since(now))
     }
 
+    /// Who takes part in these topics has changed, or did for a moment.
+    pub(crate) fn have_changed(&mut self, topics: &BTreeSet<u32>) {
+        self.agenda.stir_all(topics.iter().copied());
+    }
+
     /// The topics of this node, as they are now.
     pub(crate) fn set_topics(&mut self, topics: BTreeMap<String, Facts>) {
         self.names = topics.iter().map(|(name, it)| (name.clone(), it.topic.number())).collect();
-        self.lines.values_mut().for_each(|line| line.is_gone = true);
         let interests = topics.iter().map(|(name, facts)| Interest {
             topic: name.clone(),
             publishes: facts.publishes,
@@ -223,11 +245,20 @@ impl Carrier {
             settings: *facts.topic.settings(),
         });
         let interests: Vec<_> = interests.filter(|it| it.publishes || it.subscribes).collect();
-        for facts in topics.into_values() {
-            match self.lines.get_mut(&facts.topic.number()) {
-                Some(line) => (line.facts, line.is_gone) = (facts, false),
-                None => drop(self.lines.insert(facts.topic.number(), Line::new(facts))),
+        let present: BTreeSet<_> = topics.values().map(|facts| facts.topic.number()).collect();
+        for (number, line) in &mut self.lines {
+            if !present.contains(number) && !std::mem::replace(&mut line.is_gone, true) {
+                self.agenda.stir(*number);
             }
+        }
+        for facts in topics.into_values() {
+            let number = facts.topic.number();
+            match self.lines.get_mut(&number) {
+                Some(line) if !line.is_gone && line.facts.are_as(&facts) => continue,
+                Some(line) => (line.facts, line.is_gone) = (facts, false),
+                None => drop(self.lines.insert(number, Line::new(facts))),
+            }
+            self.agenda.stir(number);
         }
         let is_gone = |number| self.lines.get(number).is_none_or(|line: &Line| line.is_gone);
         let gone: Vec<_> =
@@ -249,7 +280,7 @@ impl Carrier {
 
     /// Is somebody of this node in the way of what comes from others?
     pub(crate) fn waits(&self, number: u32) -> bool {
-        let mut of_topic = self.receiving.iter().filter(|((topic, _), _)| *topic == number);
+        let mut of_topic = self.receiving.range(of_topic(number));
         of_topic.any(|(_, receiving)| receiving.waits.load(Ordering::Acquire))
     }
 
@@ -281,10 +312,18 @@ impl Carrier {
                 tracing::info!(%node, label, "another node is there");
                 self.nodes.insert(node, Remote { session, ours: ours.ip() });
                 self.plan.appears(now, node);
+                self.stir_all();
                 self.see_to_workers(now);
             }
             Event::Interests { node, session, changes } if self.is_session(node, session) => {
+                // What was refused may be another matter now.
+                self.agenda.stir_all(self.plan.refused_by(node));
                 for change in changes {
+                    let name = match &change {
+                        Change::Set(it) => &it.topic,
+                        Change::Gone(topic) => topic,
+                    };
+                    self.agenda.stir_all(self.names.get(name).copied());
                     match change {
                         Change::Set(it) => {
                             let wants = it.subscribes.then_some(it.settings);
@@ -294,7 +333,9 @@ impl Carrier {
                         Change::Gone(topic) => self.plan.subscribes(node, &topic, None),
                     }
                 }
-                self.plan.speaks(now, node);
+                if self.plan.speaks(now, node) {
+                    self.agenda.stir_all(self.plan.topics_of(node));
+                }
             }
             Event::Letter { node, session, bytes } if self.is_session(node, session) => {
                 self.reads(node, &bytes);
@@ -303,6 +344,7 @@ impl Carrier {
                 tracing::info!(%node, %reason, "another node is gone");
                 self.nodes.remove(&node);
                 self.plan.vanishes(now, node);
+                self.agenda.stir_all(self.plan.topics_of(node));
                 for line in self.lines.values_mut() {
                     if let State::Carried(carried) = &mut line.state {
                         carried.loses(node);
@@ -335,22 +377,16 @@ impl Carrier {
         }
     }
 
-    /// Brings everything up to date with what is known.
+    /// Something has changed that all topics have to do with.
+    fn stir_all(&mut self) {
+        self.agenda.stir_all(self.lines.keys().copied());
+    }
+
+    /// Brings all up to date that there is something to do for.
     fn update(&mut self, now: Instant) {
-        let planned = self.lines.values().filter(|line| line.is_to_be_planned(now));
-        let topics = planned.map(|line| {
-            let facts = &line.facts;
-            let local = Local {
-                number: facts.topic.number(),
-                settings: *facts.topic.settings(),
-                has_messages: facts.publishes || line.has_backlog(),
-                noted: facts.topic.destinations().into_iter().map(NodeIdentity).collect(),
-            };
-            (facts.topic.name().to_owned(), local)
-        });
-        let topics = topics.collect();
-        self.plan.update(now, &topics);
-        self.bring_all(now);
+        for number in self.agenda.take(now, &self.lines) {
+            self.look_at(now, number);
+        }
     }
 }
 

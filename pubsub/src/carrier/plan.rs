@@ -10,6 +10,7 @@
 //! seen from the plan and from what was done so far.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use super::rest::Rest;
@@ -94,6 +95,11 @@ pub(super) fn fit(ours: &SharedSettings, theirs: &SharedSettings) -> bool {
     SharedSettings { place: theirs.place, ..*ours } == *theirs
 }
 
+/// All that is kept of a topic by its number and a node.
+pub(super) fn of_topic(number: u32) -> RangeInclusive<(u32, NodeIdentity)> {
+    (number, NodeIdentity([0; 16]))..=(number, NodeIdentity([u8::MAX; 16]))
+}
+
 impl Plan {
     pub(super) fn new(grace: Duration) -> Self {
         Self {
@@ -137,10 +143,22 @@ impl Plan {
     }
 
     /// A node has said what it subscribes to, or that it is as before.
-    pub(super) fn speaks(&mut self, now: Instant, node: NodeIdentity) {
-        if let Some(remote) = self.nodes.get_mut(&node) {
-            remote.spoke.get_or_insert(now);
-        }
+    /// True if it had not before.
+    pub(super) fn speaks(&mut self, now: Instant, node: NodeIdentity) -> bool {
+        let remote = self.nodes.get_mut(&node);
+        remote.is_some_and(|remote| remote.spoke.replace(remote.spoke.unwrap_or(now)).is_none())
+    }
+
+    /// The topics that a node is a destination of.
+    pub(super) fn topics_of(&self, node: NodeIdentity) -> impl Iterator<Item = u32> {
+        let topics = self.topics.iter().filter(move |(_, nodes)| nodes.contains_key(&node));
+        topics.map(|(number, _)| *number)
+    }
+
+    /// The topics that cannot be sent to a node.
+    pub(super) fn refused_by(&self, node: NodeIdentity) -> impl Iterator<Item = u32> {
+        let refused = self.refused.iter().filter(move |(_, refused)| *refused == node);
+        refused.map(|(number, _)| *number)
     }
 
     /// What a node subscribes to has changed.
@@ -219,19 +237,15 @@ impl Plan {
         nodes.map(|(node, destination)| (*node, destination.standing))
     }
 
-    /// Brings the plan up to date.
-    pub(super) fn update(&mut self, now: Instant, topics: &BTreeMap<String, Local>) {
-        let known: BTreeSet<u32> = topics.values().map(|local| local.number).collect();
-        // The topic itself is gone, and its books with it.
-        self.topics.retain(|number, _| known.contains(number));
-        self.refused.retain(|(number, _)| known.contains(number));
-        self.resting.retain(|(number, _), _| known.contains(number));
-        for (name, local) in topics {
-            self.update_topic(now, name, local);
-        }
+    /// The topic itself is gone, and its books with it; or it is not to go anywhere for a while.
+    pub(super) fn forget(&mut self, number: u32) {
+        self.topics.remove(&number);
+        self.refused.retain(|(refused, _)| *refused != number);
+        self.resting.retain(|(resting, _), _| *resting != number);
     }
 
-    fn update_topic(&mut self, now: Instant, name: &str, local: &Local) {
+    /// Brings the plan of a topic up to date.
+    pub(super) fn update(&mut self, now: Instant, name: &str, local: &Local) {
         let number = local.number;
         let (grace, can_send) = (self.grace, self.can_send);
         let (refused, resting, remotes) = (&self.refused, &self.resting, &self.nodes);
@@ -289,14 +303,15 @@ impl Plan {
         }
     }
 
-    /// When it has to be brought up to date at the latest, though nothing happens.
-    pub(super) fn deadline(&self, now: Instant) -> Option<Instant> {
-        let standings = self.topics.values().flat_map(BTreeMap::values);
-        let standings = standings.filter_map(|destination| match destination.standing {
+    /// When a topic has to be brought up to date at the latest, though nothing happens.
+    pub(super) fn deadline(&self, now: Instant, number: u32) -> Option<Instant> {
+        let standings = self.destinations(number).map(|(_, standing)| standing);
+        let standings = standings.filter_map(|standing| match standing {
             Standing::Broken { until, .. } | Standing::Awaited { until, .. } => Some(until),
             Standing::Idle | Standing::Sending { .. } => None,
         });
-        let rests = self.resting.values().filter(|rest| !rest.is_over(now)).map(Rest::until);
+        let rests = self.resting.range(of_topic(number)).map(|(_, rest)| rest);
+        let rests = rests.filter(|rest| !rest.is_over(now)).map(Rest::until);
         standings.chain(rests).min()
     }
 }
@@ -319,9 +334,8 @@ mod tests {
         }
     }
 
-    fn topics(has_messages: bool, noted: &[NodeIdentity]) -> BTreeMap<String, Local> {
-        let local = Local { number: 7, settings: settings(8), has_messages, noted: noted.to_vec() };
-        BTreeMap::from([("numbers".to_owned(), local)])
+    fn local(has_messages: bool, noted: &[NodeIdentity]) -> Local {
+        Local { number: 7, settings: settings(8), has_messages, noted: noted.to_vec() }
     }
 
     /// How it stands with the only destination that there is.
@@ -346,18 +360,18 @@ mod tests {
     fn a_subscribed_topic_is_kept_at_once_and_sent_when_there_is_something() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
         plan.appears(now, NODE);
-        plan.update(now, &topics(false, &[]));
+        plan.update(now, "numbers", &local(false, &[]));
         assert_eq!(standing(&plan), None);
         wanted(now, &mut plan);
-        plan.update(now, &topics(false, &[]));
+        plan.update(now, "numbers", &local(false, &[]));
         assert_eq!(standing(&plan), Some(Standing::Idle));
         let later = now + GRACE;
-        plan.update(later, &topics(true, &[NODE]));
+        plan.update(later, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), Some(Standing::Sending { since: later }));
-        plan.update(later + GRACE, &topics(false, &[NODE]));
+        plan.update(later + GRACE, "numbers", &local(false, &[NODE]));
         assert_eq!(standing(&plan), Some(Standing::Sending { since: later }));
         plan.subscribes(NODE, "numbers", None);
-        plan.update(later, &topics(true, &[NODE]));
+        plan.update(later, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), None);
     }
 
@@ -366,11 +380,11 @@ mod tests {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
         plan.appears(now, NODE);
         plan.subscribes(NODE, "numbers", Some(settings(9)));
-        plan.update(now, &topics(true, &[]));
+        plan.update(now, "numbers", &local(true, &[]));
         assert_eq!(standing(&plan), None);
         let elsewhere = SharedSettings { place: SharedPlace::Device([3; 16]), ..settings(8) };
         plan.subscribes(NODE, "numbers", Some(elsewhere));
-        plan.update(now, &topics(true, &[]));
+        plan.update(now, "numbers", &local(true, &[]));
         assert!(standing(&plan).is_some_and(Standing::is_sending));
     }
 
@@ -378,19 +392,19 @@ mod tests {
     fn one_that_vanished_is_waited_for() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
         wanted(now, &mut plan);
-        plan.update(now, &topics(true, &[]));
+        plan.update(now, "numbers", &local(true, &[]));
         plan.vanishes(now, NODE);
-        plan.update(now, &topics(true, &[NODE]));
+        plan.update(now, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now, now + GRACE));
-        assert_eq!(plan.deadline(now), Some(now + GRACE));
+        assert_eq!(plan.deadline(now, 7), Some(now + GRACE));
         // It comes back, and is nobody's destination until it says so.
         wanted(now + GRACE / 2, &mut plan);
-        plan.update(now + GRACE / 2, &topics(true, &[NODE]));
+        plan.update(now + GRACE / 2, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), Some(Standing::Sending { since: now + GRACE / 2 }));
         plan.vanishes(now + GRACE, NODE);
-        plan.update(now + GRACE, &topics(true, &[NODE]));
+        plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now + GRACE, now + 2 * GRACE));
-        plan.update(now + 2 * GRACE, &topics(true, &[NODE]));
+        plan.update(now + 2 * GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), None);
     }
 
@@ -398,28 +412,28 @@ mod tests {
     fn one_that_is_there_and_silent_is_waited_for_longer_but_not_for_ever() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
         wanted(now, &mut plan);
-        plan.update(now, &topics(true, &[]));
+        plan.update(now, "numbers", &local(true, &[]));
         plan.vanishes(now, NODE);
         // Its service takes over, and gathers: that takes longer than the grace.
         let back = now + GRACE / 2;
         plan.appears(back, NODE);
-        plan.update(now + 2 * GRACE, &topics(true, &[NODE]));
+        plan.update(now + 2 * GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now, back + SILENCE));
         // One of its processes is back later than the others.
         let spoke = now + 3 * GRACE;
         plan.speaks(spoke, NODE);
-        plan.update(spoke, &topics(true, &[NODE]));
+        plan.update(spoke, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now, spoke + GRACE));
         plan.subscribes(NODE, "numbers", Some(settings(8)));
-        plan.update(spoke, &topics(true, &[NODE]));
+        plan.update(spoke, "numbers", &local(true, &[NODE]));
         assert!(standing(&plan).is_some_and(Standing::is_sending));
         // It comes and goes and never says anything.
         let mut time = spoke;
         while standing(&plan).is_some() {
             plan.vanishes(time, NODE);
             plan.appears(time, NODE);
-            plan.update(time, &topics(true, &[NODE]));
-            assert!(plan.deadline(time).is_none_or(|deadline| deadline > time));
+            plan.update(time, "numbers", &local(true, &[NODE]));
+            assert!(plan.deadline(time, 7).is_none_or(|deadline| deadline > time));
             time += GRACE / 2;
             assert!(time < spoke + 2 * (GRACE + SILENCE));
         }
@@ -428,13 +442,13 @@ mod tests {
     #[test]
     fn the_next_service_keeps_what_the_last_one_promised() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
-        plan.update(now, &topics(true, &[NODE]));
+        plan.update(now, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now, now + GRACE));
         wanted(now, &mut plan);
-        plan.update(now, &topics(true, &[NODE]));
+        plan.update(now, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), Some(Standing::Sending { since: now }));
         // The topic goes.
-        plan.update(now, &BTreeMap::new());
+        plan.forget(7);
         assert_eq!(standing(&plan), None);
     }
 
@@ -443,19 +457,19 @@ mod tests {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
         plan.set_can_send(false);
         wanted(now, &mut plan);
-        plan.update(now, &topics(true, &[]));
+        plan.update(now, "numbers", &local(true, &[]));
         assert_eq!(standing(&plan), None);
         // What was promised is kept for the grace only.
-        plan.update(now, &topics(true, &[NODE]));
+        plan.update(now, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now, now + GRACE));
-        plan.update(now + GRACE, &topics(true, &[NODE]));
+        plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), None);
         plan.set_can_send(true);
-        plan.update(now + GRACE, &topics(true, &[]));
+        plan.update(now + GRACE, "numbers", &local(true, &[]));
         assert!(standing(&plan).is_some_and(Standing::is_sending));
         // And so if it cannot any more.
         plan.set_can_send(false);
-        plan.update(now + GRACE, &topics(true, &[NODE]));
+        plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now + GRACE, now + 2 * GRACE));
     }
 
@@ -463,14 +477,14 @@ mod tests {
     fn what_cannot_be_sent_is_not_tried_again() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
         wanted(now, &mut plan);
-        plan.update(now, &topics(true, &[]));
+        plan.update(now, "numbers", &local(true, &[]));
         plan.refuses(7, NODE);
         for _ in 0..2 {
-            plan.update(now, &topics(true, &[]));
+            plan.update(now, "numbers", &local(true, &[]));
             assert_eq!(standing(&plan), None);
         }
         wanted(now, &mut plan);
-        plan.update(now, &topics(true, &[]));
+        plan.update(now, "numbers", &local(true, &[]));
         assert!(standing(&plan).is_some_and(Standing::is_sending));
     }
 
@@ -478,39 +492,39 @@ mod tests {
     fn a_line_that_breaks_is_tried_again_less_and_less_often() {
         let (start, mut plan) = (Instant::now(), Plan::new(GRACE));
         wanted(start, &mut plan);
-        plan.update(start, &topics(true, &[]));
+        plan.update(start, "numbers", &local(true, &[]));
         let mut now = start;
         for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * AGAIN) {
             plan.breaks(now, 7, NODE);
             // It has ended by itself: nothing is to be paused. Once is enough.
             plan.breaks(now, 7, NODE);
-            plan.update(now, &topics(true, &[NODE]));
+            plan.update(now, "numbers", &local(true, &[NODE]));
             let broken = Standing::Broken { since: start, until: now + pause };
             assert_eq!(standing(&plan), Some(broken));
             now += pause;
-            plan.update(now, &topics(true, &[NODE]));
+            plan.update(now, "numbers", &local(true, &[NODE]));
             assert_eq!(standing(&plan), Some(Standing::Sending { since: start }));
         }
         plan.connects(now, 7, NODE);
         now += LONG;
         plan.breaks(now, 7, NODE);
-        assert_eq!(plan.deadline(now), Some(now + AGAIN));
+        assert_eq!(plan.deadline(now, 7), Some(now + AGAIN));
     }
 
     #[test]
     fn one_that_others_wait_for_has_its_time_and_is_left_alone_then() {
         let (start, mut plan) = (Instant::now(), Plan::new(GRACE));
         wanted(start, &mut plan);
-        plan.update(start, &topics(true, &[]));
+        plan.update(start, "numbers", &local(true, &[]));
         assert!(!plan.falls_behind(start + GRACE / 2, (7, NODE), GRACE));
         // Lines that break again and again give it no new time.
         plan.breaks(start + GRACE / 2, 7, NODE);
-        plan.update(start + GRACE, &topics(true, &[NODE]));
+        plan.update(start + GRACE, "numbers", &local(true, &[NODE]));
         assert!(plan.falls_behind(start + GRACE, (7, NODE), GRACE));
-        plan.update(start + GRACE, &topics(true, &[NODE]));
+        plan.update(start + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), None);
-        assert_eq!(plan.deadline(start + GRACE), Some(start + GRACE + RESTS.0));
-        plan.update(start + GRACE + RESTS.0, &topics(true, &[]));
+        assert_eq!(plan.deadline(start + GRACE, 7), Some(start + GRACE + RESTS.0));
+        plan.update(start + GRACE + RESTS.0, "numbers", &local(true, &[]));
         let again = Standing::Sending { since: start + GRACE + RESTS.0 };
         assert_eq!(standing(&plan), Some(again));
         // One who is awaited has its grace.

@@ -143,8 +143,10 @@ impl Carrier {
         known.ends = true;
         let (origin, sink) = (known.origin, Weak::clone(&known.sink));
         if !self.tell(number, |worker| worker.stop_receiving(key(number), id(node))) {
+            self.ending.insert((number, node));
             return false;
         }
+        self.ending.remove(&(number, node));
         self.receiving.remove(&(number, node));
         if let Some(line) = self.lines.get(&number) {
             let topic = Arc::clone(&line.facts.topic);
@@ -168,8 +170,7 @@ impl Carrier {
 
     /// What could not be ended is ended, and what has ended is cleaned up after.
     pub(super) fn see_to_receiving(&mut self) {
-        let ends = self.receiving.iter().filter(|(_, receiving)| receiving.ends);
-        for (number, node) in ends.map(|(which, _)| *which).collect::<Vec<_>>() {
+        for (number, node) in std::mem::take(&mut self.ending) {
             self.is_behind |= !self.part(number, node, false);
         }
         self.parting.retain(|parting| {

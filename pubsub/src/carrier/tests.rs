@@ -109,6 +109,15 @@ impl Place {
     }
 
     fn publish(&self, sequence: u64) -> Result<(), QueueError> {
+        let published = self.publish_silently(sequence);
+        if published.is_ok() {
+            self.hall.outward().ring(NUMBER);
+        }
+        published
+    }
+
+    /// As one who dies before it has told.
+    fn publish_silently(&self, sequence: u64) -> Result<(), QueueError> {
         let (block, _) = self.here.allocate(&self.caller(), 8).unwrap();
         let entry = Entry {
             block,
@@ -120,9 +129,7 @@ impl Place {
             has_origin: false,
         };
         let published = self.topic.publish_in(&self.caller(), entry, self.here.ledger());
-        if published.is_ok() {
-            self.hall.outward().ring();
-        } else {
+        if published.is_err() {
             self.here.free(&self.caller(), block).unwrap();
         }
         published.map(drop)
@@ -379,4 +386,69 @@ fn a_node_says_nothing_before_it_knows_what_it_wants() {
     assert_eq!(other.next_event(), None);
     carrier.set_topics(BTreeMap::new());
     assert!(matches!(next("its interests"), Event::Interests { .. }));
+}
+
+#[test]
+fn what_nobody_told_of_is_sent_all_the_same() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let network = || NetworkOptions { lost_after: FAR, ..network() };
+    let mut writer = writing.carrier(&network());
+    let peers = vec![writer.listens().unwrap()];
+    let mut reader = reading.carrier(&NetworkOptions { peers, ..network() });
+    let arrivals = reading.topic.arrivals();
+    let mut subscriber = arrivals.subscribe(&reading.caller()).unwrap();
+    writer.set_topics(writing.topics(true, false));
+    reader.set_topics(reading.topics(false, true));
+    let carriers = &mut [&mut writer, &mut reader];
+    until("the topic to be carried", carriers, || writing.topic.is_carried());
+    for number in 0..2 {
+        writing.publish_silently(number).unwrap();
+        let carriers = &mut [&mut writer, &mut reader];
+        until("a message", carriers, || arrivals.take(&mut subscriber).is_some());
+    }
+}
+
+#[test]
+fn a_turn_looks_at_what_something_happened_to() {
+    const COUNT: u32 = 300;
+    let place = Place::new(1);
+    let mut carrier = place.carrier(&network());
+    let other = one_that_wants(&carrier, 2);
+    let topics: BTreeMap<_, _> = (0..COUNT)
+        .map(|number| {
+            let name = if number == NUMBER { NAME.to_owned() } else { format!("idle {number}") };
+            let mut facts = place.topics(false, false).remove(NAME).unwrap();
+            if number != NUMBER {
+                facts.topic = Arc::new(Topic::create(number, &name, &settings()).unwrap());
+            }
+            (name, facts)
+        })
+        .collect();
+    carrier.set_topics(topics.clone());
+    until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
+    // Nothing new, and again nothing.
+    let (start, looks) = (Instant::now(), carrier.looks);
+    for _ in 0..100 {
+        carrier.turn();
+        carrier.set_topics(topics.clone());
+    }
+    let rounds = start.elapsed().as_secs() + 1;
+    let seen = carrier.looks - looks;
+    assert!(seen <= 100 + rounds * u64::from(COUNT), "{seen} looks");
+    // A node that comes, or wants another one, has to do with what it wants.
+    let looks = carrier.looks;
+    let wants = |name: &str| Interest {
+        topic: name.into(),
+        publishes: false,
+        subscribes: true,
+        settings: settings(),
+    };
+    other.set_interests([wants(NAME), wants("idle 9")]).unwrap();
+    let idle = Arc::clone(&topics["idle 9"].topic);
+    until("another topic to be carried", &mut [&mut carrier], || idle.is_carried());
+    let rounds = start.elapsed().as_secs() + 1;
+    assert!(carrier.looks - looks <= 100 + rounds * u64::from(COUNT));
+    // One that is not there any more is let go of.
+    carrier.set_topics(BTreeMap::new());
+    until("it to be let go of", &mut [&mut carrier], || !idle.is_carried());
 }

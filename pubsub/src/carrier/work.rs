@@ -63,6 +63,7 @@ impl Carrier {
             }
         }
         self.plan.set_can_send(self.workers.is_some());
+        self.stir_all();
     }
 
     /// Lets go of the workers, which may take a while; others go on with all that they did.
@@ -72,6 +73,7 @@ impl Carrier {
             self.ear.ignore(*number);
             line.loses_its_worker();
         }
+        self.stir_all();
         self.stop_receiving_all();
         self.losing.clear();
         self.counts.clear();
@@ -136,6 +138,7 @@ impl Carrier {
             self.workers_rest = Some(Rest::after(self.workers_rest, now, RESTS));
             self.retire_workers();
             self.plan.set_can_send(false);
+            self.stir_all();
         }
     }
 
@@ -158,6 +161,7 @@ impl Carrier {
                 tracing::debug!(?key, %node, ?side, %reason, "a topic's line broke");
                 if side == Side::Writer {
                     self.plan.breaks(now, number(key), NodeIdentity(node.0));
+                    self.agenda.stir(number(key));
                 }
             }
             Report::Behind { key, node } => self.is_behind_with(now, number(key), node.0),
@@ -166,7 +170,10 @@ impl Carrier {
                 let (number, node) = (number(key), NodeIdentity(node.0));
                 match side {
                     Some(Side::Reader) => self.stop_receiving(number, node),
-                    Some(Side::Writer) => self.plan.refuses(number, node),
+                    Some(Side::Writer) => {
+                        self.plan.refuses(number, node);
+                        self.agenda.stir(number);
+                    }
                     None => {}
                 }
             }
@@ -176,6 +183,7 @@ impl Carrier {
                 if let Some(line) = self.lines.get_mut(&number(key)) {
                     self.ear.ignore(number(key));
                     line.fails(now);
+                    self.agenda.stir(number(key));
                 }
             }
             // It ends, and others take its place.
@@ -218,6 +226,7 @@ impl Carrier {
     fn is_behind_with(&mut self, now: Instant, number: u32, node: [u8; 16]) {
         let (node, patience) = (NodeIdentity(node), self.patience(number));
         if self.plan.falls_behind(now, (number, node), patience) {
+            self.agenda.stir(number);
             let topic = self.lines.get(&number).map(|line| line.facts.topic.name());
             tracing::warn!(
                 topic, %node, ?patience,

@@ -163,9 +163,9 @@ impl Reception {
             let topics = std::mem::take(&mut self.tell_carrier).then(|| self.facts());
             let changed = std::mem::take(&mut self.changed);
             let Some(carrier) = &mut self.carrying.carrier else { return };
+            carrier.have_changed(&changed);
             if let Some(topics) = topics {
                 carrier.set_topics(topics);
-                let _ = changed;
             }
             carrier.turn();
         } else if self.carrying.is_over(self.options.network.as_ref()) {
