@@ -1,6 +1,6 @@
 //! What the thread does: commands, the endpoint, and the topics that something happened for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -40,6 +40,8 @@ const SLEEP: Duration = Duration::from_millis(50);
 const PAUSES: (u64, u64) = (200_000, 4_000_000);
 /// How often it is looked after what has a deadline.
 const LOOK: u64 = 100_000_000;
+/// How often, at all topics, who did not answer; or a few times within the patience with those.
+const ANSWERS: u64 = 1_000_000_000;
 
 /// A worker's thread.
 pub(super) struct Engine {
@@ -66,12 +68,15 @@ pub(super) struct Engine {
     pub(super) renewal: Renewal,
     /// Topics that are looked after in each round.
     pub(super) hot: Vec<Task>,
+    /// Of those that are sent, such that had no room when they had their turn last.
+    held_up: BTreeSet<usize>,
     /// Of those that are received, such whose writers may not know all.
     pub(super) untold: Vec<usize>,
     announced: Vec<Announced>,
     start: Instant,
     pub(super) now: Now,
     next_look: u64,
+    next_look_for_answers: u64,
     pub(super) connections: u64,
     failures: u32,
     pub(super) sleeps: u64,
@@ -111,11 +116,13 @@ impl Engine {
             closing: Vec::new(),
             renewal: Renewal::default(),
             hot: Vec::new(),
+            held_up: BTreeSet::new(),
             untold: Vec::new(),
             announced: Vec::new(),
             start: Instant::now(),
             now: Now { steady: 0, real: 0 },
             next_look: 0,
+            next_look_for_answers: 0,
             connections: 0,
             failures: 0,
             sleeps: 0,
@@ -320,6 +327,11 @@ impl Engine {
         let Some(topic) = self.outs.get(place) else { return Progress::default() };
         match topic.outbound.advance(self.now, &mut *topic.source, &mut self.deck) {
             Ok(progress) => {
+                if topic.outbound.is_held_up() {
+                    self.held_up.insert(place);
+                } else {
+                    self.held_up.remove(&place);
+                }
                 while let Some((node, reason)) =
                     self.outs.get(place).and_then(|topic| topic.outbound.next_lost())
                 {
@@ -400,10 +412,9 @@ impl Engine {
 
     /// Where nobody makes room nobody wakes us either.
     fn look_at_those_held_up(&mut self) {
-        for place in 0..self.outs.len() {
-            if self.outs.get(place).is_some_and(|topic| topic.outbound.is_held_up()) {
-                self.heat(Task::Out(place));
-            }
+        // At its turn it is seen whether it still is.
+        for place in mem::take(&mut self.held_up) {
+            self.heat(Task::Out(place));
         }
     }
 
@@ -422,7 +433,10 @@ impl Engine {
             self.bury(node, |port| port.give_up(ring));
         }
         self.deck.sweep();
-        self.look_for_answers(patience);
+        if now >= self.next_look_for_answers {
+            self.next_look_for_answers = now + ANSWERS.min(patience / 8);
+            self.look_for_answers(patience);
+        }
         self.look_at_those_held_up();
         self.renew_if_due();
     }
