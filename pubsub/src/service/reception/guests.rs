@@ -389,10 +389,11 @@ impl Reception {
                 }
             }
             Request::Changed { number } => self.has_changed(number),
-            Request::Waits { number } => {
-                if self.guests.get(&who).is_some_and(|guest| guest.topics.contains_key(&number)) {
-                    self.watches.begin(Instant::now(), (number, Direction::Here));
-                }
+            // One that it does not use is none of its business.
+            Request::Waits { number }
+                if self.guests.get(&who).is_some_and(|it| it.topics.contains_key(&number)) =>
+            {
+                self.watches.begin(Instant::now(), (number, Direction::Here));
             }
             Request::Mapped { ticket } => self.has_mapped(who, ticket),
             Request::Report { request } => {
