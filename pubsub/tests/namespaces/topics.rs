@@ -1,0 +1,304 @@
+//! Topics among five nodes: from one to many, from many to one, and all to all; messages of
+//! nothing, and longer than the rings that they go by. Meanwhile a cable is cut for longer than a
+//! node is waited for, services are killed and replaced, and one who reads is killed. Nothing is
+//! lost, nothing comes twice, and each publisher's order is kept.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use pubsub::{Node, Publisher, Row, Sample, Subscriber, Topic, TopicSettings};
+
+use crate::cables::{NODES, Network, cut, is_inside, make_hub, mend, run_inside};
+use crate::ground::{Ground, Other, PATIENCE, until};
+
+/// A topic, the nodes that publish on it, and those that read it: some of them twice.
+struct Line {
+    topic: &'static str,
+    from: &'static [u8],
+    to: &'static [u8],
+}
+
+const WIDE: Line = Line { topic: "wide", from: &[1], to: &[2, 3, 3, 4, 5] };
+const GATHERED: Line = Line { topic: "gathered", from: &[1, 2, 3, 4], to: &[5] };
+const AROUND: Line = Line { topic: "around", from: &[1, 3, 5], to: &[1, 3, 5] };
+const LINES: [Line; 3] = [WIDE, GATHERED, AROUND];
+
+/// Rings have 8 MiB if nobody says otherwise.
+const LONGER_THAN_A_RING: usize = 9 << 20;
+/// Between two messages of a publisher: the processors are for what happens meanwhile, too.
+const REST: Duration = Duration::from_millis(4);
+
+fn settings() -> TopicSettings {
+    TopicSettings { depth: 3, largest: LONGER_THAN_A_RING as u64, ..TopicSettings::default() }
+}
+
+/// What stands beside a message's bytes.
+#[derive(Debug, PartialEq)]
+struct Mark {
+    publisher: u8,
+    number: u64,
+    checksum: u32,
+    is_last: bool,
+}
+
+impl Mark {
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![self.publisher, u8::from(self.is_last)];
+        bytes.extend(self.number.to_le_bytes());
+        bytes.extend(self.checksum.to_le_bytes());
+        bytes
+    }
+
+    fn of(sample: &Sample) -> Self {
+        let metadata = sample.metadata();
+        let [publisher, is_last, rest @ ..] = &*metadata else { panic!("no mark: {metadata:?}") };
+        let (number, checksum) = rest.split_at(8);
+        let found = Self {
+            publisher: *publisher,
+            number: u64::from_le_bytes(number.try_into().unwrap()),
+            checksum: u32::from_le_bytes(checksum.try_into().unwrap()),
+            is_last: *is_last == 1,
+        };
+        assert_eq!(crc32fast::hash(&sample.to_vec().unwrap()), found.checksum, "{found:?}");
+        found
+    }
+}
+
+/// How long a message is: from nothing to more than a ring.
+fn length(number: u64) -> usize {
+    const LENGTHS: [usize; 8] = [0, 1, 63, 4096, 4097, 70_001, 300_000, 0];
+    match number % 97 {
+        50 => LONGER_THAN_A_RING,
+        80 => 2 << 20,
+        _ => LENGTHS[number as usize % LENGTHS.len()],
+    }
+}
+
+/// Publishes until it is over, and then one more: the last. Returns when all have all.
+fn publish(publisher: &Publisher, node: u8, bytes: &[u8], is_over: &AtomicBool) {
+    for number in 0.. {
+        let is_last = is_over.load(Relaxed);
+        let length = length(number);
+        // Other bytes each time.
+        let start = number as usize % (bytes.len() - length + 1);
+        let part = &bytes[start..start + length];
+        let mark = Mark { publisher: node, number, checksum: crc32fast::hash(part), is_last };
+        let mut loan = publisher.loan(part.len() as u64, PATIENCE).unwrap();
+        loan.write(0, part).unwrap();
+        loan.set_metadata(&mark.to_bytes()).unwrap();
+        loan.publish(PATIENCE).unwrap();
+        if is_last {
+            return publisher.flush(PATIENCE).unwrap();
+        }
+        std::thread::sleep(REST);
+    }
+}
+
+/// One who reads, and how many messages there were.
+struct Reader {
+    line: &'static Line,
+    node: u8,
+    subscriber: Subscriber,
+}
+
+impl Reader {
+    /// Reads all of all publishers.
+    fn read(&mut self, count: &AtomicU64) {
+        let mut next: BTreeMap<u8, u64> = self.line.from.iter().map(|node| (*node, 0)).collect();
+        let mut going = next.len();
+        while going > 0 {
+            let name = format!("{} at node {}", self.line.topic, self.node);
+            let sample = self.subscriber.pull(PATIENCE);
+            let sample = sample.unwrap_or_else(|error| panic!("{name} at {next:?}: {error}"));
+            let mark = Mark::of(&sample);
+            let expected = next.get_mut(&mark.publisher).unwrap();
+            assert_eq!(mark.number, *expected, "{name}: {mark:?}");
+            *expected += 1;
+            going -= usize::from(mark.is_last);
+            count.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Each of these goes on.
+#[track_caller]
+fn go_on<'a>(what: &str, counts: impl Iterator<Item = &'a AtomicU64>) {
+    let goals: Vec<_> = counts.map(|count| (count, count.load(Relaxed) + 20)).collect();
+    until(what, || goals.iter().all(|(count, goal)| count.load(Relaxed) >= *goal));
+}
+
+fn knows(node: &Node, other: u8) -> bool {
+    let name = format!("node {other}");
+    let rows = node.report().unwrap_or_default();
+    rows.iter()
+        .any(|row| matches!(row, Row::Peer { is_connected: true, label, .. } if *label == name))
+}
+
+fn count_rows(node: &Node, is_one: impl Fn(&Row) -> bool) -> usize {
+    node.report().unwrap_or_default().iter().filter(|row| is_one(row)).count()
+}
+
+/// The five nodes. Their members leave before their services end.
+struct Nodes {
+    nodes: Vec<Node>,
+    services: Vec<Other>,
+    networks: Vec<Network>,
+    grounds: Vec<Ground>,
+}
+
+impl Nodes {
+    fn start() -> Self {
+        make_hub();
+        let grounds: Vec<_> = (1..=NODES).map(|_| Ground::new()).collect();
+        let networks: Vec<_> = (1..=NODES).map(Network::new).collect();
+        let services: Vec<_> = (1..=NODES)
+            .map(|number| serve(&networks[index(number)], number, &grounds[index(number)]))
+            .collect();
+        let nodes = grounds.iter().map(Ground::join_served).collect();
+        Self { nodes, services, networks, grounds }
+    }
+
+    fn at(&self, number: u8) -> &Node {
+        &self.nodes[index(number)]
+    }
+
+    /// The service of a node is killed, and there is another one.
+    fn replace_service(&mut self, number: u8) {
+        let index = index(number);
+        self.services[index].kill();
+        self.services[index] = serve(&self.networks[index], number, &self.grounds[index]);
+    }
+
+    fn others(&self, number: u8) -> impl Iterator<Item = &Node> {
+        (1..=NODES).filter(move |other| *other != number).map(|other| self.at(other))
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let nodes = (1..).zip(&self.nodes);
+            nodes.for_each(|(number, node)| eprintln!("node {number}: {:#?}", node.report()));
+        }
+    }
+}
+
+fn index(number: u8) -> usize {
+    usize::from(number) - 1
+}
+
+fn serve(network: &Network, number: u8, ground: &Ground) -> Other {
+    network.within(|| Other::start(&format!("serves {number}"), ground.path()))
+}
+
+/// What happens in the namespaces.
+#[test]
+fn the_inside() {
+    if !is_inside() {
+        return;
+    }
+    let mut nodes = Nodes::start();
+    let topics: Vec<BTreeMap<u8, Topic>> = LINES
+        .iter()
+        .map(|line| {
+            let members = line.from.iter().chain(line.to);
+            members.map(|node| (*node, nodes.at(*node).topic(line.topic, &settings()).unwrap()))
+        })
+        .map(Iterator::collect)
+        .collect();
+    let mut readers: Vec<Reader> = Vec::new();
+    for (line, topics) in LINES.iter().zip(&topics) {
+        for node in line.to {
+            let subscriber = topics[node].subscriber().unwrap();
+            readers.push(Reader { line, node: *node, subscriber });
+        }
+    }
+    let mut publishers: Vec<(u8, Publisher)> = Vec::new();
+    for (line, topics) in LINES.iter().zip(&topics) {
+        publishers.extend(line.from.iter().map(|node| (*node, topics[node].publisher().unwrap())));
+    }
+    let mut victim = Other::start("reads-for-ever wide", nodes.grounds[index(4)].path());
+    let reads_wide = |row: &Row| matches!(row, Row::Subscriber { topic, .. } if topic == "wide");
+    until("one more who reads", || count_rows(nodes.at(4), reads_wide) == 2);
+    for line in &LINES {
+        for from in line.from {
+            let others: std::collections::BTreeSet<_> =
+                line.to.iter().filter(|to| *to != from).collect();
+            until("all who want it", || {
+                count_rows(
+                    nodes.at(*from),
+                    |row| matches!(row, Row::Sent { topic, .. } if topic == line.topic),
+                ) == others.len()
+            });
+        }
+    }
+
+    let bytes: Vec<u8> = (0..LONGER_THAN_A_RING + 4096).map(|at| (at * 31 >> 3) as u8).collect();
+    let (bytes, is_over) = (&bytes[..], &AtomicBool::new(false));
+    let counts: Vec<AtomicU64> = readers.iter().map(|_| AtomicU64::new(0)).collect();
+    let of = |line: &Line| {
+        let readers = LINES.iter().flat_map(|line| line.to.iter().map(|_| line.topic));
+        let name = line.topic;
+        counts.iter().zip(readers).filter(move |(_, topic)| *topic == name).map(|(it, _)| it)
+    };
+    std::thread::scope(|scope| {
+        for (reader, count) in readers.iter_mut().zip(&counts) {
+            scope.spawn(|| reader.read(count));
+        }
+        for (node, publisher) in publishers.drain(..) {
+            scope.spawn(move || publish(&publisher, node, bytes, is_over));
+        }
+        // Also if something fails: then all end, and it is told.
+        let _over = Over(is_over);
+        go_on("messages", counts.iter());
+
+        nodes.replace_service(3);
+        go_on("messages after a service of those who read", counts.iter());
+
+        cut(2);
+        until("nobody to know node 2", || {
+            !nodes.others(2).any(|node| knows(node, 2))
+                && (1..=NODES).all(|other| !knows(nodes.at(2), other))
+        });
+        // What the others have with each other goes on.
+        go_on("messages among the others", of(&GATHERED).chain(of(&AROUND)));
+        mend(2);
+        go_on("messages after the cut", counts.iter());
+
+        victim.kill();
+        go_on("messages after the death of one who reads", counts.iter());
+
+        nodes.replace_service(1);
+        go_on("messages after a service of one who publishes", counts.iter());
+    });
+    for reader in &mut readers {
+        let more = reader.subscriber.try_pull().unwrap();
+        assert!(more.is_none(), "{} at node {}: one more", reader.line.topic, reader.node);
+        assert_eq!(reader.subscriber.poll_event(), None);
+    }
+    let counts: Vec<_> = counts.iter().map(|count| count.load(Relaxed)).collect();
+    println!("messages: {counts:?}");
+    drop((readers, topics));
+    for node in &nodes.nodes {
+        until("all memory to be free", || {
+            let rows = node.report().unwrap_or_default();
+            !rows.is_empty()
+                && !rows.iter().any(|row| matches!(row, Row::Pool { blocks, .. } if *blocks > 0))
+        });
+    }
+}
+
+/// Ends what is published when it is dropped.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+#[test]
+fn nothing_is_lost_among_five_nodes() {
+    run_inside("topics::the_inside");
+}
