@@ -1,0 +1,191 @@
+//! When all is set up, messages cost no allocations: neither in who publishes and reads, nor in
+//! the threads that serve a node and carry its messages to another one.
+//!
+//! A test in a program of its own, whose allocator counts for each thread by its name. What
+//! libraries in C allocate is theirs.
+#![allow(unsafe_code, missing_docs, unreachable_pub)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use pubsub::{
+    MemoryPlace, NetworkOptions, Node, NodeOptions, Publisher, Row, Subscriber, TopicSettings,
+};
+
+#[path = "node/ground.rs"]
+#[allow(dead_code)]
+mod ground;
+
+use ground::{Ground, PATIENCE, options, until};
+
+struct Counting;
+
+/// Threads with the same name count together.
+struct Count {
+    key: AtomicU64,
+    name: [AtomicU64; 2],
+    allocations: AtomicU64,
+}
+
+const MOST_NAMES: usize = 32;
+static COUNTS: [Count; MOST_NAMES] = [const {
+    Count {
+        key: AtomicU64::new(0),
+        name: [const { AtomicU64::new(0) }; 2],
+        allocations: AtomicU64::new(0),
+    }
+}; MOST_NAMES];
+
+fn count() {
+    // As the system knows it: in two words.
+    let mut name = [0_u64; 2];
+    // SAFETY: room for the longest name.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let key = (name[0] ^ name[1].rotate_left(7)).max(1);
+    for count in &COUNTS {
+        match count.key.compare_exchange(0, key, Relaxed, Relaxed) {
+            Ok(_) => count.name.iter().zip(name).for_each(|(to, word)| to.store(word, Relaxed)),
+            Err(found) if found == key => {}
+            Err(_) => continue,
+        }
+        count.allocations.fetch_add(1, Relaxed);
+        return;
+    }
+}
+
+/// How many there were, of all threads of each name.
+fn allocations() -> [u64; MOST_NAMES] {
+    std::array::from_fn(|number| COUNTS[number].allocations.load(Relaxed))
+}
+
+fn names() -> [String; MOST_NAMES] {
+    std::array::from_fn(|number| {
+        let words = COUNTS[number].name.each_ref().map(|word| word.load(Relaxed).to_ne_bytes());
+        String::from_utf8_lossy(words.as_flattened()).replace('\0', "")
+    })
+}
+
+// SAFETY: all is left to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: by the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: by the caller's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: by the caller's contract.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Messages of a round.
+const MESSAGES: u64 = 2000;
+/// These look after who is there, and say so, now and then: whether there are messages or not.
+const CLOCKED: [&str; 2] = ["fabricast-node", "fabricast-peers"];
+/// What they may allocate.
+const A_SECOND: f64 = 500.0;
+
+fn settings(memory: MemoryPlace) -> TopicSettings {
+    TopicSettings { memory, depth: 8, largest: 100_000, ..TopicSettings::default() }
+}
+
+/// In all ways that there are.
+fn pass(publisher: &Publisher, subscriber: &mut Subscriber, bytes: &mut [u8]) {
+    let mut found = [0; 8];
+    for number in 0..MESSAGES {
+        let length = [8, 64, 4000, 0, 100_000, 900][number as usize % 6];
+        if number % 2 == 0 {
+            publisher.push(&bytes[..length], PATIENCE).unwrap();
+        } else {
+            let mut loan = publisher.loan(length as u64, PATIENCE).unwrap();
+            loan.write(0, &bytes[..length]).unwrap();
+            loan.set_metadata(&number.to_le_bytes()).unwrap();
+            loan.publish(PATIENCE).unwrap();
+        }
+        let sample = subscriber.pull(PATIENCE).unwrap();
+        assert_eq!(sample.length(), length as u64);
+        if length > 0 {
+            sample.read(0, &mut found).unwrap();
+        }
+        if number % 2 == 1 {
+            found.copy_from_slice(&sample.metadata());
+            assert_eq!(u64::from_le_bytes(found), number);
+        }
+        assert!(sample.times().published > 0 && sample.is_valid());
+        assert_eq!(subscriber.poll_event(), None);
+    }
+}
+
+/// What is allocated in a round. On a busy machine more may be in use at once than ever before:
+/// once, not each time.
+fn check(what: &str, publisher: &Publisher, subscriber: &mut Subscriber) {
+    let mut bytes = vec![7; 100_000];
+    pass(publisher, subscriber, &mut bytes);
+    let (mut least, mut longest) = ([u64::MAX; MOST_NAMES], Duration::ZERO);
+    for _ in 0..5 {
+        let (before, start) = (allocations(), Instant::now());
+        pass(publisher, subscriber, &mut bytes);
+        let (after, took) = (allocations(), start.elapsed());
+        for (least, (before, after)) in least.iter_mut().zip(before.into_iter().zip(after)) {
+            *least = (after - before).min(*least);
+        }
+        longest = longest.max(took);
+    }
+    for (name, found) in names().into_iter().zip(least).filter(|(name, _)| !name.is_empty()) {
+        println!("{what}: {found} of {name} in {longest:?}");
+        let most = match CLOCKED.contains(&name.as_str()) {
+            true => 50 + (longest.as_secs_f64() * A_SECOND) as u64,
+            false => 0,
+        };
+        assert!(found <= most, "{what}: {name} allocates {found} times in {MESSAGES} messages");
+    }
+}
+
+fn network(directory: &Path, listen: SocketAddr, peer: SocketAddr) -> Node {
+    let network = NetworkOptions {
+        listen: Some(listen),
+        peers: vec![peer.to_string()],
+        ..NetworkOptions::default()
+    };
+    Node::join(NodeOptions { network: Some(network), ..options(directory) }).unwrap()
+}
+
+fn address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// One test: what others do at the same time would be counted, too.
+#[test]
+fn nothing_is_allocated_per_message() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let here = network(grounds[0].path(), addresses[0], addresses[1]);
+    let there = network(grounds[1].path(), addresses[1], addresses[0]);
+    for memory in ["host", "stand-in:0"] {
+        let settings = settings(memory.parse().unwrap());
+        let topic = here.topic(&format!("within {memory}"), &settings).unwrap();
+        let mut subscriber = topic.subscriber().unwrap();
+        check(&format!("on one node, {memory}"), &topic.publisher().unwrap(), &mut subscriber);
+
+        let name = format!("between {memory}");
+        let reading = there.topic(&name, &settings).unwrap();
+        let mut subscriber = reading.subscriber().unwrap();
+        let topic = here.topic(&name, &settings).unwrap();
+        let publisher = topic.publisher().unwrap();
+        until("another node that wants it", || {
+            let rows = here.report().unwrap();
+            rows.iter().any(|row| matches!(row, Row::Sent { topic, .. } if *topic == name))
+        });
+        check(&format!("between nodes, {memory}"), &publisher, &mut subscriber);
+    }
+}
