@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::outward::Outward;
 use crate::peers::NodeIdentity;
 
-const LAYOUT: Layout = Layout::new("node hall", 3);
+pub(crate) const LAYOUT: Layout = Layout::new("node hall", 3);
 
 // Words of the hall, behind the roster.
 const IDENTITY: usize = Roster::<MappedWords>::WORDS;

@@ -38,5 +38,7 @@ pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
 pub use service::{Condition, clean};
+#[doc(hidden)]
+pub use service::{HeardGuests, hear_guests};
 pub use settings::{LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, TopicSettings};
 pub use subscriber::{Samples, Subscriber};

@@ -33,7 +33,7 @@ pub(crate) use self::note::{Note, Stage, origin_words};
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Kept, Piece};
 
-const LAYOUT: Layout = Layout::new("fabricast pool", 3);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 3);
 /// The host's memory is a device's, too: of the one that is made of it.
 const HOST: DeviceName = DeviceName::stand_in(0);
 /// A process asks for more memory again only after this time, if none came.

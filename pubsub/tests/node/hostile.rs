@@ -1,11 +1,14 @@
 //! Those that do not keep to the rules: nobody else notices.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ipc::{Channel, Life};
+use pubsub::Row;
 
-use crate::ground::{Ground, PATIENCE, message, number_of, settings};
+use crate::ground::{Ground, Other, PATIENCE, message, number_of, publish, settings, until};
 
 fn connect(directory: &Path) -> Channel {
     Channel::connect(&directory.join("node.sock"), PATIENCE).unwrap()
@@ -65,6 +68,130 @@ fn a_crowd_that_says_nothing_holds_up_nobody() {
     is_well(&ground);
     drop(crowd);
     is_well(&ground);
+}
+
+/// Sends a frame as it is, which channels would not.
+#[allow(unsafe_code)]
+fn send_raw(channel: &Channel, bytes: &[u8], files: &[RawFd]) {
+    use nix::libc;
+    // SAFETY: all bytes zero is a valid, empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    let length = size_of_val(files);
+    // Of words, as the kernel wants it aligned.
+    let mut control = vec![0_u64; 2 + length.div_ceil(8)];
+    if !files.is_empty() {
+        message.msg_control = control.as_mut_ptr().cast();
+        // SAFETY: only computes; then the one header lies in `control`, which has room for it
+        // and for all descriptors.
+        unsafe {
+            message.msg_controllen = libc::CMSG_SPACE(length as u32) as usize;
+            let head = libc::CMSG_FIRSTHDR(&raw const message);
+            (*head).cmsg_level = libc::SOL_SOCKET;
+            (*head).cmsg_type = libc::SCM_RIGHTS;
+            (*head).cmsg_len = libc::CMSG_LEN(length as u32) as usize;
+            std::ptr::copy_nonoverlapping(files.as_ptr().cast(), libc::CMSG_DATA(head), length);
+        }
+    }
+    let socket = channel.as_fd().as_raw_fd();
+    // SAFETY: the message and all it points to live until the call returns.
+    let sent = unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) };
+    assert_eq!(sent, bytes.len() as isize, "{}", std::io::Error::last_os_error());
+}
+
+/// Below what channels send: frames that say one thing of their descriptors, and bring another.
+#[test]
+fn frames_that_do_not_keep_to_the_form_are_turned_away() {
+    let ground = Ground::new();
+    let _node = ground.join();
+    let life = Life::of_this_process().unwrap();
+    let hello = |announced: u8| vec![announced, 2, 0, 0];
+    let mut long = hello(1);
+    long.resize(200 << 10, 0);
+    // Nothing at all; many more than are taken; others than are announced; cut off.
+    let cases = [
+        (vec![0], 0),
+        (hello(100), 100),
+        (hello(253), 253),
+        (hello(1), 0),
+        (hello(0), 1),
+        (hello(3), 2),
+        (long, 1),
+    ];
+    for (bytes, count) in cases {
+        let channel = connect(ground.path());
+        send_raw(&channel, &bytes, &vec![life.as_fd().as_raw_fd(); count]);
+        let length = bytes.len();
+        assert!(!answer(&channel).is_empty(), "{count} with {length} bytes: not answered");
+        assert!(channel.receive(PATIENCE).is_err(), "{count} with {length} bytes: not the end");
+    }
+    is_well(&ground);
+}
+
+/// Those that come and go, say nothing, or nonsense: by the hundred, while messages flow.
+#[test]
+fn a_flood_of_connections_is_in_nobodys_way() {
+    const COUNT: u64 = 3000;
+    let ground = Ground::new();
+    let _service = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    let descriptors = || {
+        let rows = node.report().unwrap();
+        let Some(Row::Node { process, .. }) = rows.first() else { panic!("{rows:?}") };
+        std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
+    };
+    let life = Life::of_this_process().unwrap();
+    // The process of the service is a member, too.
+    let is_member = |row: &Row| matches!(row, Row::Process { .. });
+    until("two members", || {
+        node.report().unwrap().iter().filter(|row| is_member(row)).count() == 2
+    });
+    let before = descriptors();
+    let is_over = AtomicBool::new(false);
+    let most = std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut kept = Vec::new();
+                for number in (0_u32..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    // It may be full for a while.
+                    let path = ground.path().join("node.sock");
+                    let short = Duration::from_millis(100);
+                    let Ok(channel) = Channel::connect(&path, short) else { continue };
+                    let bytes: &[u8] =
+                        [&b""[..], b"\x02\xff\xff", b"\x02\x00\x00"][number as usize % 3];
+                    let files = vec![life.as_fd(); number as usize % 5];
+                    if number % 2 == 0 {
+                        let _ = channel.send(bytes, &files, short);
+                    }
+                    kept.push(channel);
+                    if kept.len() > 60 {
+                        kept.remove(number as usize % 60);
+                    }
+                }
+            });
+        }
+        let reader = scope.spawn(|| {
+            for expected in 0..COUNT {
+                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            }
+        });
+        let mut most = 0;
+        for round in 0..10 {
+            publish(&publisher, round * COUNT / 10..(round + 1) * COUNT / 10);
+            // Who is a member is answered meanwhile, too.
+            most = most.max(descriptors());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        reader.join().unwrap();
+        most
+    });
+    // Those that have not said who they are, and members, each with a connection and a life.
+    assert!(most < 700, "{most} descriptors of the service, before {before}");
+    until("all that was opened to be closed", || descriptors() <= before + 4);
+    assert!(node.topic("others", &settings()).is_ok());
 }
 
 #[test]

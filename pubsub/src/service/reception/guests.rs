@@ -13,6 +13,8 @@ use crate::service::connection::Connection;
 use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refusal, Request};
 
 const RECEIVING: &str = "receive a process";
+/// What one may ask for while the others are still handing over.
+const MOST_HELD: usize = 4096;
 
 /// One who wants to join.
 #[derive(Debug)]
@@ -196,9 +198,10 @@ impl Reception {
             return Ok(());
         }
         let Some(seat) = &self.seat else { return Ok(()) };
-        let who = Participant::from_number(participant);
-        let Some(who) = who.filter(|who| *who != seat.me && !seat.roster.is_dead(Some(*who)))
-        else {
+        // Nobody is a role, whose end would be that of what it does for all.
+        let who = Participant::from_number(participant)
+            .filter(|who| *who != seat.me && !who.is_role() && !seat.roster.is_dead(Some(*who)));
+        let Some(who) = who else {
             Self::is_of_another_hall(&mut connection);
             return Ok(());
         };
@@ -306,7 +309,13 @@ impl Reception {
                 return Err(Error::new(RECEIVING, ErrorKind::Malformed, detail));
             }
             other => match self.guests.get_mut(&who) {
-                Some(guest) if self.gathering.is_some() => guest.held.push(other),
+                Some(guest) if self.gathering.is_some() => {
+                    if guest.held.len() >= MOST_HELD {
+                        let detail = "it asks for too much before all are back";
+                        return Err(Error::new(RECEIVING, ErrorKind::TooMany, detail));
+                    }
+                    guest.held.push(other);
+                }
                 _ => self.fulfil(who, other),
             },
         }
@@ -317,7 +326,8 @@ impl Reception {
     fn learn(&mut self, participants: &[u32], files: Vec<OwnedFd>) -> Result<()> {
         let Some(seat) = &self.seat else { return Ok(()) };
         for (who, life) in protocol::lives(participants, files)? {
-            if self.lives.contains_key(&who) || seat.roster.is_dead(Some(who)) {
+            let is_known = self.lives.contains_key(&who) || who.is_role();
+            if is_known || seat.roster.is_dead(Some(who)) {
                 continue;
             }
             let Ok(copy) = life.try_clone() else { continue };

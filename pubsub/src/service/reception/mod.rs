@@ -10,6 +10,9 @@ mod eviction;
 mod gathering;
 mod growth;
 mod guests;
+pub(super) mod hostile;
+#[cfg(test)]
+mod hostile_tests;
 mod members;
 mod reports;
 #[cfg(test)]

@@ -1,0 +1,270 @@
+//! Guests that say whatever they like, for the fuzzers and the replay of their corpora.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+
+use ipc::{Layout, Segment};
+use nix::sys::eventfd::EfdFlags;
+
+use super::*;
+use crate::node::Budgets;
+use crate::peers::NodeIdentity;
+use crate::pool::{Direction, Pool};
+use crate::service::election::{self, socket_in};
+use crate::service::protocol;
+use crate::settings::{SharedPlace, SharedSettings};
+use crate::topic::Topic;
+
+/// What such guests achieved.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct HeardGuests {
+    /// How often one was let in.
+    pub welcomes: usize,
+    /// How often one was given, or refused, what it asked for.
+    pub answers: usize,
+    /// How often one was told why its connection ends.
+    pub seen_off: usize,
+}
+
+const GUESTS: usize = 4;
+const BUDGET: u64 = 1 << 24;
+const NOW: Duration = Duration::ZERO;
+
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::because("hear hostile guests", ErrorKind::Failed, error)
+}
+
+/// A directory, gone when this is dropped.
+struct Ground(std::path::PathBuf);
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A service, and what guests have to hand.
+struct Stage {
+    service: Reception,
+    guests: [Option<Channel>; GUESTS],
+    hall: Hall,
+    pools: [Pool; 2],
+    topic: Topic,
+    heard: HeardGuests,
+    _membership: Option<Membership>,
+    _ground: Ground,
+}
+
+impl Stage {
+    fn new(gathers: bool) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("fabricast-hostile-{}-{number}", std::process::id());
+        let ground = Ground(std::env::temp_dir().join(name));
+        election::prepare(SERVING, &ground.0)?;
+        let hall = Hall::create(NodeIdentity::random()?)?;
+        // One who is still to come back to a service that takes over.
+        let membership = match gathers {
+            true => {
+                Membership::name_node(SERVING, &ground.0, Some(hall.identity()))?;
+                hall.roster()
+                    .admit(Life::of_this_process().map_err(failed)?)
+                    .inspect(|who| hall.attend(*who));
+                Some(Membership::hold(SERVING, &ground.0)?)
+            }
+            false => None,
+        };
+        let options = ServiceOptions {
+            directory: ground.0.clone(),
+            label: "service".to_owned(),
+            budgets: Budgets { host: Some(BUDGET), device: Some(BUDGET) },
+            network: None,
+            identity: NodeIdentity::random()?,
+        };
+        let listener = ChannelListener::bind(&socket_in(&ground.0)).map_err(failed)?;
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let bell = EventFd::from_flags(flags).map_err(failed)?;
+        let service = Reception::new(options, listener, Arc::new(bell), Arc::default())?;
+        // As it is where messages are carried to other nodes.
+        if let Some(seat) = &service.seat {
+            seat.roster.admit_role(0);
+        }
+        let pool = |direction| {
+            let id = PoolId { place: SharedPlace::Host, direction };
+            Pool::create(id, BUDGET, 64)
+        };
+        let settings = SharedSettings::of(&crate::TopicSettings::default())?;
+        Ok(Self {
+            service,
+            guests: [const { None }; GUESTS],
+            hall,
+            pools: [pool(Direction::Here)?, pool(Direction::Arrivals)?],
+            topic: Topic::create(4, "brought", &settings)?,
+            heard: HeardGuests::default(),
+            _membership: membership,
+            _ground: ground,
+        })
+    }
+
+    /// A descriptor of some kind.
+    fn file(&self, kind: u8) -> Result<OwnedFd> {
+        let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(failed);
+        let segment = |layout, words: usize, word| {
+            let segment = Segment::create(layout, words * 8).map_err(failed)?;
+            let content = segment.words();
+            for at in 0..words {
+                ipc::Words::store(&content, at, word, Ordering::Relaxed);
+            }
+            segment.mark_ready();
+            copy(segment.as_fd())
+        };
+        match kind % 16 {
+            0 => copy(Life::of_this_process().map_err(failed)?.as_fd()),
+            1 => match self.service.seat.as_ref().filter(|_| kind < 16) {
+                Some(seat) => copy(seat.hall.as_fd()),
+                None => copy(self.hall.as_fd()),
+            },
+            2 => File::open("/dev/null").map(OwnedFd::from).map_err(failed),
+            3 => {
+                let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+                nix::sys::memfd::memfd_create("page", flags).map_err(failed)
+            }
+            4 => copy(self.pools[0].books()),
+            5 => copy(self.pools[1].books()),
+            6 => copy(self.topic.segment()),
+            7 => self.pools[0].make_piece(4096).map(|piece| piece.memory),
+            8 => Channel::pair().map_err(failed).and_then(|(one, _)| copy(one.as_fd())),
+            9 => nix::unistd::pipe().map(|(read, _)| read).map_err(failed),
+            // Too short, and of the right length with nonsense in it.
+            10 => segment(crate::hall::LAYOUT, 8, 0),
+            11 => segment(crate::hall::LAYOUT, 1 << 14, u64::MAX),
+            12 => segment(crate::pool::LAYOUT, 8, 0),
+            13 => segment(crate::pool::LAYOUT, 1 << 14, 0x0101_0101_0101_0101),
+            14 => segment(crate::topic::LAYOUT, 1 << 12, 1),
+            _ => segment(Layout::new("something else", 1), 64, 0),
+        }
+    }
+
+    /// One guest says something, anew if it is not there.
+    fn says(&mut self, guest: usize, bytes: &[u8], kinds: impl Iterator<Item = u8>) -> Result<()> {
+        let files = kinds.map(|kind| self.file(kind)).collect::<Result<Vec<_>>>()?;
+        if self.guests[guest].is_none() {
+            let (near, far) = Channel::pair().map_err(failed)?;
+            self.service.receive(far);
+            self.guests[guest] = Some(near);
+        }
+        let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        if let Some(channel) = &self.guests[guest]
+            && channel.send(bytes, &borrowed, NOW).is_err()
+        {
+            // It says nothing then.
+            self.guests[guest] = None;
+        }
+        self.turn();
+        Ok(())
+    }
+
+    fn turn(&mut self) {
+        for _ in 0..2 {
+            let _ = self.service.bell.write(1);
+            self.service.turn();
+        }
+    }
+
+    /// What one guest hears. None is left whose connection is over.
+    fn listens(&mut self, guest: usize) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        let Some(channel) = &self.guests[guest] else { return notices };
+        let ended = loop {
+            match channel.receive(NOW) {
+                Ok(message) => notices.extend(protocol::decode::<Notice>(SERVING, &message.bytes)),
+                Err(error) => break !matches!(error, ChannelError::DeadlineExceeded { .. }),
+            }
+        };
+        for notice in &notices {
+            match notice {
+                Notice::Welcome { .. } => self.heard.welcomes += 1,
+                Notice::SeenOff { .. } => self.heard.seen_off += 1,
+                Notice::Topic { .. } | Notice::Refused { .. } | Notice::Rows { .. } => {
+                    self.heard.answers += 1;
+                }
+                _ => {}
+            }
+        }
+        if ended {
+            self.guests[guest] = None;
+        }
+        notices
+    }
+
+    /// One who means well is served, whatever the others did.
+    fn is_well(&mut self) -> Result<()> {
+        assert!(self.service.strangers.len() <= MOST_STRANGERS, "too many strangers are kept");
+        for keeping in self.service.registry.pools.values() {
+            let is_bounded = keeping.pool.length() <= keeping.pool.limit();
+            assert!(is_bounded, "more memory than may be");
+        }
+        if self.service.gathering.is_some() {
+            return Ok(());
+        }
+        let heard = self.heard;
+        self.guests[0] = None;
+        let hello = protocol::encode(&Request::Hello { label: "honest".to_owned() });
+        self.says(0, &hello, std::iter::once(0))?;
+        let notices = self.listens(0);
+        let is_in = notices.iter().any(|notice| matches!(notice, Notice::Welcome { .. }));
+        assert!(is_in, "nobody is let in any more: {notices:?}");
+        let settings = SharedSettings::of(&crate::TopicSettings {
+            depth: 1,
+            largest: 64,
+            ..crate::TopicSettings::default()
+        })?;
+        let open = Request::Open { request: 7, name: "honest".into(), settings: Some(settings) };
+        self.says(0, &protocol::encode(&open), std::iter::empty())?;
+        let notices = self.listens(0);
+        let is_answered = notices.iter().any(|notice| {
+            matches!(notice, Notice::Topic { request: 7, .. } | Notice::Refused { request: 7, .. })
+        });
+        assert!(is_answered, "nobody is answered any more: {notices:?}");
+        self.heard = heard;
+        Ok(())
+    }
+}
+
+/// A service hears these guests. The first byte says whether it has just taken over; then, again
+/// and again: which guest (with 32, its message has a version already; with 64, it does not
+/// listen; with 128, it comes anew), how many descriptors come along, of which kinds (the first,
+/// and by how much the next one differs), the length of the message in two bytes, and the
+/// message.
+///
+/// # Errors
+/// What the system refuses.
+///
+/// # Panics
+/// If one who means well is not served afterwards, or the service keeps more than it may.
+pub fn hear_guests(script: &[u8]) -> Result<HeardGuests> {
+    let (mode, mut script) = script.split_first().unwrap_or((&0, &[]));
+    let mut stage = Stage::new(mode % 2 == 1)?;
+    while let [guest, count, kinds, low, high, rest @ ..] = script {
+        let (bytes, rest) = rest.split_at(rest.len().min(u16::from_le_bytes([*low, *high]).into()));
+        script = rest;
+        let which = usize::from(*guest) % GUESTS;
+        if guest & 128 != 0 {
+            stage.guests[which] = None;
+        }
+        let (first, step) = (kinds & 15, kinds >> 4);
+        let kinds = (0..*count).map(|number| first.wrapping_add(step.wrapping_mul(number)));
+        let version = [protocol::VERSION];
+        let version = if guest & 32 == 0 { &version[..] } else { &[] };
+        stage.says(which, &[version, bytes].concat(), kinds)?;
+        if guest & 64 == 0 {
+            stage.listens(which);
+        }
+    }
+    (0..GUESTS).for_each(|guest| drop(stage.listens(guest)));
+    stage.is_well()?;
+    let Stage { service, heard, .. } = stage;
+    service.close();
+    Ok(heard)
+}
