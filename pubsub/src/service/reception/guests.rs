@@ -65,7 +65,9 @@ impl Reception {
                 self.takes_back(connection, label, participant, descriptors)
             }
             Request::Report { request } => {
-                self.report_to(&mut connection, request);
+                for notice in self.answer_to_report(request) {
+                    connection.send(&notice, Vec::new());
+                }
                 // It may ask again.
                 self.strangers.push(super::Stranger { connection, since: Instant::now() });
                 Ok(())
@@ -407,9 +409,8 @@ impl Reception {
             }
             Request::Mapped { ticket } => self.has_mapped(who, ticket),
             Request::Report { request } => {
-                if let Some(mut guest) = self.guests.remove(&who) {
-                    self.report_to(&mut guest.connection, request);
-                    self.guests.insert(who, guest);
+                for notice in self.answer_to_report(request) {
+                    self.tell(who, &notice, Vec::new());
                 }
             }
             // Heard before it comes here.

@@ -1,26 +1,27 @@
 //! What the service tells those that ask who is there.
 
-use super::{Connection, Reception};
+use super::Reception;
 use crate::error::ErrorKind;
 use crate::pool::Direction;
 use crate::report::Row;
 use crate::service::protocol::{Notice, ROWS_AT_ONCE, Refusal};
 
 impl Reception {
-    pub(super) fn report_to(&mut self, connection: &mut Connection, request: u64) {
+    /// What one is told who asks who is there.
+    pub(super) fn answer_to_report(&mut self, request: u64) -> Vec<Notice> {
         if self.gathering.is_some() {
             let why = "the service has just taken over and does not know yet who is there";
             let why = Refusal::new(ErrorKind::Failed, why);
-            connection.send(&Notice::Refused { request, why }, Vec::new());
-            return;
+            return vec![Notice::Refused { request, why }];
         }
         let rows = self.report();
         let mut parts = rows.chunks(ROWS_AT_ONCE).peekable();
+        let mut notices = Vec::new();
         while let Some(part) = parts.next() {
             let is_last = parts.peek().is_none();
-            let notice = Notice::Rows { request, rows: part.to_vec(), is_last };
-            connection.send(&notice, Vec::new());
+            notices.push(Notice::Rows { request, rows: part.to_vec(), is_last });
         }
+        notices
     }
 
     /// All that is to be told. The first row is the node's.

@@ -14,6 +14,7 @@ use crate::node::Budgets;
 use crate::peers::NodeIdentity;
 use crate::pool::tests::is_held_by;
 use crate::pool::{Direction, Pool};
+use crate::report::Row;
 use crate::service::election::{self, socket_in};
 use crate::service::protocol;
 use crate::settings::{SharedPlace, SharedSettings};
@@ -58,6 +59,13 @@ impl Ground {
         (self.service(), hall, membership)
     }
 
+    /// A service, and a member of its node.
+    fn joined(&self) -> (Reception, Member, Participant) {
+        let (mut service, member) = (self.service(), self.member());
+        let who = member.joins(&mut service);
+        (service, member, who)
+    }
+
     fn member(&self) -> Member {
         Member(Channel::connect(&socket_in(&self.0), Duration::from_secs(20)).unwrap())
     }
@@ -90,6 +98,15 @@ impl Member {
 
     fn says_hello(&self) {
         self.say(&Request::Hello { label: "test".into() }, &[life().as_fd()]);
+    }
+
+    /// Knows that it is a member, and says so.
+    fn joins(&self, service: &mut Reception) -> Participant {
+        self.says_hello();
+        turns(service);
+        let who = self.welcome().unwrap();
+        seat(service).hall.attend(who);
+        who
     }
 
     fn comes_back(&self, who: Participant, hall: &Hall) {
@@ -152,9 +169,7 @@ fn a_name_that_nobody_took_is_given_back() {
     assert!(!service.lives.contains_key(&who));
     // Another one is a member, and has only lost its connection.
     let member = ground.member();
-    member.says_hello();
-    turns(&mut service);
-    seat(&service).hall.attend(member.welcome().unwrap());
+    member.joins(&mut service);
     drop(member);
     turns(&mut service);
     assert_eq!(seat(&service).roster.vacancies(), PLACES - 2);
@@ -163,12 +178,7 @@ fn a_name_that_nobody_took_is_given_back() {
 #[test]
 fn one_who_left_when_nobody_listened_is_seen_to_later() {
     let ground = Ground::new();
-    let mut service = ground.service();
-    let member = ground.member();
-    member.says_hello();
-    turns(&mut service);
-    let who = member.welcome().unwrap();
-    seat(&service).hall.attend(who);
+    let (mut service, member, who) = ground.joined();
     drop(member);
     seat(&service).roster.resign(who);
     service.roll_call -= ROLL_CALL;
@@ -309,12 +319,21 @@ fn what_comes_late_is_cleaned_up_after_those_who_were_struck_off() {
 }
 
 #[test]
+fn one_who_asks_who_is_there_is_there() {
+    let ground = Ground::new();
+    let (mut service, member, who) = ground.joined();
+    member.say(&Request::Report { request: 1 }, &[]);
+    turns(&mut service);
+    let heard = member.hears();
+    let [Notice::Rows { rows, is_last: true, .. }] = &heard[..] else { panic!("{heard:?}") };
+    let is_it = |row: &Row| matches!(row, Row::Process { participant, .. } if *participant == who.to_string());
+    assert!(rows.iter().any(is_it), "{rows:?}");
+}
+
+#[test]
 fn a_topic_is_forgotten_when_all_that_was_given_is() {
     let ground = Ground::new();
-    let mut service = ground.service();
-    let member = ground.member();
-    member.says_hello();
-    turns(&mut service);
+    let (mut service, member, _) = ground.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     let open = |request| Request::Open { request, name: "it".into(), settings: Some(settings) };
     member.say(&open(1), &[]);
@@ -333,11 +352,7 @@ fn a_topic_is_forgotten_when_all_that_was_given_is() {
 #[test]
 fn one_who_is_stopped_does_not_keep_a_pool_from_growing() {
     let ground = Ground::new();
-    let mut service = ground.service();
-    let member = ground.member();
-    member.says_hello();
-    turns(&mut service);
-    seat(&service).hall.attend(member.welcome().unwrap());
+    let (mut service, member, _) = ground.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     member.say(&Request::Open { request: 1, name: "it".into(), settings: Some(settings) }, &[]);
     turns(&mut service);
@@ -354,12 +369,7 @@ fn one_who_is_stopped_does_not_keep_a_pool_from_growing() {
 #[test]
 fn nobody_holds_up_the_service_who_holds_a_lock() {
     let ground = Ground::new();
-    let mut service = ground.service();
-    let member = ground.member();
-    member.says_hello();
-    turns(&mut service);
-    let who = member.welcome().unwrap();
-    seat(&service).hall.attend(who);
+    let (mut service, member, who) = ground.joined();
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     member.say(&Request::Open { request: 1, name: "it".into(), settings: Some(settings) }, &[]);
     turns(&mut service);
