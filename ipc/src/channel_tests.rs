@@ -178,3 +178,19 @@ fn ending_a_connection_wakes_those_that_wait_at_it() {
     assert!(matches!(there.receive(PATIENCE), Err(ChannelError::Closed)));
     assert!(matches!(there.send(b"x", &[], PATIENCE), Err(ChannelError::Closed)));
 }
+
+/// For ever is the caller's wish.
+#[test]
+fn patience_may_be_endless() {
+    let directory = directory("endless");
+    let path = directory.join("socket");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let here = Channel::connect(&path, Duration::MAX).unwrap();
+    let there = listener.accept(Duration::MAX).unwrap();
+    here.send(b"hello", &[], Duration::MAX).unwrap();
+    assert_eq!(there.receive(Duration::MAX).unwrap().bytes, b"hello");
+    drop(here);
+    assert!(matches!(there.receive(Duration::MAX), Err(ChannelError::Closed)));
+    drop(listener);
+    std::fs::remove_dir_all(directory).unwrap();
+}

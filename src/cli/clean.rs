@@ -77,14 +77,16 @@ fn of_agents(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure>
     use transfer::Condition;
     let found = transfer::clean(directory, is_rehearsal)
         .map_err(|error| Failure::failed(error.to_string()))?;
-    let done = found.into_iter().map(|one| {
+    let dead = |paths| Done { paths, is_removed: true, why: "the agent is dead".to_owned() };
+    let done = found.into_iter().flat_map(|one| {
         let kept = |why| Done { paths: vec![directory.join(&one.name)], is_removed: false, why };
         match one.condition {
-            Condition::Dead(paths) => {
-                Done { paths, is_removed: true, why: "the agent is dead".to_owned() }
+            Condition::Dead(paths) => vec![dead(paths)],
+            Condition::Stuck { removed, kept: paths, why } => {
+                vec![dead(removed), Done { paths, is_removed: false, why }]
             }
-            Condition::Alive(why) | Condition::Unknown(why) => kept(why),
-            _ => kept("not known".to_owned()),
+            Condition::Alive(why) | Condition::Unknown(why) => vec![kept(why)],
+            _ => vec![kept("not known".to_owned())],
         }
     });
     Ok(done.collect())

@@ -16,6 +16,7 @@ use std::os::fd::AsFd;
 use self::attendance::{Answer, Attendance, Shared};
 use self::line::{Answered, Coming, OwnService, Welcome};
 use self::link::Link;
+use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
@@ -119,7 +120,7 @@ impl Node {
         }
         election::prepare(JOINING, &options.directory)?;
         let failed = |error: std::io::Error| Error::of(JOINING, error);
-        let end = Instant::now() + options.patience;
+        let end = clock::deadline(options.patience);
         let service = OwnService::default();
         loop {
             let coming = Coming {

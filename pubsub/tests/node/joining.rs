@@ -52,6 +52,42 @@ fn many_join_at_once_where_nobody_serves_yet() {
     readers.iter_mut().for_each(Other::finish);
 }
 
+/// For ever is the caller's wish.
+#[test]
+fn patience_may_be_endless() {
+    const EVER: Duration = Duration::MAX;
+    let ground = Ground::new();
+    let join = || Node::join(NodeOptions { patience: EVER, ..options(ground.path()) }).unwrap();
+    let (serving, node) = (join(), join());
+    let settings = TopicSettings { release_deadline: EVER, ..settings() };
+    let topic = node.topic("numbers", &settings).unwrap();
+    let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    publisher.push(&message(0), EVER).unwrap();
+    publisher.loan(8, EVER).unwrap().publish(EVER).unwrap();
+    let mut loan = publisher.loan(8, EVER).unwrap();
+    loan.write(0, &[0; 8]).unwrap();
+    assert!(matches!(loan.publish_within(EVER).unwrap(), pubsub::Attempt::Sent(_)));
+    let device = gpu::Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let memory = device.allocate(64).unwrap();
+    publisher.push_slice(&memory.slice(0, 64).unwrap(), EVER).unwrap();
+    for length in [message(0).len() as u64, 8, 8, 64] {
+        assert_eq!(subscriber.pull(EVER).unwrap().length(), length);
+    }
+    publisher.flush(EVER).unwrap();
+    // Full, so that somebody waits.
+    publish(&publisher, 0..8);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| publisher.push(&message(8), EVER).unwrap());
+        for expected in 0..9 {
+            assert_eq!(number_of(&subscriber.pull(EVER).unwrap()), expected);
+        }
+        waits.join().unwrap();
+    });
+    // The other one takes over.
+    drop(serving);
+    assert!(node.topic("others", &settings).is_ok());
+}
+
 #[test]
 fn a_topic_is_what_its_maker_said() {
     let ground = Ground::new();

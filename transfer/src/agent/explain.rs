@@ -1,6 +1,6 @@
 //! By which path bytes would go, and why, without registering or mapping anything.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpu::{Device, Uuid};
 
@@ -8,6 +8,7 @@ use super::peer::Tie;
 use super::route::{check_owner, device_named, reach};
 use super::track::registration;
 use super::{Agent, PeerId};
+use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{
     Choice, Facts, Leaving, Locality, Operation, Place, Policy, Registration, choose,
@@ -102,7 +103,7 @@ impl Agent {
     /// none: it is the reason for what is refused.
     pub fn try_fabrics(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
         check_fork(self.born, EXPLAIN)?;
-        let end = Instant::now() + patience;
+        let end = clock::deadline(patience);
         let Some(mut other) = self.take_out(peer.0) else {
             return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
         };

@@ -23,6 +23,15 @@ pub struct Remains {
 pub enum Condition {
     /// It is dead, and these files were removed; or would have been, if only that was asked.
     Dead(Vec<PathBuf>),
+    /// It is dead, and not all of its files could be removed.
+    Stuck {
+        /// These were.
+        removed: Vec<PathBuf>,
+        /// These are still there.
+        kept: Vec<PathBuf>,
+        /// What was in the way, of the first of them.
+        why: String,
+    },
     /// It lives, and nothing was touched. With what speaks for it.
     Alive(String),
     /// Nobody can say, and nothing was touched. With what is in the way.
@@ -69,16 +78,47 @@ fn judge(socket: &Path, is_rehearsal: bool) -> Condition {
     match examine(socket) {
         Ok(Found::Alive(why)) => Condition::Alive(why.to_owned()),
         Ok(Found::Strange(why)) => Condition::Unknown(why.to_owned()),
-        Ok(Found::Dead(files, _locks)) => {
-            let removed = match is_rehearsal {
-                true => Ok(()),
-                false => files.iter().try_for_each(std::fs::remove_file),
-            };
-            removed.map_or_else(
-                |error| Condition::Unknown(error.to_string()),
-                |()| Condition::Dead(files),
-            )
-        }
+        Ok(Found::Dead(files, _locks)) if is_rehearsal => Condition::Dead(files),
+        Ok(Found::Dead(files, _locks)) => remove(files),
         Err(error) => Condition::Unknown(error.to_string()),
+    }
+}
+
+/// One that cannot be removed keeps no other from it.
+fn remove(files: Vec<PathBuf>) -> Condition {
+    let mut in_the_way = None;
+    let (removed, kept) = files.into_iter().partition(|file| match std::fs::remove_file(file) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            in_the_way.get_or_insert(error);
+            false
+        }
+        _ => true,
+    });
+    match in_the_way {
+        Some(error) => Condition::Stuck { removed, kept, why: error.to_string() },
+        None => Condition::Dead(removed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_removed_is_told_also_if_not_all_was() {
+        let directory =
+            std::env::temp_dir().join(format!("fabricast-stuck-{}", std::process::id()));
+        // Nobody removes a directory in place of a file.
+        let paths = ["first", "second", "third", "gone"].map(|name| directory.join(name));
+        let [first, second, third, gone] = &paths;
+        std::fs::create_dir_all(second).unwrap();
+        for file in [first, third] {
+            std::fs::write(file, "").unwrap();
+        }
+        let Condition::Stuck { removed, kept, why } = remove(paths.to_vec()) else { panic!() };
+        assert_eq!(removed, [first.clone(), third.clone(), gone.clone()]);
+        assert_eq!(kept, [second.clone()]);
+        assert!(!why.is_empty() && !first.exists() && second.exists() && !third.exists());
+        std::fs::remove_dir_all(directory).unwrap();
     }
 }

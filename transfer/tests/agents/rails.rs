@@ -1,9 +1,11 @@
 //! Agents that share no memory: by a fabric, directly or by way of the host.
 
+use std::time::Duration;
+
 use fabric::{Caps, EndpointKind, Query};
 use gpu::Block;
 use transfer::path::{Path, Policy, fallbacks};
-use transfer::{Agent, AgentOptions, Buffer, ErrorKind, HostBuffer, Region, Rights, Route};
+use transfer::{Agent, AgentOptions, Buffer, ErrorKind, Event, HostBuffer, Region, Rights, Route};
 
 use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
 use crate::house::{
@@ -457,4 +459,31 @@ fn without_peer_access_the_preferred_path_is_fallen_back_from() {
     }
     gpu::stand_in::behave(0, gpu::stand_in::Behaviour::default());
     house.end(neighbour);
+}
+
+/// For ever is the caller's wish: on one machine, and by a fabric.
+#[test]
+fn patience_may_be_endless() {
+    const EVER: Duration = Duration::MAX;
+    let Some(_alone) = alone() else { return };
+    for is_far in [false, true] {
+        let start = |label: &str| {
+            let options = AgentOptions::new(label).lost_after(EVER);
+            let far = |options: AgentOptions| with_rails(options.take_all_for_remote(), tcp(), 1);
+            Agent::start(if is_far { far(options) } else { options }).unwrap()
+        };
+        let (mut here, mut there) = (start("here"), start("there"));
+        let memory = || HostBuffer::new(LENGTH).unwrap();
+        let mine = here.register(memory(), Rights::ALL).unwrap();
+        let theirs = there.register(memory(), Rights::ALL).unwrap();
+        let peer = here.connect(&there.card().encode().unwrap(), EVER).unwrap();
+        here.try_fabrics(peer, EVER).unwrap();
+        let descriptor = theirs.descriptor().encode().unwrap();
+        let route = here.join(peer, &mine, &descriptor, &Policy::default(), EVER).unwrap();
+        let put = here.put(&route, &WHOLE, Some(notice(1, 2))).unwrap();
+        here.wait(put, EVER).unwrap();
+        while !matches!(there.next_event(EVER).unwrap(), Event::Notice { .. }) {}
+        here.withdraw(&mine, EVER).unwrap();
+        here.disconnect(peer, EVER).unwrap();
+    }
 }

@@ -310,6 +310,17 @@ fn handles_say_that_the_process_forked() {
     check(&client.open("numbers", None, PATIENCE).unwrap().memory, 1);
 }
 
+/// For ever is the caller's wish.
+#[test]
+fn patience_may_be_endless() {
+    const EVER: std::time::Duration = std::time::Duration::MAX;
+    let Some(_alone) = alone() else { return };
+    let house = House::open();
+    let client = Client::connect(&house.path(), EVER).unwrap();
+    client.handle("numbers", EVER).unwrap();
+    check(&client.open("numbers", None, EVER).unwrap().memory, 1);
+}
+
 #[test]
 fn nothing_is_left_behind() {
     let Some(_alone) = alone() else { return };
