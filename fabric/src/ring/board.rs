@@ -1,7 +1,7 @@
 //! Receives that are posted ahead for notices: for messages, and where immediates use
 //! receives up.
 
-use super::memory::activate;
+use super::memory::{Site, activate};
 use super::notify::{NOTICE, Notify, TAG, has_tags};
 use crate::{
     Access, Completion, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
@@ -61,7 +61,7 @@ impl Board {
         let count = MESSAGES.min(u16::try_from(depth).unwrap_or(u16::MAX)).max(1);
         let memory = HostMemory::zeroed(usize::from(count) * STRIDE)?;
         let region = endpoint.domain().register(memory, Access::RECEIVE)?;
-        activate(&region, endpoint)?;
+        activate(&region, Site::of(endpoint))?;
         self.messages = Some(region);
         self.unposted = (0..count).rev().collect();
         Ok(())

@@ -7,9 +7,29 @@ use super::header::{HEADER, Header};
 use super::reader::Place;
 use super::shape::{FLAG, Layout, Shape};
 use crate::{
-    Access, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, RegionSlice, Result,
-    Waker,
+    Access, Domain, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, RegionSlice,
+    Result, Waker,
 };
+
+/// Where memory is registered.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Site<'a> {
+    pub(super) domain: &'a Domain,
+    /// What it is bound to, where the provider demands that. None: a thread has it, and the
+    /// provider is one that does not.
+    endpoint: Option<&'a Endpoint>,
+}
+
+impl<'a> Site<'a> {
+    pub(super) fn of(endpoint: &'a Endpoint) -> Self {
+        Self { domain: endpoint.domain(), endpoint: Some(endpoint) }
+    }
+
+    /// Of an endpoint that is not at hand.
+    pub(super) fn away(domain: &'a Domain) -> Self {
+        Self { domain, endpoint: None }
+    }
+}
 
 /// One epoch's memory. Views hold it: it is let go of when the last one is.
 #[derive(Debug)]
@@ -35,12 +55,12 @@ impl RingMemory {
             let detail = "larger than this machine can address";
             Error::new(ErrorKind::InvalidArgument, "opening a ring", detail)
         })?;
-        Self::over(&[endpoint], shape, HostMemory::zeroed(capacity)?)
+        Self::over(&[Site::of(endpoint)], shape, HostMemory::zeroed(capacity)?)
     }
 
-    /// Memory that somebody made: of a device, or shared. To be written through all of these
-    /// endpoints, of which there is at least one.
-    pub(super) fn over(endpoints: &[&Endpoint], shape: Shape, memory: impl Memory) -> Result<Self> {
+    /// Memory that somebody made: of a device, or shared. To be written through the endpoints at
+    /// all of these sites, of which there is at least one.
+    pub(super) fn over(sites: &[Site<'_>], shape: Shape, memory: impl Memory) -> Result<Self> {
         if (memory.len() as u64) < shape.capacity() {
             let detail = format!("{} bytes, for a ring of {}", memory.len(), shape.capacity());
             return Err(Error::new(ErrorKind::OutOfBounds, "opening a ring", detail));
@@ -52,15 +72,15 @@ impl RingMemory {
             }
             Layout::Together | Layout::Flagged => None,
         };
-        let mut lanes = Vec::with_capacity(endpoints.len());
-        for endpoint in endpoints {
-            let region = endpoint.domain().register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
-            activate(&region, endpoint)?;
+        let mut lanes = Vec::with_capacity(sites.len());
+        for site in sites {
+            let region = site.domain.register(Arc::clone(&memory), Access::REMOTE_WRITE)?;
+            activate(&region, *site)?;
             let headers = match &headers {
                 Some(headers) => {
                     let headers = Arc::clone(headers);
-                    let headers = endpoint.domain().register(headers, Access::REMOTE_WRITE)?;
-                    activate(&headers, endpoint)?;
+                    let headers = site.domain.register(headers, Access::REMOTE_WRITE)?;
+                    activate(&headers, *site)?;
                     Some(headers)
                 }
                 None => None,
@@ -234,9 +254,11 @@ fn clean(region: &MemoryRegion, shape: &Shape, header: &Header) {
 }
 
 /// Binds and enables a region where the provider demands it.
-pub(super) fn activate(region: &MemoryRegion, endpoint: &Endpoint) -> Result<()> {
+pub(super) fn activate(region: &MemoryRegion, site: Site<'_>) -> Result<()> {
     if region.is_registered() && !region.is_enabled() {
-        region.bind_endpoint(endpoint)?;
+        if let Some(endpoint) = site.endpoint {
+            region.bind_endpoint(endpoint)?;
+        }
         region.enable()?;
     }
     Ok(())

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::header::{HEADER, Header};
-use super::memory::activate;
+use super::memory::{Site, activate};
 use super::notify::Notify;
 use super::shape::{FLAG, Layout, Shape};
 use super::speaker::{LAST, Speaker};
@@ -149,17 +149,17 @@ enum Half {
 impl Outlet {
     /// A share of a ring that the peer offered, whose writes go by this title.
     pub(super) fn new(
-        endpoint: &Endpoint,
+        site: Site<'_>,
         peer: Peer,
         offer: &LaneOffer,
         (form, tagged): (Notify, bool),
         shape: Shape,
         title: Title,
     ) -> Result<Self> {
-        let domain = endpoint.domain();
+        let domain = site.domain;
         form.check(domain.capabilities())?;
         let ring = domain.attach(&offer.ring)?;
-        let speaker = Speaker::new(endpoint, (form, tagged), peer, &offer.slate)?;
+        let speaker = Speaker::new(site, (form, tagged), peer, &offer.slate)?;
         let needed = shape.most_chunks() * HEADER;
         let far_headers =
             offer.headers.as_ref().map(|headers| domain.attach(headers)).transpose()?;
@@ -178,7 +178,7 @@ impl Outlet {
         }
         let headers = HostMemory::zeroed(usize::from(SLOTS) * STRIDE)?;
         let headers = domain.register(headers, Access::WRITE)?;
-        activate(&headers, endpoint)?;
+        activate(&headers, site)?;
         Ok(Self {
             form,
             shape,
@@ -411,6 +411,11 @@ impl Outlet {
             self.due.pop_front();
         }
         Ok(true)
+    }
+
+    /// Are there notices to be sent as messages, or a flag that is owed?
+    pub(super) fn has_due(&self) -> bool {
+        !self.due.is_empty() || matches!(self.half, Some((Half::Flag(_), _)))
     }
 
     /// Gives notices to the reader that have no chunk.

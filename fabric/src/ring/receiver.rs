@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::immediate::{Immediate, Notice};
-use super::memory::{RingMemory, View};
+use super::memory::{RingMemory, Site, View};
 use super::notify::{Notify, has_tags};
 use super::reader::Reader;
 use super::shape::Shape;
@@ -112,19 +112,22 @@ impl RingReceiver {
         Ok(Self::with(memory, epoch, options))
     }
 
-    /// The same in memory that the caller made: of a device, or shared with other processes.
+    /// The same in memory that the caller made: of a device, or shared with other processes. To be
+    /// written through that endpoint, and those of further sites.
     ///
     /// # Errors
     /// As [`open`](Self::open); `OutOfBounds` if the memory is too small.
     pub(super) fn open_over(
         endpoint: &Endpoint,
-        ring: u16,
-        epoch: u32,
+        further: &[Site<'_>],
+        (ring, epoch): (u16, u32),
         options: &RingOptions,
         memory: impl Memory,
     ) -> Result<Self> {
         let shape = shape_of(endpoint, ring, options, memory.kind())?;
-        let memory = RingMemory::over(&[endpoint], shape, memory)?;
+        let sites: Vec<_> =
+            std::iter::once(Site::of(endpoint)).chain(further.iter().copied()).collect();
+        let memory = RingMemory::over(&sites, shape, memory)?;
         Ok(Self::with(memory, epoch, options))
     }
 
@@ -191,7 +194,8 @@ impl RingReceiver {
         peer: Peer,
         answer: &RingAnswer,
     ) -> Result<()> {
-        let speaker = Speaker::new(endpoint, (self.form, answer.tagged), peer, &answer.credit)?;
+        let speaker =
+            Speaker::new(Site::of(endpoint), (self.form, answer.tagged), peer, &answer.credit)?;
         self.answered(answer)?;
         self.writer = Some(speaker);
         Ok(())
@@ -238,7 +242,7 @@ impl RingReceiver {
             let detail = format!("in {} memory it would be laid out otherwise", memory.kind());
             return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring again", detail));
         }
-        let memory = RingMemory::over(&[endpoint], shape, memory)?;
+        let memory = RingMemory::over(&[Site::of(endpoint)], shape, memory)?;
         self.restart(epoch, memory);
         Ok(())
     }
@@ -488,6 +492,11 @@ impl RingReceiver {
     #[must_use]
     pub fn has_untold(&self) -> bool {
         self.is_credit_unsent || self.reader.head() != self.reader.told()
+    }
+
+    /// Endpoints that it is written through.
+    pub(super) fn lanes(&self) -> usize {
+        1 + self.memory.others.len()
     }
 
     /// The positions behind it.

@@ -1,18 +1,23 @@
 //! The side that writes, on an endpoint.
 
+mod lanes;
+
 use std::time::{Duration, Instant};
 
 use super::immediate::Immediate;
-use super::memory::activate;
+use super::memory::{Site, activate};
 use super::notify::{Notify, has_tags};
 use super::outlet::{Outlet, Posted, Title};
 use super::shape::Shape;
+use super::stripes::Shares;
 use super::terms::{RingAnswer, RingOffer};
-use super::writer::{Blocked, Message, Refused, Writer};
+use super::writer::{Blocked, Chunk, Message, Refused, Writer};
 use crate::{
     Access, CompletionQueue, Endpoint, Error, ErrorKind, HostMemory, MemoryRegion, Peer,
     RegionSlice, Result,
 };
+
+use lanes::Planned;
 
 /// Bytes of the memory that credit is looked for in: a head and its complement.
 const CREDIT: usize = 16;
@@ -62,6 +67,10 @@ pub struct RingSender {
     writer: Writer,
     form: Notify,
     outlet: Outlet,
+    /// What goes by which lane, if there are several.
+    shares: Option<Box<Shares>>,
+    is_stopped: bool,
+    start: Instant,
     /// Where credit is looked for, if nobody tells of it.
     credit: Option<MemoryRegion>,
     /// The same of earlier epochs.
@@ -115,6 +124,9 @@ impl RingSender {
             writer,
             form: offer.notify,
             outlet,
+            shares: None,
+            is_stopped: false,
+            start: Instant::now(),
             credit,
             past_credit: Vec::new(),
             statistics: SenderStatistics::default(),
@@ -160,6 +172,7 @@ impl RingSender {
         self.writer.restart(offer.epoch, offer.whole);
         self.past_credit.extend(std::mem::replace(&mut self.credit, credit));
         self.outlet = outlet;
+        (self.shares, self.is_stopped) = (None, false);
         self.injected_to = 0;
         (self.broken, self.end) = (None, End::Open);
         self.end_block();
@@ -225,8 +238,38 @@ impl RingSender {
         (payload, at): (&RegionSlice, u64),
         most: u64,
     ) -> Result<Pushed> {
+        let (chunk, body) = match self.plan(message, (payload, at), most)? {
+            Planned::Chunk(chunk, body) => (chunk, body),
+            Planned::No(pushed) => return Ok(pushed),
+        };
+        let posted = self.outlet.post(endpoint, queue, &chunk, body)?;
+        if posted == Posted::No {
+            self.statistics.busy += 1;
+            return Ok(Pushed::Busy);
+        }
+        self.committed(message, &chunk);
+        if posted == Posted::Copied {
+            self.injected_to = self.writer.tail();
+        }
+        if self.shares.is_some() {
+            self.gave(0, &chunk);
+            if posted == Posted::Copied {
+                self.is_done(0, self.outlet.left_to(), chunk.header.payload.into());
+            }
+        }
+        Ok(Pushed::Posted(chunk.header.payload.into()))
+    }
+
+    /// The next chunk of a message, with what of the payload belongs to it.
+    #[inline]
+    fn plan<'a>(
+        &mut self,
+        message: &Message,
+        (payload, at): (&'a RegionSlice, u64),
+        most: u64,
+    ) -> Result<Planned<'a>> {
         if message.is_written() {
-            return Ok(Pushed::Written);
+            return Ok(Planned::No(Pushed::Written));
         }
         if let Some(broken) = &self.broken {
             return Err(broken.clone());
@@ -235,7 +278,7 @@ impl RingSender {
             Ok(chunk) => chunk,
             Err(Refused::Blocked(blocked)) => {
                 self.begin_block();
-                return Ok(Pushed::Blocked(blocked));
+                return Ok(Planned::No(Pushed::Blocked(blocked)));
             }
             Err(Refused::Stale) => return Err(stale()),
         };
@@ -244,21 +287,17 @@ impl RingSender {
             return Err(too_short(payload, &chunk.header));
         }
         let body = (length > 0).then(|| (&payload.region, payload.offset() + from as usize));
-        let posted = self.outlet.post(endpoint, queue, &chunk, body)?;
-        if posted == Posted::No {
-            self.statistics.busy += 1;
-            return Ok(Pushed::Busy);
-        }
-        self.writer.commit(message, &chunk);
-        if posted == Posted::Copied {
-            self.injected_to = self.writer.tail();
-        }
+        Ok(Planned::Chunk(chunk, body))
+    }
+
+    #[inline]
+    fn committed(&mut self, message: &mut Message, chunk: &Chunk) {
+        self.writer.commit(message, chunk);
         self.statistics.chunks += 1;
-        self.statistics.bytes += length;
+        self.statistics.bytes += u64::from(chunk.header.payload);
         self.statistics.skipped += chunk.skipped;
         self.statistics.messages += u64::from(message.is_written());
         self.end_block();
-        Ok(Pushed::Posted(length))
     }
 
     /// The position in this epoch up to which the provider is done with what chunks were written
@@ -268,7 +307,10 @@ impl RingSender {
     #[must_use]
     #[inline]
     pub fn left_to(&self) -> u64 {
-        self.outlet.left_to()
+        match &self.shares {
+            None => self.outlet.left_to(),
+            Some(shares) => shares.left_to(self.writer.tail()),
+        }
     }
 
     #[cold]
@@ -308,8 +350,11 @@ impl RingSender {
     #[inline]
     pub(super) fn completed(&mut self, title: Title, slot: u16) -> bool {
         let is_ours = self.outlet.title() == title;
-        if is_ours {
-            self.outlet.completed(slot);
+        if is_ours
+            && let Some(bytes) = self.outlet.completed(slot)
+            && self.shares.is_some()
+        {
+            self.is_done(0, self.outlet.left_to(), bytes.into());
         }
         is_ours
     }
@@ -319,6 +364,7 @@ impl RingSender {
         let is_ours = self.outlet.title() == title;
         if is_ours {
             self.outlet.failed(slot);
+            self.is_done(0, self.outlet.left_to(), 0);
             self.end = End::Said;
             self.fail(error);
         }
@@ -471,7 +517,9 @@ impl RingSender {
     /// Writes and notices that are on their way.
     #[must_use]
     pub fn unfinished(&self) -> usize {
-        self.outlet.unfinished()
+        // Those that went by the endpoint are counted twice, which does no harm.
+        let given = self.shares.as_ref().map_or(0, |shares| shares.unfinished());
+        self.outlet.unfinished() + given
     }
 
     /// Whom it writes to.
@@ -507,7 +555,7 @@ fn connect(
         return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
     };
     let form = (offer.notify, offer.tagged);
-    let outlet = Outlet::new(endpoint, peer, lane, form, shape, title)?;
+    let outlet = Outlet::new(Site::of(endpoint), peer, lane, form, shape, title)?;
     // Told by immediates, it does not matter where they are written to; and what comes late
     // must find its place there. Where it is looked for, each connection has its own.
     let credit = match offer.notify {
@@ -525,7 +573,7 @@ fn connect(
 pub(super) fn remote_memory(endpoint: &Endpoint, length: usize) -> Result<MemoryRegion> {
     let memory = HostMemory::zeroed(length)?;
     let region = endpoint.domain().register(memory, Access::REMOTE_WRITE)?;
-    activate(&region, endpoint)?;
+    activate(&region, Site::of(endpoint))?;
     Ok(region)
 }
 

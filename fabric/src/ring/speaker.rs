@@ -1,6 +1,6 @@
 //! Says what has no chunk: credit, and ends.
 
-use super::memory::activate;
+use super::memory::{Site, activate};
 use super::notify::{Notify, TAG};
 use crate::endpoint::{Piece, Target};
 use crate::{
@@ -31,12 +31,12 @@ pub(super) struct Speaker {
 
 impl Speaker {
     pub(super) fn new(
-        endpoint: &Endpoint,
+        site: Site<'_>,
         (form, tagged): (Notify, bool),
         peer: Peer,
         slate: &RemoteRegion,
     ) -> Result<Self> {
-        let domain = endpoint.domain();
+        let domain = site.domain;
         if form == Notify::Message {
             let caps = domain.capabilities().caps;
             let needed = if tagged { Caps::TAGGED } else { Caps::MESSAGE };
@@ -52,7 +52,7 @@ impl Speaker {
             return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
         }
         let words = domain.register(HostMemory::zeroed(WORDS)?, Access::WRITE)?;
-        activate(&words, endpoint)?;
+        activate(&words, site)?;
         Ok(Self { form, tagged, peer, slate, words })
     }
 

@@ -338,6 +338,11 @@ impl Writer {
         self.longest_payload / 4
     }
 
+    /// The most payload of a chunk.
+    pub(super) fn longest_payload(&self) -> u64 {
+        self.longest_payload
+    }
+
     /// Chunks that were written and that the reader is not known to be done with.
     #[must_use]
     pub fn unread(&self) -> usize {

@@ -35,8 +35,9 @@ impl Port {
                 break;
             }
         }
+        let lanes = self.close_lanes();
         let (endpoint, _queue, graves) = self.into_parts();
-        match endpoint.close() {
+        match endpoint.close().and(lanes) {
             Ok(()) => Ok(()),
             Err(error) => {
                 std::mem::forget(graves);
@@ -46,7 +47,7 @@ impl Port {
     }
 
     /// Closes the endpoint, and goes on with another one, of the same domain, and its queue: by
-    /// which the port is woken from now on. All rings are gone, and so is all memory that was kept
+    /// which the port is woken from now on. Further lanes are closed, too. All rings are gone, and so is all memory that was kept
     /// because something might be on its way to it: their peers hear nothing of this by the fabric.
     ///
     /// # Errors
@@ -57,6 +58,7 @@ impl Port {
         // Not used again: ofi_rxm of libfabric 1.17 goes on asking an endpoint that is gone.
         let mut old_queue = std::mem::replace(&mut self.queue, queue);
         let depth = self.endpoint.domain().capabilities().receive_depth;
+        let lanes = self.close_lanes();
         let mut graves = std::mem::take(&mut self.graves);
         for receiver in self.receivers.drain(..).flatten() {
             graves.rings.extend(receiver.into_graves());
@@ -65,7 +67,7 @@ impl Port {
             graves.words.extend(sender.into_credit());
         }
         graves.words.extend(self.slate.take());
-        let closed = old.close();
+        let closed = old.close().and(lanes);
         while old_queue.poll().is_some() {}
         self.others.clear();
         if let Some(news) = &mut self.news {
@@ -80,8 +82,11 @@ impl Port {
     }
 
     /// Endpoint and queue again, and the memory of the rings, which are gone. That has to be kept
-    /// until the endpoint is closed: peers may go on writing to it.
+    /// until the endpoint is closed: peers may go on writing to it. Further lanes are closed.
     pub fn into_parts(mut self) -> (Endpoint, CompletionQueue, Graves) {
+        if let Err(error) = self.close_lanes() {
+            tracing::warn!(%error, "what lanes have stays with them");
+        }
         for receiver in self.receivers.drain(..).flatten() {
             self.graves.rings.extend(receiver.into_graves());
         }
@@ -182,6 +187,9 @@ impl Port {
         for place in &mut self.senders {
             let Some(sender) = place else { continue };
             if sender.go_on_ending(endpoint, queue) && sender.is_retired() {
+                if let (Some(lanes), true) = (&mut self.beside, sender.lanes() > 1) {
+                    lanes.close(sender.title());
+                }
                 self.graves.words.extend(place.take().into_iter().flat_map(|s| s.into_credit()));
                 has_moved = true;
             }

@@ -4,6 +4,7 @@
 //! it to the ring that it concerns. The calls that wait do it by turns, so that all rings of
 //! the port go on meanwhile. One thread, no lock; a [`Worker`](crate::Worker) can own a port.
 
+mod beside;
 mod closing;
 mod news;
 mod opening;
@@ -13,7 +14,6 @@ pub use closing::Graves;
 pub use news::News;
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use super::board::{Board, Heard};
 use super::immediate::{Immediate, Notice};
@@ -23,6 +23,7 @@ use super::outlet::{Title, named};
 use super::receiver::RingReceiver;
 use super::sender::{Pushed, RingSender};
 use super::speaker::SAID;
+use super::stripes::Beside;
 use super::writer::Message;
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
@@ -32,10 +33,6 @@ use news::{list_receiver, list_sender};
 /// Turns without anything after which it is quiet: writers are told what was released, and
 /// whoever waits may sleep.
 const QUIET: u32 = 200;
-/// Longest sleep while something is to be done that nothing wakes us for.
-const NAP: Duration = Duration::from_micros(50);
-/// Longest sleep otherwise.
-const SLEEP: Duration = Duration::from_millis(50);
 
 /// A ring that this side writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,6 +103,9 @@ pub struct Port {
     endpoint: Endpoint,
     queue: CompletionQueue,
     board: Board,
+    /// Further lanes, and whether they come first at the next turn.
+    beside: Option<Box<Beside>>,
+    are_lanes_next: bool,
     /// By number.
     receivers: Vec<Option<Box<RingReceiver>>>,
     /// By name.
@@ -145,6 +145,8 @@ impl Port {
             endpoint,
             queue,
             board,
+            beside: None,
+            are_lanes_next: false,
             receivers: Vec::new(),
             senders: Vec::new(),
             is_restless: false,
@@ -188,6 +190,11 @@ impl Port {
 
     #[inline]
     fn fresh_turn(&mut self) -> Result<Turn> {
+        if self.beside.is_some()
+            && let Some(turn) = self.turn_lanes()
+        {
+            return Ok(turn);
+        }
         match self.queue.poll() {
             Some(outcome) => self.sort(outcome),
             None => self.idle(),
@@ -482,34 +489,6 @@ impl Port {
     #[inline]
     pub fn pause(&self) {
         self.queue.pause();
-    }
-
-    /// Waits until the queue has something, in the way it was opened with, or until something
-    /// is to be done that nothing wakes us for. Gives what a turn would; `Idle` after so
-    /// long, or if another thread [woke](crate::Waker::wake) the queue's sleeper.
-    ///
-    /// # Errors
-    /// As [`turn`](Self::turn).
-    pub fn rest(&mut self, longest: Duration) -> Result<Turn> {
-        match self.others.pop_front() {
-            Some(other) => Ok(Turn::Other(other)),
-            None => self.fresh_rest(longest),
-        }
-    }
-
-    fn fresh_rest(&mut self, longest: Duration) -> Result<Turn> {
-        // Whoever drops a view from now on wakes us.
-        self.receivers.iter().flatten().for_each(|receiver| receiver.sleeps());
-        self.tell_all(true);
-        let has_unsent = self.receivers.iter().flatten().any(|receiver| receiver.has_unsent());
-        let longest = longest.min(if self.is_restless || has_unsent { NAP } else { SLEEP });
-        let outcome = self.queue.wait_or_wake(longest);
-        self.receivers.iter().flatten().for_each(|receiver| receiver.is_awake());
-        match outcome {
-            Some(outcome) => self.sort(outcome),
-            None if self.tell_all(true) => Ok(Turn::Ring),
-            None => self.idle(),
-        }
     }
 
     /// A ring's writing side.

@@ -31,11 +31,16 @@ impl Port {
     /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
     pub fn offer_over(&mut self, options: &RingOptions, memory: impl Memory) -> Result<ReceiverId> {
         let (ring, epoch) = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
-        let receiver = RingReceiver::open_over(&self.endpoint, ring, epoch, options, memory)?;
+        let receiver =
+            RingReceiver::open_over(&self.endpoint, &[], (ring, epoch), options, memory)?;
         self.keep_receiver(ring, receiver)
     }
 
-    fn keep_receiver(&mut self, ring: u16, receiver: RingReceiver) -> Result<ReceiverId> {
+    pub(super) fn keep_receiver(
+        &mut self,
+        ring: u16,
+        receiver: RingReceiver,
+    ) -> Result<ReceiverId> {
         self.prepare(receiver.notify())?;
         receiver.wakes(self.queue.waker());
         self.slate()?;
@@ -59,7 +64,7 @@ impl Port {
         }
     }
 
-    fn next_epoch(&mut self) -> u32 {
+    pub(super) fn next_epoch(&mut self) -> u32 {
         self.epoch += 1;
         self.epoch
     }
@@ -70,7 +75,9 @@ impl Port {
     /// `Closed` if there is no such ring; if the memory's keys cannot be had.
     pub fn terms(&self, id: ReceiverId) -> Result<RingOffer> {
         let Some(slate) = &self.slate else { return Err(no_ring()) };
-        self.receiver(id)?.offer(std::slice::from_ref(slate))
+        let further = self.beside.iter().flat_map(|lanes| lanes.slates().cloned());
+        let slates: Vec<_> = std::iter::once(slate.clone()).chain(further).collect();
+        self.receiver(id)?.offer(&slates)
     }
 
     /// Opens the writing side of a ring that a peer offered, with chunks of at most so many
@@ -131,7 +138,7 @@ impl Port {
     }
 
     /// The writing side of the same: messages from the one on that the offer names are to be
-    /// written again.
+    /// written again, by the endpoint alone.
     ///
     /// # Errors
     /// As [`accept`](Self::accept); `VersionMismatch` for an epoch that is over.
@@ -143,6 +150,9 @@ impl Port {
     ) -> Result<RingAnswer> {
         let (slate, generation) = (self.slate()?, self.next_generation());
         let sender = find(&mut self.senders, id.0)?;
+        if let (Some(lanes), true) = (&mut self.beside, sender.lanes() > 1) {
+            lanes.close(sender.title());
+        }
         sender.reopen(&self.endpoint, &slate, peer, offer, generation)
     }
 
@@ -154,7 +164,7 @@ impl Port {
 }
 
 /// A place that no ring has: the first from this one on, around the end.
-fn free_place<T>(places: &[Option<T>], from: u16) -> Result<u16> {
+pub(super) fn free_place<T>(places: &[Option<T>], from: u16) -> Result<u16> {
     let is_free = |place: &u16| places.get(usize::from(*place)).is_none_or(|ring| ring.is_none());
     (from..RINGS).chain(0..from).find(is_free).ok_or_else(|| {
         let detail = format!("{RINGS} rings end on this endpoint");

@@ -9,7 +9,43 @@ use super::{Port, QUIET, ReceiverId, SenderId, Turn};
 use crate::waiting::Deadline;
 use crate::{Error, ErrorKind, RegionSlice, Result};
 
+/// Longest sleep while something is to be done that nothing wakes us for.
+const NAP: Duration = Duration::from_micros(50);
+/// Longest sleep otherwise.
+const SLEEP: Duration = Duration::from_millis(50);
+
 impl Port {
+    /// Waits until the queue has something, in the way it was opened with, or until something
+    /// is to be done that nothing wakes us for. Gives what a turn would; `Idle` after so
+    /// long, or if another thread [woke](crate::Waker::wake) the queue's sleeper.
+    ///
+    /// # Errors
+    /// As [`turn`](Self::turn).
+    pub fn rest(&mut self, longest: Duration) -> Result<Turn> {
+        match self.others.pop_front() {
+            Some(other) => Ok(Turn::Other(other)),
+            None => self.fresh_rest(longest),
+        }
+    }
+
+    fn fresh_rest(&mut self, longest: Duration) -> Result<Turn> {
+        // Whoever drops a view from now on wakes us.
+        self.receivers.iter().flatten().for_each(|receiver| receiver.sleeps());
+        self.tell_all(true);
+        let has_unsent = self.receivers.iter().flatten().any(|receiver| receiver.has_unsent());
+        let is_restless = self.is_restless || has_unsent || self.owes_lanes();
+        let longest = longest.min(if is_restless { NAP } else { SLEEP });
+        let told = self.sleep_lanes();
+        let outcome = if told { None } else { self.queue.wait_or_wake(longest) };
+        self.wake_lanes();
+        self.receivers.iter().flatten().for_each(|receiver| receiver.is_awake());
+        match outcome {
+            Some(outcome) => self.sort(outcome),
+            None if told || self.hear_lane() || self.tell_all(true) => Ok(Turn::Ring),
+            None => self.idle(),
+        }
+    }
+
     /// Writes a whole message and gives its number. The payload must stay as it is until
     /// [`next_read`](Self::next_read) names it.
     ///

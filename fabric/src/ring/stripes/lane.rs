@@ -1,25 +1,28 @@
 //! A lane: an endpoint with its queue, and the thread that drives them.
 //!
 //! The thread takes jobs from one bounded channel and tells what happened in another. When
-//! there is nothing to do for a while it sleeps in the queue, and who gives it a job wakes it.
+//! there is nothing to do for a while it sleeps in the queue, and who gives it a job wakes it; it
+//! wakes its owner, too, if that sleeps in a queue of its own.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::super::board::{Board, Heard};
 use super::super::memory::RingMemory;
-use super::super::outlet::{Outlet, Posted, Title, named};
+use super::super::outlet::{Outlet, Title, named};
 use super::super::speaker::Speaker;
 use super::super::writer::Chunk;
-use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Result, Waker};
+use super::share::Share;
+use crate::{
+    CompletionQueue, Endpoint, Error, ErrorKind, Failure, MemoryRegion, Outcome, Result, Waker,
+};
 
 /// Jobs that may wait for a lane.
 pub(super) const JOBS: usize = 64;
-/// Looks that find nothing before a lane goes to sleep.
-const LOOKS: u32 = 2000;
 /// Longest sleep of a lane that can be woken, and of one that cannot.
 const SLEEP: Duration = Duration::from_millis(50);
 const NAP: Duration = Duration::from_micros(100);
@@ -34,8 +37,15 @@ const LAST_LOOKS: u32 = 64;
 /// What a lane is told to do.
 #[derive(Debug)]
 pub(super) enum Job {
-    /// Write a chunk, with payload from an offset of a region.
-    Write { chunk: Chunk, payload: Option<(MemoryRegion, usize)> },
+    /// Chunks of a ring will come.
+    Open(Box<Outlet>),
+    /// Write a chunk of a ring, with payload from an offset of a region.
+    Write { title: Title, chunk: Chunk, payload: Option<(MemoryRegion, usize)> },
+    /// No more chunks of a ring will come: those that came are still written, if that does not take
+    /// long.
+    Stop(Title),
+    /// The same, and nobody wants to hear of them.
+    Close(Title),
     /// Give a notice to the peer.
     Say(u32),
     /// Give the last notice to the peer, and tell when it came.
@@ -44,30 +54,77 @@ pub(super) enum Job {
 
 /// What a lane tells.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(in super::super) enum Event {
     /// A notice came.
     Heard(Heard),
-    /// A chunk with so many bytes of payload is done.
-    Done { lane: usize, bytes: u64 },
+    /// A chunk with so many bytes of payload is done, and with it all that the lane was given of
+    /// its ring up to a position.
+    Done { lane: usize, title: Title, bytes: u64, left_to: u64 },
+    /// A chunk was not written, and no later one of its ring will be. What the lane was given up to
+    /// that position is not read any more.
+    Undone { lane: usize, title: Title, left_to: u64, error: Error },
+    /// Something was lost that nobody can name.
+    Lost(Error),
     /// The last notice came, or nobody will know.
     Said,
     /// The lane is of no use any more.
     Failed(Error),
 }
 
+/// Memory that peers write through lanes: it stays for as long as the thread of one of them does,
+/// even if that has to be left behind.
+pub(super) type Kept = Arc<Mutex<Vec<Arc<RingMemory>>>>;
+
 /// What a lane's thread owns. In this order: memory that peers write goes after the endpoint.
 pub(super) struct Parts {
     pub(super) endpoint: Endpoint,
     pub(super) queue: CompletionQueue,
     pub(super) board: Board,
-    /// For chunks, at a writer.
+    /// For chunks of a ring that is written from the beginning on.
     pub(super) outlet: Option<Outlet>,
     /// For notices, at a reader.
     pub(super) speaker: Option<Speaker>,
-    /// What peers write to through this endpoint: it stays, even if the thread has to be left
-    /// behind.
     #[allow(dead_code)] // held, never read
-    pub(super) kept: (MemoryRegion, Option<Arc<RingMemory>>),
+    pub(super) slate: MemoryRegion,
+    #[allow(dead_code)] // held, never read
+    pub(super) kept: Kept,
+}
+
+/// Who a lane tells: wakes it, if it sleeps in a queue.
+#[derive(Debug)]
+pub(super) struct Owner {
+    is_asleep: AtomicBool,
+    waker: Waker,
+}
+
+impl Owner {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self { is_asleep: AtomicBool::new(false), waker }
+    }
+
+    /// Says that it is about to sleep, and looks once more at what it was told after this; or that
+    /// it does not any more.
+    pub(super) fn sleeps(&self, is_asleep: bool) {
+        self.is_asleep.store(is_asleep, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// After it was told something.
+    fn wake(&self) {
+        // Either this sees that it sleeps, or it sees what it was told before it does.
+        fence(Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::SeqCst) && self.is_asleep.swap(false, Ordering::SeqCst) {
+            self.waker.nudge();
+        }
+    }
+}
+
+/// How a lane tells what happened.
+#[derive(Debug, Clone)]
+pub(super) struct Ear {
+    pub(super) events: SyncSender<Event>,
+    /// None: it sleeps where it waits for events.
+    pub(super) owner: Option<Arc<Owner>>,
 }
 
 /// What a lane's owner has of it.
@@ -88,22 +145,29 @@ struct Shared {
 }
 
 impl Lane {
-    /// Starts a lane's thread.
-    pub(super) fn start(number: usize, parts: Parts, events: SyncSender<Event>) -> Result<Self> {
+    /// Starts a lane's thread, which goes to sleep after so many looks that find nothing.
+    pub(super) fn start(number: usize, parts: Parts, ear: Ear, looks: u32) -> Result<Self> {
         let (sender, jobs) = sync_channel(JOBS);
         let shared = Arc::new(Shared::default());
         let waker = parts.queue.waker();
         // Asked once: not all queues can be woken.
         let can_wake = waker.wake().is_ok();
-        let worker = Worker {
+        let mut parts = parts;
+        let outlet = parts.outlet.take();
+        let mut worker = Worker {
             number,
             parts,
+            shares: HashMap::new(),
+            writing: Vec::new(),
             jobs,
-            events,
-            shared: Arc::clone(&shared),
+            teller: Teller { ear, shared: Arc::clone(&shared) },
             longest: if can_wake { SLEEP } else { NAP },
+            looks,
             waiting: None,
         };
+        if let Some(outlet) = outlet {
+            worker.open(outlet);
+        }
         let thread = std::thread::Builder::new()
             .name(format!("ring lane {number}"))
             .spawn(move || worker.run())
@@ -130,6 +194,11 @@ impl Lane {
         Ok(())
     }
 
+    /// Can its thread sleep until there is something to do?
+    pub(super) fn can_wake(&self) -> bool {
+        self.can_wake
+    }
+
     /// Lets the thread end soon, without waiting for it: so that several end at the same time.
     pub(super) fn end(&self) {
         self.shared.is_over.store(true, Ordering::Release);
@@ -140,40 +209,76 @@ impl Lane {
     pub(super) fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
+
+    /// Ends the thread, which may hang in the provider, if the peer died at the wrong moment: then
+    /// it stays behind, with what it owns, and this is false. Else it ends within a sleep.
+    pub(super) fn finish(&mut self) -> bool {
+        self.jobs = None;
+        self.end();
+        let Some(thread) = self.thread.take() else { return true };
+        for _ in 0..1000 {
+            if thread.is_finished() {
+                let _ = thread.join();
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        self.jobs = None;
-        self.end();
-        // It may hang in the provider, if the peer died at the wrong moment: then it stays behind,
-        // with what it owns. Else it ends within a sleep.
-        let Some(thread) = self.thread.take() else { return };
-        for _ in 0..1000 {
-            if thread.is_finished() {
-                let _ = thread.join();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.finish();
     }
 }
 
 struct Worker {
     number: usize,
     parts: Parts,
+    /// What is written, by the numbers of titles.
+    shares: HashMap<u32, Share>,
+    /// Those that have something to be written.
+    writing: Vec<u32>,
     jobs: Receiver<Job>,
-    events: SyncSender<Event>,
-    shared: Arc<Shared>,
+    teller: Teller,
     longest: Duration,
+    looks: u32,
     /// A job that there was no room for.
     waiting: Option<Job>,
+}
+
+/// The thread's way to its owner.
+struct Teller {
+    ear: Ear,
+    shared: Arc<Shared>,
+}
+
+impl Teller {
+    /// To an owner that listens, or is gone.
+    fn tell(&self, event: Event) {
+        let mut event = event;
+        loop {
+            let told = self.ear.events.try_send(event);
+            if let Some(owner) = &self.ear.owner {
+                owner.wake();
+            }
+            match told {
+                Ok(()) | Err(TrySendError::Disconnected(_)) => return,
+                Err(TrySendError::Full(back)) => event = back,
+            }
+            if self.shared.is_over.load(Ordering::Acquire) {
+                return;
+            }
+            std::thread::sleep(PATIENCE);
+        }
+    }
 }
 
 impl Worker {
     fn run(mut self) {
         if let Err(error) = self.work() {
-            self.tell(Event::Failed(error));
+            self.teller.tell(Event::Failed(error));
         }
     }
 
@@ -188,7 +293,7 @@ impl Worker {
             if let Some(outcome) = outcome {
                 self.sort(outcome)?;
             }
-            if self.shared.is_over.load(Ordering::Acquire) {
+            if self.teller.shared.is_over.load(Ordering::Acquire) {
                 return self.linger();
             }
             if has_worked || has_heard {
@@ -196,7 +301,7 @@ impl Worker {
                 continue;
             }
             idle += 1;
-            if idle < LOOKS {
+            if idle < self.looks {
                 self.parts.queue.pause();
             } else {
                 self.sleep()?;
@@ -210,8 +315,7 @@ impl Worker {
         for _ in 0..LINGER {
             let has_worked = self.do_jobs()?;
             let outcome = self.parts.queue.poll();
-            let is_done = self.waiting.is_none()
-                && self.parts.outlet.as_ref().is_none_or(|outlet| outlet.unfinished() == 0);
+            let is_done = self.waiting.is_none() && self.shares.values().all(Share::is_silent);
             idle = if has_worked || outcome.is_some() { 0 } else { idle + 1 };
             if let Some(outcome) = outcome {
                 self.sort(outcome)?;
@@ -222,6 +326,10 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    fn open(&mut self, outlet: Outlet) {
+        self.shares.insert(outlet.title().number(), Share::new(outlet));
     }
 
     /// Does jobs until there are none, or there is no room.
@@ -235,101 +343,151 @@ impl Worker {
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
                 },
             };
-            if !self.attempt(&job)? {
-                self.waiting = Some(job);
+            self.waiting = self.begin(job)?;
+            if self.waiting.is_some() {
                 break;
             }
             has_worked = true;
         }
-        if let Parts { endpoint, queue, outlet: Some(outlet), .. } = &mut self.parts {
-            outlet.settle(endpoint, queue)?;
+        has_worked |= self.write();
+        let Parts { endpoint, queue, .. } = &mut self.parts;
+        for share in self.shares.values_mut().filter(|share| share.wants_settling()) {
+            share.settle(endpoint, queue)?;
         }
         Ok(has_worked)
     }
 
-    /// False if there is no room now.
-    fn attempt(&mut self, job: &Job) -> Result<bool> {
-        let Parts { endpoint, queue, outlet, speaker, .. } = &mut self.parts;
-        match (job, outlet, speaker) {
-            (Job::Write { chunk, payload }, Some(outlet), _) => {
-                let payload = payload.as_ref().map(|(region, from)| (region, *from));
-                let posted = outlet.post(endpoint, queue, chunk, payload)?;
-                if posted == Posted::Copied {
-                    let bytes = chunk.header.payload.into();
-                    self.tell(Event::Done { lane: self.number, bytes });
+    /// Gives the job back if there is no room now.
+    fn begin(&mut self, job: Job) -> Result<Option<Job>> {
+        match job {
+            Job::Open(outlet) => self.open(*outlet),
+            Job::Write { title, chunk, payload } => {
+                let number = title.number();
+                let Some(share) = self.shares.get_mut(&number) else { return Ok(None) };
+                if share.put(chunk, payload) {
+                    self.writing.push(number);
                 }
-                Ok(posted != Posted::No)
             }
-            (Job::Say(bits), Some(outlet), _) => outlet.speaker().say(endpoint, queue, *bits),
-            (Job::SayLast(bits), Some(outlet), _) => {
-                let number = outlet.title().number();
-                let said = outlet.speaker().say_last(endpoint, queue, *bits, number)?;
+            Job::Stop(title) => {
+                if let Some(share) = self.shares.get_mut(&title.number()) {
+                    share.stop();
+                }
+            }
+            Job::Close(title) => {
+                if let Some(share) = self.shares.get_mut(&title.number()) {
+                    share.close();
+                    self.forget(title.number());
+                }
+            }
+            Job::Say(bits) => {
+                let Parts { endpoint, queue, speaker, .. } = &mut self.parts;
+                let of_ring = self.shares.values().next().map(|share| share.outlet().speaker());
+                let Some(speaker) = speaker.as_ref().or(of_ring) else { return Ok(None) };
+                return Ok((!speaker.say(endpoint, queue, bits)?).then_some(job));
+            }
+            Job::SayLast(bits) => {
+                let Parts { endpoint, queue, .. } = &mut self.parts;
+                let Some(share) = self.shares.values().next() else { return Ok(None) };
+                let (speaker, number) = (share.outlet().speaker(), share.outlet().title().number());
+                let said = speaker.say_last(endpoint, queue, bits, number)?;
                 if said.is_none() {
-                    self.tell(Event::Said);
+                    self.teller.tell(Event::Said);
                 }
-                Ok(said != Some(false))
+                return Ok((said == Some(false)).then_some(job));
             }
-            (Job::Say(bits), None, Some(speaker)) => speaker.say(endpoint, queue, *bits),
-            // Not given to such a lane.
-            _ => Ok(true),
+        }
+        Ok(None)
+    }
+
+    /// Writes what there is room for. No ring holds up another one.
+    fn write(&mut self) -> bool {
+        let (mut has_written, mut at) = (false, 0);
+        while let Some(number) = self.writing.get(at).copied() {
+            let Some(share) = self.shares.get_mut(&number) else {
+                self.writing.swap_remove(at);
+                continue;
+            };
+            let Parts { endpoint, queue, .. } = &mut self.parts;
+            let (lane, teller) = (self.number, &self.teller);
+            has_written |= share.write(endpoint, queue, lane, |event| teller.tell(event));
+            if share.has_waiting() {
+                at += 1;
+            } else {
+                self.writing.swap_remove(at);
+                self.forget(number);
+            }
+        }
+        has_written
+    }
+
+    /// Forgets a ring that is closed, once nothing of it is on its way.
+    fn forget(&mut self, number: u32) {
+        if self.shares.get(&number).is_some_and(Share::is_over) {
+            self.shares.remove(&number);
         }
     }
 
     fn sort(&mut self, outcome: Outcome) -> Result<()> {
-        let Parts { board, outlet, .. } = &mut self.parts;
         let completion = match outcome {
             Ok(completion) => completion,
-            // Somebody sent a message that is too long for a notice.
-            Err(failure)
-                if Board::is_ours(failure.token)
-                    && failure.error.kind() == ErrorKind::Truncated =>
-            {
-                board.missed(failure.token);
-                return Ok(());
-            }
-            Err(failure) => return Err(failure.error),
+            Err(failure) => return self.sort_failure(failure),
         };
-        if let Some(heard) = board.hear(&completion)? {
-            self.tell(Event::Heard(heard));
+        if let Some(heard) = self.parts.board.hear(&completion)? {
+            self.teller.tell(Event::Heard(heard));
         } else if Title::of_last(completion.token).is_some() {
-            self.tell(Event::Said);
-        } else if let Some((_, slot)) = named(completion.token)
-            && let Some(bytes) = outlet.as_mut().and_then(|outlet| outlet.completed(slot))
+            self.teller.tell(Event::Said);
+        } else if let Some((title, slot)) = named(completion.token)
+            && let Some(share) = self.shares.get_mut(&title.number())
         {
-            self.tell(Event::Done { lane: self.number, bytes: bytes.into() });
+            if let Some(event) = share.completed(self.number, slot) {
+                self.teller.tell(event);
+            }
+            self.forget(title.number());
         }
         Ok(())
     }
 
-    /// To an owner that listens, or is gone.
-    fn tell(&self, event: Event) {
-        let mut event = event;
-        loop {
-            match self.events.try_send(event) {
-                Ok(()) | Err(TrySendError::Disconnected(_)) => return,
-                Err(TrySendError::Full(back)) => event = back,
+    #[cold]
+    fn sort_failure(&mut self, failure: Failure) -> Result<()> {
+        let kind = failure.error.kind();
+        if let Some((title, slot)) = named(failure.token).filter(|_| failure.operation.is_some()) {
+            if let Some(share) = self.shares.get_mut(&title.number()) {
+                let event = share.failed(self.number, slot, failure.error);
+                self.teller.tell(event);
+                self.forget(title.number());
             }
-            if self.shared.is_over.load(Ordering::Acquire) {
-                return;
-            }
-            std::thread::sleep(PATIENCE);
+        } else if Title::of_last(failure.token).is_some() {
+            self.teller.tell(Event::Said);
+        } else if Board::is_ours(failure.token) && kind == ErrorKind::Truncated {
+            // Somebody sent a message that is too long for a notice.
+            self.parts.board.missed(failure.token);
+        } else if failure.operation.is_none()
+            && matches!(
+                kind,
+                ErrorKind::ConnectionLost | ErrorKind::ConnectionRefused | ErrorKind::Cancelled
+            )
+        {
+            self.teller.tell(Event::Lost(failure.error));
+        } else {
+            return Err(failure.error);
         }
+        Ok(())
     }
 
     fn sleep(&mut self) -> Result<()> {
-        self.shared.is_asleep.store(true, Ordering::Relaxed);
+        let shared = &self.teller.shared;
+        shared.is_asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         // Who gave a job before that did not see it, and woke nobody.
         if self.waiting.is_none() {
             self.waiting = self.jobs.try_recv().ok();
         }
-        let is_over = self.shared.is_over.load(Ordering::Acquire);
-        let outcome = match self.waiting {
-            None if !is_over => self.parts.queue.wait_or_wake(self.longest),
-            // A job that there is no room for: nothing tells when there is.
-            _ => self.parts.queue.wait_or_wake(NAP),
-        };
-        self.shared.is_asleep.store(false, Ordering::Relaxed);
+        let is_over = shared.is_over.load(Ordering::Acquire);
+        let is_idle = self.waiting.is_none() && self.writing.is_empty() && !is_over;
+        // Something that there is no room for: nothing tells when there is.
+        let longest = if is_idle { self.longest } else { NAP };
+        let outcome = self.parts.queue.wait_or_wake(longest);
+        self.teller.shared.is_asleep.store(false, Ordering::Relaxed);
         outcome.map_or(Ok(()), |outcome| self.sort(outcome))
     }
 }

@@ -8,25 +8,33 @@
 //!
 //! For latency a [`Port`](super::Port) is better: here a chunk goes through two threads more.
 
+mod beside;
 mod lane;
 mod receiver;
 mod sender;
+mod share;
+mod shares;
 mod spread;
 
+pub(super) use beside::Beside;
+pub(super) use lane::Event;
 pub use receiver::StripedReceiver;
 pub use sender::StripedSender;
+pub(super) use shares::Shares;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::board::Board;
-use super::memory::activate;
+use super::memory::{Site, activate};
 use super::sender::remote_memory;
 use crate::{
     Access, Address, AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, Error,
     ErrorKind, Memory, MemoryRegion, Offer, Peer, QueueOptions, Result, Waiting,
 };
 
+/// Looks that find nothing before a lane that has one ring goes to sleep.
+const LOOKS: u32 = 2000;
 /// Events of lanes that are attended to before anything else is.
 const MOST_AT_ONCE: usize = 1024;
 
@@ -145,7 +153,7 @@ impl Stripes {
         let memory = Arc::new(memory);
         let regions = self.lanes.iter().map(|lane| {
             let region = lane.endpoint.domain().register(Arc::clone(&memory), Access::WRITE)?;
-            activate(&region, &lane.endpoint)?;
+            activate(&region, Site::of(&lane.endpoint))?;
             Ok(region)
         });
         Ok(StripedRegion { regions: regions.collect::<Result<_>>()? })

@@ -1,20 +1,21 @@
 //! The reading side of a ring over several lanes.
 
+use std::sync::PoisonError;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use super::super::immediate::{Immediate, Notice};
-use super::super::memory::{RingMemory, View};
+use super::super::memory::{RingMemory, Site, View};
 use super::super::notify::Notify;
 use super::super::receiver::{ReceiverStatistics, RingOptions, RingReceiver, shape_of};
 use super::super::shape::MOST_CHUNKS;
 use super::super::speaker::Speaker;
 use super::super::terms::{RingAnswer, RingOffer};
-use super::lane::{Event, Job, Lane, Parts};
+use super::lane::{Ear, Event, Job, Kept, Lane, Parts};
 use super::sender::late;
-use super::{MOST_AT_ONCE, Opened, Stripes};
+use super::{LOOKS, MOST_AT_ONCE, Opened, Stripes};
 use crate::waiting::Deadline;
-use crate::{Address, Endpoint, Error, ErrorKind, HostMemory, Memory, MemoryRegion, Peer, Result};
+use crate::{Address, Error, ErrorKind, HostMemory, Memory, MemoryRegion, Peer, Result};
 
 /// How long to look for an event before sleeping until there is one.
 const SPIN: Duration = Duration::from_micros(20);
@@ -76,9 +77,9 @@ impl Stripes {
             let detail = "a ring over several lanes is told of by immediates or messages";
             return Err(Error::new(ErrorKind::NotSupported, "opening a ring", detail));
         }
-        let endpoints: Vec<&Endpoint> = self.lanes.iter().map(|lane| &lane.endpoint).collect();
-        let shape = shape_of(endpoints[0], 0, options, memory.kind())?;
-        let memory = RingMemory::over(&endpoints, shape, memory)?;
+        let sites: Vec<_> = self.lanes.iter().map(|lane| Site::of(&lane.endpoint)).collect();
+        let shape = shape_of(&self.lanes[0].endpoint, 0, options, memory.kind())?;
+        let memory = RingMemory::over(&sites, shape, memory)?;
         Ok(StripedReceiver {
             receiver: RingReceiver::with(memory, 1, options),
             slates: self.lanes.iter().map(|lane| lane.slate.clone()).collect(),
@@ -112,20 +113,28 @@ impl StripedReceiver {
         self.receiver.answered(answer)?;
         let most = MOST_CHUNKS as usize + 1024;
         let (sender, events) = sync_channel(most);
+        let kept = Kept::default();
+        kept.lock().unwrap_or_else(PoisonError::into_inner).push(self.receiver.memory());
         let mut running = Vec::with_capacity(lanes.len());
         for (number, (lane, peer)) in lanes.into_iter().zip(peers).enumerate() {
             let mut board = lane.board();
             let Opened { mut endpoint, mut queue, slate, .. } = lane;
             // The answer is for the first lane: by that one credit is told.
             let speaker = match number {
-                0 => Some(Speaker::new(&endpoint, (form, answer.tagged), peer, &answer.credit)?),
+                0 => Some(Speaker::new(
+                    Site::of(&endpoint),
+                    (form, answer.tagged),
+                    peer,
+                    &answer.credit,
+                )?),
                 _ => None,
             };
             board.expect(&endpoint, form)?;
             board.refill(&mut endpoint, &mut queue)?;
-            let kept = (slate, Some(self.receiver.memory()));
-            let parts = Parts { endpoint, queue, board, outlet: None, speaker, kept };
-            running.push(Lane::start(number, parts, sender.clone())?);
+            let kept = Kept::clone(&kept);
+            let parts = Parts { endpoint, queue, board, outlet: None, speaker, slate, kept };
+            let ear = Ear { events: sender.clone(), owner: None };
+            running.push(Lane::start(number, parts, ear, LOOKS)?);
         }
         self.state = State::Running { lanes: running, events };
         Ok(())
@@ -235,10 +244,10 @@ impl StripedReceiver {
                     self.receiver.fail(error);
                 }
             }
-            Event::Failed(error) => {
+            Event::Lost(error) | Event::Failed(error) => {
                 self.broken.get_or_insert(error);
             }
-            Event::Done { .. } | Event::Said => {}
+            Event::Done { .. } | Event::Undone { .. } | Event::Said => {}
         }
     }
 

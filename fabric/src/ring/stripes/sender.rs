@@ -5,19 +5,21 @@ use std::time::{Duration, Instant};
 
 use super::super::header::HEADER;
 use super::super::immediate::Immediate;
+use super::super::memory::Site;
 use super::super::notify::{Notify, has_tags};
 use super::super::outlet::{Outlet, Title};
 use super::super::sender::{Pushed, SenderStatistics, stale};
 use super::super::terms::{RingAnswer, RingOffer};
 use super::super::writer::{Message, Refused, Writer};
-use super::lane::{Event, JOBS, Job, Lane, Parts};
+use super::lane::{Ear, Event, JOBS, Job, Kept, Lane, Parts};
+use super::shares::DEPTH;
 use super::spread::Spread;
-use super::{MOST_AT_ONCE, Opened, StripedSlice, Stripes};
+use super::{LOOKS, MOST_AT_ONCE, Opened, StripedSlice, Stripes};
 use crate::waiting::Deadline;
 use crate::{Address, Error, ErrorKind, Result};
 
-/// Chunks that a lane may have on its way.
-const DEPTH: u64 = 4;
+/// There is one ring, and one writer of it.
+const TITLE: Title = Title { name: 0, generation: 0 };
 /// Longest wait between two looks at the clock, and whether the lanes still live.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -78,14 +80,15 @@ impl Stripes {
             let mut board = lane.board();
             let Opened { mut endpoint, mut queue, slate, .. } = lane;
             most = most.min(endpoint.domain().capabilities().max_message_size as u64);
-            let (title, form) = (Title { name: 0, generation: 0 }, (offer.notify, offer.tagged));
-            let outlet = Outlet::new(&endpoint, peer, terms, form, shape, title)?;
+            let (title, form) = (TITLE, (offer.notify, offer.tagged));
+            let outlet = Outlet::new(Site::of(&endpoint), peer, terms, form, shape, title)?;
             board.expect(&endpoint, offer.notify)?;
             board.refill(&mut endpoint, &mut queue)?;
             let outlet = Some(outlet);
-            let kept = (slate, None);
-            let parts = Parts { endpoint, queue, board, outlet, speaker: None, kept };
-            lanes.push(Lane::start(number, parts, sender.clone())?);
+            let kept = Kept::default();
+            let parts = Parts { endpoint, queue, board, outlet, speaker: None, slate, kept };
+            let ear = Ear { events: sender.clone(), owner: None };
+            lanes.push(Lane::start(number, parts, ear, LOOKS)?);
         }
         let longest = longest_payload.min(most.saturating_sub(HEADER)).max(1);
         let mut writer = Writer::new(shape, offer.epoch, longest).known_as(0);
@@ -157,7 +160,7 @@ impl StripedSender {
         };
         let region = &payload.region.regions[number];
         let body = (length > 0).then(|| (region.clone(), payload.offset + from as usize));
-        if self.lanes[number].give(Job::Write { chunk, payload: body }).is_err() {
+        if self.lanes[number].give(Job::Write { title: TITLE, chunk, payload: body }).is_err() {
             self.statistics.busy += 1;
             return Ok(Pushed::Busy);
         }
@@ -299,7 +302,7 @@ impl StripedSender {
 
     fn hear(&mut self, event: Event) {
         match event {
-            Event::Done { lane, bytes } => {
+            Event::Done { lane, bytes, .. } => {
                 let now = self.now();
                 self.spread.done(lane, bytes, now);
             }
@@ -314,7 +317,9 @@ impl StripedSender {
                 }
             }
             Event::Said => self.is_done_said = true,
-            Event::Failed(error) => self.fail(error),
+            Event::Undone { error, .. } | Event::Lost(error) | Event::Failed(error) => {
+                self.fail(error);
+            }
         }
     }
 

@@ -24,7 +24,7 @@ struct Lane {
 
 /// Spreads chunks over lanes.
 #[derive(Debug)]
-pub(super) struct Spread {
+pub(in super::super) struct Spread {
     lanes: Vec<Lane>,
     most_in_flight: u64,
 }

@@ -1,0 +1,286 @@
+//! Further lanes: endpoints with a domain and a thread each, for large messages of all rings.
+
+use super::super::notify::Notify;
+use super::super::receiver::{RingOptions, RingReceiver};
+use super::super::sender::Pushed;
+use super::super::stripes::{Beside, Event, Stripes};
+use super::super::terms::{RingAnswer, RingOffer};
+use super::super::writer::Message;
+use super::news::{list_receiver, list_sender};
+use super::opening::free_place;
+use super::{Port, ReceiverId, SenderId, Turn, find};
+use crate::{Address, Domain, Error, ErrorKind, Memory, Peer, RegionSlice, Result};
+
+impl Port {
+    /// Starts further lanes, each a thread with an endpoint of its own, by which large messages of
+    /// all rings can go beside the port's endpoint: of rings that are
+    /// [offered](Self::offer_by) and [accepted](Self::accept_by) so. The threads sleep while
+    /// nothing happens.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fabric::ring::*;
+    /// use fabric::*;
+    ///
+    /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+    /// let domain = Domain::open(&offer)?;
+    /// let addresses = AddressVector::open(&domain)?;
+    /// let mut queue = CompletionQueue::open(&domain)?;
+    /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+    /// let peer = addresses.insert(&endpoint.address()?)?;
+    /// let mut port = Port::new(endpoint, queue);
+    /// port.add_lanes(Stripes::open(&[offer.clone()], StripesOptions::default())?)?;
+    /// // To itself, for once.
+    /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
+    /// let reading = port.offer_by(&options, 2, HostMemory::zeroed(1 << 20)?)?;
+    /// let (terms, further) = (port.terms(reading)?, port.lane_addresses());
+    /// let (writing, answer) = port.accept_by(peer, &further, &terms, 64 << 10)?;
+    /// port.connect(reading, peer, &answer)?;
+    ///
+    /// // Memory is registered for each lane that writes from it.
+    /// let memory = std::sync::Arc::new(HostMemory::from_vec(vec![7; 512 << 10])?);
+    /// let regions = (0..port.lanes()).map(|lane| {
+    ///     let domain = port.lane_domain(lane).expect("there are so many");
+    ///     domain.register(std::sync::Arc::clone(&memory), Access::WRITE)
+    /// });
+    /// let regions = regions.collect::<Result<Vec<_>>>()?;
+    /// let mut message = port.begin(writing, 3, 512 << 10)?;
+    /// while !message.is_written() {
+    ///     if let Some(lane) = port.pick(writing, 64 << 10)? {
+    ///         port.push_by(lane, writing, &mut message, &regions[lane].all(), 0)?;
+    ///     }
+    ///     while let Some(view) = port.take(reading)? {
+    ///         assert_eq!(view.header().topic, 3);
+    ///     }
+    ///     let _ = port.rest(Duration::from_millis(1))?;
+    /// }
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there are some already; `NotSupported` where memory belongs to an
+    /// endpoint, where immediates are not told, or where nothing wakes a thread that sleeps.
+    pub fn add_lanes(&mut self, lanes: Stripes) -> Result<()> {
+        if self.beside.is_some() {
+            let detail = "the port has further lanes already";
+            return Err(Error::new(ErrorKind::InvalidArgument, "opening a port's lanes", detail));
+        }
+        self.beside = Some(Box::new(Beside::start(lanes, self.queue.waker())?));
+        Ok(())
+    }
+
+    /// How many lanes there are, with the port's endpoint. As long as none of them
+    /// [broke](Self::broken_lane): then there is but that.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
+        let usable = self.beside.as_ref().filter(|lanes| lanes.broken.is_none());
+        1 + usable.map_or(0, |lanes| lanes.len())
+    }
+
+    /// Why further lanes are of no use any more, if they are not. All rings that went by them are
+    /// broken. What they were given is only certainly not read or written any more when the port is
+    /// [renewed](Self::renew), or closed.
+    #[must_use]
+    pub fn broken_lane(&self) -> Option<&Error> {
+        self.beside.as_ref()?.broken.as_ref()
+    }
+
+    /// Where the further lanes can be reached, in their order.
+    #[must_use]
+    pub fn lane_addresses(&self) -> Vec<Address> {
+        self.beside.iter().flat_map(|lanes| lanes.addresses().cloned()).collect()
+    }
+
+    /// The domain of a lane, of which the port's own is the first: memory that is written by a
+    /// lane is registered there.
+    #[must_use]
+    pub fn lane_domain(&self, lane: usize) -> Option<&Domain> {
+        match lane {
+            0 => Some(self.endpoint.domain()),
+            _ => self.beside.as_ref()?.domain(lane),
+        }
+    }
+
+    /// As [`offer_over`](Self::offer_over), to be written by so many lanes, of which the endpoint
+    /// is the first; by fewer, if there are not so many, or the ring is not told of by immediates.
+    ///
+    /// # Errors
+    /// As [`offer_over`](Self::offer_over).
+    pub fn offer_by(
+        &mut self,
+        options: &RingOptions,
+        lanes: usize,
+        memory: impl Memory,
+    ) -> Result<ReceiverId> {
+        let further = match options.notify {
+            Notify::Immediate => lanes.min(self.lanes()).saturating_sub(1),
+            Notify::Message | Notify::Polling => 0,
+        };
+        let name = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
+        let sites = self.beside.as_ref().map(|lanes| lanes.sites(further)).unwrap_or_default();
+        let receiver = RingReceiver::open_over(&self.endpoint, &sites, name, options, memory)?;
+        if let Some(lanes) = self.beside.as_ref().filter(|_| further > 0) {
+            lanes.keep(receiver.memory());
+        }
+        self.keep_receiver(name.0, receiver)
+    }
+
+    /// As [`accept`](Self::accept), for a ring that is to be written by several lanes: as many as
+    /// the offer has, which reach the peer at these addresses beside that of its endpoint.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept); `MalformedDescriptor` for another number of addresses, or more
+    /// than there are lanes here.
+    pub fn accept_by(
+        &mut self,
+        peer: Peer,
+        further: &[Address],
+        offer: &RingOffer,
+        longest_payload: u64,
+    ) -> Result<(SenderId, RingAnswer)> {
+        if further.len() >= self.lanes() || offer.lanes.len() != further.len() + 1 {
+            let detail = format!(
+                "{} addresses of further lanes, for a ring of {} lanes and {} here",
+                further.len(),
+                offer.lanes.len(),
+                self.lanes()
+            );
+            return Err(Error::new(ErrorKind::MalformedDescriptor, "opening a ring", detail));
+        }
+        let (id, answer) = self.accept(peer, offer, longest_payload)?;
+        if !further.is_empty()
+            && let Some(lanes) = &mut self.beside
+        {
+            let sender = find(&mut self.senders, id.0)?;
+            if let Err(error) = lanes.open(further, offer, sender.title()) {
+                self.drop_sender(id);
+                return Err(error);
+            }
+            sender.spread(further.len() + 1);
+        }
+        Ok((id, answer))
+    }
+
+    /// By which lane the next chunk of a ring is to go, of about so many bytes; None if all have
+    /// enough to do.
+    ///
+    /// # Errors
+    /// `Closed` if there is no such ring.
+    #[inline]
+    pub fn pick(&self, id: SenderId, bytes: u64) -> Result<Option<usize>> {
+        Ok(self.sender(id)?.pick(bytes))
+    }
+
+    /// As [`push_part`](Self::push_part), by this lane: the part is memory of its domain.
+    ///
+    /// # Errors
+    /// As [`push_part`](Self::push_part); `OutOfBounds` for a lane by which the ring does not go.
+    #[inline]
+    pub fn push_by(
+        &mut self,
+        lane: usize,
+        id: SenderId,
+        message: &mut Message,
+        part: &RegionSlice,
+        at: u64,
+    ) -> Result<Pushed> {
+        let sender = find(&mut self.senders, id.0)?;
+        match &self.beside {
+            Some(lanes) if lane > 0 => sender.push_by((lanes, lane), message, part, at),
+            _ => self.push_part(id, message, part, at),
+        }
+    }
+
+    /// Nothing more will be written to a ring, whose reader may be gone: what was given to lanes,
+    /// and was not posted since the provider has no room for it, is let go of within a second. So
+    /// [`unfinished`](super::super::RingSender::unfinished) says nothing, sooner or later.
+    pub fn stop_sender(&mut self, id: SenderId) {
+        if let (Some(lanes), Ok(sender)) = (&mut self.beside, find(&mut self.senders, id.0))
+            && sender.stop()
+        {
+            lanes.stop(sender.title());
+        }
+    }
+
+    /// Every other turn is the lanes', if they told something.
+    pub(super) fn turn_lanes(&mut self) -> Option<Turn> {
+        self.are_lanes_next = !self.are_lanes_next;
+        (self.are_lanes_next && self.hear_lane()).then_some(Turn::Ring)
+    }
+
+    /// Is something to be done for the lanes that nobody wakes us for?
+    pub(super) fn owes_lanes(&self) -> bool {
+        self.beside.as_ref().is_some_and(|lanes| lanes.is_restless())
+    }
+
+    /// Has the lanes wake the queue's sleeper. True if one told something just now.
+    pub(super) fn sleep_lanes(&mut self) -> bool {
+        let Some(lanes) = &self.beside else { return false };
+        lanes.sleeps(true);
+        self.hear_lane()
+    }
+
+    pub(super) fn wake_lanes(&self) {
+        if let Some(lanes) = &self.beside {
+            lanes.sleeps(false);
+        }
+    }
+
+    /// Takes note of one thing that a lane told. False if there is none.
+    pub(super) fn hear_lane(&mut self) -> bool {
+        let Some(lanes) = &mut self.beside else { return false };
+        let Some(told) = lanes.next() else { return false };
+        match told {
+            Event::Heard(heard) => self.hear(heard),
+            Event::Done { lane, title, bytes, left_to } => {
+                if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name))
+                    && sender.title() == title
+                {
+                    sender.is_done(lane, left_to, bytes);
+                    list_sender(&mut self.news, title.name, sender);
+                }
+            }
+            Event::Undone { lane, title, left_to, error } => {
+                if let Some(Some(sender)) = self.senders.get_mut(usize::from(title.name))
+                    && sender.title() == title
+                {
+                    sender.is_undone(lane, left_to, error);
+                    list_sender(&mut self.news, title.name, sender);
+                    self.is_restless = true;
+                }
+            }
+            // Nothing that matters is injected there.
+            Event::Lost(_) => self.losses += 1,
+            Event::Said => {}
+            Event::Failed(error) => self.lose_lanes(error),
+        }
+        true
+    }
+
+    /// A lane has ended. What it was given may be on its way for all that is known.
+    #[cold]
+    fn lose_lanes(&mut self, error: Error) {
+        if let Some(lanes) = &mut self.beside {
+            lanes.broken.get_or_insert_with(|| error.clone());
+        }
+        for (name, sender) in (0..).zip(&mut self.senders) {
+            let Some(sender) = sender.as_mut().filter(|sender| sender.lanes() > 1) else {
+                continue;
+            };
+            sender.is_undone(0, 0, error.clone());
+            list_sender(&mut self.news, name, sender);
+        }
+        for (ring, receiver) in (0..).zip(&mut self.receivers) {
+            let Some(receiver) = receiver.as_mut().filter(|it| it.lanes() > 1) else { continue };
+            receiver.fail(error.clone());
+            list_receiver(&mut self.news, ring, receiver);
+        }
+        self.is_restless = true;
+    }
+
+    /// Closes the further lanes, if there are any.
+    pub(super) fn close_lanes(&mut self) -> Result<()> {
+        self.are_lanes_next = false;
+        self.beside.take().map_or(Ok(()), |lanes| lanes.finish())
+    }
+}

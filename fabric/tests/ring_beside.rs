@@ -1,0 +1,271 @@
+//! Rings of a port that go by several lanes.
+#![allow(missing_docs)]
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use fabric::ring::{
+    Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions, SenderId, Stripes,
+    StripesOptions, Turn, View,
+};
+use fabric::{
+    Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind,
+    HostMemory, MemoryRegion, Offer, Query, QueueOptions, Waiting,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PROVIDERS: [&str; 2] = ["net", "tcp;ofi_rxm"];
+const CHUNK: u64 = 128 << 10;
+const RING: usize = 2 << 20;
+
+fn offer(provider: &str) -> Offer {
+    let query = Query::new(EndpointKind::Rdm).source("127.0.0.1");
+    let mut offers = query.offers().unwrap();
+    let place = offers.iter().position(|offer| offer.capabilities().provider == provider);
+    offers.swap_remove(place.unwrap_or_else(|| panic!("no {provider}")))
+}
+
+/// A port with its addresses.
+struct Side {
+    port: Port,
+    addresses: AddressVector,
+    at: Vec<Address>,
+}
+
+fn side(provider: &str, lanes: usize) -> Side {
+    let offer = offer(provider);
+    let domain = Domain::open(&offer).unwrap();
+    let addresses = AddressVector::open(&domain).unwrap();
+    let options = QueueOptions { size: 0, waiting: Waiting::Block };
+    let mut queue = CompletionQueue::open_with(&domain, options).unwrap();
+    let builder = Endpoint::builder(&domain).addresses(&addresses);
+    let endpoint = builder.queue(&mut queue).open().unwrap();
+    let mut at = vec![endpoint.address().unwrap()];
+    let mut port = Port::new(endpoint, queue);
+    if lanes > 1 {
+        let further = vec![offer; lanes - 1];
+        let options = StripesOptions { waiting: Waiting::Block };
+        port.add_lanes(Stripes::open(&further, options).unwrap()).unwrap();
+    }
+    at.extend(port.lane_addresses());
+    assert_eq!((port.lanes(), at.len()), (lanes, lanes));
+    Side { port, addresses, at }
+}
+
+/// Connects a ring of one to another.
+fn connect(writer: &mut Side, reader: &mut Side, lanes: usize) -> (SenderId, ReceiverId) {
+    let options = RingOptions::new(reader.port.endpoint(), RING as u64).unwrap();
+    let memory = HostMemory::zeroed(RING).unwrap();
+    let reading = reader.port.offer_by(&options, lanes, memory).unwrap();
+    let terms: RingOffer = reader.port.terms(reading).unwrap();
+    let lanes = terms.lanes.len();
+    let peer = writer.addresses.insert(&reader.at[0]).unwrap();
+    let further = &reader.at[1..lanes];
+    let accepted = writer.port.accept_by(peer, further, &terms, CHUNK).unwrap();
+    let (writing, answer): (SenderId, RingAnswer) = accepted;
+    assert_eq!(writer.port.sender(writing).unwrap().lanes(), lanes);
+    let peer = reader.addresses.insert(&writer.at[0]).unwrap();
+    reader.port.connect(reading, peer, &answer).unwrap();
+    (writing, reading)
+}
+
+fn bytes_of(message: u64, length: usize) -> Vec<u8> {
+    let at = |at: usize| (at as u64 * 131 + (at as u64 >> 9) * 7 + message * 29) as u8;
+    (0..length).map(at).collect()
+}
+
+/// The same memory, as all lanes know it, with a byte more than is wanted.
+fn registered(port: &Port, bytes: Vec<u8>) -> Vec<MemoryRegion> {
+    let mut bytes = bytes;
+    bytes.push(0);
+    let memory = Arc::new(HostMemory::from_vec(bytes).unwrap());
+    let of = |lane| port.lane_domain(lane).unwrap().register(Arc::clone(&memory), Access::WRITE);
+    (0..port.lanes()).map(|lane| of(lane).unwrap()).collect()
+}
+
+fn turn(port: &mut Port) {
+    let turn = port.rest(Duration::from_millis(1));
+    assert!(!matches!(turn, Ok(Turn::Other(_)) | Err(_)), "{turn:?}");
+}
+
+/// Writes a message; how many chunks each lane got is added up.
+fn write(port: &mut Port, ring: SenderId, regions: &[MemoryRegion], by: &mut [u64]) -> bool {
+    let length = regions[0].len() as u64 - 1;
+    let mut message = port.begin(ring, 0, length).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while !message.is_written() {
+        assert!(Instant::now() < end, "{} of {length} bytes", message.written());
+        let pushed = match port.pick(ring, length - message.written()) {
+            Ok(Some(lane)) => {
+                let part = regions[lane].all();
+                let pushed = port.push_by(lane, ring, &mut message, &part, 0);
+                by[lane] += u64::from(matches!(pushed, Ok(Pushed::Posted(_))));
+                pushed
+            }
+            Ok(None) => Ok(Pushed::Busy),
+            Err(error) => Err(error),
+        };
+        match pushed {
+            Ok(Pushed::Posted(_) | Pushed::Written) => {}
+            Ok(Pushed::Blocked(_) | Pushed::Busy) => turn(port),
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Reads until there were so many messages, and holds some views for a while.
+fn read(mut side: Side, ring: ReceiverId, lengths: &[usize], told: &Sender<()>) -> Side {
+    let (mut held, mut state) = (Vec::<View>::new(), 1_u64);
+    let end = Instant::now() + PATIENCE;
+    let (mut number, mut came) = (0, Vec::new());
+    while number < lengths.len() {
+        assert!(Instant::now() < end, "{number} messages and {} bytes", came.len());
+        let Some(view) = side.port.take(ring).unwrap() else {
+            held.clear();
+            turn(&mut side.port);
+            continue;
+        };
+        assert_eq!(
+            (view.header().message, view.header().offset),
+            (number as u64, came.len() as u64)
+        );
+        let from = came.len();
+        came.resize(from + view.len(), 0);
+        view.read(0, &mut came[from..]).unwrap();
+        if view.is_last() {
+            assert!(came == bytes_of(number as u64, lengths[number]), "message {number}");
+            (number, came) = (number + 1, Vec::new());
+            told.send(()).unwrap();
+        }
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        if state >> 61 == 0 && held.len() < 3 {
+            held.push(view);
+        }
+        side.port.tell(ring, false).unwrap();
+    }
+    drop(held);
+    for _ in 0..50 {
+        turn(&mut side.port);
+    }
+    side
+}
+
+const LENGTHS: [usize; 11] =
+    [0, 1, 255, 70_000, 3 << 20, 64, 9_000_001, 131_072, 131_073, 5 << 20, 300_000];
+
+#[test]
+fn messages_that_go_by_several_lanes_are_whole_and_in_order() {
+    let lengths: Vec<usize> = LENGTHS.iter().copied().cycle().take(22).collect();
+    for provider in PROVIDERS {
+        // As many on both sides, more at the writer, more at the reader, and one.
+        for (ours, theirs) in [(3, 3), (3, 2), (2, 4), (1, 1)] {
+            let (mut writer, mut reader) = (side(provider, ours), side(provider, theirs));
+            let (writing, reading) = connect(&mut writer, &mut reader, ours);
+            let (told, _heard): (Sender<()>, Receiver<()>) = channel();
+            let of_reader = lengths.clone();
+            let thread = std::thread::spawn(move || read(reader, reading, &of_reader, &told));
+            let mut by = vec![0; ours];
+            let port = &mut writer.port;
+            let mut left = 0;
+            for (number, length) in (0..).zip(&lengths) {
+                let regions = registered(port, bytes_of(number, *length));
+                assert!(write(port, writing, &regions, &mut by));
+                let now = port.sender(writing).unwrap().left_to();
+                assert!(now >= left && now <= port.sender(writing).unwrap().writer().tail());
+                left = now;
+            }
+            port.flush(writing, PATIENCE).unwrap();
+            let sender = port.sender(writing).unwrap();
+            assert_eq!((sender.left_to(), sender.unfinished()), (sender.writer().tail(), 0));
+            let used = by.iter().filter(|chunks| **chunks > 0).count();
+            assert_eq!(used, ours.min(theirs), "{provider}: {by:?}");
+            thread.join().unwrap().port.close().unwrap();
+            writer.port.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
+    for provider in PROVIDERS {
+        let lanes = 3;
+        let mut writer = side(provider, lanes);
+        let (mut goes, mut stays) = (side(provider, lanes), side(provider, lanes));
+        let (lost, _) = connect(&mut writer, &mut goes, lanes);
+        let (kept, reading) = connect(&mut writer, &mut stays, lanes);
+        let lengths = [4 << 20, 64, 6 << 20];
+        let (told, heard) = channel();
+        let thread = std::thread::spawn(move || read(stays, reading, &lengths, &told));
+        let port = &mut writer.port;
+        let regions = registered(port, bytes_of(0, 8 << 20));
+        let mut message = port.begin(lost, 0, 8 << 20).unwrap();
+        // As much as there is room for; then nobody reads any more.
+        for _ in 0..200 {
+            if let Some(lane) = port.pick(lost, CHUNK).unwrap() {
+                let _ = port.push_by(lane, lost, &mut message, &regions[lane].all(), 0).unwrap();
+            }
+            turn(port);
+        }
+        drop(goes);
+        let mut by = vec![0; lanes];
+        for (number, length) in (0..).zip(lengths) {
+            let regions = registered(port, bytes_of(number, length));
+            assert!(write(port, kept, &regions, &mut by), "{provider}: the other ring goes on");
+        }
+        port.flush(kept, PATIENCE).unwrap();
+        assert_eq!(heard.iter().take(3).count(), 3);
+        // What was given to lanes is not read any more, sooner or later.
+        port.stop_sender(lost);
+        let end = Instant::now() + PATIENCE;
+        while port.sender(lost).unwrap().unfinished() > 0 {
+            turn(port);
+            assert!(Instant::now() < end, "{provider}: {:?}", port.sender(lost));
+        }
+        port.drop_sender(lost);
+        assert!(port.broken_lane().is_none());
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn lanes_that_cannot_be_are_refused() {
+    let (mut writer, mut reader) = (side("net", 2), side("net", 3));
+    let again = Stripes::open(&[offer("net")], StripesOptions::default()).unwrap();
+    assert_eq!(writer.port.add_lanes(again).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let options = RingOptions::new(reader.port.endpoint(), RING as u64).unwrap();
+    let memory = HostMemory::zeroed(RING).unwrap();
+    let reading = reader.port.offer_by(&options, 9, memory).unwrap();
+    let terms = reader.port.terms(reading).unwrap();
+    assert_eq!(terms.lanes.len(), 3, "no more than there are");
+    let peer = writer.addresses.insert(&reader.at[0]).unwrap();
+    for further in [&reader.at[1..], &reader.at[1..2], &[]] {
+        let error = writer.port.accept_by(peer, further, &terms, CHUNK).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MalformedDescriptor, "{} further", further.len());
+    }
+    assert_eq!(writer.port.rings(), (0, 0));
+}
+
+#[test]
+fn lanes_that_nothing_happens_to_sleep() {
+    let side = side("net", 4);
+    let before = cpu_time();
+    std::thread::sleep(Duration::from_secs(2));
+    let took = cpu_time() - before;
+    println!("{took:?} of processor time for three lanes in two seconds");
+    let is_alone = std::env::var_os("NEXTEST").is_some();
+    assert!(!is_alone || took < Duration::from_millis(40), "{took:?}");
+    drop(side);
+}
+
+/// Of the lanes' threads of this process.
+fn cpu_time() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let of_lanes = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("ring lane"))
+    });
+    let times = of_lanes.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
+    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
+    Duration::from_nanos(nanoseconds.sum())
+}
