@@ -43,6 +43,7 @@ impl Said<'_> {
             source: address(operation, "source", self.source)?,
             lost_after: self.lost_after.unwrap_or(usual.lost_after),
             workers: if self.workers == 0 { usual.workers } else { self.workers },
+            ..usual
         }))
     }
 }

@@ -494,8 +494,9 @@ impl RingReceiver {
         self.is_credit_unsent || self.reader.head() != self.reader.told()
     }
 
-    /// Endpoints that it is written through.
-    pub(super) fn lanes(&self) -> usize {
+    /// Endpoints that it may be written through.
+    #[must_use]
+    pub fn lanes(&self) -> usize {
         1 + self.memory.others.len()
     }
 

@@ -1,7 +1,7 @@
 //! What topics do things with: an endpoint's port, and the memory that they have in common.
 
+use fabric::RegionSlice;
 use fabric::ring::{Header, Message, Port, Pushed, ReceiverId, SenderId, View};
-use fabric::{Domain, RegionSlice};
 use gpu::{Memory, Point};
 
 use super::Place;
@@ -12,6 +12,9 @@ use super::outbound::{Marks, Part, Wire};
 use super::pools::{Registered, Sheets, Slots, Streams};
 use crate::error::{Error, ErrorKind, Result};
 
+/// Bytes of a message from which on it goes by all lanes of its ring, not by the first alone: less
+/// is not worth waking a thread for.
+pub(super) const STRIPED: u64 = 1 << 20;
 const WRITE: &str = "write to a node";
 const READ: &str = "read from a node";
 
@@ -29,12 +32,12 @@ pub(super) struct Deck {
 }
 
 impl Deck {
-    pub(super) fn new(port: Port, domain: &Domain, piece: usize, slots: usize) -> Self {
+    pub(super) fn new(port: Port, piece: usize, slots: usize) -> Self {
         Self {
             port,
             sheets: Sheets::new(),
             slots: Slots::new(piece + super::TRAILER, slots),
-            registered: Registered::new(domain),
+            registered: Registered::new(),
             out: Streams::default(),
             into: Streams::default(),
             closed: Vec::new(),
@@ -77,17 +80,30 @@ impl Wire for Deck {
         part: Part<'_, Place>,
         at: u64,
     ) -> Result<Pushed> {
-        let (part, at) = match part {
-            Part::Sheet { sheet, length } => (Self::start(self.sheets.get(sheet)?, length)?, at),
-            Part::Slot { slot, length } => (Self::start(self.slots.region(slot)?, length)?, at),
-            Part::Direct(place) => {
-                let written = message.written();
-                let endpoint = self.port.endpoint();
-                (self.registered.part(place.slice(), written - at, endpoint)?, written)
+        let of_fabric = |error| Error::of(WRITE, error);
+        let lane = match part {
+            Part::Sheet { .. } => 0,
+            _ if message.length() < STRIPED => 0,
+            _ => {
+                let left = message.length() - message.written();
+                match self.port.pick(ring, left).map_err(of_fabric)? {
+                    Some(lane) => lane,
+                    None => return Ok(Pushed::Busy),
+                }
             }
         };
-        let pushed = self.port.push_part(ring, message, &part, at);
-        pushed.map_err(|error| Error::of(WRITE, error))
+        let (part, at) = match part {
+            Part::Sheet { sheet, length } => (Self::start(self.sheets.get(sheet)?, length)?, at),
+            Part::Slot { slot, length } => {
+                (Self::start(self.slots.region(slot, lane, &self.port)?, length)?, at)
+            }
+            Part::Direct(place) => {
+                let written = message.written();
+                let from = written - at;
+                (self.registered.part(place.slice(), from, lane, &self.port)?, written)
+            }
+        };
+        self.port.push_by(lane, ring, message, &part, at).map_err(of_fabric)
     }
 
     fn marks(&self, ring: SenderId) -> Result<Marks> {
@@ -99,7 +115,8 @@ impl Wire for Deck {
         Ok(Marks { tail: writer.tail(), left: sender.left_to(), read: writer.known_head() })
     }
 
-    fn is_silent(&self, ring: SenderId) -> bool {
+    fn is_silent(&mut self, ring: SenderId) -> bool {
+        self.port.stop_sender(ring);
         !self.port.sender(ring).is_ok_and(|sender| sender.unfinished() > 0)
     }
 
@@ -131,7 +148,7 @@ impl Wire for Deck {
 
     fn take_slot(&mut self, like: &Place, is_first: bool) -> Result<Option<u32>> {
         let device = like.slice().memory().mapped_for();
-        self.slots.take(device, is_first, self.port.endpoint())
+        self.slots.take(device, is_first, &self.port)
     }
 
     fn give_slot(&mut self, slot: u32, is_tainted: bool) {
@@ -139,7 +156,10 @@ impl Wire for Deck {
     }
 
     fn write_slot(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<()> {
-        self.slots.region(slot)?.write(at, bytes).map_err(|error| Error::of(WRITE, error))
+        self.slots
+            .region(slot, 0, &self.port)?
+            .write(at, bytes)
+            .map_err(|error| Error::of(WRITE, error))
     }
 
     fn copy_out(&mut self, slot: u32, from: &Place, offset: u64, length: u64) -> Result<Point> {

@@ -64,6 +64,8 @@ pub struct InboundCounters {
     pub no_queue: u64,
     /// How long it took until it was not, in nanoseconds.
     pub no_queue_for: u64,
+    /// Lanes that large messages come by; 0 while it is not connected.
+    pub lanes: u64,
 }
 
 /// Why an inbound topic cannot go on.

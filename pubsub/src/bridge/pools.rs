@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use fabric::{Access, Domain, Endpoint, MemoryRegion, MrMode, RegionSlice};
+use fabric::ring::Port;
+use fabric::{Access, Endpoint, MemoryRegion, MrMode, RegionSlice};
 use gpu::{Device, DeviceName, Implementation, Memory, Slice};
 use ipc::{Layout, Segment};
 
@@ -67,6 +68,45 @@ pub(super) fn enable(region: &MemoryRegion, endpoint: &Endpoint) -> fabric::Resu
     region.enable()
 }
 
+/// Memory that is written from, as the lanes of a port know it: registered for each when that is to
+/// write from it first, for good. To pin a GiB takes half a second where a provider does that, so
+/// what is never written by a further lane is not registered for it.
+struct ForLanes<M> {
+    memory: Arc<M>,
+    regions: Vec<Option<MemoryRegion>>,
+}
+
+impl<M> std::fmt::Debug for ForLanes<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ForLanes").field("regions", &self.regions).finish_non_exhaustive()
+    }
+}
+
+impl<M: fabric::Memory> ForLanes<M> {
+    fn new(memory: M) -> Self {
+        Self { memory: Arc::new(memory), regions: Vec::new() }
+    }
+
+    fn get(&mut self, lane: usize, port: &Port) -> fabric::Result<&MemoryRegion> {
+        if self.regions.len() <= lane {
+            self.regions.resize_with(lane + 1, || None);
+        }
+        let place = &mut self.regions[lane];
+        if let Some(region) = place {
+            return Ok(region);
+        }
+        let domain = port.lane_domain(lane).unwrap_or(port.endpoint().domain());
+        let region = domain.register(Arc::clone(&self.memory), Access::WRITE)?;
+        match lane {
+            0 => enable(&region, port.endpoint())?,
+            // Where memory belongs to an endpoint there are no further lanes.
+            _ if region.is_registered() => region.enable()?,
+            _ => {}
+        }
+        Ok(place.insert(region))
+    }
+}
+
 /// Memory of the host that the fabric writes from, and small messages are put together in.
 #[derive(Debug)]
 pub(super) struct Sheets(Shelf<MemoryRegion>);
@@ -108,7 +148,7 @@ impl Sheets {
 /// Memory of the host that devices copy to and the fabric writes from.
 #[derive(Debug)]
 struct Slot {
-    region: MemoryRegion,
+    memory: ForLanes<Body>,
     pinned: Memory,
 }
 
@@ -139,7 +179,7 @@ impl Slots {
         &mut self,
         device: &Device,
         is_first: bool,
-        endpoint: &Endpoint,
+        port: &Port,
     ) -> Result<Option<u32>> {
         let implementation = device.name().implementation;
         let shelf = self.shelves.entry(implementation).or_insert_with(Shelf::new);
@@ -153,12 +193,9 @@ impl Slots {
         let segment = Segment::create(SLOT, self.length).map_err(|e| Error::of(operation, e))?;
         segment.mark_ready();
         let pinned = transfer::pin(&segment, device).map_err(|e| Error::of(operation, e))?;
-        let region = endpoint
-            .domain()
-            .register(Body(segment), Access::WRITE)
-            .and_then(|region| enable(&region, endpoint).map(|()| region))
-            .map_err(|error| Error::of(operation, error))?;
-        Ok(Some(numbered(implementation, shelf.put(Slot { region, pinned }))))
+        let mut memory = ForLanes::new(Body(segment));
+        memory.get(0, port).map_err(|error| Error::of(operation, error))?;
+        Ok(Some(numbered(implementation, shelf.put(Slot { memory, pinned }))))
     }
 
     pub(super) fn give(&mut self, slot: u32, is_tainted: bool) {
@@ -174,9 +211,13 @@ impl Slots {
         shelf.and_then(|shelf| shelf.get(place)).ok_or_else(|| gone("a slot"))
     }
 
-    /// As the fabric knows it.
-    pub(super) fn region(&self, slot: u32) -> Result<&MemoryRegion> {
-        self.get(slot).map(|slot| &slot.region)
+    /// As a lane knows it.
+    pub(super) fn region(&mut self, slot: u32, lane: usize, port: &Port) -> Result<&MemoryRegion> {
+        let (implementation, place) = of_number(slot);
+        let shelf = self.shelves.get_mut(&implementation);
+        let slot = shelf.and_then(|shelf| shelf.places.get_mut(place as usize)?.as_mut());
+        let slot = slot.ok_or_else(|| gone("a slot"))?;
+        slot.memory.get(lane, port).map_err(|error| Error::of("write from a slot", error))
     }
 
     /// As the device knows it.
@@ -196,35 +237,29 @@ fn gone(what: &str) -> Error {
 struct Stretch {
     end: u64,
     start: u64,
-    region: MemoryRegion,
-    span: Arc<Span>,
-}
-
-impl std::fmt::Debug for Span {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Span")
-    }
+    span: ForLanes<Span>,
 }
 
 /// Memory of sources that messages are written from where they lie: registered once, in as many
 /// stretches as it grew by.
 #[derive(Debug)]
 pub(super) struct Registered {
-    domain: Domain,
     memories: HashMap<usize, Vec<Stretch>>,
 }
 
 impl Registered {
-    pub(super) fn new(domain: &Domain) -> Self {
-        Self { domain: domain.clone(), memories: HashMap::new() }
+    pub(super) fn new() -> Self {
+        Self { memories: HashMap::new() }
     }
 
-    /// What lies there from byte `at` of a range on, as far as one registration goes.
+    /// What lies there from byte `at` of a range on, as far as one registration goes, as a lane
+    /// knows it.
     pub(super) fn part(
         &mut self,
         slice: &Slice,
         at: u64,
-        endpoint: &Endpoint,
+        lane: usize,
+        port: &Port,
     ) -> Result<RegionSlice> {
         let operation = "write a message from where it lies";
         let (memory, from) = (slice.memory(), slice.offset() + at);
@@ -234,31 +269,28 @@ impl Registered {
         if place.is_none() {
             let start = stretches.last().map_or(0, |last| last.end);
             let end = memory.length();
-            let held = stretches.first().map(|first| first.span.memory());
+            let held = stretches.first().map(|first| first.span.memory.memory());
             let held = held.unwrap_or_else(|| Arc::new(memory.clone()));
             let span = Span::new(held, start, end.saturating_sub(start));
             let Some(span) = span.filter(|_| (start..end).contains(&from)) else {
                 let detail = "memory that the processor does not reach";
                 return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
             };
-            let span = Arc::new(span);
-            let region = self.domain.register(Arc::clone(&span), Access::WRITE);
-            let region = region
-                .and_then(|region| enable(&region, endpoint).map(|()| region))
-                .map_err(|error| Error::of(operation, error))?;
             place = Some(stretches.len());
-            stretches.push(Stretch { start, end, region, span });
+            stretches.push(Stretch { start, end, span: ForLanes::new(span) });
         }
-        let stretch = place.and_then(|place| stretches.get(place)).ok_or_else(|| gone("memory"))?;
+        let stretch = place.and_then(|place| stretches.get_mut(place));
+        let stretch = stretch.ok_or_else(|| gone("memory"))?;
         let range =
             (from - stretch.start) as usize..(until.min(stretch.end) - stretch.start) as usize;
-        stretch.region.slice(range).map_err(|error| Error::of(operation, error))
+        let region = stretch.span.get(lane, port).map_err(|error| Error::of(operation, error))?;
+        region.slice(range).map_err(|error| Error::of(operation, error))
     }
 
     /// Lets go of memory that nobody else has a handle to.
     pub(super) fn sweep(&mut self) {
         self.memories.retain(|_, stretches| {
-            stretches.first().is_some_and(|stretch| stretch.span.memory().is_shared())
+            stretches.first().is_some_and(|stretch| stretch.span.memory.memory().is_shared())
         });
     }
 }

@@ -309,7 +309,7 @@ impl Wire for SimWire {
         Ok(Marks { tail, left: ring.left, read })
     }
 
-    fn is_silent(&self, ring: usize) -> bool {
+    fn is_silent(&mut self, ring: usize) -> bool {
         self.rings[ring].leaving.is_empty()
     }
 

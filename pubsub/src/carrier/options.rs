@@ -41,6 +41,10 @@ pub struct NetworkOptions {
     pub lost_after: Duration,
     /// Threads that carry messages; never more than there are processors.
     pub workers: usize,
+    /// Lanes by which each of these carries large messages, a thread and a connection each; 0: as
+    /// many as the provider and the processors make sensible. Never more than there are processors
+    /// for all, nor than the other node has.
+    pub lanes: usize,
 }
 
 impl Default for NetworkOptions {
@@ -55,6 +59,7 @@ impl Default for NetworkOptions {
             source: None,
             lost_after: Duration::from_secs(5),
             workers: 1,
+            lanes: 0,
         }
     }
 }

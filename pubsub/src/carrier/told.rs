@@ -80,7 +80,11 @@ impl Carrier {
         }
         for (worker, count) in workers.into_iter().zip(&self.counts) {
             let counters = count.last.clone();
-            let path = format!("ring over {}", worker.address().provider);
+            let provider = &worker.address().provider;
+            let path = |lanes: u64| match lanes {
+                0 | 1 => format!("ring over {provider}"),
+                lanes => format!("ring over {provider}, large messages by {lanes} lanes"),
+            };
             let named = |key: &TopicKey| names.get(key).map(|name| (*name).to_owned());
             let of_node = |node: [u8; 16]| NodeIdentity(node).to_string();
             for (key, node, found) in counters.sent {
@@ -88,7 +92,7 @@ impl Carrier {
                 rows.push(Row::Sent {
                     topic,
                     node: of_node(node.0),
-                    path: path.clone(),
+                    path: path(found.lanes),
                     messages: found.delivered,
                     bytes: found.bytes,
                     waits: found.blocked,
@@ -100,7 +104,7 @@ impl Carrier {
                 rows.push(Row::Received {
                     topic,
                     node: of_node(node.0),
-                    path: path.clone(),
+                    path: path(found.lanes),
                     messages: found.messages,
                     bytes: found.bytes,
                     stages: vec![

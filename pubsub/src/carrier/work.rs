@@ -49,6 +49,7 @@ impl Carrier {
         let require = self.options.provider.iter().cloned().collect();
         let options = WorkerOptions {
             policy: Policy { require, ..Policy::default() },
+            lanes: self.options.lanes,
             ..WorkerOptions::default()
         };
         match Workers::start(self.options.workers, options, local) {

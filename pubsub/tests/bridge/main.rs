@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod idle;
+mod lanes;
 mod processes;
 mod renewal;
 mod support;

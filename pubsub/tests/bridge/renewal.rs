@@ -57,7 +57,8 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         let from = nodes.of(2).address().clone();
         let mut most = 0;
         for connection in 0..300 {
-            let wish = Terms::Wish { connection, facts, from: from.clone() }.encode().unwrap();
+            let wish =
+                Terms::Wish { connection, facts, from: from.clone(), lanes: 0 }.encode().unwrap();
             nodes.of(1).letter(OTHER, node(2), wish).unwrap();
             nodes.carry();
             most = most.max(nodes.of(1).counters(PATIENCE).unwrap().quarantined);

@@ -108,16 +108,27 @@ impl Stripes {
         if offers.is_empty() || offers.len() > MOST {
             return refuse(format!("{} lanes, 1 to {MOST} are possible", offers.len()));
         }
-        let mut lanes = Vec::with_capacity(offers.len());
-        for offer in offers {
-            if offer.capabilities().endpoint != crate::EndpointKind::Rdm {
-                return refuse("lanes are connectionless endpoints".to_owned());
-            }
-            let domain = Domain::open(offer)?;
+        let is_connected =
+            |offer: &Offer| offer.capabilities().endpoint != crate::EndpointKind::Rdm;
+        if offers.iter().any(is_connected) {
+            return refuse("lanes are connectionless endpoints".to_owned());
+        }
+        let domains = offers.iter().map(Domain::open).collect::<Result<Vec<_>>>()?;
+        Self::open_on(&domains, options)
+    }
+
+    /// The same on domains that are open: what is registered with them stays so. One that is there
+    /// several times has several lanes.
+    ///
+    /// # Errors
+    /// What cannot be opened.
+    pub fn open_on(domains: &[Domain], options: StripesOptions) -> Result<Self> {
+        let mut lanes = Vec::with_capacity(domains.len());
+        for domain in domains {
             let queue_options = QueueOptions { size: 4096, waiting: options.waiting };
-            let mut queue = CompletionQueue::open_with(&domain, queue_options)?;
-            let addresses = AddressVector::open(&domain)?;
-            let builder = Endpoint::builder(&domain).addresses(&addresses);
+            let mut queue = CompletionQueue::open_with(domain, queue_options)?;
+            let addresses = AddressVector::open(domain)?;
+            let builder = Endpoint::builder(domain).addresses(&addresses);
             let endpoint = builder.queue(&mut queue).open()?;
             let slate = remote_memory(&endpoint, SLATE)?;
             lanes.push(Opened { endpoint, queue, addresses, slate });

@@ -69,8 +69,9 @@ pub(crate) trait Wire {
         at: u64,
     ) -> Result<Pushed>;
     fn marks(&self, ring: Self::Ring) -> Result<Marks>;
-    /// Is nothing on its way into a ring any more, whatever became of it?
-    fn is_silent(&self, ring: Self::Ring) -> bool;
+    /// Is nothing on its way any more into a ring that is not written any more, whatever became of
+    /// it?
+    fn is_silent(&mut self, ring: Self::Ring) -> bool;
     /// Lets go of a ring.
     fn close(&mut self, ring: Self::Ring);
     /// The longest payload of a chunk that is never split.
@@ -131,6 +132,8 @@ pub struct DestinationCounters {
     pub busy: u64,
     /// Times that the next piece was not staged yet.
     pub unstaged: u64,
+    /// Lanes that large messages go by; 0 while it is not connected.
+    pub lanes: u64,
     /// Messages that it missed since it was too far behind.
     pub missed: u64,
 }
@@ -418,6 +421,11 @@ impl<W: Wire> Outbound<W> {
     pub(crate) fn counters(&self) -> Vec<(NodeId, DestinationCounters)> {
         let of = |destination: &Destination<_>| (destination.node, destination.counters);
         self.destinations.iter().map(of).collect()
+    }
+
+    /// The ring of a node that is connected.
+    pub(crate) fn ring_of(&self, node: NodeId) -> Option<W::Ring> {
+        self.destinations[self.place_of(node)?].ring
     }
 
     fn place_of(&self, node: NodeId) -> Option<usize> {

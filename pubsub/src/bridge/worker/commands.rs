@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use super::doorbell::Name;
 use super::engine::{Engine, nanoseconds};
 use super::topics::{Heat, InTopic, OutTopic, Task};
-use super::{Command, Counters, NodeId, Report, TopicKey, WorkerOptions};
+use super::{Command, Counters, NodeId, Report, TopicKey, TopicOptions, WorkerOptions};
 use crate::bridge::Side;
+use crate::bridge::deck::STRIPED;
 use crate::bridge::inbound::Inbound;
 use crate::bridge::outbound::{Manner, Outbound};
 use crate::error::{Error, ErrorKind};
@@ -14,10 +15,19 @@ use crate::error::{Error, ErrorKind};
 /// Commands between two looks at everything else.
 const COMMANDS: usize = 64;
 
+/// Pieces that a further lane writes from, at most.
+const SLOTS_OF_LANE: usize = 4;
+
+/// Slots of a topic whose messages go by so many lanes.
+pub(super) fn slots(options: &WorkerOptions, lanes: usize) -> usize {
+    options.slots + SLOTS_OF_LANE * (lanes - 1)
+}
+
 /// How a topic is written.
-fn manner(options: &WorkerOptions, keep: Option<usize>) -> Manner {
-    let patience = nanoseconds(options.patience);
-    Manner { piece: options.chunk, slots: options.slots, keep, patience }
+fn manner(options: &WorkerOptions, topic: &TopicOptions, lanes: usize) -> Manner {
+    let lanes = if topic.facts.largest < STRIPED { 1 } else { lanes };
+    let (patience, keep) = (nanoseconds(options.patience), topic.keep);
+    Manner { piece: options.chunk, slots: slots(options, lanes), keep, patience }
 }
 
 impl Engine {
@@ -36,7 +46,11 @@ impl Engine {
                         key,
                         facts: options.facts,
                         source,
-                        outbound: Outbound::new(manner(&self.options, options.keep)),
+                        outbound: Outbound::new(manner(
+                            &self.options,
+                            &options,
+                            self.deck.port.lanes(),
+                        )),
                         links: HashMap::new(),
                         heat: Heat::default(),
                     };
@@ -72,6 +86,7 @@ impl Engine {
                         inbound: Inbound::new(reception.from, 0, patience),
                         tap: None,
                         wish: None,
+                        wished: None,
                         past: None,
                         is_untold: false,
                         heat: Heat::default(),
@@ -124,11 +139,19 @@ impl Engine {
             ..Counters::default()
         };
         for topic in self.outs.iter() {
-            let of = topic.outbound.counters().into_iter();
-            counters.sent.extend(of.map(|(node, counted)| (topic.key, node, counted)));
+            for (node, mut counted) in topic.outbound.counters() {
+                let ring = topic.outbound.ring_of(node);
+                let sender = ring.and_then(|ring| self.deck.port.sender(ring).ok());
+                counted.lanes = sender.map_or(0, |sender| sender.lanes() as u64);
+                counters.sent.push((topic.key, node, counted));
+            }
         }
         for topic in self.ins.iter() {
-            counters.received.push((topic.key, topic.origin, topic.inbound.counters()));
+            let mut counted = topic.inbound.counters();
+            let ring = topic.tap.as_ref().map(|tap| tap.ring);
+            let receiver = ring.and_then(|ring| self.deck.port.receiver(ring).ok());
+            counted.lanes = receiver.map_or(0, |receiver| receiver.lanes() as u64);
+            counters.received.push((topic.key, topic.origin, counted));
         }
         counters
     }

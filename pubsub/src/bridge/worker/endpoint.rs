@@ -2,13 +2,15 @@
 
 use std::net::IpAddr;
 
-use fabric::ring::Port;
+use fabric::ring::{Port, Stripes, StripesOptions, default_stripes};
 use fabric::{
-    AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind as FabricKind, Need,
-    Offer, Policy, Query, QueueOptions, Reach, Verdict, Waiting, select,
+    AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind,
+    ErrorKind as FabricKind, Need, Offer, Policy, Query, QueueOptions, Reach, Verdict, Waiting,
+    select,
 };
 
 use super::super::Spot;
+use super::super::terms::MOST_LANES;
 use crate::error::{Error, ErrorKind, Result};
 
 const START: &str = "start a bridge";
@@ -16,13 +18,29 @@ const START: &str = "start a bridge";
 const QUEUE: usize = 4096;
 
 pub(super) struct Opened {
-    pub(super) domain: Domain,
     pub(super) addresses: AddressVector,
     pub(super) port: Port,
     pub(super) spot: Spot,
+    /// Of the further lanes.
+    pub(super) lane_domains: Vec<Domain>,
 }
 
-pub(super) fn open(policy: &Policy, local: IpAddr) -> Result<Opened> {
+/// How many lanes a worker has that shares the cores with others, so many in all: as many as were
+/// asked for, or as fill the wire (0), but no more threads than there are cores.
+pub(super) fn count_lanes(
+    asked: usize,
+    facts: &Capabilities,
+    cores: usize,
+    workers: usize,
+) -> usize {
+    let wanted = match asked {
+        0 => default_stripes(std::slice::from_ref(facts), cores),
+        asked => asked.min(usize::from(MOST_LANES)),
+    };
+    wanted.min(cores / workers.max(1)).max(1)
+}
+
+pub(super) fn open(policy: &Policy, local: IpAddr, lanes: usize, workers: usize) -> Result<Opened> {
     let of_fabric = |error| Error::of(START, error);
     let offer = choose(policy, local)?;
     let facts = offer.capabilities().clone();
@@ -32,9 +50,31 @@ pub(super) fn open(policy: &Policy, local: IpAddr) -> Result<Opened> {
     let address = endpoint.address().map_err(of_fabric)?.0;
     let mut port = Port::new(endpoint, queue);
     port.keep_news();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let further = count_lanes(lanes, &facts, cores, workers) - 1;
+    let lane_domains =
+        (0..further).map(|_| Domain::open(&offer)).collect::<fabric::Result<Vec<_>>>();
+    let mut lane_domains = lane_domains.map_err(of_fabric)?;
+    if !add_lanes(&mut port, &lane_domains) {
+        lane_domains.clear();
+    }
     let (provider, protocol, format) = (facts.provider, facts.protocol, facts.address_format);
     let spot = Spot { provider, protocol, format, address };
-    Ok(Opened { domain, addresses, port, spot })
+    Ok(Opened { addresses, port, spot, lane_domains })
+}
+
+/// Starts the further lanes. False if there are none then: all goes by the first, which is said.
+pub(super) fn add_lanes(port: &mut Port, domains: &[Domain]) -> bool {
+    if domains.is_empty() {
+        return true;
+    }
+    let options = StripesOptions { waiting: Waiting::Block };
+    let added = Stripes::open_on(domains, options).and_then(|lanes| port.add_lanes(lanes));
+    match &added {
+        Ok(()) => tracing::info!(lanes = port.lanes(), "large messages go by several lanes"),
+        Err(error) => tracing::warn!(%error, "large messages go by one lane"),
+    }
+    added.is_ok()
 }
 
 fn begin(

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::Receiver;
 use fabric::ring::{News, ReceiverId, SenderId, Turn};
-use fabric::{AddressVector, Peer};
+use fabric::{AddressVector, Domain, Peer};
 
+use super::commands::slots;
 use super::doorbell::{Announced, Doorbell, Name};
 use super::endpoint::Opened;
 use super::renewal::Renewal;
@@ -49,6 +50,8 @@ pub(super) struct Engine {
     pub(super) deck: Deck,
     pub(super) addresses: AddressVector,
     pub(super) spot: Spot,
+    /// Of the further lanes.
+    pub(super) lane_domains: Vec<Domain>,
     pub(super) commands: Receiver<Command>,
     pub(super) reports: Reports,
     pub(super) doorbell: Arc<Doorbell>,
@@ -94,14 +97,16 @@ impl Engine {
         commands: Receiver<Command>,
         reports: Reports,
     ) -> Self {
-        let Opened { domain, addresses, mut port, spot } = opened;
+        let Opened { addresses, mut port, spot, lane_domains } = opened;
         let doorbell = Arc::new(Doorbell::new(port.parts().1.waker()));
-        let deck = Deck::new(port, &domain, options.chunk as usize, options.all_slots);
+        let all_slots = options.all_slots.max(2 * slots(&options, port.lanes()));
+        let deck = Deck::new(port, options.chunk as usize, all_slots);
         let mut engine = Self {
             options,
             deck,
             addresses,
             spot,
+            lane_domains,
             commands,
             reports,
             doorbell,

@@ -7,11 +7,12 @@ use ipc::{Layout, Segment};
 use super::doorbell::Name;
 use super::engine::Engine;
 use super::topics::{Link, Tap, Task, Wish};
-use super::{NodeId, Report, TopicKey};
+use super::{NodeId, Report, TopicFacts, TopicKey};
 use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
-use crate::bridge::terms::{Spot, Terms, short};
+use crate::bridge::deck::STRIPED;
+use crate::bridge::terms::{MOST_LANES, Spot, Terms, short};
 use crate::error::{Error, ErrorKind, Result};
 
 const CONNECT: &str = "connect a topic to a node";
@@ -64,7 +65,19 @@ impl Engine {
         topic.links.insert(node, Link::Wished { connection, since });
         let facts = topic.facts;
         self.connections = connection;
-        self.say(key, node, &Terms::Wish { connection, facts, from });
+        let lanes = self.lanes_of(&facts);
+        if lanes > 1 {
+            let from = from.clone();
+            self.say(key, node, &Terms::Wish { connection, facts, from, lanes });
+        }
+        // For those that cannot read that; others know the connection by now.
+        self.say(key, node, &Terms::Wish { connection, facts, from, lanes: 0 });
+    }
+
+    /// By how many lanes messages of such a topic could go.
+    fn lanes_of(&self, facts: &TopicFacts) -> u8 {
+        let lanes = u8::try_from(self.deck.port.lanes()).unwrap_or(MOST_LANES).min(MOST_LANES);
+        if facts.largest < STRIPED { 1 } else { lanes }
     }
 
     pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeId, letter: &[u8]) {
@@ -80,12 +93,17 @@ impl Engine {
             return self.answer_without(key, node, &terms);
         };
         match terms {
-            Terms::Wish { connection, facts, from } => {
+            Terms::Wish { connection, facts, from, lanes } => {
+                let Some(topic) = self.ins.get(place) else { return };
+                if topic.wished.replace(connection) == Some(connection) {
+                    // The same once more, for older nodes than this one.
+                    return;
+                }
                 let old = self.ins.get(place).and_then(|topic| topic.tap.as_ref());
                 let is_gone = old.is_some_and(|tap| tap.wish.from.address != from.address);
                 self.close_tap(place, is_gone);
                 if let Some(topic) = self.ins.get(place) {
-                    topic.wish = Some(Wish { connection, facts, from });
+                    topic.wish = Some(Wish { connection, facts, from, lanes });
                 }
                 self.heat(Task::In(place));
             }
@@ -112,14 +130,16 @@ impl Engine {
                     Err(error) => self.lose_tap(place, error),
                 }
             }
-            Terms::Offer { connection, ring, position, from } => {
+            Terms::Offer { connection, ring, position, from, further } => {
                 let Some(topic) = self.outs.get(place) else { return };
                 let link = topic.links.get(&node);
                 if !matches!(link, Some(Link::Wished { connection: wished, .. }) if *wished == connection)
                 {
                     return;
                 }
-                if let Err(error) = self.accept(place, node, (connection, position), &ring, &from) {
+                if let Err(error) =
+                    self.accept(place, node, (connection, position), &ring, (&from, further))
+                {
                     self.lose_link(place, node, Some(error));
                 }
             }
@@ -167,7 +187,7 @@ impl Engine {
         node: NodeId,
         (connection, position): (u64, u64),
         offer: &fabric::ring::RingOffer,
-        from: &Spot,
+        (from, further): (&Spot, Vec<Vec<u8>>),
     ) -> Result<()> {
         if !self.spot.meets(from) {
             return Err(strangers(&self.spot, from));
@@ -178,7 +198,8 @@ impl Engine {
         }
         let peer = self.meet(from)?;
         let longest = self.options.chunk.min(offer.capacity / 4).max(4 * LONGEST_PREFIX as u64);
-        let accepted = self.deck.port.accept(peer, offer, longest);
+        let further: Vec<_> = further.into_iter().map(Address).collect();
+        let accepted = self.deck.port.accept_by(peer, &further, offer, longest);
         let (ring, answer) = accepted.map_err(|error| Error::of(CONNECT, error))?;
         let Some(topic) = self.outs.get(place) else { return Ok(()) };
         topic.links.insert(node, Link::Flowing { connection });
@@ -193,10 +214,10 @@ impl Engine {
 
     /// Makes a ring for a topic whose writer wishes for one.
     pub(super) fn make_offer(&mut self, place: usize) {
-        let spot = self.spot.clone();
+        let (spot, largest_ring) = (self.spot.clone(), self.largest_ring());
         let Some(topic) = self.ins.get(place) else { return };
         let (key, node) = (topic.key, topic.origin);
-        if !self.renewal.allows(node, self.options.ring) {
+        if !self.renewal.allows(node, largest_ring) {
             // It waits until there is a new endpoint.
             return;
         }
@@ -211,7 +232,10 @@ impl Engine {
         };
         match made {
             Ok(ring) => {
-                self.say(key, node, &Terms::Offer { connection, ring, position, from: spot });
+                let lanes = self.deck.port.lane_addresses().into_iter().take(ring.lanes.len() - 1);
+                let further = lanes.map(|address| address.0).collect();
+                let offer = Terms::Offer { connection, ring, position, from: spot, further };
+                self.say(key, node, &offer);
             }
             Err(error) => {
                 let reason = short(&error.to_string());
@@ -223,7 +247,9 @@ impl Engine {
 
     fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
         let of_fabric = |error| Error::of(CONNECT, error);
-        let (most, since) = (self.options.ring, self.now.steady);
+        let since = self.now.steady;
+        let lanes = usize::from(self.lanes_of(&wish.facts).min(wish.lanes.max(1)));
+        let most = self.options.ring.saturating_mul(lanes as u64);
         let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
         // As much as may wait, with room for headers; but no more than there is for one topic.
         let each = wish.facts.largest.saturating_add(2 * LONGEST_PREFIX as u64);
@@ -236,14 +262,18 @@ impl Engine {
         };
         let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;
         let (ring, pinned) = match &topic.device {
-            None => (self.deck.port.offer(&options).map_err(of_fabric)?, None),
+            None => {
+                let memory = fabric::HostMemory::zeroed(capacity as usize).map_err(of_fabric)?;
+                let ring = self.deck.port.offer_by(&options, lanes, memory);
+                (ring.map_err(of_fabric)?, None)
+            }
             Some(device) => {
                 let segment = Segment::create(RING, capacity as usize);
                 let segment = segment.map_err(|error| Error::of(CONNECT, error))?;
                 segment.mark_ready();
                 let pinned = transfer::pin(&segment, device);
                 let pinned = pinned.map_err(|error| Error::of(CONNECT, error))?;
-                let ring = self.deck.port.offer_over(&options, Body(segment));
+                let ring = self.deck.port.offer_by(&options, lanes, Body(segment));
                 (ring.map_err(of_fabric)?, Some(pinned))
             }
         };

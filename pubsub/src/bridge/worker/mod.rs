@@ -45,7 +45,7 @@ pub struct TopicKey(pub u64);
 pub struct WorkerOptions {
     /// Which providers are wanted.
     pub policy: Policy,
-    /// The most bytes of a ring.
+    /// The most bytes of a ring; as many again for each further lane.
     pub ring: u64,
     /// Bytes of a chunk, and of a piece that is staged.
     pub chunk: u64,
@@ -53,6 +53,10 @@ pub struct WorkerOptions {
     pub slots: usize,
     /// Slots that all have together, beside the first one of each.
     pub all_slots: usize,
+    /// Lanes that large messages go by, each a thread with a connection of its own; 0: as many as
+    /// the provider and the cores make sensible. No more than there are cores for all workers, and
+    /// no more than the other node has.
+    pub lanes: usize,
     /// How long it looks for more when nothing happens, before it sleeps.
     pub spin: Duration,
     /// How long a device may take for a copy, and a node for an answer.
@@ -67,6 +71,7 @@ impl Default for WorkerOptions {
             chunk: 512 << 10,
             slots: 8,
             all_slots: 64,
+            lanes: 0,
             spin: Duration::from_micros(50),
             patience: Duration::from_secs(10),
         }
@@ -141,12 +146,17 @@ impl Worker {
     /// If no provider leads to other nodes from there, with the reason for each; what the provider
     /// or the system says.
     pub fn start(options: WorkerOptions, local: IpAddr) -> Result<Self> {
+        Self::start_among(options, local, 1)
+    }
+
+    /// The same, where so many share the cores.
+    fn start_among(options: WorkerOptions, local: IpAddr, workers: usize) -> Result<Self> {
         let operation = "start a bridge";
         if options.chunk < 4096 || options.ring < 64 << 10 || options.slots == 0 {
             let detail = "chunks of at least 4 KiB, rings of at least 64 KiB, at least one slot";
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
-        let opened = endpoint::open(&options.policy, local)?;
+        let opened = endpoint::open(&options.policy, local, options.lanes, workers)?;
         let spot = opened.spot.clone();
         let (commands, ordered) = bounded(COMMANDS);
         let (bell, reports, told) = reports::channel()?;
@@ -383,7 +393,7 @@ impl Workers {
     pub fn start(count: usize, options: WorkerOptions, local: IpAddr) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = count.clamp(1, cores);
-        let common = (0..count).map(|_| Worker::start(options.clone(), local));
+        let common = (0..count).map(|_| Worker::start_among(options.clone(), local, count));
         let common = common.collect::<Result<_>>()?;
         Ok(Self { options, local, common, own: HashMap::new() })
     }
@@ -401,7 +411,9 @@ impl Workers {
         if self.common.len() + self.own.len() >= cores {
             return Ok(false);
         }
-        self.own.insert(key, Worker::start(self.options.clone(), self.local)?);
+        // What is left of the cores may be one.
+        let worker = Worker::start_among(self.options.clone(), self.local, cores)?;
+        self.own.insert(key, worker);
         Ok(true)
     }
 

@@ -6,7 +6,8 @@
 //!
 //! - if a provider does not say what became of a write: what it was made from is released only then;
 //! - if rings whose writers are gone take too much memory, in all or of one node;
-//! - if there are too many addresses of those that are gone.
+//! - if there are too many addresses of those that are gone;
+//! - if a thread of a further lane ended, which has what it was given.
 //!
 //! All connections begin again after that, with letters, as if they had been lost. That takes a
 //! few round trips, so it is not done often: who makes us do it again and again disturbs others
@@ -80,6 +81,11 @@ impl Engine {
         done
     }
 
+    /// The most bytes of a ring.
+    pub(super) fn largest_ring(&self) -> u64 {
+        self.options.ring.saturating_mul(1 + self.lane_domains.len() as u64)
+    }
+
     fn why_renew(&self) -> Option<&'static str> {
         let outs = self.outs.iter().chain(&self.leaving);
         if outs.into_iter().any(|topic| topic.outbound.is_overdue(self.now)) {
@@ -88,7 +94,10 @@ impl Engine {
         if self.now.steady < self.renewal.last + REST {
             return None;
         }
-        let most = MOST_RINGS.1.saturating_mul(self.options.ring);
+        if self.deck.port.broken_lane().is_some() {
+            return Some("a thread of a lane has ended");
+        }
+        let most = MOST_RINGS.1.saturating_mul(self.largest_ring());
         if self.renewal.is_awaited || self.deck.port.quarantined() > most {
             return Some("rings whose writers are gone take much memory");
         }
@@ -114,6 +123,7 @@ impl Engine {
         }
         self.let_go_of_rings(why);
         let (addresses, address) = endpoint::renew(&mut self.deck.port)?;
+        endpoint::add_lanes(&mut self.deck.port, &self.lane_domains);
         self.doorbell.wakes(self.deck.port.parts().1.waker());
         self.addresses = addresses;
         self.spot.address = address;

@@ -55,6 +55,8 @@ pub(super) struct Wish {
     pub(super) connection: u64,
     pub(super) facts: TopicFacts,
     pub(super) from: Spot,
+    /// Lanes that it could write by.
+    pub(super) lanes: u8,
 }
 
 /// A ring that a topic is received by.
@@ -77,6 +79,8 @@ pub(super) struct InTopic {
     pub(super) tap: Option<Tap>,
     /// To be answered as soon as nothing of the last connection is under way.
     pub(super) wish: Option<Wish>,
+    /// The connection that was wished for last.
+    pub(super) wished: Option<u64>,
     /// What copies of a ring that is gone may still read.
     pub(super) past: Option<Memory>,
     /// It released chunks of which the writer may not know.

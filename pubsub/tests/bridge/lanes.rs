@@ -1,0 +1,238 @@
+//! Large messages by several lanes.
+
+use std::time::Duration;
+
+use pubsub::bridge::{Counters, Side, TopicKey, TopicOptions, WorkerOptions};
+
+use super::support::{Log, Nodes, PATIENCE, Published, Where, facts, node, options};
+use super::{KEY, MIB, PROVIDERS, lengths, receive, send};
+
+/// As many as there can be here.
+fn two() -> u64 {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().min(2) as u64)
+}
+
+fn by(lanes: usize, provider: &str) -> WorkerOptions {
+    WorkerOptions { lanes, ..options(provider) }
+}
+
+fn counted(nodes: &Nodes, number: u8) -> Counters {
+    nodes.of(number).counters(PATIENCE).unwrap()
+}
+
+static SIZES: [usize; 16] = [
+    0,
+    1,
+    9 * MIB + 3,
+    64,
+    4097,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    70_000,
+    24 * MIB,
+    5,
+    600_000,
+    3 * MIB + 511,
+    0,
+    2 * MIB,
+    64,
+];
+
+#[test]
+fn messages_of_all_sizes_arrive_by_two_lanes_as_by_one() {
+    let lengths = lengths(&SIZES);
+    let count = SIZES.len() as u64;
+    for provider in PROVIDERS {
+        for (from, to) in [
+            (Where::Host, Where::Host),
+            (Where::Device, Where::Device),
+            (Where::Host, Where::Device),
+            (Where::Device, Where::Host),
+        ] {
+            for lanes in [2, 1] {
+                let mut nodes = Nodes::start(2, &by(lanes, provider));
+                let log = Log::default();
+                receive(&nodes, KEY, 1, to, &log);
+                let is_done = send(&nodes, KEY, Published::new(&lengths, from, 0, count), &[1]);
+                nodes.until("all are delivered", |_| is_done());
+                log.check(count);
+                assert!(nodes.failed.is_empty() && nodes.lost.is_empty(), "{:?}", nodes.failed);
+                let (sent, received) =
+                    (counted(&nodes, 0).sent[0].2, counted(&nodes, 1).received[0].2);
+                assert_eq!((sent.delivered, received.messages), (count, count));
+                let wanted = (lanes as u64).min(two());
+                assert_eq!((sent.lanes, received.lanes), (wanted, wanted), "{provider}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_lower_number_of_lanes_counts() {
+    let lengths = lengths(&[MIB + 17, 64, 4 * MIB]);
+    for (writer, reader) in [(2, 1), (1, 2)] {
+        let mut nodes = Nodes::start(0, &options("=net"));
+        for (number, lanes) in [(0, writer), (1, reader)] {
+            nodes.add(number, &by(lanes, "=net"));
+        }
+        let log = Log::default();
+        receive(&nodes, KEY, 1, Where::Host, &log);
+        let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, 12), &[1]);
+        nodes.until("all are delivered", |_| is_done());
+        log.check(12);
+        assert_eq!(counted(&nodes, 0).sent[0].2.lanes, 1);
+        assert_eq!(counted(&nodes, 1).received[0].2.lanes, 1);
+        assert!(nodes.failed.is_empty() && nodes.lost.is_empty(), "{:?}", nodes.failed);
+    }
+}
+
+#[test]
+fn a_node_that_knows_nothing_of_lanes_is_served_by_one() {
+    let lengths = lengths(&[MIB + 17, 64, 4 * MIB]);
+    for old in [0, 1] {
+        let mut nodes = Nodes::start(2, &by(2, "=net"));
+        // Letters of a later version than the first do not get there.
+        nodes.old.push(node(old));
+        let log = Log::default();
+        receive(&nodes, KEY, 1, Where::Host, &log);
+        let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, 12), &[1]);
+        if old == 0 {
+            // It has no way to say that it knows of lanes, either.
+            nodes.old.push(node(1));
+        }
+        nodes.until("all are delivered", |_| is_done());
+        log.check(12);
+        assert_eq!(counted(&nodes, 0).sent[0].2.lanes, 1);
+    }
+}
+
+#[test]
+fn topics_without_large_messages_have_one_lane() {
+    let mut nodes = Nodes::start(2, &by(2, "=net"));
+    let log = Log::default();
+    receive(&nodes, KEY, 1, Where::Host, &log);
+    let source = Published::new(&lengths(&[64, 70_000]), Where::Host, 0, 20);
+    let is_done = source.is_done();
+    let topic = TopicOptions { ..facts(100_000) };
+    let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(source)).unwrap();
+    nodes.of(0).add_destination(KEY, node(1)).unwrap();
+    announcer.announce();
+    nodes.until("all are delivered", |_| is_done());
+    log.check(20);
+    assert_eq!(counted(&nodes, 0).sent[0].2.lanes, 1);
+}
+
+#[test]
+fn nothing_is_lost_with_a_ring_of_two_lanes() {
+    let lengths = lengths(&[64, 3 * MIB, 64, 20_000, MIB + 5]);
+    for provider in PROVIDERS {
+        let mut nodes = Nodes::start(2, &by(2, provider));
+        let log = Log::default();
+        let mut sink = log.sink(Where::Device);
+        sink.refuse = 7;
+        let device = Some(Where::Device.device());
+        nodes.of(1).receive_topic(KEY, node(0), 0, device, Box::new(sink)).unwrap();
+        let count = 60;
+        let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Device, 0, count), &[1]);
+        for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
+            let so_far = round * count as usize / 6;
+            nodes.until("some are there", |_| log.len() >= so_far || is_done());
+            nodes.of(at).lose_node(node(1 - at)).unwrap();
+            let heard = nodes.lost.len();
+            nodes.until("it is noticed", |nodes| nodes.lost.len() > heard || is_done());
+            if at == 1 {
+                nodes.of(0).lose_node(node(1)).unwrap();
+            }
+        }
+        nodes.until("all are delivered", |_| is_done());
+        log.check(count);
+        assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
+        assert_eq!(counted(&nodes, 0).renewals, 0);
+    }
+}
+
+#[test]
+fn a_reader_that_is_gone_holds_up_nobody_and_another_comes() {
+    for provider in PROVIDERS {
+        let lengths = lengths(&[5 * MIB, 64, MIB]);
+        let mut nodes = Nodes::start(3, &by(2, provider));
+        let (log, other) = (Log::default(), Log::default());
+        receive(&nodes, KEY, 1, Where::Host, &log);
+        receive(&nodes, KEY, 2, Where::Device, &other);
+        let count = 40;
+        let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, count), &[1, 2]);
+        nodes.until("some are there", |_| other.len() > 4);
+        // Its endpoints are closed in the middle of what comes.
+        nodes.gone.push(node(2));
+        drop(nodes.workers.remove(&node(2)));
+        nodes.of(0).lose_node(node(2)).unwrap();
+        nodes.of(0).remove_destination(KEY, node(2)).unwrap();
+        nodes.until("all are delivered", |_| is_done());
+        log.check(count);
+        nodes.gone.clear();
+        nodes.add(2, &by(2, provider));
+        let third = TopicKey(3);
+        let fresh = Log::default();
+        receive(&nodes, third, 2, Where::Device, &fresh);
+        let is_done = send(&nodes, third, Published::new(&lengths, Where::Host, 0, 6), &[2]);
+        nodes.until("what is new is delivered", |_| is_done());
+        fresh.check(6);
+        let is_lost = nodes.lost.contains(&(KEY, node(0), node(1), Side::Writer));
+        assert!(!is_lost || counted(&nodes, 0).renewals > 0, "{provider}: {:?}", nodes.lost);
+    }
+}
+
+#[test]
+fn large_and_small_messages_of_many_topics_go_both_ways() {
+    let mut nodes = Nodes::start(2, &by(2, "=net"));
+    let (count, mut logs) = (12, Vec::new());
+    let mut are_done: Vec<Box<dyn Fn() -> bool>> = Vec::new();
+    for number in 0..6 {
+        let (key, from) = (TopicKey(100 + number), (number % 2) as u8);
+        let lengths = lengths(&[2 * MIB + 1, 64, 300_000, 7 * MIB]);
+        let log = Log::default();
+        let place = if number < 3 { Where::Host } else { Where::Device };
+        let device = (place == Where::Device).then(|| place.device());
+        let sink = Box::new(log.sink(place));
+        nodes.of(1 - from).receive_topic(key, node(from), 0, device, sink).unwrap();
+        let source = Published::new(&lengths, place, 0, count);
+        are_done.push(Box::new(source.is_done()));
+        let announcer = nodes.of(from).send_topic(key, facts(1 << 30), Box::new(source)).unwrap();
+        nodes.of(from).add_destination(key, node(1 - from)).unwrap();
+        announcer.announce();
+        logs.push(log);
+    }
+    nodes.until("all are delivered", |_| are_done.iter().all(|is_done| is_done()));
+    logs.iter().for_each(|log| log.check(count));
+    assert!(nodes.failed.is_empty() && nodes.lost.is_empty(), "{:?}", nodes.failed);
+}
+
+#[test]
+fn lanes_that_nothing_happens_to_cost_nothing() {
+    let mut nodes = Nodes::start(2, &by(2, "=net"));
+    let log = Log::default();
+    receive(&nodes, KEY, 1, Where::Host, &log);
+    let source = Published::new(&lengths(&[4 * MIB]), Where::Host, 0, 3);
+    let is_done = send(&nodes, KEY, source, &[1]);
+    nodes.until("all are delivered", |_| is_done());
+    std::thread::sleep(Duration::from_millis(200));
+    let before = cpu_time();
+    std::thread::sleep(Duration::from_secs(2));
+    let took = cpu_time() - before;
+    println!("{took:?} of processor time for two lanes' threads in two seconds");
+    let is_alone = std::env::var_os("NEXTEST").is_some();
+    assert!(!is_alone || took < Duration::from_millis(40), "{took:?}");
+    drop(nodes);
+}
+
+/// Of the threads of further lanes.
+fn cpu_time() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let of_lanes = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("ring lane"))
+    });
+    let times = of_lanes.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
+    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
+    Duration::from_nanos(nanoseconds.sum())
+}
