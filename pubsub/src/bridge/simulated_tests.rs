@@ -1,5 +1,6 @@
 //! Topics from one node to others, in simulated time.
 
+mod lanes;
 mod stuck;
 
 use std::sync::Arc;
@@ -11,7 +12,9 @@ use super::header::{Form, LONGEST_PREFIX};
 use super::inbound::{Broken, Inbound};
 use super::outbound::{Manner, Outbound};
 use super::simulated_ends::{SimSink, SimSource, header_of};
-use super::simulation::{SimChunk, SimIntake, SimPlace, SimReading, SimWire, Speeds, takes};
+use super::simulation::{
+    SimChunk, SimIntake, SimLane, SimPlace, SimReading, SimWire, Speeds, takes,
+};
 use super::{MessageHeader, NodeId};
 
 const MIB: u64 = 1 << 20;
@@ -191,7 +194,7 @@ impl World {
             has_moved = self.wire.settle(true);
         }
         if is_waiting {
-            self.wire.expect(now.steady + 1000);
+            self.wire.look_again();
         }
         has_moved
     }

@@ -56,8 +56,24 @@ pub(super) struct Speeds {
     pub(super) latency: u64,
 }
 
+/// One of the lanes of a ring: how many times slower than the wire it is, and how much later than
+/// others something may arrive by it, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SimLane {
+    belt: Belt,
+    pub(super) slower: u64,
+    pub(super) later: u64,
+}
+
+impl SimLane {
+    pub(super) fn new(slower: u64, later: u64) -> Self {
+        Self { belt: Belt::default(), slower, later }
+    }
+}
+
 /// Something on its way.
 struct Flight {
+    lane: usize,
     /// Until then it is read from where it lies.
     leaves: u64,
     source: Option<(SimPlace, usize)>,
@@ -74,14 +90,16 @@ pub(super) struct SimRing {
     reader: Reader,
     memory: Bytes,
     flights: Vec<Flight>,
-    /// Where chunks end, and when they have left.
-    leaving: Vec<(u64, u64)>,
+    /// Of chunks that have not left: by which lane, where they begin, and when they will have.
+    leaving: Vec<(usize, u64, u64)>,
     left: u64,
     credits: Vec<(u64, u32)>,
     released: Arc<Mutex<Vec<Span>>>,
-    belt: Belt,
+    lanes: Vec<SimLane>,
     pub(super) rate: u64,
     is_broken: bool,
+    /// A lane is lost, and the writer knows.
+    has_lost_lane: bool,
     is_closed: bool,
     /// The provider takes what is written, and does nothing with it.
     pub(super) is_dead: bool,
@@ -94,6 +112,10 @@ pub(super) struct SimWire {
     pub(super) now: u64,
     pub(super) speeds: Speeds,
     pub(super) rings: Vec<SimRing>,
+    /// What rings are made with from now on.
+    pub(super) lanes: Vec<SimLane>,
+    /// How late things are, by chance.
+    chance: u64,
     sheets: Vec<Vec<u8>>,
     free_sheets: Vec<u32>,
     slots: Vec<Vec<u8>>,
@@ -104,6 +126,8 @@ pub(super) struct SimWire {
     copies: Vec<(u64, SimPlace, u64, u64, u32)>,
     pub(super) pieces_copied: u64,
     events: Vec<u64>,
+    /// When it is looked again, if nothing happens before.
+    again: u64,
 }
 
 impl SimWire {
@@ -112,6 +136,8 @@ impl SimWire {
             now: 0,
             speeds,
             rings: Vec::new(),
+            lanes: vec![SimLane::new(1, 0)],
+            chance: 1,
             sheets: Vec::new(),
             free_sheets: Vec::new(),
             slots: Vec::new(),
@@ -121,6 +147,7 @@ impl SimWire {
             copies: Vec::new(),
             pieces_copied: 0,
             events: Vec::new(),
+            again: 0,
         }
     }
 
@@ -137,9 +164,10 @@ impl SimWire {
             left: 0,
             credits: Vec::new(),
             released: Arc::default(),
-            belt: Belt::default(),
+            lanes: self.lanes.clone(),
             rate: self.speeds.wire,
             is_broken: false,
+            has_lost_lane: false,
             is_closed: false,
             is_dead: false,
             is_mute: false,
@@ -154,6 +182,15 @@ impl SimWire {
         ring.flights.clear();
         ring.credits.clear();
         ring.leaving.clear();
+    }
+
+    /// What is on its way by one lane never arrives, and the writer hears so. The reader does not.
+    pub(super) fn lose_lane(&mut self, ring: usize, lane: usize) {
+        let ring = &mut self.rings[ring];
+        let lane = lane % ring.lanes.len();
+        ring.has_lost_lane = true;
+        ring.flights.retain(|flight| flight.lane != lane);
+        ring.leaving.retain(|(by, ..)| *by != lane);
     }
 
     /// The reader, or somebody in its name, says that it has read all that was written.
@@ -174,15 +211,18 @@ impl SimWire {
         let living = self.rings.iter().filter(|ring| !ring.is_dead);
         let rings = living.flat_map(|ring| {
             let flights = ring.flights.iter().map(|flight| flight.arrives);
-            let leaving = ring.leaving.iter().map(|(_, at)| *at);
+            let leaving = ring.leaving.iter().map(|(.., at)| *at);
             flights.chain(leaving).chain(ring.credits.iter().map(|(at, _)| *at))
         });
-        rings.chain(self.events.iter().copied()).filter(|event| *event > now).min()
+        let known = self.events.iter().copied().chain([self.again]);
+        rings.chain(known).filter(|event| *event > now).min()
     }
 
-    /// Says that something happens then.
-    pub(super) fn expect(&mut self, event: u64) {
-        self.events.push(event);
+    /// It is looked again a little later, unless it is to be anyway.
+    pub(super) fn look_again(&mut self) {
+        if self.again <= self.now {
+            self.again = self.now + 1000;
+        }
     }
 
     /// Lets arrive what has, and gives back what was released.
@@ -207,13 +247,11 @@ impl SimWire {
                 ring.reader.notice(&immediate, 0).unwrap();
                 has_moved = true;
             }
-            ring.leaving.retain(|(end, at)| {
-                if *at <= now {
-                    ring.left = ring.left.max(*end);
-                    has_moved = true;
-                }
-                *at > now
-            });
+            let before = ring.leaving.len();
+            ring.leaving.retain(|(.., at)| *at > now);
+            has_moved |= ring.leaving.len() < before;
+            let first = ring.leaving.iter().map(|(_, start, _)| *start).min();
+            ring.left = first.unwrap_or(ring.writer.tail());
             for span in ring.released.lock().unwrap().drain(..) {
                 ring.reader.release(span);
             }
@@ -263,12 +301,18 @@ impl Wire for SimWire {
         at: u64,
     ) -> Result<Pushed> {
         let ring = &mut self.rings[ring];
-        if ring.is_broken {
+        if ring.is_broken || ring.has_lost_lane {
             return Err(broken());
         }
         if ring.leaving.len() >= 16 {
             return Ok(Pushed::Busy);
         }
+        // Small messages go by the first, as what stands before large ones does.
+        let lanes = ring.lanes.iter().enumerate();
+        let lane = match part {
+            Part::Sheet { .. } => 0,
+            _ => lanes.min_by_key(|(_, lane)| lane.belt.free.max(self.now)).map_or(0, |it| it.0),
+        };
         let from = (message.written() - at) as usize;
         let source = match part {
             Part::Direct(place) => Some((place.clone(), from)),
@@ -286,12 +330,16 @@ impl Wire for SimWire {
         };
         ring.writer.commit(message, &chunk);
         let payload = bytes[..chunk.header.payload as usize].to_vec();
-        let left = ring.belt.put(self.now, takes(chunk.length(), ring.rate));
-        ring.leaving.push((ring.writer.tail(), left));
+        let by = &mut ring.lanes[lane];
+        let left = by.belt.put(self.now, takes(chunk.length(), ring.rate) * by.slower);
+        self.chance = self.chance.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        let late = if by.later == 0 { 0 } else { (self.chance >> 33) % by.later };
+        ring.leaving.push((lane, chunk.header.position, left));
         ring.flights.push(Flight {
+            lane,
             leaves: left,
             source,
-            arrives: left + self.speeds.latency,
+            arrives: left + self.speeds.latency + late,
             at: (chunk.header_at, chunk.payload_at),
             header: chunk.header,
             payload,
@@ -302,7 +350,7 @@ impl Wire for SimWire {
 
     fn marks(&self, ring: usize) -> Result<Marks> {
         let ring = &self.rings[ring];
-        if ring.is_broken {
+        if ring.is_broken || ring.has_lost_lane {
             return Err(broken());
         }
         let (tail, read) = (ring.writer.tail(), ring.writer.known_head());

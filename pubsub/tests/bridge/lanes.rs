@@ -8,7 +8,7 @@ use super::support::{Log, Nodes, PATIENCE, Published, Where, facts, node, option
 use super::{KEY, MIB, PROVIDERS, lengths, receive, send};
 
 /// As many as there can be here.
-fn two() -> u64 {
+pub(crate) fn two() -> u64 {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().min(2) as u64)
 }
 

@@ -40,8 +40,10 @@ impl Source for Limited {
 
 #[test]
 fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
-    for provider in super::PROVIDERS {
-        let mut nodes = Nodes::start(3, &WorkerOptions { ring: RING, ..options(provider) });
+    for (provider, lanes) in super::PROVIDERS.into_iter().zip([1, 2]) {
+        let options = WorkerOptions { ring: RING, lanes, ..options(provider) };
+        let mut nodes = Nodes::start(3, &options);
+        let lanes = super::lanes::two().min(lanes as u64);
         let (log, hostile) = (Log::default(), Log::default());
         receive(&nodes, KEY, 1, Where::Host, &log);
         let sink = Box::new(hostile.sink(Where::Host));
@@ -58,12 +60,13 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         let mut most = 0;
         for connection in 0..300 {
             let wish =
-                Terms::Wish { connection, facts, from: from.clone(), lanes: 0 }.encode().unwrap();
+                Terms::Wish { connection, facts, from: from.clone(), lanes: lanes as u8 }.encode();
+            let wish = wish.unwrap();
             nodes.of(1).letter(OTHER, node(2), wish).unwrap();
             nodes.carry();
             most = most.max(nodes.of(1).counters(PATIENCE).unwrap().quarantined);
         }
-        assert!(most > RING && most <= 8 * RING, "{most} bytes are kept");
+        assert!(most > RING && most <= 8 * RING * lanes, "{most} bytes are kept");
         let renewals = |nodes: &Nodes| nodes.of(1).counters(PATIENCE).unwrap().renewals;
         nodes.until("there is another endpoint", |nodes| renewals(nodes) > 0);
         assert_eq!(nodes.of(1).counters(PATIENCE).unwrap().quarantined, 0);
