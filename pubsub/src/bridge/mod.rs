@@ -36,6 +36,7 @@ pub use header::{
 };
 pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
+pub(crate) use terms::MOST_LANES;
 pub use terms::{LONGEST_TERMS, Side, Spot, Terms, TopicFacts};
 pub use worker::{
     Announcer, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,

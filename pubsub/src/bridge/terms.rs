@@ -30,7 +30,7 @@ const VERSION: u8 = 1;
 /// Of letters that say something of several lanes.
 const WITH_LANES: u8 = 2;
 /// Lanes that a ring has at most.
-pub(super) const MOST_LANES: u8 = 16;
+pub(crate) const MOST_LANES: u8 = 16;
 
 /// A side of a topic between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

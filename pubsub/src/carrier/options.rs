@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use crate::bridge::MOST_LANES;
+
 /// How a node is connected to others, if the process that serves it is told so.
 ///
 /// ```
@@ -41,10 +43,15 @@ pub struct NetworkOptions {
     pub lost_after: Duration,
     /// Threads that carry messages; never more than there are processors.
     pub workers: usize,
-    /// Lanes by which each of these carries large messages, a thread and a connection each; 0: as
-    /// many as the provider and the processors make sensible. Never more than there are processors
-    /// for all, nor than the other node has.
+    /// Lanes by which each of these carries messages of 1 MiB and more, a thread and a connection
+    /// each; 0: as many as the provider and the processors make sensible. Never more than there are
+    /// processors for all, nor than the other node has.
     pub lanes: usize,
+}
+
+impl NetworkOptions {
+    /// The most [lanes](Self::lanes) that there can be.
+    pub const MOST_LANES: u32 = MOST_LANES as u32;
 }
 
 impl Default for NetworkOptions {

@@ -83,7 +83,7 @@ impl Carrier {
             let provider = &worker.address().provider;
             let path = |lanes: u64| match lanes {
                 0 | 1 => format!("ring over {provider}"),
-                lanes => format!("ring over {provider}, large messages by {lanes} lanes"),
+                lanes => format!("ring of {lanes} lanes over {provider}"),
             };
             let named = |key: &TopicKey| names.get(key).map(|name| (*name).to_owned());
             let of_node = |node: [u8; 16]| NodeIdentity(node).to_string();

@@ -19,6 +19,8 @@ pub fn network(listen: SocketAddr, peers: &[SocketAddr]) -> NetworkOptions {
         listen: Some(listen),
         peers: peers.iter().map(ToString::to_string).collect(),
         lost_after: Duration::from_secs(20),
+        // Two, where there are as many cores: so lanes are among what is killed here.
+        lanes: 2,
         ..NetworkOptions::default()
     }
 }
@@ -179,6 +181,16 @@ fn large_messages_arrive_whole() {
         let sample = subscriber.pull(PATIENCE).unwrap();
         assert_eq!((sample.length(), &*sample.metadata()), (length, &length.to_le_bytes()[..]));
         assert!(sample.to_vec().unwrap() == bytes, "other bytes, {length} of them");
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let by = if cores > 1 { "ring of 2 lanes over " } else { "ring over " };
+    for node in [writer, reader] {
+        let is_told = |row: &Row| match row {
+            Row::Sent { path, .. } | Row::Received { path, .. } => path.starts_with(by),
+            _ => false,
+        };
+        let rows = node.report().unwrap();
+        assert!(rows.iter().any(is_told), "{by}: {rows:?}");
     }
 }
 

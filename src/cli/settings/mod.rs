@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use pubsub::{MemoryPlace, Reliability, TopicSettings};
+use pubsub::{MemoryPlace, NetworkOptions, Reliability, TopicSettings};
 
 use super::exit::{Exit, Failure};
 use declare::declare;
@@ -55,6 +55,8 @@ declare! {
         node_name: Option<String> = None, "the label", label;
         /// Which provider carries messages to other nodes.
         provider: Option<String> = None, "the best one", label;
+        /// Lanes by which messages of 1 MiB and more go to other nodes, a connection and a thread each; no more than there are processors, nor than the other node has.
+        lanes: Option<u32> = None, "what provider and processors make sensible", lanes;
         /// The address from which messages leave for other nodes.
         source: Option<IpAddr> = None, "the one that other nodes are talked to from", anything;
         /// A node that was not heard of for so long is lost.
@@ -136,6 +138,13 @@ fn addresses(all: &[String]) -> Result<(), String> {
 
 fn address_if_any(any: &Option<String>) -> Result<(), String> {
     any.as_ref().map_or(Ok(()), address)
+}
+
+fn lanes(lanes: &Option<u32>) -> Result<(), String> {
+    match lanes.is_none_or(|lanes| (1..=NetworkOptions::MOST_LANES).contains(&lanes)) {
+        true => Ok(()),
+        false => Err(format!("1 to {} are possible", NetworkOptions::MOST_LANES)),
+    }
 }
 
 fn lost_after(time: &Duration) -> Result<(), String> {

@@ -79,7 +79,7 @@ pub(super) fn address() -> Result<SocketAddr, Failure> {
 pub(super) fn services(
     party: &Party,
     budget: u64,
-    provider: Option<&String>,
+    (provider, lanes): (Option<&String>, Option<u32>),
     cores: &[usize],
 ) -> Result<[Service; 2], Failure> {
     let addresses = [address()?, address()?];
@@ -89,6 +89,7 @@ pub(super) fn services(
             listen: addresses[node],
             peer: (node == 1).then_some(addresses[0]),
             provider: provider.cloned(),
+            lanes: lanes.unwrap_or(0),
         }),
         budget,
         cores: cores.to_vec(),
@@ -148,8 +149,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let here = arguments.memory.to_string();
     let there = arguments.to.unwrap_or(arguments.memory).to_string();
     let budget = kinds(&here).iter().map(|(_, kind)| kind.budget(1)).sum();
-    let provider = arguments.provider.as_ref();
-    let both = services(&party, budget, provider, cores.services())?;
+    let by = (arguments.provider.as_ref(), arguments.lanes);
+    let both = services(&party, budget, by, cores.services())?;
     let each = arguments.each(true);
     let in_stream = (STREAM / arguments.size).clamp(8, MOST_OF_A_STREAM).min(each * 2 * ROUNDS);
     let schedule = schedule(each, (kinds(&here).len() - 1, in_stream));

@@ -61,7 +61,8 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         run: std::process::id().into(),
         is_touched: false,
     };
-    let both = services(&party, kind.budget(topics), arguments.provider.as_ref(), &[])?;
+    let both =
+        services(&party, kind.budget(topics), (arguments.provider.as_ref(), arguments.lanes), &[])?;
     let mut tasks: Vec<_> =
         both.iter().map(|service| (Task::Topic(Part::Serve(service.clone())), None)).collect();
     // Half of the subscribers at each node, and one at each at least.

@@ -86,6 +86,9 @@ pub(crate) struct Arguments {
     /// What carries messages between nodes [default: the best provider]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
+    /// Lanes by which large messages go between nodes [default: what is sensible here]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    lanes: Option<u32>,
     /// How long idle topics, or many at once, are watched
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,

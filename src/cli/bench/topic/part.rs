@@ -79,6 +79,7 @@ pub(in crate::cli::bench) struct Network {
     pub(super) listen: SocketAddr,
     pub(super) peer: Option<SocketAddr>,
     pub(super) provider: Option<String>,
+    pub(super) lanes: u32,
 }
 
 /// What topics are like.
@@ -169,6 +170,7 @@ pub(super) fn serve(service: &Service) -> Result<Node, Failure> {
         listen: Some(network.listen),
         peers: network.peer.iter().map(ToString::to_string).collect(),
         provider: network.provider.clone(),
+        lanes: network.lanes as usize,
         lost_after: PATIENCE,
         ..NetworkOptions::default()
     });
