@@ -197,6 +197,7 @@ impl Port {
         }
         match self.queue.poll() {
             Some(outcome) => self.sort(outcome),
+            None if !self.are_lanes_next && self.hear_lane() => Ok(Turn::Ring),
             None => self.idle(),
         }
     }
