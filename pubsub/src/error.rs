@@ -33,6 +33,9 @@ pub enum ErrorKind {
     VersionMismatch,
     /// The node, or what belongs to it, was closed or lost.
     Closed,
+    /// The message will never be there: its publisher died, or its device failed, before a stream
+    /// had written it.
+    Poisoned,
     /// The handle was made before a fork, and belongs to the parent.
     Forked,
     /// Something below failed; the cause says what.
@@ -55,6 +58,7 @@ impl ErrorKind {
             Self::Malformed => "malformed",
             Self::VersionMismatch => "version mismatch",
             Self::Closed => "closed",
+            Self::Poisoned => "poisoned",
             Self::Forked => "used after a fork",
             Self::Failed => "failed",
         }

@@ -22,6 +22,8 @@ pub(crate) trait Office: Send + Sync + Debug {
     fn waits(&self, topic: u32);
     /// This process does not use the topic any more, or one handle of it less.
     fn forget(&self, topic: u32);
+    /// Streams of this process are at messages: somebody looks now and then how far they are.
+    fn tend(&self) {}
     /// Fails once the node is closed.
     fn check(&self) -> Result<()>;
 }

@@ -33,7 +33,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};
 pub use node::{Budgets, Node, NodeOptions, ServiceMode, Topic, report};
-pub use pool::{Metadata, Times, Way};
+pub use pool::{Metadata, Readiness, Times, Way};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;

@@ -1,5 +1,7 @@
 //! Memory that is borrowed for a message.
 
+mod ordered;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,8 +43,8 @@ pub enum Attempt {
 ///
 /// It can be written by anything: by [`write`](Self::write), by a device through its
 /// [`slice`](Self::slice), or by [address](Self::address). What a device does has to be done
-/// before it is published. What it contains before that is up to chance: some message that was
-/// there before.
+/// before it is published, or begun on the stream that it is [published on](Self::publish_on).
+/// What it contains before that is up to chance: some message that was there before.
 pub struct Loan {
     post: Arc<Post>,
     block: Block,
@@ -51,6 +53,8 @@ pub struct Loan {
     is_mine: bool,
     /// What a device may still be writing to it, though nobody waited for that.
     begun: Option<Begun>,
+    /// All of that is before the point of the stream that it was to be published on.
+    is_ordered: bool,
 }
 
 impl fmt::Debug for Loan {
@@ -62,7 +66,15 @@ impl fmt::Debug for Loan {
 impl Loan {
     pub(crate) fn new(post: Arc<Post>, block: Block, place: Place, length: u64) -> Result<Self> {
         match post.desk.here.slice(place, length) {
-            Ok(slice) => Ok(Self { post, block, slice, metadata: 0, is_mine: true, begun: None }),
+            Ok(slice) => Ok(Self {
+                post,
+                block,
+                slice,
+                metadata: 0,
+                is_mine: true,
+                begun: None,
+                is_ordered: false,
+            }),
             Err(error) => {
                 post.give_back(block);
                 Err(error)
@@ -172,6 +184,7 @@ impl Loan {
             length: self.length(),
             metadata: self.metadata,
             filled: clock::now(),
+            turn: None,
         }
     }
 

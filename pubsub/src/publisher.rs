@@ -1,5 +1,7 @@
 //! Publishing.
 
+mod ordered;
+
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +14,7 @@ use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::house::Desk;
 use crate::loan::{Attempt, Loan, Sent};
-use crate::pool::Stage;
+use crate::pool::{Stage, Turn};
 use crate::settings::Reliability;
 use crate::topic::{Entry, PublisherLine};
 
@@ -86,6 +88,8 @@ pub(crate) struct Outgoing {
     pub(crate) metadata: u16,
     /// When the publisher had filled it.
     pub(crate) filled: u64,
+    /// A stream is at it: then it stays the caller's if it is not published.
+    pub(crate) turn: Option<Turn>,
 }
 
 impl Post {
@@ -159,7 +163,8 @@ impl Post {
             let checked = self.desk.house.check("borrow memory");
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };
-        let found = ledger.wait(&mut spin, deadline, look).transpose();
+        let found = self.wait(deadline, look, |end, look| ledger.wait(&mut spin, end, look));
+        let found = found.transpose();
         self.line().pressure().end(matches!(found, Ok(Some(_))));
         self.order().spin = spin;
         found
@@ -186,8 +191,14 @@ impl Post {
             published_at: now,
             metadata: outgoing.metadata,
             has_origin: false,
+            turn: outgoing.turn,
         };
         let caller = house.caller();
+        let dispose = || {
+            if outgoing.turn.is_none() {
+                ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));
+            }
+        };
         let sent = match topic.publish_in(&caller, entry, ledger) {
             Ok(published) => {
                 if topic.is_carried() {
@@ -201,17 +212,19 @@ impl Post {
             }
             Err(QueueError::NoSubscribers) => {
                 self.line().count(sequence, outgoing.length);
-                ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));
+                dispose();
                 Sent { position: None, readers: 0, is_dropped: false }
             }
             Err(QueueError::Full) if topic.settings().reliability == Reliability::Reliable => {
                 self.line().pressure().refused();
                 self.desk.waits();
+                // For the next attempt: streams of this process may have passed what fills it.
+                here.tend(&caller);
                 return Ok(None);
             }
             Err(QueueError::Full) => {
                 self.line().count_dropped(sequence);
-                ledger.dispose(&caller, outgoing.block, Owner::participant(house.me));
+                dispose();
                 Sent { position: None, readers: 0, is_dropped: true }
             }
             Err(cause) => return Err(below::of_queue(operation, cause).on(topic.name())),
@@ -239,7 +252,9 @@ impl Post {
             }
             if queue.has_room() { self.attempt(outgoing, true).transpose() } else { None }
         };
-        let sent = queue.wait_for_room_with(&mut spin, deadline, look).transpose();
+        let sent =
+            self.wait(deadline, look, |end, look| queue.wait_for_room_with(&mut spin, end, look));
+        let sent = sent.transpose();
         self.line().pressure().end(matches!(sent, Ok(Some(_))));
         self.order().spin = spin;
         sent
@@ -262,7 +277,11 @@ impl Post {
 impl Drop for Post {
     fn drop(&mut self) {
         let house = &self.desk.house;
-        if house.born.is_current() && self.line().is_of(house.me, self.id) {
+        if !house.born.is_current() {
+            return;
+        }
+        self.desk.here.tend(&house.caller());
+        if self.line().is_of(house.me, self.id) {
             self.line().give_back();
             self.desk.changed();
         }
@@ -474,7 +493,9 @@ impl Publisher {
         };
         post.line().pressure().begin();
         post.desk.waits();
-        let flushed = queue.wait_for_room_with(&mut spin, clock::deadline(patience), look);
+        let flushed = post.wait(clock::deadline(patience), look, |end, look| {
+            queue.wait_for_room_with(&mut spin, end, look)
+        });
         post.line().pressure().end(matches!(flushed, Some(Ok(()))));
         match flushed {
             Some(Ok(())) => {

@@ -1,5 +1,7 @@
 //! A message that is held.
 
+mod ordered;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,6 +23,8 @@ pub struct Sample {
     position: u64,
     entry: Entry,
     slice: Slice,
+    /// Not, if a stream holds it now.
+    is_mine: bool,
 }
 
 impl fmt::Debug for Sample {
@@ -37,7 +41,7 @@ impl Sample {
         entry: Entry,
         slice: Slice,
     ) -> Self {
-        Self { shared, direction, position, entry, slice }
+        Self { shared, direction, position, entry, slice, is_mine: true }
     }
 
     fn pool(&self) -> &Pool {
@@ -96,17 +100,20 @@ impl Sample {
         Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.desk.topic.name()))
     }
 
-    /// Copies a part of it out; from a device, waits until it is there.
+    /// Copies a part of it out; from a device, waits until it is there, and before that until it
+    /// is [written](Self::readiness).
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) beyond its end,
-    /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more.
+    /// [`Evicted`](ErrorKind::Evicted) if it is not [valid](Self::is_valid) any more,
+    /// [`Poisoned`](ErrorKind::Poisoned) if it never will be written.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let operation = "read a message";
         let part = self.slice.slice(offset, bytes.len() as u64);
         let part = part.map_err(|cause| below::of_device(operation, cause))?;
         if !bytes.is_empty() {
             self.shared.desk.house.check_fork(operation)?;
+            self.await_ready(operation)?;
             self.pool().read(&part, bytes, gpu::PATIENCE)?;
         }
         // Afterwards: what was read while it was held is right.
@@ -202,6 +209,8 @@ impl Sample {
 
 impl Drop for Sample {
     fn drop(&mut self) {
-        self.shared.release(self.direction, self.position);
+        if self.is_mine {
+            self.shared.release(self.direction, self.position);
+        }
     }
 }

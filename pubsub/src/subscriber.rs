@@ -1,8 +1,12 @@
 //! Reading.
 
+mod departures;
+mod ordered;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu::Stream;
 use ipc::{Seat, Spin};
 
 use crate::below;
@@ -10,10 +14,13 @@ use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::house::Desk;
-use crate::pool::Direction;
+use crate::pool::{Direction, Rest};
 use crate::publisher::PublisherId;
 use crate::sample::Sample;
 use crate::topic::Entry;
+
+pub(crate) use self::departures::Departure;
+use self::departures::Departures;
 
 /// Reads the messages of one topic: all that are published, on this node or others, from when
 /// it subscribed.
@@ -35,10 +42,12 @@ pub struct Subscriber {
     next: Direction,
     spin: Spin,
     /// Messages that were taken, of either direction, and lie in memory that this process was
-    /// not given yet.
+    /// not given yet, or are still being written by a stream.
     ahead: [Option<(u64, Entry)>; 2],
     /// Messages that were missed, and not told of yet.
     gap: u64,
+    /// Messages that were never written, since their publishers were lost.
+    poisoned: u64,
     /// Losses of publishers that were told of.
     losses: u64,
     is_eviction_told: bool,
@@ -50,6 +59,7 @@ pub(crate) struct Subscription {
     pub(crate) desk: Desk,
     here: Seat,
     arrivals: Seat,
+    departures: Arc<Departures>,
 }
 
 impl Subscription {
@@ -83,7 +93,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let Desk { house, topic, .. } = &self.desk;
-        if !house.born.is_current() {
+        if !house.born.is_current() || !self.has_nothing_more_to_release() {
             return;
         }
         let caller = house.caller();
@@ -120,7 +130,9 @@ impl Subscriber {
         topic.enrol(here.seat(), arrivals.seat());
         desk.changed();
         let spin = desk.house.waiting;
-        let shared = Subscription { here: here.seat(), arrivals: arrivals.seat(), desk };
+        let seats = (here.seat(), arrivals.seat());
+        let departures = Arc::new(Departures::new(&desk, seats.0, seats.1));
+        let shared = Subscription { here: seats.0, arrivals: seats.1, desk, departures };
         Ok(Self {
             here,
             arrivals,
@@ -129,6 +141,7 @@ impl Subscriber {
             spin,
             ahead: [None; 2],
             gap: 0,
+            poisoned: 0,
             losses,
             is_eviction_told: false,
         })
@@ -145,19 +158,28 @@ impl Subscriber {
         self.spin = spin;
     }
 
-    /// Messages that were dropped before it came to read them, in all.
+    /// Messages that were dropped before it came to read them, or never written, in all.
     #[must_use]
     pub fn missed(&self) -> u64 {
-        self.here.missed().wrapping_add(self.arrivals.missed())
+        let dropped = self.here.missed().wrapping_add(self.arrivals.missed());
+        dropped.wrapping_add(self.poisoned)
     }
 
-    /// The next message, if there is one.
+    /// The next message, if there is one. One that a [stream writes](crate::Loan::publish_on) is
+    /// there when it is written; those that come after it wait, as it does. If it never will be,
+    /// since its publisher was lost, it is passed over, and counts as [missed](Self::missed).
     ///
     /// # Errors
     /// [`Evicted`](ErrorKind::Evicted), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     #[inline]
     pub fn try_pull(&mut self) -> Result<Option<Sample>> {
+        self.try_pull_with(None)
+    }
+
+    /// If there is a stream, it waits for what is not written yet.
+    #[inline]
+    fn try_pull_with(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
         self.shared.desk.house.check_fork("pull")?;
         for _ in 0..2 {
             let direction = self.next;
@@ -165,7 +187,7 @@ impl Subscriber {
                 Direction::Here => Direction::Arrivals,
                 Direction::Arrivals => Direction::Here,
             };
-            if let Some(sample) = self.try_pull_from(direction)? {
+            if let Some(sample) = self.try_pull_from(direction, stream)? {
                 return Ok(Some(sample));
             }
             if !self.shared.is_seated(direction) {
@@ -177,13 +199,13 @@ impl Subscriber {
         Ok(None)
     }
 
-    /// Waits for the next message.
+    /// Waits for the next message, and until it is written, as [`try_pull`](Self::try_pull) does not.
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn pull(&mut self, patience: Duration) -> Result<Sample> {
-        if let Some(sample) = self.pull_within(patience)? {
+        if let Some(sample) = self.pull_within(patience, None)? {
             return Ok(sample);
         }
         let detail = format!("no message within {patience:?}");
@@ -191,17 +213,44 @@ impl Subscriber {
     }
 
     /// None once the patience is over.
-    fn pull_within(&mut self, patience: Duration) -> Result<Option<Sample>> {
-        if let Some(sample) = self.try_pull()? {
+    fn pull_within(
+        &mut self,
+        patience: Duration,
+        stream: Option<&Stream>,
+    ) -> Result<Option<Sample>> {
+        if let Some(sample) = self.try_pull_with(stream)? {
             return Ok(Some(sample));
         }
         let mut spin = self.spin;
         let topic = Arc::clone(&self.shared.desk.topic);
         let deadline = clock::deadline(patience);
-        // Who delivers what arrives rings there, too.
-        let waited = topic.here().wait_with(&mut spin, deadline, || self.try_pull().transpose());
-        self.spin = spin;
-        waited.transpose()
+        let mut rest = Rest::NEW;
+        loop {
+            // What a stream does rings no bell.
+            let is_watched = self.waits_for_streams();
+            if is_watched {
+                self.shared.tend();
+            }
+            let end = if is_watched { rest.next(deadline) } else { deadline };
+            // Who delivers what arrives rings there, too.
+            let waited = topic.here().wait_with(&mut spin, end, || {
+                match self.try_pull_with(stream).transpose() {
+                    None if !is_watched && self.waits_for_streams() => Some(None),
+                    pulled => pulled.map(Some),
+                }
+            });
+            match waited {
+                Some(Some(pulled)) => {
+                    self.spin = spin;
+                    return pulled.map(Some);
+                }
+                None if end >= deadline => {
+                    self.spin = spin;
+                    return Ok(None);
+                }
+                None | Some(None) => {}
+            }
+        }
     }
 
     /// The messages as they come: ends when none has come for so long, or after an error.
@@ -225,20 +274,34 @@ impl Subscriber {
         self.shared.desk.topic.evicted(self.here.seat())
     }
 
+    /// The next message, whether it can be read yet or not.
     #[inline]
-    fn try_pull_from(&mut self, direction: Direction) -> Result<Option<Sample>> {
+    fn take_from(&mut self, direction: Direction) -> Option<(u64, Entry)> {
+        if let Some(ahead) = self.ahead[direction as usize].take() {
+            return Some(ahead);
+        }
         let topic = &self.shared.desk.topic;
-        let (position, entry) = match self.ahead[direction as usize].take() {
-            Some(ahead) => ahead,
-            None => {
-                let taken = match direction {
-                    Direction::Here => topic.here().take(&mut self.here),
-                    Direction::Arrivals => topic.arrivals().take(&mut self.arrivals),
-                };
-                let Some(taken) = taken else { return Ok(None) };
-                self.gap = self.gap.wrapping_add(taken.missed);
-                (taken.position, Entry::from_words(taken.entry))
-            }
+        let taken = match direction {
+            Direction::Here => topic.here().take(&mut self.here),
+            Direction::Arrivals => topic.arrivals().take(&mut self.arrivals),
+        }?;
+        self.gap = self.gap.wrapping_add(taken.missed);
+        Some((taken.position, Entry::from_words(taken.entry)))
+    }
+
+    #[inline]
+    fn try_pull_from(
+        &mut self,
+        direction: Direction,
+        stream: Option<&Stream>,
+    ) -> Result<Option<Sample>> {
+        let Some((position, entry)) = self.take_from(direction) else { return Ok(None) };
+        let (position, entry) = match entry.turn {
+            None => (position, entry),
+            Some(_) => match self.take_in_order(direction, (position, entry), stream)? {
+                Some(taken) => taken,
+                None => return Ok(None),
+            },
         };
         let pool = self.shared.desk.pool(direction);
         let found = pool.ledger().find(entry.block);
@@ -325,7 +388,7 @@ impl Iterator for Samples<'_> {
     type Item = Result<Sample>;
 
     fn next(&mut self) -> Option<Result<Sample>> {
-        let pulled = self.subscriber.as_mut()?.pull_within(self.patience);
+        let pulled = self.subscriber.as_mut()?.pull_within(self.patience, None);
         if !matches!(pulled, Ok(Some(_))) {
             self.subscriber = None;
         }

@@ -101,8 +101,8 @@ impl Owner {
 
     /// Anything else; None from 2²⁹ on.
     #[must_use]
-    pub fn other(number: u32) -> Option<Self> {
-        (number < Self::OTHERS).then_some(Self(Self::OTHERS | number))
+    pub const fn other(number: u32) -> Option<Self> {
+        if number < Self::OTHERS { Some(Self(Self::OTHERS | number)) } else { None }
     }
 
     /// The process, if it is one.
@@ -518,7 +518,9 @@ impl<W: Words> Allocator<W> {
         Ok(self.lock(caller)?.audit())
     }
 
-    fn blocks_made(&self) -> u32 {
+    /// Numbers that blocks have, or had: all below this.
+    #[must_use]
+    pub fn blocks_made(&self) -> u32 {
         self.words.load(layout::MADE, Acquire).min(u64::from(self.most_blocks)) as u32
     }
 

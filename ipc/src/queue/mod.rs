@@ -259,6 +259,11 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.seats_among(self.active())
     }
 
+    /// All that a participant has, also those that were stopped or evicted and have not ended.
+    pub fn seats_of(&self, who: Participant) -> impl Iterator<Item = Seat> {
+        self.seats_among(u32::MAX).filter(move |seat| seat.who() == Some(who))
+    }
+
     /// Those that have still to read the entry of this position, or hold it.
     pub fn holders(&self, position: u64) -> impl Iterator<Item = Seat> {
         let readers = self.readers_of(position);

@@ -98,6 +98,12 @@ pub trait Source<P = Place>: Send {
     /// Why there are no more: the topic is given up then.
     fn next(&mut self) -> Result<Option<Outgoing<P>>>;
 
+    /// Is the next message taken, and still being written? Nobody announces when it is done: it is
+    /// asked for soon.
+    fn is_being_written(&self) -> bool {
+        false
+    }
+
     /// All messages up to this position are delivered by everybody who wants them, or will never
     /// be.
     fn release(&mut self, through: u64);

@@ -153,6 +153,7 @@ impl Sink for TopicSink {
             published_at: header.published,
             metadata: header.metadata.as_slice().len() as u16,
             has_origin: true,
+            turn: None,
         };
         let caller = self.household.caller();
         let origin = (&self.origin, header.position);

@@ -9,7 +9,7 @@ use ipc::Seat;
 use super::Household;
 use crate::bridge::{MessageHeader, Metadata, Outgoing, Place, Source};
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Direction, Pool};
+use crate::pool::{Direction, Pool, Readiness};
 use crate::settings::SharedPlace;
 use crate::topic::{Entry, Topic};
 
@@ -23,6 +23,8 @@ pub(super) struct TopicSource {
     seat: Seat,
     /// Positions that were taken and not released, in order.
     held: VecDeque<u64>,
+    /// One that was taken, and that a stream is still writing.
+    ahead: Option<(u64, Entry)>,
     /// Nothing leaves before it is known to whom it has to go.
     gate: Arc<AtomicBool>,
     /// Gone with this.
@@ -45,9 +47,51 @@ impl TopicSource {
             seat: subscriber.seat(),
             subscriber,
             held: VecDeque::new(),
+            ahead: None,
             gate: Arc::clone(gate),
             _alive: alive,
         })
+    }
+}
+
+impl TopicSource {
+    /// How far a message is. One that is none is found out later.
+    fn readiness(&self, entry: &Entry) -> Readiness {
+        let Some(turn) = entry.turn else { return Readiness::Ready };
+        let found = self.pool.ledger().readiness(entry.block, turn);
+        found.unwrap_or(Readiness::Ready)
+    }
+
+    /// The next message, if it is written. Those that never will be are passed over: other nodes
+    /// see by its publisher's sequence that one is missing.
+    fn next_written(&mut self) -> Option<(u64, Entry)> {
+        loop {
+            let (position, entry) = match self.ahead.take() {
+                Some(ahead) => ahead,
+                None => {
+                    let taken = self.topic.here().take(&mut self.subscriber)?;
+                    (taken.position, Entry::from_words(taken.entry))
+                }
+            };
+            match self.readiness(&entry) {
+                Readiness::Ready => return Some((position, entry)),
+                Readiness::Pending => {
+                    self.ahead = Some((position, entry));
+                    return None;
+                }
+                Readiness::Poisoned => {
+                    let (topic, sequence) = (self.topic.name(), entry.sequence);
+                    tracing::warn!(
+                        topic,
+                        sequence,
+                        "a message that was never written is not sent to other nodes"
+                    );
+                    let caller = self.household.caller();
+                    let seat = (Direction::Here, self.seat);
+                    self.topic.release(&caller, seat, position, &self.pool);
+                }
+            }
+        }
     }
 }
 
@@ -65,22 +109,21 @@ impl Source for TopicSource {
         if !self.gate.load(Ordering::Acquire) {
             return Ok(None);
         }
-        let Some(taken) = self.topic.here().take(&mut self.subscriber) else {
+        let Some((position, entry)) = self.next_written() else {
             if self.topic.here().is_subscribed(&self.subscriber) {
                 return Ok(None);
             }
             let detail = "the subscription of this node was removed";
             return Err(Error::new(operation, ErrorKind::Closed, detail).on(self.topic.name()));
         };
-        self.held.push_back(taken.position);
-        let entry = Entry::from_words(taken.entry);
+        self.held.push_back(position);
         let ledger = self.pool.ledger();
         let found = ledger.find(entry.block);
         let place = found.map_err(|cause| Error::of(operation, cause).on(self.topic.name()))?;
         let slice = self.pool.slice(place, entry.length)?;
         let metadata = ledger.note(entry.block).metadata(usize::from(entry.metadata));
         let header = MessageHeader {
-            position: taken.position,
+            position,
             length: entry.length,
             publisher: entry.publisher,
             sequence: entry.sequence,
@@ -89,6 +132,10 @@ impl Source for TopicSource {
             metadata: Metadata::new(&metadata).unwrap_or(Metadata::NONE),
         };
         Ok(Some(Outgoing { header, place: place_of(&self.pool, slice) }))
+    }
+
+    fn is_being_written(&self) -> bool {
+        self.ahead.is_some_and(|(_, entry)| self.readiness(&entry) == Readiness::Pending)
     }
 
     fn release(&mut self, through: u64) {

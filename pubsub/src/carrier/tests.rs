@@ -127,6 +127,7 @@ impl Place {
             published_at: 0,
             metadata: 0,
             has_origin: false,
+            turn: None,
         };
         let published = self.topic.publish_in(&self.caller(), entry, self.here.ledger());
         if published.is_err() {

@@ -10,10 +10,12 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use ipc::{Caller, Fate, Layout, Life, MappedWords, Owner, Part, Participant, Roster, Segment};
+use ipc::{
+    Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part, Participant, Roster, Segment,
+};
 
 use self::words::{Crash, Crashing, Fork, places_that_store};
-use crate::pool::{Direction, Ledger, PoolId, Stage};
+use crate::pool::{Direction, Ledger, PoolId, Readiness, Stage, Turn};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
 use crate::topic::{Delivery, Entry, OriginId, TopicWords};
 
@@ -21,12 +23,14 @@ const LAYOUT: Layout = Layout::new("crash points", 1);
 const MOST_BLOCKS: u32 = 32;
 const MEMORY: u64 = 1 << 15;
 const ROSTER: usize = 256;
+/// On a device, which nobody opens: there streams have to do with messages, too.
+const PLACE: SharedPlace = SharedPlace::Device([7; 16]);
 const SETTINGS: [SharedSettings; 2] =
     [settings(Reliability::Reliable), settings(Reliability::DropOldest)];
 
 const fn settings(reliability: Reliability) -> SharedSettings {
     SharedSettings {
-        place: SharedPlace::Host,
+        place: PLACE,
         reliability,
         depth: 2,
         largest: 1000,
@@ -62,7 +66,7 @@ impl World {
         let world = Self::unmade(settings);
         TopicWords::format(world.topic_words(), 9, "crash points", &settings).unwrap();
         for direction in [Direction::Here, Direction::Arrivals] {
-            let id = PoolId { place: SharedPlace::Host, direction };
+            let id = PoolId { place: PLACE, direction };
             let words = world.books_words(direction);
             let ledger = Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
             ledger.admit(&world.caller(world.survivor), 0, MEMORY, 1).unwrap();
@@ -126,6 +130,7 @@ impl World {
             published_at: 1,
             metadata: 8,
             has_origin: direction == Direction::Arrivals,
+            turn: None,
         }
     }
 
@@ -147,6 +152,48 @@ impl World {
                 false
             }
         }
+    }
+
+    /// As a publisher does it whose stream is still writing: which block it is then, and its turn.
+    /// None if there was no room.
+    fn publish_in_order(&self, me: Participant, id: u64, sequence: u64) -> Option<(Block, Turn)> {
+        let ledger = self.ledger(Direction::Here);
+        let entry = Entry { publisher: id, ..self.entry(me, Direction::Here, sequence) };
+        let turn = ledger.begin_turn(entry.block, me);
+        let (topic, caller) = (self.topic(), self.caller(me));
+        let entry = Entry { turn: Some(turn), ..entry };
+        if topic.publish_in(&caller, entry, &ledger).is_err() {
+            ledger.end_turn(entry.block, turn);
+            ledger.free(&caller, entry.block, Owner::participant(me)).unwrap();
+            return None;
+        }
+        Some((entry.block, turn))
+    }
+
+    /// Takes one message, and lets go of it when a stream has passed it.
+    fn read_in_order(&self, me: Participant, by: &mut ipc::Subscriber) {
+        let (topic, caller) = (self.topic(), self.caller(me));
+        let ledger = self.ledger(Direction::Here);
+        let Some(taken) = topic.here().take(by) else { return };
+        let (block, seat) = (Entry::from_words(taken.entry).block, by.seat());
+        ledger.is_passing(block, topic.number(), seat.place());
+        ledger.has_passed(block, seat.place());
+        topic.release_in(&caller, (Direction::Here, seat), taken.position, &ledger);
+    }
+
+    /// Nobody waits for a stream of one who is dead.
+    fn nothing_is_awaited(&self, what: &str) {
+        let (topic, ledger) = (self.topic(), self.ledger(Direction::Here));
+        let each = |words| {
+            let entry = Entry::from_words(words);
+            let Some(turn) = entry.turn else { return };
+            if topic.publisher(entry.publisher).is_of(self.survivor, entry.publisher) {
+                return;
+            }
+            let found = ledger.readiness(entry.block, turn);
+            assert_ne!(found, Some(Readiness::Pending), "{what}: {entry:?}");
+        };
+        topic.here().find_entries(&self.caller(self.survivor), each).unwrap();
     }
 
     /// As the node service does it with what comes from another node.
@@ -370,6 +417,44 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
                 topic.here().find_entries(&caller, each).unwrap();
             })
         }),
+        ("publish in the order of a stream", |world| {
+            world.subscribe(world.survivor);
+            // Dropped, where messages are, while its stream lives.
+            let id = world.topic().claim(world.survivor).unwrap();
+            world.publish_in_order(world.survivor, id, 1).unwrap();
+            Box::new(|world| {
+                let ledger = world.ledger(Direction::Here);
+                let id = world.topic().claim(world.victim).unwrap();
+                for sequence in 1..=4 {
+                    let published = world.publish_in_order(world.victim, id, sequence);
+                    if let Some((block, turn)) = published.filter(|_| sequence % 2 == 0) {
+                        // As its stream does.
+                        ledger.end_turn(block, turn);
+                    }
+                }
+            })
+        }),
+        ("let go of what a stream still writes", |world| {
+            let (topic, caller) = (world.topic(), world.caller(world.survivor));
+            let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
+            for seat in topic.here().seats() {
+                let at = (Direction::Here, seat);
+                let ledgers = [&ledgers[0], &ledgers[1]];
+                topic.evict_in(&caller, at, Duration::from_secs(1), ledgers).unwrap();
+            }
+            Box::new(|world| {
+                let ledger = world.ledger(Direction::Here);
+                let mut subscribers = world.subscribe(world.victim);
+                let id = world.topic().claim(world.victim).unwrap();
+                let turns = [1, 2].map(|at| world.publish_in_order(world.victim, id, at).unwrap());
+                world.read_in_order(world.victim, &mut subscribers[0]);
+                for (block, turn) in turns {
+                    ledger.end_turn(block, turn);
+                }
+                world.read_in_order(world.victim, &mut subscribers[0]);
+                assert_eq!(ledger.collect(&world.caller(world.victim)).unwrap(), 1);
+            })
+        }),
         ("admit a piece", |_| {
             Box::new(|world| {
                 let ledger = world.ledger(Direction::Here);
@@ -398,6 +483,9 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     }
     world.bury(world.survivor, world.victim);
     world.check_the_slow(&what);
+    if name.starts_with("publish in the order") {
+        world.nothing_is_awaited(&what);
+    }
     let [_, arrivals] = &mut reader;
     if name.starts_with("deliver") {
         world.deliver_the_rest(&what, arrivals);
@@ -417,7 +505,9 @@ fn run_burial(settings: SharedSettings, first: u64, second: u64) -> (bool, bool)
     let child = Fork::new(&world.crash, first, || {
         let mut subscribers = world.subscribe(dead);
         let id = world.topic().claim(dead).unwrap();
-        world.publish(dead, id, 1);
+        let (block, _) = world.publish_in_order(dead, id, 1).unwrap();
+        let seat = subscribers[0].seat();
+        world.ledger(Direction::Here).is_passing(block, world.topic().number(), seat.place());
         world.topic().here().take(&mut subscribers[0]).unwrap();
         world.deliver(dead, 0);
         world.deliver(dead, 1);
@@ -432,6 +522,7 @@ fn run_burial(settings: SharedSettings, first: u64, second: u64) -> (bool, bool)
     let what = format!("burial, {}, killed at {first} and {second}", settings.reliability);
     world.bury(world.survivor, world.victim);
     world.bury(world.survivor, dead);
+    world.nothing_is_awaited(&what);
     world.deliver_the_rest(&what, &mut reader[1]);
     world.check(&what);
     (first_was_killed, was_killed)
@@ -442,7 +533,7 @@ fn deaths_while_making() -> u64 {
     let settings = SETTINGS[0];
     for point in 0.. {
         let world = World::unmade(settings);
-        let id = PoolId { place: SharedPlace::Host, direction: Direction::Here };
+        let id = PoolId { place: PLACE, direction: Direction::Here };
         let was_killed = Fork::new(&world.crash, point, || {
             let words = world.books_words(Direction::Here);
             Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();

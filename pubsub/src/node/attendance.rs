@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
-use ipc::{Incarnation, MappedWords, Participant, Roster};
+use ipc::{Caller, Incarnation, MappedWords, Participant, Roster};
 use nix::sys::eventfd::EventFd;
 
 use super::line::OwnService;
@@ -70,6 +70,8 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// Asked on the way of each message, so without a lock.
     is_closed: AtomicBool,
+    /// The link looks how far streams are.
+    is_tending: AtomicBool,
     leaving_since: OnceLock<Instant>,
     /// The service said that it may go: nothing names this process any more.
     has_left: AtomicBool,
@@ -102,6 +104,7 @@ impl Shared {
             service,
             state: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            is_tending: AtomicBool::new(false),
             leaving_since: OnceLock::new(),
             has_left: AtomicBool::new(false),
             membership: Mutex::new(Some(membership)),
@@ -158,6 +161,31 @@ impl Shared {
         self.membership.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Members that are still there find another one.
         self.service.end();
+    }
+
+    /// Sees to what streams of this process have done. True if they have still to do something:
+    /// then it is looked again soon.
+    pub(super) fn tend(&self) -> bool {
+        if !self.is_tending.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let pools: Vec<_> = self.state().pools.values().cloned().collect();
+        let caller = Caller::new(self.me, &**self.roster());
+        // All of them, also if the first is busy.
+        let is_any_busy = pools.iter().filter(|pool| pool.tend(&caller)).count() > 0;
+        if is_any_busy {
+            self.is_tending.store(true, Ordering::Release);
+        }
+        is_any_busy
+    }
+
+    /// Waits until no stream of this process writes messages any more. One that does not end may
+    /// write for as long as this process lives.
+    fn is_left_alone(&self) -> bool {
+        let pools: Vec<_> = self.state().pools.values().cloned().collect();
+        let caller = Caller::new(self.me, &**self.roster());
+        let deadline = Instant::now() + FAREWELL;
+        pools.iter().all(|pool| pool.is_left_alone(&caller, deadline))
     }
 
     /// It needs nothing of the node any more.
@@ -470,6 +498,12 @@ impl Office for Attendance {
         self.shared.let_go(topic);
     }
 
+    fn tend(&self) {
+        if !self.shared.is_tending.swap(true, Ordering::AcqRel) {
+            let _ = self.shared.bell.write(1);
+        }
+    }
+
     fn check(&self) -> Result<()> {
         self.shared.check()
     }
@@ -482,6 +516,11 @@ impl Drop for Attendance {
             std::mem::forget(self.thread.take());
             return;
         }
+        if !self.shared.is_left_alone() {
+            tracing::warn!("a stream still writes a message: this process stays at its node");
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.shared.leaves();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -491,6 +530,9 @@ impl Drop for Attendance {
         self.shared.end();
     }
 }
+
+/// How long one that leaves waits for its streams.
+const FAREWELL: Duration = Duration::from_secs(10);
 
 /// How long it may take until one that asks from outside is answered.
 pub(super) const ASKING: Duration = Duration::from_secs(5);

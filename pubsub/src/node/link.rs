@@ -24,6 +24,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(5);
 /// How often the service is told of those that wait.
 const WAITING: Duration = Duration::from_secs(1);
+/// Between two looks how far streams are that hold or write messages.
+const TENDING: Duration = Duration::from_millis(2);
 /// Pieces of a pool in one message.
 const PIECES_AT_ONCE: usize = 32;
 
@@ -109,6 +111,9 @@ fn turn(shared: &Shared, link: &Link, says_so: &mut bool) -> Next {
         }
     }
     let mut longest = waiting.map_or(LONGEST, |waiting| LONGEST.min(waiting));
+    if shared.tend() {
+        longest = longest.min(TENDING);
+    }
     if let Some(since) = shared.leaving_since() {
         if !*says_so && say("leave a node", channel, &Request::Leave, &[]).is_err() {
             return Next::Lost;

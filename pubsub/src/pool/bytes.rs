@@ -1,10 +1,11 @@
-//! Bytes of the host's pools, copied in and out.
+//! Bytes of the host's pools, copied in and out; and words of books that devices are let at.
 //!
 //! Other processes may change them at any time, so no reference to them is ever made, except
 //! where a caller promises what is needed for one.
 #![allow(unsafe_code)]
 
-use gpu::Slice;
+use gpu::{HostMapping, Slice};
+use ipc::Segment;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -52,4 +53,33 @@ pub(super) fn read(from: &Slice, bytes: &mut [u8]) -> Result<()> {
     // SAFETY: as above.
     unsafe { std::ptr::copy(from, bytes.as_mut_ptr(), bytes.len()) };
     Ok(())
+}
+
+/// A part of a segment's body.
+#[derive(Debug)]
+pub(super) struct Part {
+    segment: Segment,
+    offset: u64,
+    length: u64,
+}
+
+impl Part {
+    /// None if the segment is shorter.
+    pub(super) fn new(segment: &Segment, offset: u64, length: u64) -> Option<Self> {
+        let is_inside =
+            offset.checked_add(length).is_some_and(|end| end <= segment.body_length() as u64);
+        is_inside.then(|| Self { segment: segment.clone(), offset, length })
+    }
+}
+
+// SAFETY: a segment never moves or changes its size, and stays mapped until the last handle to it
+// is gone, of which this is one. Its bytes are reached as atomics or by devices only.
+unsafe impl HostMapping for Part {
+    fn address(&self) -> u64 {
+        self.segment.body() as u64 + self.offset
+    }
+
+    fn length(&self) -> u64 {
+        self.length
+    }
 }

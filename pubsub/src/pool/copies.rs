@@ -10,17 +10,31 @@ use super::Pool;
 use crate::below;
 use crate::error::Result;
 
-/// Copies into a pool that may go on though nobody waits for them.
+/// What devices do with a part of a pool, and may go on doing though nobody waits for them.
 #[derive(Debug)]
 pub(crate) struct Begun(
     /// None if nobody can tell.
-    Option<Point>,
+    Vec<Option<Point>>,
 );
 
 impl Begun {
+    /// What was begun before a point of a stream; if there is none, nobody can tell.
+    pub(crate) fn before(point: Option<Point>) -> Self {
+        Self(vec![point])
+    }
+
+    /// And something else.
+    pub(crate) fn and(mut self, other: Option<Self>) -> Self {
+        self.0.extend(other.into_iter().flat_map(|other| other.0));
+        self
+    }
+
     /// Has all of it ended well? What failed may be going on, for all that is known.
     pub(crate) fn is_done(&self) -> bool {
-        self.0.as_ref().is_some_and(|point| matches!(point.is_done(), Ok(true)))
+        let is_done = |point: &Option<Point>| {
+            point.as_ref().is_some_and(|point| matches!(point.is_done(), Ok(true)))
+        };
+        self.0.iter().all(is_done)
     }
 }
 
@@ -44,7 +58,7 @@ impl Pool {
     /// After a copy into the pool has failed: what may still go on.
     pub(crate) fn begun(&self) -> Option<Begun> {
         // None was ever made for the host, where nothing goes on after a call.
-        self.stream.get().map(|stream| Begun(stream.point().ok()))
+        self.stream.get().map(|stream| Begun::before(stream.point().ok()))
     }
 
     /// Gives a block of the caller's back when nothing is copied there any more.
@@ -52,13 +66,22 @@ impl Pool {
         lock(&self.copies.busy).push((block, begun));
     }
 
-    /// Gives back what was kept for a copy that is done by now.
+    /// Gives back what was kept for a copy that is done by now, and what anybody left to streams.
     pub(crate) fn free_what_is_done(&self, caller: &Caller<'_>) {
+        self.tend(caller);
+        if let Err(error) = self.ledger().collect(caller) {
+            tracing::debug!(%error, "what was left to streams cannot be freed yet");
+        }
         let mut busy = lock(&self.copies.busy);
         let owner = ipc::Owner::participant(caller.me);
         for (block, _) in busy.extract_if(.., |(_, begun)| begun.is_done()) {
             self.ledger().dispose(caller, block, owner);
         }
+    }
+
+    /// Is anything kept for a copy?
+    pub(super) fn keeps_anything(&self) -> bool {
+        !lock(&self.copies.busy).is_empty()
     }
 
     /// What follows on `stream` waits for what the memory's owner began without naming a stream,

@@ -2,13 +2,19 @@
 //!
 //! ```text
 //!  0 most blocks     4 what place           8 a doorbell
-//!  1 limit           5 its device          16 lengths of admitted pieces
-//!  2 direction       6   (two words)          their names
-//!  3 pieces admitted 7 changes                the allocator
+//!  1 limit           5 its device          16 do streams use it
+//!  2 direction       6   (two words)       17 blocks that were left to streams
+//!  3 pieces admitted 7 changes             24 lengths of admitted pieces
+//!                                             their names
+//!                                             the allocator
 //!                                             a note for each block
+//!                                             its words for streams, from a page's start on
 //! ```
 
+mod ordered;
+
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
@@ -26,6 +32,9 @@ use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::SharedPlace;
 
+pub use self::ordered::Readiness;
+pub(crate) use self::ordered::{LEFT_TO_STREAMS, Turn};
+
 const MOST_BLOCKS: usize = 0;
 const LIMIT: usize = 1;
 const DIRECTION: usize = 2;
@@ -34,7 +43,9 @@ const PLACE: usize = 4;
 const UUID: usize = 5;
 const CHANGES: usize = 7;
 const BELL: usize = 8;
-const LENGTHS: usize = 16;
+const STREAMS: usize = 16;
+const LEFT: usize = 17;
+const LENGTHS: usize = 24;
 /// Pieces that a pool may ever have.
 pub(crate) const MOST_PIECES: usize = 1024;
 const NAMES: usize = LENGTHS + MOST_PIECES;
@@ -52,6 +63,10 @@ pub(crate) struct Ledger<W> {
     allocator: Allocator<Part<W>>,
     bell: Doorbell<Part<W>>,
     most_blocks: u32,
+    /// On a device: only there messages are handed over in the order of streams.
+    is_ordered: bool,
+    /// So many blocks had been left to streams when none was left any more.
+    left_seen: AtomicU64,
 }
 
 fn part<W: Words>(words: W, first: usize, count: usize) -> Result<Part<W>> {
@@ -61,8 +76,16 @@ fn part<W: Words>(words: W, first: usize, count: usize) -> Result<Part<W>> {
 
 impl<W: Words + Clone> Ledger<W> {
     pub(crate) fn words_needed(most_blocks: u32) -> usize {
+        Self::first_ordered(most_blocks) + ordered::words_of(most_blocks)
+    }
+
+    fn first_note(most_blocks: u32) -> usize {
+        ALLOCATOR + Allocator::<W>::words_needed(most_blocks).next_multiple_of(8)
+    }
+
+    fn first_ordered(most_blocks: u32) -> usize {
         let notes = most_blocks as usize * note::WORDS;
-        ALLOCATOR + Allocator::<W>::words_needed(most_blocks).next_multiple_of(8) + notes
+        (Self::first_note(most_blocks) + notes).next_multiple_of(ordered::PAGE)
     }
 
     /// Books over zeroed words.
@@ -100,8 +123,9 @@ impl<W: Words + Clone> Ledger<W> {
             .map_err(|cause| below::of_allocator(operation, cause))?;
         let bell = part(words.clone(), BELL, Doorbell::<W>::WORDS)?;
         let bell = Doorbell::new(bell).ok_or_else(|| malformed("its bell is cut off"))?;
-        let ledger = Self { words, allocator, bell, most_blocks };
-        ledger.id()?;
+        let (is_ordered, left_seen) = (false, AtomicU64::new(0));
+        let mut ledger = Self { words, allocator, bell, most_blocks, is_ordered, left_seen };
+        ledger.is_ordered = ledger.id()?.place != SharedPlace::Host;
         Ok(ledger)
     }
 
@@ -246,10 +270,13 @@ impl<W: Words + Clone> Ledger<W> {
         self.allocator.find(block)
     }
 
-    /// Frees all that one owns who is dead; also wakes those whom that one did not wake.
+    /// Frees all that one owns who is dead, and says to streams that its messages will not be
+    /// written any more; also wakes those whom that one did not wake.
     pub(crate) fn reclaim(&self, caller: &Caller<'_>, who: Participant) -> What<usize> {
         let owner = Owner::participant(who);
+        self.poison_all(who);
         let freed = self.allocator.reclaim(caller, owner, |_| false)?;
+        self.collect(caller)?;
         self.wake();
         Ok(freed)
     }
@@ -281,10 +308,14 @@ impl<W: Words + Clone> Ledger<W> {
     /// The note of a block.
     #[inline]
     pub(crate) fn note(&self, block: Block) -> Note<'_, W> {
-        let notes = ALLOCATOR + Allocator::<W>::words_needed(self.most_blocks).next_multiple_of(8);
-        // Of a number that names nothing the note is empty, and swallows what it is told.
-        let number = block.number().min(self.most_blocks) as usize;
-        Note::new(&self.words, notes + number * note::WORDS)
+        let first = match block.number() {
+            number if number < self.most_blocks => {
+                Self::first_note(self.most_blocks) + number as usize * note::WORDS
+            }
+            // Of a number that names nothing the note is empty, and swallows what it is told.
+            _ => self.words.count(),
+        };
+        Note::new(&self.words, first)
     }
 
     // ------------------------------------------------------------ waiting

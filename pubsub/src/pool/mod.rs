@@ -6,6 +6,7 @@ mod copies;
 mod ledger;
 mod note;
 mod pieces;
+mod streams;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -24,14 +25,17 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::settings::SharedPlace;
 
 use self::copies::Copies;
+use self::streams::Streams;
 
 pub(crate) use self::bytes::{borrow, borrow_mut};
 pub(crate) use self::copies::Begun;
-pub(crate) use self::ledger::{Ledger, MOST_PIECES};
+pub use self::ledger::Readiness;
+pub(crate) use self::ledger::{LEFT_TO_STREAMS, Ledger, MOST_PIECES, Turn};
 pub use self::note::{Metadata, Times, Way};
 pub(crate) use self::note::{Note, Stage, origin_words};
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Kept, Piece};
+pub(crate) use self::streams::{Rest, Tended};
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 3);
 /// The host's memory is a device's, too: of the one that is made of it.
@@ -114,6 +118,7 @@ pub(crate) struct Pool {
     /// For copies in and out of a device's memory; made when one is first needed.
     stream: OnceLock<Stream>,
     copies: Copies,
+    streams: Streams,
     /// When this process last asked for more: pieces admitted then and one, and the time.
     asked: Mutex<Option<(usize, Instant)>>,
 }
@@ -167,6 +172,7 @@ impl Pool {
             pieces: Mutex::default(),
             stream: OnceLock::new(),
             copies: Copies::default(),
+            streams: Streams::default(),
             asked: Mutex::default(),
         })
     }

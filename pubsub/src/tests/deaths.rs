@@ -10,11 +10,11 @@ use super::*;
 use crate::Event;
 
 /// A child, forked.
-struct Child(i32);
+pub(super) struct Child(i32);
 
 impl Child {
     /// It never returns from what it does, or ends well.
-    fn new(act: impl FnOnce()) -> Self {
+    pub(super) fn new(act: impl FnOnce()) -> Self {
         // SAFETY: the child uses what this thread alone uses, and never returns from here.
         let number = unsafe { libc::fork() };
         assert!(number >= 0);
@@ -26,7 +26,7 @@ impl Child {
         Self(number)
     }
 
-    fn life(&self) -> Life {
+    pub(super) fn life(&self) -> Life {
         // SAFETY: no pointers; the child is not reaped, so the number is its own.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.0, 0) };
         assert!(fd >= 0);
@@ -34,13 +34,13 @@ impl Child {
         Life::from_fd(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).unwrap()
     }
 
-    fn kill(&self) {
+    pub(super) fn kill(&self) {
         // SAFETY: a child of ours, not reaped yet.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
     }
 
     /// Its exit code; None if it was killed.
-    fn wait(self) -> Option<i32> {
+    pub(super) fn wait(self) -> Option<i32> {
         let mut status = 0;
         // SAFETY: a child of ours.
         unsafe { libc::waitpid(self.0, &raw mut status, 0) };
@@ -66,12 +66,12 @@ impl Home {
     }
 
     /// A name for a child, who is to be born.
-    fn admit(&self) -> Participant {
+    pub(super) fn admit(&self) -> Participant {
         self.clerk.roster.admit(Life::of_this_process().unwrap()).unwrap()
     }
 
     /// What the service does when one is dead.
-    fn bury(&self, who: Participant) {
+    pub(super) fn bury(&self, who: Participant) {
         while !self.clerk.roster.is_dead(Some(who)) {
             std::thread::yield_now();
         }

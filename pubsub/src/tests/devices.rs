@@ -1,5 +1,6 @@
 //! Messages in the memory of devices.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use gpu::{Device, DeviceName, stand_in};
@@ -9,9 +10,12 @@ use crate::MemoryPlace;
 
 /// Of which others in this process have to be patient.
 const SLOW: u32 = 1;
+/// Held by who tells it to be slow, or to fail.
+pub(super) static MISBEHAVING: Mutex<()> = Mutex::new(());
 
 #[test]
 fn what_a_device_still_writes_to_is_nobody_elses() {
+    let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let name = DeviceName::stand_in(SLOW);
     let home = Home::new(&TopicSettings { memory: MemoryPlace::Device(name), ..settings() });
     home.clerk.grow(home.here.id(), 1 << 20);

@@ -5,6 +5,8 @@ mod deaths;
 mod delivery;
 mod devices;
 mod limits;
+mod ordered;
+mod ordered_deaths;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

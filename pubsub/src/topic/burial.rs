@@ -6,9 +6,10 @@ use ipc::{Caller, Participant, QueueError, Seat, Words};
 
 use super::TopicWords;
 use super::alarm::{Alarm, Losses};
+use super::entry::Entry;
 use super::publishers;
 use crate::error::Result;
-use crate::pool::{Direction, Ledger};
+use crate::pool::{Direction, Ledger, Readiness};
 use crate::settings::Reliability;
 
 impl<W: Words + Clone> TopicWords<W> {
@@ -29,6 +30,12 @@ impl<W: Words + Clone> TopicWords<W> {
         if self.is_writer(who) {
             self.settle_arrivals(caller, arrivals)?;
             self.has_no_writer();
+        }
+        // What its streams were at is anybody's: they ended with it. First, while it is known which
+        // places it had.
+        for (queue, ledger) in [(self.arrivals(), arrivals), (self.here(), here)] {
+            let places = queue.seats_of(who).fold(0, |places, seat| places | 1 << seat.place());
+            ledger.all_have_passed(self.number(), places);
         }
         self.finish_evictions(caller, [here, arrivals])?;
         // Last: this wakes those that wait for what was done here.
@@ -53,6 +60,23 @@ impl<W: Words + Clone> TopicWords<W> {
         }
         let position = queue.oldest()?;
         Some((position, queue.holders(position).collect()))
+    }
+
+    /// Is it a stream that has still to write this message? Then who holds it is in nobody's way.
+    pub(crate) fn is_being_written(&self, position: u64, here: &Ledger<W>) -> bool {
+        let is_pending = |words| {
+            let entry = Entry::from_words(words);
+            entry
+                .turn
+                .is_some_and(|turn| here.readiness(entry.block, turn) == Some(Readiness::Pending))
+        };
+        // Of this position or, if it was released meanwhile, of one that comes later.
+        let mut looks = 0;
+        let first = |words| {
+            looks += 1;
+            looks > 1 || is_pending(words)
+        };
+        self.here().find_unreleased(position, first) == Some(position)
     }
 
     /// Since when a publisher waits for room, the longest of all; None if none does. One that

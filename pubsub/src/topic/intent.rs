@@ -82,7 +82,7 @@ impl<W: Words + Clone> HandOver<'_, W> {
             let each = |words: [u64; WORDS]| is_delivered |= words[0] == block.to_bits();
             let looked = self.queue.find_entries(caller, each);
             looked.map_err(|cause| below::of_queue(operation, cause))?;
-            if !is_delivered && !self.ledger.dispose(caller, block, self.topic) {
+            if !is_delivered && !self.ledger.retire(caller, block, self.topic) {
                 let detail = "a block could not be freed";
                 return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
             }
@@ -94,6 +94,6 @@ impl<W: Words + Clone> HandOver<'_, W> {
     /// Frees what nobody reads any more.
     #[inline]
     pub(super) fn dispose(&self, caller: &Caller<'_>, words: [u64; WORDS]) {
-        self.ledger.dispose(caller, Block::from_bits(words[0]), self.topic);
+        self.ledger.retire(caller, Block::from_bits(words[0]), self.topic);
     }
 }

@@ -71,6 +71,7 @@ impl World {
             published_at: 1,
             metadata: 0,
             has_origin: number == 1,
+            turn: None,
         }
     }
 
@@ -332,6 +333,7 @@ fn the_role_goes_on_where_it_was() {
             published_at: 1,
             metadata: 0,
             has_origin: false,
+            turn: None,
         };
         topic.publish_in(&second, entry, here.ledger()).unwrap();
     }

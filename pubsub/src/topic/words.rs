@@ -16,7 +16,7 @@ use super::origins::Received;
 use super::publishers::{self, PublisherLine};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Direction, Ledger, origin_words};
+use crate::pool::{Direction, LEFT_TO_STREAMS, Ledger, origin_words};
 use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace, SharedSettings};
 
 /// A topic's queue.
@@ -67,7 +67,7 @@ impl<W: Words + Clone> TopicWords<W> {
             let detail = format!("a name of {} bytes: 1 to {LONGEST_TOPIC}", name.len());
             return Err(invalid(detail));
         }
-        if Owner::other(number).is_none() {
+        if Owner::other(number).is_none_or(|owner| owner == LEFT_TO_STREAMS) {
             return Err(invalid(format!("the number {number}")));
         }
         for part in Self::queues(&words, settings)? {
@@ -243,7 +243,7 @@ impl<W: Words + Clone> TopicWords<W> {
         ledger: &Ledger<W>,
         words: [u64; entry::WORDS],
     ) -> bool {
-        ledger.dispose(caller, Entry::from_words(words).block, self.owner)
+        ledger.retire(caller, Entry::from_words(words).block, self.owner)
     }
 
     #[inline]

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use gpu::{Device, Memory, Stream};
 use pubsub::{MemoryPlace, Node, NodeOptions, Publisher, Sample, ServiceMode, TopicSettings};
 
 /// Only ever reached if something is broken.
@@ -63,6 +64,68 @@ pub fn settings() -> TopicSettings {
         Err(_) => MemoryPlace::Host,
     };
     TopicSettings { memory, depth: 8, largest: 4096, ..TopicSettings::default() }
+}
+
+/// A topic of short messages on a device, and the device.
+pub fn on_a_device() -> (TopicSettings, Device) {
+    let name = std::env::var("FABRICAST_TEST_DEVICE").unwrap_or_else(|_| "stand-in:0".into());
+    let device = Device::open(name.parse().unwrap()).unwrap();
+    (TopicSettings { memory: MemoryPlace::Device(device.name()), ..settings() }, device)
+}
+
+/// Streams wait here until it is opened.
+pub struct Gate {
+    word: Memory,
+    key: Stream,
+}
+
+impl Gate {
+    pub fn new(device: &Device) -> Self {
+        let (word, key) = (device.allocate(4096).unwrap(), device.stream().unwrap());
+        key.fill(&word.whole(), 0).unwrap();
+        key.synchronize(PATIENCE).unwrap();
+        Self { word, key }
+    }
+
+    pub fn stop(&self, stream: &Stream) {
+        stream.wait_for_word(&self.word.slice(0, 4).unwrap(), 1).unwrap();
+    }
+
+    pub fn open(&self) {
+        self.key.write_word(&self.word.slice(0, 4).unwrap(), 1).unwrap();
+    }
+}
+
+/// Publishes numbers on a stream, which copies them from where this process wrote them.
+#[track_caller]
+pub fn publish_on(publisher: &Publisher, stream: &Stream, numbers: std::ops::Range<u64>) {
+    let device = stream.device();
+    let writing = device.stream().unwrap();
+    for number in numbers {
+        let bytes = message(number);
+        let from = device.allocate(4096).unwrap();
+        let from = from.slice(0, bytes.len() as u64).unwrap();
+        writing.upload(&from, &bytes, PATIENCE).unwrap();
+        publisher.push_on(stream, &from, PATIENCE).unwrap();
+    }
+}
+
+/// Publishes two numbers that a stream writes, two that it never comes to, and one more; and waits
+/// to be killed.
+pub fn publish_and_hang(node: &Node, topic: &str) -> ! {
+    let (settings, device) = on_a_device();
+    let publisher = node.topic(topic, &settings).unwrap().publisher().unwrap();
+    while publisher.subscribers() == 0 {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let stream = device.stream().unwrap();
+    publish_on(&publisher, &stream, 0..2);
+    Gate::new(&device).stop(&stream);
+    publish_on(&publisher, &stream, 2..4);
+    publish(&publisher, 4..5);
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
 }
 
 /// The bytes of the message with this number: their length depends on it, too.

@@ -7,5 +7,6 @@ mod ground;
 mod hostile;
 mod joining;
 mod messages;
+mod ordered;
 mod other_side;
 mod succession;

@@ -4,7 +4,10 @@ use std::io::Read;
 
 use pubsub::{Node, NodeOptions, ServiceMode};
 
-use crate::ground::{PATIENCE, message, number_of, options, publish, role, settings};
+use crate::ground::{
+    Gate, PATIENCE, message, number_of, on_a_device, options, publish, publish_and_hang,
+    publish_on, role, settings,
+};
 
 /// Until the test lets this process end.
 fn stay() {
@@ -46,6 +49,31 @@ fn the_other_side() {
             let topic = node.topic(topic, &settings()).unwrap();
             let publisher = topic.publisher().unwrap();
             publish(&publisher, 0..u64::MAX);
+        }
+        // Publishes numbers on a stream.
+        ["publishes-on", topic, count] => {
+            let node = join(ServiceMode::Outside);
+            let (settings, device) = on_a_device();
+            let topic = node.topic(topic, &settings).unwrap();
+            let publisher = topic.publisher().unwrap();
+            let stream = device.stream().unwrap();
+            publish_on(&publisher, &stream, 0..number(count));
+        }
+        ["publishes-and-hangs", topic] => publish_and_hang(&join(ServiceMode::Outside), topic),
+        // Takes samples on a stream that never comes to their end.
+        ["reads-and-hangs", topic, count] => {
+            let node = join(ServiceMode::Outside);
+            let (_, device) = on_a_device();
+            let topic = node.open(topic).unwrap();
+            let mut subscriber = topic.subscriber().unwrap();
+            let stream = device.stream().unwrap();
+            Gate::new(&device).stop(&stream);
+            for _ in 0..number(count) {
+                let sample = subscriber.pull_on(&stream, PATIENCE).unwrap();
+                sample.release_on(&stream).unwrap();
+            }
+            topic.publisher().unwrap().push(&message(99), PATIENCE).unwrap();
+            stay();
         }
         // Holds loans, and is killed.
         ["loans", topic, count] => {

@@ -7,5 +7,6 @@ mod between;
 #[allow(dead_code)]
 mod ground;
 mod losses;
+mod ordered;
 mod other_side;
 mod takeovers;

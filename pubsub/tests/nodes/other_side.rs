@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use pubsub::{Node, NodeOptions, ServiceMode};
 
 use crate::between::{join, network};
-use crate::ground::{PATIENCE, number_of, options, publish, role, settings};
+use crate::ground::{PATIENCE, number_of, options, publish, publish_and_hang, role, settings};
 
 #[test]
 fn the_other_side() {
@@ -31,6 +31,7 @@ fn the_other_side() {
             publish(&publisher, 0..count(number));
             publisher.flush(PATIENCE).unwrap();
         }
+        ["publishes-and-hangs", topic] => publish_and_hang(&outside(), topic),
         ["reads", topic, number] => {
             let topic = outside().topic(topic, &settings()).unwrap();
             let mut subscriber = topic.subscriber().unwrap();

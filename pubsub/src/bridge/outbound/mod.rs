@@ -477,6 +477,7 @@ impl<W: Wire> Outbound<W> {
         progress.is_waiting |= !self.retiring.is_empty();
         progress.is_copying =
             self.stage.items().iter().any(|item| matches!(item.state, State::Copying(..)));
+        progress.is_copying |= source.is_being_written();
         Ok(progress)
     }
 

@@ -125,6 +125,10 @@ impl Reception {
                 Direction::Arrivals => self.carrying.waits(number),
             };
             let found = if waits { topic.in_the_way(direction) } else { None };
+            let found = found.filter(|(position, _)| {
+                direction == Direction::Arrivals
+                    || !topic.is_being_written(*position, here.ledger())
+            });
             let position = found.as_ref().map(|(position, _)| *position);
             let deadline = topic.settings().release_deadline();
             let seen = waits.then_some((position, deadline));

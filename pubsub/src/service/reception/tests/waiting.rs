@@ -41,6 +41,7 @@ impl Full {
                 published_at: 0,
                 metadata: 0,
                 has_origin: false,
+                turn: None,
             };
             if topic.publish_in(&caller, entry, here).is_err() {
                 break;

@@ -1,0 +1,321 @@
+//! Words by which streams say how far they are with a message, and what becomes of memory that a
+//! stream is still at when nobody wants the message any more. For each block:
+//!
+//! ```text
+//!  0 is the message there: the lower half, written by the publisher's stream
+//!  1 the block's generation, and who publishes it
+//!  2 the topic, and the places of subscribers whose streams have still to pass it
+//! ```
+//!
+//! The first word counts up. A *turn* is one message that some stream writes: it is pending, then
+//! ready or poisoned, and all later turns of the same block are beyond both. So a stream that
+//! waits for a turn that is long over goes on.
+//!
+//! No block is given out again while a stream is at it, or a late write would hit another message.
+//! Whoever would free it leaves it to the streams, in the name of an owner that is nobody. Anybody
+//! [collects](Ledger::collect) it afterwards.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use ipc::{AllocatorError, Block, Caller, Owner, Participant, Words};
+
+use super::{LEFT, Ledger, STREAMS, What};
+
+/// Words for each block.
+const WORDS: usize = 4;
+const STATE: usize = 0;
+const WHOSE: usize = 1;
+const PASSING: usize = 2;
+
+/// Words of a page, at whose start those of the first block lie: devices are let at whole pages.
+pub(super) const PAGE: usize = 4096 / size_of::<u64>();
+
+const PENDING: u32 = 1;
+const READY: u32 = 2;
+const POISONED: u32 = 3;
+const PHASE: u32 = 3;
+const PHASE_BITS: u32 = 2;
+
+/// Whose the blocks are that were left to streams: nobody's, and so of nobody who can die.
+pub(crate) const LEFT_TO_STREAMS: Owner = match Owner::other((1 << 29) - 1) {
+    Some(owner) => owner,
+    None => panic!("a number that an owner can have"),
+};
+
+/// Words of so many blocks: whole pages.
+pub(super) const fn words_of(most_blocks: u32) -> usize {
+    (most_blocks as usize * WORDS).next_multiple_of(PAGE)
+}
+
+/// How far a stream is with a message that it was published on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Readiness {
+    /// The stream has not come so far.
+    Pending,
+    /// It is there, as all messages are that were not published on a stream.
+    Ready,
+    /// It will never be there: its publisher died, or its device failed, before it was written.
+    Poisoned,
+}
+
+/// One message that some stream writes, among all that lie or lay in the same block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Turn(u32);
+
+impl Turn {
+    const BITS: u32 = u32::BITS - PHASE_BITS;
+
+    pub(crate) fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// From whatever bits.
+    pub(crate) fn from_bits(bits: u32) -> Self {
+        Self(bits & (u32::MAX >> PHASE_BITS))
+    }
+
+    fn after(word: u32) -> Self {
+        Self::from_bits((word >> PHASE_BITS).wrapping_add(1))
+    }
+
+    fn word(self, phase: u32) -> u32 {
+        self.0 << PHASE_BITS | phase
+    }
+
+    /// What the stream writes that writes the message; those that read it wait until the word is
+    /// at least this, where numbers go round.
+    pub(crate) fn ready(self) -> u32 {
+        self.word(READY)
+    }
+
+    /// What a word says of this turn; None if another one has come since.
+    fn seen_in(self, word: u32) -> Option<Readiness> {
+        // A word of an earlier turn is one that was not written yet.
+        let ahead = (word >> PHASE_BITS).wrapping_sub(self.0) << PHASE_BITS;
+        match (ahead as i32, word & PHASE) {
+            (1.., _) => None,
+            (0, READY) => Some(Readiness::Ready),
+            (0, POISONED) => Some(Readiness::Poisoned),
+            _ => Some(Readiness::Pending),
+        }
+    }
+}
+
+const _: () = assert!(Turn::BITS == 30);
+
+fn generation(block: Block) -> u32 {
+    (block.to_bits() >> 32) as u32
+}
+
+impl<W: Words + Clone> Ledger<W> {
+    fn at(&self, number: u32, which: usize) -> usize {
+        match number < self.most_blocks {
+            true => Self::first_ordered(self.most_blocks) + number as usize * WORDS + which,
+            // Swallows what it is told.
+            false => self.words.count(),
+        }
+    }
+
+    /// Where the word of a block lies that streams write and wait for, in bytes.
+    pub(crate) fn offset_of_word(&self, block: Block) -> u64 {
+        (self.at(block.number(), STATE) * size_of::<u64>()) as u64
+    }
+
+    /// Where those of all blocks lie, in bytes.
+    pub(crate) fn range_of_words(&self) -> std::ops::Range<u64> {
+        let first = Self::first_ordered(self.most_blocks);
+        let bytes = |words: usize| (words * size_of::<u64>()) as u64;
+        bytes(first)..bytes(first + words_of(self.most_blocks))
+    }
+
+    /// Are messages handed over in the order of streams here?
+    #[inline]
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.is_ordered
+    }
+
+    /// Did any stream ever have to do with it?
+    fn is_used(&self) -> bool {
+        self.is_ordered && self.words.load(STREAMS, Acquire) != 0
+    }
+
+    fn is_used_now(&self) {
+        if self.words.load(STREAMS, Relaxed) == 0 {
+            self.words.store(STREAMS, 1, Release);
+        }
+    }
+
+    /// A stream is going to write the message in this block, whose loan is `who`'s.
+    pub(crate) fn begin_turn(&self, block: Block, who: Participant) -> Turn {
+        self.is_used_now();
+        let number = block.number();
+        let at = self.at(number, STATE);
+        let turn = Turn::after(self.words.load(at, Relaxed) as u32);
+        let whose = u64::from(generation(block)) << 32 | u64::from(who.number());
+        // First: whoever sees that it is pending sees whose it is, and does not take it for one of
+        // the publisher before.
+        self.words.store(self.at(number, WHOSE), whose, Release);
+        self.words.store(at, turn.word(PENDING).into(), Release);
+        turn
+    }
+
+    /// Nothing comes of a turn: the message was not published. Or its stream has come so far, if
+    /// that is seen by the processor.
+    pub(crate) fn end_turn(&self, block: Block, turn: Turn) {
+        let (at, pending) = (self.at(block.number(), STATE), turn.word(PENDING).into());
+        let _ = self.words.compare_exchange(at, pending, turn.ready().into());
+    }
+
+    /// How far a message is; None if it is gone, and its block another's, or if it is none.
+    pub(crate) fn readiness(&self, block: Block, turn: Turn) -> Option<Readiness> {
+        if !self.is_ordered || self.owner(block).is_err() {
+            return None;
+        }
+        turn.seen_in(self.words.load(self.at(block.number(), STATE), Acquire) as u32)
+    }
+
+    /// The message will not be written any more, and no stream writes its word: its publisher is
+    /// dead, or its device is.
+    pub(crate) fn poison(&self, block: Block, turn: Turn) {
+        self.poison_word(block.number(), turn.word(PENDING).into());
+    }
+
+    fn poison_word(&self, number: u32, pending: u64) {
+        let at = self.at(number, STATE);
+        let poisoned = pending & !u64::from(PHASE) | u64::from(POISONED);
+        let _ = self.words.compare_exchange(at, pending, poisoned);
+    }
+
+    /// No message of this one, who is dead, will be written any more.
+    pub(super) fn poison_all(&self, who: Participant) {
+        if !self.is_used() {
+            return;
+        }
+        for number in 0..self.allocator.blocks_made() {
+            let word = self.words.load(self.at(number, STATE), Acquire);
+            let is_pending = word as u32 & PHASE == PENDING;
+            if is_pending && self.words.load(self.at(number, WHOSE), Acquire) as u32 == who.number()
+            {
+                self.poison_word(number, word);
+            }
+        }
+    }
+
+    /// A stream of the subscriber at this place has still to pass the message. Whoever is not
+    /// evicted afterwards was not before, and nobody gets the block meanwhile.
+    pub(crate) fn is_passing(&self, block: Block, topic: u32, place: u32) {
+        if block.number() >= self.most_blocks {
+            return;
+        }
+        self.is_used_now();
+        let at = self.at(block.number(), PASSING);
+        let mut was = self.words.load(at, Acquire);
+        loop {
+            // What another topic's subscribers left behind is over.
+            let others = if was >> 32 == u64::from(topic) { was as u32 } else { 0 };
+            let places = others | 1_u32.checked_shl(place).unwrap_or(0);
+            let now = u64::from(topic) << 32 | u64::from(places);
+            match self.words.compare_exchange(at, was, now) {
+                Ok(_) => break,
+                Err(found) => was = found,
+            }
+        }
+        // Either whoever takes the message away sees this, or its subscriber sees that.
+        self.words.fence();
+    }
+
+    /// It has.
+    pub(crate) fn has_passed(&self, block: Block, place: u32) {
+        let places = 1_u64.checked_shl(place).unwrap_or(0);
+        self.words.fetch_and(self.at(block.number(), PASSING), !places);
+    }
+
+    /// The streams of these places of a topic, whose process is dead, are at no message any more.
+    pub(crate) fn all_have_passed(&self, topic: u32, places: u32) {
+        if places == 0 || !self.is_used() {
+            return;
+        }
+        for number in 0..self.allocator.blocks_made() {
+            let at = self.at(number, PASSING);
+            let found = self.words.load(at, Acquire);
+            if found >> 32 == u64::from(topic) && found as u32 & places != 0 {
+                self.words.fetch_and(at, !u64::from(places));
+            }
+        }
+    }
+
+    /// Is a stream still at this block?
+    fn is_busy(&self, block: Block) -> bool {
+        let word = |which| self.words.load(self.at(block.number(), which), Acquire);
+        let is_pending = word(STATE) as u32 & PHASE == PENDING
+            && (word(WHOSE) >> 32) as u32 == generation(block);
+        is_pending || word(PASSING) as u32 != 0
+    }
+
+    /// Frees a topic's block, unless that was done before; or leaves it to the streams that are
+    /// at it. False if it could not be done now.
+    #[inline]
+    pub(crate) fn retire(&self, caller: &Caller<'_>, block: Block, topic: Owner) -> bool {
+        match self.is_ordered {
+            false => self.dispose(caller, block, topic),
+            true => self.retire_in_order(caller, block, topic),
+        }
+    }
+
+    fn retire_in_order(&self, caller: &Caller<'_>, block: Block, topic: Owner) -> bool {
+        self.words.fence();
+        if self.is_busy(block) {
+            match self.transfer(block, topic, LEFT_TO_STREAMS) {
+                Ok(()) => {
+                    self.words.fetch_add(LEFT, 1);
+                }
+                Err(AllocatorError::NotYours { owner: LEFT_TO_STREAMS, .. }) => {}
+                // It was freed before, or is no topic's.
+                Err(_) => return true,
+            }
+        } else if !self.dispose(caller, block, topic) {
+            return false;
+        }
+        // By whom it was left is looked at once more: the stream may have been through since.
+        self.free_if_left(caller, block)
+    }
+
+    /// Frees a block that was left to streams, if they are through with it.
+    pub(crate) fn free_if_left(&self, caller: &Caller<'_>, block: Block) -> bool {
+        self.words.fence();
+        let is_left = self.owner(block) == Ok(LEFT_TO_STREAMS);
+        !is_left || self.is_busy(block) || self.dispose(caller, block, LEFT_TO_STREAMS)
+    }
+
+    /// Is anything left to streams, as far as is known here?
+    pub(crate) fn has_left(&self) -> bool {
+        self.is_ordered && self.words.load(LEFT, Acquire) != self.left_seen.load(Relaxed)
+    }
+
+    /// Frees what was left to streams that are through with it; gives how many blocks.
+    pub(crate) fn collect(&self, caller: &Caller<'_>) -> What<usize> {
+        if !self.is_used() {
+            return Ok(0);
+        }
+        let left = self.words.load(LEFT, Acquire);
+        let mut is_any_busy = false;
+        let freed = self.allocator.reclaim(caller, LEFT_TO_STREAMS, |block| {
+            let is_busy = self.is_busy(block);
+            is_any_busy |= is_busy;
+            is_busy
+        })?;
+        if !is_any_busy {
+            // Those that are being left now are counted afterwards.
+            self.left_seen.fetch_max(left, Relaxed);
+        }
+        if freed > 0 {
+            self.changed();
+        }
+        Ok(freed)
+    }
+}
+
+#[cfg(test)]
+#[path = "ordered_tests.rs"]
+mod tests;

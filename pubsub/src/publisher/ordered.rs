@@ -1,0 +1,109 @@
+//! Publishing what a stream is still to copy, and waiting for what streams let go of.
+
+use std::time::{Duration, Instant};
+
+use gpu::{Slice, Stream};
+
+use super::{Post, Publisher};
+use crate::clock;
+use crate::error::Result;
+use crate::loan::{Attempt, Sent};
+use crate::pool::Rest;
+
+/// How long one waits, at most, until it looks whether streams hold what it waits for.
+const LOOK_FOR_STREAMS: Duration = Duration::from_millis(50);
+
+impl Post {
+    /// Waits by one of the bells; but what streams let go of rings none, and is looked for again
+    /// and again.
+    pub(super) fn wait<T>(
+        &self,
+        deadline: Instant,
+        mut look: impl FnMut() -> Option<T>,
+        mut wait: impl FnMut(Instant, &mut dyn FnMut() -> Option<T>) -> Option<T>,
+    ) -> Option<T> {
+        let (house, here) = (&self.desk.house, &self.desk.here);
+        let mut rest = Rest::NEW;
+        loop {
+            let end = if here.waits_for_streams() {
+                here.free_what_is_done(&house.caller());
+                rest.next(deadline)
+            } else if here.ledger().is_ordered() {
+                // Streams may have to be waited for soon.
+                rest = Rest::NEW;
+                deadline.min(Instant::now() + LOOK_FOR_STREAMS)
+            } else {
+                deadline
+            };
+            let found = wait(end, &mut look);
+            if found.is_some() || end >= deadline {
+                return found;
+            }
+        }
+    }
+}
+
+impl Publisher {
+    /// Publishes what lies in a device's memory, in the order of a stream: the stream copies it
+    /// after all that was begun there before, and nobody waits for that here. Readers get the
+    /// message at once, and [find it ready](crate::Subscriber::pull), or
+    /// [let their streams wait](crate::Subscriber::pull_on), when it is copied. What is begun on the
+    /// stream afterwards may write to `from` again.
+    ///
+    /// Should this process die before, or the device fail, it is
+    /// [poisoned](crate::Readiness::Poisoned).
+    ///
+    /// On a topic whose messages lie on the host it waits for the stream and the copy.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use pubsub::{MemoryPlace, Node, NodeOptions, TopicSettings};
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-push-on-{}", std::process::id()));
+    /// # let path = directory.clone();
+    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// # let patience = Duration::from_secs(10);
+    /// let device = gpu::Device::open("stand-in:0".parse()?)?;
+    /// let memory = MemoryPlace::Device(device.name());
+    /// let topic = node.topic("frames", &TopicSettings { memory, ..TopicSettings::default() })?;
+    /// let (publisher, mut subscriber) = (topic.publisher()?, topic.subscriber()?);
+    ///
+    /// let (frame, producing) = (device.allocate(4096)?, device.stream()?);
+    /// producing.fill(&frame.whole(), 7)?; // … or a kernel
+    /// publisher.push_on(&producing, &frame.whole(), patience)?;
+    ///
+    /// let (result, consuming) = (device.allocate(4096)?, device.stream()?);
+    /// let sample = subscriber.pull_on(&consuming, patience)?; // it may not be written yet
+    /// consuming.copy(&result.whole(), sample.slice())?; // begins when it is
+    /// consuming.synchronize(patience)?;
+    /// assert!(!sample.is_poisoned());
+    /// # drop((sample, subscriber, publisher, topic, node));
+    /// # std::fs::remove_dir_all(path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`push_slice`](Self::push_slice); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
+    /// stream of another kind of device.
+    pub fn push_on(&self, stream: &Stream, from: &Slice, patience: Duration) -> Result<Sent> {
+        let deadline = clock::deadline(patience);
+        let mut loan = match self.try_loan(from.length())? {
+            Some(loan) => loan,
+            None => self.loan_until(from.length(), deadline)?,
+        };
+        loan.copy_on(stream, from, patience)?;
+        loan.publish_on_until(stream, deadline)
+    }
+
+    /// As [`push_on`](Self::push_on), if there is room now; None if there is not.
+    ///
+    /// # Errors
+    /// As [`push_on`](Self::push_on), but for the deadline.
+    pub fn try_push_on(&self, stream: &Stream, from: &Slice) -> Result<Option<Sent>> {
+        let Some(mut loan) = self.try_loan(from.length())? else { return Ok(None) };
+        loan.copy_on(stream, from, gpu::PATIENCE)?;
+        match loan.try_publish_on(stream)? {
+            Attempt::Sent(sent) => Ok(Some(sent)),
+            Attempt::Full(_) => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! Messages in the order of streams.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use gpu::{Device, DeviceName, Memory, Slice, Stream, stand_in};
+
+use super::devices::MISBEHAVING;
+use super::*;
+use crate::{Attempt, Event, MemoryPlace, Readiness};
+
+/// One that is told to fail.
+const FRAGILE: u32 = 1;
+
+pub(super) fn on_a_device() -> TopicSettings {
+    let memory = MemoryPlace::Device(DeviceName::stand_in(0));
+    TopicSettings { memory, ..settings() }
+}
+
+/// A home, with memory, and a device.
+pub(super) fn home_with(settings: &TopicSettings) -> (Home, Device) {
+    let home = Home::new(settings);
+    home.clerk.grow(home.here.id(), 4 << 20);
+    home.clerk.grow(home.arrivals.id(), 4 << 20);
+    (home, Device::open(DeviceName::stand_in(0)).unwrap())
+}
+
+/// Streams wait here until it is opened.
+pub(super) struct Gate {
+    word: Memory,
+    key: Stream,
+}
+
+impl Gate {
+    pub(super) fn new(device: &Device) -> Self {
+        let (word, key) = (device.allocate(4096).unwrap(), device.stream().unwrap());
+        key.fill(&word.whole(), 0).unwrap();
+        key.synchronize(FAR).unwrap();
+        Self { word, key }
+    }
+
+    fn word(&self) -> Slice {
+        self.word.slice(0, 4).unwrap()
+    }
+
+    pub(super) fn stop(&self, stream: &Stream) {
+        stream.wait_for_word(&self.word(), 1).unwrap();
+    }
+
+    pub(super) fn open(&self) {
+        self.key.write_word(&self.word(), 1).unwrap();
+    }
+}
+
+fn filled(device: &Device, byte: u8) -> Memory {
+    let memory = device.allocate(4096).unwrap();
+    let stream = device.stream().unwrap();
+    stream.fill(&memory.whole(), byte).unwrap();
+    stream.synchronize(FAR).unwrap();
+    memory
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + FAR;
+    while !is_so() {
+        assert!(Instant::now() < end, "waited for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Home {
+    /// Everything is given back, at the latest when streams are through.
+    fn nothing_is_left(&self) {
+        until("everything to be given back", || {
+            self.here.free_what_is_done(&self.caller());
+            self.arrivals.free_what_is_done(&self.caller());
+            self.blocks_taken() == 0
+        });
+    }
+}
+
+#[test]
+fn a_message_is_there_at_once_and_its_bytes_in_order() {
+    let (home, device) = home_with(&on_a_device());
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let (producing, consuming) = (device.stream().unwrap(), device.stream().unwrap());
+    let from = filled(&device, 7);
+    let to = filled(&device, 0);
+    let gate = Gate::new(&device);
+    gate.stop(&producing);
+    let sent = publisher.push_on(&producing, &from.whole(), FAR).unwrap();
+    assert_eq!(sent.readers, 1);
+    // What is begun afterwards is not what is sent.
+    producing.fill(&from.whole(), 8).unwrap();
+    let sample = subscriber.pull_on(&consuming, FAR).unwrap();
+    assert_eq!((sample.length(), sample.readiness().unwrap()), (4096, Readiness::Pending));
+    consuming.copy(&to.whole(), sample.slice()).unwrap();
+    assert!(consuming.synchronize(SOON).is_err(), "the stream does not wait");
+    gate.open();
+    consuming.synchronize(FAR).unwrap();
+    assert_eq!(sample.readiness().unwrap(), Readiness::Ready);
+    assert!(!sample.is_poisoned());
+    let mut bytes = [0; 4096];
+    consuming.download(&to.whole(), &mut bytes, FAR).unwrap();
+    assert_eq!(bytes, [7; 4096]);
+    drop(sample);
+    home.nothing_is_left();
+}
+
+#[test]
+fn who_pulls_on_the_host_waits_until_it_is_written_and_loses_nothing() {
+    let (home, device) = home_with(&on_a_device());
+    let (publisher, other) = (home.publisher(), home.publisher());
+    let mut subscriber = home.subscriber();
+    let stream = device.stream().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&stream);
+    let loan = publisher.loan(3, FAR).unwrap();
+    stream.fill(loan.slice(), 1).unwrap();
+    loan.publish_on(&stream, FAR).unwrap();
+    other.push(b"second", FAR).unwrap();
+    assert!(subscriber.try_pull().unwrap().is_none());
+    assert_eq!(subscriber.pull(SOON).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    std::thread::scope(|scope| {
+        let pulled = scope.spawn(|| subscriber.pull(FAR).unwrap().to_vec().unwrap());
+        std::thread::sleep(SOON);
+        assert!(!pulled.is_finished());
+        gate.open();
+        assert_eq!(pulled.join().unwrap(), [1; 3]);
+    });
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"second");
+    assert_eq!((subscriber.missed(), subscriber.poll_event()), (0, None));
+    home.nothing_is_left();
+    // One that was taken ahead and never read.
+    let gate = Gate::new(&device);
+    gate.stop(&stream);
+    publisher.push_on(&stream, &filled(&device, 1).whole(), FAR).unwrap();
+    assert!(subscriber.try_pull().unwrap().is_none());
+    drop(subscriber);
+    assert_eq!(home.blocks_taken(), 1, "the stream is going to write there");
+    gate.open();
+    home.nothing_is_left();
+}
+
+#[test]
+fn memory_that_a_stream_is_going_to_write_is_nobody_elses() {
+    let settings = TopicSettings { reliability: Reliability::DropOldest, ..on_a_device() };
+    let (home, device) = home_with(&settings);
+    let publisher = home.publisher();
+    let mut subscriber = home.subscriber();
+    let stream = device.stream().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&stream);
+    let from = filled(&device, 5);
+    // Released unread, dropped unread, and more than fit.
+    for _ in 0..10 {
+        publisher.push_on(&stream, &from.whole(), FAR).unwrap();
+    }
+    let waiting = device.stream().unwrap();
+    drop(subscriber.pull_on(&waiting, FAR).unwrap());
+    assert_eq!(home.blocks_taken(), 10);
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..10 {
+        let loan = publisher.loan(4096, FAR).unwrap();
+        seen.insert(loan.address());
+        drop(loan);
+    }
+    assert_eq!((seen.len(), home.blocks_taken()), (1, 10));
+    gate.open();
+    waiting.synchronize(FAR).unwrap();
+    while subscriber.pull(SOON).is_ok() {}
+    home.nothing_is_left();
+    // Again and again in the same memory, in whatever order streams come by.
+    for number in 0..50 {
+        stream.fill(&from.whole(), number).unwrap();
+        publisher.push_on(&stream, &from.whole(), FAR).unwrap();
+        let sample = subscriber.pull(FAR).unwrap();
+        assert_eq!(sample.to_vec().unwrap(), [number; 4096]);
+    }
+}
+
+#[test]
+fn what_is_not_published_is_kept_until_the_stream_is_through() {
+    let (home, device) = home_with(&TopicSettings { depth: 1, ..on_a_device() });
+    let publisher = home.publisher();
+    let stream = device.stream().unwrap();
+    let from = filled(&device, 1);
+    let gate = Gate::new(&device);
+    gate.stop(&stream);
+    // Nobody wants it.
+    let sent = publisher.push_on(&stream, &from.whole(), FAR).unwrap();
+    assert_eq!((sent.position, sent.readers), (None, 0));
+    assert_eq!(home.blocks_taken(), 1);
+    let mut subscriber = home.subscriber();
+    publisher.push(b"x", FAR).unwrap();
+    // No room, tried once, and within a time.
+    assert!(publisher.try_push_on(&stream, &from.whole()).unwrap().is_none());
+    let error = publisher.push_on(&stream, &from.whole(), SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    let mut loan = publisher.loan(4096, FAR).unwrap();
+    for _ in 0..2 {
+        stream.fill(loan.slice(), 9).unwrap();
+        loan = match loan.try_publish_on(&stream).unwrap() {
+            Attempt::Full(loan) => loan,
+            Attempt::Sent(sent) => panic!("{sent:?}"),
+        };
+    }
+    assert_eq!(home.blocks_taken(), 5);
+    drop(subscriber.pull(FAR).unwrap());
+    // What a stream is at cannot be published as if it were there.
+    let mut other = publisher.loan(4096, FAR).unwrap();
+    drop(subscriber);
+    subscriber = home.subscriber();
+    assert!(matches!(loan.publish_on_within(&stream, FAR).unwrap(), Attempt::Sent(_)));
+    other = match other.try_publish_on(&stream).unwrap() {
+        Attempt::Full(other) => other,
+        Attempt::Sent(sent) => panic!("{sent:?}"),
+    };
+    assert_eq!(other.publish(FAR).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    gate.open();
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), [9; 4096]);
+    home.nothing_is_left();
+}
+
+#[test]
+fn a_device_that_fails_poisons_what_it_was_to_write() {
+    let name = DeviceName::stand_in(FRAGILE);
+    let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let memory = MemoryPlace::Device(name);
+    let (home, other) = home_with(&TopicSettings { memory, ..settings() });
+    let device = Device::open(name).unwrap();
+    device.enable_peer(&other).unwrap();
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let (failing, waiting) = (device.stream().unwrap(), device.stream().unwrap());
+    // Its key is another device's, which does not fail.
+    let gate = Gate::new(&other);
+    gate.stop(&failing);
+    let loan = publisher.loan(100, FAR).unwrap();
+    failing.fill(loan.slice(), 1).unwrap();
+    loan.publish_on(&failing, FAR).unwrap();
+    let sample = subscriber.pull_on(&waiting, FAR).unwrap();
+    publisher.push(b"afterwards", FAR).unwrap();
+    stand_in::fail_after(FRAGILE, 0);
+    gate.open();
+    assert!(failing.synchronize(FAR).is_err());
+    assert!(!waiting.is_done().unwrap());
+    // Found out at the next call, or at the end.
+    drop(publisher);
+    waiting.synchronize(FAR).unwrap();
+    assert!(sample.is_poisoned());
+    assert_eq!(sample.to_vec().unwrap_err().kind(), ErrorKind::Poisoned);
+    drop(sample);
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"afterwards");
+    home.nothing_is_left();
+    // A stream that has failed is refused before anything is published.
+    let publisher = home.publisher();
+    let loan = publisher.loan(100, FAR).unwrap();
+    let _ = loan.publish_on(&failing, FAR);
+    while subscriber.pull(SOON).is_ok() {}
+}
+
+#[test]
+fn a_stream_releases_what_it_has_read() {
+    let (home, device) = home_with(&TopicSettings { depth: 2, ..on_a_device() });
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let reading = device.stream().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&reading);
+    for _ in 0..2 {
+        publisher.push(b"x", FAR).unwrap();
+        subscriber.pull_on(&reading, FAR).unwrap().release_on(&reading).unwrap();
+    }
+    // They are held: there is no room.
+    assert!(publisher.try_push(b"y").unwrap().is_none());
+    assert_eq!(publisher.push(b"y", SOON).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    let held = home.topic.census().subscribers[0].held;
+    assert_eq!(held, 2);
+    std::thread::scope(|scope| {
+        let pushed = scope.spawn(|| publisher.push(b"y", FAR).unwrap());
+        std::thread::sleep(SOON);
+        assert!(!pushed.is_finished());
+        gate.open();
+        assert_eq!(pushed.join().unwrap().readers, 1);
+    });
+    // Who waits for messages sees it as well; and who has no more to do, at the end.
+    subscriber.pull_on(&reading, FAR).unwrap().release_on(&reading).unwrap();
+    assert!(subscriber.pull(SOON).is_err());
+    publisher.push(b"z", FAR).unwrap();
+    subscriber.pull(FAR).unwrap().release_on(&reading).unwrap();
+    drop(subscriber);
+    home.nothing_is_left();
+}
+
+#[test]
+fn who_is_removed_keeps_its_streams_memory() {
+    let (home, device) = home_with(&TopicSettings { depth: 1, ..on_a_device() });
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let (reading, to) = (device.stream().unwrap(), filled(&device, 0));
+    let from = filled(&device, 6);
+    let gate = Gate::new(&device);
+    gate.stop(&reading);
+    publisher.push_slice(&from.whole(), FAR).unwrap();
+    let sample = subscriber.pull_on(&reading, FAR).unwrap();
+    let address = sample.address();
+    reading.copy(&to.whole(), sample.slice()).unwrap();
+    sample.release_on(&reading).unwrap();
+    let (_, seats) = home.topic.in_the_way(Direction::Here).unwrap();
+    let at = (Direction::Here, seats[0]);
+    let held_for = Duration::from_secs(1);
+    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+    // All the memory that is free, but not that.
+    let mut loans = Vec::new();
+    while let Some(loan) = publisher.try_loan(4096).unwrap() {
+        assert_ne!(loan.address(), address);
+        loans.push(loan);
+        if loans.len() >= 200 {
+            break;
+        }
+    }
+    loans.clear();
+    gate.open();
+    reading.synchronize(FAR).unwrap();
+    let mut bytes = [0; 4096];
+    reading.download(&to.whole(), &mut bytes, FAR).unwrap();
+    assert_eq!(bytes, [6; 4096]);
+    drop(subscriber);
+    home.nothing_is_left();
+    // Who was removed before is told, and nothing stays behind.
+    let mut subscriber = home.subscriber();
+    publisher.push(b"x", FAR).unwrap();
+    let sample = subscriber.pull(FAR).unwrap();
+    let (_, seats) = home.topic.in_the_way(Direction::Here).unwrap();
+    let at = (Direction::Here, seats[0]);
+    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    assert_eq!(sample.release_on(&reading).unwrap_err().kind(), ErrorKind::Evicted);
+    drop(subscriber);
+    home.nothing_is_left();
+}
+
+#[test]
+fn who_holds_what_is_not_written_is_in_nobodys_way() {
+    let (home, device) = home_with(&TopicSettings { depth: 1, ..on_a_device() });
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let stream = device.stream().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&stream);
+    publisher.push_on(&stream, &filled(&device, 1).whole(), FAR).unwrap();
+    assert!(subscriber.try_pull().unwrap().is_none());
+    let (position, _) = home.topic.in_the_way(Direction::Here).unwrap();
+    assert!(home.topic.is_being_written(position, home.here.ledger()));
+    gate.open();
+    let sample = subscriber.pull(FAR).unwrap();
+    assert!(!home.topic.is_being_written(position, home.here.ledger()));
+    drop(sample);
+    assert!(!home.topic.is_being_written(position, home.here.ledger()));
+}
+
+#[test]
+fn on_the_host_streams_are_waited_for() {
+    let home = Home::new(&settings());
+    let device = Device::open(DeviceName::stand_in(0)).unwrap();
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let (stream, from) = (device.stream().unwrap(), filled(&device, 1));
+    stream.fill(&from.whole(), 2).unwrap();
+    publisher.push_on(&stream, &from.whole(), FAR).unwrap();
+    let sample = subscriber.pull_on(&stream, FAR).unwrap();
+    assert_eq!(sample.readiness().unwrap(), Readiness::Ready);
+    assert_eq!(sample.to_vec().unwrap(), [2; 4096]);
+    sample.release_on(&stream).unwrap();
+    let mut loan = publisher.loan(3, FAR).unwrap();
+    loan.write(0, b"abc").unwrap();
+    loan.publish_on(&stream, FAR).unwrap();
+    assert!(publisher.try_push_on(&stream, &from.whole()).unwrap().is_some());
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"abc");
+    let sample = subscriber.try_pull_on(&stream).unwrap().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&stream);
+    let loan = publisher.loan(3, FAR).unwrap();
+    let error = loan.publish_on(&stream, SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    gate.open();
+    sample.release_on(&stream).unwrap();
+    home.nothing_is_left();
+    assert!(!matches!(subscriber.poll_event(), Some(Event::Gap { .. })));
+}
