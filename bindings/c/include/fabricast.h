@@ -65,6 +65,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_FORKED (-15)           /* the handle is the parent process's */
 #define FABRICAST_E_BAD_HANDLE (-16)       /* not an open handle of this kind */
 #define FABRICAST_E_PANICKED (-17)         /* a fault in the library itself */
+#define FABRICAST_E_POISONED (-18)         /* its publisher was lost before it was written */
 
 /* A status in words, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -369,6 +370,80 @@ fabricast_status fabricast_sample_info_of(fabricast_sample *sample, fabricast_sa
                                           size_t size);
 
 fabricast_status fabricast_sample_release(fabricast_sample *sample);
+
+/* ------------------------------------------------------------------------- streams */
+
+/*
+ * Messages in the order of streams: one is published before it is written, and pulled before it
+ * can be read, and nobody waits but the streams.
+ *
+ *     fabricast_stream_open(topic, stream, &handle);       // a cudaStream_t, or CUstream
+ *     fabricast_publisher_push_on(publisher, frame, length, handle, FABRICAST_SECONDS(1));
+ *
+ *     fabricast_subscriber_pull_on(subscriber, handle, FABRICAST_SECONDS(1), &sample);
+ *     fabricast_sample_memory(sample, &address, &length);
+ *     kernel<<<..., stream>>>(address, length);            // begins when it is written
+ *     fabricast_sample_release_on(sample, handle);         // when the kernel is done
+ *
+ * With a topic whose messages lie in the host's memory there are no such handles.
+ */
+
+/* A stream of the topic's device that something else made. */
+typedef struct fabricast_stream fabricast_stream;
+
+/*
+ * NULL is the device's default stream; on a stand-in, which has none, NULL gives a new one, and
+ * is all that there is. The default stream of each thread (cudaStreamPerThread) is refused. The
+ * stream has to exist until the handle is closed, and is not to be captured meanwhile. Closing
+ * the handle waits until the stream is done with what was begun by it, but for ten seconds at
+ * most: then what it may still touch stays.
+ */
+fabricast_status fabricast_stream_open(fabricast_topic *topic, void *stream,
+                                       fabricast_stream **handle);
+fabricast_status fabricast_stream_close(fabricast_stream *handle);
+
+/*
+ * As fabricast_publisher_push_device, but the stream copies it, after all that was begun there
+ * before, and that is not waited for: it may be written again by what is begun on the stream
+ * afterwards, and freed when the stream has come past it. Registered memory of the host may be
+ * pushed so, too.
+ */
+fabricast_status fabricast_publisher_push_on(fabricast_publisher *publisher, const void *pointer,
+                                             size_t length, fabricast_stream *stream,
+                                             fabricast_timeout timeout);
+
+/*
+ * As fabricast_loan_publish, but what was begun on the stream may still be writing it. If it was
+ * not published and is tried again, then on the same stream. With other failures, also if the
+ * stream is of another kind of device, its memory is given back when the stream is through.
+ */
+fabricast_status fabricast_loan_publish_on(fabricast_loan *loan, fabricast_stream *stream,
+                                           fabricast_timeout timeout, fabricast_sent *sent,
+                                           size_t size);
+
+/*
+ * The next message, at once: what is begun on the stream afterwards waits until it is written. It
+ * goes on, too, if it never will be, since the publisher died; what came of it tells
+ * fabricast_sample_readiness afterwards. fabricast_subscriber_pull gives such a message when it
+ * is written, and passes over one that never will be, which counts as missed.
+ */
+fabricast_status fabricast_subscriber_pull_on(fabricast_subscriber *subscriber,
+                                              fabricast_stream *stream,
+                                              fabricast_timeout timeout,
+                                              fabricast_sample **sample);
+
+#define FABRICAST_PENDING 0  /* its publisher's stream has not come so far */
+#define FABRICAST_READY 1    /* it is written, as all are that were not published on a stream */
+#define FABRICAST_POISONED 2 /* it never will be: its publisher died, or its device failed */
+
+fabricast_status fabricast_sample_readiness(fabricast_sample *sample, uint64_t *readiness);
+
+/*
+ * Closes the handle, and releases the message when all is done that was begun on the stream so
+ * far, and some milliseconds later at most. Until then it is held. The last of a subscriber and
+ * its samples that is closed waits for that, ten seconds at most.
+ */
+fabricast_status fabricast_sample_release_on(fabricast_sample *sample, fabricast_stream *stream);
 
 #ifdef __cplusplus
 }

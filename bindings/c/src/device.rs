@@ -3,7 +3,7 @@
 
 use std::ffi::CStr;
 
-use gpu::{Allocator, Device, Implementation, Memory, Slice};
+use gpu::{Allocator, Device, Implementation, Memory, Slice, Stream};
 use pubsub::MemoryPlace;
 
 use crate::boundary::Range;
@@ -54,6 +54,36 @@ pub(crate) fn find<'a>(
     // SAFETY: it is there during the call, as the caller promised, and it is read no longer.
     let memory = unsafe { Memory::foreign(&device, address, length, ()) };
     Ok(Found::Device(memory.whole()))
+}
+
+/// As memory that streams of a topic's device copy from, also after the call.
+pub(crate) fn slice(
+    memory: MemoryPlace,
+    operation: &'static CStr,
+    range: Range<'_>,
+) -> Result<Slice> {
+    if let Found::Device(slice) = find(memory, operation, range)? {
+        return Ok(slice);
+    }
+    let MemoryPlace::Device(name) = memory else {
+        return Err(Failure::invalid(operation, "the topic's messages lie on the host"));
+    };
+    let device = Device::open(name).map_err(|error| Failure::of_device(&error))?;
+    // SAFETY: of the host, registered with the driver or a stand-in's; it is there until the
+    // stream has come past the copy, as the caller promised.
+    let memory = unsafe { Memory::foreign(&device, range.address(), range.length() as u64, ()) };
+    Ok(memory.whole())
+}
+
+/// A stream of a topic's device that something else made.
+pub(crate) fn adopt(memory: MemoryPlace, operation: &'static CStr, stream: u64) -> Result<Stream> {
+    let MemoryPlace::Device(name) = memory else {
+        let detail = "the topic's messages lie on the host, where no stream has to do with them";
+        return Err(Failure::invalid(operation, detail));
+    };
+    let device = Device::open(name).map_err(|error| Failure::of_device(&error))?;
+    // SAFETY: a stream of that device until its handle is closed, as the caller promised.
+    unsafe { device.adopt_stream(stream) }.map_err(|error| Failure::of_device(&error))
 }
 
 fn host(range: Range<'_>) -> Found<'_> {

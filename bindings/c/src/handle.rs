@@ -13,7 +13,7 @@ use crate::status::Status;
 
 /// What a handle can name.
 pub(crate) trait Kind {
-    /// Told apart in the handle: below 8.
+    /// Told apart in the handle: below 16.
     const NUMBER: u64;
     /// How it is called in messages.
     const NAME: &'static str;
@@ -22,8 +22,8 @@ pub(crate) trait Kind {
 // From the lowest bit on: generation, place, forks, kind, and a mark.
 const GENERATION_BITS: u32 = 32;
 const PLACE_BITS: u32 = 18;
-const FORK_BITS: u32 = 7;
-const KIND_BITS: u32 = 3;
+const FORK_BITS: u32 = 6;
+const KIND_BITS: u32 = 4;
 const MARK_BITS: u32 = 4;
 const MARK: u64 = 0b1010;
 const _: () = assert!(GENERATION_BITS + PLACE_BITS + FORK_BITS + KIND_BITS + MARK_BITS == 64);
@@ -118,8 +118,7 @@ mod tests {
 
     #[test]
     fn a_handle_comes_back_as_it_was() {
-        for (place, generation, forks) in [(0, 1, 0), (MOST as u32 - 1, u32::MAX, 127), (17, 3, 1)]
-        {
+        for (place, generation, forks) in [(0, 1, 0), (MOST as u32 - 1, u32::MAX, 63), (17, 3, 1)] {
             let pointer = Handle::<Cup>::new(place, generation, forks).pointer();
             let back = Handle::of_pointer(c"test", pointer).unwrap();
             assert_eq!((back.place, back.generation, back.forks), (place, generation, forks));
@@ -146,6 +145,6 @@ mod tests {
 
     #[test]
     fn forks_are_told_in_few_bits() {
-        assert_eq!((forks_told(0), forks_told(127), forks_told(128)), (0, 127, 0));
+        assert_eq!((forks_told(0), forks_told(63), forks_told(64)), (0, 63, 0));
     }
 }

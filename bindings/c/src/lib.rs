@@ -20,6 +20,7 @@ mod registry;
 mod report;
 mod rgaps;
 mod status;
+mod stream;
 mod subscriber;
 mod table;
 mod topic;

@@ -1,6 +1,6 @@
 //! Publishers, and the memory that they borrow for messages.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::ptr;
 
 use pubsub::{Attempt, ErrorKind, Loan, MemoryPlace, Publisher, Topic};
@@ -22,10 +22,10 @@ pub(crate) struct OpenPublisher {
     pub(crate) memory: MemoryPlace,
 }
 
-const NO_ROOM: Failure =
+pub(crate) const NO_ROOM: Failure =
     Failure::fixed(Status::WouldBlock, c"publish", c"publish: would block: there is no room");
 
-const TOO_LATE: Failure = Failure::fixed(
+pub(crate) const TOO_LATE: Failure = Failure::fixed(
     Status::DeadlineExceeded,
     c"publish",
     c"publish: deadline exceeded: subscribers have not released what fills the topic",
@@ -55,6 +55,38 @@ impl OpenPublisher {
         };
         Ok(())
     }
+}
+
+/// Publishes what a handle names. If there is no room, or not in time, the loan is as it was.
+pub(crate) fn publish(
+    operation: &'static CStr,
+    loan: Handle<Turn<Loan>>,
+    timeout: Timeout,
+    sent: MaybeFilled<'_, RawSent>,
+    attempt: impl FnOnce(Loan) -> pubsub::Result<Attempt>,
+) -> Result<()> {
+    let found = loan.find(operation)?;
+    let mut taken = found.take(operation, timeout)?;
+    let Some(lent) = taken.remove() else {
+        return Err(NO_ROOM);
+    };
+    let done = match attempt(lent) {
+        Ok(Attempt::Sent(done)) => Ok(done),
+        Ok(Attempt::Full(lent)) => {
+            taken.put_back(lent);
+            return Err(if timeout == Timeout::Now { NO_ROOM } else { TOO_LATE });
+        }
+        Err(error) => Err(error),
+    };
+    // It is no loan any more, also if another thread has closed the handle meanwhile.
+    if let Ok(closed) = loan.close(operation) {
+        closed.end();
+    }
+    let done = done?;
+    if let Some(sent) = sent.0 {
+        sent.put(RawSent::of(&done));
+    }
+    Ok(())
 }
 
 export! {
@@ -198,32 +230,10 @@ export! {
         timeout: Timeout,
         sent: MaybeFilled<'_, RawSent>[size],
     ) -> i32, c"publish" {
-        let found = loan.find(OPERATION)?;
-        let mut taken = found.take(OPERATION, timeout)?;
-        let Some(lent) = taken.remove() else {
-            return Err(NO_ROOM);
-        };
-        let attempt = match timeout {
+        publish(OPERATION, loan, timeout, sent, |lent| match timeout {
             Timeout::Now => lent.try_publish(),
             _ => lent.publish_within(timeout.patience()),
-        };
-        let done = match attempt {
-            Ok(Attempt::Sent(done)) => Ok(done),
-            Ok(Attempt::Full(lent)) => {
-                taken.put_back(lent);
-                return Err(if timeout == Timeout::Now { NO_ROOM } else { TOO_LATE });
-            }
-            Err(error) => Err(error),
-        };
-        // It is no loan any more, also if another thread has closed the handle meanwhile.
-        if let Ok(closed) = loan.close(OPERATION) {
-            closed.end();
-        }
-        let done = done?;
-        if let Some(sent) = sent.0 {
-            sent.put(RawSent::of(&done));
-        }
-        Ok(())
+        })
     }
 
     /// Gives the memory back.

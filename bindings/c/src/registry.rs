@@ -19,6 +19,7 @@ use crate::node::OpenNode;
 use crate::publisher::OpenPublisher;
 use crate::rgaps::{SimplePublisher, SimpleSubscriber};
 use crate::status::Status;
+use crate::stream::OpenStream;
 use crate::subscriber::{OpenSample, OpenSubscriber};
 use crate::table::Table;
 use crate::topic::OpenTopic;
@@ -37,6 +38,7 @@ pub(crate) struct Registry {
     samples: Table<OpenSample>,
     simple_publishers: Table<SimplePublisher>,
     simple_subscribers: Table<SimpleSubscriber>,
+    streams: Table<OpenStream>,
     texts: Mutex<HashMap<usize, CString>>,
     /// The membership that all handles of the simple interface have together.
     pub(crate) simple_node: Mutex<Weak<Node>>,
@@ -71,6 +73,7 @@ listed! {
     OpenSample, samples, 5, "sample";
     SimplePublisher, simple_publishers, 6, "publisher of rgaps.h";
     SimpleSubscriber, simple_subscribers, 7, "subscriber of rgaps.h";
+    OpenStream, streams, 8, "stream";
 }
 
 static CURRENT: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
@@ -89,6 +92,7 @@ impl Registry {
             samples: Table::new(told),
             simple_publishers: Table::new(told),
             simple_subscribers: Table::new(told),
+            streams: Table::new(told),
             texts: Mutex::default(),
             simple_node: Mutex::default(),
         }
@@ -126,6 +130,7 @@ impl Registry {
             + self.samples.count()
             + self.simple_publishers.count()
             + self.simple_subscribers.count()
+            + self.streams.count()
             + self.texts.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 

@@ -108,7 +108,7 @@ export! {
         let subscriber = subscriber.find(OPERATION)?;
         let held = || subscriber.held.lock().unwrap_or_else(PoisonError::into_inner);
         drop(held().take());
-        let pulled = subscriber.subscriber.pull(OPERATION, Timeout::Forever)?;
+        let pulled = subscriber.subscriber.pull(OPERATION, Timeout::Forever, None)?;
         let sample = OpenSample::new(pulled);
         // A message of no bytes is somewhere, too: NULL would say that there is none.
         let address = NonNull::new(sample.address()).unwrap_or(NonNull::dangling());

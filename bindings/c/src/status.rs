@@ -45,10 +45,12 @@ pub(crate) enum Status {
     BadHandle = -16,
     /// A fault in the library itself.
     Panicked = -17,
+    /// The message will never be there: its publisher was lost before a stream had written it.
+    Poisoned = -18,
 }
 
 impl Status {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 19] = [
         Self::Ok,
         Self::Failed,
         Self::InvalidArgument,
@@ -67,6 +69,7 @@ impl Status {
         Self::Forked,
         Self::BadHandle,
         Self::Panicked,
+        Self::Poisoned,
     ];
 
     /// What a number says that came from C.
@@ -95,6 +98,7 @@ impl Status {
             Self::Forked => c"used after a fork",
             Self::BadHandle => c"not an open handle",
             Self::Panicked => c"a fault in the library",
+            Self::Poisoned => c"poisoned",
         }
     }
 }
@@ -116,6 +120,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::VersionMismatch => Self::VersionMismatch,
             ErrorKind::Closed => Self::Closed,
             ErrorKind::Forked => Self::Forked,
+            ErrorKind::Poisoned => Self::Poisoned,
             // What a later version adds has no number yet.
             _ => Self::Failed,
         }

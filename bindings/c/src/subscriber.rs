@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use gpu::Stream;
 use pubsub::peers::NodeIdentity;
 use pubsub::{ErrorKind, Metadata, Sample, Subscriber, Topic};
 
@@ -31,16 +32,31 @@ impl OpenSubscriber {
         Ok(Self { subscriber: Turn::new(topic.subscriber()?) })
     }
 
-    pub(crate) fn pull(&self, operation: &'static CStr, timeout: Timeout) -> Result<Sample> {
+    /// If there is a stream, it waits for what is not written yet.
+    pub(crate) fn pull(
+        &self,
+        operation: &'static CStr,
+        timeout: Timeout,
+        stream: Option<&Stream>,
+    ) -> Result<Sample> {
         let end = timeout.end();
         self.subscriber.with(operation, timeout, |subscriber| {
             if timeout == Timeout::Now {
-                return subscriber.try_pull()?.ok_or(NOTHING);
+                let pulled = match stream {
+                    Some(stream) => subscriber.try_pull_on(stream),
+                    None => subscriber.try_pull(),
+                };
+                return pulled?.ok_or(NOTHING);
             }
             loop {
                 let left = end.map(|end| end.saturating_duration_since(Instant::now()));
                 let is_last = left.is_some_and(|left| left <= GLANCE);
-                match subscriber.pull(left.unwrap_or(GLANCE).min(GLANCE)) {
+                let patience = left.unwrap_or(GLANCE).min(GLANCE);
+                let pulled = match stream {
+                    Some(stream) => subscriber.pull_on(stream, patience),
+                    None => subscriber.pull(patience),
+                };
+                match pulled {
                     Ok(sample) => return Ok(sample),
                     Err(error) if error.kind() == ErrorKind::DeadlineExceeded && !is_last => {
                         self.subscriber.check(operation)?;
@@ -146,7 +162,7 @@ export! {
         timeout: Timeout,
         sample: Out<'_, *mut OpenSample>,
     ) -> i32, c"pull" {
-        let pulled = subscriber.find(OPERATION)?.pull(OPERATION, timeout)?;
+        let pulled = subscriber.find(OPERATION)?.pull(OPERATION, timeout, None)?;
         sample.put(registry::open(OPERATION, OpenSample::new(pulled))?);
         Ok(())
     }

@@ -1,0 +1,145 @@
+//! Streams of devices, and messages in their order.
+
+use std::sync::Arc;
+
+use gpu::Stream;
+use pubsub::{Attempt, Loan, Readiness};
+
+use crate::boundary::{Address, MaybeFilled, Out, Range, export};
+use crate::device;
+use crate::failure::Result;
+use crate::handle::Handle;
+use crate::layout::{RawSent, Timeout};
+use crate::publisher::{NO_ROOM, OpenPublisher, TOO_LATE, publish};
+use crate::registry;
+use crate::subscriber::{OpenSample, OpenSubscriber};
+use crate::topic::OpenTopic;
+use crate::turn::Turn;
+
+/// A stream that something else made.
+#[derive(Debug)]
+pub(crate) struct OpenStream {
+    stream: Stream,
+}
+
+impl OpenPublisher {
+    fn push_on(&self, stream: &Stream, from: &gpu::Slice, timeout: Timeout) -> Result<()> {
+        match timeout {
+            Timeout::Now => self.publisher.try_push_on(stream, from)?.ok_or(NO_ROOM)?,
+            _ => self.publisher.push_on(stream, from, timeout.patience())?,
+        };
+        Ok(())
+    }
+
+    /// A message of no bytes, which are nowhere.
+    fn push_nothing_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
+        let loan = match timeout {
+            Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_ROOM)?,
+            _ => self.publisher.loan(0, timeout.patience())?,
+        };
+        match publish_on(loan, stream, timeout)? {
+            Attempt::Sent(_) => Ok(()),
+            Attempt::Full(_) if timeout == Timeout::Now => Err(NO_ROOM),
+            Attempt::Full(_) => Err(TOO_LATE),
+        }
+    }
+}
+
+fn publish_on(loan: Loan, stream: &Stream, timeout: Timeout) -> pubsub::Result<Attempt> {
+    match timeout {
+        Timeout::Now => loan.try_publish_on(stream),
+        _ => loan.publish_on_within(stream, timeout.patience()),
+    }
+}
+
+export! {
+    /// Takes in a stream of a topic's device.
+    fn fabricast_stream_open(
+        topic: Handle<OpenTopic>,
+        handle: Address,
+        stream: Out<'_, *mut OpenStream>,
+    ) -> i32, c"take in a stream" {
+        let memory = topic.find(OPERATION)?.topic.settings()?.memory;
+        let adopted = device::adopt(memory, OPERATION, handle.0 as u64)?;
+        stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?);
+        Ok(())
+    }
+
+    /// Does not use it any more.
+    fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"let go of a stream" {
+        if let Some(stream) = stream {
+            stream.close(OPERATION)?;
+        }
+        Ok(())
+    }
+
+    /// Publishes memory of a device, when a stream has come so far.
+    fn fabricast_publisher_push_on(
+        publisher: Handle<OpenPublisher>,
+        pointer: Range<'_>[length],
+        stream: Handle<OpenStream>,
+        timeout: Timeout,
+    ) -> i32, c"push on a stream" {
+        let (publisher, stream) = (publisher.find(OPERATION)?, stream.find(OPERATION)?);
+        if pointer.length() == 0 {
+            return publisher.push_nothing_on(&stream.stream, timeout);
+        }
+        let from = device::slice(publisher.memory, OPERATION, pointer)?;
+        publisher.push_on(&stream.stream, &from, timeout)
+    }
+
+    /// Publishes a loan that a stream writes. If there is no room, or not in time, it is as it was.
+    fn fabricast_loan_publish_on(
+        loan: Handle<Turn<Loan>>,
+        stream: Handle<OpenStream>,
+        timeout: Timeout,
+        sent: MaybeFilled<'_, RawSent>[size],
+    ) -> i32, c"publish on a stream" {
+        let stream = stream.find(OPERATION)?;
+        publish(OPERATION, loan, timeout, sent, |lent| publish_on(lent, &stream.stream, timeout))
+    }
+
+    /// The next message, for which a stream waits.
+    fn fabricast_subscriber_pull_on(
+        subscriber: Handle<OpenSubscriber>,
+        stream: Handle<OpenStream>,
+        timeout: Timeout,
+        sample: Out<'_, *mut OpenSample>,
+    ) -> i32, c"pull on a stream" {
+        let (subscriber, stream) = (subscriber.find(OPERATION)?, stream.find(OPERATION)?);
+        let pulled = subscriber.pull(OPERATION, timeout, Some(&stream.stream))?;
+        sample.put(registry::open(OPERATION, OpenSample::new(pulled))?);
+        Ok(())
+    }
+
+    /// How far a stream is with it.
+    fn fabricast_sample_readiness(
+        sample: Handle<OpenSample>,
+        readiness: Out<'_, u64>,
+    ) -> i32, c"tell whether a sample is written" {
+        readiness.put(match sample.find(OPERATION)?.sample.readiness()? {
+            Readiness::Ready => 1,
+            Readiness::Poisoned => 2,
+            _ => 0,
+        });
+        Ok(())
+    }
+
+    /// Does not hold it any more when a stream has come so far.
+    fn fabricast_sample_release_on(
+        sample: Handle<OpenSample>,
+        stream: Handle<OpenStream>,
+    ) -> i32, c"release a sample on a stream" {
+        let stream = stream.find(OPERATION)?;
+        let mut closed = sample.close(OPERATION)?;
+        // Another thread may be reading it still, and must not be the one to let go of it.
+        let open = loop {
+            match Arc::try_unwrap(closed) {
+                Ok(open) => break open,
+                Err(shared) => closed = shared,
+            }
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        };
+        Ok(open.sample.release_on(&stream.stream)?)
+    }
+}
