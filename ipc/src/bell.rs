@@ -5,10 +5,11 @@
 //! changes. Nothing is counted up and down, so a sleeper that dies leaves at most one
 //! needless ring behind.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::words::Words;
+use crate::words::{KernelWords, Words};
 
 /// How those wait that do not find what they wait for.
 ///
@@ -69,7 +70,7 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 16 };
 /// The longest sleep. One who is killed between its change and its ring leaves sleepers
 /// behind, whom its burial wakes ([`Bell::ring_anyway`]); this bounds what comes of one who is
 /// stopped there, and of what nobody has thought of.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 impl Bell {
     /// Rings, after what sleepers wait for was stored.
@@ -95,6 +96,18 @@ impl Bell {
         words.swap(self.at + 1, 0);
         words.fetch_add(self.at, 1);
         words.wake(self.at, u32::MAX);
+    }
+
+    /// Its count, which one who is going to sleep knows before it [says so](Self::announce).
+    pub(crate) fn count<W: Words>(self, words: &W) -> u64 {
+        words.load(self.at, Acquire)
+    }
+
+    /// Says that somebody sleeps. Whoever sleeps looks once more afterwards: that look finds
+    /// what was stored, or whoever stored it rings.
+    pub(crate) fn announce<W: Words>(self, words: &W) {
+        words.swap(self.at + 1, 1);
+        words.fence();
     }
 
     /// Waits until `look` finds something; None once the deadline has passed.
@@ -132,9 +145,8 @@ impl Bell {
         }
         spin.learn(words.now().saturating_duration_since(start), true);
         loop {
-            let count = words.load(self.at, Acquire);
-            words.swap(self.at + 1, 1);
-            words.fence();
+            let count = self.count(words);
+            self.announce(words);
             if let Some(found) = look() {
                 return Some(found);
             }
@@ -159,32 +171,49 @@ impl Bell {
 /// let found = bell.wait(&mut Spin::default(), deadline, || Some("what was looked for"));
 /// assert_eq!(found, Some("what was looked for"));
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Doorbell<W> {
     words: W,
+    bell: Bell,
 }
 
 impl<W: Words> Doorbell<W> {
     /// Words that it takes.
     pub const WORDS: usize = 8;
-    const BELL: Bell = Bell { at: 0 };
 
     /// In zeroed words, or in those of another one; None if there are too few.
     #[must_use]
     pub fn new(words: W) -> Option<Self> {
-        (words.count() >= Self::WORDS).then_some(Self { words })
+        (words.count() >= Self::WORDS).then_some(Self { words, bell: Bell { at: 0 } })
+    }
+
+    /// One that is a part of something.
+    pub(crate) fn of(words: W, bell: Bell) -> Self {
+        Self { words, bell }
     }
 
     /// Rings, after what those wait for was stored.
     #[inline]
     pub fn ring(&self) {
-        Self::BELL.ring(&self.words);
+        self.bell.ring(&self.words);
     }
 
     /// Rings for one who has died, and may have been about to, or in the middle of it. Costs a
     /// call of the system each time.
     pub fn ring_anyway(&self) {
-        Self::BELL.ring_anyway(&self.words);
+        self.bell.ring_anyway(&self.words);
+    }
+
+    /// Says that somebody sleeps here, for one who is woken in another way: by a
+    /// [`Watch`](crate::Watch) that is here already. It looks once more afterwards: that look
+    /// finds what was stored, or whoever stored it rings.
+    pub fn announce(&self) {
+        self.bell.announce(&self.words);
+    }
+
+    /// How often it was rung while somebody slept.
+    pub(crate) fn count(&self) -> u64 {
+        self.bell.count(&self.words)
     }
 
     /// Waits until `look` finds something; None once the deadline has passed.
@@ -194,6 +223,13 @@ impl<W: Words> Doorbell<W> {
         deadline: Instant,
         look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        Self::BELL.wait(&self.words, spin, deadline, look)
+        self.bell.wait(&self.words, spin, deadline, look)
+    }
+}
+
+impl<W: KernelWords> Doorbell<W> {
+    /// The word that the kernel knows it by.
+    pub(crate) fn word(&self) -> Option<&AtomicU64> {
+        self.words.word(self.bell.at)
     }
 }

@@ -4,6 +4,8 @@
 //! processes that map it at different addresses meet.
 #![allow(unsafe_code)]
 
+use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -36,6 +38,91 @@ pub(crate) fn wake(word: &AtomicU64, how_many: u32) {
     }
 }
 
+/// Words that can be slept on at once.
+pub(crate) const MOST: usize = libc::FUTEX_WAITV_MAX as usize;
+
+/// A word as the kernel is told of it, and the lower half that it has while one sleeps.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Bed {
+    low: u64,
+    address: u64,
+    flags: u32,
+    reserved: u32,
+}
+
+impl Bed {
+    const EMPTY: Self = Self { low: 0, address: 0, flags: 0, reserved: 0 };
+}
+
+/// The kernel's own, whose seconds have 64 bits on every processor.
+#[repr(C)]
+struct Time {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+/// Can one sleep on several words? Since Linux 5.16, if nothing filters it.
+pub(crate) fn knows_several() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        // SAFETY: no words, so nothing is read; a kernel that knows the call refuses that.
+        let answer = unsafe {
+            libc::syscall(libc::SYS_futex_waitv, std::ptr::null::<Bed>(), 0_usize, 0, 0_usize, 0)
+        };
+        answer == -1 && io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+    })
+}
+
+/// Sleeps while the lower halves of all these words, [`MOST`] of them, are as said, at most this
+/// long. May return early.
+///
+/// # Errors
+/// What the system says, if it did not sleep and nothing has changed.
+pub(crate) fn sleep_on_any<'a>(
+    words: impl IntoIterator<Item = (&'a AtomicU64, u32)>,
+    longest: Duration,
+) -> io::Result<()> {
+    let mut beds = [Bed::EMPTY; MOST];
+    let mut count = 0;
+    for (bed, (word, low)) in beds.iter_mut().zip(words) {
+        let address = lower_half(word).expose_provenance() as u64;
+        *bed = Bed { low: low.into(), address, flags: libc::FUTEX2_SIZE_U32 as u32, reserved: 0 };
+        count += 1;
+    }
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a valid place for the time.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let nanoseconds = i64::from(now.tv_nsec) + i64::from(longest.subsec_nanos());
+    let seconds = i64::try_from(longest.as_secs()).unwrap_or(i64::MAX);
+    let end = Time {
+        seconds: i64::from(now.tv_sec)
+            .saturating_add(seconds)
+            .saturating_add(nanoseconds / 1_000_000_000),
+        nanoseconds: nanoseconds % 1_000_000_000,
+    };
+    // SAFETY: so many beds are valid for the call, and their words as long as the borrows; the
+    // kernel only reads.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_futex_waitv,
+            beds.as_ptr(),
+            count,
+            0,
+            &raw const end,
+            libc::CLOCK_MONOTONIC,
+        )
+    };
+    if answer >= 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ETIMEDOUT | libc::EINTR) => Ok(()),
+        _ => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -52,6 +139,37 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(20));
         sleep(&word, 5, Duration::from_millis(5));
         assert!(start.elapsed() >= Duration::from_millis(5));
+    }
+
+    #[test]
+    fn of_several_words_one_is_enough_to_wake() {
+        if !knows_several() {
+            println!("this kernel does not sleep on several words");
+            return;
+        }
+        let words: Vec<_> = (0..MOST as u64).map(|low| AtomicU64::new(7 << 32 | low)).collect();
+        let lows = || words.iter().zip(0..);
+        let start = Instant::now();
+        sleep_on_any(lows(), Duration::from_millis(5)).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(5));
+        // One has changed already.
+        words[100].store(0, Ordering::Release);
+        sleep_on_any(lows(), Duration::from_secs(30)).unwrap();
+        words[100].store(100, Ordering::Release);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                while words[MOST - 1].load(Ordering::Acquire) != 0 {
+                    sleep_on_any(lows(), Duration::from_secs(30)).unwrap();
+                }
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            words[MOST - 1].store(0, Ordering::Release);
+            wake(&words[MOST - 1], 1);
+            sleeper.join().unwrap();
+        });
+        assert!(start.elapsed() < Duration::from_secs(20));
+        // Nothing to sleep on, so it cannot.
+        sleep_on_any([], Duration::from_secs(30)).unwrap_err();
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod participant;
 pub mod plain;
 pub mod queue;
 pub mod segment;
+pub mod watch;
 pub mod words;
 
 // Lets the derive macro name this crate from inside of it, too.
@@ -31,4 +32,5 @@ pub use participant::{Caller, Fate, Immortal, Participant};
 pub use plain::{Plain, SharedValue};
 pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};
 pub use segment::{Layout, MappedWords, Segment, SegmentError};
-pub use words::{LocalWords, Part, Words};
+pub use watch::{Listener, Listening, Watch};
+pub use words::{KernelWords, LocalWords, Part, Words};

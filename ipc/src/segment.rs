@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::words::{Words, words_of_a_slice};
+use crate::words::{KernelWords, Words, words_of_a_slice};
 
 /// What the body of a segment is: a name of at most 32 bytes, and a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -348,6 +348,12 @@ impl MappedWords {
 
 impl Words for MappedWords {
     words_of_a_slice!();
+}
+
+impl KernelWords for MappedWords {
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.slice().get(at)
+    }
 }
 
 #[cfg(test)]

@@ -64,6 +64,13 @@ pub trait Words {
     }
 }
 
+/// Words that the kernel knows, so that it can be asked to wait at those of several structures
+/// at once.
+pub trait KernelWords: Words {
+    /// One of them; None beyond the end.
+    fn word(&self, at: usize) -> Option<&AtomicU64>;
+}
+
 /// Some arithmetic that nobody needs. A hypervisor takes pauses that follow each other
 /// closely for a sign that whoever is waited for does not run, and stops the processor
 /// for a while to let others; it does not count pauses with this between them.
@@ -256,6 +263,12 @@ impl Words for LocalWords {
     words_of_a_slice!();
 }
 
+impl KernelWords for LocalWords {
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.0.get(at)
+    }
+}
+
 /// A part of other words, for a structure that lies inside of something larger.
 #[derive(Debug, Clone)]
 pub struct Part<W> {
@@ -343,5 +356,11 @@ impl<W: Words> Words for Part<W> {
     #[inline]
     fn fence_loads(&self) {
         self.words.fence_loads();
+    }
+}
+
+impl<W: KernelWords> KernelWords for Part<W> {
+    fn word(&self, at: usize) -> Option<&AtomicU64> {
+        self.words.word(self.at(at))
     }
 }

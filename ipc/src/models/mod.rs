@@ -6,6 +6,7 @@
 mod bell;
 mod lock;
 mod queue;
+mod watch;
 
 use std::cell::Cell;
 use std::collections::HashMap;

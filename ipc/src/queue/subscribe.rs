@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::layout::{self, holding, waiting};
 use super::{Queue, WhenFull};
-use crate::bell::Spin;
+use crate::bell::{Doorbell, Spin};
 use crate::life::Incarnation;
 use crate::participant::Participant;
 use crate::words::Words;
@@ -169,6 +169,25 @@ impl<W: Words, const E: usize> Queue<W, E> {
         look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         Self::MESSAGES.wait(&self.words, spin, deadline, look)
+    }
+
+    /// The bell that those wait at who wait for entries, for one who cannot sleep here.
+    #[must_use]
+    pub fn messages_bell(&self) -> Doorbell<W>
+    where
+        W: Clone,
+    {
+        Doorbell::of(self.words.clone(), Self::MESSAGES)
+    }
+
+    /// Would [`take`](Self::take) find something to look at? It may turn out to be nothing. Can
+    /// be asked by any thread; one that does not take itself may see what was taken just now.
+    #[must_use]
+    pub fn has_more(&self, seat: Seat) -> bool {
+        let (cursor, _) = self.progress_of(seat);
+        let sequence = self.words.load(self.slot(cursor) + layout::SEQUENCE, Acquire);
+        sequence == cursor.wrapping_add(1)
+            || self.when_full == WhenFull::DropOldest && self.position() > cursor
     }
 
     /// What waits to be read stays: to look is enough.

@@ -1,0 +1,133 @@
+//! One who waits for a descriptor, and has a thread sleep at the bell for it.
+
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use loom::sync::Mutex;
+
+use super::{Arc, ModelWords, Waiting, check_with};
+use crate::bell::Bell;
+use crate::words::{LocalWords, Words};
+
+const BELL: Bell = Bell { at: 0 };
+/// Messages that were stored so far, one more each time.
+const STORED: usize = 2;
+/// Stands for the descriptor: how often it became readable. Slept on by those that poll it
+/// with edge triggering, who are not told of an edge again.
+const EDGES: usize = 3;
+/// Nobody listens any more.
+const OVER: usize = 4;
+/// Whether the descriptor is readable.
+const RAISED: usize = 5;
+
+fn words() -> ModelWords {
+    ModelWords::new(&LocalWords::zeroed(6), &[BELL.at, EDGES], Waiting::Sleeping)
+}
+
+/// A descriptor, for those who change it.
+#[derive(Clone)]
+struct Flag(Arc<Mutex<()>>);
+
+impl Flag {
+    fn raise(&self, words: &ModelWords) {
+        let _changing = self.0.lock().unwrap();
+        if words.load(RAISED, Acquire) == 0 {
+            words.store(RAISED, 1, Release);
+            words.fetch_add(EDGES, 1);
+            words.wake(EDGES, u32::MAX);
+        }
+    }
+
+    fn lower(&self, words: &ModelWords) {
+        let _changing = self.0.lock().unwrap();
+        words.store(RAISED, 0, Release);
+    }
+}
+
+/// What the thread of a watch does.
+fn watch(words: &ModelWords, flag: &Flag) {
+    let mut seen = 0;
+    loop {
+        let count = BELL.count(words);
+        // After the count: who ends it rings afterwards.
+        if words.load(OVER, Acquire) != 0 {
+            return;
+        }
+        if count != seen {
+            seen = count;
+            flag.raise(words);
+        }
+        words.sleep(BELL.at, count as u32, std::time::Duration::MAX);
+    }
+}
+
+/// Reads until it has this many, and polls the descriptor when there is nothing.
+fn read(words: &ModelWords, flag: &Flag, many: u64) {
+    let mut taken = 0;
+    let mut take = || {
+        let is_more = words.load(STORED, Acquire) > taken;
+        taken += u64::from(is_more);
+        is_more
+    };
+    let mut told = 0;
+    BELL.announce(words);
+    for _ in 0..many {
+        while !take() {
+            if words.load(RAISED, Acquire) == 1 {
+                flag.lower(words);
+                BELL.announce(words);
+                if take() {
+                    flag.raise(words);
+                    break;
+                }
+            }
+            // It may be told of nothing, but must be told of something.
+            loop {
+                let edges = words.load(EDGES, Acquire);
+                if edges != told {
+                    told = edges;
+                    break;
+                }
+                words.sleep(EDGES, edges as u32, std::time::Duration::MAX);
+            }
+        }
+    }
+    words.store(OVER, 1, Release);
+    BELL.ring_anyway(words);
+}
+
+fn run(publishers: u64, each: u64) {
+    let (words, flag) = (words(), Flag(Arc::new(Mutex::new(()))));
+    let watching = loom::thread::spawn({
+        let (words, flag) = (words.clone(), flag.clone());
+        move || watch(&words, &flag)
+    });
+    let publishing: Vec<_> = (0..publishers)
+        .map(|_| {
+            let words = words.clone();
+            loom::thread::spawn(move || {
+                for _ in 0..each {
+                    words.fetch_add(STORED, 1);
+                    BELL.ring(&words);
+                }
+            })
+        })
+        .collect();
+    read(&words, &flag, publishers * each);
+    watching.join().unwrap();
+    publishing.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn one_who_polls_is_told_of_a_message() {
+    check_with(3, || run(1, 1));
+}
+
+#[test]
+fn one_who_polls_is_told_of_the_next_message_too() {
+    check_with(2, || run(1, 2));
+}
+
+#[test]
+fn one_who_polls_is_told_of_two_publishers() {
+    check_with(2, || run(2, 1));
+}
