@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use ipc::{Caller, Incarnation, MappedWords, Participant, Roster, Spin};
+use ipc::{Caller, Incarnation, MappedWords, Participant, Roster, Spin, Watch};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Bell;
@@ -39,6 +39,8 @@ pub(crate) struct House {
     pub(crate) outward: Arc<Bell>,
     /// How those wait that are not told otherwise.
     pub(crate) waiting: Spin,
+    /// Sleeps for those subscribers that are waited for by their descriptors.
+    pub(crate) watch: Watch,
 }
 
 impl House {

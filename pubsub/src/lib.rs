@@ -41,4 +41,4 @@ pub use service::{Condition, clean};
 #[doc(hidden)]
 pub use service::{HeardGuests, hear_guests};
 pub use settings::{LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, TopicSettings};
-pub use subscriber::{Samples, Subscriber};
+pub use subscriber::{PollableSubscriber, Samples, Subscriber};

@@ -2,8 +2,9 @@
 
 mod departures;
 mod ordered;
+mod readiness;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gpu::Stream;
@@ -21,6 +22,9 @@ use crate::topic::Entry;
 
 pub(crate) use self::departures::Departure;
 use self::departures::Departures;
+use self::readiness::{News, Readiness};
+
+pub use self::readiness::PollableSubscriber;
 
 /// Reads the messages of one topic: all that are published, on this node or others, from when
 /// it subscribed.
@@ -51,6 +55,10 @@ pub struct Subscriber {
     /// Losses of publishers that were told of.
     losses: u64,
     is_eviction_told: bool,
+    /// Its descriptor, once it was asked for.
+    readiness: OnceLock<Readiness>,
+    /// What the descriptor was made readable for, beside messages.
+    announced: News,
 }
 
 /// A subscription, as its samples know it; ends with the last of them.
@@ -144,6 +152,8 @@ impl Subscriber {
             poisoned: 0,
             losses,
             is_eviction_told: false,
+            readiness: OnceLock::new(),
+            announced: News::default(),
         })
     }
 
@@ -180,6 +190,14 @@ impl Subscriber {
     /// If there is a stream, it waits for what is not written yet.
     #[inline]
     fn try_pull_with(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
+        match self.take_next(stream) {
+            Ok(None) if self.is_readable() => self.take_last(stream),
+            pulled => pulled,
+        }
+    }
+
+    #[inline]
+    fn take_next(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
         self.shared.desk.house.check_fork("pull")?;
         for _ in 0..2 {
             let direction = self.next;

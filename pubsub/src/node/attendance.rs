@@ -247,6 +247,11 @@ impl Shared {
                 Error::new("ask the service of the node", ErrorKind::Closed, why.to_string());
             let _ = pending.answer.send(Err(error));
         }
+        // Those that wait have nothing to wait for.
+        for used in state.topics.values() {
+            used.topic.here().ring_messages();
+            used.topic.here().ring_room();
+        }
     }
 
     #[inline]

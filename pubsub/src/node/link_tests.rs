@@ -92,6 +92,51 @@ fn a_topic_that_cannot_be_used_here_is_forgotten() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+#[derive(Debug)]
+struct Teller(std::sync::mpsc::Sender<()>);
+
+impl ipc::Listener for Teller {
+    fn rung(&self) {
+        let _ = self.0.send(());
+    }
+    fn look(&self) {}
+}
+
+#[test]
+fn those_who_wait_hear_at_once_that_the_node_is_closed() {
+    let directory = directory("closed");
+    let shared = member(&directory);
+    let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
+    let topic = Topic::create(5, "it", &settings).unwrap();
+    for direction in [Direction::Here, Direction::Arrivals] {
+        let id = PoolId { place: settings.place, direction };
+        let pool = Pool::create(id, 1 << 20, 256).unwrap();
+        shared.meet_pool(id, pool.books().try_clone_to_owned().unwrap());
+    }
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let open = |request| Request::Open { request, name: "it".into(), settings: None };
+            shared.ask("test", open).is_ok()
+        });
+        let request = loop {
+            if let Some(Request::Open { request, .. }) = shared.requests().pop_front() {
+                break request;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        shared.has_topic(request, 5, topic.segment().try_clone_to_owned().unwrap());
+        assert!(asked.join().unwrap());
+    });
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (watch, bell) = (ipc::Watch::new(), topic.here().messages_bell());
+    let listening = watch.listen(bell.clone(), std::sync::Arc::new(Teller(sender))).unwrap();
+    bell.announce();
+    shared.close(&Error::new("test", ErrorKind::Closed, "its service is lost"));
+    receiver.recv_timeout(FAR).unwrap();
+    drop(listening);
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 #[test]
 fn the_service_is_told_again_and_again_who_waits() {
     let directory = directory("waits");

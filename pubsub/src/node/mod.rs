@@ -9,7 +9,7 @@ mod options;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ipc::{Channel, Fate, Incarnation, Life, Participant};
+use ipc::{Channel, Fate, Incarnation, Life, Participant, Watch};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::AsFd;
 
@@ -173,7 +173,8 @@ impl Node {
         let attendance = Arc::new(Attendance::new(shared, thread));
         let office = Arc::clone(&attendance) as _;
         let born = Incarnation::current();
-        let house = Arc::new(House { me, roster, office, born, outward, waiting });
+        let watch = Watch::new();
+        let house = Arc::new(House { me, roster, office, born, outward, waiting, watch });
         Ok(Self { attendance, house })
     }
 

@@ -77,8 +77,14 @@ impl Subscriber {
 
     /// Does anything go on that this one waits for, and that rings no bell?
     pub(super) fn waits_for_streams(&self) -> bool {
+        self.shared.departures.has_any() || self.waits_for_a_stream()
+    }
+
+    /// Is the next message one that a stream is still writing?
+    #[inline]
+    pub(super) fn waits_for_a_stream(&self) -> bool {
         let is_ordered = |ahead: &Option<(u64, Entry)>| ahead.is_some_and(|it| it.1.turn.is_some());
-        self.shared.departures.has_any() || self.ahead.iter().any(is_ordered)
+        self.ahead.iter().any(is_ordered)
     }
 
     /// Of a message that a stream writes, and those behind it: the first that is there, or for

@@ -7,6 +7,7 @@ mod devices;
 mod limits;
 mod ordered;
 mod ordered_deaths;
+mod readiness;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -14,7 +15,9 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
-use ipc::{Caller, Incarnation, Layout, Life, MappedWords, Participant, Roster, Segment, Spin};
+use ipc::{
+    Caller, Incarnation, Layout, Life, MappedWords, Participant, Roster, Segment, Spin, Watch,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::{Bell, Hall};
@@ -140,6 +143,7 @@ impl Home {
             born: Incarnation::current(),
             outward: Arc::clone(&self.clerk.outward),
             waiting: Spin::default(),
+            watch: Watch::new(),
         };
         let (here, arrivals) = (Arc::clone(&self.here), Arc::clone(&self.arrivals));
         Desk::new(&Arc::new(house), Arc::clone(&self.topic), here, arrivals)

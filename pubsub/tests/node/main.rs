@@ -3,6 +3,7 @@
 //! Messages lie in host memory, or in that of the device that `FABRICAST_TEST_DEVICE` names.
 #![allow(missing_docs, unreachable_pub)]
 
+mod descriptors;
 mod ground;
 mod hostile;
 mod joining;

@@ -1,0 +1,350 @@
+//! Waiting for a subscriber by a descriptor, together with others.
+//!
+//! A publisher rings a bell in shared memory, which nobody can poll. So a thread of this
+//! process sleeps at the bells of all subscribers whose descriptors were asked for
+//! ([`ipc::Watch`]), and makes those readable. Who reads says at the bell that it waits, when it
+//! finds nothing, and looks once more: only then a publisher has somebody to wake.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use gpu::Stream;
+use ipc::{Doorbell, Incarnation, Listener, Listening, MappedWords, Part};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::{Subscriber, Subscription};
+use crate::error::{Error, Result};
+use crate::pool::Direction;
+use crate::sample::Sample;
+
+/// What happened beside messages, as far as it was noticed: gaps and losses, in all.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct News {
+    missed: u64,
+    losses: u64,
+}
+
+/// A descriptor, and whether it is readable.
+#[derive(Debug)]
+struct Flag {
+    descriptor: EventFd,
+    is_raised: AtomicBool,
+    /// Held while that changes, so that the two agree.
+    changing: Mutex<()>,
+}
+
+impl Flag {
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn is_raised(&self) -> bool {
+        self.is_raised.load(Ordering::Acquire)
+    }
+
+    /// Makes it readable: those are told that wait for that to change, too.
+    fn raise(&self) {
+        let _changing = self.changing();
+        if !self.is_raised() {
+            // First: who is told, by an edge that does not come again, finds that it is to be
+            // lowered.
+            self.is_raised.store(true, Ordering::Release);
+            // It cannot be full.
+            let _ = self.descriptor.write(1);
+        }
+    }
+
+    fn lower(&self) {
+        let _changing = self.changing();
+        if self.is_raised() {
+            // Somebody may have read it whose it is not.
+            let _ = self.descriptor.read();
+            self.is_raised.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// What the watch has of a subscriber: gone at once when that is dropped.
+#[derive(Debug)]
+struct Lookout {
+    /// In a forked child, where the watch's own is never dropped, the descriptor is closed with
+    /// the subscriber all the same.
+    flag: Weak<Flag>,
+    bell: Doorbell<Part<MappedWords>>,
+    subscription: Arc<Subscription>,
+}
+
+impl Listener for Lookout {
+    fn rung(&self) {
+        if let Some(flag) = self.flag.upgrade() {
+            flag.raise();
+        }
+    }
+
+    fn look(&self) {
+        let Some(flag) = self.flag.upgrade() else { return };
+        if flag.is_raised() {
+            return;
+        }
+        self.bell.announce();
+        if self.subscription.has_more() {
+            flag.raise();
+        }
+    }
+}
+
+impl Subscription {
+    /// Is there a message, or a reason why there will be none? Of messages that were pulled just
+    /// now other threads may not know yet.
+    fn has_more(&self) -> bool {
+        let Self { desk, .. } = self;
+        let has_more = |direction| {
+            let seat = self.seat(direction);
+            desk.topic.queue(direction).has_more(seat) || !self.is_seated(direction)
+        };
+        [Direction::Here, Direction::Arrivals].into_iter().any(has_more)
+            || desk.house.office.check().is_err()
+    }
+}
+
+/// A subscriber's descriptor.
+#[derive(Debug)]
+pub(super) struct Readiness {
+    listening: Option<Listening>,
+    bell: Doorbell<Part<MappedWords>>,
+    flag: Arc<Flag>,
+    born: Incarnation,
+}
+
+impl Readiness {
+    fn new(operation: &'static str, subscription: &Arc<Subscription>) -> Result<Self> {
+        let desk = &subscription.desk;
+        let failed = |cause: std::io::Error| Error::of(operation, cause).on(desk.topic.name());
+        let descriptor = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|cause| failed(cause.into()))?;
+        let is_raised = AtomicBool::new(false);
+        let flag = Arc::new(Flag { descriptor, is_raised, changing: Mutex::default() });
+        // Who delivers what arrives rings there, too.
+        let bell = desk.topic.here().messages_bell();
+        let lookout = Lookout {
+            flag: Arc::downgrade(&flag),
+            bell: bell.clone(),
+            subscription: Arc::clone(subscription),
+        };
+        let listening = desk.house.watch.listen(bell.clone(), Arc::new(lookout)).map_err(failed)?;
+        let born = desk.house.born;
+        Ok(Self { listening: Some(listening), bell, flag, born })
+    }
+}
+
+impl Drop for Readiness {
+    fn drop(&mut self) {
+        // From here on nobody else has it, or raises it.
+        drop(self.listening.take());
+        // Where somebody else has a copy, as a forked child does, pollers go on after it is
+        // closed here. The child's own copy is the parent's to change.
+        if self.born.is_current() {
+            self.flag.lower();
+        }
+    }
+}
+
+impl Subscriber {
+    /// A descriptor that is readable as long as there may be something to pull, for `poll`,
+    /// `select`, `epoll` and what stands on these. Made when first asked for; closed with the
+    /// subscriber.
+    ///
+    /// - *It is readable* when a message came, other nodes' included; when the subscriber was
+    ///   [evicted](crate::ErrorKind::Evicted) or its node [closed](crate::ErrorKind::Closed); and
+    ///   once more when there are [events](crate::Event) that were not asked for.
+    /// - *It stays readable* until [`try_pull`](Self::try_pull), or a [`pull`](Self::pull) that
+    ///   waits, finds no message: so who pulls one each time is told of the next. After an error
+    ///   it stays so for good, as that of a connection that has ended.
+    /// - *With edge triggering*, too, every message that comes after a `try_pull` that gave None
+    ///   is told. So pull until None, and [ask for events](Self::poll_event), before waiting
+    ///   again.
+    /// - It can be readable for nothing: a `try_pull` that gives None then is no error. It stays
+    ///   so while the next message is one that a [stream writes](crate::Loan::publish_on), for
+    ///   who does not [pull on a stream](Self::pull_on), too.
+    ///
+    /// Never read, write or change it: it is close-on-exec and does not block. It may be watched
+    /// for reading by any number of pollers; take it from them before the subscriber is dropped.
+    /// In a forked child there is no subscriber: it watches its own.
+    ///
+    /// A thread makes them readable, one for each 127 of a membership, on kernels before 5.16 one
+    /// for each; it wakes once a second when nothing happens. As long as no descriptor was asked
+    /// for there is none, and a publisher makes no call of the system for one that does not wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    /// use pubsub::{Error, Node, NodeOptions, Subscriber, TopicSettings};
+    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-poll-{}", std::process::id()));
+    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+    /// let news = node.topic("news", &TopicSettings::default())?;
+    /// let weather = node.topic("weather", &TopicSettings::default())?;
+    /// let mut subscribers = [news.subscriber()?, weather.subscriber()?];
+    /// weather.publisher()?.push(b"rain", Duration::from_secs(5))?;
+    ///
+    /// let mut heard = Vec::new();
+    /// while heard.is_empty() {
+    ///     let entry = |subscriber| Ok(PollFd::new(Subscriber::descriptor(subscriber)?, PollFlags::POLLIN));
+    ///     let mut entries = subscribers.iter().map(entry).collect::<Result<Vec<_>, Error>>()?;
+    ///     assert!(poll(&mut entries, PollTimeout::from(5000_u16))? > 0);
+    ///     let ready: Vec<_> = entries.iter().map(|entry| entry.any() == Some(true)).collect();
+    ///     for (subscriber, _) in subscribers.iter_mut().zip(ready).filter(|(_, ready)| *ready) {
+    ///         while let Some(sample) = subscriber.try_pull()? {
+    ///             heard.push((subscriber.topic().to_owned(), sample.to_vec()?));
+    ///         }
+    ///     }
+    /// }
+    /// assert_eq!(heard, [("weather".to_owned(), b"rain".to_vec())]);
+    /// # let path = node.directory().to_owned();
+    /// # drop((node, news, weather, subscribers));
+    /// # std::fs::remove_dir_all(path).unwrap();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Forked`](crate::ErrorKind::Forked); [`Failed`](crate::ErrorKind::Failed), if this
+    /// process can have no more descriptors or threads.
+    pub fn descriptor(&self) -> Result<BorrowedFd<'_>> {
+        Ok(self.ready()?.flag.descriptor.as_fd())
+    }
+
+    fn ready(&self) -> Result<&Readiness> {
+        let operation = "make a subscriber pollable";
+        self.shared.desk.house.check_fork(operation)?;
+        if let Some(readiness) = self.readiness.get() {
+            return Ok(readiness);
+        }
+        // Of two threads that come here at once one was in vain.
+        let made = Readiness::new(operation, &self.shared)?;
+        let readiness = self.readiness.get_or_init(|| made);
+        readiness.bell.announce();
+        let waits_for_memory = self.ahead.iter().any(Option::is_some);
+        if waits_for_memory || self.shared.has_more() || self.news().is_some() {
+            readiness.flag.raise();
+        }
+        Ok(readiness)
+    }
+
+    /// The subscriber as something that has a descriptor, for event loops that take such things.
+    ///
+    /// # Errors
+    /// As [`descriptor`](Self::descriptor).
+    pub fn into_pollable(self) -> Result<PollableSubscriber> {
+        let flag = Arc::clone(&self.ready()?.flag);
+        Ok(PollableSubscriber { subscriber: self, flag })
+    }
+
+    #[inline]
+    pub(super) fn is_readable(&self) -> bool {
+        self.readiness.get().is_some_and(|readiness| readiness.flag.is_raised())
+    }
+
+    /// Nothing was found, and the descriptor is readable: it should not be, and the next message
+    /// should make it so.
+    #[cold]
+    pub(super) fn take_last(&mut self, stream: Option<&Stream>) -> Result<Option<Sample>> {
+        // A stream that writes the next one rings no bell: somebody has to look again.
+        if self.waits_for_a_stream() {
+            return Ok(None);
+        }
+        if let Some(readiness) = self.readiness.get() {
+            readiness.flag.lower();
+            readiness.bell.announce();
+        }
+        // From here on whoever publishes rings; before, this look finds it.
+        let pulled = self.take_next(stream);
+        let news = self.news();
+        if let Some(readiness) = self.readiness.get()
+            && (news.is_some() || !matches!(pulled, Ok(None)) || self.waits_for_a_stream())
+        {
+            readiness.flag.raise();
+        }
+        self.announced = news.unwrap_or(self.announced);
+        pulled
+    }
+
+    /// Events that were not asked for, if the descriptor was not made readable for them before.
+    fn news(&self) -> Option<News> {
+        let losses = self.shared.desk.topic.publishers_lost();
+        let is_some = self.gap > 0 || self.losses < losses;
+        let news = News { missed: self.missed(), losses };
+        (is_some && news != self.announced).then_some(news)
+    }
+}
+
+/// A subscriber that event loops can watch: see [`Subscriber::descriptor`] for when it is
+/// readable.
+///
+/// With tokio it goes into an `AsyncFd`, whose `readable_mut` gives it for pulling; clear its
+/// readiness when [`try_pull`](Subscriber::try_pull) gives None.
+///
+/// ```
+/// use std::time::Duration;
+/// use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+/// use pubsub::{Node, NodeOptions, TopicSettings};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-epoll-{}", std::process::id()));
+/// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+/// let topic = node.topic("greetings", &TopicSettings::default())?;
+/// let mut subscriber = topic.subscriber()?.into_pollable()?;
+/// let loops = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+/// loops.add(&subscriber, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 7))?;
+///
+/// topic.publisher()?.push(b"hello", Duration::from_secs(5))?;
+/// let mut events = [EpollEvent::empty()];
+/// assert_eq!(loops.wait(&mut events, EpollTimeout::from(5000_u16))?, 1);
+/// assert_eq!(events[0].data(), 7);
+/// while let Some(sample) = subscriber.try_pull()? {
+///     assert_eq!(sample.to_vec()?, b"hello");
+/// }
+/// loops.delete(&subscriber)?;
+/// # let path = node.directory().to_owned();
+/// # drop((node, topic, subscriber));
+/// # std::fs::remove_dir_all(path).unwrap();
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct PollableSubscriber {
+    subscriber: Subscriber,
+    flag: Arc<Flag>,
+}
+
+impl PollableSubscriber {
+    /// The subscriber; its descriptor stays as it is.
+    #[must_use]
+    pub fn into_subscriber(self) -> Subscriber {
+        self.subscriber
+    }
+}
+
+impl AsFd for PollableSubscriber {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.flag.descriptor.as_fd()
+    }
+}
+
+impl AsRawFd for PollableSubscriber {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl Deref for PollableSubscriber {
+    type Target = Subscriber;
+
+    fn deref(&self) -> &Subscriber {
+        &self.subscriber
+    }
+}
+
+impl DerefMut for PollableSubscriber {
+    fn deref_mut(&mut self) -> &mut Subscriber {
+        &mut self.subscriber
+    }
+}

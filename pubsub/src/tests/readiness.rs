@@ -1,0 +1,511 @@
+//! Subscribers that are waited for by their descriptors.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Instant;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use ipc::Listener;
+
+use super::deaths::Child;
+use super::ordered::{Gate, home_with, on_a_device};
+use super::*;
+use crate::topic::{Delivery, Entry, OriginId};
+use crate::{Event, PollableSubscriber};
+
+fn polled(descriptor: BorrowedFd<'_>, longest: Duration) -> bool {
+    let mut entry = [PollFd::new(descriptor, PollFlags::POLLIN)];
+    poll(&mut entry, PollTimeout::try_from(longest).unwrap()).unwrap() == 1
+}
+
+#[track_caller]
+fn wait_for(subscriber: &Subscriber) {
+    assert!(polled(subscriber.descriptor().unwrap(), FAR), "nobody says that there is something");
+}
+
+fn is_readable(subscriber: &Subscriber) -> bool {
+    polled(subscriber.descriptor().unwrap(), Duration::ZERO)
+}
+
+/// The next message, as one who polls gets it.
+#[track_caller]
+fn next(subscriber: &mut Subscriber) -> Vec<u8> {
+    let end = Instant::now() + FAR;
+    loop {
+        wait_for(subscriber);
+        if let Some(sample) = subscriber.try_pull().unwrap() {
+            return sample.to_vec().unwrap();
+        }
+        assert!(Instant::now() < end, "it is readable, and there is nothing");
+    }
+}
+
+/// Nothing is left, and the descriptor says so. It may be told of what was pulled already.
+#[track_caller]
+fn come_to_rest(subscriber: &mut Subscriber) {
+    let end = Instant::now() + FAR;
+    loop {
+        assert!(subscriber.try_pull().unwrap().is_none());
+        if !polled(subscriber.descriptor().unwrap(), SOON) {
+            return;
+        }
+        assert!(Instant::now() < end, "it stays readable");
+    }
+}
+
+impl Home {
+    /// A message of another node, with this number there.
+    fn arrive(&self, number: u64, bytes: &[u8]) {
+        self.clerk.grow(self.arrivals.id(), 1 << 20);
+        let (caller, length) = (self.caller(), bytes.len() as u64);
+        let (block, place) = self.arrivals.allocate(&caller, length).unwrap();
+        let slice = self.arrivals.slice(place, length).unwrap();
+        self.arrivals.write(&slice, bytes, FAR).unwrap();
+        let entry = Entry {
+            block,
+            length,
+            publisher: 300,
+            sequence: number + 1,
+            published_at: 10,
+            metadata: 0,
+            has_origin: true,
+            turn: None,
+        };
+        let origin = OriginId { node: [7; 16], topic: 1 };
+        let delivered = self.topic.deliver(&caller, (&origin, number), entry, &self.arrivals);
+        assert!(matches!(delivered, Ok(Delivery::Delivered(_))));
+    }
+}
+
+fn epoll() -> Epoll {
+    Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap()
+}
+
+const LEVEL: EpollFlags = EpollFlags::EPOLLIN;
+const EDGE: EpollFlags = EpollFlags::EPOLLIN.union(EpollFlags::EPOLLET);
+
+/// Which of those in it are told of within this time.
+fn told(loops: &Epoll, longest: Duration) -> Vec<u64> {
+    let mut events = [EpollEvent::empty(); 16];
+    let count = loops.wait(&mut events, EpollTimeout::try_from(longest).unwrap()).unwrap();
+    events[..count].iter().map(EpollEvent::data).collect()
+}
+
+#[test]
+fn it_is_readable_from_a_message_on_until_none_is_found() {
+    let home = Home::new(&settings());
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    assert!(!is_readable(&subscriber));
+    come_to_rest(&mut subscriber);
+    publisher.push(b"one", FAR).unwrap();
+    publisher.push(b"two", FAR).unwrap();
+    wait_for(&subscriber);
+    // One each time is enough.
+    assert_eq!(subscriber.try_pull().unwrap().unwrap().to_vec().unwrap(), b"one");
+    assert!(is_readable(&subscriber));
+    assert_eq!(subscriber.try_pull().unwrap().unwrap().to_vec().unwrap(), b"two");
+    assert!(is_readable(&subscriber), "that nothing is left was not found yet");
+    come_to_rest(&mut subscriber);
+    // Pulled by waiting it is the same.
+    publisher.push(b"three", FAR).unwrap();
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"three");
+    assert_eq!(subscriber.pull(SOON).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    come_to_rest(&mut subscriber);
+    publisher.push(b"four", FAR).unwrap();
+    assert_eq!(next(&mut subscriber), b"four");
+}
+
+#[test]
+fn what_was_there_before_is_told_of() {
+    let home = Home::new(&settings());
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    publisher.push(b"early", FAR).unwrap();
+    assert!(is_readable(&subscriber));
+    assert_eq!(next(&mut subscriber), b"early");
+    come_to_rest(&mut subscriber);
+}
+
+#[test]
+fn messages_of_other_nodes_are_told_of() {
+    let home = Home::new(&settings());
+    let mut subscriber = home.subscriber();
+    assert!(!is_readable(&subscriber));
+    for number in 1..=3 {
+        home.arrive(number, b"from afar");
+        assert_eq!(next(&mut subscriber), b"from afar");
+        come_to_rest(&mut subscriber);
+    }
+}
+
+#[test]
+fn with_edge_triggering_each_message_after_none_is_told_of() {
+    let home = Home::new(&settings());
+    let mut subscriber = home.subscriber().into_pollable().unwrap();
+    let publisher = home.publisher();
+    let loops = epoll();
+    loops.add(&subscriber, EpollEvent::new(EDGE, 7)).unwrap();
+    for number in 0..500_u32 {
+        publisher.push(&number.to_le_bytes(), FAR).unwrap();
+        if number % 3 == 0 {
+            publisher.push(&number.to_be_bytes(), FAR).unwrap();
+        }
+        let mut found = Vec::new();
+        while found.len() < 1 + usize::from(number % 3 == 0) {
+            assert_eq!(told(&loops, FAR), [7], "before message {number}");
+            while let Some(sample) = subscriber.try_pull().unwrap() {
+                found.push(sample.to_vec().unwrap());
+            }
+        }
+        assert_eq!(found[0], number.to_le_bytes());
+    }
+    // One that was told of and is not pulled is not told of again.
+    publisher.push(b"x", FAR).unwrap();
+    while subscriber.try_pull().unwrap().is_none() {
+        assert_eq!(told(&loops, FAR), [7]);
+    }
+}
+
+#[test]
+fn of_several_in_one_epoll_those_are_told_of_that_have_something() {
+    let homes: Vec<_> = (0..3).map(|_| Home::new(&settings())).collect();
+    let publishers: Vec<_> = homes.iter().map(Home::publisher).collect();
+    let loops = epoll();
+    // Two of each topic, at one desk.
+    let mut subscribers: Vec<PollableSubscriber> = homes
+        .iter()
+        .map(Home::desk)
+        .flat_map(|desk| [desk.clone(), desk])
+        .map(|desk| Subscriber::new(desk).unwrap().into_pollable().unwrap())
+        .collect();
+    for (subscriber, number) in subscribers.iter().zip(0..) {
+        loops.add(subscriber, EpollEvent::new(LEVEL, number)).unwrap();
+    }
+    assert!(told(&loops, SOON).is_empty());
+    for topic in [1, 0, 2, 2, 1] {
+        publishers[topic].push(&[topic as u8], FAR).unwrap();
+        let mut missing = vec![2 * topic, 2 * topic + 1];
+        while !missing.is_empty() {
+            for number in told(&loops, FAR) {
+                let number = usize::try_from(number).unwrap();
+                while let Some(sample) = subscribers[number].try_pull().unwrap() {
+                    assert_eq!(sample.to_vec().unwrap(), [topic as u8]);
+                    missing.retain(|waited_for| *waited_for != number);
+                }
+            }
+        }
+    }
+    subscribers.iter_mut().for_each(|subscriber| come_to_rest(subscriber));
+    assert!(told(&loops, SOON).is_empty());
+    // One that is dropped leaves by itself, whatever it had.
+    publishers[0].push(b"x", FAR).unwrap();
+    wait_for(&subscribers[1]);
+    wait_for(&subscribers[0]);
+    drop(subscribers.drain(..2));
+    assert!(told(&loops, SOON).is_empty());
+}
+
+/// Counts the times that somebody was woken.
+#[derive(Debug, Default)]
+struct Counter(AtomicU64);
+
+impl Listener for Counter {
+    fn rung(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+    fn look(&self) {}
+}
+
+#[test]
+fn a_publisher_pays_only_for_one_that_waits() {
+    let home = Home::new(&TopicSettings { depth: 100, ..settings() });
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    let (watch, wakes) = (Watch::new(), Arc::new(Counter::default()));
+    let _listening =
+        watch.listen(home.topic.here().messages_bell(), Arc::clone(&wakes) as _).unwrap();
+    let until = |count| {
+        let end = Instant::now() + FAR;
+        while wakes.0.load(Relaxed) < count {
+            assert!(Instant::now() < end, "nobody is woken");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(wakes.0.load(Relaxed), count);
+    };
+    publisher.push(b"x", FAR).unwrap();
+    drop(subscriber.pull(FAR).unwrap());
+    assert!(!is_readable(&subscriber));
+    publisher.push(b"x", FAR).unwrap();
+    wait_for(&subscriber);
+    until(1);
+    // It is readable already.
+    for _ in 0..50 {
+        publisher.push(b"x", FAR).unwrap();
+    }
+    std::thread::sleep(SOON);
+    until(1);
+    while subscriber.try_pull().unwrap().is_some() {}
+    publisher.push(b"x", FAR).unwrap();
+    until(2);
+}
+
+#[test]
+fn the_thread_is_there_for_as_long_as_somebody_has_a_descriptor() {
+    let home = Home::new(&settings());
+    let desk = home.desk();
+    let watch = &desk.house.watch;
+    let subscribers: Vec<_> = (0..3).map(|_| Subscriber::new(desk.clone()).unwrap()).collect();
+    assert_eq!(watch.threads(), 0);
+    let _ = subscribers[1].descriptor().unwrap();
+    let _ = subscribers[1].descriptor().unwrap();
+    assert_eq!(watch.threads(), 1);
+    let _ = subscribers[0].descriptor().unwrap();
+    drop(subscribers);
+    assert_eq!(watch.threads(), 0);
+    assert_eq!(home.topic.census().subscribers.len(), 0);
+}
+
+#[test]
+fn eviction_is_told_of_and_stays() {
+    let home = Home::new(&settings());
+    let mut subscriber = home.subscriber();
+    assert!(!is_readable(&subscriber));
+    let seat = home.topic.here().seats().next().unwrap();
+    let (at, held_for) = ((Direction::Here, seat), Duration::from_millis(7));
+    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    wait_for(&subscriber);
+    assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+    assert_eq!(subscriber.poll_event(), Some(Event::Evicted { held_for: Some(held_for) }));
+    assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
+    assert!(is_readable(&subscriber), "as a connection that has ended");
+}
+
+#[test]
+fn that_the_node_is_closed_is_told_of() {
+    let home = Home::new(&settings());
+    let mut subscriber = home.subscriber();
+    assert!(!is_readable(&subscriber));
+    home.close();
+    wait_for(&subscriber);
+    assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Closed);
+    assert!(is_readable(&subscriber));
+    // One that is asked for afterwards is so at once.
+    home.open();
+    let late = home.subscriber();
+    home.close();
+    assert!(is_readable(&late));
+}
+
+#[test]
+fn a_gap_is_told_of_once_whether_it_is_asked_for_or_not() {
+    let settings = TopicSettings { reliability: Reliability::DropOldest, ..settings() };
+    let home = Home::new(&settings);
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    assert!(!is_readable(&subscriber));
+    for asked in [true, false, true] {
+        for _ in 0..10 {
+            publisher.push(b"x", FAR).unwrap();
+        }
+        wait_for(&subscriber);
+        assert_eq!(subscriber.poll_event(), None, "it is not known yet");
+        while subscriber.try_pull().unwrap().is_some() {}
+        assert!(is_readable(&subscriber), "there is something to be asked for");
+        if asked {
+            assert!(matches!(subscriber.poll_event(), Some(Event::Gap { .. })));
+        }
+        come_to_rest(&mut subscriber);
+        let _ = subscriber.poll_event();
+    }
+}
+
+#[test]
+fn the_death_of_a_publisher_is_told_of() {
+    let home = Home::new(&settings());
+    home.clerk.grow(home.here.id(), 1 << 20);
+    let who = home.admit();
+    let mut subscriber = home.subscriber();
+    let loops = epoll();
+    loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(EDGE, 1)).unwrap();
+    let child = Child::new(|| {
+        let home = home.joined(who);
+        let publisher = home.publisher();
+        publisher.push(b"its last", FAR).unwrap();
+        std::thread::sleep(FAR);
+    });
+    home.clerk.roster.learn(who, child.life());
+    assert_eq!(next(&mut subscriber), b"its last");
+    come_to_rest(&mut subscriber);
+    assert!(told(&loops, SOON).len() < 2);
+    child.kill();
+    assert_eq!(child.wait(), None);
+    home.bury(who);
+    assert_eq!(told(&loops, FAR), [1]);
+    // One who asks first, and then finds nothing to pull, is told once more.
+    assert!(subscriber.try_pull().unwrap().is_none());
+    assert_eq!(told(&loops, FAR), [1]);
+    assert!(matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. })));
+    come_to_rest(&mut subscriber);
+}
+
+#[test]
+fn a_forked_child_is_told_so_and_does_not_touch_its_parents() {
+    let home = Home::new(&settings());
+    let (subscriber, publisher) = (home.subscriber(), home.publisher());
+    publisher.push(b"x", FAR).unwrap();
+    wait_for(&subscriber);
+    let number = subscriber.descriptor().unwrap().as_raw_fd();
+    let mut handles = Some(subscriber.into_pollable().unwrap());
+    let child = Child::new(|| {
+        let subscriber = handles.take().unwrap();
+        assert_eq!(subscriber.descriptor().unwrap_err().kind(), ErrorKind::Forked);
+        // It can be polled, and says no more than that.
+        assert!(polled(subscriber.as_fd(), Duration::ZERO));
+        let mut subscriber = subscriber.into_subscriber();
+        assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Forked);
+        drop(subscriber);
+        // SAFETY: asks about a number that may be no descriptor.
+        let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+        assert_eq!(flags, -1, "it is closed with the child's subscriber");
+    });
+    assert_eq!(child.wait(), Some(0));
+    let mut subscriber = handles.take().unwrap();
+    assert!(is_readable(&subscriber), "it was not the child's to change");
+    assert_eq!(next(&mut subscriber), b"x");
+    come_to_rest(&mut subscriber);
+    publisher.push(b"y", FAR).unwrap();
+    assert_eq!(next(&mut subscriber), b"y");
+}
+
+#[test]
+fn one_that_is_dropped_is_not_readable_for_pollers_that_a_child_keeps() {
+    let home = Home::new(&settings());
+    let (subscriber, publisher) = (home.subscriber(), home.publisher());
+    publisher.push(b"x", FAR).unwrap();
+    wait_for(&subscriber);
+    let loops = epoll();
+    let copy = subscriber.descriptor().unwrap().try_clone_to_owned().unwrap();
+    loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(LEVEL, 1)).unwrap();
+    assert_eq!(told(&loops, FAR), [1]);
+    drop(subscriber);
+    assert!(told(&loops, SOON).is_empty());
+    drop(copy);
+}
+
+/// Messages of `who` from `first` on, each with bytes that follow from its number.
+fn message(who: u64, number: u64) -> Vec<u8> {
+    let length = 16 + (number * 37 % 1000) as usize;
+    let mut bytes = who.to_le_bytes().to_vec();
+    bytes.extend(number.to_le_bytes());
+    bytes.extend((16..length).map(|at| (at as u64 ^ number ^ who) as u8));
+    bytes
+}
+
+fn origin_of(bytes: &[u8]) -> (u64, u64) {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let (who, number) = (word(0), word(8));
+    assert_eq!(bytes, message(who, number), "other bytes than were published");
+    (who, number)
+}
+
+#[test]
+fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
+    const MESSAGES: u64 = 4000;
+    let home = Home::new(&settings());
+    home.clerk.grow(home.here.id(), 8 << 20);
+    let names = [home.admit(), home.admit(), home.admit()];
+    let loops = epoll();
+    let desk = home.desk();
+    // One is waited for by level, one by edge, and one pulls a single message each time.
+    let mut subscribers: Vec<_> = [EDGE, LEVEL, LEVEL]
+        .into_iter()
+        .zip(0..)
+        .map(|(how, number)| {
+            let subscriber = Subscriber::new(desk.clone()).unwrap().into_pollable().unwrap();
+            loops.add(&subscriber, EpollEvent::new(how, number)).unwrap();
+            subscriber
+        })
+        .collect();
+    let mut children: Vec<_> = names
+        .iter()
+        .zip(0_u64..)
+        .map(|(name, who)| {
+            Some(Child::new(|| {
+                let home = home.joined(*name);
+                let publisher = home.publisher();
+                // The last one goes on until it is killed.
+                let last = if who == 2 { u64::MAX } else { MESSAGES };
+                for at in 0..last {
+                    publisher.push(&message(who, at), FAR).unwrap();
+                }
+                publisher.flush(FAR).unwrap();
+            }))
+        })
+        .collect();
+    for (name, child) in names.iter().zip(&children) {
+        home.clerk.roster.learn(*name, child.as_ref().unwrap().life());
+    }
+    let mut expected = [[0; 3]; 3];
+    let is_done = |expected: &[[u64; 3]; 3]| {
+        expected.iter().all(|counts| counts[0] == MESSAGES && counts[1] == MESSAGES)
+    };
+    while !is_done(&expected) {
+        let events = told(&loops, FAR);
+        assert!(!events.is_empty(), "nothing is told of after {expected:?}");
+        for number in events {
+            let number = usize::try_from(number).unwrap();
+            while let Some(sample) = subscribers[number].try_pull().unwrap() {
+                let (who, at) = origin_of(&sample.to_vec().unwrap());
+                let expected = &mut expected[number][who as usize];
+                assert_eq!(at, *expected, "of {who} for {number}");
+                *expected += 1;
+                if number == 2 {
+                    break;
+                }
+            }
+        }
+        if expected[0][2] > 500
+            && let Some(child) = children[2].take()
+        {
+            child.kill();
+            assert_eq!(child.wait(), None);
+            home.bury(names[2]);
+        }
+    }
+    for (name, child) in names.iter().zip(children) {
+        if let Some(child) = child {
+            for subscriber in &mut subscribers {
+                while subscriber.try_pull().unwrap().is_some() {}
+            }
+            if *name == names[2] {
+                child.kill();
+            }
+            child.wait();
+            home.bury(*name);
+        }
+    }
+    for subscriber in &mut subscribers {
+        while subscriber.try_pull().unwrap().is_some() {}
+        assert!(matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. })));
+    }
+    drop(subscribers);
+    assert_eq!(home.blocks_taken(), 0);
+}
+
+/// What a stream does rings no bell: it is looked for until it is done.
+#[test]
+fn who_polls_gets_what_a_stream_writes() {
+    let (home, device) = home_with(&on_a_device());
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let (stream, gate) = (device.stream().unwrap(), Gate::new(&device));
+    let from = device.allocate(4096).unwrap();
+    come_to_rest(&mut subscriber);
+    gate.stop(&stream);
+    publisher.push_on(&stream, &from.whole(), FAR).unwrap();
+    for _ in 0..3 {
+        wait_for(&subscriber);
+        assert!(subscriber.try_pull().unwrap().is_none(), "it is not written yet");
+    }
+    gate.open();
+    assert_eq!(next(&mut subscriber).len(), 4096);
+    come_to_rest(&mut subscriber);
+}
