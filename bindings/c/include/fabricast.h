@@ -11,10 +11,10 @@
  *
  * Every function that can fail returns a status, FABRICAST_OK or a number below 0, and then
  * the calling thread can ask what happened (fabricast_error_message). Handles, texts, addresses,
- * numbers and structures that it would have given are NULL or 0 then. Arguments are checked as far as they
- * can be: NULL, sizes, texts (they end with a zero, within 4096 bytes, and are UTF-8), and
- * handles that were closed, are of another kind or never were any. Functions never end the
- * process.
+ * numbers and structures that it would have given are NULL or 0 then (a descriptor: -1).
+ * Arguments are checked as far as they can be: NULL, sizes, texts (they end with a zero, within
+ * 4096 bytes, and are UTF-8), and handles that were closed, are of another kind or never were
+ * any. Functions never end the process.
  *
  * Handles are names, not addresses: never follow one. Each is closed by its own function,
  * in any order; closing NULL does nothing. Closing a node, topic, publisher or subscriber does
@@ -325,6 +325,21 @@ typedef struct fabricast_event {
 /* The next of what happened to the subscriber; never waits. */
 fabricast_status fabricast_subscriber_event(fabricast_subscriber *subscriber,
                                             fabricast_event *event, size_t size);
+
+/*
+ * A descriptor for poll, select and epoll, which is readable as long as there may be something
+ * to pull: when a message came, from whatever node; when the subscriber was put out or its node
+ * is closed, and then it stays so; and once more when there are events that were not asked for.
+ * It stays readable until a pull finds no message (FABRICAST_E_WOULD_BLOCK, or after waiting
+ * FABRICAST_E_DEADLINE_EXCEEDED): pull without waiting until then, and ask for events, before
+ * waiting again, also with EPOLLET. It can be readable for nothing.
+ *
+ * Always the same one, made when first asked for, and closed with the subscriber: take it out
+ * of what watches it before. Never read, write or close it. -1 if the call fails;
+ * FABRICAST_E_WOULD_BLOCK while another thread pulls.
+ */
+fabricast_status fabricast_subscriber_descriptor(fabricast_subscriber *subscriber,
+                                                 int *descriptor);
 
 /* Where it is, on the topic's device: good until it is released. */
 fabricast_status fabricast_sample_memory(fabricast_sample *sample, const void **address,

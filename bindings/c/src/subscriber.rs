@@ -1,6 +1,7 @@
 //! Subscribers, and the messages that they hold.
 
 use std::ffi::{CStr, CString, c_void};
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -175,6 +176,18 @@ export! {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
             event.put(RawEvent::of(subscriber.poll_event()));
+            Ok(())
+        })
+    }
+
+    /// Readable as long as there may be something to pull.
+    fn fabricast_subscriber_descriptor(
+        subscriber: Handle<OpenSubscriber>,
+        descriptor: Out<'_, i32>,
+    ) -> i32, c"make a subscriber pollable" {
+        let subscriber = subscriber.find(OPERATION)?;
+        subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
+            descriptor.put(subscriber.descriptor()?.as_raw_fd());
             Ok(())
         })
     }

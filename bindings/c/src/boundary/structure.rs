@@ -12,18 +12,26 @@ use crate::layout::Layout;
 ///
 /// # Safety
 /// That is so.
-pub(crate) unsafe trait Plain: Copy {}
+pub(crate) unsafe trait Plain: Copy {
+    /// Every byte of what it is when there is nothing.
+    const NOTHING: u8 = 0;
+}
 
 // SAFETY: numbers and addresses are what their bytes say.
 unsafe impl Plain for usize {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
 // SAFETY: as above.
+unsafe impl Plain for i32 {
+    /// Of the numbers of descriptors -1 is none, and 0 is one.
+    const NOTHING: u8 = 0xff;
+}
+// SAFETY: as above.
 unsafe impl<T> Plain for *mut T {}
 // SAFETY: as above.
 unsafe impl<T> Plain for *const T {}
 
-/// Where the caller wants a value; nothing but zeros is there if the call fails, whatever for.
+/// Where the caller wants a value; [nothing](Plain::NOTHING) is there if the call fails, whatever for.
 #[derive(Debug)]
 pub(crate) struct Out<'a, T> {
     place: *mut T,
@@ -36,7 +44,7 @@ impl<T: Plain> Argument for Out<'_, T> {
     unsafe fn clear(raw: *mut T, _: usize) {
         if !raw.is_null() && raw.is_aligned() {
             // SAFETY: not NULL, aligned, and the caller promised room.
-            unsafe { raw.write_bytes(0, 1) };
+            unsafe { raw.write_bytes(T::NOTHING, 1) };
         }
     }
 }

@@ -23,6 +23,7 @@ static void handles(fabricast_node *node, fabricast_topic *opened)
     fabricast_loan *loan;
     const char *text = "";
     uint64_t number = 7;
+    int descriptor = 7;
 
     /* Another kind; no handle at all; closed. */
     EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_node_identity((fabricast_node *)opened, &text));
@@ -66,7 +67,10 @@ static void handles(fabricast_node *node, fabricast_topic *opened)
     DONE(fabricast_subscriber_open(opened, &subscriber));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_subscriber_pull(subscriber, LONG, NULL));
     EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_subscriber_event(subscriber, NULL, 32));
+    EXPECT(FABRICAST_E_INVALID_ARGUMENT, fabricast_subscriber_descriptor(subscriber, NULL));
     DONE(fabricast_subscriber_close(subscriber));
+    EXPECT(FABRICAST_E_BAD_HANDLE, fabricast_subscriber_descriptor(subscriber, &descriptor));
+    CHECK(descriptor == -1);
 
     DONE(fabricast_node_leave(NULL));
     DONE(fabricast_topic_close(NULL));
