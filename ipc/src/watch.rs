@@ -12,8 +12,8 @@
 //! announcement, and its ring comes after that, so the listener is told after that, too.
 //! (`models/watch.rs` tries all orders of it.)
 //!
-//! The kernel takes [128 words](crate::futex::MOST) at a time: of more bells there are more
-//! threads, and one for each bell where it takes one only (before Linux 5.16).
+//! The kernel takes 128 words at a time: of more bells there are more threads, and one for each
+//! bell where it takes one only (before Linux 5.16).
 
 use std::fmt::Debug;
 use std::io;
@@ -56,7 +56,8 @@ impl<W: KernelWords + Debug + Send + Sync> Rope for Doorbell<W> {
     }
 }
 
-/// Threads at bells: none as long as nobody listens.
+/// Threads at bells: none as long as nobody listens. A forked child has none of them, and makes
+/// a watch of its own.
 ///
 /// ```
 /// use std::sync::{Arc, mpsc};
