@@ -93,14 +93,10 @@ pub(crate) fn sleep_on_any<'a>(
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a valid place for the time.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    let nanoseconds = i64::from(now.tv_nsec) + i64::from(longest.subsec_nanos());
-    let seconds = i64::try_from(longest.as_secs()).unwrap_or(i64::MAX);
-    let end = Time {
-        seconds: i64::from(now.tv_sec)
-            .saturating_add(seconds)
-            .saturating_add(nanoseconds / 1_000_000_000),
-        nanoseconds: nanoseconds % 1_000_000_000,
-    };
+    let now = Duration::new(now.tv_sec as u64, now.tv_nsec as u32);
+    let end = now.saturating_add(longest);
+    let seconds = i64::try_from(end.as_secs()).unwrap_or(i64::MAX);
+    let end = Time { seconds, nanoseconds: end.subsec_nanos().into() };
     // SAFETY: so many beds are valid for the call, and their words as long as the borrows; the
     // kernel only reads.
     let answer = unsafe {
