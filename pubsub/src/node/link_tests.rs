@@ -129,7 +129,7 @@ fn those_who_wait_hear_at_once_that_the_node_is_closed() {
     });
     let (sender, receiver) = std::sync::mpsc::channel();
     let (watch, bell) = (ipc::Watch::new(), topic.here().messages_bell());
-    let listening = watch.listen(bell.clone(), std::sync::Arc::new(Teller(sender))).unwrap();
+    let listening = watch.listen(bell.clone(), Arc::new(Teller(sender))).unwrap();
     bell.announce();
     shared.close(&Error::new("test", ErrorKind::Closed, "its service is lost"));
     receiver.recv_timeout(FAR).unwrap();
