@@ -193,7 +193,7 @@ fn who_does_not_answer_is_named_with_every_reason() {
     let mut house = House::open_far(tcp(), 1);
     let mut neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
     neighbour.other.kill();
-    let short = std::time::Duration::from_millis(300);
+    let short = Duration::from_millis(300);
     let peer = house.agent.connect(&neighbour.card, short).unwrap();
     let mine = Mine::new(&house, true);
     let policy = Policy::default();
@@ -309,11 +309,11 @@ fn leaving_one_way_does_not_touch_the_other() {
     let again = one.connect(&cards[1], PATIENCE).unwrap();
     let back = two.connect(&cards[0], PATIENCE).unwrap();
     one.disconnect(again, PATIENCE).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(200));
     let token = one.notify(forth, notice(1, 1)).unwrap();
     one.wait(token, PATIENCE).unwrap();
     one.disconnect(forth, PATIENCE).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    std::thread::sleep(Duration::from_millis(200));
     // The other way is still there, and carries bytes.
     let buffers = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
     buffers[0].write(0, &numbers(LENGTH, 5)).unwrap();
@@ -343,7 +343,7 @@ fn leaves_in_the_middle(provider: &str) {
                 _ => house.agent.get(&route, &WHOLE, None).unwrap(),
             })
             .collect();
-        let _ = house.agent.disconnect(neighbour.peer, std::time::Duration::ZERO);
+        let _ = house.agent.disconnect(neighbour.peer, Duration::ZERO);
         for token in tokens {
             if let Err(error) = house.agent.wait(token, PATIENCE) {
                 assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
