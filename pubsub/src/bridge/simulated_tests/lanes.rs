@@ -23,7 +23,7 @@ impl World {
 #[test]
 fn lanes_are_as_fast_as_all_of_them_together() {
     let speeds = Speeds { out: 30_000, wire: 3_000, into: 30_000, ..SPEEDS };
-    let pieces = 32;
+    let pieces = 64;
     let run = |lanes: &[SimLane]| {
         let source = SimSource::new(messages(&[(pieces * MIB) as usize], true));
         let world = World::new(source, 1, (16 * MIB, MIB), speeds);
@@ -35,11 +35,11 @@ fn lanes_are_as_fast_as_all_of_them_together() {
     };
     let one = run(&[SimLane::new(1, 0)]);
     let four = run(&[SimLane::new(1, 0); 4]);
-    assert!(four <= one * 29 / 100, "{four} ns by four, {one} by one");
+    assert!(four <= one * 27 / 100, "{four} ns by four, {one} by one");
     // Three that are late by chance, and one that is much slower, are worth more than three.
     let uneven = [(1, 40_000), (1, 40_000), (4, 100_000), (1, 0)].map(|(s, l)| SimLane::new(s, l));
     let uneven = run(&uneven);
-    assert!(uneven <= one * 38 / 100, "{uneven} ns by three and a slow one, {one} by one");
+    assert!(uneven <= one * 36 / 100, "{uneven} ns by three and a slow one, {one} by one");
 }
 
 #[test]
