@@ -164,7 +164,7 @@ impl ErrorKind {
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct Inner {
     kind: ErrorKind,
     operation: &'static str,
@@ -319,9 +319,14 @@ impl fmt::Display for Error {
     }
 }
 
+/// As it is printed for people, since that is what a program shows whose `main` returns it; with
+/// `{:#?}`, all that is known.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Error({:?}: {self})", self.0.kind)
+        match f.alternate() {
+            true => f.debug_tuple("Error").field(&self.0).finish(),
+            false => fmt::Display::fmt(self, f),
+        }
     }
 }
 

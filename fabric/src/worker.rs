@@ -83,7 +83,7 @@ pub struct Worker<D: Driven> {
 }
 
 /// Why a worker could not be reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum WorkerError {
     /// It has as many commands waiting as its channel holds.
     Busy,
@@ -99,6 +99,20 @@ impl fmt::Display for WorkerError {
             Self::Busy => "the worker's command queue is full",
             Self::Gone => "the worker's thread has ended",
             Self::Late => "the worker did not answer in time; it may hang inside the provider",
+        })
+    }
+}
+
+/// For people, or with `{:#?}` by its name.
+impl fmt::Debug for WorkerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        f.write_str(match self {
+            Self::Busy => "Busy",
+            Self::Gone => "Gone",
+            Self::Late => "Late",
         })
     }
 }

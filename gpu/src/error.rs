@@ -64,7 +64,7 @@ impl ErrorKind {
 /// assert_eq!(error.kind(), ErrorKind::NoSuchDevice);
 /// assert!(error.to_string().starts_with("stand-in:99: open: no such device"), "{error}");
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
 #[derive(Debug, Clone)]
@@ -150,6 +150,17 @@ impl fmt::Display for Error {
             write!(f, ": {}", inner.detail)?;
         }
         Ok(())
+    }
+}
+
+/// As it is printed for people, since that is what a program shows whose `main` returns it; with
+/// `{:#?}`, all that is known.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match f.alternate() {
+            true => f.debug_tuple("Error").field(&self.0).finish(),
+            false => fmt::Display::fmt(self, f),
+        }
     }
 }
 

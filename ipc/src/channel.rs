@@ -24,7 +24,6 @@ pub const MOST_BYTES: usize = 64 << 10;
 pub const MOST_DESCRIPTORS: usize = 64;
 
 /// Why a channel did not do what it was asked.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum ChannelError {
     /// The system refused.
@@ -74,6 +73,32 @@ impl fmt::Display for ChannelError {
             Self::InvalidPath(path) => {
                 write!(f, "{} cannot be the path of a socket", path.display())
             }
+        }
+    }
+}
+
+/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+impl fmt::Debug for ChannelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        match self {
+            Self::System { call, path, cause } => {
+                let mut fields = f.debug_struct("System");
+                fields.field("call", call).field("path", path).field("cause", cause).finish()
+            }
+            Self::DeadlineExceeded { waiting_for } => {
+                let mut fields = f.debug_struct("DeadlineExceeded");
+                fields.field("waiting_for", waiting_for).finish()
+            }
+            Self::Closed => f.write_str("Closed"),
+            Self::TooLong { length, most } => {
+                let mut fields = f.debug_struct("TooLong");
+                fields.field("length", length).field("most", most).finish()
+            }
+            Self::InUse(path) => f.debug_tuple("InUse").field(path).finish(),
+            Self::InvalidPath(path) => f.debug_tuple("InvalidPath").field(path).finish(),
         }
     }
 }

@@ -70,7 +70,6 @@ impl fmt::Display for Layout {
 }
 
 /// Why a segment could not be made or opened.
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum SegmentError {
     /// The system refused.
@@ -109,6 +108,30 @@ impl fmt::Display for SegmentError {
                 write!(f, "the segment holds {found}, {expected} was expected")
             }
             Self::NotReady => f.write_str("the segment's maker has not finished it"),
+        }
+    }
+}
+
+/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+impl fmt::Debug for SegmentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        match self {
+            Self::System { call, length, cause } => {
+                let mut fields = f.debug_struct("System");
+                fields.field("call", call).field("length", length).field("cause", cause).finish()
+            }
+            Self::NotASegment { why } => {
+                let mut fields = f.debug_struct("NotASegment");
+                fields.field("why", why).finish()
+            }
+            Self::OtherLayout { expected, found } => {
+                let mut fields = f.debug_struct("OtherLayout");
+                fields.field("expected", expected).field("found", found).finish()
+            }
+            Self::NotReady => f.write_str("NotReady"),
         }
     }
 }

@@ -47,7 +47,7 @@ impl ErrorKind {
         match self {
             Self::InvalidArgument => "invalid argument",
             Self::SettingsDiffer => "settings differ",
-            Self::Unknown => "unknown",
+            Self::Unknown => "not found",
             Self::OverBudget => "over budget",
             Self::TooLong => "too long",
             Self::TooMany => "too many",
@@ -66,7 +66,6 @@ impl ErrorKind {
 }
 
 /// An error: what was tried, with whom or on what, and why it failed.
-#[derive(Debug)]
 pub struct Error(Box<Inner>);
 
 #[derive(Debug)]
@@ -152,6 +151,17 @@ impl fmt::Display for Error {
         match &inner.cause {
             Some(cause) => write!(f, ": {cause}"),
             None => Ok(()),
+        }
+    }
+}
+
+/// As it is printed for people, since that is what a program shows whose `main` returns it; with
+/// `{:#?}`, all that is known.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match f.alternate() {
+            true => f.debug_tuple("Error").field(&self.0).finish(),
+            false => fmt::Display::fmt(self, f),
         }
     }
 }

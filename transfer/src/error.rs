@@ -66,7 +66,6 @@ impl ErrorKind {
 }
 
 /// An error: what was tried, with whom, and why it failed.
-#[derive(Debug)]
 pub struct Error(Box<Inner>);
 
 #[derive(Debug)]
@@ -208,6 +207,17 @@ impl fmt::Display for Error {
             write!(f, ": {cause}")?;
         }
         Ok(())
+    }
+}
+
+/// As it is printed for people, since that is what a program shows whose `main` returns it; with
+/// `{:#?}`, all that is known.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match f.alternate() {
+            true => f.debug_tuple("Error").field(&self.0).finish(),
+            false => fmt::Display::fmt(self, f),
+        }
     }
 }
 

@@ -159,7 +159,7 @@ impl Statistics {
 }
 
 /// Why the allocator did not do what it was asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllocatorError {
     /// No free block is large enough.
@@ -233,6 +233,49 @@ impl fmt::Display for AllocatorError {
             Self::NotAnAllocator { why } => write!(f, "no allocator's books: {why}"),
             Self::Corrupt => f.write_str("the allocator's books contradict themselves"),
             Self::Forked => f.write_str("the books were opened by the parent process"),
+        }
+    }
+}
+
+/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+impl fmt::Debug for AllocatorError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        match self {
+            Self::OutOfMemory { wanted, free, largest_free } => {
+                let mut fields = f.debug_struct("OutOfMemory");
+                fields
+                    .field("wanted", wanted)
+                    .field("free", free)
+                    .field("largest_free", largest_free)
+                    .finish()
+            }
+            Self::OutOfBlocks { most } => {
+                let mut fields = f.debug_struct("OutOfBlocks");
+                fields.field("most", most).finish()
+            }
+            Self::InvalidSize { bytes, alignment } => {
+                let mut fields = f.debug_struct("InvalidSize");
+                fields.field("bytes", bytes).field("alignment", alignment).finish()
+            }
+            Self::Stale(block) => f.debug_tuple("Stale").field(block).finish(),
+            Self::NotYours { block, owner } => {
+                let mut fields = f.debug_struct("NotYours");
+                fields.field("block", block).field("owner", owner).finish()
+            }
+            Self::InvalidExtent { offset, length } => {
+                let mut fields = f.debug_struct("InvalidExtent");
+                fields.field("offset", offset).field("length", length).finish()
+            }
+            Self::Held(held) => f.debug_tuple("Held").field(held).finish(),
+            Self::NotAnAllocator { why } => {
+                let mut fields = f.debug_struct("NotAnAllocator");
+                fields.field("why", why).finish()
+            }
+            Self::Corrupt => f.write_str("Corrupt"),
+            Self::Forked => f.write_str("Forked"),
         }
     }
 }

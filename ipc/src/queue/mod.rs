@@ -90,7 +90,7 @@ impl QueueSetup {
 }
 
 /// Why a queue did not do what it was asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum QueueError {
     /// As many as its depth have not been read by all; or all slots are held.
@@ -125,6 +125,27 @@ impl fmt::Display for QueueError {
             Self::Held(held) => held.fmt(f),
             Self::Forked => f.write_str("the queue was opened by the parent process"),
             Self::NotAQueue { why } => write!(f, "no queue: {why}"),
+        }
+    }
+}
+
+/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+impl fmt::Debug for QueueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        match self {
+            Self::Full => f.write_str("Full"),
+            Self::NoSubscribers => f.write_str("NoSubscribers"),
+            Self::TooManySubscribers => f.write_str("TooManySubscribers"),
+            Self::NotSubscribed => f.write_str("NotSubscribed"),
+            Self::Held(held) => f.debug_tuple("Held").field(held).finish(),
+            Self::Forked => f.write_str("Forked"),
+            Self::NotAQueue { why } => {
+                let mut fields = f.debug_struct("NotAQueue");
+                fields.field("why", why).finish()
+            }
         }
     }
 }
