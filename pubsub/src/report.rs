@@ -39,7 +39,9 @@ pub enum Row {
         is_for_arrivals: bool,
         /// Bytes that there are.
         bytes: u64,
-        /// Bytes that it may grow to.
+        /// Bytes that topics may reserve.
+        budget: u64,
+        /// Bytes that it may grow to: a quarter more, for what lies between messages.
         limit: u64,
         /// Bytes that are free.
         free: u64,

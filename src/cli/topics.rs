@@ -118,14 +118,17 @@ fn for_people(rows: &[Row]) -> String {
         _ => out.push_str(&text::table(&table)),
     }
     for row in rows {
-        if let Row::Pool { place, is_for_arrivals, bytes, limit, free, blocks } = row {
+        if let Row::Pool { place, is_for_arrivals, bytes, budget, free, blocks, .. } = row {
             let direction = if *is_for_arrivals { "from other nodes" } else { "of this node" };
             let place = text::visible(&place.chars().take(12).collect::<String>());
-            let [used, bytes, limit] =
-                [bytes.saturating_sub(*free), *bytes, *limit].map(|bytes| amount(bytes as f64));
-            out.push_str(&format!(
-                "memory on {place} for messages {direction}: {used} of {bytes} taken, {limit} allowed, {blocks} blocks\n"
-            ));
+            let [used, bytes, of_budget] =
+                [bytes.saturating_sub(*free), *bytes, *budget].map(|bytes| amount(bytes as f64));
+            let blocks = text::counted(*blocks, "block");
+            let line = format!(
+                "{used} of {bytes} taken in {blocks}; topics may reserve {of_budget} ({budget} bytes)"
+            );
+            let first = format!("memory on {place} for messages {direction}: ");
+            out.push_str(&text::wrapped(&first, &line));
         }
     }
     out
@@ -191,7 +194,8 @@ pub(super) mod tests {
                 place: "host".to_owned(),
                 is_for_arrivals: false,
                 bytes: 1 << 20,
-                limit: 1 << 30,
+                budget: 1 << 30,
+                limit: 5 << 28,
                 free: 1 << 19,
                 blocks: 3,
             },
@@ -291,8 +295,15 @@ pub(super) mod tests {
             arrived: 0,
             dropped: 0,
         };
-        let (bytes, limit, free, blocks) = (1, 1, 1, 1);
-        let pool = Row::Pool { place: strange, is_for_arrivals: true, bytes, limit, free, blocks };
+        let pool = Row::Pool {
+            place: strange,
+            is_for_arrivals: true,
+            bytes: 1,
+            budget: 1,
+            limit: 1,
+            free: 1,
+            blocks: 1,
+        };
         let out = for_people(&[node, topic, pool]);
         assert!(!out.contains('\u{1b}') && out.contains("\\u{1b}]0;"), "{out}");
     }

@@ -92,13 +92,28 @@ pub struct Budgets {
 }
 
 impl Budgets {
+    /// What topics may take of the host's memory: what is said, or else a quarter of it.
+    ///
+    /// ```
+    /// use pubsub::Budgets;
+    /// assert_eq!(Budgets { host: Some(1 << 30), device: None }.of_host()?, 1 << 30);
+    /// assert!(Budgets::default().of_host()? > 0);
+    /// # Ok::<(), pubsub::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Failed`](crate::ErrorKind::Failed) if the system does not say how much there is.
+    pub fn of_host(&self) -> Result<u64> {
+        match self.host {
+            Some(bytes) => Ok(bytes),
+            None => Ok(host_memory()? / 4),
+        }
+    }
+
     pub(crate) fn of(&self, place: SharedPlace) -> Result<u64> {
         let operation = "tell what a topic may take";
         match place {
-            SharedPlace::Host => Ok(match self.host {
-                Some(bytes) => bytes,
-                None => host_memory()? / 4,
-            }),
+            SharedPlace::Host => self.of_host(),
             SharedPlace::Device(bytes) => match self.device {
                 Some(bytes) => Ok(bytes),
                 None => {

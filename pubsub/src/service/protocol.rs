@@ -16,7 +16,7 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 
 /// The version of these messages.
-pub(crate) const VERSION: u8 = 3;
+pub(crate) const VERSION: u8 = 4;
 /// The longest label.
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.

@@ -194,6 +194,11 @@ impl Registry {
         self.unused.contains(&number)
     }
 
+    /// What topics may reserve of a place's memory; nothing if that cannot be told.
+    pub(super) fn budget(&self, place: SharedPlace) -> u64 {
+        self.budgets.of(place).unwrap_or_default()
+    }
+
     /// Refuses a topic that the budget cannot bear together with those that there are.
     fn afford(&self, settings: &SharedSettings) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
@@ -207,7 +212,7 @@ impl Registry {
         if taken.saturating_add(wanted) > budget {
             return refuse(format!(
                 "{} waiting messages and loans × {} bytes = {wanted} bytes, where other topics \
-                 reserve {taken} of a budget of {budget}",
+                 reserve {taken} of a budget of {budget} bytes",
                 messages(settings),
                 settings.largest
             ));

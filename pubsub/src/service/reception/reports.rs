@@ -45,6 +45,7 @@ impl Reception {
                 place: id.place.to_string(),
                 is_for_arrivals: id.direction == Direction::Arrivals,
                 bytes: keeping.pool.length(),
+                budget: self.registry.budget(id.place),
                 limit: keeping.pool.limit(),
                 free: found.free,
                 blocks: found.blocks_taken,
