@@ -81,13 +81,14 @@ fn answer_to(question: &[u8]) -> Vec<u8> {
 
 /// The first process.
 fn ask(device: &str) -> Result<()> {
+    // First, so that a device that is not there is said once, and nothing is started.
+    let buffer = Buffer::new(device)?;
     let directory = Directory::make()?;
     let mut other = Other::start(device, &directory.0)?;
     let (their_card, their_region) =
         (receive(&mut other.output()?)?, receive(&mut other.output()?)?);
 
     let mut agent = Agent::start(AgentOptions::new("asks").directory(&directory.0))?;
-    let buffer = Buffer::new(device)?;
     let region = agent.register(&buffer.memory, Rights::ALL)?;
     send(&mut other.input()?, &agent.card().encode()?)?;
 
@@ -95,6 +96,9 @@ fn ask(device: &str) -> Result<()> {
     let peer = agent.connect(&their_card, PATIENCE)?;
     let route = agent.join(peer, &region, &their_region, &Policy::default(), PATIENCE)?;
     println!("{} is taken:\n{}", route.path(), route.choice());
+    if device.starts_with("stand-in:") {
+        println!("(the device is a stand-in of host memory: it takes the path that a GPU would)\n");
+    }
 
     // Put, with a notice: when the other one has that, it has the data.
     buffer.write(&question())?;

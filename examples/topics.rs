@@ -1,0 +1,140 @@
+//! Two processes and a topic: one publishes messages, the other one reads them where they lie,
+//! without a copy.
+//!
+//! ```text
+//! cargo run --release --example topics              # messages in the host's memory
+//! cargo run --release --example topics -- cuda:0    # or a device's, or stand-in:0
+//! ```
+//!
+//! Both join the node of a directory; nothing has to be started before, since one of the processes
+//! serves it. Any number of readers could be there, in any order. A message is written once, into
+//! memory that all map; the publisher waits when sixteen of them were not given back yet.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use std::{env, fs, process, thread};
+
+use fabricast::pubsub::{Node, NodeOptions, Topic, TopicSettings};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// No wait is longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+const MESSAGES: u64 = 100;
+const LENGTH: u64 = 1 << 20;
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] => publish("host"),
+        [place] => publish(place),
+        ["read", place, directory] => read(place, Path::new(directory)),
+        _ => Err("usage: topics [PLACE]".into()),
+    }
+}
+
+/// The topic, which the first to come makes. Who says something else of it is refused.
+fn join(directory: &Path, label: &str, place: &str) -> Result<Topic> {
+    let settings = TopicSettings { memory: place.parse()?, largest: LENGTH, ..Default::default() };
+    let node = Node::join(NodeOptions {
+        directory: directory.to_owned(),
+        label: label.to_owned(),
+        ..Default::default()
+    })?;
+    Ok(node.topic("numbers", &settings)?)
+}
+
+/// What is in a message: no two are the same.
+fn content(number: u64) -> Vec<u8> {
+    (0..LENGTH / 8).flat_map(|word| (number << 32 | word).to_le_bytes()).collect()
+}
+
+/// The first process.
+fn publish(place: &str) -> Result<()> {
+    let directory = Directory::make()?;
+    let publisher = join(&directory.0, "publishes", place)?.publisher()?;
+    let mut reader = Reader::start(place, &directory.0)?;
+    reader.wait_until(|| publisher.subscribers() > 0)?;
+    for number in 0..MESSAGES {
+        // Memory of the topic's own. A program that can write there directly, a kernel for
+        // example, needs no copy at all: `loan.slice()` says where it is.
+        let mut loan = publisher.loan(LENGTH, PATIENCE)?;
+        loan.write(0, &content(number))?;
+        loan.set_metadata(format!("number {number}").as_bytes())?;
+        loan.publish(PATIENCE)?;
+    }
+    // All of them were read, and given back.
+    publisher.flush(PATIENCE)?;
+    reader.finish()?;
+    println!("ok: {MESSAGES} messages of {LENGTH} bytes, on {place}");
+    Ok(())
+}
+
+/// The second process.
+fn read(place: &str, directory: &Path) -> Result<()> {
+    let mut subscriber = join(directory, "reads", place)?.subscriber()?;
+    for number in 0..MESSAGES {
+        // The message as it lies there. It is given back when the sample is dropped.
+        let sample = subscriber.pull(PATIENCE)?;
+        assert_eq!(&*sample.metadata(), format!("number {number}").as_bytes());
+        assert!(sample.to_vec()? == content(number), "other bytes came");
+    }
+    assert_eq!(subscriber.missed(), 0);
+    Ok(())
+}
+
+/// A directory that both see, and that goes with the first process.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn make() -> Result<Self> {
+        let path = env::temp_dir().join(format!("fabricast-topics-example-{}", process::id()));
+        fs::create_dir(&path)?;
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// This program again.
+struct Reader(Child);
+
+impl Reader {
+    fn start(place: &str, directory: &Path) -> Result<Self> {
+        let mut command = Command::new(env::current_exe()?);
+        Ok(Self(command.arg("read").arg(place).arg(directory).spawn()?))
+    }
+
+    fn wait_until(&mut self, is_so: impl Fn() -> bool) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while !is_so() {
+            if let Some(status) = self.0.try_wait()? {
+                return Err(format!("the reader ended: {status}").into());
+            }
+            if Instant::now() >= end {
+                return Err("no reader came in time".into());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let status = self.0.wait()?;
+        if status.success() { Ok(()) } else { Err(format!("the reader: {status}").into()) }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
