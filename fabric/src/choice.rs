@@ -107,6 +107,24 @@ impl Policy {
             None => Ok(()),
         }
     }
+
+    /// The names that are none of these providers', nor of their layers: misspelt, or not here.
+    ///
+    /// ```
+    /// use fabric::Policy;
+    /// let policy: Policy = "=ofi_rxm,verbs,^sokets".parse()?;
+    /// assert_eq!(policy.strangers(["tcp;ofi_rxm", "shm", "sockets"]), ["verbs", "sokets"]);
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn strangers<'a>(&self, providers: impl IntoIterator<Item = &'a str>) -> Vec<&str> {
+        let providers: Vec<_> = providers.into_iter().collect();
+        let names = self.require.iter().chain(&self.prefer).chain(&self.deny);
+        names
+            .map(String::as_str)
+            .filter(|name| !providers.iter().any(|provider| names_provider(name, provider)))
+            .collect()
+    }
 }
 
 impl FromStr for Policy {

@@ -1,8 +1,8 @@
 //! The record of a choice, for people.
 
-use fabric::{Candidate, Choice, Verdict};
+use fabric::{Candidate, Choice, Policy, Verdict};
 
-use super::text::wrapped;
+use super::text::{complain, wrapped};
 
 /// Every candidate with its verdict and reasons. Those that differ only in their
 /// domain or network stand in one line; the first one of them is meant where one
@@ -47,6 +47,26 @@ pub(crate) fn print(choice: &Choice) -> String {
         text.push_str("  there is no candidate at all\n");
     }
     text
+}
+
+/// Says which names of a policy no provider here has: they change nothing.
+pub(crate) fn complain_of_strangers<'a>(
+    policy: &Policy,
+    providers: impl IntoIterator<Item = &'a str>,
+) {
+    let mut here: Vec<&str> = Vec::new();
+    for provider in providers {
+        if !here.contains(&provider) {
+            here.push(provider);
+        }
+    }
+    for name in policy.strangers(here.iter().copied()) {
+        let there = here.join(", ");
+        let name = name.escape_debug();
+        complain(&format!(
+            "fabricast: the policy names \"{name}\", and no provider here is called so; there are: {there}"
+        ));
+    }
 }
 
 fn verdict(verdict: &Verdict) -> &'static str {

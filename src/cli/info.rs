@@ -85,6 +85,8 @@ struct Document<'a> {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let survey = Survey::take(arguments.source.as_deref())?;
+    let providers = survey.entries.iter().map(|entry| entry.facts.provider.as_str());
+    choices::complain_of_strangers(&arguments.policy, providers);
     let entries = match &arguments.provider {
         Some(name) => survey.named(name)?,
         None => survey.entries.iter().collect(),
