@@ -125,6 +125,15 @@ impl Drop for Demonstration {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_refused_before_anything_begins() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
+    let output = command.args(["demo", "--memory", "stand-in:99"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(output.stdout.is_empty() && said.contains("stand-in:99"), "{said}");
+}
+
+#[test]
 fn all_is_read_and_right() {
     let mut demonstration = Demonstration::start("json", &["--time", "2", "--json"]);
     let others = demonstration.wait_for_all();

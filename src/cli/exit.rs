@@ -102,12 +102,17 @@ impl From<fabric::Error> for Failure {
     }
 }
 
+/// What the library says that it does when a topic is to lie in a device's memory.
+const DEVICE: &str = "open the device of a topic";
+
 impl From<pubsub::Error> for Failure {
     fn from(error: pubsub::Error) -> Self {
         use pubsub::ErrorKind as Kind;
         let exit = match error.kind() {
             Kind::InvalidArgument | Kind::SettingsDiffer => Exit::Usage,
             Kind::DeadlineExceeded => Exit::Deadline,
+            // What is not there is a device, and nobody.
+            Kind::Unknown if error.operation() == DEVICE => Exit::NoProvider,
             Kind::Unknown | Kind::Closed => Exit::NobodyThere,
             Kind::OverBudget | Kind::TooLong | Kind::TooMany => Exit::TooMuch,
             Kind::Evicted => Exit::Missed,
@@ -115,5 +120,24 @@ impl From<pubsub::Error> for Failure {
             _ => Exit::Failed,
         };
         Self::new(exit, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_not_nobody() {
+        let path = std::env::temp_dir().join(format!("fabricast-exit-{}", std::process::id()));
+        let options = pubsub::NodeOptions { directory: path.clone(), ..Default::default() };
+        let node = pubsub::Node::join(options).unwrap();
+        let memory = "stand-in:99".parse().unwrap();
+        let wanted = pubsub::TopicSettings { memory, ..Default::default() };
+        let exit = |error: pubsub::Error| Failure::from(error).exit();
+        assert_eq!(exit(node.topic("t", &wanted).unwrap_err()), Exit::NoProvider);
+        assert_eq!(exit(node.open("t").unwrap_err()), Exit::NobodyThere);
+        drop(node);
+        let _ = std::fs::remove_dir_all(path);
     }
 }

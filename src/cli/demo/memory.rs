@@ -5,6 +5,7 @@ use pubsub::MemoryPlace;
 
 use super::cast::{MEMORY, NODES};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::membership::check_device;
 use crate::cli::progress::amount;
 
 /// The memory at each node: what was asked for, or a device's for each, if there is one.
@@ -19,6 +20,11 @@ pub(super) fn places(asked: Option<MemoryPlace>) -> [MemoryPlace; NODES] {
             }
         },
     }
+}
+
+/// Refuses to begin where a device is asked for that is not there.
+pub(super) fn check_places(places: &[MemoryPlace]) -> Result<(), Failure> {
+    places.iter().try_for_each(|place| check_device(*place))
 }
 
 /// Refuses to begin what could take memory from others.

@@ -77,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let ground = Ground::prepare(arguments.between)?;
     let company = Company::gather()?;
     let places = memory::places(arguments.memory);
+    memory::check_places(&places)?;
     let mut demonstration = Demonstration {
         arguments,
         ground,
