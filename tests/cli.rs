@@ -138,6 +138,20 @@ fn libfabrics_own_filter_is_obeyed_and_shown() {
 }
 
 #[test]
+fn a_policy_that_names_nobody_here_is_told_so() {
+    for (policy, code) in [("carrier-pigeon", 0), ("^carrier-pigeon", 0), ("=carrier-pigeon", 3)] {
+        let output = fabricast(&["info", "--policy", policy, "--json"]);
+        assert_eq!(output.status.code(), Some(code), "{policy}");
+        let said = text(&output.stderr);
+        assert!(said.contains("\"carrier-pigeon\", and no provider here is called so"), "{said}");
+        assert!(serde_json::from_slice::<Value>(&output.stdout).is_ok());
+    }
+    let known = &providers()[0];
+    let output = fabricast(&["info", "--policy", known]);
+    assert!(!text(&output.stderr).contains("no provider here"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn an_impossible_policy_ends_with_reasons() {
     for command in [&["info"][..], &["demo", "--ring"]] {
         let output = fabricast(&[command, &["--policy", "=carrier-pigeon"]].concat());
@@ -269,8 +283,13 @@ fn what_processes_share_is_measured() {
         assert_eq!(out.lines().count(), lines, "lines for people, then the JSON line: {out}");
         let line = out.lines().last().unwrap_or_default();
         assert!(line.starts_with("{\"p50_us\":"), "{line}");
-        assert_eq!(last_line(&out)["verified"], true, "{out}");
+        let report = last_line(&out);
+        assert_eq!(report["verified"], true, "{out}");
+        assert!(report["program"].as_str().unwrap().starts_with("0."), "{out}");
+        assert!(report["histogram_ns"].is_null(), "hundreds of pairs are for programs: {out}");
     }
+    let out = succeed(&["bench", "alloc", "--iters", "200", "--json"]);
+    assert!(!last_line(&out)["histogram_ns"].as_array().unwrap().is_empty(), "{out}");
     for more in [
         &["alloc", "--processes", "2", "--cores", "0"][..],
         &["queue", "--readers", "33"],

@@ -68,7 +68,9 @@ struct Report {
     preempted: u64,
     live: u64,
     fixed: bool,
-    histogram_ns: Vec<(u64, u64)>,
+    /// Hundreds of pairs: for programs only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    histogram_ns: Option<Vec<(u64, u64)>>,
     program: &'static str,
 }
 
@@ -121,8 +123,12 @@ fn for_people(report: &Report) -> String {
     let number = |value: Option<f64>| value.unwrap_or(0.0);
     let common = &report.common;
     format!(
-        "{} processes, {:.1} ns a pair; with the clock around each: p50 {:.3}, p99 {:.3}, p99.9 {:.3}, p99.99 {:.3} us\n",
-        report.processes,
+        "{}, {:.1} ns a pair; with the clock around each: p50 {:.3}, p99 {:.3}, p99.9 {:.3}, p99.99 {:.3} us\n",
+        if report.processes == 1 {
+            "1 process".to_owned()
+        } else {
+            format!("{} processes", report.processes)
+        },
         report.mean_ns,
         number(common.p50_us),
         number(common.p99_us),
@@ -156,8 +162,8 @@ fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report {
         preempted: results.iter().map(|done| done.preempted).sum(),
         live: arguments.live,
         fixed: arguments.fixed,
-        histogram_ns: samples.buckets(),
-        program: "fabricast",
+        histogram_ns: arguments.json.then(|| samples.buckets()),
+        program: env!("FABRICAST_VERSION_LINE"),
     }
 }
 

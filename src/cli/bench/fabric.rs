@@ -172,7 +172,7 @@ fn report(
         window: (measure.mode == Mode::Bw).then_some(measure.slots),
         threading: name_of(arguments.threading),
         libfabric: fabric::Version::running().to_string(),
-        program: "fabricast",
+        program: env!("FABRICAST_VERSION_LINE"),
     })
 }
 

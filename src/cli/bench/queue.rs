@@ -169,7 +169,7 @@ fn report(arguments: &Arguments, results: &[Done]) -> Report {
             verified: results.iter().all(|done| done.verified),
         },
         readers: arguments.readers,
-        program: "fabricast",
+        program: env!("FABRICAST_VERSION_LINE"),
     }
 }
 

@@ -25,7 +25,8 @@ pub(super) struct Report {
     pub(super) rival: Option<Rival>,
     pub(super) rival_p50_us: Option<f64>,
     pub(super) rival_gb_per_s: Option<f64>,
-    /// Bytes in a second, relative to the rival's; the median of the rounds.
+    /// Bytes in a second, relative to the rival's in the same round; the median of the rounds,
+    /// which is not the quotient of the medians of all, since a machine is not equally fast in all.
     pub(super) ratio: Option<f64>,
     /// A loop of single copies, for requests of many blocks.
     pub(super) loop_gb_per_s: Option<f64>,
@@ -36,10 +37,12 @@ pub(super) struct Report {
 pub(super) fn for_people(report: &Report) -> String {
     let common = &report.common;
     let mut text = format!(
-        "{} x {} by {} between {} and {}: {:.2} us, {:.1} GB/s\n",
+        "{} x {} by {}{} between {} and {}: {:.2} us, {:.1} GB/s\n",
         report.batch,
         size::print(common.bytes),
         report.path,
+        // Of host memory, by the way that GPUs would take.
+        if common.provider.starts_with("stand-in:") { " (stand-in)" } else { "" },
         common.provider,
         report.peer,
         common.p50_us.unwrap_or_default(),
@@ -48,7 +51,10 @@ pub(super) fn for_people(report: &Report) -> String {
     if let (Some(time), Some(rate), Some(ratio)) =
         (report.rival_p50_us, report.rival_gb_per_s, report.ratio)
     {
-        text += &format!("a copy in one process: {time:.2} us, {rate:.1} GB/s; ratio {ratio:.3}\n");
+        text += &format!(
+            "a copy in one process: {time:.2} us, {rate:.1} GB/s; ratio {ratio:.3} (its time by ours, in the same \
+             round; the median of the rounds)\n"
+        );
     }
     if let Some(rate) = report.loop_gb_per_s {
         text += &format!("by a loop of single copies: {rate:.1} GB/s\n");
