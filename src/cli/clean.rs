@@ -48,6 +48,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             failures.push(Failure::new(Exit::NobodyThere, why));
             continue;
         }
+        if let Err(failure) = look_into(directory) {
+            failures.push(failure);
+            continue;
+        }
         match of_agents(directory, arguments.dry_run) {
             Ok(done) => all.extend(done),
             Err(failure) => failures.push(failure),
@@ -64,6 +68,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         false => text::print(&for_people(&all, arguments.dry_run)),
     };
     together(&failures).and(told)
+}
+
+/// What this user may not look into is another one's.
+fn look_into(directory: &Path) -> Result<(), Failure> {
+    directory.read_dir().map(drop).map_err(|error| {
+        let exit = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => Exit::Denied,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, format!("looking into {}: {error}", directory.display()))
+    })
 }
 
 /// All that failed, with the code of what failed first.

@@ -1,9 +1,11 @@
 //! `fabricast config`: every setting, and who said what it is.
 
+use pubsub::Budgets;
 use serde_json::{Value, json};
 
 use super::exit::Failure;
-use super::settings::{self, All, FILE_VARIABLE, Options, Settings, TABLE};
+use super::progress::amount;
+use super::settings::{self, All, Declaration, FILE_VARIABLE, Options, Settings, TABLE};
 use super::text;
 
 /// Shows every setting with its value, and who said so: nobody, a file, the environment, an
@@ -48,6 +50,19 @@ fn strange(variables: impl Iterator<Item = String>) -> Vec<String> {
     all
 }
 
+/// What a setting amounts to of which nothing was said, where another one, or this machine, tells it.
+fn comes_to(settings: &Settings, declaration: &Declaration) -> Option<Value> {
+    match declaration.name {
+        "budget_host" if settings.budget_host.value.is_none() => {
+            Budgets::default().of_host().ok().map(Value::from)
+        }
+        "node_name" if settings.node_name.value.is_none() => {
+            settings.label.value.clone().map(Value::from)
+        }
+        _ => None,
+    }
+}
+
 fn for_people(settings: &Settings) -> String {
     let rows: Vec<_> = TABLE
         .iter()
@@ -59,6 +74,13 @@ fn for_people(settings: &Settings) -> String {
                 true => declaration.default.replace('`', ""),
                 false => value,
             };
+            let value = match comes_to(settings, declaration) {
+                Some(Value::Number(bytes)) => {
+                    format!("{value}: {}", amount(bytes.as_f64().unwrap_or_default()))
+                }
+                Some(Value::String(text)) => format!("{value}: \"{}\"", text.escape_debug()),
+                _ => value,
+            };
             vec![declaration.full_name(), value, entry.origin().to_string()]
         })
         .collect();
@@ -67,7 +89,10 @@ fn for_people(settings: &Settings) -> String {
 
 fn for_programs(settings: &Settings) -> Value {
     let all = TABLE.iter().zip(settings.entries()).map(|(declaration, entry)| {
-        let about = json!({ "value": entry.to_json(), "origin": entry.origin().to_string() });
+        let mut about = json!({ "value": entry.to_json(), "origin": entry.origin().to_string() });
+        if let Some(value) = comes_to(settings, declaration) {
+            about["comes_to"] = value;
+        }
         (declaration.full_name(), about)
     });
     Value::Object(all.collect())
@@ -89,6 +114,23 @@ mod tests {
             assert_eq!(all[&name]["origin"], "default", "{all}");
         }
         assert_eq!(all["topic.depth"]["value"], 16);
+    }
+
+    #[test]
+    fn what_a_setting_comes_to_is_shown_too() {
+        let mut settings = Settings::default();
+        settings.label.value = Some("left".to_owned());
+        let all = for_programs(&settings);
+        assert!(all["budget_host"]["comes_to"].as_u64() > Some(0), "{all}");
+        assert!(all["budget_host"]["value"].is_null(), "{all}");
+        assert_eq!(all["node_name"]["comes_to"], "left");
+        let lines = for_people(&settings);
+        assert!(
+            lines.contains("a quarter of it: ") && lines.contains("the label: \"left\""),
+            "{lines}"
+        );
+        settings.budget_host.value = Some(settings::Size(1 << 30));
+        assert!(for_programs(&settings)["budget_host"]["comes_to"].is_null());
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pubsub::{
-    Budgets, ErrorKind, MemoryPlace, NetworkOptions, Node, NodeOptions, ServiceMode, Topic,
-    TopicSettings,
+    Budgets, ErrorKind, LONGEST_TOPIC, MemoryPlace, NetworkOptions, Node, NodeOptions, ServiceMode,
+    Topic, TopicSettings,
 };
 
 use super::exit::{Exit, Failure};
@@ -59,8 +59,18 @@ pub(crate) fn join(settings: &Settings, name: &str, signals: &Signals) -> Result
     Ok(signals.meanwhile(move || Node::join(options))??)
 }
 
+/// Reads the name of a topic, and refuses here what the service of a node would.
+pub(crate) fn topic_name(text: &str) -> Result<String, String> {
+    let possible = format!("a name has 1 to {LONGEST_TOPIC} bytes and no control characters in it");
+    match text.len() {
+        1..=LONGEST_TOPIC if !text.chars().any(char::is_control) => Ok(text.to_owned()),
+        1..=LONGEST_TOPIC => Err(possible),
+        length => Err(format!("{possible}; this one has {length} bytes")),
+    }
+}
+
 /// That there is no such device is said as everywhere else.
-fn check_device(place: MemoryPlace) -> Result<(), Failure> {
+pub(crate) fn check_device(place: MemoryPlace) -> Result<(), Failure> {
     let MemoryPlace::Device(name) = place else { return Ok(()) };
     let opened = gpu::Device::open(name).map(drop);
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))
@@ -166,12 +176,16 @@ pub(crate) fn topic_to_read(
             return Ok(topic);
         }
         if deadline.is_over() {
-            let why = format!("nobody has made the topic \"{}\"", name.escape_debug());
+            let why = format!(
+                "nobody has made the topic \"{}\" at this node. What is published at another node comes to a topic \
+                 that is made here with the same settings: say them, --largest 1M for one with all that is usual",
+                name.escape_debug()
+            );
             return Err(Failure::new(Exit::Deadline, why));
         }
         if !is_said {
             is_said = true;
-            text::complain("fabricast: waiting until somebody makes the topic");
+            text::complain("fabricast: waiting until somebody makes the topic at this node");
         }
         signals.sleep(deadline.slice() / 2);
         if signals.ask_to_end() {
@@ -183,6 +197,18 @@ pub(crate) fn topic_to_read(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_topics_are_refused_with_what_is_possible() {
+        let long = "é".repeat(101);
+        assert_eq!(topic_name("camera/left"), Ok("camera/left".to_owned()));
+        assert_eq!(topic_name(&long[..200]), Ok(long[..200].to_owned()));
+        for (name, length) in [("", "has 0 bytes"), (&*long, "has 202 bytes")] {
+            let why = topic_name(name).unwrap_err();
+            assert!(why.contains("1 to 200 bytes") && why.ends_with(length), "{why}");
+        }
+        assert!(topic_name("a\nb").unwrap_err().ends_with("no control characters in it"));
+    }
 
     #[test]
     fn sizes_of_new_topics_are_whole_pages() {

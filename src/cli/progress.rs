@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::size;
+use super::{size, text};
 
 /// Between two looks at the line.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -41,8 +41,7 @@ impl Progress {
         self.next = now + PAUSE;
         self.is_there = true;
         let rate = bytes as f64 / (now - self.began).as_secs_f64();
-        let line =
-            format!("{messages} messages, {}, {}/s{what}", amount(bytes as f64), amount(rate));
+        let line = format!("{}{what}", so_far(messages, bytes, Some(rate)));
         let _ = write!(std::io::stderr(), "\r{line}\x1b[K");
     }
 }
@@ -52,6 +51,15 @@ impl Drop for Progress {
         if self.is_there {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+/// So many messages and bytes, and bytes a second if that can be said.
+pub(crate) fn so_far(messages: u64, bytes: u64, rate: Option<f64>) -> String {
+    let all = format!("{}, {}", text::counted(messages, "message"), amount(bytes as f64));
+    match rate {
+        Some(rate) => format!("{all}, {}/s", amount(rate)),
+        None => all,
     }
 }
 
@@ -67,6 +75,12 @@ pub(crate) fn amount(bytes: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rate_is_said_if_there_is_one() {
+        assert_eq!(so_far(1, 5, None), "1 message, 5 B");
+        assert_eq!(so_far(2, 2000, Some(1e3)), "2 messages, 2.00 kB, 1.00 kB/s");
+    }
 
     #[test]
     fn amounts_are_short() {

@@ -38,6 +38,11 @@ pub(crate) fn visible(text: &str) -> String {
     out
 }
 
+/// A number of things: `1 message`, `2 messages`.
+pub(crate) fn counted(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
 /// Bold, on a terminal that has not asked for plain text.
 pub(crate) fn heading(text: &str) -> String {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -94,6 +99,12 @@ pub(crate) fn wrapped(first: &str, text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_not_several() {
+        let all = [0, 1, 2].map(|number| counted(number, "message"));
+        assert_eq!(all, ["0 messages", "1 message", "2 messages"]);
+    }
 
     #[test]
     fn columns_are_aligned() {

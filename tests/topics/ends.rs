@@ -19,7 +19,7 @@ fn has_subscriber(report: &serde_json::Value, name: &str) -> bool {
 fn one_that_waits_for_subscribers_can_be_interrupted() {
     let house = House::open();
     let mut publisher = house.start(&["pub", "t", "--pattern", "--wait-for", "1", "--json"]);
-    publisher.wait_for("waiting for 1 subscribers");
+    publisher.wait_for("waiting for 1 subscriber");
     publisher.signal(Signal::SIGINT);
     assert_eq!(publisher.end().code(), Some(130), "{}", publisher.error());
     let sent = parse(&publisher.output());

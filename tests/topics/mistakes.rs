@@ -82,8 +82,39 @@ fn topics_are_what_they_are() {
     house.wait_until("the topic", |report| topic(report, "t").is_some());
     wrong(&house, &["pub", "t", "--depth", "8"], 2, "settings differ");
     wrong(&house, &["pub", "", "--lines"], 2, "1 to 200 bytes");
+    for command in ["pub", "sub"] {
+        wrong(&house, &[command, &"x".repeat(300)], 2, "1 to 200 bytes and no control characters");
+    }
     wrong(&house, &["pub", "other", "--memory", "stand-in:99"], 3, "stand-in:99");
     drop(sub);
+}
+
+#[test]
+fn who_waits_in_vain_is_told_what_to_do() {
+    let house = House::open();
+    wrong(&house, &["sub", "t", "--timeout", "0.2"], 4, "say them, --largest 1M");
+    wrong(&house, &["topics"], 6, "not found: no service listens there");
+}
+
+#[test]
+fn nothing_is_told_of_what_was_not_done() {
+    let house = House::open();
+    let (code, said) = house.run(&["pub", "t", "--file", "/nowhere/at/all"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("/nowhere/at/all") && !said.contains("0 messages"), "{said}");
+}
+
+#[test]
+fn a_budget_is_said_alike_wherever_it_is_said() {
+    let house = House::open();
+    let budget = [("FABRICAST_BUDGET_HOST", "64M")];
+    let mut sub = house.start_with(&["sub", "t", "--stats", "--depth", "4"], "", &budget);
+    house.wait_until("the topic", |report| topic(report, "t").is_some());
+    wrong(&house, &["pub", "large", "--largest", "1G"], 7, "a budget of 67108864 bytes");
+    assert!(house.succeed(&["topics"]).contains("(67108864 bytes)"));
+    assert_eq!(house.json(&["topics", "--json"])["pools"][0]["budget"], 64 << 20);
+    sub.signal(nix::sys::signal::Signal::SIGINT);
+    sub.succeed();
 }
 
 #[test]
@@ -106,7 +137,7 @@ fn what_is_told_to_programs_is_json() {
     let paths = house.json(&["paths", "--topics", "--json"]);
     assert_eq!((&paths["topics"][0], &paths["sent"]), (&"t".into(), &serde_json::json!([])));
     let said = house.succeed(&["paths", "--topics"]);
-    assert!(said.contains("Topic \"t\"") && said.contains("1 subscribers"), "{said}");
+    assert!(said.contains("Topic \"t\"") && said.contains("1 subscriber,"), "{said}");
     let said = house.succeed(&["topics"]);
     assert!(said.lines().any(|line| line.starts_with("t ")), "{said}");
     assert!(said.lines().all(|line| line.chars().count() <= 120), "{said}");

@@ -50,6 +50,9 @@ fn what_goes_in_comes_out() {
     let publish = ["pub", "whole", "--wait-for", "1"];
     assert_eq!(house.run_with(&publish, text, &[]).0, Some(0));
     assert_eq!(sub.succeed(), text);
+    // One message has no rate.
+    let said = sub.error();
+    assert!(said.contains("whole: 1 message, ") && !said.contains("/s"), "{said}");
 }
 
 #[test]

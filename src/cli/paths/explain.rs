@@ -271,6 +271,12 @@ fn join(operations: &[Operation]) -> String {
     operations.iter().map(operation_name).collect::<Vec<_>>().join(" and ")
 }
 
+/// Is a stand-in of host memory at the place of a device, so that bytes go as GPUs' would?
+fn is_stood_in(judged: &Judged) -> bool {
+    let ends = || judged.here.iter().chain(&judged.on);
+    judged.taken == Some(Path::CudaIpc) && ends().any(|end| end.starts_with("stand-in:"))
+}
+
 fn for_people(found: &Found) -> String {
     if found.was_left_behind {
         return format!("Agent \"{}\" is dead, its card: {}\n", found.label, found.card.display());
@@ -298,9 +304,10 @@ fn for_people(found: &Found) -> String {
         }
         let operations = join(&judged.operations);
         let ends = format!(
-            "{}; there {there}; {operations}: {}",
+            "{}; there {there}; {operations}: {}{}",
             judged.here.join(", "),
-            name(judged.taken)
+            name(judged.taken),
+            if is_stood_in(judged) { " (stand-in)" } else { "" }
         );
         out.push('\n');
         out.push_str(&text::wrapped("here ", &ends));

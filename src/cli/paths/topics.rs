@@ -59,7 +59,8 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
         Row::Publisher { topic, .. } => topic == name_of_topic,
         _ => false,
     };
-    let publishers = rows.iter().filter(here).count();
+    let counted = |number: usize, thing| text::counted(number as u64, thing);
+    let publishers = counted(rows.iter().filter(here).count(), "publisher");
     let subscribers = rows.iter().filter(|row| match row {
         Row::Subscriber { topic, participant, .. } => {
             topic == name_of_topic && participant != "carrier"
@@ -67,8 +68,8 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
         _ => false,
     });
     lines.push(format!(
-        "on this node: {publishers} publishers, {} subscribers, by shared memory: all read one copy",
-        subscribers.count()
+        "on this node: {publishers}, {}, by shared memory: all read one copy",
+        counted(subscribers.count(), "subscriber")
     ));
     for row in rows {
         match row {
@@ -76,9 +77,10 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                 if topic == name_of_topic =>
             {
                 lines.push(format!(
-                    "to \"{}\" by {}; {messages} messages, {}, {waits} waits for room{}",
+                    "to \"{}\" by {}; {}, {}, {waits} waits for room{}",
                     name(rows, node).escape_debug(),
                     text::visible(path),
+                    text::counted(*messages, "message"),
                     amount(*bytes as f64),
                     times(stages, *messages)
                 ));
@@ -87,9 +89,10 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                 if topic == name_of_topic =>
             {
                 lines.push(format!(
-                    "from \"{}\" by {}; {messages} messages, {}{}",
+                    "from \"{}\" by {}; {}, {}{}",
                     name(rows, node).escape_debug(),
                     text::visible(path),
+                    text::counted(*messages, "message"),
                     amount(*bytes as f64),
                     times(stages, *messages)
                 ));
@@ -151,7 +154,7 @@ mod tests {
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
         for words in [
-            "on this node: 1 publishers, 1 subscribers",
+            "on this node: 1 publisher, 1 subscriber,",
             "to \"other\" by ring over tcp: the only provider; 11 messages, 1.10 kB, 3 waits",
             "for each: copied 2.0 µs, written 4.0 µs",
             "from \"other\" by ring over tcp",

@@ -12,7 +12,7 @@ use self::input::{Input, Lines, Message};
 use super::exit::{Exit, Failure};
 use super::membership;
 use super::pattern::{self, Content};
-use super::progress::{Progress, amount};
+use super::progress::{Progress, so_far};
 use super::settings::{All, Entry, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::{size, text};
@@ -26,6 +26,7 @@ use super::{size, text};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
+    #[arg(value_parser = membership::topic_name)]
     topic: String,
     /// Publish each line of standard input, without what ends it
     #[arg(long, conflicts_with_all = ["files", "pattern"])]
@@ -191,12 +192,16 @@ impl<'a> Work<'a> {
                 return Err(interrupted());
             }
             if deadline.is_over() {
-                let why = format!("{found} of {wanted} subscribers came in time");
+                let why = format!(
+                    "{found} of {} came in time",
+                    text::counted(wanted.into(), "subscriber")
+                );
                 return Err(Failure::new(Exit::Deadline, why));
             }
             if !is_said {
                 is_said = true;
-                text::complain(&format!("fabricast: waiting for {wanted} subscribers"));
+                let awaited = text::counted(wanted.into(), "subscriber");
+                text::complain(&format!("fabricast: waiting for {awaited}"));
             }
             self.signals.sleep(deadline.slice().min(SLICE / 5));
         }
@@ -310,10 +315,8 @@ impl<'a> Work<'a> {
 fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Result<(), Failure> {
     let Tally { messages, bytes, unwanted, dropped, readers, waited, time, is_released, .. } =
         *tally;
-    let per_second = |amount: u64| match time.as_secs_f64() {
-        0.0 => 0.0,
-        seconds => amount as f64 / seconds,
-    };
+    let rate = |amount: u64| (!time.is_zero()).then(|| amount as f64 / time.as_secs_f64());
+    let per_second = |amount: u64| rate(amount).unwrap_or(0.0);
     if arguments.json {
         let line = json!({
             "topic": arguments.topic,
@@ -333,16 +336,12 @@ fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Res
         });
         return text::print(&format!("{line}\n"));
     }
-    if tally.publisher.is_none() {
-        // Nothing was begun that there would be something to tell of.
+    if tally.publisher.is_none() || (messages == 0 && done.is_err()) {
+        // Nothing was done that there would be something to tell of, beside why.
         return Ok(());
     }
-    let mut line = format!(
-        "{}: {messages} messages, {}, {}/s",
-        arguments.topic.escape_debug(),
-        amount(bytes as f64),
-        amount(per_second(bytes))
-    );
+    let all = so_far(messages, bytes, rate(bytes));
+    let mut line = format!("{}: {all}", arguments.topic.escape_debug());
     for (count, what) in [(dropped, "dropped"), (unwanted, "wanted by nobody")] {
         if count > 0 {
             line.push_str(&format!("; {count} {what}"));

@@ -84,9 +84,24 @@ fn set(
         return Err(place.wrong(key.span().start, unknown(group, name)));
     };
     let origin = Origin::File(place.path.to_owned());
-    settings.entries_mut()[which]
-        .read_toml(value.get_ref(), origin)
-        .map_err(|why| place.wrong(value.span().start, format!("{name}: {why}")))
+    settings.entries_mut()[which].read_toml(value.get_ref(), origin).map_err(|why| {
+        let name = TABLE[which].full_name();
+        let said = shown(text_of(place.text, value.span()));
+        place.wrong(value.span().start, format!("{name}{said}: {why}"))
+    })
+}
+
+fn text_of(text: &str, span: std::ops::Range<usize>) -> &str {
+    text.get(span).unwrap_or_default()
+}
+
+/// A value as it stands in the file, if it is short enough to be said again.
+fn shown(value: &str) -> String {
+    const LONGEST: usize = 60;
+    match value.len() {
+        1..=LONGEST if !value.chars().any(char::is_control) => format!(" = {value}"),
+        _ => String::new(),
+    }
 }
 
 /// What is said of a name that is none, or belongs elsewhere.

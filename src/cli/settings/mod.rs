@@ -26,7 +26,7 @@ use declare::declare;
 pub(crate) use declare::{Declaration, Entry, Given, Group, Origin};
 pub(crate) use options::{All, OfDirectory, OfNode, Options};
 pub(crate) use table::markdown;
-pub(crate) use value::{Size, Value, seconds};
+pub(crate) use value::{Depth, Size, Value, seconds};
 
 declare! {
     Node {
@@ -68,7 +68,7 @@ declare! {
         /// What happens to a message without room: its publisher waits, or the oldest or the newest is dropped.
         reliability: Reliability = TopicSettings::default().reliability, "reliable", anything;
         /// Messages that may wait to be read, or be held by who has read them.
-        depth: u32 = TopicSettings::default().depth, "16", depth;
+        depth: Depth = Depth(TopicSettings::default().depth), "16", anything;
         /// The length of the longest message, in bytes.
         largest: Size = Size(TopicSettings::default().largest), "1M", largest;
         /// How long a subscriber may hold a message that is in somebody's way.
@@ -154,13 +154,6 @@ fn lost_after(time: &Duration) -> Result<(), String> {
     }
 }
 
-fn depth(depth: &u32) -> Result<(), String> {
-    match (1..=TopicSettings::MOST_DEPTH).contains(depth) {
-        true => Ok(()),
-        false => Err(format!("1 to {} is possible", TopicSettings::MOST_DEPTH)),
-    }
-}
-
 fn largest(largest: &Size) -> Result<(), String> {
     match (1..=TopicSettings::LARGEST).contains(&largest.0) {
         true => Ok(()),
@@ -218,7 +211,7 @@ impl Settings {
         TopicSettings {
             memory: self.memory.value,
             reliability: self.reliability.value,
-            depth: self.depth.value,
+            depth: self.depth.value.0,
             largest: self.largest.value.0,
             release_deadline: self.release_deadline.value,
         }

@@ -64,7 +64,7 @@ fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
     assert_eq!(settings.label.origin, Origin::File("node.toml".into()));
     assert_eq!(settings.patience.value, Duration::from_secs(4));
     assert_eq!(settings.patience.origin.to_string(), "environment FABRICAST_PATIENCE");
-    assert_eq!(settings.depth.value, 5);
+    assert_eq!(settings.depth.value, Depth(5));
     assert_eq!(settings.depth.origin.to_string(), "option --depth");
     assert_eq!(settings.peers.value, ["a:1", "b:2"]);
     assert_eq!(settings.insecure.origin, Origin::Default);
@@ -152,8 +152,8 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
     for (file, why) in [
         ("patience = \n", "line 1"),
         ("patience = 3\npatience = 4\n", "duplicate key"),
-        ("patience = 'long'\n", "patience: a number of seconds is expected, not a string"),
-        ("patience = -1\n", "patience: "),
+        ("patience = 'long'\n", "patience = 'long': a number of seconds is expected, not a string"),
+        ("patience = -1\n", "patience = -1: "),
         ("patience = inf\n", "not a number of seconds"),
         ("patience = nan\n", "not a number of seconds"),
         ("insecure = 'yes'\n", "true or false is expected, not a string"),
@@ -171,8 +171,9 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
         ("lost_after = 0.01\n", "0.1 to 3600"),
         ("label = ''\n", "cannot be empty"),
         ("label = \"a\\tb\"\n", "control characters"),
-        ("[topic]\ndepth = 0\n", "line 2: depth: 1 to 65536"),
-        ("[topic]\ndepth = 4294967297\n", "0 to 4294967295"),
+        ("[topic]\ndepth = 0\n", "line 2: topic.depth = 0: 1 to 65536 is possible"),
+        ("[topic]\ndepth = 4294967297\n", "= 4294967297: 1 to 65536 is possible"),
+        ("[topic]\nlargest = \"12Q\"\n", "line 2: topic.largest = \"12Q\": not a number with"),
         ("[topic]\nlargest = 0\n", "1 to "),
         ("[topic]\nreliability = 'often'\n", "not reliable, drop-oldest or drop-newest"),
         ("[topic]\nmemory = 'tape'\n", "host, cuda:0 or stand-in:0"),
@@ -187,13 +188,13 @@ fn numbers_may_be_written_as_toml_has_them() {
     let settings = gather(file, &[], &[]).unwrap();
     assert_eq!(settings.budget_host.value, Some(Size(1 << 16)));
     assert_eq!(settings.patience.value, Duration::from_millis(10_500));
-    assert_eq!(settings.depth.value, 3);
+    assert_eq!(settings.depth.value, Depth(3));
 }
 
 #[test]
 fn what_is_wrong_in_the_environment_or_in_an_option_is_named() {
     let why = gather("", &[("FABRICAST_TOPIC_DEPTH", "+3")], &[]).unwrap_err();
-    assert!(why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": a number"), "{why}");
+    assert!(why.starts_with("environment FABRICAST_TOPIC_DEPTH is \"+3\": 1 to 65536 is"), "{why}");
     let why = gather("", &[], &[("depth", "0")]).unwrap_err();
     assert_eq!(why, "option --depth is \"0\": 1 to 65536 is possible");
 }

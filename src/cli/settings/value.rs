@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pubsub::{MemoryPlace, Reliability};
+use pubsub::{MemoryPlace, Reliability, TopicSettings};
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
@@ -119,18 +119,23 @@ impl Value for bool {
     }
 }
 
-impl Value for u32 {
+/// How many messages may wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Depth(pub(crate) u32);
+
+impl Value for Depth {
     const KIND: &'static str = "NUMBER";
 
     fn read(text: &str) -> Result<Self, String> {
         // `parse` alone would also take "+5".
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        let number = is_number.then(|| text.parse().ok()).flatten();
-        number.ok_or_else(|| format!("a number from 0 to {} is expected", Self::MAX))
+        let number: Option<u32> = is_number.then(|| text.parse().ok()).flatten();
+        let number = number.filter(|number| (1..=TopicSettings::MOST_DEPTH).contains(number));
+        number.map(Self).ok_or_else(|| format!("1 to {} is possible", TopicSettings::MOST_DEPTH))
     }
 
     fn write(&self) -> String {
-        self.to_string()
+        self.0.to_string()
     }
 
     fn from_toml(value: &DeValue<'_>) -> Result<Self, String> {
@@ -141,7 +146,7 @@ impl Value for u32 {
     }
 
     fn to_json(&self) -> Json {
-        (*self).into()
+        self.0.into()
     }
 }
 

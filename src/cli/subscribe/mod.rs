@@ -14,7 +14,7 @@ use self::statistics::Statistics;
 use super::exit::{Exit, Failure};
 use super::membership;
 use super::pattern::{Checker, Fault};
-use super::progress::{Progress, amount};
+use super::progress::{Progress, so_far};
 use super::settings::{All, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
 use super::{size, text};
@@ -27,6 +27,7 @@ use super::{size, text};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic
+    #[arg(value_parser = membership::topic_name)]
     topic: String,
     /// Put an end of line behind each message
     #[arg(long, conflicts_with = "into")]
@@ -169,7 +170,7 @@ impl<'a> Work<'a> {
             arguments,
             signals,
             subscriber,
-            progress: (!matches!(sink, Sink::Output(_))).then(Progress::start),
+            progress: (!matches!(sink, Sink::Output { .. })).then(Progress::start),
             sink,
             checker: Checker::default(),
             outcome,
@@ -332,12 +333,9 @@ impl Outcome {
             // There is nothing to tell of.
             return Ok(());
         }
-        let mut line = format!(
-            "{}: {messages} messages, {}, {}/s",
-            arguments.topic.escape_debug(),
-            amount(bytes as f64),
-            amount(per_second)
-        );
+        // Of one message no rate is known.
+        let all = so_far(messages, bytes, (per_second > 0.0).then_some(per_second));
+        let mut line = format!("{}: {all}", arguments.topic.escape_debug());
         if self.missed > 0 {
             line.push_str(&format!("; {} missed", self.missed));
         }

@@ -27,7 +27,7 @@ pub(super) enum Sink {
     /// Nowhere: they are only looked at.
     Nowhere,
     /// To standard output, one behind the other; so many bytes at once.
-    Output(usize),
+    Output { at_once: usize, is_terminal: bool },
     /// To the end of a file.
     File(PathBuf, File),
     /// Each to a file of its own, numbered.
@@ -79,8 +79,10 @@ impl Sink {
         let copy = output.as_fd().try_clone_to_owned();
         let is_file = copy.and_then(|copy| File::from(copy).metadata());
         let is_file = is_file.is_ok_and(|metadata| metadata.is_file());
+        let is_terminal = output.is_terminal();
         // A file lets nobody wait, nor does a terminal for long.
-        Self::Output(if is_file || output.is_terminal() { usize::MAX } else { AT_ONCE })
+        let at_once = if is_file || is_terminal { usize::MAX } else { AT_ONCE };
+        Self::Output { at_once, is_terminal }
     }
 
     /// Waits for who reads, if it is a pipe.
@@ -140,7 +142,12 @@ impl Sink {
         };
         match self {
             Self::Nowhere => Ok(()),
-            Self::Output(at_once) => {
+            Self::Output { is_terminal: true, .. } if is_binary(bytes) => {
+                let why = "this message is no text, and could upset the terminal: --file and --into write to \
+                           files, --check and --stats write nothing, and \"| cat\" writes it all the same";
+                Err(Failure::new(Exit::Usage, why))
+            }
+            Self::Output { at_once, .. } => {
                 match write_all(io::stdout().as_fd(), bytes, *at_once, signals)? {
                     Ok(()) => Ok(()),
                     // That nobody reads on is no reason for noise, but one to stop.
@@ -164,6 +171,16 @@ impl Sink {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Is it something else than text? A part of one may begin and end within a letter.
+fn is_binary(bytes: &[u8]) -> bool {
+    let is_of_a_letter = |byte: &&u8| **byte & 0xc0 == 0x80;
+    let cut = bytes.iter().take(3).take_while(is_of_a_letter).count();
+    match std::str::from_utf8(&bytes[cut..]) {
+        Ok(text) => text.contains('\0'),
+        Err(error) => error.error_len().is_some() || bytes.contains(&0),
     }
 }
 
@@ -216,6 +233,21 @@ mod tests {
         let mut names: Vec<_> = names.collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn what_is_no_text_is_known() {
+        let text = "grüße €".as_bytes();
+        assert!(!is_binary(b"") && !is_binary(b"hello\x1b[0m\n"));
+        // Cut wherever it may be, at both ends.
+        for from in 0..text.len() {
+            for to in from..=text.len() {
+                assert!(!is_binary(&text[from..to]), "{from}..{to}");
+            }
+        }
+        for binary in [&b"a\0"[..], b"\0", &[0xff, 0xfe], &[b'a', 0x80, b'b'], &[0x80; 4]] {
+            assert!(is_binary(binary), "{binary:?}");
+        }
     }
 
     #[test]
