@@ -107,9 +107,10 @@ impl Agent {
             while let Some(notice) = visit.take() {
                 self.events.push_back((Event::Notice { from: visitor.identity, notice }, None));
             }
+            // Its process may have ended in order since, before anybody looked here.
+            let is_dead = !visit.heard_goodbye() && visitor.life.is_over();
             drop(visit);
             let (from, label) = (visitor.identity, visitor.label.clone());
-            let is_dead = visitor.life.is_over();
             self.events.push_back((Event::Left { from, label, is_dead }, None));
             visitor.tell_of();
         }

@@ -3,11 +3,12 @@
 //!
 //! ```text
 //! word 0   copies that the visitor has ever begun
+//! word 4   1 when the visitor has left in order
 //! word 8   of them, all before this one are done
 //! word 16  a queue of notices: a tag, a length, and up to 64 bytes
 //! ```
 //!
-//! The host makes it, so it goes with the connection. Only the visitor writes the first two
+//! The host makes it, so it goes with the connection. Only the visitor writes the first three
 //! words and publishes; only the host reads. Nothing here is believed further than that: a
 //! visitor that scribbles harms what it tells, and nothing else.
 
@@ -17,8 +18,8 @@ use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::time::Duration;
 
 use ipc::{
-    Caller, Fate, Layout, Life, MappedWords, Part, Participant, Queue, QueueError, QueueSetup,
-    Segment, Subscriber, WhenFull, Words,
+    Caller, Fate, Incarnation, Layout, Life, MappedWords, Part, Participant, Queue, QueueError,
+    QueueSetup, Segment, Subscriber, WhenFull, Words,
 };
 
 use super::notice::{LONGEST_NOTICE, Notice};
@@ -26,6 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 const LAYOUT: Layout = Layout::new("agent visit", 1);
 const BEGUN: usize = 0;
+const GOODBYE: usize = 4;
 const OLDEST: usize = 8;
 const QUEUE: usize = 16;
 /// Notices that wait to be read.
@@ -117,6 +119,11 @@ impl Host {
         self.words.load(BEGUN, SeqCst)
     }
 
+    /// Did the visitor leave in order? Its process may have ended since.
+    pub(super) fn heard_goodbye(&self) -> bool {
+        self.words.load(GOODBYE, Acquire) == 1
+    }
+
     /// Is everything done that was begun when `begun` was that?
     pub(super) fn is_settled(&self, begun: u64) -> bool {
         self.words.load(OLDEST, Acquire) >= begun
@@ -131,6 +138,16 @@ pub(super) struct Guest {
     begun: u64,
     /// From the oldest on that is not done: which are?
     done: VecDeque<bool>,
+    born: Incarnation,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // A forked child is not the one to leave.
+        if self.born.is_current() {
+            self.words.store(GOODBYE, 1, Release);
+        }
+    }
 }
 
 impl Guest {
@@ -138,7 +155,8 @@ impl Guest {
         let operation = "visit an agent";
         let segment = Segment::open(file, LAYOUT).map_err(|error| failed(operation, error))?;
         let queue = notices(operation, &segment, false)?;
-        Ok(Self { words: segment.words(), queue, begun: 0, done: VecDeque::new() })
+        let (words, born) = (segment.words(), Incarnation::current());
+        Ok(Self { words, queue, begun: 0, done: VecDeque::new(), born })
     }
 
     /// Says that a copy begins; to be called *before* looking whether its region is there.
@@ -200,6 +218,18 @@ mod tests {
         }
         assert_eq!(host.take(), None);
         assert!(guest.leave(&notice(9), &life).unwrap());
+    }
+
+    #[test]
+    fn one_who_leaves_says_so_and_one_who_is_killed_does_not() {
+        let (host, guest, _) = both();
+        assert!(!host.heard_goodbye());
+        drop(guest);
+        assert!(host.heard_goodbye());
+        let (host, guest, _) = both();
+        // It never comes to its end.
+        std::mem::forget(guest);
+        assert!(!host.heard_goodbye());
     }
 
     #[test]

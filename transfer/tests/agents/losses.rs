@@ -7,13 +7,34 @@ use transfer::path::Policy;
 use transfer::{ErrorKind, Event};
 
 use crate::common::{Ground, LENGTH, PATIENCE, alone, device};
-use crate::house::{House, SLEEP, SUM, WITHDRAW, notice, sum_of};
+use crate::house::{END, House, SLEEP, SUM, WITHDRAW, notice, sum_of};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 
 fn slow(delay: Duration) {
     for number in 0..stand_in::COUNT {
         stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+    }
+}
+
+/// Whether a process is there any more when somebody looks is another matter.
+#[test]
+fn one_that_left_in_order_is_not_taken_for_dead() {
+    let Some(_alone) = alone() else { return };
+    for is_killed in [false, true] {
+        let mut house = House::open();
+        let mut neighbour = house.neighbour("host", &[]);
+        if is_killed {
+            neighbour.other.kill();
+        } else {
+            house.tell(&neighbour, END, 0);
+            neighbour.other.finish();
+        }
+        loop {
+            if let Event::Left { is_dead, .. } = house.agent.next_event(PATIENCE).unwrap() {
+                break assert_eq!(is_dead, is_killed);
+            }
+        }
     }
 }
 
