@@ -193,8 +193,8 @@ fn waits_have_the_end_that_was_asked_for() {
 fn one_that_is_too_slow_is_removed_and_says_so() {
     let house = House::open();
     // One that is stopped cannot serve.
-    let _node = house.serve();
-    let settings = ["--depth", "2", "--release-deadline", "0.2"];
+    let mut node = house.serve();
+    let settings = ["--depth", "2", "--release-deadline", "0.2", "--label", "slow one"];
     let mut sub = house.start(&[&["sub", "t", "--check"][..], &settings].concat());
     house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     sub.signal(Signal::SIGSTOP);
@@ -202,6 +202,14 @@ fn one_that_is_too_slow_is_removed_and_says_so() {
     sub.signal(Signal::SIGCONT);
     assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
     assert!(sub.error().contains("evicted"), "{}", sub.error());
+    // Whoever runs the node finds the process.
+    node.wait_for("it held a message for too long");
+    let said = node.error();
+    let line = said.lines().find(|line| line.contains("for too long")).unwrap();
+    let process = format!("process={}", sub.id());
+    for words in ["topic=\"t\"", "label=\"slow one\"", &process, "message=", "held_for="] {
+        assert!(line.contains(words), "{words}: {line}");
+    }
 }
 
 #[test]

@@ -193,6 +193,10 @@ impl Process {
         String::from_utf8_lossy(&std::fs::read(&self.error).unwrap()).into_owned()
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }

@@ -145,10 +145,15 @@ impl Reception {
                 let at = (direction, holder);
                 match topic.evict(&seat.caller(), at, held_for, here, arrivals) {
                     Ok(()) => {
+                        let who = holder.who();
+                        let guest = who.and_then(|who| self.guests.get(&who));
                         tracing::warn!(
                             topic = topic.name(),
-                            holder = ?holder.who(),
-                            ?position,
+                            process = guest.map(|guest| guest.process),
+                            label = guest.map(|guest| guest.label.as_str()),
+                            participant = who.map(tracing::field::display),
+                            message = position,
+                            ?held_for,
                             "a subscriber was removed: it held a message for too long"
                         );
                         changed.push(number);
