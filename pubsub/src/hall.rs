@@ -1,4 +1,5 @@
-//! What all processes of a node share from the moment they join: who is there.
+//! What all processes of a node share from the moment they join: who is there, and how their
+//! node is connected to others.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::outward::Outward;
 use crate::peers::NodeIdentity;
 
-pub(crate) const LAYOUT: Layout = Layout::new("node hall", 3);
+pub(crate) const LAYOUT: Layout = Layout::new("node hall", 4);
 
 // Words of the hall, behind the roster.
 const IDENTITY: usize = Roster::<MappedWords>::WORDS;
@@ -20,7 +21,15 @@ const SERVICES: usize = IDENTITY + 3;
 const OUTWARD: usize = IDENTITY + 8;
 /// For each place, the name of who came to be a member there.
 const ATTENDING: usize = OUTWARD + Bell::WORDS;
-const WORDS: usize = ATTENDING + Participant::PLACES as usize;
+/// How the node is connected to others: how often that was said, and two places for what was said,
+/// of which the one in use is never written to.
+const NETWORK: usize = ATTENDING + Participant::PLACES as usize;
+/// The length of what was said, in bytes, and then its bytes.
+const NETWORK_PLACE: usize = 1 + LONGEST_NETWORK / size_of::<u64>();
+const WORDS: usize = NETWORK + 1 + 2 * NETWORK_PLACE;
+
+/// Bytes that how a node is connected to others may take.
+pub(crate) const LONGEST_NETWORK: usize = 16 << 10;
 
 /// The bell that is rung by those that publish what other nodes want.
 pub(crate) type Bell = Outward<MappedWords>;
@@ -97,6 +106,43 @@ impl Hall {
         self.words.load(ATTENDING + who.place() as usize, Acquire) == u64::from(who.number())
     }
 
+    fn place_of_network(count: u64) -> usize {
+        NETWORK + 1 + (count % 2) as usize * NETWORK_PLACE
+    }
+
+    /// Keeps how the node is connected to others, for the next services. By who holds the office:
+    /// one at a time, whose last store is the moment. False if it is too long.
+    pub(crate) fn keep_network(&self, bytes: &[u8]) -> bool {
+        if bytes.is_empty() || bytes.len() > LONGEST_NETWORK {
+            return false;
+        }
+        let next = self.words.load(NETWORK, Acquire).wrapping_add(1).max(1);
+        let place = Self::place_of_network(next);
+        self.words.store(place, bytes.len() as u64, Relaxed);
+        for (at, word) in bytes.chunks(size_of::<u64>()).enumerate() {
+            let mut whole = [0; size_of::<u64>()];
+            whole[..word.len()].copy_from_slice(word);
+            self.words.store(place + 1 + at, u64::from_le_bytes(whole), Relaxed);
+        }
+        self.words.store(NETWORK, next, Release);
+        true
+    }
+
+    /// What was kept last, if anything was, and can have been.
+    pub(crate) fn network(&self) -> Option<Vec<u8>> {
+        let count = self.words.load(NETWORK, Acquire);
+        let place = (count > 0).then(|| Self::place_of_network(count))?;
+        let length = usize::try_from(self.words.load(place, Relaxed)).ok()?;
+        if length == 0 || length > LONGEST_NETWORK {
+            return None;
+        }
+        let words = 0..length.div_ceil(size_of::<u64>());
+        let words = words.map(|at| self.words.load(place + 1 + at, Relaxed));
+        let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        bytes.truncate(length);
+        Some(bytes)
+    }
+
     /// A number that no topic of this node had before.
     pub(crate) fn number_a_topic(&self) -> u32 {
         self.words.fetch_add(TOPICS, 1) as u32
@@ -131,5 +177,27 @@ mod tests {
         assert!(opened.attends(who) && !opened.attends(Participant::new(3, 1).unwrap()));
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(Hall::open(null.into()).unwrap_err().kind(), ErrorKind::Malformed);
+    }
+    #[test]
+    fn what_was_kept_last_is_found_whole() {
+        let made = Hall::create(NodeIdentity([7; 16])).unwrap();
+        let opened = Hall::open(made.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(opened.network(), None);
+        for length in [1, 7, 8, 9, LONGEST_NETWORK, 3] {
+            let bytes: Vec<u8> = (0..length).map(|at| at as u8).collect();
+            assert!(made.keep_network(&bytes));
+            assert_eq!(opened.network(), Some(bytes));
+        }
+        assert!(!made.keep_network(&[]) && !made.keep_network(&[0; LONGEST_NETWORK + 1]));
+        assert_eq!(opened.network(), Some(vec![0, 1, 2]));
+        // Who dies on the way there has not said anything.
+        let count = made.words.load(NETWORK, Acquire);
+        made.words.store(Hall::place_of_network(count + 1), 5, Relaxed);
+        assert_eq!(opened.network(), Some(vec![0, 1, 2]));
+        // Nobody is led beyond the place by what cannot be.
+        for length in [0, LONGEST_NETWORK as u64 + 1, u64::MAX] {
+            made.words.store(Hall::place_of_network(count), length, Relaxed);
+            assert_eq!(opened.network(), None);
+        }
     }
 }

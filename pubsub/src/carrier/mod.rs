@@ -39,7 +39,7 @@ use self::told::Count;
 use crate::bridge::{NodeId, TopicKey, Worker, Workers};
 use crate::error::Result;
 use crate::hall::Bell;
-use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, PeersOptions, SessionNumber};
+use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::settings::SharedSettings;
 use crate::topic::Topic;
@@ -175,16 +175,7 @@ impl Carrier {
         household: Arc<Household>,
         bell: Arc<Bell>,
     ) -> Result<Self> {
-        let name = if options.name.is_empty() { label } else { &options.name };
-        let peers = Peers::start(PeersOptions {
-            listen: options.listen,
-            peers: options.peers.clone(),
-            rendezvous: options.rendezvous.clone(),
-            insecure: options.insecure,
-            lost_after: options.lost_after,
-            is_silent: true,
-            ..PeersOptions::new(identity, name)
-        })?;
+        let peers = Peers::start(options.peers(identity, label))?;
         Ok(Self {
             plan: Plan::new(options.lost_after),
             agenda: Agenda::new(Instant::now()),
@@ -209,6 +200,16 @@ impl Carrier {
             is_deaf: false,
             is_behind: false,
         })
+    }
+
+    /// How the next service of this node is to be connected: at the port and by the name that other
+    /// nodes know.
+    pub(crate) fn legacy(&self, label: &str) -> NetworkOptions {
+        NetworkOptions {
+            listen: self.peers.listens().or(self.options.listen),
+            name: self.options.name(label).to_owned(),
+            ..self.options.clone()
+        }
     }
 
     /// What becomes readable when there is something to do.

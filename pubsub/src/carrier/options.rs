@@ -3,9 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::bridge::MOST_LANES;
+use serde::{Deserialize, Serialize};
 
-/// How a node is connected to others, if the process that serves it is told so.
+use crate::bridge::MOST_LANES;
+use crate::error::Result;
+use crate::peers::{NodeIdentity, PeersOptions};
+
+/// How a node is connected to others, if the process that serves it is told so. The next one that
+/// serves the same node and is told nothing goes on with what the last one was told.
 ///
 /// ```
 /// use pubsub::{NetworkOptions, NodeOptions};
@@ -18,7 +23,7 @@ use crate::bridge::MOST_LANES;
 /// # let _ = options;
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkOptions {
     /// Where other nodes reach this one; port 0 is any.
     pub listen: Option<SocketAddr>,
@@ -52,6 +57,46 @@ pub struct NetworkOptions {
 impl NetworkOptions {
     /// The most [lanes](Self::lanes) that there can be.
     pub const MOST_LANES: u32 = MOST_LANES as u32;
+
+    /// Refuses what would be in vain, whatever else there is: addresses that are none, and those
+    /// beyond loopback without [`insecure`](Self::insecure). A service that is told such a thing
+    /// serves its node all the same, and logs that it cannot reach others.
+    ///
+    /// `label` is what the service calls itself, if the node has no name.
+    ///
+    /// # Errors
+    /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with what is impossible.
+    ///
+    /// ```
+    /// use pubsub::{ErrorKind, NetworkOptions};
+    /// let listen = Some("0.0.0.0:7007".parse()?);
+    /// let mut network = NetworkOptions { listen, ..NetworkOptions::default() };
+    /// assert_eq!(network.check("camera").unwrap_err().kind(), ErrorKind::InvalidArgument);
+    /// network.insecure = true;
+    /// assert!(network.check("camera").is_ok());
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn check(&self, label: &str) -> Result<()> {
+        self.peers(NodeIdentity([0; 16]), label).check()
+    }
+
+    /// How the node is called among others, if its service calls itself so.
+    pub(super) fn name<'a>(&'a self, label: &'a str) -> &'a str {
+        if self.name.is_empty() { label } else { &self.name }
+    }
+
+    /// What is said to who looks after other nodes.
+    pub(super) fn peers(&self, identity: NodeIdentity, label: &str) -> PeersOptions {
+        PeersOptions {
+            listen: self.listen,
+            peers: self.peers.clone(),
+            rendezvous: self.rendezvous.clone(),
+            insecure: self.insecure,
+            lost_after: self.lost_after,
+            is_silent: true,
+            ..PeersOptions::new(identity, self.name(label))
+        }
+    }
 }
 
 impl Default for NetworkOptions {

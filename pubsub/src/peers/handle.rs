@@ -64,7 +64,9 @@ impl PeersOptions {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    /// Refuses what is impossible, or leads beyond loopback without
+    /// [`insecure`](Self::insecure).
+    pub(crate) fn check(&self) -> Result<()> {
         let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
         if self.label.len() > LONGEST_LABEL || self.label.chars().any(char::is_control) {
             return refuse(format!(
@@ -84,26 +86,20 @@ impl PeersOptions {
         for address in self.peers.iter().chain(&self.rendezvous) {
             names::check(START, address)?;
         }
-        let dialled = self.peers.iter().chain(&self.rendezvous);
-        let beyond: Vec<_> = dialled
-            .filter_map(|address| address.parse().ok())
-            .chain(self.listen)
-            .filter(|address| is_beyond_loopback(address.ip()))
-            .collect();
-        match beyond.first() {
+        match self.beyond_loopback() {
             Some(address) if !self.insecure => refuse(format!(
                 "{address} is beyond loopback. There is no authentication and no encryption \
                  yet: who can connect is believed. \"insecure\" allows it"
             )),
-            Some(address) => {
-                tracing::warn!(
-                    %address,
-                    "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
-                );
-                Ok(())
-            }
-            None => Ok(()),
+            _ => Ok(()),
         }
+    }
+
+    /// The first address that is, if one is.
+    fn beyond_loopback(&self) -> Option<SocketAddr> {
+        let dialled = self.peers.iter().chain(&self.rendezvous);
+        let mut addresses = dialled.filter_map(|address| address.parse().ok()).chain(self.listen);
+        addresses.find(|address: &SocketAddr| is_beyond_loopback(address.ip()))
     }
 }
 
@@ -146,6 +142,12 @@ impl Peers {
     /// [`insecure`](PeersOptions::insecure); if the address cannot be listened at.
     pub fn start(options: PeersOptions) -> Result<Self> {
         options.check()?;
+        if let Some(address) = options.beyond_loopback() {
+            tracing::warn!(
+                %address,
+                "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
+            );
+        }
         Self::start_with(options, Limits::default(), || Box::new(Open))
     }
 

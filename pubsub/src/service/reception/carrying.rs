@@ -10,8 +10,10 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use super::Reception;
 use crate::carrier::{self, Carrier, Crowded, Facts, Household, NetworkOptions, Rest, Settling};
 use crate::error::ErrorKind;
+use crate::hall::LONGEST_NETWORK;
 use crate::pool::PoolId;
 use crate::report::Row;
+use crate::service::protocol;
 
 /// Between two attempts to start: the last service may still have the address.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -25,6 +27,8 @@ pub(super) struct Carrying {
     /// Held by all that work in this service's name.
     pub(super) household: Weak<Household>,
     attempts: Attempts,
+    /// How is another service's word.
+    pub(super) inherits: bool,
     /// What is kept for other nodes was let go of, since nothing can be carried there.
     has_let_go: bool,
     /// Of some of it that was not possible yet.
@@ -72,6 +76,7 @@ impl Carrying {
             carrier: None,
             household: Weak::new(),
             attempts: Attempts::default(),
+            inherits: false,
             has_let_go: false,
             lets_go_again: false,
             settling: Settling::default(),
@@ -213,6 +218,39 @@ impl Reception {
         }
     }
 
+    /// Who is told nothing about other nodes goes on with what the last service was told.
+    pub(super) fn inherit_network(&mut self) {
+        let Some(seat) = self.seat.as_ref().filter(|_| self.options.network.is_none()) else {
+            return;
+        };
+        let Some(kept) = seat.hall.network() else { return };
+        match protocol::decode::<NetworkOptions>("inherit how a node is connected", &kept) {
+            Ok(network) => {
+                let (listen, peers) = (network.listen, &network.peers);
+                tracing::info!(?listen, ?peers, "other nodes are reached as by the last service");
+                (self.options.network, self.carrying.inherits) = (Some(network), true);
+            }
+            Err(error) => {
+                tracing::error!(%error, "this node does not reach others any more");
+            }
+        }
+    }
+
+    /// The next service of this node is to be connected like this.
+    fn bequeath(&self, network: &NetworkOptions) {
+        let Some(seat) = &self.seat else { return };
+        let bytes = protocol::encode(network);
+        if seat.hall.network().as_ref() == Some(&bytes) || seat.hall.keep_network(&bytes) {
+            return;
+        }
+        tracing::warn!(
+            bytes = bytes.len(),
+            most = LONGEST_NETWORK,
+            "a service without network options that takes over will not reach other nodes: \
+             these options are too long to be kept"
+        );
+    }
+
     /// Lets other nodes see this one, if it is told how.
     pub(super) fn start_carrying(&mut self) {
         let (Some(network), Some(seat)) = (&self.options.network, &self.seat) else { return };
@@ -235,20 +273,29 @@ impl Reception {
         let (identity, label) = (seat.hall.identity(), &self.options.label);
         match Carrier::start(network, identity, label, household, bell) {
             Ok(carrier) => {
-                let listens = carrier.listens();
+                let (listens, legacy) = (carrier.listens(), carrier.legacy(label));
                 tracing::info!(node = %identity, listens, "this node looks for others");
                 carrying.carrier = Some(carrier);
                 (carrying.attempts, carrying.has_let_go) = (Attempts::default(), false);
                 self.tell_carrier = true;
+                self.bequeath(&legacy);
             }
             Err(error) => {
-                let is_vain = error.kind() == ErrorKind::InvalidArgument;
+                let is_first = carrying.attempts.first.is_none();
+                // What another service could do comes right again.
+                let is_vain = error.kind() == ErrorKind::InvalidArgument && !carrying.inherits;
                 if is_vain {
                     tracing::error!(%error, "this node cannot reach others");
-                } else if carrying.attempts.first.is_none() {
-                    tracing::error!(%error, "this node does not reach others yet");
+                } else if is_first {
+                    tracing::error!(
+                        %error,
+                        "this node does not reach others; it is tried again and again"
+                    );
                 }
                 carrying.attempts.fails(Instant::now(), is_vain);
+                if is_first && !is_vain && !carrying.inherits {
+                    self.bequeath(&network.clone());
+                }
             }
         }
     }

@@ -353,6 +353,7 @@ impl Reception {
         self.lives.insert(me, watched);
         let number = hall.count_a_service();
         self.seat = Some(Seat { hall, me, roster, number, life: own });
+        self.inherit_network();
         Ok(())
     }
 
