@@ -103,11 +103,11 @@ pub enum Row {
         node: String,
         /// What it calls itself.
         label: String,
-        /// Where it is.
+        /// Where it is: where it listens, as far as that is known.
         address: String,
         /// Is there a connection?
         is_connected: bool,
-        /// Why not, if not; else how long, or by which provider.
+        /// Why not, if not; else for how long.
         detail: String,
     },
     /// A topic that is sent to another node.
@@ -141,5 +141,22 @@ pub enum Row {
         bytes: u64,
         /// Time spent by stage, in nanoseconds: named, in order.
         stages: Vec<(String, u64)>,
+    },
+    /// A topic that is another one at another node: its messages do not go between them.
+    Misfit {
+        /// The topic's name.
+        topic: String,
+        /// The other node.
+        node: String,
+        /// Somebody there subscribes to what is published here.
+        is_wanted_there: bool,
+        /// Somebody here subscribes to what is published there.
+        is_wanted_here: bool,
+        /// What the topic is like here.
+        here: String,
+        /// What it is like there.
+        there: String,
+        /// Which settings are not the same.
+        differs: Vec<String>,
     },
 }

@@ -198,6 +198,18 @@ impl SharedSettings {
         Duration::from_micros(self.release_microseconds)
     }
 
+    /// What is not the same, as options and files call it. In whose memory messages lie is each
+    /// node's own matter.
+    pub(crate) fn differs(&self, other: &Self) -> impl Iterator<Item = &'static str> {
+        let all = [
+            ("reliability", self.reliability != other.reliability),
+            ("depth", self.depth != other.depth),
+            ("largest", self.largest != other.largest),
+            ("release_deadline", self.release_microseconds != other.release_microseconds),
+        ];
+        all.into_iter().filter_map(|(name, differs)| differs.then_some(name))
+    }
+
     /// Refuses what can never be.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));

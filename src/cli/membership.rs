@@ -1,13 +1,15 @@
 //! A process of this command at its node.
 
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use pubsub::{
-    Budgets, ErrorKind, LONGEST_TOPIC, MemoryPlace, NetworkOptions, Node, NodeOptions, ServiceMode,
-    Topic, TopicSettings,
+    Budgets, ErrorKind, LONGEST_TOPIC, MemoryPlace, NetworkOptions, Node, NodeOptions, Row,
+    ServiceMode, Topic, TopicSettings,
 };
 
 use super::exit::{Exit, Failure};
+use super::paths::misfit;
 use super::settings::{Entry, Service, Settings};
 use super::signals::{Deadline, Signals, interrupted};
 use super::text;
@@ -66,6 +68,60 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
         1..=LONGEST_TOPIC if !text.chars().any(char::is_control) => Ok(text.to_owned()),
         1..=LONGEST_TOPIC => Err(possible),
         length => Err(format!("{possible}; this one has {length} bytes")),
+    }
+}
+
+/// Says, once, why nobody at other nodes has anything to do with a topic that one waits at: its
+/// settings are other ones there.
+#[derive(Debug)]
+pub(crate) struct Suspicion {
+    next: Instant,
+    /// Nobody waits for the answer: the service may just have ended.
+    asked: Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>>,
+    is_said: bool,
+}
+
+/// How long to wait before it is looked, and between two looks.
+const WONDERING: Duration = Duration::from_secs(2);
+
+impl Suspicion {
+    pub(crate) fn begin() -> Self {
+        Self { next: Instant::now() + WONDERING, asked: None, is_said: false }
+    }
+
+    /// To be called again and again while nobody comes.
+    pub(crate) fn look(&mut self, node: &Node, topic: &str) {
+        if self.is_said {
+            return;
+        }
+        if let Some(asked) = &self.asked {
+            let rows = match asked.try_recv() {
+                Err(mpsc::TryRecvError::Empty) => return,
+                // Without an answer, it is asked again.
+                answer => answer.ok().and_then(Result::ok).unwrap_or_default(),
+            };
+            self.asked = None;
+            self.say(&rows, topic);
+        } else if Instant::now() >= self.next {
+            self.next = Instant::now() + WONDERING;
+            let (tell, asked) = mpsc::channel();
+            let node = node.clone();
+            let asking = std::thread::Builder::new().name("asks-why".to_owned());
+            if asking.spawn(move || tell.send(node.report())).is_ok() {
+                self.asked = Some(asked);
+            }
+        }
+    }
+
+    fn say(&mut self, rows: &[Row], topic: &str) {
+        for row in rows {
+            if matches!(row, Row::Misfit { topic: of, .. } if of == topic)
+                && let Some(why) = misfit(rows, row)
+            {
+                self.is_said = true;
+                text::complain(&format!("fabricast: {}: {why}", topic.escape_debug()));
+            }
+        }
     }
 }
 

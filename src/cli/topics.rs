@@ -173,6 +173,7 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
         "pools": take("Pool"),
         "topics": topics,
         "peers": take("Peer"),
+        "misfits": take("Misfit"),
     }))
 }
 

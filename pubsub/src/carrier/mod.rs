@@ -7,6 +7,7 @@
 mod agenda;
 mod ear;
 mod lines;
+mod misfits;
 mod options;
 mod plan;
 mod receiving;
@@ -33,6 +34,7 @@ use nix::sys::eventfd::EventFd;
 use self::agenda::Agenda;
 use self::ear::Ear;
 use self::lines::{Line, State};
+use self::misfits::{Here, Misfits};
 use self::plan::{Plan, of_topic};
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
@@ -41,7 +43,6 @@ use crate::error::Result;
 use crate::hall::Bell;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
-use crate::settings::SharedSettings;
 use crate::topic::Topic;
 
 pub(crate) use self::lines::{is_owed, let_go};
@@ -131,6 +132,7 @@ pub(crate) struct Carrier {
     /// How often a topic was looked at.
     #[cfg(test)]
     looks: u64,
+    misfits: Misfits,
     ear: Ear,
     nodes: BTreeMap<NodeIdentity, Remote>,
     /// None until there is another node, and while none can be started.
@@ -181,6 +183,7 @@ impl Carrier {
             agenda: Agenda::new(Instant::now()),
             #[cfg(test)]
             looks: 0,
+            misfits: Misfits::default(),
             ear: Ear::start(bell)?,
             options: options.clone(),
             household,
@@ -271,6 +274,7 @@ impl Carrier {
         if let Err(error) = self.peers.set_interests(interests) {
             tracing::warn!(%error, "other nodes do not learn what there is here");
         }
+        self.look_for_misfits();
         self.update(Instant::now());
     }
 
@@ -296,6 +300,9 @@ impl Carrier {
             let Some(event) = self.peers.next_event() else { break };
             self.hears(now, event);
         }
+        if self.misfits.are_stale() {
+            self.look_for_misfits();
+        }
         self.hears_workers(now);
         self.see_to_workers(now);
         self.see_to_receiving();
@@ -314,6 +321,7 @@ impl Carrier {
                 self.nodes.insert(node, Remote { session, ours: ours.ip() });
                 self.plan.appears(now, node);
                 self.stir_all();
+                self.misfits.forget(node);
                 self.see_to_workers(now);
             }
             Event::Interests { node, session, changes } if self.is_session(node, session) => {
@@ -329,9 +337,12 @@ impl Carrier {
                         Change::Set(it) => {
                             let wants = it.subscribes.then_some(it.settings);
                             self.plan.subscribes(node, &it.topic, wants);
-                            self.tell_of_misfit(node, &it.topic, wants);
+                            self.misfits.says(node, it);
                         }
-                        Change::Gone(topic) => self.plan.subscribes(node, &topic, None),
+                        Change::Gone(topic) => {
+                            self.plan.subscribes(node, &topic, None);
+                            self.misfits.is_done_with(node, &topic);
+                        }
                     }
                 }
                 if self.plan.speaks(now, node) {
@@ -346,6 +357,7 @@ impl Carrier {
                 self.nodes.remove(&node);
                 self.plan.vanishes(now, node);
                 self.agenda.stir_all(self.plan.topics_of(node));
+                self.misfits.forget(node);
                 for line in self.lines.values_mut() {
                     if let State::Carried(carried) = &mut line.state {
                         carried.loses(node);
@@ -367,15 +379,16 @@ impl Carrier {
         self.lines.get(self.names.get(name)?).map(|line| &line.facts)
     }
 
-    fn tell_of_misfit(&self, node: NodeIdentity, name: &str, wants: Option<SharedSettings>) {
-        let (Some(facts), Some(theirs)) = (self.facts(name), wants) else { return };
-        let ours = facts.topic.settings();
-        if !plan::fit(ours, &theirs) {
-            tracing::warn!(
-                topic = name, %node, %ours, %theirs,
-                "another node wants a topic to be another one: its messages are not sent there"
-            );
-        }
+    /// Topics here, or what other nodes have to do with them, have changed.
+    fn look_for_misfits(&mut self) {
+        let topics = self.lines.values().filter(|line| !line.is_gone);
+        let topics = topics.map(|Line { facts, .. }| Here {
+            name: facts.topic.name(),
+            settings: *facts.topic.settings(),
+            publishes: facts.publishes,
+            subscribes: facts.subscribes,
+        });
+        self.misfits.look(topics);
     }
 
     /// Something has changed that all topics have to do with.

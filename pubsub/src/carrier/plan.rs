@@ -92,7 +92,7 @@ pub(super) struct Plan {
 /// Can messages of a topic go to a topic of another node? In whose memory they lie is each
 /// node's own matter.
 pub(super) fn fit(ours: &SharedSettings, theirs: &SharedSettings) -> bool {
-    SharedSettings { place: theirs.place, ..*ours } == *theirs
+    ours.differs(theirs).next().is_none()
 }
 
 /// All that is kept of a topic by its number and a node.

@@ -1,13 +1,13 @@
 //! What goes on between nodes, for those that ask.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::Receiver;
 
 use super::Carrier;
 use crate::bridge::{Counters, TopicKey, Worker, Workers};
-use crate::peers::{NodeIdentity, PeerState};
+use crate::peers::{NodeIdentity, PeerReport, PeerState};
 use crate::report::Row;
 
 /// How long all workers together may take to count: who asks has other things to do. One that
@@ -44,6 +44,22 @@ impl Count {
     }
 }
 
+/// For how long a node has been there, or why it is not.
+fn how_it_stands(peer: &PeerReport, now: SystemTime) -> String {
+    let since = now.duration_since(peer.since).unwrap_or_default().as_secs();
+    let state = match peer.state {
+        PeerState::Connected => return format!("for {since} s"),
+        PeerState::Introducing => "it has not said yet who it is",
+        PeerState::Dialling => "it is being dialled",
+        PeerState::Waiting => "it is tried again",
+        PeerState::Oneself => "it is this node",
+    };
+    match &peer.why_not {
+        Some(why) => why.clone(),
+        None => state.to_owned(),
+    }
+}
+
 impl Carrier {
     /// Where other nodes reach this one.
     pub(crate) fn listens(&self) -> Option<String> {
@@ -58,13 +74,14 @@ impl Carrier {
             .into_iter()
             .filter(|peer| peer.state != PeerState::Oneself)
             .map(|peer| Row::Peer {
+                detail: how_it_stands(&peer, SystemTime::now()),
                 node: peer.identity.map(|node| node.to_string()).unwrap_or_default(),
                 label: peer.label.unwrap_or_default(),
                 address: peer.address,
                 is_connected: peer.state == PeerState::Connected,
-                detail: peer.why_not.unwrap_or_default(),
             })
             .collect();
+        rows.extend(self.misfits.rows());
         let names: BTreeMap<TopicKey, &str> = self
             .lines
             .iter()

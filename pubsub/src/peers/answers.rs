@@ -214,7 +214,7 @@ impl Mesh {
 
 impl Line {
     /// Who is there, and where others can reach it, if they can.
-    fn acquaintance(&self) -> Option<Acquaintance> {
+    pub(super) fn acquaintance(&self) -> Option<Acquaintance> {
         let peer = self.peer.as_ref()?;
         let address = reachable(peer.listens?, self.theirs.ip())?;
         Some(Acquaintance { node: peer.identity, address })

@@ -29,7 +29,8 @@ pub struct PeerReport {
     pub identity: Option<NodeIdentity>,
     /// What it calls itself.
     pub label: Option<String>,
-    /// The address that was dialled, or from which it came.
+    /// The address that was dialled; of one that came, where it listens, or from where it came if
+    /// it does not.
     pub address: String,
     /// The session, if there is one.
     pub session: Option<SessionNumber>,
@@ -54,7 +55,10 @@ impl Mesh {
             reports.push(PeerReport {
                 identity: line.peer.as_ref().map(|peer| peer.identity),
                 label: line.peer.as_ref().map(|peer| peer.label.clone()),
-                address: line.dialled.clone().unwrap_or_else(|| line.theirs.to_string()),
+                address: line.dialled.clone().unwrap_or_else(|| {
+                    let listens = line.acquaintance().map(|it| it.address);
+                    listens.unwrap_or(line.theirs).to_string()
+                }),
                 session: line.number,
                 state,
                 since: moment(line.since),

@@ -95,6 +95,45 @@ fn messages_go_from_node_to_node_both_ways_at_once() {
     });
 }
 
+#[test]
+fn both_nodes_say_that_a_topic_is_another_one_at_the_other() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let first = join(grounds[0].path(), network(addresses[0], &[]));
+    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let other = TopicSettings { largest: 8192, ..settings() };
+    let publisher = first.topic("numbers", &settings()).unwrap().publisher().unwrap();
+    let subscriber = second.topic("numbers", &other).unwrap().subscriber().unwrap();
+    let misfit = |node: &Node| {
+        let rows = node.report().unwrap();
+        rows.into_iter().find(|row| matches!(row, Row::Misfit { .. }))
+    };
+    for (node, wanted_there) in [(&first, true), (&second, false)] {
+        until("the misfit", || misfit(node).is_some());
+        let Some(Row::Misfit {
+            topic, is_wanted_there, is_wanted_here, differs, here, there, ..
+        }) = misfit(node)
+        else {
+            unreachable!("a misfit")
+        };
+        assert_eq!((topic.as_str(), is_wanted_there), ("numbers", wanted_there));
+        assert_eq!((is_wanted_here, &*differs), (!wanted_there, &["largest".to_owned()][..]));
+        let sizes = [here, there].map(|side| side.contains("up to 4096 bytes"));
+        assert_eq!(sizes, [wanted_there, !wanted_there]);
+    }
+    // Who listens is named by where it does, by either side, and for how long it has been there.
+    for (node, at) in [(&first, addresses[1]), (&second, addresses[0])] {
+        let rows = node.report().unwrap();
+        let is_so = |row: &Row| {
+            matches!(row, Row::Peer { address, is_connected: true, detail, label, .. }
+                if *address == at.to_string() && detail.starts_with("for ") && label == "test")
+        };
+        assert!(rows.iter().any(is_so), "{rows:?}");
+    }
+    drop(subscriber);
+    until("the misfit to be over", || misfit(&first).is_none());
+    drop(publisher);
+}
+
 /// What happens when two nodes come together, in any order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Happens {

@@ -87,8 +87,10 @@ fn thing(row: &Row) -> Option<(Thing, String)> {
             );
             Some((Thing::Topic(format!("{number} {name}")), about))
         }
-        Row::Peer { node, label, address, is_connected: true, detail } => {
-            let about = format!("\"{}\" at {address} ({detail})", label.escape_debug());
+        Row::Peer { node, label, address, is_connected: true, .. } => {
+            // A node need not call itself anything.
+            let name = if label.is_empty() { node } else { label };
+            let about = format!("\"{}\" at {address}", name.escape_debug());
             Some((Thing::Peer(format!("{node} {address}")), about))
         }
         _ => None,
@@ -114,6 +116,16 @@ mod tests {
         Row::Process { participant, label, process: 8 }
     }
 
+    fn peer(label: &str) -> Row {
+        Row::Peer {
+            node: "cd".to_owned(),
+            label: label.to_owned(),
+            address: "10.0.0.2:1".to_owned(),
+            is_connected: true,
+            detail: "for 3 s".to_owned(),
+        }
+    }
+
     #[test]
     fn only_changes_are_told() {
         let mut watch = Watch::default();
@@ -126,5 +138,8 @@ mod tests {
         let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
         assert_eq!(status.unwrap(), said);
         assert_eq!(lines, ["process \"a\\n\" (8, a) left", "process \"b\\n\" (8, b) came"]);
+        let peer_of = |label| Watch::default().changes(&[node(2), peer(label)], true).1;
+        assert_eq!(peer_of("two"), [r#"node "two" at 10.0.0.2:1 is connected"#]);
+        assert_eq!(peer_of(""), [r#"node "cd" at 10.0.0.2:1 is connected"#]);
     }
 }

@@ -15,6 +15,8 @@ use super::exit::Failure;
 use super::settings::{OfDirectory, Options, seconds};
 use super::text;
 
+pub(crate) use self::topics::misfit;
+
 /// Shows by which path bytes travel, and why.
 ///
 /// Without arguments: in typical situations, as docs/paths.md tells them. With --explain: to an

@@ -46,7 +46,11 @@ fn for_people(rows: &[Row]) -> String {
             let state = if *is_connected { "connected" } else { "not connected" };
             let name = if label.is_empty() { node } else { label };
             let (address, detail) = (text::visible(address), text::visible(detail));
-            let line = format!("\"{}\" at {address}: {state}: {detail}", name.escape_debug());
+            let detail = match detail.is_empty() {
+                true => String::new(),
+                false => format!(": {detail}"),
+            };
+            let line = format!("\"{}\" at {address}: {state}{detail}", name.escape_debug());
             out.push_str(&text::wrapped("node ", &line));
         }
     }
@@ -97,10 +101,33 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                     times(stages, *messages)
                 ));
             }
+            Row::Misfit { topic, .. } if topic == name_of_topic => {
+                lines.extend(misfit(rows, row));
+            }
             _ => {}
         }
     }
     lines
+}
+
+/// Why a topic does not go to another node, or does not come from there.
+pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
+    let Row::Misfit { node, is_wanted_there, is_wanted_here, here, there, differs, .. } = row
+    else {
+        return None;
+    };
+    let way = match (is_wanted_there, is_wanted_here) {
+        (true, true) => "not to or from",
+        (true, false) => "not to",
+        (false, _) => "not from",
+    };
+    Some(format!(
+        "{way} \"{}\": the settings of the topic differ ({}); here: {}; there: {}",
+        name(rows, node).escape_debug(),
+        text::visible(&differs.join(", ")),
+        text::visible(here),
+        text::visible(there)
+    ))
 }
 
 /// How long each stage takes, for a message.
@@ -119,12 +146,13 @@ fn times(stages: &[(String, u64)], messages: u64) -> String {
 }
 
 fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
-    let mut kinds = [Vec::new(), Vec::new(), Vec::new()];
+    let mut kinds = [const { Vec::new() }; 4];
     for row in rows {
         let which = match row {
             Row::Sent { .. } => 0,
             Row::Received { .. } => 1,
             Row::Peer { .. } => 2,
+            Row::Misfit { .. } => 3,
             _ => continue,
         };
         let value =
@@ -132,7 +160,7 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
         let inner = value.as_object().and_then(|object| object.values().next()).cloned();
         kinds[which].extend(inner);
     }
-    let [sent, received, peers] = kinds;
+    let [sent, received, peers, misfits] = kinds;
     let topics: Vec<_> = rows
         .iter()
         .filter_map(|row| match row {
@@ -140,7 +168,9 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
             _ => None,
         })
         .collect();
-    Ok(json!({ "topics": topics, "sent": sent, "received": received, "peers": peers }))
+    Ok(json!({
+        "topics": topics, "sent": sent, "received": received, "peers": peers, "misfits": misfits,
+    }))
 }
 
 #[cfg(test)]
@@ -163,6 +193,27 @@ mod tests {
             assert!(flat.contains(words), "{words}: {out}");
         }
         assert_eq!(for_people(&[]), "no topics\n");
+    }
+
+    #[test]
+    fn why_a_topic_does_not_go_to_a_node_is_told() {
+        let misfit = Row::Misfit {
+            topic: "camera".to_owned(),
+            node: "ef".to_owned(),
+            is_wanted_there: true,
+            is_wanted_here: false,
+            here: "up to 64 bytes".to_owned(),
+            there: "up to 32 bytes\u{1b}".to_owned(),
+            differs: vec!["largest".to_owned()],
+        };
+        let mut all = rows();
+        all.push(misfit);
+        let out = for_people(&all);
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = "not to \"ef\": the settings of the topic differ (largest); here: up to 64 bytes; \
+                     there: up to 32 bytes\\u{1b}";
+        assert!(flat.contains(words), "{out}");
+        assert_eq!(for_programs(&all).unwrap()["misfits"][0]["differs"][0], "largest");
     }
 
     #[test]

@@ -5,12 +5,12 @@ mod input;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pubsub::{Attempt, ErrorKind, Publisher, Reliability, Sent, Topic};
+use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent, Topic};
 use serde_json::json;
 
 use self::input::{Input, Lines, Message};
 use super::exit::{Exit, Failure};
-use super::membership;
+use super::membership::{self, Suspicion};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
 use super::settings::{All, Entry, Options, Settings, seconds};
@@ -103,7 +103,7 @@ fn publish(
         None => membership::topic_to_publish(&node, name, settings, input.largest(), signals)?,
     };
     let mut work = Work::new(arguments, signals, topic, tally)?;
-    work.wait_for_subscribers()?;
+    work.wait_for_subscribers(&node)?;
     work.publish_all(input)?;
     work.wait_until_released()
 }
@@ -179,10 +179,11 @@ impl<'a> Work<'a> {
         })
     }
 
-    fn wait_for_subscribers(&mut self) -> Result<(), Failure> {
+    fn wait_for_subscribers(&mut self, node: &Node) -> Result<(), Failure> {
         let wanted = self.arguments.wait_for;
         let deadline = Deadline::after(self.arguments.timeout);
         let mut is_said = false;
+        let mut suspicion = Suspicion::begin();
         loop {
             let found = self.publisher.subscribers();
             if found >= wanted {
@@ -203,6 +204,7 @@ impl<'a> Work<'a> {
                 let awaited = text::counted(wanted.into(), "subscriber");
                 text::complain(&format!("fabricast: waiting for {awaited}"));
             }
+            suspicion.look(node, &self.arguments.topic);
             self.signals.sleep(deadline.slice().min(SLICE / 5));
         }
     }

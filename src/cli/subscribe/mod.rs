@@ -6,13 +6,13 @@ mod statistics;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use pubsub::{ErrorKind, Event, Reliability, Sample, Subscriber, Topic};
+use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Topic};
 use serde_json::json;
 
 use self::sink::Sink;
 use self::statistics::Statistics;
 use super::exit::{Exit, Failure};
-use super::membership;
+use super::membership::{self, Suspicion};
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, so_far};
 use super::settings::{All, Options, Settings, seconds};
@@ -119,7 +119,7 @@ fn read(
     let (name, timeout) = (&arguments.topic, arguments.timeout);
     let topic = membership::topic_to_read(&node, name, settings, timeout, signals)?;
     let mut work = Work::new(arguments, signals, topic, sink, outcome)?;
-    let done = work.read_all();
+    let done = work.read_all(&node);
     work.outcome.missed = work.missed();
     done
 }
@@ -178,7 +178,8 @@ impl<'a> Work<'a> {
         })
     }
 
-    fn read_all(&mut self) -> Result<(), Failure> {
+    fn read_all(&mut self, node: &Node) -> Result<(), Failure> {
+        let mut suspicion = Suspicion::begin();
         let mut deadline = Deadline::after(self.arguments.timeout);
         let wanted = self.arguments.count.unwrap_or(u64::MAX);
         while self.outcome.statistics.messages < wanted {
@@ -197,6 +198,9 @@ impl<'a> Work<'a> {
                     }
                     if deadline.is_over() {
                         return Err(Failure::new(Exit::Deadline, "no message came in time"));
+                    }
+                    if self.outcome.statistics.messages == 0 {
+                        suspicion.look(node, &self.arguments.topic);
                     }
                 }
                 Err(error) => return Err(error.into()),

@@ -1,0 +1,191 @@
+//! Topics that are other ones at other nodes: their messages do not go there, or do not come from
+//! there, and both nodes say why.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::plan::fit;
+use crate::peers::{Interest, NodeIdentity};
+use crate::report::Row;
+use crate::settings::SharedSettings;
+
+/// A topic of this node.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Here<'a> {
+    pub(super) name: &'a str,
+    pub(super) settings: SharedSettings,
+    pub(super) publishes: bool,
+    pub(super) subscribes: bool,
+}
+
+/// A topic that would be exchanged with a node, were it the same there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Misfit {
+    ours: SharedSettings,
+    theirs: SharedSettings,
+    /// Somebody there wants what is published here.
+    is_wanted_there: bool,
+    /// Somebody here wants what is published there.
+    is_wanted_here: bool,
+}
+
+impl Misfit {
+    fn of(here: &Here<'_>, there: &Interest) -> Option<Self> {
+        let (ours, theirs) = (here.settings, there.settings);
+        let is_wanted_there = here.publishes && there.subscribes;
+        let is_wanted_here = here.subscribes && there.publishes;
+        let is_one = (is_wanted_there || is_wanted_here) && !fit(&ours, &theirs);
+        is_one.then_some(Self { ours, theirs, is_wanted_there, is_wanted_here })
+    }
+}
+
+type Key = (String, NodeIdentity);
+
+/// What other nodes said, and what does not fit.
+#[derive(Debug, Default)]
+pub(super) struct Misfits {
+    said: BTreeMap<NodeIdentity, BTreeMap<String, Interest>>,
+    /// Something was said since the last look.
+    are_stale: bool,
+    now: BTreeMap<Key, Misfit>,
+    /// Logged already, as long as the other node has anything to do with the topic.
+    logged: BTreeMap<Key, (SharedSettings, SharedSettings)>,
+}
+
+impl Misfits {
+    /// A node has this interest in a topic from now on.
+    pub(super) fn says(&mut self, node: NodeIdentity, interest: Interest) {
+        self.said.entry(node).or_default().insert(interest.topic.clone(), interest);
+        self.are_stale = true;
+    }
+
+    /// It has none any more.
+    pub(super) fn is_done_with(&mut self, node: NodeIdentity, topic: &str) {
+        if let Some(said) = self.said.get_mut(&node) {
+            said.remove(topic);
+        }
+        self.are_stale = true;
+    }
+
+    /// It is gone, or says all anew.
+    pub(super) fn forget(&mut self, node: NodeIdentity) {
+        self.said.remove(&node);
+        self.are_stale = true;
+    }
+
+    /// Is it worth another look, though the topics here are as before?
+    pub(super) fn are_stale(&self) -> bool {
+        self.are_stale
+    }
+
+    /// Looks what does not fit now, and gives what was not so before: to be logged.
+    fn find<'a>(&mut self, topics: impl Iterator<Item = Here<'a>>) -> Vec<Key> {
+        self.now.clear();
+        self.are_stale = false;
+        for here in topics {
+            for (node, said) in &self.said {
+                let misfit = said.get(here.name).and_then(|there| Misfit::of(&here, there));
+                if let Some(misfit) = misfit {
+                    self.now.insert((here.name.to_owned(), *node), misfit);
+                }
+            }
+        }
+        let said = &self.said;
+        self.logged.retain(|(topic, node), _| {
+            said.get(node).is_some_and(|interests| interests.contains_key(topic))
+        });
+        let mut new = BTreeSet::new();
+        for (key, Misfit { ours, theirs, .. }) in &self.now {
+            if self.logged.insert(key.clone(), (*ours, *theirs)) != Some((*ours, *theirs)) {
+                new.insert(key.clone());
+            }
+        }
+        new.into_iter().collect()
+    }
+
+    /// Looks what does not fit now, and logs it once.
+    pub(super) fn look<'a>(&mut self, topics: impl Iterator<Item = Here<'a>>) {
+        for key in self.find(topics) {
+            let Some(Misfit { ours, theirs, .. }) = self.now.get(&key) else { continue };
+            let (topic, node) = key;
+            tracing::warn!(
+                topic, %node, here = %ours, there = %theirs,
+                differs = ours.differs(theirs).collect::<Vec<_>>().join(", "),
+                "a topic is another one at another node: its messages do not go between them"
+            );
+        }
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = Row> {
+        self.now.iter().map(|((topic, node), misfit)| Row::Misfit {
+            topic: topic.clone(),
+            node: node.to_string(),
+            is_wanted_there: misfit.is_wanted_there,
+            is_wanted_here: misfit.is_wanted_here,
+            here: misfit.ours.to_string(),
+            there: misfit.theirs.to_string(),
+            differs: misfit.ours.differs(&misfit.theirs).map(str::to_owned).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Reliability, SharedPlace};
+
+    const NODE: NodeIdentity = NodeIdentity([1; 16]);
+
+    fn settings(depth: u32) -> SharedSettings {
+        SharedSettings {
+            place: SharedPlace::Host,
+            reliability: Reliability::Reliable,
+            depth,
+            largest: 4096,
+            release_microseconds: 1_000_000,
+        }
+    }
+
+    fn here(publishes: bool, subscribes: bool) -> Here<'static> {
+        Here { name: "numbers", settings: settings(8), publishes, subscribes }
+    }
+
+    fn there(depth: u32, publishes: bool, subscribes: bool) -> Interest {
+        Interest { topic: "numbers".into(), publishes, subscribes, settings: settings(depth) }
+    }
+
+    #[test]
+    fn both_sides_of_an_exchange_hear_of_it_once() {
+        let mut misfits = Misfits::default();
+        let find = |misfits: &mut Misfits, here| misfits.find([here].into_iter()).len();
+        misfits.says(NODE, there(4, false, true));
+        assert_eq!(find(&mut misfits, here(true, false)), 1);
+        // Publishers come and go.
+        assert_eq!(find(&mut misfits, here(false, true)), 0);
+        assert_eq!(misfits.rows().count(), 0);
+        assert_eq!(find(&mut misfits, here(true, false)), 0);
+        assert!(matches!(
+            misfits.rows().next(),
+            Some(Row::Misfit { is_wanted_there: true, is_wanted_here: false, differs, .. })
+                if differs == ["depth"]
+        ));
+        // Other settings are another matter, and so is another node's next life.
+        misfits.says(NODE, there(5, false, true));
+        assert_eq!(find(&mut misfits, here(true, false)), 1);
+        misfits.forget(NODE);
+        assert_eq!(find(&mut misfits, here(true, false)), 0);
+        misfits.says(NODE, there(5, true, false));
+        assert_eq!(find(&mut misfits, here(false, true)), 1);
+        misfits.is_done_with(NODE, "numbers");
+        assert_eq!((find(&mut misfits, here(false, true)), misfits.rows().count()), (0, 0));
+    }
+
+    #[test]
+    fn what_nobody_wants_or_what_fits_is_no_misfit() {
+        let mut misfits = Misfits::default();
+        for (depth, publishes, subscribes) in [(4, true, false), (8, false, true), (8, true, true)]
+        {
+            misfits.says(NODE, there(depth, publishes, subscribes));
+            assert!(misfits.find([here(true, false)].into_iter()).is_empty());
+        }
+    }
+}
