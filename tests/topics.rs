@@ -1,5 +1,7 @@
 //! Topics by the command: run as users run it, by several processes.
 
+#[path = "topics/between.rs"]
+mod between;
 #[path = "topics/ends.rs"]
 mod ends;
 #[path = "topics/house.rs"]

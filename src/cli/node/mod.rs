@@ -43,6 +43,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // That is what it is for.
     settings.service.value = Service::Embedded;
     let manager = Manager::of_this_process();
+    // Programs that serve in passing go on without other nodes; who serves for nothing else does not.
+    let options = membership::options(&settings, "node");
+    if let Some(network) = &options.network {
+        network.check(&options.label)?;
+    }
     tracing::info!(directory = %settings.directory.value.display(), "joining the node");
     let node = match membership::join(&settings, "node", &signals) {
         // Nothing was begun that would have to be ended.
