@@ -207,7 +207,7 @@ fn one_that_is_too_slow_is_removed_and_says_so() {
     let said = node.error();
     let line = said.lines().find(|line| line.contains("for too long")).unwrap();
     let process = format!("process={}", sub.id());
-    for words in ["topic=\"t\"", "label=\"slow one\"", &process, "message=", "held_for="] {
+    for words in ["topic=\"t\"", "label=\"slow one\"", &process, "position=", "held_for="] {
         assert!(line.contains(words), "{words}: {line}");
     }
 }

@@ -152,7 +152,7 @@ impl Reception {
                             process = guest.map(|guest| guest.process),
                             label = guest.map(|guest| guest.label.as_str()),
                             participant = who.map(tracing::field::display),
-                            message = position,
+                            position,
                             ?held_for,
                             "a subscriber was removed: it held a message for too long"
                         );
