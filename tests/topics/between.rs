@@ -35,7 +35,16 @@ fn a_node_that_is_served_anew_is_still_connected() {
         let houses = [House::open(), House::open()];
         let (_node, address) = serve(&houses[0], &[]);
         let (mut node, before) = serve(&houses[1], &["--peers", &address]);
-        let mut sub = houses[1].start(&["sub", "t", "--check", "--count", "1500", "--json"]);
+        let mut sub = houses[1].start(&[
+            "sub",
+            "t",
+            "--check",
+            "--count",
+            "1500",
+            "--json",
+            "--largest",
+            "1M",
+        ]);
         let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "1500", "--json"];
         let more = ["--rate", "500", "--wait-for", "1", "--largest", "1M"];
         let mut publisher = houses[0].start(&[&publish[..], &more].concat());
