@@ -48,7 +48,7 @@ fn network(settings: &Settings) -> Option<NetworkOptions> {
         // If it is empty, the library takes the label.
         name: settings.node_name.value.clone().unwrap_or_default(),
         provider: settings.provider.value.clone(),
-        lanes: settings.lanes.value.unwrap_or(0) as usize,
+        lanes: settings.lanes.value.map_or(0, |lanes| lanes.0 as usize),
         source: settings.source.value,
         lost_after: settings.lost_after.value,
         ..NetworkOptions::default()

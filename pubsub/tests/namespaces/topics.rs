@@ -234,7 +234,7 @@ fn the_inside() {
         }
     }
 
-    let bytes: Vec<u8> = (0..LONGER_THAN_A_RING + 4096).map(|at| (at * 31 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..LONGER_THAN_A_RING + 4096).map(|at| ((at * 31) >> 3) as u8).collect();
     let (bytes, is_over) = (&bytes[..], &AtomicBool::new(false));
     let counts: Vec<AtomicU64> = readers.iter().map(|_| AtomicU64::new(0)).collect();
     let of = |line: &Line| {

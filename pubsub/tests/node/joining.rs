@@ -7,7 +7,7 @@ use pubsub::TopicSettings;
 use pubsub::{Budgets, ErrorKind, MemoryPlace, Node, NodeOptions, Reliability, Row, ServiceMode};
 
 use crate::ground::{
-    Ground, Other, PATIENCE, message, number_of, options, publish, settings, until,
+    Ground, Other, PATIENCE, message, number_of, on_a_device, options, publish, settings, until,
 };
 
 #[test]
@@ -67,7 +67,7 @@ fn patience_may_be_endless() {
     let mut loan = publisher.loan(8, EVER).unwrap();
     loan.write(0, &[0; 8]).unwrap();
     assert!(matches!(loan.publish_within(EVER).unwrap(), pubsub::Attempt::Sent(_)));
-    let device = gpu::Device::open("stand-in:0".parse().unwrap()).unwrap();
+    let (_, device) = on_a_device();
     let memory = device.allocate(64).unwrap();
     publisher.push_slice(&memory.slice(0, 64).unwrap(), EVER).unwrap();
     for length in [message(0).len() as u64, 8, 8, 64] {

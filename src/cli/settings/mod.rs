@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use pubsub::{MemoryPlace, NetworkOptions, Reliability, TopicSettings};
+use pubsub::{MemoryPlace, Reliability, TopicSettings};
 
 use super::exit::{Exit, Failure};
 use declare::declare;
 pub(crate) use declare::{Declaration, Entry, Given, Group, Origin};
 pub(crate) use options::{All, OfDirectory, OfNode, Options};
 pub(crate) use table::markdown;
-pub(crate) use value::{Depth, Size, Value, seconds};
+pub(crate) use value::{Count, Depth, Lanes, Size, Value, seconds};
 
 declare! {
     Node {
@@ -56,7 +56,7 @@ declare! {
         /// Which provider carries messages to other nodes.
         provider: Option<String> = None, "the best one", label;
         /// Lanes by which messages of 1 MiB and more go to other nodes, a connection and a thread each; no more than there are processors, nor than the other node has.
-        lanes: Option<u32> = None, "what provider and processors make sensible", lanes;
+        lanes: Option<Lanes> = None, "what provider and processors make sensible", anything;
         /// The address from which messages leave for other nodes.
         source: Option<IpAddr> = None, "the one that other nodes are talked to from", anything;
         /// A node that was not heard of for so long is lost.
@@ -68,7 +68,7 @@ declare! {
         /// What happens to a message without room: its publisher waits, or the oldest or the newest is dropped.
         reliability: Reliability = TopicSettings::default().reliability, "reliable", anything;
         /// Messages that may wait to be read, or be held by who has read them.
-        depth: Depth = Depth(TopicSettings::default().depth), "16", anything;
+        depth: Depth = Count(TopicSettings::default().depth), "16", anything;
         /// The length of the longest message, in bytes.
         largest: Size = Size(TopicSettings::default().largest), "1M", largest;
         /// How long a subscriber may hold a message that is in somebody's way.
@@ -138,13 +138,6 @@ fn addresses(all: &[String]) -> Result<(), String> {
 
 fn address_if_any(any: &Option<String>) -> Result<(), String> {
     any.as_ref().map_or(Ok(()), address)
-}
-
-fn lanes(lanes: &Option<u32>) -> Result<(), String> {
-    match lanes.is_none_or(|lanes| (1..=NetworkOptions::MOST_LANES).contains(&lanes)) {
-        true => Ok(()),
-        false => Err(format!("1 to {} are possible", NetworkOptions::MOST_LANES)),
-    }
 }
 
 fn lost_after(time: &Duration) -> Result<(), String> {

@@ -64,7 +64,7 @@ fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
     assert_eq!(settings.label.origin, Origin::File("node.toml".into()));
     assert_eq!(settings.patience.value, Duration::from_secs(4));
     assert_eq!(settings.patience.origin.to_string(), "environment FABRICAST_PATIENCE");
-    assert_eq!(settings.depth.value, Depth(5));
+    assert_eq!(settings.depth.value, Count(5));
     assert_eq!(settings.depth.origin.to_string(), "option --depth");
     assert_eq!(settings.peers.value, ["a:1", "b:2"]);
     assert_eq!(settings.insecure.origin, Origin::Default);
@@ -167,7 +167,7 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
         ("listen = 7700\n", "ADDRESS:PORT is expected, not a whole number"),
         ("service = 'nobody'\n", "not embedded or outside"),
         ("provider = ''\n", "cannot be empty"),
-        ("lanes = 0\n", "1 to 16 are possible"),
+        ("lanes = 0\n", "1 to 16 is possible"),
         ("lost_after = 0.01\n", "0.1 to 3600"),
         ("label = ''\n", "cannot be empty"),
         ("label = \"a\\tb\"\n", "control characters"),
@@ -188,7 +188,7 @@ fn numbers_may_be_written_as_toml_has_them() {
     let settings = gather(file, &[], &[]).unwrap();
     assert_eq!(settings.budget_host.value, Some(Size(1 << 16)));
     assert_eq!(settings.patience.value, Duration::from_millis(10_500));
-    assert_eq!(settings.depth.value, Depth(3));
+    assert_eq!(settings.depth.value, Count(3));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pubsub::{MemoryPlace, Reliability, TopicSettings};
+use pubsub::{MemoryPlace, NetworkOptions, Reliability, TopicSettings};
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
@@ -119,19 +119,25 @@ impl Value for bool {
     }
 }
 
-/// How many messages may wait.
+/// A number from 1 to another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Depth(pub(crate) u32);
+pub(crate) struct Count<const MOST: u32>(pub(crate) u32);
 
-impl Value for Depth {
+/// How many messages may wait.
+pub(crate) type Depth = Count<{ TopicSettings::MOST_DEPTH }>;
+
+/// How many lanes carry large messages.
+pub(crate) type Lanes = Count<{ NetworkOptions::MOST_LANES }>;
+
+impl<const MOST: u32> Value for Count<MOST> {
     const KIND: &'static str = "NUMBER";
 
     fn read(text: &str) -> Result<Self, String> {
         // `parse` alone would also take "+5".
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let number: Option<u32> = is_number.then(|| text.parse().ok()).flatten();
-        let number = number.filter(|number| (1..=TopicSettings::MOST_DEPTH).contains(number));
-        number.map(Self).ok_or_else(|| format!("1 to {} is possible", TopicSettings::MOST_DEPTH))
+        let number = number.filter(|number| (1..=MOST).contains(number));
+        number.map(Self).ok_or_else(|| format!("1 to {MOST} is possible"))
     }
 
     fn write(&self) -> String {
