@@ -10,7 +10,7 @@ use sys::CUdevice_attribute_enum as Attribute;
 
 use super::kernels::Kernels;
 use super::library::{self, Address, Code, Functions, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
-use super::memory::{self, Block, Physical, Space};
+use super::memory::{self, Block, Physical, Space, SpareBlocks};
 use super::stream::{Event, Stream};
 use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
@@ -49,6 +49,7 @@ pub(super) struct Context {
     device: c_int,
     raw: sys::CUcontext,
     pub(super) kernels: Kernels,
+    pub(super) spare_blocks: SpareBlocks,
 }
 
 // SAFETY: the driver's objects may be used from any thread; a context is made current in
@@ -75,8 +76,8 @@ impl Context {
             let code = (functions.context_retain)(&raw mut raw, device);
             library::check(functions, operation, code)?;
         }
-        let kernels = Kernels::default();
-        Ok(Arc::new(Self { functions, number, device, raw, kernels }))
+        let (kernels, spare_blocks) = (Kernels::default(), SpareBlocks::default());
+        Ok(Arc::new(Self { functions, number, device, raw, kernels, spare_blocks }))
     }
 
     /// An error unless the code is 0.
@@ -139,6 +140,7 @@ impl Drop for Entered<'_> {
 impl Drop for Context {
     fn drop(&mut self) {
         std::mem::take(&mut self.kernels).unload(self);
+        std::mem::take(&mut self.spare_blocks).free(self);
         // SAFETY: retained once, by `retain`. Nobody is left to tell if it fails.
         let _ = unsafe { (self.functions.context_release)(self.device) };
     }

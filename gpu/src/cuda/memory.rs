@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 
@@ -411,18 +411,55 @@ pub(super) unsafe fn register(context: &Context, address: u64, length: u64) -> R
 pub(super) struct Block {
     context: Arc<Context>,
     address: u64,
+    length: usize,
+}
+
+/// Blocks that nobody uses, for the next ones of the same length. The driver frees such memory
+/// only when the whole device has come to rest: with a stream that waits for another process, that
+/// can be long, and if that one waits for this one, for ever.
+#[derive(Debug, Default)]
+pub(super) struct SpareBlocks(Mutex<Vec<(usize, u64)>>);
+
+impl SpareBlocks {
+    fn all(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, length: usize) -> Option<u64> {
+        let mut all = self.all();
+        let found = all.iter().position(|(of, _)| *of == length)?;
+        Some(all.swap_remove(found).1)
+    }
+
+    /// At the end of a context.
+    pub(super) fn free(self, context: &Context) {
+        let all = std::mem::take(&mut *self.all());
+        if all.is_empty() {
+            return;
+        }
+        if let Ok(functions) = context.enter("free host memory") {
+            for (_, address) in all {
+                // SAFETY: ours, and no operation on it is left.
+                let _ = unsafe { (functions.host_free)(address as *mut c_void) };
+            }
+        }
+    }
 }
 
 impl Block {
     pub(super) fn new(context: &Arc<Context>, length: usize) -> Result<Self> {
         const PORTABLE: u32 = 1;
         let operation = "allocate host memory";
+        if let Some(address) = context.spare_blocks.take(length) {
+            return Ok(Self { context: Arc::clone(context), address, length });
+        }
         let functions = context.enter(operation)?;
         let mut place = ptr::null_mut();
         // SAFETY: room for an address.
         let code = unsafe { (functions.host_allocate)(&raw mut place, length, PORTABLE) };
         context.check(operation, code)?;
-        Ok(Self { context: Arc::clone(context), address: place.expose_provenance() as u64 })
+        let address = place.expose_provenance() as u64;
+        Ok(Self { context: Arc::clone(context), address, length })
     }
 }
 
@@ -434,9 +471,6 @@ impl HostBlock for Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter("free host memory") {
-            // SAFETY: ours, and no operation on it is left.
-            let _ = unsafe { (functions.host_free)(self.address as *mut c_void) };
-        }
+        self.context.spare_blocks.all().push((self.length, self.address));
     }
 }

@@ -56,9 +56,11 @@ static void let_go(void *memory)
 
 static void put(void *memory, const unsigned char *bytes)
 {
-    if (number() >= 0)
+    if (number() >= 0) {
         CHECK(cuda.to_device((device_pointer)(uintptr_t)memory, bytes, LENGTH) == 0);
-    else
+        /* Its last bytes may still be on their way, and our stream does not wait for these. */
+        CHECK(cuda.synchronize(NULL) == 0);
+    } else
         memcpy(memory, bytes, LENGTH);
 }
 
