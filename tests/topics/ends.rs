@@ -125,7 +125,7 @@ fn one_whose_last_line_is_not_read_can_be_interrupted() {
     full.write_all(&vec![0; capacity as usize]).unwrap();
     let publish = ["pub", "t", "--pattern", "--count", "1", "--wait-for", "1", "--json"];
     let mut publisher = house.start_to(&publish, full);
-    publisher.wait_for("waiting for 1 subscribers");
+    publisher.wait_for("waiting for 1 subscriber");
     house.succeed(&["sub", "t", "--check", "--count", "1"]);
     house.wait_until("that it has left", |report| topic(report, "t").is_none());
     let status = publisher.interrupt();
