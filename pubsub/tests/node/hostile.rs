@@ -35,14 +35,14 @@ fn garbage_is_turned_away() {
     let _node = ground.join();
     let life = Life::of_this_process().unwrap();
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-    // Version 3; hello with an empty label; what is wrong with each is told.
+    // Version 4; hello with an empty label; what is wrong with each is told.
     let cases: [(&[u8], Vec<&OwnedFd>); 6] = [
         (b"", vec![]),
         (b"\x09\x00\x00", vec![]),
-        (b"\x03\xff\xff\xff\xff\xff", vec![]),
-        (b"\x03\x00\x00", vec![]),
-        (b"\x03\x00\x00", vec![&null]),
-        (b"\x03\x00\x00trailing", vec![&null]),
+        (b"\x04\xff\xff\xff\xff\xff", vec![]),
+        (b"\x04\x00\x00", vec![]),
+        (b"\x04\x00\x00", vec![&null]),
+        (b"\x04\x00\x00trailing", vec![&null]),
     ];
     for (bytes, files) in cases {
         let channel = connect(ground.path());
@@ -53,7 +53,7 @@ fn garbage_is_turned_away() {
     }
     // A member that speaks nonsense afterwards.
     let channel = connect(ground.path());
-    channel.send(b"\x03\x00\x00", &[life.as_fd()], PATIENCE).unwrap();
+    channel.send(b"\x04\x00\x00", &[life.as_fd()], PATIENCE).unwrap();
     assert!(!channel.receive(PATIENCE).unwrap().descriptors.is_empty(), "it is no member");
     channel.send(&[3; 5000], &[], PATIENCE).unwrap();
     while channel.receive(PATIENCE).is_ok() {}
@@ -200,7 +200,7 @@ fn one_who_does_not_listen_is_given_up() {
     let _node = ground.join();
     let channel = connect(ground.path());
     let life = Life::of_this_process().unwrap();
-    channel.send(b"\x03\x00\x00", &[life.as_fd()], PATIENCE).unwrap();
+    channel.send(b"\x04\x00\x00", &[life.as_fd()], PATIENCE).unwrap();
     // Reports, many of them, and none is ever taken.
     for number in 0..20_000_u32 {
         let mut request = vec![3, 12];
