@@ -1,6 +1,7 @@
 //! Words that end the process at a chosen store, and children that use them.
 #![allow(unsafe_code)]
 
+mod scenarios;
 mod slow;
 
 use std::cell::RefCell;
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 use ipc::{Layout, Life, MappedWords, Part, Segment, Words};
 
-pub(crate) use self::slow::half_evicted;
+pub(crate) use self::scenarios::{Scenario, scenarios};
+use self::slow::half_evicted;
 
 /// The sources whose stores are points.
 const SOURCES: &[&str] = &[

@@ -2,8 +2,8 @@
 
 use ipc::Participant;
 
-use super::Fork;
-use crate::{Scenario, World};
+use super::{Fork, Scenario};
+use crate::World;
 
 /// Points of an eviction that is left half done: those of its lock, and then the rest.
 const HALF_EVICTED: u64 = 20;
