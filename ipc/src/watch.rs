@@ -1,9 +1,9 @@
 //! Waiting at many bells at once, for those that cannot sleep: they wait for a descriptor.
 //!
 //! A thread sleeps at the bells, and tells whoever listens there that one was rung. It is at
-//! each of them from when somebody begins to listen, whether that one waits or not, and never
-//! says itself that somebody sleeps: who waits says so ([`Doorbell::announce`]), looks once
-//! more, and that is all. So waiting costs no call of the system, and a ring costs none as long
+//! each of them from when somebody begins to listen, whether that one waits or not, and does not
+//! say that somebody sleeps: who waits says so ([`Doorbell::announce`], and again each second, by
+//! its listener), looks once more, and that is all. So waiting costs no call of the system, and a ring costs none as long
 //! as nobody waits.
 //!
 //! Nothing is lost. A ring moves the bell's count; the thread compares it with the one that it

@@ -183,6 +183,18 @@ pub(crate) struct SharedSettings {
 }
 
 impl SharedSettings {
+    /// For tests, which care for nothing but the depth.
+    #[cfg(test)]
+    pub(crate) fn of_depth(depth: u32) -> Self {
+        Self {
+            place: SharedPlace::Host,
+            reliability: Reliability::Reliable,
+            depth,
+            largest: 4096,
+            release_microseconds: 1_000_000,
+        }
+    }
+
     pub(crate) fn of(settings: &TopicSettings) -> Result<Self> {
         Ok(Self {
             place: SharedPlace::of(settings.memory)?,

@@ -131,26 +131,20 @@ impl Misfits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Reliability, SharedPlace};
 
     const NODE: NodeIdentity = NodeIdentity([1; 16]);
 
-    fn settings(depth: u32) -> SharedSettings {
-        SharedSettings {
-            place: SharedPlace::Host,
-            reliability: Reliability::Reliable,
-            depth,
-            largest: 4096,
-            release_microseconds: 1_000_000,
-        }
-    }
-
     fn here(publishes: bool, subscribes: bool) -> Here<'static> {
-        Here { name: "numbers", settings: settings(8), publishes, subscribes }
+        Here { name: "numbers", settings: SharedSettings::of_depth(8), publishes, subscribes }
     }
 
     fn there(depth: u32, publishes: bool, subscribes: bool) -> Interest {
-        Interest { topic: "numbers".into(), publishes, subscribes, settings: settings(depth) }
+        Interest {
+            topic: "numbers".into(),
+            publishes,
+            subscribes,
+            settings: SharedSettings::of_depth(depth),
+        }
     }
 
     #[test]

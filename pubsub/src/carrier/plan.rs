@@ -319,23 +319,18 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Reliability, SharedPlace};
+    use crate::settings::SharedPlace;
 
     const NODE: NodeIdentity = NodeIdentity([1; 16]);
     const GRACE: Duration = Duration::from_secs(5);
 
-    fn settings(depth: u32) -> SharedSettings {
-        SharedSettings {
-            place: SharedPlace::Host,
-            reliability: Reliability::Reliable,
-            depth,
-            largest: 4096,
-            release_microseconds: 1_000_000,
-        }
-    }
-
     fn local(has_messages: bool, noted: &[NodeIdentity]) -> Local {
-        Local { number: 7, settings: settings(8), has_messages, noted: noted.to_vec() }
+        Local {
+            number: 7,
+            settings: SharedSettings::of_depth(8),
+            has_messages,
+            noted: noted.to_vec(),
+        }
     }
 
     /// How it stands with the only destination that there is.
@@ -348,7 +343,7 @@ mod tests {
     /// What a node that subscribes says.
     fn wanted(now: Instant, plan: &mut Plan) {
         plan.appears(now, NODE);
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(8)));
         plan.speaks(now, NODE);
     }
 
@@ -379,10 +374,11 @@ mod tests {
     fn other_settings_do_not_fit_but_other_memory_does() {
         let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
         plan.appears(now, NODE);
-        plan.subscribes(NODE, "numbers", Some(settings(9)));
+        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(9)));
         plan.update(now, "numbers", &local(true, &[]));
         assert_eq!(standing(&plan), None);
-        let elsewhere = SharedSettings { place: SharedPlace::Device([3; 16]), ..settings(8) };
+        let elsewhere =
+            SharedSettings { place: SharedPlace::Device([3; 16]), ..SharedSettings::of_depth(8) };
         plan.subscribes(NODE, "numbers", Some(elsewhere));
         plan.update(now, "numbers", &local(true, &[]));
         assert!(standing(&plan).is_some_and(Standing::is_sending));
@@ -424,7 +420,7 @@ mod tests {
         plan.speaks(spoke, NODE);
         plan.update(spoke, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now, spoke + GRACE));
-        plan.subscribes(NODE, "numbers", Some(settings(8)));
+        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(8)));
         plan.update(spoke, "numbers", &local(true, &[NODE]));
         assert!(standing(&plan).is_some_and(Standing::is_sending));
         // It comes and goes and never says anything.

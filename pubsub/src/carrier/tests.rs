@@ -330,20 +330,27 @@ fn what_could_not_be_carried_is_tried_again() {
     until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
 }
 
-#[test]
-fn workers_that_end_are_followed_by_others_that_lose_nothing() {
-    let (writing, reading) = (Place::new(1), Place::new(2));
+/// Both nodes', which carry the topic to a subscriber at the second one.
+fn carriers(writing: &Place, reading: &Place) -> (Carrier, Carrier, ipc::Subscriber) {
     // Nobody is given up meanwhile, however slow all is.
     let network = || NetworkOptions { lost_after: FAR, ..network() };
     let mut writer = writing.carrier(&network());
     let peers = vec![writer.listens().unwrap()];
     let mut reader = reading.carrier(&NetworkOptions { peers, ..network() });
-    let arrivals = reading.topic.arrivals();
-    let mut subscriber = arrivals.subscribe(&reading.caller()).unwrap();
+    let subscriber = reading.topic.arrivals().subscribe(&reading.caller()).unwrap();
     writer.set_topics(writing.topics(true, false));
     reader.set_topics(reading.topics(false, true));
+    let both = &mut [&mut writer, &mut reader];
+    until("the topic to be carried", both, || writing.topic.is_carried());
+    (writer, reader, subscriber)
+}
+
+#[test]
+fn workers_that_end_are_followed_by_others_that_lose_nothing() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let arrivals = reading.topic.arrivals();
+    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
     let (one, two) = (&mut writer, &mut reader);
-    until("the topic to be carried", &mut [&mut *one, &mut *two], || writing.topic.is_carried());
     for number in 0..60 {
         if number % 20 == 10 {
             let at = if number < 20 { &*one } else { &*two };
@@ -392,16 +399,8 @@ fn a_node_says_nothing_before_it_knows_what_it_wants() {
 #[test]
 fn what_nobody_told_of_is_sent_all_the_same() {
     let (writing, reading) = (Place::new(1), Place::new(2));
-    let network = || NetworkOptions { lost_after: FAR, ..network() };
-    let mut writer = writing.carrier(&network());
-    let peers = vec![writer.listens().unwrap()];
-    let mut reader = reading.carrier(&NetworkOptions { peers, ..network() });
     let arrivals = reading.topic.arrivals();
-    let mut subscriber = arrivals.subscribe(&reading.caller()).unwrap();
-    writer.set_topics(writing.topics(true, false));
-    reader.set_topics(reading.topics(false, true));
-    let carriers = &mut [&mut writer, &mut reader];
-    until("the topic to be carried", carriers, || writing.topic.is_carried());
+    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
     for number in 0..2 {
         // Until nobody looks by itself any more.
         std::thread::sleep(Duration::from_millis(300));

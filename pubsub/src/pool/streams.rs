@@ -1,13 +1,14 @@
 //! Messages that are handed over in the order of streams, as one process sees them.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::{Memory, Point, Slice, Stream};
 use ipc::{Block, Caller};
 
 use super::bytes::Part;
+use super::copies::lock;
 use super::{Pool, Readiness, Turn};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
@@ -66,10 +67,6 @@ impl std::fmt::Debug for Streams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Streams({} messages)", lock(&self.handed).len())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use pubsub::bridge::TopicKey;
 
-use super::support::{Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
+use super::support::{
+    Lengths, Log, Nodes, PATIENCE, Published, Where, cpu_time, facts, node, options,
+};
 use super::{lengths, receive};
 
 #[test]
@@ -39,9 +41,9 @@ fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
         of(0) + of(1)
     };
     let before = sleeps(&nodes);
-    let cpu = cpu_time();
+    let cpu = cpu_time("bridge");
     std::thread::sleep(Duration::from_secs(3));
-    let (slept, cpu) = (sleeps(&nodes) - before, cpu_time() - cpu);
+    let (slept, cpu) = (sleeps(&nodes) - before, cpu_time("bridge") - cpu);
     println!("{slept} sleeps of two workers, {cpu:?} of processor time in three seconds");
     assert!(slept < 1200, "{slept} sleeps of two workers in three seconds");
     // One hundredth of a core each: where this test has a process of its own.
@@ -75,16 +77,4 @@ impl pubsub::bridge::Source for Gated {
     fn release_one(&mut self, position: u64) {
         self.source.release_one(position);
     }
-}
-
-/// Of the workers' threads of this process.
-fn cpu_time() -> Duration {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let read = |task: &std::fs::DirEntry, file| std::fs::read_to_string(task.path().join(file));
-    let of_workers = tasks
-        .map(|task| task.unwrap())
-        .filter(|task| read(task, "comm").is_ok_and(|name| name.trim() == "bridge"));
-    let times = of_workers.filter_map(|task| read(&task, "schedstat").ok());
-    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
-    Duration::from_nanos(nanoseconds.sum())
 }

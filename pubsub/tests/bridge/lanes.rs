@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use pubsub::bridge::{Counters, Side, TopicKey, TopicOptions, WorkerOptions};
+use pubsub::bridge::{Counters, Side, TopicKey, WorkerOptions};
 
-use super::support::{Log, Nodes, PATIENCE, Published, Where, facts, node, options};
-use super::{KEY, MIB, PROVIDERS, lengths, receive, send};
+use super::support::{Log, Nodes, PATIENCE, Published, Where, cpu_time, facts, node, options};
+use super::{KEY, MIB, PROVIDERS, lengths, lose_in_turns, receive, send};
 
 /// As many as there can be here.
 pub(crate) fn two() -> u64 {
@@ -114,8 +114,7 @@ fn topics_without_large_messages_have_one_lane() {
     receive(&nodes, KEY, 1, Where::Host, &log);
     let source = Published::new(&lengths(&[64, 70_000]), Where::Host, 0, 20);
     let is_done = source.is_done();
-    let topic = TopicOptions { ..facts(100_000) };
-    let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(source)).unwrap();
+    let announcer = nodes.of(0).send_topic(KEY, facts(100_000), Box::new(source)).unwrap();
     nodes.of(0).add_destination(KEY, node(1)).unwrap();
     announcer.announce();
     nodes.until("all are delivered", |_| is_done());
@@ -135,16 +134,7 @@ fn nothing_is_lost_with_a_ring_of_two_lanes() {
         nodes.of(1).receive_topic(KEY, node(0), 0, device, Box::new(sink)).unwrap();
         let count = 60;
         let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Device, 0, count), &[1]);
-        for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
-            let so_far = round * count as usize / 6;
-            nodes.until("some are there", |_| log.len() >= so_far || is_done());
-            nodes.of(at).lose_node(node(1 - at)).unwrap();
-            let heard = nodes.lost.len();
-            nodes.until("it is noticed", |nodes| nodes.lost.len() > heard || is_done());
-            if at == 1 {
-                nodes.of(0).lose_node(node(1)).unwrap();
-            }
-        }
+        lose_in_turns(&mut nodes, &log, count, &is_done);
         nodes.until("all are delivered", |_| is_done());
         log.check(count);
         assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
@@ -217,22 +207,11 @@ fn lanes_that_nothing_happens_to_cost_nothing() {
     let is_done = send(&nodes, KEY, source, &[1]);
     nodes.until("all are delivered", |_| is_done());
     std::thread::sleep(Duration::from_millis(200));
-    let before = cpu_time();
+    let before = cpu_time("ring lane");
     std::thread::sleep(Duration::from_secs(2));
-    let took = cpu_time() - before;
+    let took = cpu_time("ring lane") - before;
     println!("{took:?} of processor time for two lanes' threads in two seconds");
     let is_alone = std::env::var_os("NEXTEST").is_some();
     assert!(!is_alone || took < Duration::from_millis(40), "{took:?}");
     drop(nodes);
-}
-
-/// Of the threads of further lanes.
-fn cpu_time() -> Duration {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let of_lanes = tasks.filter(|task| {
-        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("ring lane"))
-    });
-    let times = of_lanes.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
-    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
-    Duration::from_nanos(nanoseconds.sum())
 }

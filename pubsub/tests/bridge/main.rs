@@ -25,6 +25,21 @@ fn lengths(all: &'static [usize]) -> Lengths {
     Arc::new(move |position| all[position as usize % all.len()])
 }
 
+/// In the middle of it one takes the other for lost, in turns.
+fn lose_in_turns(nodes: &mut Nodes, log: &Log, count: u64, is_done: impl Fn() -> bool) {
+    for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
+        let so_far = round * count as usize / 6;
+        nodes.until("some are there", |_| log.len() >= so_far || is_done());
+        nodes.of(at).lose_node(node(1 - at)).unwrap();
+        let heard = nodes.lost.len();
+        nodes.until("it is noticed", |nodes| nodes.lost.len() > heard || is_done());
+        if at == 1 {
+            // Who reads does not connect: whoever carries the letters tells the writer.
+            nodes.of(0).lose_node(node(1)).unwrap();
+        }
+    }
+}
+
 /// Sends a topic from node 0 to these, and says when all of it is released.
 fn send(nodes: &Nodes, key: TopicKey, source: Published, to: &[u8]) -> impl Fn() -> bool + use<> {
     let is_done = source.is_done();
@@ -107,18 +122,7 @@ fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
         nodes.of(1).receive_topic(KEY, node(0), 0, None, Box::new(sink)).unwrap();
         let count = 400;
         let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, count), &[1]);
-        // In the middle of it one takes the other for lost, in turns.
-        for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
-            let so_far = round * count as usize / 6;
-            nodes.until("some are there", |_| log.len() >= so_far || is_done());
-            nodes.of(at).lose_node(node(1 - at)).unwrap();
-            let heard = nodes.lost.len();
-            nodes.until("it is noticed", |nodes| nodes.lost.len() > heard || is_done());
-            if at == 1 {
-                // Who reads does not connect: whoever carries the letters tells the writer.
-                nodes.of(0).lose_node(node(1)).unwrap();
-            }
-        }
+        lose_in_turns(&mut nodes, &log, count, &is_done);
         nodes.until("all are delivered", |_| is_done());
         log.check(count);
         assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);

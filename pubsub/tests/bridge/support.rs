@@ -222,9 +222,7 @@ impl Log {
 }
 
 pub(crate) fn options(provider: &str) -> WorkerOptions {
-    let lanes =
-        std::env::var("FABRICAST_TEST_LANES").ok().map_or(0, |lanes| lanes.parse().unwrap());
-    WorkerOptions { policy: provider.parse().unwrap(), lanes, ..WorkerOptions::default() }
+    WorkerOptions { policy: provider.parse().unwrap(), ..WorkerOptions::default() }
 }
 
 pub(crate) fn facts(largest: u64) -> TopicOptions {
@@ -324,4 +322,15 @@ impl Nodes {
             descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
         let _ = poll(&mut polled, 5_u8);
     }
+}
+
+/// Of the threads of this process whose names begin so.
+pub(crate) fn cpu_time(threads: &str) -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let meant = tasks.filter(|task| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(threads))
+    });
+    let times = meant.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
+    let nanoseconds = times.filter_map(|times| times.split(' ').next()?.parse::<u64>().ok());
+    Duration::from_nanos(nanoseconds.sum())
 }

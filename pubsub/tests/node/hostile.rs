@@ -19,6 +19,11 @@ fn answer(channel: &Channel) -> Vec<u8> {
     channel.receive(PATIENCE).map(|message| message.bytes).unwrap_or_default()
 }
 
+/// What is said at a node's socket begins with it.
+const VERSION: u8 = 4;
+/// Of one without a label.
+const HELLO: [u8; 3] = [VERSION, 0, 0];
+
 /// Messages still flow.
 #[track_caller]
 fn is_well(ground: &Ground) {
@@ -35,14 +40,15 @@ fn garbage_is_turned_away() {
     let _node = ground.join();
     let life = Life::of_this_process().unwrap();
     let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
-    // Version 4; hello with an empty label; what is wrong with each is told.
+    // What is wrong with each is told.
+    let trailing = [&HELLO[..], b"trailing"].concat();
     let cases: [(&[u8], Vec<&OwnedFd>); 6] = [
         (b"", vec![]),
-        (b"\x09\x00\x00", vec![]),
-        (b"\x04\xff\xff\xff\xff\xff", vec![]),
-        (b"\x04\x00\x00", vec![]),
-        (b"\x04\x00\x00", vec![&null]),
-        (b"\x04\x00\x00trailing", vec![&null]),
+        (&[VERSION + 5, 0, 0], vec![]),
+        (&[VERSION, 0xff, 0xff, 0xff, 0xff, 0xff], vec![]),
+        (&HELLO, vec![]),
+        (&HELLO, vec![&null]),
+        (&trailing, vec![&null]),
     ];
     for (bytes, files) in cases {
         let channel = connect(ground.path());
@@ -53,9 +59,9 @@ fn garbage_is_turned_away() {
     }
     // A member that speaks nonsense afterwards.
     let channel = connect(ground.path());
-    channel.send(b"\x04\x00\x00", &[life.as_fd()], PATIENCE).unwrap();
+    channel.send(&HELLO, &[life.as_fd()], PATIENCE).unwrap();
     assert!(!channel.receive(PATIENCE).unwrap().descriptors.is_empty(), "it is no member");
-    channel.send(&[3; 5000], &[], PATIENCE).unwrap();
+    channel.send(&[VERSION; 5000], &[], PATIENCE).unwrap();
     while channel.receive(PATIENCE).is_ok() {}
     is_well(&ground);
 }
@@ -106,7 +112,7 @@ fn frames_that_do_not_keep_to_the_form_are_turned_away() {
     let ground = Ground::new();
     let _node = ground.join();
     let life = Life::of_this_process().unwrap();
-    let hello = |announced: u8| vec![announced, 2, 0, 0];
+    let hello = |announced: u8| vec![announced, VERSION, 0, 0];
     let mut long = hello(1);
     long.resize(200 << 10, 0);
     // Nothing at all; many more than are taken; others than are announced; cut off.
@@ -129,7 +135,8 @@ fn frames_that_do_not_keep_to_the_form_are_turned_away() {
     is_well(&ground);
 }
 
-/// Those that come and go, say nothing, or nonsense: by the hundred, while messages flow.
+/// Those that come and go, say nothing, or nonsense, or speak another version: by the hundred,
+/// while messages flow.
 #[test]
 fn a_flood_of_connections_is_in_nobodys_way() {
     const COUNT: u64 = 3000;
@@ -160,8 +167,10 @@ fn a_flood_of_connections_is_in_nobodys_way() {
                     let path = ground.path().join("node.sock");
                     let short = Duration::from_millis(100);
                     let Ok(channel) = Channel::connect(&path, short) else { continue };
+                    // Of another version: none of them becomes a member.
+                    let other = [VERSION - 1, 0, 0];
                     let bytes: &[u8] =
-                        [&b""[..], b"\x02\xff\xff", b"\x02\x00\x00"][number as usize % 3];
+                        [&b""[..], &[VERSION, 0xff, 0xff], &other][number as usize % 3];
                     let files = vec![life.as_fd(); number as usize % 5];
                     if number % 2 == 0 {
                         let _ = channel.send(bytes, &files, short);
@@ -200,10 +209,10 @@ fn one_who_does_not_listen_is_given_up() {
     let _node = ground.join();
     let channel = connect(ground.path());
     let life = Life::of_this_process().unwrap();
-    channel.send(b"\x04\x00\x00", &[life.as_fd()], PATIENCE).unwrap();
+    channel.send(&HELLO, &[life.as_fd()], PATIENCE).unwrap();
     // Reports, many of them, and none is ever taken.
     for number in 0..20_000_u32 {
-        let mut request = vec![3, 12];
+        let mut request = vec![VERSION, 12];
         request.push((number % 100) as u8);
         if channel.send(&request, &[], PATIENCE).is_err() {
             break;

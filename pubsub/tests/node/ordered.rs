@@ -106,6 +106,7 @@ fn a_stream_goes_on_when_service_and_publisher_are_killed() {
     let mut other = Other::start("publishes-and-hangs numbers", ground.path());
     let samples: Vec<_> = (0..4).map(|_| subscriber.pull_on(&stream, PATIENCE).unwrap()).collect();
     assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 4);
+    until("what its stream comes to", || samples[1].readiness().unwrap() == Readiness::Ready);
     service.kill();
     other.kill();
     let mut service = Other::start("serves", ground.path());
