@@ -14,6 +14,7 @@ use crate::legacy;
 use crate::name::{DeviceName, Implementation};
 use crate::pointer::Attributes;
 use crate::properties::{PeerAccess, Properties, Uuid};
+use crate::resting::Leftovers;
 use crate::stream::Stream;
 use crate::{cuda, stand_in};
 
@@ -44,6 +45,7 @@ pub(crate) struct Inner {
     /// Devices whose plain memory this one may reach, a bit each.
     peers: AtomicU64,
     pub(crate) legacy: Mutex<legacy::Table>,
+    pub(crate) leftovers: Leftovers,
 }
 
 impl Drop for Inner {
@@ -52,7 +54,12 @@ impl Drop for Inner {
             // The context is the parent's: nothing of it may be closed here.
             let nothing: Box<dyn DeviceDriver> = Box::new(stand_in::Device::none());
             std::mem::forget(std::mem::replace(&mut self.driver, nothing));
+            // No locks, either: a thread that is not there may hold them.
+            std::mem::forget(std::mem::take(&mut self.leftovers));
+            return;
         }
+        // What is left even now ends with the context.
+        self.free_leftovers();
     }
 }
 
@@ -112,6 +119,7 @@ impl Device {
             budget,
             peers: AtomicU64::new(0),
             legacy: Mutex::default(),
+            leftovers: Leftovers::default(),
         });
         open.insert(name, Arc::downgrade(&inner));
         Ok(Self(inner))

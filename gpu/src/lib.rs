@@ -32,6 +32,7 @@ mod name;
 mod pointer;
 mod pool;
 mod properties;
+mod resting;
 mod reuse;
 mod space;
 pub mod stand_in;

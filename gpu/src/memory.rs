@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::foreign::Foreign;
 use crate::legacy::{LegacyHandle, Opened, was_made_here};
 use crate::name::DeviceName;
+use crate::resting::Leftover;
 use crate::space::Space;
 
 /// Memory of the host that a device can be let at.
@@ -47,9 +48,15 @@ pub(crate) struct Holding {
 enum Kind {
     Plain,
     Space(Space),
-    Legacy { opened: Opened },
-    Host { _mapping: Box<dyn HostMapping> },
+    Legacy {
+        opened: Opened,
+    },
+    Host {
+        mapping: Box<dyn HostMapping>,
+    },
     Foreign(Foreign),
+    /// Given back.
+    Gone,
 }
 
 impl Drop for Holding {
@@ -57,19 +64,15 @@ impl Drop for Holding {
         if !self.device.0.birth.is_here() {
             return;
         }
-        let driver = &self.device.0.driver;
-        // A driver that cannot free has failed as a whole; there is nobody to tell here.
-        let _ = match &self.kind {
-            Kind::Plain => {
-                self.device.0.budget.give_back(self.length.load(Ordering::Relaxed));
-                // SAFETY: allocated so, and no slice, thus no operation, is left.
-                unsafe { driver.free(self.address) }
-            }
-            // SAFETY: registered by us, and no operation is left.
-            Kind::Host { .. } => unsafe { driver.unregister(self.address) },
+        let (address, length) = (self.address, self.length.load(Ordering::Relaxed));
+        // No slice, thus no operation, is left.
+        let leftover = match std::mem::replace(&mut self.kind, Kind::Gone) {
+            Kind::Plain => Leftover::Plain { address, length },
+            Kind::Host { mapping } => Leftover::Host { address, length, _mapping: mapping },
             // These look after themselves.
-            Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign(_) => Ok(()),
+            Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign(_) | Kind::Gone => return,
         };
+        self.device.0.give_back(leftover);
     }
 }
 
@@ -492,6 +495,11 @@ impl Device {
         if length == 0 {
             return Err(on(Error::new(operation, ErrorKind::InvalidArgument, "0 bytes")));
         }
+        self.0.free_leftovers();
+        // What was put aside is charged still.
+        if let Some(address) = self.0.leftovers.take_plain(length) {
+            return Ok(Memory::new(self, Some(self.name()), address, length, Kind::Plain));
+        }
         self.0.budget.charge(operation, length).map_err(on)?;
         let address = driver.allocate(length).map_err(|error| {
             self.0.budget.give_back(length);
@@ -549,10 +557,14 @@ impl Device {
     pub fn register(&self, mapping: impl HostMapping) -> Result<Memory> {
         let driver = self.driver("register host memory")?;
         let (address, length) = (mapping.address(), mapping.length());
-        // SAFETY: mapped as long as the value lives, by its contract; it is dropped after
-        // the range was unregistered.
-        unsafe { driver.register(address, length) }.map_err(|error| error.on(self.name()))?;
-        let kind = Kind::Host { _mapping: Box::new(mapping) };
+        self.0.free_leftovers();
+        let before = self.0.leftovers.take_host((address, length));
+        if before.is_none() {
+            // SAFETY: mapped as long as the value lives, by its contract; it is dropped after
+            // the range was unregistered.
+            unsafe { driver.register(address, length) }.map_err(|error| error.on(self.name()))?;
+        }
+        let kind = Kind::Host { mapping: Box::new(mapping) };
         Ok(Memory::new(self, None, address, length, kind))
     }
 }

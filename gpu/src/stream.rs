@@ -18,6 +18,7 @@ use crate::driver::{self, HostBlock, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Point};
 use crate::memory::{Holding, Memory, Slice};
+use crate::resting::Waits;
 use crate::reuse::Reuse;
 use crate::waiting;
 
@@ -60,7 +61,9 @@ pub fn leaked_streams() -> u64 {
 /// ```
 pub struct Stream {
     device: Device,
-    raw: Option<Box<dyn StreamDriver>>,
+    raw: Option<Arc<dyn StreamDriver>>,
+    /// Whether it waits, for those who free something meanwhile.
+    waits: Arc<Waits>,
     /// Others begin operations on it, too.
     is_adopted: bool,
     in_flight: Mutex<InFlight>,
@@ -97,9 +100,12 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     pub(crate) fn new(device: Device, raw: Box<dyn StreamDriver>) -> Self {
+        let raw: Arc<dyn StreamDriver> = Arc::from(raw);
+        let waits = Waits::new(device.name().implementation, &raw);
         Self {
             device,
             raw: Some(raw),
+            waits,
             is_adopted: false,
             in_flight: Mutex::default(),
             bounce: Mutex::default(),
@@ -230,7 +236,7 @@ impl Stream {
     /// # Errors
     /// If the event belongs to another implementation.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
-        self.begin("wait for an event", &[], |raw| raw.wait(&event.raw))
+        self.begin("wait for an event", &[], |raw| self.waits.begin(|| raw.wait(&event.raw)))
     }
 
     /// Writes a word once all that was begun before is done: whoever finds `value` there finds
@@ -272,7 +278,7 @@ impl Stream {
         self.check_word(operation, at)?;
         self.begin(operation, &[at], |raw| {
             // SAFETY: four aligned bytes, kept alive until an event behind it is done.
-            unsafe { raw.wait_for_word(at.address(), least) }
+            self.waits.begin(|| unsafe { raw.wait_for_word(at.address(), least) })
         })
     }
 
@@ -415,6 +421,7 @@ impl Stream {
             }
         };
         self.raw().record(&event).map_err(on)?;
+        self.waits.mark(&event);
         if in_flight.since_last > 0 {
             let count = std::mem::take(&mut in_flight.since_last);
             in_flight.marked.push_back((Arc::clone(&event), count));
@@ -432,6 +439,8 @@ impl Stream {
             count += in_flight.marked.pop_front().map_or(0, |(_, kept)| kept);
         }
         if count == 0 {
+            drop(in_flight);
+            self.device.0.free_leftovers();
             return;
         }
         let mut done = std::mem::take(&mut in_flight.room);
@@ -439,6 +448,7 @@ impl Stream {
         drop(in_flight);
         done.clear();
         self.in_flight().room = done;
+        self.device.0.free_leftovers();
     }
 
     fn bounce_block(&self, block: &mut Option<Arc<dyn HostBlock>>) -> Result<Arc<dyn HostBlock>> {
@@ -547,6 +557,8 @@ impl Drop for Stream {
             self.in_flight.get_mut().unwrap_or_else(PoisonError::into_inner),
         ));
         std::mem::forget(self.raw.take());
+        // It may wait for ever, and what would be freed meanwhile waits with it.
+        std::mem::forget(Arc::clone(&self.waits));
         std::mem::forget(self.bounce.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         std::mem::forget(std::mem::take(
             self.lists.get_mut().unwrap_or_else(PoisonError::into_inner),

@@ -10,7 +10,7 @@ use sys::CUdevice_attribute_enum as Attribute;
 
 use super::kernels::Kernels;
 use super::library::{self, Address, Code, Functions, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
-use super::memory::{self, Block, Physical, Space, SpareBlocks};
+use super::memory::{self, Block, Physical, Space, SpareBlocks, SpareSums};
 use super::stream::{Event, Stream};
 use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
@@ -50,6 +50,7 @@ pub(super) struct Context {
     raw: sys::CUcontext,
     pub(super) kernels: Kernels,
     pub(super) spare_blocks: SpareBlocks,
+    pub(super) spare_sums: SpareSums,
 }
 
 // SAFETY: the driver's objects may be used from any thread; a context is made current in
@@ -76,8 +77,9 @@ impl Context {
             let code = (functions.context_retain)(&raw mut raw, device);
             library::check(functions, operation, code)?;
         }
-        let (kernels, spare_blocks) = (Kernels::default(), SpareBlocks::default());
-        Ok(Arc::new(Self { functions, number, device, raw, kernels, spare_blocks }))
+        let kernels = Kernels::default();
+        let (spare_blocks, spare_sums) = (SpareBlocks::default(), SpareSums::default());
+        Ok(Arc::new(Self { functions, number, device, raw, kernels, spare_blocks, spare_sums }))
     }
 
     /// An error unless the code is 0.
@@ -141,6 +143,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         std::mem::take(&mut self.kernels).unload(self);
         std::mem::take(&mut self.spare_blocks).free(self);
+        std::mem::take(&mut self.spare_sums).free(self);
         // SAFETY: retained once, by `retain`. Nobody is left to tell if it fails.
         let _ = unsafe { (self.functions.context_release)(self.device) };
     }

@@ -446,6 +446,40 @@ impl SpareBlocks {
     }
 }
 
+/// Where kernels of streams that are gone added up, for the next ones: freed no sooner, for the
+/// same reason.
+#[derive(Debug, Default)]
+pub(super) struct SpareSums(Mutex<Vec<Address>>);
+
+impl SpareSums {
+    fn all(&self) -> MutexGuard<'_, Vec<Address>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn take(&self, context: &Context) -> Result<Address> {
+        let spare = self.all().pop();
+        spare.map_or_else(|| allocate(context, 8), Ok)
+    }
+
+    pub(super) fn put_back(&self, address: Address) {
+        self.all().push(address);
+    }
+
+    /// At the end of a context.
+    pub(super) fn free(self, context: &Context) {
+        let all = std::mem::take(&mut *self.all());
+        if all.is_empty() {
+            return;
+        }
+        if let Ok(functions) = context.enter("free") {
+            for address in all {
+                // SAFETY: ours, and no operation on it is left.
+                let _ = unsafe { (functions.memory_free)(address) };
+            }
+        }
+    }
+}
+
 impl Block {
     pub(super) fn new(context: &Arc<Context>, length: usize) -> Result<Self> {
         const PORTABLE: u32 = 1;

@@ -70,7 +70,7 @@ impl Stream {
         if let Some(address) = self.sum.get() {
             return Ok(*address);
         }
-        let made = super::memory::allocate(&self.context, 8)?;
+        let made = self.context.spare_sums.take(&self.context)?;
         // Under the lock of the stream that this belongs to: nobody was faster.
         Ok(*self.sum.get_or_init(|| made))
     }
@@ -79,15 +79,13 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(functions) = self.context.enter("close a stream") {
-            // SAFETY: ours, and all operations are done.
-            unsafe {
-                if !self.is_adopted {
-                    let _ = (functions.stream_destroy)(self.raw);
-                }
-                if let Some(sum) = self.sum.take() {
-                    let _ = (functions.memory_free)(sum);
-                }
+            if !self.is_adopted {
+                // SAFETY: ours, and all operations are done.
+                let _ = unsafe { (functions.stream_destroy)(self.raw) };
             }
+        }
+        if let Some(sum) = self.sum.take() {
+            self.context.spare_sums.put_back(sum);
         }
     }
 }

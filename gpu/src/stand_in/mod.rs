@@ -211,6 +211,7 @@ impl DeviceDriver for Device {
     }
 
     unsafe fn free(&self, address: u64) -> Result<()> {
+        stream::until_none_waits();
         let length = memory::free(address)?;
         self.state().give_back(length);
         Ok(())
@@ -280,6 +281,7 @@ impl DeviceDriver for Device {
     }
 
     unsafe fn unregister(&self, address: u64) -> Result<()> {
+        stream::until_none_waits();
         memory::unregister(address)
     }
 

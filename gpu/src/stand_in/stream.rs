@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::State;
 use super::memory::{checked, memory_file};
@@ -348,7 +348,30 @@ unsafe fn checksum_of(from: *const u8, length: usize) -> u64 {
     sum
 }
 
+/// How many streams of all stand-ins wait for something at the moment.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+
+/// Comes back when no stream waits for anything, as a driver's calls that free something do.
+/// Those come back no sooner, however long it takes; nobody here has to find out how long.
+pub(super) fn until_none_waits() {
+    const LONGEST: Duration = Duration::from_secs(20);
+    let start = Instant::now();
+    while WAITING.load(Ordering::Acquire) > 0 && start.elapsed() < LONGEST {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
 fn wait(line: &Line, is_over: impl Fn() -> bool) -> bool {
+    if is_over() {
+        return true;
+    }
+    WAITING.fetch_add(1, Ordering::AcqRel);
+    let was_reached = until(line, is_over);
+    WAITING.fetch_sub(1, Ordering::AcqRel);
+    was_reached
+}
+
+fn until(line: &Line, is_over: impl Fn() -> bool) -> bool {
     let mut rest = Duration::from_micros(20);
     while !is_over() {
         if line.queue().is_over {

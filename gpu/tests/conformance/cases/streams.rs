@@ -32,7 +32,7 @@ unsafe impl HostMapping for Pages {
 
 /// The same, looked at meanwhile.
 #[derive(Debug)]
-struct Shared(std::sync::Arc<Pages>);
+pub struct Shared(pub std::sync::Arc<Pages>);
 
 // SAFETY: the same.
 #[allow(unsafe_code)]

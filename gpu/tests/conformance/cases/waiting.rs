@@ -1,0 +1,86 @@
+//! What can be done while a stream waits for somebody who may take long.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use gpu::{Block, BlocksBy, PATIENCE, Stream};
+
+use super::Skip;
+use super::streams::{Pages, Shared};
+use crate::house::House;
+
+/// A stream that waits until the first word of the pages is 1.
+fn waiting(house: &House, pages: &Arc<Pages>) -> Stream {
+    let words = house.first.register(Shared(pages.clone())).unwrap();
+    let stream = house.first.stream().unwrap();
+    stream.wait_for_word(&words.slice(0, 4).unwrap(), 1).unwrap();
+    stream
+}
+
+/// What is freed stays where it is until nobody waits, and is used again meanwhile.
+pub fn what_is_freed_meanwhile_is_freed_afterwards(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let before = device.budget().1;
+    let (pages, others) = (Arc::new(Pages::new(4096)), Arc::new(Pages::new(8192)));
+    let touched = device.allocate(4096).unwrap();
+    let other = device.stream().unwrap();
+    other.fill(&touched.whole(), 1).unwrap();
+    let stream = waiting(house, &pages);
+    let start = Instant::now();
+    // Held by another stream, which lets go of it when it is asked next.
+    drop(touched);
+    other.synchronize(PATIENCE).unwrap();
+    let memory = device.allocate(3 << 20).unwrap();
+    let address = memory.address();
+    drop(memory);
+    let again = device.allocate(3 << 20).unwrap();
+    assert_eq!(again.address(), address, "what is free already is used first");
+    drop(again);
+    // The host's memory stays registered, and mapped as long as it is.
+    drop(device.register(Shared(others.clone())).unwrap());
+    assert_eq!(Arc::strong_count(&others), 2);
+    let registered = device.register(Shared(others.clone())).unwrap();
+    other.fill(&registered.whole(), 7).unwrap();
+    other.synchronize(PATIENCE).unwrap();
+    assert_eq!(others.0[1].load(Ordering::Acquire) as u8, 7);
+    drop(registered);
+    assert!(!stream.is_done().unwrap());
+    assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
+    assert!(device.budget().1 > before);
+    pages.0[0].store(1, Ordering::Release);
+    stream.synchronize(PATIENCE).unwrap();
+    assert_eq!(device.budget().1, before, "all is free");
+    assert_eq!(Arc::strong_count(&others), 1);
+    Ok(())
+}
+
+/// Kernels are begun, for the first time perhaps, streams end, and all copies go on.
+pub fn other_streams_go_on_meanwhile(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let pages = Arc::new(Pages::new(4096));
+    let (from, to) = (device.allocate(1 << 20).unwrap(), device.allocate(1 << 20).unwrap());
+    let (from, to) = (from.whole(), to.whole());
+    let stream = waiting(house, &pages);
+    let start = Instant::now();
+    for round in 0..3 {
+        house.fill(&from, round);
+        let other = device.stream().unwrap();
+        let sum = other.checksum(&from, PATIENCE).unwrap();
+        let blocks =
+            (0..256).map(|number| Block { to: number * 4096, from: number * 4096, length: 4096 });
+        let blocks: Vec<_> = blocks.collect();
+        other.copy_blocks(&to, &from, &blocks, BlocksBy::Kernel).unwrap();
+        other.synchronize(PATIENCE).unwrap();
+        assert_eq!(other.checksum(&to, PATIENCE).unwrap(), sum);
+        house.check(&to, round);
+        let event = device.event().unwrap();
+        other.record(&event).unwrap();
+        event.wait(PATIENCE).unwrap();
+    }
+    assert!(!stream.is_done().unwrap());
+    assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
+    pages.0[0].store(1, Ordering::Release);
+    stream.synchronize(PATIENCE).unwrap();
+    Ok(())
+}
