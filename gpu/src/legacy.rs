@@ -3,7 +3,6 @@
 //! A process may open such a handle once; opening it again, or closing it while somebody
 //! still uses it, fails or worse. So a table counts: one opening per allocation, closed
 //! when the last user goes.
-#![allow(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -13,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::device::Device;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Memory;
+use crate::resting::Leftover;
 
 /// A place in another process's allocation.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,13 +81,17 @@ impl Table {
         Ok((address, length))
     }
 
-    /// One user less; the address to close if that was the last.
-    fn leave(&mut self, bytes: &[u8; 64]) -> Option<u64> {
-        let entry = self.open.get_mut(bytes)?;
-        entry.users -= 1;
-        if entry.users > 0 {
-            return None;
-        }
+    /// One user less: was it the last? Then it is to be [closed](Self::close).
+    fn leave(&mut self, bytes: &[u8; 64]) -> bool {
+        self.open.get_mut(bytes).is_some_and(|entry| {
+            entry.users -= 1;
+            entry.users == 0
+        })
+    }
+
+    /// The address to close, unless it was closed, or has users again.
+    pub(crate) fn close(&mut self, bytes: &[u8; 64]) -> Option<u64> {
+        self.open.get(bytes).filter(|entry| entry.users == 0)?;
         OPEN.fetch_sub(1, Ordering::Relaxed);
         self.open.remove(bytes).map(|entry| entry.address)
     }
@@ -111,10 +115,10 @@ impl Drop for Opened {
             return;
         }
         let mut table = self.device.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(address) = table.leave(&self.bytes) {
-            // Under the table's lock: who opens the same handle next finds it closed.
-            // SAFETY: opened by us; no slice, thus no operation, is left.
-            let _ = unsafe { self.device.0.driver.legacy_close(address) };
+        let was_last = table.leave(&self.bytes);
+        drop(table);
+        if was_last {
+            self.device.0.give_back(Leftover::Legacy { bytes: self.bytes });
         }
     }
 }
@@ -217,9 +221,15 @@ mod tests {
         let again = table.enter(bytes, || panic!("it is open"));
         assert_eq!(again.unwrap(), (0x1000, 64));
         assert_eq!(table.hits, 1);
-        assert_eq!(table.leave(&bytes), None);
-        assert_eq!(table.leave(&bytes), Some(0x1000));
-        assert_eq!(table.leave(&bytes), None, "nothing is closed twice");
+        assert!(!table.leave(&bytes));
+        assert_eq!(table.close(&bytes), None, "it has a user");
+        assert!(table.leave(&bytes));
+        // Opened again before it was closed.
+        table.enter(bytes, || panic!("it is open still")).unwrap();
+        assert_eq!(table.close(&bytes), None);
+        assert!(table.leave(&bytes));
+        assert_eq!(table.close(&bytes), Some(0x1000));
+        assert_eq!(table.close(&bytes), None, "nothing is closed twice");
         // What could not be opened is not counted.
         let refused = || Err(Error::new("test", ErrorKind::InvalidHandle, ""));
         assert!(table.enter(bytes, refused).is_err());

@@ -115,6 +115,8 @@ pub(crate) enum Leftover {
     Plain { address: u64, length: u64 },
     /// Memory of the host, registered, and what keeps it mapped.
     Host { address: u64, length: u64, _mapping: Box<dyn HostMapping> },
+    /// Another process's memory, opened by these bytes. It may have users again by now.
+    Legacy { bytes: [u8; 64] },
 }
 
 /// What a device was given back, and has not freed.
@@ -192,6 +194,14 @@ impl Inner {
                 }
                 // SAFETY: registered by us, and no operation was left.
                 Leftover::Host { address, .. } => unsafe { self.driver.unregister(*address) },
+                Leftover::Legacy { bytes } => {
+                    // Closed under the table's lock: who opens it next finds it closed.
+                    let mut table = locked(&self.legacy);
+                    table.close(bytes).map_or(Ok(()), |address| {
+                        // SAFETY: opened by us; no slice, thus no operation, is left.
+                        unsafe { self.driver.legacy_close(address) }
+                    })
+                }
             };
         }
         drop(gate);

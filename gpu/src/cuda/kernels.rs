@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
@@ -72,6 +72,8 @@ pub(super) fn copy_shape(entries: u32, bytes: u64) -> (Shape, u32) {
 pub(super) struct Kernels {
     checksum: OnceLock<Loaded>,
     copy_list: OnceLock<Loaded>,
+    /// One thread loads at a time: to unload what another one loaded as well may take long.
+    loading: Mutex<()>,
 }
 
 /// A kernel's code on a device.
@@ -99,6 +101,10 @@ impl Kernels {
         if let Some(loaded) = place.get() {
             return Ok(loaded.function);
         }
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = place.get() {
+            return Ok(loaded.function);
+        }
         let operation = "load a kernel";
         let (text, name) = kernel.source();
         let functions = context.enter(operation)?;
@@ -112,11 +118,16 @@ impl Kernels {
                 let _ = (functions.module_unload)(module);
             })?;
         }
-        if let Err(late) = place.set(Loaded { module, function }) {
-            // Another thread was faster.
-            late.unload(context);
+        Ok(place.get_or_init(|| Loaded { module, function }).function)
+    }
+
+    /// Has all of them compiled, before a stream of the context begins to wait: the driver
+    /// loads nothing while one waits.
+    pub(super) fn load_all(&self, context: &Context) -> Result<()> {
+        for kernel in [Kernel::Checksum, Kernel::CopyList] {
+            self.function(context, kernel)?;
         }
-        Ok(place.get().map_or(function, |loaded| loaded.function))
+        Ok(())
     }
 
     /// Begins a kernel on a stream.

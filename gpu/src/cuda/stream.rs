@@ -162,6 +162,7 @@ impl StreamDriver for Stream {
     unsafe fn wait_for_word(&self, at: u64, least: u32) -> Result<()> {
         const AT_LEAST: u32 = 0;
         let operation = "wait for a word";
+        self.context.kernels.load_all(&self.context)?;
         let functions = self.context.enter(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.stream_wait_for_word)(self.raw, at, least, AT_LEAST) };
@@ -179,6 +180,7 @@ impl StreamDriver for Stream {
     fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
         let operation = "wait for an event";
         let driver::Event::Cuda(event) = &**event else { return Err(driver::mixed(operation)) };
+        self.context.kernels.load_all(&self.context)?;
         let functions = self.context.enter(operation)?;
         // SAFETY: both are alive; the driver remembers the point, not the event.
         let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
