@@ -27,6 +27,8 @@ pub enum ErrorKind {
     Evicted,
     /// The node service may not be used by this process, or not trusted by it.
     Denied,
+    /// Another process serves the node, and stays; the detail says which.
+    AlreadyServed,
     /// Bytes from outside that are truncated, altered or contradict themselves.
     Malformed,
     /// The other side speaks another version.
@@ -55,6 +57,7 @@ impl ErrorKind {
             Self::DeadlineExceeded => "deadline exceeded",
             Self::Evicted => "evicted",
             Self::Denied => "denied",
+            Self::AlreadyServed => "already served",
             Self::Malformed => "malformed",
             Self::VersionMismatch => "version mismatch",
             Self::Closed => "closed",

@@ -18,6 +18,7 @@ pub(crate) enum Exit {
     TooMuch = 7,
     Missed = 8,
     Denied = 9,
+    Taken = 10,
     /// As shells have it for Ctrl-C.
     Interrupted = 130,
 }
@@ -34,6 +35,7 @@ impl Exit {
             7 => Self::TooMuch,
             8 => Self::Missed,
             9 => Self::Denied,
+            10 => Self::Taken,
             130 => Self::Interrupted,
             _ => Self::Failed,
         }
@@ -117,6 +119,7 @@ impl From<pubsub::Error> for Failure {
             Kind::OverBudget | Kind::TooLong | Kind::TooMany => Exit::TooMuch,
             Kind::Evicted => Exit::Missed,
             Kind::Denied => Exit::Denied,
+            Kind::AlreadyServed => Exit::Taken,
             _ => Exit::Failed,
         };
         Self::new(exit, error.to_string())

@@ -46,6 +46,7 @@ Exit codes:
   7  a message is longer than its topic allows, or the node has no room for it
   8  messages of a reliable topic were missed, or the subscriber was removed for being too slow
   9  this user may not use the node
+ 10  another process serves the node, and stays
 130  interrupted before it was done
 
 Environment:

@@ -239,6 +239,7 @@ impl Shared {
 
     /// This process is not a member any more.
     pub(super) fn close(&self, why: &Error) {
+        self.service.renounce();
         let mut state = self.state();
         state.closed = Some(why.to_string());
         self.is_closed.store(true, Ordering::Release);

@@ -1,9 +1,11 @@
 //! Reaching the service of a node, and becoming it where there is none.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, Life, Message, Participant};
@@ -12,7 +14,7 @@ use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
-use crate::service::election::socket_in;
+use crate::service::election::{Claim, socket_in};
 use crate::service::protocol::{self, Notice};
 use crate::service::{Service, ServiceOptions};
 
@@ -21,15 +23,40 @@ const LISTENING: Duration = Duration::from_millis(100);
 /// Between two looks for a service.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// The service that this process runs, if it does.
+/// How long a vacant office is left to a process that is there to serve. The kernel takes the
+/// claim from the dead, so this is for one that is stopped, or starved.
+const DEFERENCE: Duration = Duration::from_secs(5);
+
+/// The service that this process runs, if it does, and whether it is there for that.
 #[derive(Debug, Default)]
-pub(super) struct OwnService(Mutex<Option<Service>>);
+pub(super) struct OwnService {
+    service: Mutex<Option<Service>>,
+    claim: Mutex<Option<Claim>>,
+    /// Has it the claim? The service asks that itself.
+    stands: Arc<AtomicBool>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl OwnService {
-    /// Serves the node, if nobody does.
-    fn offer(&self, options: &NodeOptions) -> Result<()> {
-        let mut service = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Serves the node, if nobody does. The office has been vacant since then: for a while it is
+    /// left to another process that is there for it.
+    fn offer(
+        &self,
+        operation: &'static str,
+        options: &NodeOptions,
+        vacant_since: Instant,
+    ) -> Result<()> {
+        let mut service = locked(&self.service);
         if service.as_ref().is_some_and(|service| !service.is_over()) {
+            return Ok(());
+        }
+        let defers = !self.claims(operation, options)?
+            && vacant_since.elapsed() < DEFERENCE
+            && Claim::holder(operation, &options.directory)?.is_some();
+        if defers {
             return Ok(());
         }
         // One that could not go on gives up the office first.
@@ -39,20 +66,43 @@ impl OwnService {
             label: options.label.clone(),
             budgets: options.budgets,
             network: options.network.clone(),
+            stands: Arc::clone(&self.stands),
             identity: NodeIdentity::random()?,
         })?;
         Ok(())
     }
 
+    /// Says that this process is there to serve, if it is, and no other one says so. True if it
+    /// has said it.
+    pub(super) fn claims(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
+        if !options.service.stands() {
+            return Ok(false);
+        }
+        let mut claim = locked(&self.claim);
+        if claim.is_none() {
+            *claim = Claim::take(operation, &options.directory)?;
+            self.stands.store(claim.is_some(), Ordering::Release);
+        }
+        Ok(claim.is_some())
+    }
+
+    /// It is not there to serve any more.
+    pub(super) fn renounce(&self) {
+        let mut claim = locked(&self.claim);
+        self.stands.store(false, Ordering::Release);
+        drop(claim.take());
+    }
+
     /// Does it run?
     pub(super) fn is_running(&self) -> bool {
-        let service = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        service.as_ref().is_some_and(|service| !service.is_over())
+        locked(&self.service).as_ref().is_some_and(|service| !service.is_over())
     }
 
     /// Ends it, if there is one.
     pub(super) fn end(&self) {
-        let service = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // First: nobody leaves a vacant office to this process any more.
+        self.renounce();
+        let service = locked(&self.service).take();
         drop(service);
     }
 }
@@ -75,6 +125,8 @@ pub(super) struct Coming<'a> {
     pub(super) end: &'a dyn Fn() -> Instant,
     /// Does it serve, if nobody does and the options allow it?
     pub(super) serves: &'a dyn Fn() -> bool,
+    /// Since when nobody has been found who serves.
+    pub(super) vacant_since: Cell<Option<Instant>>,
 }
 
 impl Coming<'_> {
@@ -83,15 +135,19 @@ impl Coming<'_> {
     }
 
     fn offer(&self) -> Result<()> {
-        if self.options.service == ServiceMode::Embedded && (self.serves)() {
-            self.own.offer(self.options)?;
+        let since = self.vacant_since.get().unwrap_or_else(Instant::now);
+        self.vacant_since.set(Some(since));
+        if self.options.service != ServiceMode::Outside && (self.serves)() {
+            self.own.offer(self.operation, self.options, since)?;
         }
         Ok(())
     }
 
     fn too_late(&self) -> Error {
         let detail = match self.options.service {
-            ServiceMode::Embedded => "the process that has the office does not answer",
+            ServiceMode::Embedded | ServiceMode::Standing | ServiceMode::Standby => {
+                "the process that has the office does not answer"
+            }
             ServiceMode::Outside => "no service was started there, or it does not answer",
         };
         let error = Error::new(self.operation, ErrorKind::DeadlineExceeded, detail);
@@ -125,6 +181,7 @@ impl Coming<'_> {
             let answered = greet(&channel).and_then(|()| self.hear(&channel, by));
             match answered {
                 Ok(Some(Heard::Welcome(welcome))) => {
+                    self.vacant_since.set(None);
                     return Ok(Answered::Welcome(channel, welcome));
                 }
                 Ok(Some(Heard::Refused(why))) => return Ok(Answered::Refused(why)),

@@ -1,6 +1,7 @@
 //! The thread that keeps a process a member of its node: hears what the service says, and
 //! finds, or becomes, another service when it ends.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ const LONGEST: Duration = Duration::from_secs(5);
 const WAITING: Duration = Duration::from_secs(1);
 /// Between two looks how far streams are that hold or write messages.
 const TENDING: Duration = Duration::from_millis(2);
+/// Between two attempts of a process that is there to serve to get the office.
+const ASKING: Duration = Duration::from_secs(1);
 /// Pieces of a pool in one message.
 const PIECES_AT_ONCE: usize = 32;
 
@@ -69,10 +72,19 @@ pub(super) struct Link {
     pub(super) service: Life,
 }
 
+/// What was said to a service already.
+#[derive(Default)]
+struct Said {
+    /// That this process leaves.
+    leaves: bool,
+    /// That it is to serve, and when.
+    asked: Option<Instant>,
+}
+
 /// Runs until the process has left.
 pub(super) fn run(shared: &Shared, link: Link) {
     let mut link = Some(link);
-    let mut says_so = false;
+    let mut said = Said::default();
     loop {
         let Some(open) = &link else {
             match come_back(shared) {
@@ -87,10 +99,10 @@ pub(super) fn run(shared: &Shared, link: Link) {
                     return;
                 }
             }
-            says_so = false;
+            said = Said::default();
             continue;
         };
-        match turn(shared, open, &mut says_so) {
+        match turn(shared, open, &mut said) {
             Next::Stay => {}
             Next::Lost => link = None,
             Next::Refused => {
@@ -102,7 +114,33 @@ pub(super) fn run(shared: &Shared, link: Link) {
     }
 }
 
-fn turn(shared: &Shared, link: &Link, says_so: &mut bool) -> Next {
+/// One that is there to serve asks whoever serves for the office, as soon as nobody else is there
+/// for it. Gives when it is to be looked again, if at all.
+fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result<Option<Duration>> {
+    let (options, own) = (shared.options(), shared.service());
+    if !options.service.stands() || shared.leaving_since().is_some() {
+        return Ok(None);
+    }
+    let left = said.asked.map_or(Duration::ZERO, |asked| ASKING.saturating_sub(asked.elapsed()));
+    if !left.is_zero() {
+        return Ok(Some(left));
+    }
+    let has_claim = own.claims(RETURNING, options).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot say that this process is there to serve");
+        false
+    });
+    let is_running = own.is_running();
+    if has_claim && is_running {
+        return Ok(None);
+    }
+    said.asked = Some(Instant::now());
+    if has_claim {
+        say("take a node over", channel, &Request::TakeOver, &[])?;
+    }
+    Ok(Some(ASKING))
+}
+
+fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
     let channel = &link.channel;
     let waiting = shared.say_who_waits(Instant::now(), WAITING);
     for request in shared.requests() {
@@ -114,11 +152,15 @@ fn turn(shared: &Shared, link: &Link, says_so: &mut bool) -> Next {
     if shared.tend() {
         longest = longest.min(TENDING);
     }
+    match ask_for_office(shared, channel, said) {
+        Ok(next) => longest = next.map_or(longest, |next| longest.min(next)),
+        Err(_) => return Next::Lost,
+    }
     if let Some(since) = shared.leaving_since() {
-        if !*says_so && say("leave a node", channel, &Request::Leave, &[]).is_err() {
+        if !said.leaves && say("leave a node", channel, &Request::Leave, &[]).is_err() {
             return Next::Lost;
         }
-        *says_so = true;
+        said.leaves = true;
         let left = LEAVING.saturating_sub(since.elapsed());
         if left.is_zero() {
             tracing::warn!("the service does not say that this process may leave");
@@ -222,6 +264,7 @@ fn come_back(shared: &Shared) -> Result<Option<Link>> {
         own: shared.service(),
         end: &end,
         serves: &|| shared.leaving_since().is_none(),
+        vacant_since: Cell::new(None),
     };
     loop {
         if shared.leaving_since().is_some() && !shared.has_company() {

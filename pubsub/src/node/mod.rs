@@ -6,6 +6,7 @@ mod line;
 mod link;
 mod options;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
 use crate::report::Row;
-use crate::service::election::{self, Membership};
+use crate::service::election::{self, Claim, Membership};
 use crate::service::protocol::{LONGEST_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
 use crate::{Publisher, Subscriber};
@@ -103,6 +104,25 @@ impl Drop for Entrance {
     }
 }
 
+/// Says that this process is there to serve, unless another one is.
+fn stand(service: &OwnService, options: &NodeOptions) -> Result<()> {
+    loop {
+        if service.claims(JOINING, options)? {
+            return Ok(());
+        }
+        // It may end just now.
+        if let Some(process) = Claim::holder(JOINING, &options.directory)? {
+            let process = match process {
+                0 => "a process that cannot be seen from here".to_owned(),
+                number => format!("process {number}"),
+            };
+            let detail = format!("{process} does, and stays");
+            let error = Error::new("serve a node", ErrorKind::AlreadyServed, detail);
+            return Err(error.on(options.directory.display()));
+        }
+    }
+}
+
 impl Node {
     /// Joins the node of a directory, and serves it if nobody does and the options allow it.
     ///
@@ -112,7 +132,8 @@ impl Node {
     ///
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no service is found within the
-    /// patience; [`Denied`](ErrorKind::Denied), [`TooMany`](ErrorKind::TooMany).
+    /// patience; [`AlreadyServed`](ErrorKind::AlreadyServed) if this process is to stand there, and
+    /// another one does; [`Denied`](ErrorKind::Denied), [`TooMany`](ErrorKind::TooMany).
     pub fn join(options: NodeOptions) -> Result<Self> {
         if options.label.len() > LONGEST_LABEL {
             let detail = format!("a label of more than {LONGEST_LABEL} bytes");
@@ -122,6 +143,9 @@ impl Node {
         let failed = |error: std::io::Error| Error::of(JOINING, error);
         let end = clock::deadline(options.patience);
         let service = OwnService::default();
+        if options.service == ServiceMode::Standing {
+            stand(&service, &options)?;
+        }
         loop {
             let coming = Coming {
                 operation: JOINING,
@@ -129,6 +153,7 @@ impl Node {
                 own: &service,
                 end: &|| end,
                 serves: &|| true,
+                vacant_since: Cell::new(None),
             };
             let life = Life::of_this_process().map_err(failed)?;
             let hello = Request::Hello { label: options.label.clone() };
@@ -243,7 +268,8 @@ impl Node {
         self.attendance.shared.hall().identity().to_string()
     }
 
-    /// Does this process serve the node now? Others may do so later, or before.
+    /// Does this process serve the node now? Others may do so later, or before; one that is
+    /// [standing](ServiceMode::Standing) there begins when who serves in passing has given way.
     #[must_use]
     pub fn serves(&self) -> bool {
         self.attendance.shared.service().is_running()

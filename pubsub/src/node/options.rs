@@ -73,13 +73,29 @@ impl Default for NodeOptions {
 }
 
 /// Who serves the node that a process joins.
+///
+/// A node is served by one process at a time. One that does so in passing ([`Embedded`](Self::Embedded))
+/// hands it over, as when it ends, as soon as another one comes that is there for it
+/// ([`Standing`](Self::Standing)); messages go on meanwhile, and nothing is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceMode {
-    /// This process, if nobody does, in a thread.
+    /// This process, if nobody does, in a thread, and until somebody comes who is there for it.
     #[default]
     Embedded,
     /// Always another process, as `fabricast node`.
     Outside,
+    /// This process, as long as it is at the node: it takes the office from who serves in passing.
+    /// If another one is standing there, it [does not join](crate::ErrorKind::AlreadyServed).
+    Standing,
+    /// The same; but if another one is standing there, this process waits, and succeeds it.
+    Standby,
+}
+
+impl ServiceMode {
+    /// Is it there to serve?
+    pub(crate) fn stands(self) -> bool {
+        matches!(self, Self::Standing | Self::Standby)
+    }
 }
 
 /// What the messages of all topics of a node may take of each memory, in bytes.

@@ -4,6 +4,11 @@
 //! from the dead, and a forked child does not have it. Within one process, which could take
 //! such a lock twice, a set of directories keeps order.
 //!
+//! Who is to serve for as long as it is there holds a lock beside it, the *claim*, also while
+//! somebody else still has the office: who serves in passing gives way to who holds it, and who
+//! could serve in passing leaves a vacant office to it for a while. The kernel takes it from the
+//! dead, too, so nobody waits for one that is no more.
+//!
 //! Every member of a node holds another lock, together with the others. While anybody holds
 //! it there is a hall, and a new service waits for somebody to bring it. Which hall that is
 //! stands in the file: one who was away may bring the hall of a node that is no more.
@@ -24,6 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
 
 const SERVICE: &str = "node.lock";
+const STANDING: &str = "node.standing";
 const MEMBERS: &str = "node.members";
 const SOCKET: &str = "node.sock";
 
@@ -66,13 +72,21 @@ fn held() -> MutexGuard<'static, BTreeMap<Key, Incarnation>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The right to serve a node.
+/// A lock of a file in a node's directory, of this process and nobody else.
 #[derive(Debug)]
-pub(crate) struct Office {
+struct RecordLock {
     file: Option<File>,
     key: Key,
     born: Incarnation,
 }
+
+/// The right to serve a node.
+#[derive(Debug)]
+pub(crate) struct Office(#[allow(dead_code, reason = "it is held")] RecordLock);
+
+/// Says that this process is to serve the node for as long as it is there.
+#[derive(Debug)]
+pub(crate) struct Claim(#[allow(dead_code, reason = "it is held")] RecordLock);
 
 fn open(directory: &Path, name: &str) -> io::Result<File> {
     OpenOptions::new()
@@ -85,19 +99,17 @@ fn open(directory: &Path, name: &str) -> io::Result<File> {
         .open(directory.join(name))
 }
 
-impl Office {
+impl RecordLock {
     /// Takes it, if nobody has it.
-    pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
+    fn take(operation: &'static str, directory: &Path, name: &str) -> Result<Option<Self>> {
         let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
         // Kept until it is known whose the lock is. Closing any descriptor of the file would
         // take the lock from this process, so it is not even opened if this process has it.
         let mut held = held();
-        if let Ok(found) = fs::metadata(directory.join(SERVICE))
-            && held.get(&(found.dev(), found.ino())).is_some_and(|holder| holder.is_current())
-        {
+        if is_own(&held, directory, name) {
             return Ok(None);
         }
-        let file = open(directory, SERVICE).map_err(failed)?;
+        let file = open(directory, name).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         let key = (found.dev(), found.ino());
         match fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))) {
@@ -109,6 +121,52 @@ impl Office {
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(None),
             Err(error) => Err(failed(error.into())),
         }
+    }
+
+    /// The process that has it, if any has; 0 if that cannot be seen from here.
+    fn holder(operation: &'static str, directory: &Path, name: &str) -> Result<Option<u32>> {
+        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+        // As above: it is closed again.
+        let held = held();
+        if is_own(&held, directory, name) {
+            return Ok(Some(std::process::id()));
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
+        let file = match options.open(directory.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
+        let mut found = whole(libc::F_WRLCK);
+        fcntl(&file, FcntlArg::F_GETLK(&mut found)).map_err(|error| failed(error.into()))?;
+        let is_held = i32::from(found.l_type) != libc::F_UNLCK;
+        Ok(is_held.then(|| u32::try_from(found.l_pid).unwrap_or(0)))
+    }
+}
+
+/// Does this process hold the lock of a file?
+fn is_own(held: &BTreeMap<Key, Incarnation>, directory: &Path, name: &str) -> bool {
+    let found = fs::metadata(directory.join(name));
+    let holder = found.ok().and_then(|found| held.get(&(found.dev(), found.ino())).copied());
+    holder.is_some_and(|holder| holder.is_current())
+}
+
+impl Office {
+    /// Takes it, if nobody has it.
+    pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
+        Ok(RecordLock::take(operation, directory, SERVICE)?.map(Self))
+    }
+}
+
+impl Claim {
+    /// Takes it, if nobody has it.
+    pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
+        Ok(RecordLock::take(operation, directory, STANDING)?.map(Self))
+    }
+
+    /// The process that has it, if any has; 0 if that cannot be seen from here.
+    pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
+        RecordLock::holder(operation, directory, STANDING)
     }
 }
 
@@ -123,7 +181,7 @@ fn whole(kind: i32) -> libc::flock {
     }
 }
 
-impl Drop for Office {
+impl Drop for RecordLock {
     fn drop(&mut self) {
         let file = self.file.take();
         if !self.born.is_current() {
@@ -239,6 +297,23 @@ mod tests {
         assert!(Office::take("test", &directory).unwrap().is_none());
         drop(office);
         assert!(Office::take("test", &directory).unwrap().is_some());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn it_is_known_who_claims_to_serve() {
+        let directory = directory("claim");
+        assert_eq!(Claim::holder("test", &directory).unwrap(), None);
+        assert!(!directory.join(STANDING).exists(), "asking leaves nothing behind");
+        let claim = Claim::take("test", &directory).unwrap().unwrap();
+        assert!(Claim::take("test", &directory).unwrap().is_none());
+        assert_eq!(Claim::holder("test", &directory).unwrap(), Some(std::process::id()));
+        // They are not each other's.
+        let office = Office::take("test", &directory).unwrap().unwrap();
+        drop(office);
+        assert_eq!(Claim::holder("test", &directory).unwrap(), Some(std::process::id()));
+        drop(claim);
+        assert_eq!(Claim::holder("test", &directory).unwrap(), None);
         fs::remove_dir_all(&directory).unwrap();
     }
 

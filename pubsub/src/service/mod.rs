@@ -40,6 +40,8 @@ pub(crate) struct ServiceOptions {
     pub(crate) label: String,
     pub(crate) budgets: Budgets,
     pub(crate) network: Option<NetworkOptions>,
+    /// This process has the [claim](election::Claim): the office is given to nobody else.
+    pub(crate) stands: Arc<AtomicBool>,
     /// Of the node, if it is founded anew.
     pub(crate) identity: NodeIdentity,
 }

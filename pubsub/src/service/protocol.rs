@@ -16,7 +16,7 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 
 /// The version of these messages.
-pub(crate) const VERSION: u8 = 4;
+pub(crate) const VERSION: u8 = 5;
 /// The longest label.
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.
@@ -59,6 +59,9 @@ pub(crate) enum Request {
     Leave,
     /// A publisher of a topic waits for room, or found none.
     Waits { number: u32 },
+    /// It is to serve the node for as long as it is there, and has the
+    /// [claim](super::election::Claim): who serves in passing is to give the office up.
+    TakeOver,
 }
 
 /// What the service says to a process.

@@ -182,6 +182,12 @@ impl Other {
         Self(command.spawn().unwrap())
     }
 
+    /// Its number.
+    #[allow(dead_code, reason = "not every program that has this asks for it")]
+    pub fn process(&self) -> u32 {
+        self.0.id()
+    }
+
     #[track_caller]
     pub fn finish(&mut self) {
         let end = Instant::now() + 2 * PATIENCE;

@@ -10,4 +10,5 @@ mod joining;
 mod messages;
 mod ordered;
 mod other_side;
+mod standing;
 mod succession;

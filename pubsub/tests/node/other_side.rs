@@ -27,6 +27,12 @@ fn the_other_side() {
             stay();
             drop(node);
         }
+        // Serves, and takes it from those that do in passing.
+        ["stands"] => {
+            let node = join(ServiceMode::Standing);
+            stay();
+            drop(node);
+        }
         // Serves, and leaves all that it has open with a child.
         ["serves-and-forks", topic] => {
             let node = join(ServiceMode::Embedded);

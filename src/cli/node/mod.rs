@@ -5,25 +5,31 @@ mod watch;
 
 use std::time::Duration;
 
-use pubsub::Node;
+use pubsub::{Node, ServiceMode};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::Manager;
 use self::watch::Watch;
 use super::exit::Failure;
 use super::membership;
-use super::settings::{OfNode, Options, Service};
+use super::settings::{OfNode, Options};
 use super::signals::{Signals, interrupted};
 
 /// Between two looks at who is there.
 const LOOK: Duration = Duration::from_secs(1);
+/// While it takes over.
+const SOON: Duration = Duration::from_millis(50);
 
 /// Serves a node in the foreground, until SIGTERM or Ctrl-C.
 ///
 /// Not needed where processes serve their node themselves; with it, the node stays when they
-/// come and go. If another process serves the node already, this one waits, and succeeds it.
+/// come and go. If one of them serves the node already, it hands it over to this one at once, and
+/// messages go on meanwhile. Where another `fabricast node` does, this one ends and names it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
+    /// If another `fabricast node` serves the node, wait, and succeed it
+    #[arg(long)]
+    standby: bool,
     /// What to log to standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LevelFilter>,
@@ -39,30 +45,37 @@ impl Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch_hangups_too()?;
-    let mut settings = arguments.settings.settings()?;
-    // That is what it is for.
-    settings.service.value = Service::Embedded;
+    let settings = arguments.settings.settings()?;
     let manager = Manager::of_this_process();
     // Programs that serve in passing go on without other nodes; who serves for nothing else does not.
-    let options = membership::options(&settings, "node");
+    let mut options = membership::options(&settings, "node");
+    // Whatever the settings say: that is what it is for.
+    options.service = match arguments.standby {
+        true => ServiceMode::Standby,
+        false => ServiceMode::Standing,
+    };
     if let Some(network) = &options.network {
         network.check(&options.label)?;
     }
     tracing::info!(directory = %settings.directory.value.display(), "joining the node");
-    let node = match membership::join(&settings, "node", &signals) {
+    let node = match signals.meanwhile(move || Node::join(options)) {
         // Nothing was begun that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
-        joined => joined?,
+        joined => joined??,
     };
-    let served = serve(&node, &signals, &manager);
+    let served = serve(&node, Watch::new(arguments.standby), &signals, &manager);
     manager.is_ending();
     tracing::info!("leaving the node; if there are others, one of them serves it now");
     drop(node);
     served
 }
 
-fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failure> {
-    let mut watch = Watch::default();
+fn serve(
+    node: &Node,
+    mut watch: Watch,
+    signals: &Signals,
+    manager: &Manager,
+) -> Result<(), Failure> {
     let mut hangups = 0;
     let mut is_ready = false;
     loop {
@@ -74,18 +87,18 @@ fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failur
         match rows {
             Ok(rows) => {
                 if let Some(status) = watch.look(&rows, node.serves()) {
-                    match is_ready {
+                    match is_ready || !watch.is_settled() {
                         true => manager.status(&status),
                         false => manager.is_ready(&status),
                     }
-                    is_ready = true;
+                    is_ready |= watch.is_settled();
                 }
             }
             Err(error) if error.kind() == pubsub::ErrorKind::Closed => return Err(error.into()),
             // It is looked for again: a service may just have ended.
             Err(error) => tracing::warn!(%error, "the node does not answer"),
         }
-        signals.sleep(LOOK);
+        signals.sleep(if watch.is_settled() { LOOK } else { SOON });
         if signals.ask_to_end() {
             return Ok(());
         }

@@ -7,6 +7,8 @@ use pubsub::Row;
 /// What was seen at the last look.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
+    /// It serves only when another one that stays does not any more.
+    is_standby: bool,
     /// The number of the service, and whether this process is it.
     service: Option<(u32, bool)>,
     /// Who is there, what there is, which nodes are connected: with what is said of each.
@@ -32,6 +34,15 @@ impl Thing {
 }
 
 impl Watch {
+    pub(super) fn new(is_standby: bool) -> Self {
+        Self { is_standby, ..Self::default() }
+    }
+
+    /// Does the process do what it is there for? Not as long as it takes over.
+    pub(super) fn is_settled(&self) -> bool {
+        self.service.is_some_and(|(_, serves)| serves || self.is_standby)
+    }
+
     /// Logs what is different. Gives a line about the service, if that is.
     pub(super) fn look(&mut self, rows: &[Row], serves: bool) -> Option<String> {
         let (status, changes) = self.changes(rows, serves);
@@ -55,9 +66,12 @@ impl Watch {
                     );
                     format!("serves node {identity} as its service number {service}; {listens}")
                 }
-                false => format!(
+                false if self.is_standby => format!(
                     "process {process} serves node {identity} already; waiting to succeed it"
                 ),
+                false => {
+                    format!("process {process} serves node {identity} in passing; taking it over")
+                }
             });
         }
         let now: BTreeMap<_, _> = rows.iter().filter_map(thing).collect();
@@ -129,7 +143,12 @@ mod tests {
     #[test]
     fn only_changes_are_told() {
         let mut watch = Watch::default();
+        let (status, _) = watch.changes(&[node(1)], false);
+        assert_eq!(status.unwrap(), "process 7 serves node ab in passing; taking it over");
+        assert!(!watch.is_settled());
+        let mut watch = Watch::new(true);
         let (status, lines) = watch.changes(&[node(1), process("a")], false);
+        assert!(watch.is_settled());
         assert_eq!(status.unwrap(), "process 7 serves node ab already; waiting to succeed it");
         assert_eq!(lines, ["process \"a\\n\" (8, a) came"]);
         let (status, lines) = watch.changes(&[node(1), process("a")], false);

@@ -306,6 +306,7 @@ impl Reception {
                 return Err(malformed("it has said already who it is"));
             }
             Request::Leave => self.leaves(who),
+            Request::TakeOver if files.is_empty() => self.gives_way(who),
             other if !files.is_empty() => {
                 let detail = format!("descriptors with {other:?}");
                 return Err(Error::new(RECEIVING, ErrorKind::Malformed, detail));

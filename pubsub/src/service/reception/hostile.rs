@@ -80,6 +80,7 @@ impl Stage {
             label: "service".to_owned(),
             budgets: Budgets { host: Some(BUDGET), device: Some(BUDGET) },
             network: None,
+            stands: Arc::default(),
             identity: NodeIdentity::random()?,
         };
         let listener = ChannelListener::bind(&socket_in(&ground.0)).map_err(failed)?;

@@ -1,10 +1,12 @@
 //! Those that die, leave, or lose their connection.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ipc::{Fate, Participant};
 
-use super::{ROLL_CALL, Reception};
+use super::{ROLL_CALL, Reception, SERVING};
+use crate::service::election::Claim;
 use crate::service::protocol::Notice;
 
 impl Reception {
@@ -48,6 +50,25 @@ impl Reception {
             gathering.is_back(who);
         } else {
             self.bury_all();
+        }
+    }
+
+    /// A process wants the office. It gets it if it is there to serve, and this one is not: only
+    /// who has the claim can be that. Members hand over to it what they have, as if this service
+    /// had ended by itself, and leave the office to it meanwhile.
+    pub(super) fn gives_way(&mut self, who: Participant) {
+        if self.options.stands.load(Ordering::Acquire) {
+            tracing::debug!(%who, "a process that wants to serve has to wait until this one ends");
+            return;
+        }
+        match Claim::holder(SERVING, &self.options.directory) {
+            Ok(Some(process)) => {
+                tracing::info!(process, "the node is handed over to a process that is to serve it");
+                self.is_over.store(true, Ordering::Release);
+            }
+            // It is dead by now, or lies.
+            Ok(None) => tracing::debug!(%who, "nobody is there who is to serve"),
+            Err(error) => tracing::warn!(%error, "cannot see who is to serve the node"),
         }
     }
 

@@ -43,6 +43,7 @@ impl Ground {
             label: "test".into(),
             budgets: BUDGETS,
             network: None,
+            stands: Arc::default(),
             identity: NodeIdentity::random().unwrap(),
         };
         let listener = ChannelListener::bind(&socket_in(&self.0)).unwrap();
@@ -151,6 +152,24 @@ fn belongings() -> ([Pool; 2], Topic) {
     let pool = |direction| Pool::create(PoolId { direction, ..HERE }, 1 << 28, 64).unwrap();
     let topic = Topic::create(4, "brought", &settings).unwrap();
     ([pool(Direction::Here), pool(Direction::Arrivals)], topic)
+}
+
+#[test]
+fn only_to_one_that_is_there_to_serve_the_office_is_given() {
+    let ground = Ground::new();
+    let (mut service, member, _) = ground.joined();
+    let asks = |service: &mut Reception| {
+        member.say(&Request::TakeOver, &[]);
+        turns(service);
+        service.is_over.load(Ordering::Acquire)
+    };
+    assert!(!asks(&mut service), "nobody is there");
+    let claim = election::Claim::take("test", &ground.0).unwrap().unwrap();
+    service.options.stands.store(true, Ordering::Release);
+    assert!(!asks(&mut service), "it is the one");
+    service.options.stands.store(false, Ordering::Release);
+    assert!(asks(&mut service));
+    drop(claim);
 }
 
 #[test]

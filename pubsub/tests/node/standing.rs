@@ -1,0 +1,196 @@
+//! Processes that are there to serve a node, and those that serve it in passing.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use pubsub::{ErrorKind, Node, NodeOptions, Row, ServiceMode};
+
+use crate::ground::{Ground, Other, PATIENCE, number_of, options, publish, settings, until};
+
+/// The process that serves.
+fn server(ground: &Ground) -> Option<u32> {
+    match pubsub::report(ground.path()).ok()?.first()? {
+        Row::Node { process, .. } => Some(*process),
+        _ => None,
+    }
+}
+
+/// The process that has the lock of a file in a node's directory.
+fn holder(directory: &Path, name: &str) -> Option<u32> {
+    let file = File::options().read(true).write(true).open(directory.join(name)).ok()?;
+    let mut found = libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(file.as_fd(), FcntlArg::F_GETLK(&mut found)).unwrap();
+    (i32::from(found.l_type) != libc::F_UNLCK).then_some(found.l_pid as u32)
+}
+
+fn join(ground: &Ground, service: ServiceMode) -> pubsub::Result<Node> {
+    Node::join(NodeOptions { service, ..options(ground.path()) })
+}
+
+#[test]
+fn who_serves_in_passing_gives_way_to_one_that_is_there_for_it() {
+    let ground = Ground::new();
+    let node = ground.join();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    publish(&topic.publisher().unwrap(), 0..5);
+    assert!(node.serves());
+    let mut standing = Other::start("stands", ground.path());
+    until("it to serve", || server(&ground) == Some(standing.process()));
+    assert!(!node.serves());
+    publish(&topic.publisher().unwrap(), 5..8);
+    for expected in 0..8 {
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
+    // Whoever comes now comes to it.
+    let other = ground.join();
+    assert!(!other.serves() && other.open("numbers").is_ok());
+    assert_eq!((server(&ground), other.identity()), (Some(standing.process()), node.identity()));
+    // And it is served in passing again when it has ended.
+    standing.end();
+    until("another service", || node.serves() || other.serves());
+}
+
+#[test]
+fn it_gives_way_within_one_process_too() {
+    let ground = Ground::new();
+    let passing = ground.join();
+    let standing = join(&ground, ServiceMode::Standing).unwrap();
+    until("it to serve", || standing.serves() && !passing.serves());
+    let topic = passing.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    publish(&standing.open("numbers").unwrap().publisher().unwrap(), 0..3);
+    assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 0);
+    drop(standing);
+    until("another service", || passing.serves());
+}
+
+#[test]
+fn nobody_takes_it_from_one_that_is_there_for_it() {
+    let ground = Ground::new();
+    let mut standing = Other::start("stands", ground.path());
+    until("it to serve", || server(&ground) == Some(standing.process()));
+    let error = join(&ground, ServiceMode::Standing).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyServed);
+    assert!(error.detail().contains(&format!("process {} does", standing.process())), "{error}");
+    let standby = join(&ground, ServiceMode::Standby).unwrap();
+    let passing = ground.join();
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(server(&ground), Some(standing.process()));
+    assert!(!standby.serves() && !passing.serves());
+    standing.kill();
+    // Whoever is first, in the end it is the one that is there for it.
+    until("its successor", || standby.serves() && !passing.serves());
+    drop(standby);
+    until("one that serves in passing", || passing.serves());
+}
+
+/// Numbers go from one process to another while the node is handed over, again and again, and
+/// those that it is handed to end or are killed.
+fn numbers_flow_while_it_is_handed_over(end: fn(&mut Other)) {
+    const COUNT: u64 = 20_000;
+    const TIMES: u64 = 6;
+    let ground = Ground::new();
+    // It serves in passing; and so may this one, and the publisher.
+    let _serving = Other::start("serves", ground.path());
+    let node = ground.join();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    let mut publisher = Other::start(&format!("publishes numbers {COUNT}"), ground.path());
+    for round in 0..TIMES {
+        let mut standing = Other::start("stands", ground.path());
+        let numbers = round * COUNT / TIMES..(round + 1) * COUNT / TIMES;
+        let half = (numbers.start + numbers.end) / 2;
+        for expected in numbers {
+            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            if expected == half {
+                until("it to serve", || server(&ground) == Some(standing.process()));
+                end(&mut standing);
+            }
+        }
+    }
+    publisher.finish();
+    assert!(subscriber.try_pull().unwrap().is_none(), "one came twice");
+}
+
+#[test]
+fn nothing_is_lost_when_it_is_handed_over_and_back() {
+    numbers_flow_while_it_is_handed_over(Other::end);
+}
+
+#[test]
+fn nothing_is_lost_when_it_is_handed_over_and_taken_from_the_dead() {
+    numbers_flow_while_it_is_handed_over(Other::kill);
+}
+
+/// How far a hand-over has come, at least.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Step {
+    Claimed,
+    Vacant,
+    Taken,
+}
+
+/// Kills who serves, or who is to serve, at every step of the hand-over and a little later.
+#[test]
+fn nothing_is_lost_whoever_dies_while_it_is_handed_over() {
+    let ground = Ground::new();
+    let mut serving = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    let _publisher = Other::start("publishes-for-ever numbers", ground.path());
+    let mut expected = 0;
+    let mut read_some = || {
+        for _ in 0..20 {
+            assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+            expected += 1;
+        }
+    };
+    let later = [0, 300, 2000].map(Duration::from_micros);
+    for step in [Step::Claimed, Step::Vacant, Step::Taken] {
+        for (kills_heir, later) in later.into_iter().flat_map(|it| [(true, it), (false, it)]) {
+            read_some();
+            let mut standing = Other::start("stands", ground.path());
+            let (heir, end) = (Some(standing.process()), Instant::now() + PATIENCE);
+            loop {
+                let office = holder(ground.path(), "node.lock");
+                let is_so = match step {
+                    Step::Claimed => holder(ground.path(), "node.standing") == heir,
+                    Step::Vacant => office.is_none() || office == heir,
+                    Step::Taken => office == heir,
+                };
+                if is_so {
+                    break;
+                }
+                assert!(Instant::now() < end, "waited for {step:?}");
+            }
+            std::thread::sleep(later);
+            let dies = if kills_heir { &mut standing } else { &mut serving };
+            dies.kill();
+            read_some();
+            if !kills_heir {
+                until("it to serve", || server(&ground) == Some(standing.process()));
+                serving = Other::start("serves", ground.path());
+                until("a member", || {
+                    let rows = node.report().unwrap();
+                    rows.iter().filter(|row| matches!(row, Row::Process { .. })).count() == 4
+                });
+                standing.kill();
+            }
+            until("the other to serve", || server(&ground) == Some(serving.process()));
+            let name = format!("after {step:?} {kills_heir} {later:?}");
+            node.topic(&name, &settings()).unwrap();
+        }
+    }
+}
