@@ -204,10 +204,10 @@ fn a_service_that_died_is_left_also_if_its_connections_stay() {
     let service = life_of(&child);
     let link = Link { channel, service };
     let _ = shared.bell().write(1);
-    assert!(matches!(turn(&shared, &link, &mut false), Next::Stay));
+    assert!(matches!(turn(&shared, &link, &mut Said::default()), Next::Stay));
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(matches!(turn(&shared, &link, &mut false), Next::Lost));
+    assert!(matches!(turn(&shared, &link, &mut Said::default()), Next::Lost));
     std::fs::remove_dir_all(directory).unwrap();
 }
 

@@ -111,12 +111,16 @@ impl Mesh {
             lost_after: u32::try_from(timing.lost_after.as_millis()).unwrap_or(u32::MAX),
             listens,
         };
+        let mut chance = Chance(run.chance);
+        // By chance, and not by a clock, which may have been set back: none that an earlier
+        // service of this node used.
+        let next_session = chance.draw();
         Self {
             me: Arc::new(me),
             timing,
             limits,
             guard,
-            chance: Chance(run.chance),
+            chance,
             lines: BTreeMap::new(),
             nodes: HashMap::new(),
             book,
@@ -124,8 +128,7 @@ impl Mesh {
             is_silent: false,
             actions: VecDeque::new(),
             next_connection: 0,
-            // Not one that an earlier service of this node used.
-            next_session: run.started,
+            next_session,
             is_deaf: false,
         }
     }

@@ -151,8 +151,14 @@ fn check_that_all_are_joined(world: &World) {
     }
 }
 
+/// So many, or as many as PROPTEST_CASES says: what is rare here takes some thousands.
+fn cases(usual: u32) -> ProptestConfig {
+    let said = std::env::var("PROPTEST_CASES").ok().and_then(|said| said.parse().ok());
+    ProptestConfig { cases: said.unwrap_or(usual), ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(cases(200))]
 
     #[test]
     fn whatever_happens_all_find_each_other_in_the_end(
@@ -265,6 +271,28 @@ fn a_service_that_starts_again_takes_the_place_of_the_one_that_was_cut_off() {
     world.run(Duration::from_secs(1));
     check_that_all_are_joined(&world);
     assert_ne!(world.hosts[0].sessions[&world.hosts[1].identity()].session, before);
+}
+
+/// As after a start without a clock of its own, or when the clock was set back.
+#[test]
+fn services_that_start_at_the_same_time_by_their_clock_have_other_sessions() {
+    for restarts in [0, 1] {
+        let mut world = World::new(plans(2, 1, Acquaintance::All), 1);
+        world.start(0, 816);
+        world.start(1, 816);
+        let mut numbers = Vec::new();
+        for _ in 0..5 {
+            world.run(LONG);
+            check_that_all_are_joined(&world);
+            let other = world.hosts[1 - restarts].identity();
+            numbers.push(world.hosts[restarts].sessions[&other].session);
+            world.stop(restarts, false);
+            world.start(restarts, 816);
+        }
+        numbers.sort();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 5);
+    }
 }
 
 #[test]
