@@ -159,4 +159,24 @@ pub enum Row {
         /// Which settings are not the same.
         differs: Vec<String>,
     },
+    /// A topic that another node has to do with, and nobody here. The longest reports leave some
+    /// out.
+    Elsewhere {
+        /// The topic's name.
+        topic: String,
+        /// The other node.
+        node: String,
+        /// Somebody publishes there.
+        publishes: bool,
+        /// Somebody subscribes there.
+        subscribes: bool,
+        /// `reliable`, `drop-oldest` or `drop-newest`.
+        reliability: String,
+        /// Messages that may wait.
+        depth: u32,
+        /// The longest message.
+        largest: u64,
+        /// How long a message may be held that is in the way, in microseconds.
+        release_microseconds: u64,
+    },
 }

@@ -213,7 +213,7 @@ fn in_pages(size: u64) -> u64 {
 }
 
 /// Opens a topic to read: made here, if the settings say what it is to be like, or else as
-/// soon as somebody has made it.
+/// soon as somebody has made it, here or at a node that this one is connected to.
 pub(crate) fn topic_to_read(
     node: &Node,
     name: &str,
@@ -233,15 +233,19 @@ pub(crate) fn topic_to_read(
         }
         if deadline.is_over() {
             let why = format!(
-                "nobody has made the topic \"{}\" at this node. What is published at another node comes to a topic \
-                 that is made here with the same settings: say them, --largest 1M for one with all that is usual",
+                "nobody has made the topic \"{}\", at this node or at one that it is connected to now \
+                 (fabricast paths --topics shows which). Say what it is to be like to make it here: \
+                 --largest 1M for one with all that is usual",
                 name.escape_debug()
             );
             return Err(Failure::new(Exit::Deadline, why));
         }
         if !is_said {
             is_said = true;
-            text::complain("fabricast: waiting until somebody makes the topic at this node");
+            text::complain(
+                "fabricast: waiting until somebody makes the topic, at this node or at one that it is \
+                 connected to",
+            );
         }
         signals.sleep(deadline.slice() / 2);
         if signals.ask_to_end() {

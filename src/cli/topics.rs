@@ -6,11 +6,13 @@ use pubsub::Row;
 use serde_json::{Value, json};
 
 use super::exit::Failure;
+use super::paths::name_of_node;
 use super::progress::amount;
 use super::settings::{OfDirectory, Options};
 use super::text;
 
-/// Shows the topics of a node: who publishes, who subscribes, how far behind.
+/// Shows the topics of a node: who publishes, who subscribes, how far behind; and those that only
+/// other nodes have, as far as it is connected to them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// One JSON line, with all that the node tells
@@ -117,6 +119,7 @@ fn for_people(rows: &[Row]) -> String {
         1 => out.push_str("no topics\n"),
         _ => out.push_str(&text::table(&table)),
     }
+    out.push_str(&elsewhere(rows));
     for row in rows {
         if let Row::Pool { place, is_for_arrivals, bytes, budget, free, blocks, .. } = row {
             let direction = if *is_for_arrivals { "from other nodes" } else { "of this node" };
@@ -132,6 +135,34 @@ fn for_people(rows: &[Row]) -> String {
         }
     }
     out
+}
+
+/// Topics that only other nodes have, if there are any.
+fn elsewhere(rows: &[Row]) -> String {
+    let head = ["only elsewhere", "reliability", "depth", "largest", "there", "node"];
+    let mut table = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let Row::Elsewhere {
+            topic, node, publishes, subscribes, reliability, depth, largest, ..
+        } = row
+        else {
+            continue;
+        };
+        let there = match (publishes, subscribes) {
+            (true, true) => "published and read",
+            (true, false) => "published",
+            _ => "read",
+        };
+        table.push(vec![
+            topic.escape_debug().to_string(),
+            text::visible(reliability),
+            depth.to_string(),
+            super::size::print(*largest),
+            there.to_owned(),
+            name_of_node(rows, node).escape_debug().to_string(),
+        ]);
+    }
+    if table.len() > 1 { text::table(&table) } else { String::new() }
 }
 
 /// A row's content, without the name of its kind.
@@ -174,6 +205,7 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
         "topics": topics,
         "peers": take("Peer"),
         "misfits": take("Misfit"),
+        "elsewhere": take("Elsewhere"),
     }))
 }
 
@@ -272,6 +304,27 @@ pub(super) mod tests {
             "{out}"
         );
         assert!(for_people(&rows()[..1]).contains("no topics"));
+    }
+
+    #[test]
+    fn topics_that_only_other_nodes_have_have_lines_of_their_own() {
+        let mut all = rows();
+        assert!(!for_people(&all).contains("elsewhere"));
+        all.push(Row::Elsewhere {
+            topic: "lidar\u{1b}".to_owned(),
+            node: "cd".repeat(16),
+            publishes: true,
+            subscribes: false,
+            reliability: "reliable".to_owned(),
+            depth: 4,
+            largest: 1 << 16,
+            release_microseconds: 5_000_000,
+        });
+        let out = for_people(&all);
+        let line = out.lines().find(|line| line.starts_with("lidar")).unwrap();
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells.join(" "), "lidar\\u{1b} reliable 4 64K published other");
+        assert_eq!(for_programs(&all).unwrap()["elsewhere"][0]["depth"], 4);
     }
 
     #[test]

@@ -54,19 +54,51 @@ fn a_node_that_is_served_anew_is_still_connected() {
         });
         node.signal(signal);
         node.end();
-        // The same again, while the one who reads serves already.
+        // The same again, while the one who reads serves already, and hands it over.
         let mut next = houses[1].start(&["node", "--listen", &before, "--peers", &address]);
-        next.wait_for("already; waiting to succeed it");
-        let sent = parse(&publisher.succeed());
-        assert_eq!((&sent["messages"], &sent["unwanted"]), (&1500.into(), &0.into()), "{sent}");
-        let read = parse(&sub.succeed());
-        assert_eq!((&read["messages"], &read["missed"]), (&1500.into(), &0.into()), "{read}");
-        // Then it is the service's turn, where other nodes know this one.
         next.wait_for("its service number 3");
         let after =
             houses[1].wait_until("an address", |report| report["node"]["listens"].is_string());
         assert_eq!(after["node"]["listens"], before.as_str());
+        let sent = parse(&publisher.succeed());
+        assert_eq!((&sent["messages"], &sent["unwanted"]), (&1500.into(), &0.into()), "{sent}");
+        let read = parse(&sub.succeed());
+        assert_eq!((&read["messages"], &read["missed"]), (&1500.into(), &0.into()), "{read}");
     }
+}
+
+/// A process that serves in passing is at no network: one that is there to serve brings it.
+#[test]
+fn a_topic_of_another_node_is_found_when_the_network_comes_later() {
+    let houses = [House::open(), House::open()];
+    let (_one, address) = serve(&houses[0], &[]);
+    let mut sub = houses[1].start(&["sub", "t", "--check", "--count", "300", "--json"]);
+    sub.wait_for("at this node or at one that it is connected to");
+    let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "300", "--wait-for", "1"];
+    let settings = ["--largest", "64K", "--depth", "8"];
+    let mut publisher = houses[0].start(&[&publish[..], &settings].concat());
+    let (mut two, _) = serve(&houses[1], &["--peers", &address]);
+    publisher.succeed();
+    let read = parse(&sub.succeed());
+    assert_eq!((&read["messages"], &read["missed"]), (&300.into(), &0.into()), "{read}");
+    assert_eq!(read["altered"], 0, "{read}");
+    two.wait_for("a topic is made as another node has it");
+}
+
+#[test]
+fn topics_of_other_nodes_are_shown() {
+    let houses = [House::open(), House::open()];
+    let (_one, address) = serve(&houses[0], &["--node-name", "one"]);
+    let (_two, _) = serve(&houses[1], &["--peers", &address]);
+    let mut publisher =
+        houses[0].start(&["pub", "t", "--pattern", "--wait-for", "1", "--depth", "8"]);
+    let report = houses[1].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
+    assert_eq!(report["elsewhere"][0]["depth"], 8, "{report}");
+    let text = houses[1].succeed(&["topics"]);
+    let line = text.lines().find(|line| line.starts_with("t ")).unwrap_or_default();
+    let cells: Vec<_> = line.split_whitespace().collect();
+    assert_eq!(cells, ["t", "reliable", "8", "1M", "published", "one"], "{text}");
+    publisher.interrupt();
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::house::{House, PATIENCE, parse, topic};
 fn nothing_is_lost_when_the_service_is_killed_under_load() {
     let house = House::open();
     let mut node = house.serve();
-    let mut standby = house.start(&["node"]);
+    let mut standby = house.start(&["node", "--standby"]);
     standby.wait_for("waiting to succeed it");
     let outside = ["--service", "outside"];
     let sub = ["sub", "t", "--check", "--count", "3000", "--json"];
@@ -36,6 +36,39 @@ fn nothing_is_lost_when_the_service_is_killed_under_load() {
 }
 
 #[test]
+fn who_serves_in_passing_hands_the_node_over_at_once_and_nothing_is_lost() {
+    let house = House::open();
+    let sub = ["sub", "t", "--check", "--count", "3000", "--json"];
+    let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "3000", "--rate", "1000"];
+    let mut publisher =
+        house.start(&[&publish[..], &["--wait-for", "1", "--json", "--label", "first"]].concat());
+    house.wait_until("a service", |report| report["node"]["label"] == "first");
+    let mut sub = house.start(&sub);
+    let before = house.wait_until("messages", |report| {
+        topic(report, "t").is_some_and(|topic| topic["published"].as_u64() > Some(100))
+    });
+    let mut node = house.start(&["node", "--listen", "127.0.0.1:0"]);
+    node.wait_for("serves node");
+    let after = house.json(&["topics", "--json"]);
+    assert_eq!(before["node"]["identity"], after["node"]["identity"]);
+    assert_eq!(after["node"]["process"], node.id());
+    assert!(after["node"]["listens"].is_string(), "{after}");
+    let published = topic(&after, "t").unwrap()["published"].as_u64();
+    assert!(published < Some(3000), "it was handed over when all was over");
+    // Another one that wants it hears who has it.
+    let (code, said) = house.run(&["node"]);
+    assert_eq!(code, Some(10), "{said}");
+    assert!(said.contains(&format!("process {} does, and stays", node.id())), "{said}");
+    let sent = parse(&publisher.succeed());
+    assert_eq!((&sent["messages"], &sent["released"]), (&3000.into(), &true.into()), "{sent}");
+    let read = parse(&sub.succeed());
+    assert_eq!((&read["messages"], &read["missed"]), (&3000.into(), &0.into()), "{read}");
+    assert_eq!(read["altered"], 0, "{read}");
+    node.signal(Signal::SIGTERM);
+    node.succeed();
+}
+
+#[test]
 fn members_serve_their_node_themselves_when_the_service_is_gone() {
     let house = House::open();
     let mut node = house.serve();
@@ -56,7 +89,7 @@ fn a_service_ends_in_order_and_a_standby_takes_over() {
     let mut first = house.start(&["node", "--label", "first"]);
     first.wait_for("serves node");
     let identity = house.json(&["topics", "--json"])["node"]["identity"].clone();
-    let mut second = house.start(&["node", "--label", "second"]);
+    let mut second = house.start(&["node", "--label", "second", "--standby"]);
     second.wait_for("waiting to succeed it");
     first.wait_for("process \"second\"");
     first.signal(Signal::SIGHUP);

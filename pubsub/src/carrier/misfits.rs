@@ -1,12 +1,15 @@
-//! Topics that are other ones at other nodes: their messages do not go there, or do not come from
-//! there, and both nodes say why.
+//! What other nodes said that topics are like: those that are not here, and those that are other
+//! ones here, whose messages do not go there, or do not come from there, and both nodes say why.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::fit;
 use crate::peers::{Interest, NodeIdentity};
 use crate::report::Row;
-use crate::settings::SharedSettings;
+use crate::settings::{SharedPlace, SharedSettings};
+
+/// Topics of other nodes that are told of, to those that ask.
+const MOST_TOLD: usize = 4096;
 
 /// A topic of this node.
 #[derive(Debug, Clone, Copy)]
@@ -115,6 +118,40 @@ impl Misfits {
         }
     }
 
+    /// What a topic is like at other nodes, if it is at any: as most have it that publish, or else
+    /// that subscribe. In whose memory it lies there is no matter here.
+    pub(super) fn like(&self, topic: &str) -> Option<SharedSettings> {
+        let mut all: Vec<(SharedSettings, (usize, usize))> = Vec::new();
+        for there in self.said.values().filter_map(|said| said.get(topic)) {
+            let (publishes, subscribes) = (there.publishes.into(), there.subscribes.into());
+            match all.iter_mut().find(|(settings, _)| fit(settings, &there.settings)) {
+                Some((_, (most, more))) => (*most, *more) = (*most + publishes, *more + subscribes),
+                None => all.push((there.settings, (publishes, subscribes))),
+            }
+        }
+        // Of those that are as many, what the first node has: the same for all that look.
+        all.reverse();
+        let (settings, _) = all.into_iter().max_by_key(|(_, count)| *count)?;
+        Some(SharedSettings { place: SharedPlace::Host, ..settings })
+    }
+
+    /// Topics that are at other nodes only.
+    pub(super) fn elsewhere(&self, is_here: impl Fn(&str) -> bool) -> Vec<Row> {
+        let all = self.said.iter().flat_map(|(node, said)| said.values().map(move |it| (node, it)));
+        let others = all.filter(|(_, it)| !is_here(&it.topic)).take(MOST_TOLD);
+        let row = |(node, it): (&NodeIdentity, &Interest)| Row::Elsewhere {
+            topic: it.topic.clone(),
+            node: node.to_string(),
+            publishes: it.publishes,
+            subscribes: it.subscribes,
+            reliability: it.settings.reliability.to_string(),
+            depth: it.settings.depth,
+            largest: it.settings.largest,
+            release_microseconds: it.settings.release_microseconds,
+        };
+        others.map(row).collect()
+    }
+
     pub(super) fn rows(&self) -> impl Iterator<Item = Row> {
         self.now.iter().map(|((topic, node), misfit)| Row::Misfit {
             topic: topic.clone(),
@@ -171,6 +208,49 @@ mod tests {
         assert_eq!(find(&mut misfits, here(false, true)), 1);
         misfits.is_done_with(NODE, "numbers");
         assert_eq!((find(&mut misfits, here(false, true)), misfits.rows().count()), (0, 0));
+    }
+
+    #[test]
+    fn a_topic_is_like_most_have_it_that_publish() {
+        let [one, two, three] = [1, 2, 3].map(|number| NodeIdentity([number; 16]));
+        let mut misfits = Misfits::default();
+        let depth = |misfits: &Misfits| misfits.like("numbers").map(|it| it.depth);
+        assert_eq!(depth(&misfits), None);
+        misfits.says(two, there(4, false, true));
+        assert_eq!(depth(&misfits), Some(4));
+        let on_device = Interest {
+            settings: SharedSettings {
+                place: SharedPlace::Device([7; 16]),
+                ..SharedSettings::of_depth(5)
+            },
+            ..there(5, true, false)
+        };
+        misfits.says(three, on_device);
+        let like = misfits.like("numbers").unwrap();
+        assert_eq!((like.depth, like.place), (5, SharedPlace::Host));
+        // As many as publish elsewhere, and the first.
+        misfits.says(one, there(6, true, false));
+        assert_eq!(depth(&misfits), Some(6));
+        misfits.says(two, there(5, false, true));
+        assert_eq!(depth(&misfits), Some(5));
+        assert_eq!(misfits.like("others"), None);
+    }
+
+    #[test]
+    fn topics_that_are_elsewhere_only_are_told_of_and_no_more_than_may_be() {
+        let mut misfits = Misfits::default();
+        misfits.says(NODE, there(4, true, false));
+        assert!(misfits.elsewhere(|name| name == "numbers").is_empty());
+        let rows = misfits.elsewhere(|_| false);
+        assert!(matches!(
+            &rows[..],
+            [Row::Elsewhere { topic, publishes: true, subscribes: false, depth: 4, .. }]
+                if topic == "numbers"
+        ));
+        for number in 0..MOST_TOLD {
+            misfits.says(NODE, Interest { topic: format!("{number}"), ..there(4, true, false) });
+        }
+        assert_eq!(misfits.elsewhere(|_| false).len(), MOST_TOLD);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::Carrier;
 use crate::bridge::{Counters, TopicKey, Worker, Workers};
 use crate::peers::{NodeIdentity, PeerReport, PeerState};
 use crate::report::Row;
+use crate::settings::SharedSettings;
 
 /// How long all workers together may take to count: who asks has other things to do. One that
 /// takes longer is not waited for again before it has answered.
@@ -66,7 +67,12 @@ impl Carrier {
         self.peers.listens().map(|address| address.to_string())
     }
 
-    /// A row for each other node, and for each topic that goes there or comes from there.
+    /// What a topic is like at the nodes that this one is connected to.
+    pub(crate) fn like(&self, topic: &str) -> Option<SharedSettings> {
+        self.misfits.like(topic)
+    }
+
+    /// A row for each other node, for each topic that is there only, and for each topic that goes there or comes from there.
     pub(crate) fn rows(&mut self) -> Vec<Row> {
         let mut rows: Vec<_> = self
             .peers
@@ -82,6 +88,7 @@ impl Carrier {
             })
             .collect();
         rows.extend(self.misfits.rows());
+        rows.extend(self.misfits.elsewhere(|name| self.names.contains_key(name)));
         let names: BTreeMap<TopicKey, &str> = self
             .lines
             .iter()

@@ -216,10 +216,12 @@ impl Node {
         self.ask_for(name, Some(shared))
     }
 
-    /// Opens a topic as whoever made it wanted it.
+    /// Opens a topic as whoever made it wanted it. If nobody has at this node, it is made as a node
+    /// has it that this one is connected to, in the host's memory.
     ///
     /// # Errors
-    /// [`Unknown`](ErrorKind::Unknown) if nobody has made it.
+    /// [`Unknown`](ErrorKind::Unknown) if nobody has made it, as far as is known now;
+    /// [`OverBudget`](ErrorKind::OverBudget) if there is no room for it here.
     pub fn open(&self, name: &str) -> Result<Topic> {
         self.ask_for(name, None)
     }

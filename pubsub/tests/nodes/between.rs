@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
-use pubsub::{NetworkOptions, Node, NodeOptions, Row, TopicSettings};
+use pubsub::{ErrorKind, MemoryPlace, NetworkOptions, Node, NodeOptions, Row, TopicSettings};
 
 use crate::ground::{Ground, PATIENCE, message, number_of, options, publish, settings, until};
 
@@ -51,6 +51,34 @@ pub fn until_carried(node: &Node, topic: &str) {
                 if of == topic && participant == "carrier")
         })
     });
+}
+
+#[test]
+fn a_topic_is_opened_as_another_node_has_it() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let first = join(grounds[0].path(), network(addresses[0], &[]));
+    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::Unknown);
+    let wanted = TopicSettings { memory: MemoryPlace::Host, depth: 3, ..settings() };
+    let there = first.topic("numbers", &wanted).unwrap();
+    // Nobody has anything to do with it yet.
+    assert_eq!(second.open("numbers").unwrap_err().kind(), ErrorKind::Unknown);
+    let publisher = there.publisher().unwrap();
+    until("it to be told of", || {
+        let rows = second.report().unwrap();
+        let is_so = |row: &Row| matches!(row, Row::Elsewhere { topic, depth: 3, publishes: true, .. } if topic == "numbers");
+        rows.iter().any(is_so)
+    });
+    let here = second.open("numbers").unwrap();
+    assert_eq!(here.settings().unwrap(), wanted);
+    let rows = second.report().unwrap();
+    assert!(!rows.iter().any(|row| matches!(row, Row::Elsewhere { .. })), "it is here, too");
+    let mut subscriber = here.subscriber().unwrap();
+    until_wanted(&first, "numbers", 1);
+    publish(&publisher, 0..20);
+    for expected in 0..20 {
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
 }
 
 #[test]

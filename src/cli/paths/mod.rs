@@ -15,7 +15,7 @@ use super::exit::Failure;
 use super::settings::{OfDirectory, Options, seconds};
 use super::text;
 
-pub(crate) use self::topics::misfit;
+pub(crate) use self::topics::{misfit, name_of_node};
 
 /// Shows by which path bytes travel, and why.
 ///

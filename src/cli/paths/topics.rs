@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// What a node is called, as far as that is known.
-fn name<'a>(rows: &'a [Row], identity: &'a str) -> &'a str {
+pub(crate) fn name_of_node<'a>(rows: &'a [Row], identity: &'a str) -> &'a str {
     let label = rows.iter().find_map(|row| match row {
         Row::Peer { node, label, .. } if node == identity && !label.is_empty() => Some(label),
         _ => None,
@@ -82,7 +82,7 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
             {
                 lines.push(format!(
                     "to \"{}\" by {}; {}, {}, {waits} waits for room{}",
-                    name(rows, node).escape_debug(),
+                    name_of_node(rows, node).escape_debug(),
                     text::visible(path),
                     text::counted(*messages, "message"),
                     amount(*bytes as f64),
@@ -94,7 +94,7 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
             {
                 lines.push(format!(
                     "from \"{}\" by {}; {}, {}{}",
-                    name(rows, node).escape_debug(),
+                    name_of_node(rows, node).escape_debug(),
                     text::visible(path),
                     text::counted(*messages, "message"),
                     amount(*bytes as f64),
@@ -123,7 +123,7 @@ pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
     };
     Some(format!(
         "{way} \"{}\": the settings of the topic differ ({}); here: {}; there: {}",
-        name(rows, node).escape_debug(),
+        name_of_node(rows, node).escape_debug(),
         text::visible(&differs.join(", ")),
         text::visible(here),
         text::visible(there)

@@ -22,8 +22,8 @@ use super::{size, text};
 /// Reads all messages of a topic that are published from now on, and writes them to standard
 /// output, unless something else is asked for.
 ///
-/// Waits until somebody makes the topic, unless options or other settings say what it is to be
-/// like. Ends after --count messages, or by Ctrl-C.
+/// Waits until somebody makes the topic, at this node or at one that it is connected to, unless
+/// options or other settings say what it is to be like. Ends after --count messages, or by Ctrl-C.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The topic

@@ -14,6 +14,7 @@ use crate::hall::LONGEST_NETWORK;
 use crate::pool::PoolId;
 use crate::report::Row;
 use crate::service::protocol;
+use crate::settings::SharedSettings;
 
 /// Between two attempts to start: the last service may still have the address.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -141,6 +142,11 @@ impl Carrying {
 
     pub(super) fn listens(&self) -> Option<String> {
         self.carrier.as_ref()?.listens()
+    }
+
+    /// What a topic is like at the nodes that this one is connected to.
+    pub(super) fn like(&self, topic: &str) -> Option<SharedSettings> {
+        self.carrier.as_ref()?.like(topic)
     }
 
     pub(super) fn rows(&mut self) -> Vec<Row> {

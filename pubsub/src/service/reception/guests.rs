@@ -11,6 +11,7 @@ use crate::hall::Hall;
 use crate::pool::{Direction, Piece};
 use crate::service::connection::Connection;
 use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refusal, Request};
+use crate::settings::SharedSettings;
 
 const RECEIVING: &str = "receive a process";
 /// What one may ask for while the others are still handing over.
@@ -384,6 +385,7 @@ impl Reception {
         match request {
             Request::Open { request, name, settings } => {
                 let Some(seat) = &self.seat else { return };
+                let settings = settings.or_else(|| self.is_like(&name));
                 let made = self.registry.open(&name, settings, || seat.hall.number_a_topic());
                 match made {
                     Ok(number) => self.give(who, request, number),
@@ -417,6 +419,14 @@ impl Reception {
             // Heard before it comes here.
             _ => {}
         }
+    }
+
+    /// What a topic is like that is not here, but at other nodes.
+    fn is_like(&self, name: &str) -> Option<SharedSettings> {
+        let nobody_has = self.registry.named(name).is_none();
+        let like = nobody_has.then(|| self.carrying.like(name)).flatten()?;
+        tracing::info!(topic = name, settings = %like, "a topic is made as another node has it");
+        Some(like)
     }
 
     /// Gives a process a topic, with the pools that it draws from.
