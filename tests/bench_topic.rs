@@ -1,19 +1,16 @@
 //! Measurements of topics, with few messages: that they end, check their data, say what they found,
 //! and leave nothing.
 
-use std::fs::File;
+#[path = "measurements/turns.rs"]
+mod turns;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
 
-/// Measurements take turns, as in tests/cli.rs.
-fn alone() -> Flock<File> {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("measurements.lock");
-    Flock::lock(File::create(path).unwrap(), FlockArg::LockExclusive).unwrap()
-}
+use self::turns::alone;
 
 /// What it says in its last line.
 #[track_caller]

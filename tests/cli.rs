@@ -1,12 +1,15 @@
 //! The command, run as users run it.
 
-use std::fs::File;
+#[path = "measurements/turns.rs"]
+mod turns;
+
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
 use serde_json::Value;
+
+use self::turns::alone;
 
 /// Runs the command to its end, which has to come soon.
 fn fabricast(arguments: &[&str]) -> Output {
@@ -24,13 +27,6 @@ fn fabricast_with(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
         .unwrap();
     assert!(start.elapsed() < Duration::from_secs(60), "{arguments:?} took too long");
     output
-}
-
-/// Two processes that poll need a core each: measurements take turns, also where
-/// each test is a process of its own.
-fn alone() -> Flock<File> {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("measurements.lock");
-    Flock::lock(File::create(path).unwrap(), FlockArg::LockExclusive).unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

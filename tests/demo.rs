@@ -1,55 +1,28 @@
 //! The demonstration: it shows what it says, ends by itself, and leaves nothing, however it ends.
 
+#[path = "measurements/processes.rs"]
+mod processes;
+#[path = "measurements/turns.rs"]
+mod turns;
+
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::Flock;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+
+use self::processes::{Process, children, until, until_gone};
+use self::turns::alone;
 
 /// It is to be over by then, whatever happens.
 const LIMIT: Duration = Duration::from_secs(50);
 /// Its processes: two nodes, three publishers, eight subscribers.
 const PROCESSES: usize = 13;
-
-/// Measurements take turns, as in tests/cli.rs.
-fn alone() -> Flock<File> {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("measurements.lock");
-    Flock::lock(File::create(path).unwrap(), FlockArg::LockExclusive).unwrap()
-}
-
-/// Asks again and again until there is an answer.
-#[track_caller]
-fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LIMIT;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-/// A process, told from others that get its number later.
-type Process = (i32, String);
-
-fn process(number: i32) -> Option<Process> {
-    let state = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
-    let mut fields = state.rsplit_once(')')?.1.split_whitespace();
-    let is_gone = fields.next()? == "Z";
-    (!is_gone).then(|| fields.nth(18).map(|began| (number, began.to_owned())))?
-}
-
-fn children(number: i32) -> BTreeSet<Process> {
-    let text = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
-    let text = text.unwrap_or_default();
-    text.split_whitespace().filter_map(|number| process(number.parse().ok()?)).collect()
-}
 
 /// What a process was started with.
 fn arguments(number: i32) -> String {
@@ -106,9 +79,7 @@ impl Demonstration {
 
     #[track_caller]
     fn leaves_nothing(&self, others: &BTreeSet<Process>) {
-        let is_gone =
-            |(number, began): &Process| process(*number).is_none_or(|(_, its)| its != *began);
-        until("processes stay", || others.iter().all(is_gone).then_some(()));
+        until_gone(others);
         let left: Vec<_> = std::fs::read_dir(self.directory.join("tmp")).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
     }
@@ -214,9 +185,7 @@ fn its_processes_do_not_outlive_it() {
     let others = demonstration.wait_for_all();
     demonstration.child.kill().unwrap();
     demonstration.child.wait().unwrap();
-    until("processes stay", || {
-        others.iter().all(|it| process(it.0).as_ref() != Some(it)).then_some(())
-    });
+    until_gone(&others);
 }
 
 #[test]

@@ -1,58 +1,29 @@
 //! Measurements that are interrupted: no process stays, and no directory.
 
+#[path = "measurements/processes.rs"]
+mod processes;
+#[path = "measurements/turns.rs"]
+mod turns;
+
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use self::processes::{Process, children, until, until_gone};
+use self::turns::alone;
+
 const UNSHARE: [&str; 7] =
     ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
 
-/// Measurements take turns, as in tests/cli.rs.
-fn alone() -> Flock<File> {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("measurements.lock");
-    Flock::lock(File::create(path).unwrap(), FlockArg::LockExclusive).unwrap()
-}
-
-/// Asks again and again until there is an answer.
-#[track_caller]
-fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A process, told from others that get its number later.
-type Process = (i32, String);
-
-fn process(number: i32) -> Option<Process> {
-    let state = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
-    // Behind the name, which may have anything in it: what it does, …, when it began.
-    let mut fields = state.rsplit_once(')')?.1.split_whitespace();
-    let is_gone = fields.next()? == "Z";
-    (!is_gone).then(|| fields.nth(18).map(|began| (number, began.to_owned())))?
-}
-
 /// The children, and theirs.
 fn descendants(number: i32) -> BTreeSet<Process> {
-    let children = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
-    let numbers: Vec<i32> =
-        children.unwrap_or_default().split_whitespace().map(|n| n.parse().unwrap()).collect();
-    let own = numbers.iter().filter_map(|number| process(*number));
-    let further = numbers.iter().flat_map(|number| descendants(*number));
-    own.chain(further).collect()
+    let own = children(number);
+    let further: Vec<_> = own.iter().flat_map(|(number, _)| descendants(*number)).collect();
+    own.into_iter().chain(further).collect()
 }
 
 /// A measurement that would take for ever, with a directory for temporary files of its own.
@@ -93,12 +64,7 @@ impl Measurement {
         // libfabric's shm catches signals, removes what it has, and ends the process with 1.
         let is_by_provider = signal != Signal::SIGKILL && status.code() == Some(1);
         assert!(is_by_provider || status.signal() == Some(signal as i32), "{status}");
-        until("others stay", || {
-            others
-                .iter()
-                .all(|(number, _)| process(*number).is_none_or(|p| !others.contains(&p)))
-                .then_some(())
-        });
+        until_gone(others);
     }
 }
 
