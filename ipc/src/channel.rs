@@ -20,6 +20,8 @@ pub use listener::{ChannelListener, DirectoryLock};
 
 /// The longest message, in bytes.
 pub const MOST_BYTES: usize = 64 << 10;
+/// Between two attempts to send descriptors while too many are on their way.
+const CROWDED: Duration = Duration::from_millis(5);
 /// The most descriptors of a message.
 pub const MOST_DESCRIPTORS: usize = 64;
 
@@ -42,6 +44,9 @@ pub enum ChannelError {
     },
     /// The other side closed the channel, or is dead.
     Closed,
+    /// As many descriptors are on their way already, in messages of this user that nobody has
+    /// received yet, as a process may have open. They go when others have arrived.
+    TooManyOnTheirWay,
     /// More than a message may hold: not sent, or received and thrown away.
     TooLong {
         /// Bytes, or descriptors.
@@ -66,6 +71,9 @@ impl fmt::Display for ChannelError {
                 write!(f, "the deadline passed waiting for {waiting_for}")
             }
             Self::Closed => f.write_str("the other side closed the channel"),
+            Self::TooManyOnTheirWay => f.write_str(
+                "as many descriptors as this user may have are in messages that nobody has received yet",
+            ),
             Self::TooLong { length, most } => {
                 write!(f, "a message of {length}, where {most} is the most")
             }
@@ -93,6 +101,7 @@ impl fmt::Debug for ChannelError {
                 fields.field("waiting_for", waiting_for).finish()
             }
             Self::Closed => f.write_str("Closed"),
+            Self::TooManyOnTheirWay => f.write_str("TooManyOnTheirWay"),
             Self::TooLong { length, most } => {
                 let mut fields = f.debug_struct("TooLong");
                 fields.field("length", length).field("most", most).finish()
@@ -336,10 +345,20 @@ impl Channel {
         unsafe { libc::shutdown(self.0.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
+    /// Is anything of what was sent here still to be received by the other side?
+    #[must_use]
+    pub fn has_untaken(&self) -> bool {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: room for the answer.
+        let code = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        code == 0 && bytes > 0
+    }
+
     /// Sends a message, and descriptors with it. They stay open here.
     ///
     /// # Errors
-    /// `TooLong`, `Closed`, `DeadlineExceeded`, `System`.
+    /// `TooLong`, `Closed`, `DeadlineExceeded`, `TooManyOnTheirWay` if that was so to the end of
+    /// the patience, `System`.
     pub fn send(
         &self,
         bytes: &[u8],
@@ -389,6 +408,14 @@ impl Channel {
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN) => wait(&self.0, libc::POLLOUT, end, "room for a message")?,
+                Some(libc::ETOOMANYREFS) => {
+                    let left = end.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(ChannelError::TooManyOnTheirWay);
+                    }
+                    // They may be anybody's, who tells nobody when they arrive.
+                    std::thread::sleep(left.min(CROWDED));
+                }
                 Some(libc::EPIPE | libc::ECONNRESET | libc::ENOTCONN) => {
                     return Err(ChannelError::Closed);
                 }

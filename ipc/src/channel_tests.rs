@@ -14,6 +14,67 @@ fn directory(name: &str) -> PathBuf {
     path
 }
 
+/// A user has so many descriptors on their way as a process of its may have open, if it is not
+/// the system's administrator: a child that is nobody in particular.
+#[test]
+fn descriptors_wait_until_others_have_arrived() {
+    let test = || -> bool {
+        let few = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+        // SAFETY: no pointers, or a valid one.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few) } < 0 {
+            return false;
+        }
+        let (Ok((a, b)), Ok(null)) = (Channel::pair(), std::fs::File::open("/dev/null")) else {
+            return false;
+        };
+        let files = [null.as_fd(); 40];
+        let mut sent = 0;
+        let why = loop {
+            match a.send(b"files", &files, SOON) {
+                Ok(()) if sent < 10 => sent += 1,
+                Ok(()) => return false,
+                Err(error) => break error,
+            }
+        };
+        // What brings none goes all the same.
+        let is_refused = matches!(why, ChannelError::TooManyOnTheirWay);
+        let goes = a.send(b"none", &[], Duration::ZERO).is_ok();
+        let all_came = (0..=sent).all(|_| b.receive(PATIENCE).is_ok());
+        is_refused && goes && all_came && a.send(b"files", &files, PATIENCE).is_ok()
+    };
+    // SAFETY: the child takes no lock that another thread could hold but the allocator's, which
+    // survives a fork, and ends at once.
+    match unsafe { libc::fork() } {
+        0 => {
+            // SAFETY: no pointers. A child has one thread, which may have users of its own.
+            let is_nobody = unsafe { libc::unshare(libc::CLONE_NEWUSER) } == 0;
+            let code = if is_nobody { i32::from(!test()) } else { 77 };
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(code) }
+        }
+        child => {
+            let mut status = 0;
+            // SAFETY: room for the answer.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert!(libc::WIFEXITED(status), "{status}");
+            match libc::WEXITSTATUS(status) {
+                77 => println!("skipped: no namespace of users can be made here"),
+                code => assert_eq!(code, 0),
+            }
+        }
+    }
+}
+
+#[test]
+fn it_is_known_whether_all_was_taken() {
+    let (a, b) = Channel::pair().unwrap();
+    assert!(!a.has_untaken());
+    a.send(b"x", &[], PATIENCE).unwrap();
+    assert!(a.has_untaken());
+    b.receive(PATIENCE).unwrap();
+    assert!(!a.has_untaken());
+}
+
 #[test]
 fn messages_keep_their_bounds_and_bring_their_files() {
     let (a, b) = Channel::pair().unwrap();

@@ -48,6 +48,7 @@ pub(super) fn say(
 pub(super) fn of_channel(operation: &'static str, error: ChannelError) -> Error {
     let kind = match &error {
         ChannelError::Closed => ErrorKind::Closed,
+        ChannelError::TooManyOnTheirWay => ErrorKind::TooMany,
         ChannelError::DeadlineExceeded { .. } => ErrorKind::DeadlineExceeded,
         _ => ErrorKind::Failed,
     };

@@ -15,6 +15,11 @@ const MOST_BYTES: usize = 16 << 20;
 /// Their descriptors, which all others would lack: those of all lives, and as many more.
 const MOST_FILES: usize = 2 * Participant::PLACES as usize;
 
+/// Descriptors on their way to one who does not take them. The system counts those of all
+/// processes of a user together, also those sent to one that is stopped: if there were too many,
+/// nobody could be sent any more.
+const MOST_ON_THEIR_WAY: usize = 128;
+
 #[derive(Debug)]
 pub(super) struct Connection {
     channel: Channel,
@@ -22,12 +27,24 @@ pub(super) struct Connection {
     /// Of all that waits.
     bytes: usize,
     files: usize,
+    /// Descriptors that were sent since all had been taken.
+    on_their_way: usize,
+    /// What waits does so until descriptors have arrived, here or elsewhere: nothing tells when.
+    is_held_up: bool,
     is_broken: bool,
 }
 
 impl Connection {
     pub(super) fn new(channel: Channel) -> Self {
-        Self { channel, waiting: VecDeque::new(), bytes: 0, files: 0, is_broken: false }
+        Self {
+            channel,
+            waiting: VecDeque::new(),
+            bytes: 0,
+            files: 0,
+            on_their_way: 0,
+            is_held_up: false,
+            is_broken: false,
+        }
     }
 
     pub(super) fn channel(&self) -> &Channel {
@@ -53,15 +70,29 @@ impl Connection {
 
     /// Sends what waits, as far as there is room.
     pub(super) fn flush(&mut self) {
+        self.is_held_up = false;
         while let Some((bytes, descriptors)) = self.waiting.front() {
+            let on_their_way = self.on_their_way + descriptors.len();
+            if !descriptors.is_empty() && on_their_way > MOST_ON_THEIR_WAY {
+                self.is_held_up = self.channel.has_untaken();
+                if self.is_held_up {
+                    return;
+                }
+                self.on_their_way = 0;
+            }
             let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
             match self.channel.send(bytes, &borrowed, Duration::ZERO) {
                 Ok(()) => {
                     self.bytes -= bytes.len();
                     self.files -= descriptors.len();
+                    self.on_their_way += descriptors.len();
                     self.waiting.pop_front();
                 }
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
+                Err(ChannelError::TooManyOnTheirWay) => {
+                    self.is_held_up = true;
+                    return;
+                }
                 Err(_) => self.give_up(),
             }
         }
@@ -69,7 +100,7 @@ impl Connection {
 
     /// The other side cannot be told what it has to know: it comes back, and is told all.
     pub(super) fn give_up(&mut self) {
-        self.is_broken = true;
+        (self.is_broken, self.is_held_up) = (true, false);
         self.waiting.clear();
         (self.bytes, self.files) = (0, 0);
     }
@@ -80,8 +111,14 @@ impl Connection {
         self.channel.end();
     }
 
+    /// Is there something to be sent as soon as there is room?
     pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() && !self.is_held_up
+    }
+
+    /// Is there something to be sent at another time, of which nobody tells?
+    pub(super) fn is_held_up(&self) -> bool {
+        self.is_held_up
     }
 
     /// Is the other side gone, or so far behind that it is given up?
@@ -133,6 +170,39 @@ mod tests {
         let rows = Notice::Rows { request: 1, rows: vec![row; 64], is_last: false };
         let (messages, bytes, _) = until_given_up(&rows, 0);
         assert!(messages < MOST_WAITING && bytes <= MOST_BYTES, "{messages} of {bytes}");
+    }
+
+    /// Receives all that is there, as the number of a participant each.
+    fn taken(far: &Channel) -> Vec<u32> {
+        let mut all = Vec::new();
+        while let Ok(message) = far.receive(Duration::ZERO) {
+            match protocol::decode("test", &message.bytes).unwrap() {
+                Notice::Lives { participants } => all.extend(participants),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(message.descriptors.len(), 1);
+        }
+        all
+    }
+
+    #[test]
+    fn one_who_takes_nothing_has_few_descriptors_on_their_way() {
+        let (near, far) = Channel::pair().unwrap();
+        let mut connection = Connection::new(near);
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        for number in 0..300 {
+            let notice = Notice::Lives { participants: vec![number] };
+            connection.send(&notice, vec![null.try_clone().unwrap()]);
+        }
+        assert!(connection.is_held_up() && !connection.has_waiting());
+        connection.flush();
+        let mut all = taken(&far);
+        assert_eq!(all.len(), MOST_ON_THEIR_WAY);
+        while connection.is_held_up() {
+            connection.flush();
+            all.extend(taken(&far));
+        }
+        assert!(all.into_iter().eq(0..300) && !connection.is_broken());
     }
 
     #[test]

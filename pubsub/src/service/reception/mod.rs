@@ -224,6 +224,10 @@ impl Reception {
 
     /// What nobody tells it of.
     fn look(&mut self) {
+        let guests = self.guests.values_mut().map(|guest| &mut guest.connection);
+        for connection in guests.filter(|connection| connection.is_held_up()) {
+            connection.flush();
+        }
         let broken: Vec<_> = self
             .guests
             .iter()
@@ -255,6 +259,7 @@ impl Reception {
             || self.grows()
             || !self.strangers.is_empty()
             || self.watches.has_any()
+            || self.guests.values().any(|guest| guest.connection.is_held_up())
             || self.registry.unused().next().is_some();
         let longest = if looks { LOOK } else { LONGEST };
         self.carrying.longest_wait().map_or(longest, |carrier| longest.min(carrier))
