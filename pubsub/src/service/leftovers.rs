@@ -28,7 +28,7 @@ pub enum Condition {
 /// Removes what processes left in the directory of a node that nobody is at any more; or only
 /// says what it would remove. Nothing is removed that anybody could be alive for.
 ///
-/// The two lock files stay: by them those that come find out who else is there, so nobody can
+/// The three lock files stay: by them those that come find out who else is there, so nobody can
 /// ever be sure that a new one is not just about to lock them.
 ///
 /// ```

@@ -329,5 +329,5 @@ fn one_who_holds_too_long_at_another_node_is_removed_there() {
         }
     }
     assert!(held.len() <= 8);
-    assert_eq!(greedy.pull(PATIENCE).unwrap_err().kind(), pubsub::ErrorKind::Evicted);
+    assert_eq!(greedy.pull(PATIENCE).unwrap_err().kind(), ErrorKind::Evicted);
 }
