@@ -155,6 +155,11 @@ impl Bell {
                 return None;
             }
             words.sleep(self.at, count as u32, left.min(LONGEST_SLEEP));
+            // Mostly it has come. Who said first that it sleeps, which it does not, would have the
+            // next ring wake nobody, and all that were woken would take that line from each other.
+            if let Some(found) = look() {
+                return Some(found);
+            }
         }
     }
 }

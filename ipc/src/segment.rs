@@ -371,6 +371,26 @@ impl MappedWords {
 
 impl Words for MappedWords {
     words_of_a_slice!();
+
+    /// A word that was read first and is written then is fetched twice: from whoever wrote it, and
+    /// for its owner.
+    #[inline]
+    fn will_write(&self, at: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if let Some(word) = self.slice().get(at) {
+            // SAFETY: a hint, which changes neither memory nor registers, whatever the address.
+            // Processors without it do nothing instead.
+            unsafe {
+                std::arch::asm!(
+                    "prefetchw [{0}]",
+                    in(reg) word.as_ptr(),
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = at;
+    }
 }
 
 impl KernelWords for MappedWords {

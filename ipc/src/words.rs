@@ -34,6 +34,10 @@ pub trait Words {
     fn fetch_or(&self, at: usize, bits: u64) -> u64;
     /// Adds, wrapping, and gives what it was.
     fn fetch_add(&self, at: usize, value: u64) -> u64;
+    /// It will be written soon: a processor that wants to may fetch it meanwhile. Nothing else
+    /// comes of it.
+    #[inline]
+    fn will_write(&self, _at: usize) {}
     /// Sleeps while the lower half of the word is `low`, until it is woken or time
     /// is over. May return early.
     fn sleep(&self, at: usize, low: u32, longest: Duration);
@@ -120,6 +124,10 @@ impl<W: Words + ?Sized> Words for &W {
     #[track_caller]
     fn fetch_add(&self, at: usize, value: u64) -> u64 {
         (**self).fetch_add(at, value)
+    }
+    #[inline]
+    fn will_write(&self, at: usize) {
+        (**self).will_write(at);
     }
     #[inline]
     fn sleep(&self, at: usize, low: u32, longest: Duration) {
@@ -330,6 +338,10 @@ impl<W: Words> Words for Part<W> {
     #[track_caller]
     fn fetch_add(&self, at: usize, value: u64) -> u64 {
         self.words.fetch_add(self.at(at), value)
+    }
+    #[inline]
+    fn will_write(&self, at: usize) {
+        self.words.will_write(self.at(at));
     }
     fn sleep(&self, at: usize, low: u32, longest: Duration) {
         self.words.sleep(self.at(at), low, longest);

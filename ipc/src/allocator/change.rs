@@ -179,6 +179,14 @@ impl<W: Words> Locked<'_, W> {
 
     // ------------------------------------------------------------ at hand
 
+    /// What changes with every block is fetched while something else is looked at: mostly another
+    /// process wrote there last.
+    #[inline]
+    pub(super) fn will_write_at_hand(&self) {
+        self.words().will_write(layout::AT_HAND);
+        self.words().will_write(layout::FREE);
+    }
+
     /// Puts a free block, which is in no list, where the next who wants as much finds it; the
     /// one that it takes the place of goes to its list.
     #[inline]
@@ -203,6 +211,7 @@ impl<W: Words> Locked<'_, W> {
         let slots = layout::AT_HAND..layout::AT_HAND + layout::MOST_AT_HAND;
         let slot = slots.into_iter().find(|slot| low(self.load(*slot)) == size)?;
         let number = high(self.load(slot));
+        self.words().will_write(word_of(number, layout::STATE));
         self.words().store(slot, 0, Relaxed);
         // Only a scribble by somebody else brings this about.
         if !self.is_free(number) || self.extent(number).1 != size {
@@ -399,6 +408,7 @@ impl<W: Words> Locked<'_, W> {
 
     #[inline]
     pub(super) fn allocate(&self, owner: Owner, size: u32, alignment: u32) -> Result<Block> {
+        self.will_write_at_hand();
         if alignment == 1
             && let Some(block) = self.take_at_hand(owner, size)
         {

@@ -426,6 +426,7 @@ impl<W: Words> Allocator<W> {
     #[inline]
     pub fn free(&self, caller: &Caller<'_>, block: Block, owner: Owner) -> Result<()> {
         let books = self.lock(caller)?;
+        books.will_write_at_hand();
         books.check(block, owner)?;
         books.free(block.number);
         Ok(())

@@ -40,7 +40,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.store(layout::ACTIVE, active, Release);
         drop(locked);
         let seat = Seat { place, name, born: self.born };
-        Ok(Subscriber { seat, cursor, missed: 0, told: 0, resumed: 0, spin: Spin::default() })
+        let is_haunted = self.words.load(line(layout::HAUNTED), Relaxed) != 0;
+        let spin = Spin::default();
+        Ok(Subscriber { seat, cursor, missed: 0, told: 0, resumed: 0, is_haunted, spin })
     }
 
     /// The subscription that exists in this name, if there is one, for the caller to go on
@@ -62,6 +64,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return Ok(None);
         };
         // First, so that the one before lets go of nothing that is delivered once more.
+        self.words.store(layout::subscriber(place, layout::HAUNTED), 1, Relaxed);
         let name = self.next_name(who);
         self.words.store(layout::subscriber(place, layout::WHO), name, Release);
         let seat = Seat { place, name, born: self.born };
@@ -79,14 +82,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.store(layout::subscriber(place, layout::CURSOR), cursor, Relaxed);
         drop(locked);
         let (_, missed) = self.progress_of(seat);
-        Ok(Some(Subscriber { seat, cursor, missed, told, resumed, spin: Spin::default() }))
+        let (is_haunted, spin) = (true, Spin::default());
+        Ok(Some(Subscriber { seat, cursor, missed, told, resumed, is_haunted, spin }))
     }
 
     /// Nobody comes by this entry any more, which the one at this place held. The queue is
     /// locked.
     fn miss(&self, slot: usize, place: u32, dispose: &mut impl FnMut([u64; E])) {
         let marks = waiting(place) | holding(place);
-        if self.words.load(slot + layout::READERS, Acquire) & marks != 0 {
+        if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
             self.take_off(slot, marks, dispose);
             self.words.fetch_add(layout::subscriber(place, layout::MISSED), 1);
         }
@@ -95,7 +99,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// Who holds an entry has it still to read.
     fn hold_no_more(&self, slot: usize, place: u32) {
         let (from, to) = (holding(place), waiting(place));
-        let at = slot + layout::READERS;
+        let at = slot + Self::READERS;
         let mut readers = self.words.load(at, Acquire);
         while readers & from != 0 {
             match self.words.compare_exchange(at, readers, readers & !from | to) {
@@ -215,7 +219,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         let mut removed = 0;
         for place in 0..MOST_SUBSCRIBERS {
             let theirs = |name: u64| (name & !LEAVING) as u32 == who.number();
-            let is_removed = self.remove(caller, place, theirs, Place::Freed, &mut dispose)?;
+            let is_removed = self.remove(caller, place, theirs, Place::Vacated, &mut dispose)?;
             removed += usize::from(is_removed);
         }
         let locked = self.lock(caller)?;
@@ -239,9 +243,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// reader died before it had done so. The queue is locked.
     fn take_off(&self, slot: usize, marks: u64, dispose: &mut impl FnMut([u64; E])) {
         // Most slots have nothing to do with it, and may never have been used.
-        let mut was = self.words.load(slot + layout::READERS, Acquire);
+        let mut was = self.words.load(slot + Self::READERS, Acquire);
         if was & marks != 0 {
-            was = self.words.fetch_and(slot + layout::READERS, !marks);
+            was = self.words.fetch_and(slot + Self::READERS, !marks);
         }
         let sequence = self.words.load(slot + layout::SEQUENCE, Acquire);
         if was & !marks == 0 && sequence != 0 {
@@ -273,7 +277,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         for slot in self.slots_used() {
             self.take_off(slot, waiting(place) | holding(place), &mut dispose);
         }
-        if then == Place::Freed {
+        if then == Place::Vacated {
+            self.words.store(layout::subscriber(place, layout::HAUNTED), 1, Relaxed);
+        }
+        if then != Place::Kept {
             // Last: whoever is cut short before is followed by another.
             self.words.store(at, 0, Release);
         }
@@ -295,8 +302,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.store(layout::ACTIVE, active, Release);
         let marks = u64::from(places) << 32 | u64::from(places);
         for slot in self.slots_used() {
-            if self.words.load(slot + layout::READERS, Acquire) & marks != 0 {
-                self.words.fetch_and(slot + layout::READERS, !marks);
+            if self.words.load(slot + Self::READERS, Acquire) & marks != 0 {
+                self.words.fetch_and(slot + Self::READERS, !marks);
             }
         }
     }
@@ -305,8 +312,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
 /// What becomes of the place of one that is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// It is for the next one.
+    /// It is for the next one: its own has ended its subscription.
     Freed,
+    /// It is for the next one, in place of one that is dead, or was taken for dead.
+    Vacated,
     /// It is for nobody yet: the one that had it may still act on it.
     Kept,
 }

@@ -165,6 +165,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// The most entries that may wait.
     pub const MOST_DEPTH: u32 = 1 << 20;
 
+    /// In a slot.
+    const READERS: usize = layout::readers(E);
+    const SETTLED: usize = layout::settled(E);
+
     /// Words that such a queue takes.
     #[must_use]
     pub fn words_needed(setup: QueueSetup) -> usize {
@@ -261,7 +265,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     pub fn is_released(&self, position: u64) -> bool {
         let slot = self.slot(position);
         self.words.load(slot + layout::SEQUENCE, Acquire) != position + 1
-            || self.words.load(slot + layout::READERS, Acquire) == 0
+            || self.words.load(slot + Self::READERS, Acquire) == 0
     }
 
     /// How many subscribe.
@@ -386,7 +390,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// The marks on the entry of a position; none if its slot has another one.
     fn readers_of(&self, position: u64) -> u64 {
         let slot = self.slot(position);
-        let readers = self.words.load(slot + layout::READERS, Acquire);
+        let readers = self.words.load(slot + Self::READERS, Acquire);
         let is_there = self.words.load(slot + layout::SEQUENCE, Acquire) == position + 1;
         if is_there { readers } else { 0 }
     }

@@ -83,9 +83,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if active == 0 {
             return Err(QueueError::NoSubscribers);
         }
+        self.will_publish_at(tail);
         let position = match self.when_full {
             WhenFull::Refuse => {
-                if self.words.load(self.slot(tail), Acquire) != 0 {
+                if self.words.load(self.slot(tail) + Self::READERS, Acquire) != 0 {
                     return Err(QueueError::Full);
                 }
                 tail
@@ -99,7 +100,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
             }
         };
         let slot = self.slot(position);
-        if self.words.load(slot + layout::SEQUENCE, Relaxed) != 0 {
+        if !self.was_settled(slot, position)
+            && self.words.load(slot + layout::SEQUENCE, Relaxed) != 0
+        {
             // Its last reader died before it had disposed of it. That comes before
             // the slot is used again, or it could be lost once more.
             dispose(self.entry(slot));
@@ -109,6 +112,28 @@ impl<W: Words, const E: usize> Queue<W, E> {
         drop(locked);
         Self::MESSAGES.ring(&self.words);
         Ok(Published { position, readers: active.count_ones() })
+    }
+
+    /// An entry will be published soon: what that writes to is fetched meanwhile. Whoever knows
+    /// says so; it changes nothing else.
+    #[inline]
+    pub fn will_publish(&self) {
+        self.will_publish_at(self.words.load(layout::TAIL, Relaxed));
+    }
+
+    /// Not the line of the entry: readers look at it all the time, and would take it back.
+    #[inline]
+    fn will_publish_at(&self, position: u64) {
+        self.words.will_write(self.slot(position) + Self::READERS);
+        self.words.will_write(layout::TAIL);
+    }
+
+    /// Is the entry that was in this slot before surely disposed of? A look at the line of the
+    /// entry costs the way from readers that look there, and back.
+    #[inline]
+    pub(super) fn was_settled(&self, slot: usize, position: u64) -> bool {
+        let before = position.checked_sub(self.slots).map(|before| before + 1);
+        before == Some(self.words.load(slot + Self::SETTLED, Acquire))
     }
 
     /// Waits until there is room, or the deadline has passed, and publishes.
@@ -147,7 +172,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             WhenFull::Refuse => 1,
             WhenFull::DropOldest => self.slots,
         };
-        let is_free = |position| self.words.load(self.slot(position), Acquire) == 0;
+        let is_free = |position| self.words.load(self.slot(position) + Self::READERS, Acquire) == 0;
         (tail..tail.saturating_add(slots)).any(is_free)
     }
 
@@ -202,11 +227,12 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     fn write(&self, slot: usize, position: u64, entry: [u64; E], active: u32) {
         let words = self.words();
         words.store(slot + layout::SEQUENCE, 0, Release);
+        // Who sees any of this sees that the sequence is gone, too.
+        words.store(slot + layout::AUDIENCE, active.into(), Release);
         for (at, word) in entry.into_iter().enumerate() {
-            // Who sees this sees that the sequence is gone, too.
             words.store(slot + layout::PAYLOAD + at, word, Release);
         }
-        words.store(slot + layout::READERS, u64::from(active) << 32, Release);
+        words.store(slot + Queue::<W, E>::READERS, u64::from(active) << 32, Release);
         words.store(slot + layout::SEQUENCE, position + 1, Release);
         words.store(layout::TAIL, position + 1, Release);
     }
@@ -223,7 +249,7 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
     /// Takes the marks of those off an entry that have still to read it.
     fn drop_entry(&self, slot: usize, dispose: &mut impl FnMut([u64; E])) {
         let words = self.words();
-        let was = words.fetch_and(slot + layout::READERS, !WAITING);
+        let was = words.fetch_and(slot + Queue::<W, E>::READERS, !WAITING);
         let dropped = (was & WAITING).count_ones();
         if dropped == 0 {
             return;
@@ -247,11 +273,11 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         let mut positions = tail..tail + self.queue.slots;
         let free = |position: &u64| {
             let slot = self.queue.slot(*position);
-            let readers = words.load(slot + layout::READERS, Acquire);
+            let readers = words.load(slot + Queue::<W, E>::READERS, Acquire);
             readers == 0
                 || readers & WAITING != 0 && self.is_overdue(slot, tail) && {
                     self.drop_entry(slot, dispose);
-                    words.load(slot + layout::READERS, Acquire) == 0
+                    words.load(slot + Queue::<W, E>::READERS, Acquire) == 0
                 }
         };
         let position = positions.find(free).ok_or(QueueError::Full)?;
@@ -289,8 +315,8 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
                     return;
                 }
                 // It was not: nobody has seen the marks.
-                0 if words.load(slot + layout::READERS, Acquire) != 0 => {
-                    words.store(slot + layout::READERS, 0, Release);
+                0 if words.load(slot + Queue::<W, E>::READERS, Acquire) != 0 => {
+                    words.store(slot + Queue::<W, E>::READERS, 0, Release);
                 }
                 _ => {}
             }

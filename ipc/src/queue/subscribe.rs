@@ -1,6 +1,6 @@
 //! Reading.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
 use super::layout::{self, holding, waiting};
@@ -58,6 +58,8 @@ pub struct Subscriber {
     pub(super) told: u64,
     /// Of the entries before this position, one who had the seat before may have let go.
     pub(super) resumed: u64,
+    /// Somebody lost this place who may not know it.
+    pub(super) is_haunted: bool,
     pub(super) spin: Spin,
 }
 
@@ -193,7 +195,6 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// What waits to be read stays: to look is enough.
     #[inline]
     fn take_kept(&self, subscriber: &mut Subscriber) -> Option<Taken<E>> {
-        let mut has_missed = false;
         loop {
             let position = subscriber.cursor;
             let slot = self.slot(position);
@@ -204,14 +205,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 }
                 return None;
             }
-            // Without its mark it was removed, and the slot may change under its eyes.
+            let is_delivered = self.is_delivered(subscriber, slot);
+            // One that was removed may look at it while others write.
             let entry = self.entry_of(slot, position)?;
-            let readers = self.words.load(slot + layout::READERS, Acquire);
-            if readers & waiting(subscriber.place()) != 0 {
-                // After a miss the mark may be that of the next one that has this seat.
-                if has_missed && !self.is_subscribed(subscriber) {
-                    return None;
-                }
+            if is_delivered {
                 self.advance(subscriber, position + 1);
                 return Some(Taken { entry, position, missed: subscriber.tell() });
             }
@@ -222,11 +219,31 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 // One that had this seat before it was resumed, lives, and stopped in the
                 // middle of letting go, took the mark for its own. Missed, then, rather than
                 // waited for without end.
-                has_missed = true;
                 subscriber.missed = subscriber.missed.wrapping_add(1);
             }
             self.advance(subscriber, position + 1);
         }
+    }
+
+    /// Was the entry in this slot delivered to this subscriber, and has nobody taken its mark off?
+    ///
+    /// Whom it was delivered to stands with the entry. The marks lie in another line, which all
+    /// take from each other when they let go. They say something else only if the subscriber was
+    /// removed, which its own line tells before a mark is gone; or where one that had this place
+    /// before acts on it unawares, and that is known, too.
+    #[inline]
+    fn is_delivered(&self, subscriber: &Subscriber, slot: usize) -> bool {
+        let place = subscriber.place();
+        if self.words.load(slot + layout::AUDIENCE, Acquire) >> place & 1 == 0 {
+            return false;
+        }
+        if subscriber.is_haunted
+            && self.words.load(slot + Self::READERS, Acquire) & waiting(place) == 0
+        {
+            return false;
+        }
+        // Last: it may all be meant for the next one that has this place.
+        self.is_subscribed(subscriber)
     }
 
     /// What waits to be read may be dropped at any moment: it must be claimed.
@@ -278,13 +295,13 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// Turns "has still to read" into "holds", if that is still so.
     fn claim(&self, place: u32, slot: usize, position: u64) -> bool {
         let (from, to) = (waiting(place), holding(place));
-        let mut readers = self.words.load(slot + layout::READERS, Acquire);
+        let mut readers = self.words.load(slot + Self::READERS, Acquire);
         loop {
             if readers & from == 0 {
                 return false;
             }
             let claimed = readers & !from | to;
-            match self.words.compare_exchange(slot + layout::READERS, readers, claimed) {
+            match self.words.compare_exchange(slot + Self::READERS, readers, claimed) {
                 Ok(_) => break,
                 Err(found) => readers = found,
             }
@@ -294,10 +311,10 @@ impl<W: Words, const E: usize> Queue<W, E> {
         }
         // Meanwhile the slot was given to another entry, which we claimed unawares. One that
         // was removed since then has nothing to put back.
-        let mut readers = self.words.load(slot + layout::READERS, Acquire);
+        let mut readers = self.words.load(slot + Self::READERS, Acquire);
         while readers & to != 0 {
             let unclaimed = readers & !to | from;
-            match self.words.compare_exchange(slot + layout::READERS, readers, unclaimed) {
+            match self.words.compare_exchange(slot + Self::READERS, readers, unclaimed) {
                 Ok(_) => break,
                 Err(found) => readers = found,
             }
@@ -334,7 +351,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             return None;
         }
         let entry = self.entry(slot);
-        let was = self.words.fetch_and(slot + layout::READERS, !mine);
+        let was = self.words.fetch_and(slot + Self::READERS, !mine);
         if was & mine == 0 || was & !mine != 0 {
             return None;
         }
@@ -349,8 +366,12 @@ impl<W: Words, const E: usize> Queue<W, E> {
         // Before the tail has passed it, a publisher may be dying at this very entry,
         // and its sequence is what tells that it was delivered.
         if self.words.load(layout::TAIL, Acquire) > position {
-            let at = self.slot(position) + layout::SEQUENCE;
-            let _ = self.words.compare_exchange(at, position + 1, 0);
+            let slot = self.slot(position);
+            let at = slot + layout::SEQUENCE;
+            if self.words.compare_exchange(at, position + 1, 0).is_ok() {
+                // Should it be another's by now, whoever publishes there looks by itself.
+                self.words.store(slot + Self::SETTLED, position + 1, Release);
+            }
         }
     }
 }

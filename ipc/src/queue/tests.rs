@@ -50,16 +50,29 @@ fn all_get_every_entry_and_the_last_disposes() {
 
 #[test]
 fn a_mark_that_somebody_took_off_costs_an_entry_and_no_more() {
-    let queue = queue(4, WhenFull::Refuse);
+    let (me, other) = (caller(0), caller(1));
+    let dead = queue(4, WhenFull::Refuse);
+    dead.subscribe(&other).unwrap();
+    assert_eq!(dead.expel(&me, other.me, |_| {}), Ok(1));
+    let reader = dead.subscribe(&me).unwrap();
+    a_mark_is_taken_off(&dead, reader);
+
+    let followed = queue(4, WhenFull::Refuse);
+    let role = Participant::role(0).unwrap();
+    followed.subscribe_as(&other, role).unwrap();
+    let reader = followed.resume(&me, role, |_| {}).unwrap().unwrap();
+    a_mark_is_taken_off(&followed, reader);
+}
+
+fn a_mark_is_taken_off(queue: &Short, mut reader: Subscriber) {
     let me = caller(0);
-    let mut reader = queue.subscribe(&me).unwrap();
     for value in [1, 2, 3] {
         queue.publish(&me, [value], |_| {}).unwrap();
     }
     // As one would that had the place before, and came to life in the middle of `release`.
     let mark = layout::waiting(reader.place());
     for position in [0, 1] {
-        queue.words.fetch_and(queue.slot(position) + layout::READERS, !mark);
+        queue.words.fetch_and(queue.slot(position) + Short::READERS, !mark);
     }
     let taken = queue.take(&mut reader).unwrap();
     assert_eq!((taken.entry, taken.position, taken.missed), ([3], 2, 2));
@@ -68,7 +81,7 @@ fn a_mark_that_somebody_took_off_costs_an_entry_and_no_more() {
     assert_eq!(queue.take(&mut reader), None);
     // Told with the next entry, however long that takes to come.
     queue.publish(&me, [4], |_| {}).unwrap();
-    queue.words.fetch_and(queue.slot(3) + layout::READERS, !mark);
+    queue.words.fetch_and(queue.slot(3) + Short::READERS, !mark);
     assert_eq!(queue.take(&mut reader), None);
     queue.publish(&me, [5], |_| {}).unwrap();
     assert_eq!(queue.take(&mut reader).map(|taken| taken.missed), Some(1));
@@ -260,7 +273,7 @@ fn what_was_put_back_too_late_is_dropped_in_its_turn() {
     // As one that claimed it unawares, and put it back when its turn to be dropped was over.
     let slot = queue.slot(3);
     queue.words.store(slot + layout::SEQUENCE, 4, Release);
-    queue.words.store(slot + layout::READERS, layout::waiting(reader.place()), Release);
+    queue.words.store(slot + Short::READERS, layout::waiting(reader.place()), Release);
     let mut disposed = Vec::new();
     for value in 10..80 {
         queue.publish(&me, [value], |entry| disposed.push(entry[0])).unwrap();
@@ -271,7 +284,7 @@ fn what_was_put_back_too_late_is_dropped_in_its_turn() {
 
 impl Short {
     fn readers_of_slot(&self, number: u64) -> u64 {
-        self.words.load(self.slot(number) + layout::READERS, Acquire)
+        self.words.load(self.slot(number) + Self::READERS, Acquire)
     }
 }
 
