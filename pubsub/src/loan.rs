@@ -48,6 +48,8 @@ pub enum Attempt {
 pub struct Loan {
     post: Arc<Post>,
     block: Block,
+    /// Where it begins in the pool.
+    offset: u64,
     slice: Slice,
     metadata: u16,
     is_mine: bool,
@@ -69,6 +71,7 @@ impl Loan {
             Ok(slice) => Ok(Self {
                 post,
                 block,
+                offset: place.offset,
                 slice,
                 metadata: 0,
                 is_mine: true,
@@ -181,6 +184,7 @@ impl Loan {
     fn outgoing(&self) -> Outgoing {
         Outgoing {
             block: self.block,
+            offset: self.offset,
             length: self.length(),
             metadata: self.metadata,
             filled: clock::now(),

@@ -84,6 +84,7 @@ struct Order {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outgoing {
     pub(crate) block: Block,
+    pub(crate) offset: u64,
     pub(crate) length: u64,
     pub(crate) metadata: u16,
     /// When the publisher had filled it.
@@ -185,6 +186,7 @@ impl Post {
         let sequence = order.sequence + 1;
         let entry = Entry {
             block: outgoing.block,
+            offset: outgoing.offset,
             length: outgoing.length,
             publisher: self.id,
             sequence,
@@ -383,6 +385,7 @@ impl Publisher {
     pub fn try_loan(&self, length: u64) -> Result<Option<Loan>> {
         self.check_length(length)?;
         self.post.check("borrow memory")?;
+        self.post.desk.topic.here().will_publish();
         match self.post.borrow_now(length)? {
             Some((block, place)) => match Loan::new(Arc::clone(&self.post), block, place, length) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gpu::Stream;
-use ipc::{Seat, Spin};
+use ipc::{Place, Seat, Spin};
 
 use crate::below;
 use crate::clock;
@@ -322,9 +322,8 @@ impl Subscriber {
             },
         };
         let pool = self.shared.desk.pool(direction);
-        let found = pool.ledger().find(entry.block);
-        let found = found.map_err(|cause| below::of_allocator("find a message", cause));
-        match found.and_then(|place| pool.slice(place, entry.length)) {
+        let place = Place { offset: entry.offset, length: entry.length };
+        match pool.slice(place, entry.length) {
             Ok(slice) => {
                 let shared = Arc::clone(&self.shared);
                 Ok(Some(Sample::new(shared, direction, position, entry, slice)))

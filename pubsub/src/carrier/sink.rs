@@ -26,7 +26,8 @@ pub(super) struct TopicSink {
     pool: Arc<Pool>,
     /// The node's topic, among all that have and had this name there.
     origin: OriginId,
-    begun: VecDeque<Block>,
+    /// Each with where it begins in the pool.
+    begun: VecDeque<(Block, u64)>,
     /// It waits for room in the queue: then whoever holds messages for too long is in its way.
     waits: Arc<AtomicBool>,
     /// When that was said last.
@@ -93,7 +94,7 @@ impl TopicSink {
         }
     }
 
-    fn first(&self, operation: &'static str) -> Result<Block> {
+    fn first(&self, operation: &'static str) -> Result<(Block, u64)> {
         self.begun.front().copied().ok_or_else(|| {
             let detail = "a message that did not begin is said to be all there";
             Error::new(operation, ErrorKind::Failed, detail).on(self.topic.name())
@@ -138,15 +139,16 @@ impl Sink for TopicSink {
             SharedPlace::Device(_) => Way::StagedRing,
         });
         note.set_metadata(header.metadata.as_slice());
-        self.begun.push_back(block);
+        self.begun.push_back((block, place.offset));
         Ok(Room::Here(place_of(&self.pool, slice)))
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {
-        let block = self.first("publish a message of another node")?;
+        let (block, offset) = self.first("publish a message of another node")?;
         note_stages(&self.pool.ledger().note(block), header, stages, clock::now());
         let entry = Entry {
             block,
+            offset,
             length: header.length,
             publisher: header.publisher,
             sequence: header.sequence,
@@ -187,7 +189,7 @@ impl Sink for TopicSink {
 
     fn abandon(&mut self) {
         self.waits.store(false, Ordering::Release);
-        while let Some(block) = self.begun.pop_front() {
+        while let Some((block, _)) = self.begun.pop_front() {
             self.free(block);
         }
     }

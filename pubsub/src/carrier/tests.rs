@@ -118,9 +118,10 @@ impl Place {
 
     /// As one who dies before it has told.
     fn publish_silently(&self, sequence: u64) -> Result<(), QueueError> {
-        let (block, _) = self.here.allocate(&self.caller(), 8).unwrap();
+        let (block, place) = self.here.allocate(&self.caller(), 8).unwrap();
         let entry = Entry {
             block,
+            offset: place.offset,
             length: 8,
             publisher: self.publisher,
             sequence,

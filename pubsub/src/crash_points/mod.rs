@@ -116,7 +116,8 @@ impl World {
     /// A loan, with all that is noted of it.
     fn entry(&self, me: Participant, direction: Direction, sequence: u64) -> Entry {
         let ledger = self.ledger(direction);
-        let (block, _) = ledger.allocate(&self.caller(me), Owner::participant(me), 500).unwrap();
+        let (block, place) =
+            ledger.allocate(&self.caller(me), Owner::participant(me), 500).unwrap();
         let note = ledger.note(block);
         note.set_metadata(b"metadata");
         note.set_origin(&ORIGIN.node);
@@ -124,6 +125,7 @@ impl World {
         note.stamp(Stage::Filled, 1);
         Entry {
             block,
+            offset: place.offset,
             length: 500,
             publisher: 256,
             sequence,

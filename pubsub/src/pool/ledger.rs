@@ -52,7 +52,7 @@ const NAMES: usize = LENGTHS + MOST_PIECES;
 pub(super) const ALLOCATOR: usize = NAMES + MOST_PIECES;
 
 /// Every block begins at a multiple of this: fit for any type, also on devices.
-const GRANULE: u64 = 256;
+pub(crate) const GRANULE: u64 = 256;
 
 type What<T> = std::result::Result<T, AllocatorError>;
 
@@ -234,7 +234,9 @@ impl<W: Words + Clone> Ledger<W> {
         bytes: u64,
     ) -> What<(Block, Place)> {
         let (block, place) = self.allocator.allocate(caller, owner, bytes.max(1), GRANULE)?;
-        self.note(block).begin(block, clock::now());
+        let note = self.note(block);
+        note.will_write();
+        note.begin(block, clock::now());
         Ok((block, place))
     }
 

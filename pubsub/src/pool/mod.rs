@@ -29,6 +29,8 @@ use self::streams::Streams;
 
 pub(crate) use self::bytes::{borrow, borrow_mut};
 pub(crate) use self::copies::Begun;
+#[cfg(test)]
+pub(crate) use self::ledger::GRANULE;
 pub use self::ledger::Readiness;
 pub(crate) use self::ledger::{LEFT_TO_STREAMS, Ledger, MOST_PIECES, Turn};
 pub use self::note::{Metadata, Times, Way};

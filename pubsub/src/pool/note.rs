@@ -131,6 +131,14 @@ impl<'a, W: Words> Note<'a, W> {
         self.words.load(self.first + which, Relaxed)
     }
 
+    /// Its lines are fetched meanwhile: those that read the last one have them.
+    #[inline]
+    pub(crate) fn will_write(&self) {
+        for which in [BLOCK, WAY + 2, METADATA] {
+            self.words.will_write(self.first + which);
+        }
+    }
+
     /// Of another message from now on.
     #[inline]
     pub(crate) fn begin(&self, block: Block, now: u64) {

@@ -132,6 +132,7 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
         note.stamp(Stage::Copied, 12);
         let entry = Entry {
             block,
+            offset: place.offset,
             length: 3,
             publisher: 300,
             sequence: number + 1,

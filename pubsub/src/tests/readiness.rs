@@ -65,6 +65,7 @@ impl Home {
         self.arrivals.write(&slice, bytes, FAR).unwrap();
         let entry = Entry {
             block,
+            offset: place.offset,
             length,
             publisher: 300,
             sequence: number + 1,

@@ -32,7 +32,7 @@ pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::PublisherLine;
 pub(crate) use self::words::{Line, TopicWords};
 
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 3);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 4);
 
 /// One process's view of a topic.
 #[derive(Debug)]

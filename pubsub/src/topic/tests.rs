@@ -62,9 +62,10 @@ impl World {
     fn entry(&self, me: Participant, number: usize, publisher: u64, sequence: u64) -> Entry {
         let ledger = &self.ledgers()[number];
         let caller = Caller::new(me, &Immortal);
-        let (block, _) = ledger.allocate(&caller, Owner::participant(me), 500).unwrap();
+        let (block, place) = ledger.allocate(&caller, Owner::participant(me), 500).unwrap();
         Entry {
             block,
+            offset: place.offset,
             length: 500,
             publisher,
             sequence,
@@ -324,9 +325,10 @@ fn the_role_goes_on_where_it_was() {
     let id = topic.claim(second.me).unwrap();
     let mut carrier = topic.carry(&first, role(), &here).unwrap();
     for sequence in 1..=2 {
-        let (block, _) = here.allocate(&second, 10).unwrap();
+        let (block, place) = here.allocate(&second, 10).unwrap();
         let entry = Entry {
             block,
+            offset: place.offset,
             length: 10,
             publisher: id,
             sequence,

@@ -32,9 +32,10 @@ impl Full {
         let publisher = topic.claim(who).unwrap();
         for sequence in 1.. {
             let owner = ipc::Owner::participant(who);
-            let (block, _) = here.allocate(&caller, owner, 8).unwrap();
+            let (block, place) = here.allocate(&caller, owner, 8).unwrap();
             let entry = Entry {
                 block,
+                offset: place.offset,
                 length: 8,
                 publisher,
                 sequence,
