@@ -111,6 +111,20 @@ fn whoever_is_started_has_a_core_of_its_own() {
 }
 
 #[test]
+fn with_more_and_more_readers() {
+    let found = bench("fan-out", &["--fan-out", "2", "--iters", "22"]);
+    let rows = found["rows"].as_array().unwrap();
+    let asleep = |row: &&Value| row["waiting"] == "block";
+    let readers: Vec<_> = rows.iter().filter(asleep).map(|row| &row["subscribers"]).collect();
+    assert_eq!(readers, [1, 2], "{found}");
+    for row in rows {
+        for key in ["p50_us", "p99_us", "publish_p50_us", "publish_p99_us", "queue_p50_us"] {
+            assert!(row[key].as_f64() > Some(0.0), "{key} in {row}");
+        }
+    }
+}
+
+#[test]
 fn within_a_node() {
     let found = bench("within", &["--iters", "33"]);
     assert!(found["p50_us"].as_f64() > Some(0.0), "{found}");

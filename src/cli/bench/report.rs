@@ -6,7 +6,7 @@ use crate::cli::exit::{Exit, Failure};
 use crate::cli::text;
 
 /// The keys that every report begins with, in this order: scripts read them.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(super) struct Common {
     pub(super) p50_us: Option<f64>,
     pub(super) p99_us: Option<f64>,

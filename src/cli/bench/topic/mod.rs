@@ -6,6 +6,7 @@ mod baseline;
 mod between;
 mod contents;
 mod cores;
+mod fan_out;
 mod idle;
 mod many;
 mod part;
@@ -39,11 +40,15 @@ const BYTES: u64 = 2 << 30;
 /// All bytes are compared in rounds of their own, before and after those that are timed; in these
 /// the first and the last ones, unless a device has them. The last line of the output is one JSON
 /// object.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Arguments {
     /// Within one node: borrow, publish, pull, let go; beside a queue alone, in turn
     #[arg(long, group = "what")]
     within: bool,
+    /// The same with one reader, two, four and so on to so many, that look all the time and that
+    /// sleep: how latency, and the call that publishes, grow with them
+    #[arg(long, value_name = "READERS", group = "what", value_parser = clap::value_parser!(u64).range(1..=32))]
+    fan_out: Option<u64>,
     /// Between two nodes of this machine that do not know it: latency beside that of a ring, or
     /// from --size 64K on the stages of a message, and each of them alone; messages a second
     #[arg(long, group = "what")]
@@ -145,6 +150,9 @@ fn warn_of_cores(arguments: &Arguments) {
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     arguments.check()?;
+    if let Some(most) = arguments.fan_out {
+        return fan_out::run(arguments, most);
+    }
     warn_of_cores(arguments);
     if let Some(topics) = arguments.topics {
         return idle::run(arguments, topics);

@@ -79,6 +79,14 @@ pub(super) fn middle(values: &[u64]) -> Option<f64> {
     median(values.iter().map(|value| *value as f64 / 1e3))
 }
 
+/// What all but one of a hundred stay below, in microseconds.
+pub(super) fn high(values: &[u64]) -> Option<f64> {
+    let mut values = values.to_vec();
+    values.sort_unstable();
+    let rank = (values.len() * 99).div_ceil(100).saturating_sub(1);
+    values.get(rank).map(|value| *value as f64 / 1e3)
+}
+
 /// A figure for people.
 pub(super) fn figure(value: Option<f64>) -> String {
     value.map_or_else(|| "?".to_owned(), |value| format!("{value:.3}"))

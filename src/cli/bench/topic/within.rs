@@ -7,7 +7,7 @@ use super::cores::Cores;
 use super::part::{Kind, Part, Service, WORDS, serve};
 use super::publishing::{Line, pause};
 use super::reading::Reading;
-use super::report::{Stage, common, figure, found, middle, of_topic, stages};
+use super::report::{Stage, common, figure, found, high, middle, of_topic, stages};
 use super::schedule::{MORE_WARMUP, PROOFS, Round, Turn, WARMUP, What, compared, in_turn};
 use super::{Arguments, ROUNDS};
 use crate::cli::bench::party::{Party, Task};
@@ -21,18 +21,19 @@ const ALL: What = What::Topic(0);
 const ONE: What = What::Topic(1);
 
 #[derive(Debug, Serialize)]
-struct Report {
+pub(super) struct Report {
     #[serde(flatten)]
-    common: Common,
-    subscribers: u64,
+    pub(super) common: Common,
+    pub(super) subscribers: u64,
     counts_writing: bool,
     /// Messages of which all bytes were compared.
     compared: u64,
-    publish_p50_us: Option<f64>,
-    stages: Vec<Stage>,
+    pub(super) publish_p50_us: Option<f64>,
+    pub(super) publish_p99_us: Option<f64>,
+    pub(super) stages: Vec<Stage>,
     /// A queue alone, measured in turn, and what the topic takes more.
-    queue_p50_us: Option<f64>,
-    queue_p99_us: Option<f64>,
+    pub(super) queue_p50_us: Option<f64>,
+    pub(super) queue_p99_us: Option<f64>,
     beyond_queue_us: Option<f64>,
     /// With one reader, measured in turn.
     one_p50_us: Option<f64>,
@@ -53,6 +54,12 @@ fn schedule(each: u64, has_one: bool, warmup: u64) -> Vec<Turn> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let report = measure(arguments)?;
+    conclude(&report, &report.common, arguments.json, for_people, "other bytes were read")
+}
+
+/// Leaves this process where it was, with nothing that was measured there.
+pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
     let mut party = Party::new(WORDS + bare::words())?;
     let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers);
     let directory = party.directory().join("node");
@@ -118,6 +125,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             What::Rest => {}
         }
     }
+    anywhere.restore()?;
     let results = party.results()?;
     let samples = of_topic(&results, 0);
     let mut of_queue = Histogram::default();
@@ -126,12 +134,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let p50 = samples.microseconds(0.5);
     let one_p50 = of_topic(&results, 1).microseconds(0.5);
     let queue_p50 = of_queue.microseconds(0.5);
-    let report = Report {
+    Ok(Report {
         common: common(arguments, &samples, each * ROUNDS, verified),
         subscribers: arguments.subscribers,
         counts_writing: arguments.copy,
         compared: compared(&schedule),
         publish_p50_us: middle(&lines[0].publishing),
+        publish_p99_us: high(&lines[0].publishing),
         stages: stages(&results),
         queue_p50_us: queue_p50,
         queue_p99_us: of_queue.microseconds(0.99),
@@ -140,8 +149,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         fan_out_ratio: p50.zip(one_p50).map(|(all, one)| all / one),
         note: cores.note(),
         program: env!("FABRICAST_VERSION_LINE"),
-    };
-    conclude(&report, &report.common, arguments.json, for_people, "other bytes were read")
+    })
 }
 
 fn for_people(report: &Report) -> String {
@@ -153,7 +161,7 @@ fn for_people(report: &Report) -> String {
     let note = report.note.as_ref().map(|note| format!("{note}\n"));
     format!(
         "{} on {}, {} readers, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
-         p50 of the call that publishes {} us{}\n\
+         p50 of the call that publishes {} us (p99 {}){}\n\
          a queue alone takes {} us; the topic, {} us more\n{}",
         size::print(common.bytes),
         common.provider,
@@ -164,6 +172,7 @@ fn for_people(report: &Report) -> String {
         figure(common.p999_us),
         fan_out.unwrap_or_default(),
         figure(report.publish_p50_us),
+        figure(report.publish_p99_us),
         stages.collect::<String>(),
         figure(report.queue_p50_us),
         figure(report.beyond_queue_us),
