@@ -78,6 +78,12 @@ impl Bell {
     pub(crate) fn ring<W: Words>(self, words: &W) {
         // Either the sleeper sees what was stored, or we see the sleeper.
         words.fence();
+        self.ring_if_seen(words);
+    }
+
+    /// Rings if somebody is seen to sleep: who is about to may be overlooked.
+    #[inline]
+    pub(crate) fn ring_if_seen<W: Words>(self, words: &W) {
         if words.load(self.at + 1, Relaxed) != 0 {
             self.wake(words);
         }
@@ -201,6 +207,12 @@ impl<W: Words> Doorbell<W> {
     #[inline]
     pub fn ring(&self) {
         self.bell.ring(&self.words);
+    }
+
+    /// Rings if somebody is seen to sleep: who is about to may be overlooked.
+    #[inline]
+    pub(crate) fn ring_if_seen(&self) {
+        self.bell.ring_if_seen(&self.words);
     }
 
     /// Rings for one who has died, and may have been about to, or in the middle of it. Costs a

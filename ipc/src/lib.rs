@@ -10,6 +10,7 @@ pub mod channel;
 mod futex;
 pub mod life;
 pub mod lock;
+mod marked_bell;
 #[cfg(all(test, loom))]
 mod models;
 pub mod participant;
@@ -28,6 +29,7 @@ pub use channel::{Channel, ChannelError, ChannelListener, Credentials, Directory
 pub use fabricast_ipc_derive::Plain;
 pub use life::{Incarnation, Life, Roster};
 pub use lock::Held;
+pub use marked_bell::MarkedBell;
 pub use participant::{Caller, Fate, Immortal, Participant};
 pub use plain::{Plain, SharedValue};
 pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};

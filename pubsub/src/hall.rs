@@ -5,10 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use ipc::{Layout, MappedWords, Participant, Roster, Segment, Words};
+use ipc::{Layout, MappedWords, MarkedBell, Participant, Roster, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::outward::Outward;
 use crate::peers::NodeIdentity;
 
 pub(crate) const LAYOUT: Layout = Layout::new("node hall", 4);
@@ -32,7 +31,7 @@ const WORDS: usize = NETWORK + 1 + 2 * NETWORK_PLACE;
 pub(crate) const LONGEST_NETWORK: usize = 16 << 10;
 
 /// The bell that is rung by those that publish what other nodes want.
-pub(crate) type Bell = Outward<MappedWords>;
+pub(crate) type Bell = MarkedBell<MappedWords>;
 
 /// A node's hall. It outlives the services of the node, as long as anybody is there.
 #[derive(Debug)]

@@ -15,7 +15,6 @@ mod hall;
 mod house;
 mod loan;
 mod node;
-mod outward;
 pub mod peers;
 mod pool;
 mod publisher;

@@ -5,6 +5,7 @@
 
 mod bell;
 mod lock;
+mod marked_bell;
 mod queue;
 mod watch;
 

@@ -49,6 +49,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// dead, or not yet so far. So an entry may be disposed of twice, by different
     /// processes, and that has to be harmless.
     ///
+    /// Once it is delivered there is a [fence](Words::fence), before what the caller does next.
+    ///
     /// # Errors
     /// `Full`, `NoSubscribers`, `Held`: then the entry is still the caller's.
     #[inline]
