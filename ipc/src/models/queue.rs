@@ -232,6 +232,42 @@ fn one_who_is_evicted_knows_what_not_to_trust() {
     });
 }
 
+/// One that says something of what it holds, and has its seat afterwards, is heard by whoever
+/// disposes of that: who evicts it, or another one that lets go of it last.
+#[test]
+fn what_one_says_who_is_not_evicted_yet_is_heard() {
+    check_with(2, || {
+        let (queue, words) = queue(1, WhenFull::Refuse);
+        let said = words.count() - 1;
+        let readers = [0, 1].map(|place| subscribe(&queue, place));
+        publish(&queue, &words, 2, 0);
+        let [(slow, _), (last, position)] = readers.map(|mut reader| {
+            let taken = queue.take(&mut reader).unwrap();
+            (reader.seat(), taken.position)
+        });
+        let others = [words.clone(), words.clone()];
+        let [evicting, releasing] = others;
+        let evictor = loom::thread::spawn(move || {
+            let mut heard = None;
+            let dispose = |_| heard = Some(evicting.load(said, Ordering::Relaxed));
+            attach(&evicting).evict(&caller(2), slow, dispose).unwrap();
+            heard
+        });
+        let releaser = loom::thread::spawn(move || {
+            let released = attach(&releasing).release_by(last, position);
+            released.map(|_| releasing.load(said, Ordering::Relaxed))
+        });
+        words.store(said, 1, Ordering::Relaxed);
+        words.fence();
+        let was_seated = queue.was_seated(slow);
+        let heard = [evictor.join().unwrap(), releaser.join().unwrap()];
+        assert!(heard.iter().any(Option::is_some), "nobody disposes of it");
+        if was_seated {
+            assert!(heard.into_iter().flatten().all(|said| said == 1));
+        }
+    });
+}
+
 /// What one who is evicted lets go of at this very moment is no other's.
 #[test]
 fn one_who_is_evicted_takes_no_mark_of_the_next() {

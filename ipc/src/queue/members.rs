@@ -184,6 +184,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
     /// disposed of. Its place is nobody's until it [ends](Self::unseat) the subscription, or
     /// is [dead](Self::expel), so that what it lets go of meanwhile is no other's.
     ///
+    /// What it stores, before a [fence](Words::fence), and then finds that it has its seat, is seen
+    /// by whoever is given to dispose of what it held.
+    ///
     /// Whoever takes the lock from one that died here does the rest. Once more is harmless.
     ///
     /// # Errors
@@ -273,6 +276,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         // First: who reads what is disposed of below, and looks at its seat afterwards, sees
         // that it has none.
         self.words.store(at, name | LEAVING, Release);
+        // Before the first mark: what it has said before it saw that it has its seat is seen by all
+        // that come to dispose of what it held.
+        self.words.fence();
         self.deactivate(place);
         for slot in self.slots_used() {
             self.take_off(slot, waiting(place) | holding(place), &mut dispose);
@@ -298,6 +304,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if places == 0 {
             return;
         }
+        // As whoever has died may not have come so far.
+        self.words.fence();
         let active = u64::from(self.active() & !places);
         self.words.store(layout::ACTIVE, active, Release);
         let marks = u64::from(places) << 32 | u64::from(places);

@@ -39,7 +39,7 @@ use self::pieces::Pieces;
 pub(crate) use self::pieces::{Kept, Piece};
 pub(crate) use self::streams::{Rest, Tended};
 
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 4);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);
 /// The host's memory is a device's, too: of the one that is made of it.
 const HOST: DeviceName = DeviceName::stand_in(0);
 /// A process asks for more memory again only after this time, if none came.

@@ -4,7 +4,8 @@
 //! ```text
 //!  0 is the message there: the lower half, written by the publisher's stream
 //!  1 the block's generation, and who publishes it
-//!  2 the topic, and the places of subscribers whose streams have still to pass it
+//!  2 the block's generation, and the places of subscribers whose streams have still to pass it
+//!  3 the block's generation, and the topic that these places are of
 //! ```
 //!
 //! The first word counts up. A *turn* is one message that some stream writes: it is pending, then
@@ -26,6 +27,7 @@ const WORDS: usize = 4;
 const STATE: usize = 0;
 const WHOSE: usize = 1;
 const PASSING: usize = 2;
+const PLACES_OF: usize = 3;
 
 /// Words of a page, at whose start those of the first block lie: devices are let at whole pages.
 pub(super) const PAGE: usize = 4096 / size_of::<u64>();
@@ -136,8 +138,9 @@ impl<W: Words + Clone> Ledger<W> {
     }
 
     /// Did any stream ever have to do with it?
+    #[inline]
     fn is_used(&self) -> bool {
-        self.is_ordered && self.words.load(STREAMS, Acquire) != 0
+        self.words.load(STREAMS, Acquire) != 0
     }
 
     fn is_used_now(&self) {
@@ -203,32 +206,55 @@ impl<W: Words + Clone> Ledger<W> {
     }
 
     /// A stream of the subscriber at this place has still to pass the message. Whoever is not
-    /// evicted afterwards was not before, and nobody gets the block meanwhile.
+    /// evicted afterwards was not before, and nobody gets the block meanwhile. Of one who was, the
+    /// block may be another's by now, of whose places this says nothing.
     pub(crate) fn is_passing(&self, block: Block, topic: u32, place: u32) {
         if block.number() >= self.most_blocks {
             return;
         }
         self.is_used_now();
-        let at = self.at(block.number(), PASSING);
-        let mut was = self.words.load(at, Acquire);
-        loop {
-            // What another topic's subscribers left behind is over.
-            let others = if was >> 32 == u64::from(topic) { was as u32 } else { 0 };
-            let places = others | 1_u32.checked_shl(place).unwrap_or(0);
-            let now = u64::from(topic) << 32 | u64::from(places);
-            match self.words.compare_exchange(at, was, now) {
-                Ok(_) => break,
-                Err(found) => was = found,
-            }
-        }
+        // First: whoever sees a place sees which topic's it is.
+        self.say_of(block, PLACES_OF, |_| topic);
+        self.say_of(block, PASSING, |places| places | 1_u32.checked_shl(place).unwrap_or(0));
         // Either whoever takes the message away sees this, or its subscriber sees that.
         self.words.fence();
     }
 
     /// It has.
     pub(crate) fn has_passed(&self, block: Block, place: u32) {
-        let places = 1_u64.checked_shl(place).unwrap_or(0);
-        self.words.fetch_and(self.at(block.number(), PASSING), !places);
+        self.take_places(block, 1_u32.checked_shl(place).unwrap_or(0));
+    }
+
+    /// Changes the lower half of one of a block's words, which is 0 if nothing was said of this
+    /// block before; says nothing, if the block was given back.
+    fn say_of(&self, block: Block, which: usize, change: impl Fn(u32) -> u32) {
+        let at = self.at(block.number(), which);
+        let mut was = self.words.load(at, Acquire);
+        loop {
+            // Looked at after the word: what was said since of a later block is not written over.
+            let said = match (was >> 32) as u32 == generation(block) {
+                true => was as u32,
+                false if self.owner(block).is_ok() => 0,
+                false => return,
+            };
+            let now = u64::from(generation(block)) << 32 | u64::from(change(said));
+            match self.words.compare_exchange(at, was, now) {
+                Ok(_) => return,
+                Err(found) => was = found,
+            }
+        }
+    }
+
+    /// Streams of these places are not at this block any more.
+    fn take_places(&self, block: Block, places: u32) {
+        let at = self.at(block.number(), PASSING);
+        let mut was = self.words.load(at, Acquire);
+        while (was >> 32) as u32 == generation(block) && was as u32 & places != 0 {
+            match self.words.compare_exchange(at, was, was & !u64::from(places)) {
+                Ok(_) => return,
+                Err(found) => was = found,
+            }
+        }
     }
 
     /// The streams of these places of a topic, whose process is dead, are at no message any more.
@@ -237,10 +263,11 @@ impl<W: Words + Clone> Ledger<W> {
             return;
         }
         for number in 0..self.allocator.blocks_made() {
-            let at = self.at(number, PASSING);
-            let found = self.words.load(at, Acquire);
-            if found >> 32 == u64::from(topic) && found as u32 & places != 0 {
-                self.words.fetch_and(at, !u64::from(places));
+            let word = |which| self.words.load(self.at(number, which), Acquire);
+            let passing = word(PASSING);
+            let of_block = passing & !u64::from(u32::MAX);
+            if passing as u32 & places != 0 && word(PLACES_OF) == of_block | u64::from(topic) {
+                self.take_places(Block::from_bits(of_block | u64::from(number)), places);
             }
         }
     }
@@ -248,34 +275,35 @@ impl<W: Words + Clone> Ledger<W> {
     /// Is a stream still at this block?
     fn is_busy(&self, block: Block) -> bool {
         let word = |which| self.words.load(self.at(block.number(), which), Acquire);
-        let is_pending = word(STATE) as u32 & PHASE == PENDING
-            && (word(WHOSE) >> 32) as u32 == generation(block);
-        is_pending || word(PASSING) as u32 != 0
+        let is_of_block = |word: u64| (word >> 32) as u32 == generation(block);
+        let (passing, is_pending) = (word(PASSING), word(STATE) as u32 & PHASE == PENDING);
+        is_pending && is_of_block(word(WHOSE)) || passing as u32 != 0 && is_of_block(passing)
     }
 
     /// Frees a topic's block, unless that was done before; or leaves it to the streams that are
     /// at it. False if it could not be done now.
+    ///
+    /// No fence is needed to see that a stream is at it. A publisher says so before it hands the
+    /// message over. A reader that says so and is not evicted afterwards is seen by who evicts it
+    /// later, and by whoever takes the last mark off the message after that: who
+    /// [evicts](ipc::Queue::evict) has a fence between taking the seat and the first mark.
     #[inline]
     pub(crate) fn retire(&self, caller: &Caller<'_>, block: Block, topic: Owner) -> bool {
-        match self.is_ordered {
+        match self.is_used() && self.is_busy(block) {
             false => self.dispose(caller, block, topic),
-            true => self.retire_in_order(caller, block, topic),
+            true => self.leave_to_streams(caller, block, topic),
         }
     }
 
-    fn retire_in_order(&self, caller: &Caller<'_>, block: Block, topic: Owner) -> bool {
-        self.words.fence();
-        if self.is_busy(block) {
-            match self.transfer(block, topic, LEFT_TO_STREAMS) {
-                Ok(()) => {
-                    self.words.fetch_add(LEFT, 1);
-                }
-                Err(AllocatorError::NotYours { owner: LEFT_TO_STREAMS, .. }) => {}
-                // It was freed before, or is no topic's.
-                Err(_) => return true,
+    #[cold]
+    fn leave_to_streams(&self, caller: &Caller<'_>, block: Block, topic: Owner) -> bool {
+        match self.transfer(block, topic, LEFT_TO_STREAMS) {
+            Ok(()) => {
+                self.words.fetch_add(LEFT, 1);
             }
-        } else if !self.dispose(caller, block, topic) {
-            return false;
+            Err(AllocatorError::NotYours { owner: LEFT_TO_STREAMS, .. }) => {}
+            // It was freed before, or is no topic's.
+            Err(_) => return true,
         }
         // By whom it was left is looked at once more: the stream may have been through since.
         self.free_if_left(caller, block)
@@ -290,7 +318,7 @@ impl<W: Words + Clone> Ledger<W> {
 
     /// Is anything left to streams, as far as is known here?
     pub(crate) fn has_left(&self) -> bool {
-        self.is_ordered && self.words.load(LEFT, Acquire) != self.left_seen.load(Relaxed)
+        self.words.load(LEFT, Acquire) != self.left_seen.load(Relaxed)
     }
 
     /// Frees what was left to streams that are through with it; gives how many blocks.

@@ -142,6 +142,69 @@ fn nobody_gets_what_a_readers_stream_has_not_passed() {
     assert!(!ledger.range_of_words().contains(&ledger.offset_of_word(nothing)));
 }
 
+#[test]
+fn who_comes_too_late_says_nothing_of_what_is_anothers() {
+    const OTHER: u32 = TOPIC + 1;
+    let words = books();
+    let ledger = Ledger::attach(&words).unwrap();
+    let me = caller(1);
+    let again = || {
+        let (block, turn) = publish(&ledger, &me);
+        ledger.end_turn(block, turn);
+        block
+    };
+    // Its reader was evicted, and has a stale sample.
+    let gone = again();
+    assert!(ledger.retire(&me, gone, owner()));
+    let block = again();
+    assert_eq!(block.number(), gone.number());
+    ledger.is_passing(block, OTHER, 3);
+    ledger.is_passing(gone, TOPIC, 3);
+    ledger.has_passed(gone, 3);
+    ledger.all_have_passed(TOPIC, 1 << 3);
+    assert!(ledger.retire(&me, block, owner()));
+    assert_eq!((ledger.collect(&me).unwrap(), taken(&ledger)), (0, 1));
+    ledger.is_passing(gone, TOPIC, 4);
+    ledger.has_passed(block, 3);
+    assert!(ledger.free_if_left(&me, block));
+    assert_eq!(taken(&ledger), 0);
+    // Nor of one of which nothing was said yet.
+    let next = again();
+    ledger.is_passing(block, OTHER, 3);
+    ledger.is_passing(gone, TOPIC, 4);
+    assert!(ledger.retire(&me, next, owner()));
+    assert_eq!(taken(&ledger), 0);
+    // Who is dead had that place, and another one of another topic has it.
+    let last = again();
+    ledger.is_passing(last, TOPIC, 3);
+    assert!(ledger.retire(&me, last, owner()));
+    ledger.all_have_passed(OTHER, 1 << 3);
+    assert_eq!(ledger.collect(&me).unwrap(), 0);
+    ledger.all_have_passed(TOPIC, 1 << 3);
+    assert_eq!((ledger.collect(&me).unwrap(), taken(&ledger)), (1, 0));
+}
+
+/// However many messages had a block since a stream of a reader was at one there.
+#[test]
+fn what_was_said_long_ago_is_no_later_blocks() {
+    let words = books();
+    let ledger = Ledger::attach(&words).unwrap();
+    let me = caller(1);
+    let (block, turn) = publish(&ledger, &me);
+    ledger.end_turn(block, turn);
+    for long_ago in [1, u32::MAX / 2, u32::MAX / 2 + 2, u32::MAX] {
+        for which in [PASSING, PLACES_OF] {
+            let said = u64::from(generation(block).wrapping_sub(long_ago)) << 32 | 0xff;
+            words.store(ledger.at(block.number(), which), said, Relaxed);
+        }
+        assert!(!ledger.is_busy(block));
+        ledger.is_passing(block, TOPIC, 9);
+        assert!(ledger.is_busy(block));
+        ledger.has_passed(block, 9);
+        assert!(!ledger.is_busy(block));
+    }
+}
+
 proptest! {
     /// Whatever came of earlier turns, and wherever numbers go round.
     #[test]
