@@ -54,6 +54,7 @@ pub(crate) struct State {
     are_not_peers: AtomicBool,
     /// Operations until one fails; below 0 for never.
     until_failure: AtomicI64,
+    refuses_words: AtomicBool,
     used: AtomicU64,
 }
 
@@ -64,6 +65,7 @@ impl State {
             rate: AtomicU64::new(0),
             are_not_peers: AtomicBool::new(false),
             until_failure: AtomicI64::new(-1),
+            refuses_words: AtomicBool::new(false),
             used: AtomicU64::new(0),
         }
     }
@@ -119,6 +121,14 @@ pub fn behave(number: u32, behaviour: Behaviour) {
 pub fn fail_after(number: u32, operations: u32) {
     if number < COUNT {
         state(number).until_failure.store(i64::from(operations), Ordering::Relaxed);
+    }
+}
+
+/// Lets the stand-in's driver refuse to begin the writing of words, until it is told otherwise;
+/// all else goes on.
+pub fn refuse_words(number: u32, refuses: bool) {
+    if number < COUNT {
+        state(number).refuses_words.store(refuses, Ordering::Relaxed);
     }
 }
 

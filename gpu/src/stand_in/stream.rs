@@ -213,6 +213,10 @@ impl StreamDriver for Stream {
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
+        if self.line.state.refuses_words.load(Ordering::Relaxed) {
+            let detail = "it was told to refuse words";
+            return Err(Error::new("write a word", ErrorKind::Other, detail));
+        }
         self.push(Operation::WriteWord { to, value });
         Ok(())
     }

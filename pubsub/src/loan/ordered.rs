@@ -9,7 +9,7 @@ use super::{Attempt, Loan, Sent};
 use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::Begun;
+use crate::pool::{Begun, Handed};
 use crate::publisher::Outgoing;
 use crate::settings::SharedPlace;
 
@@ -52,9 +52,10 @@ impl Loan {
     /// ```
     ///
     /// # Errors
-    /// As [`publish`](Self::publish). If it is not published, nobody else gets the memory before
-    /// the stream has come to this point. [`InvalidArgument`](ErrorKind::InvalidArgument) for a
-    /// stream of another kind of device.
+    /// As [`publish`](Self::publish). Whatever fails, nobody else gets the memory before the stream
+    /// has come to this point. [`InvalidArgument`](ErrorKind::InvalidArgument) for a stream of
+    /// another kind of device. [`Failed`](ErrorKind::Failed): it was published, but the stream
+    /// cannot say when it is written, and it is poisoned when the stream has come to this point.
     pub fn publish_on(self, stream: &Stream, patience: Duration) -> Result<Sent> {
         self.publish_on_until(stream, clock::deadline(patience))
     }
@@ -129,7 +130,18 @@ impl Loan {
                 None => self.try_publish(),
             };
         }
-        here.check_stream(OPERATION, stream)?;
+        let is_fit = here.check_stream(OPERATION, stream);
+        self.publish_if(is_fit, stream, deadline)
+    }
+
+    /// If the stream is one that can do it.
+    pub(crate) fn publish_if(
+        mut self,
+        is_fit: Result<()>,
+        stream: &Stream,
+        deadline: Option<Instant>,
+    ) -> Result<Attempt> {
+        let here = Arc::clone(&self.post.desk.here);
         // First of all: whatever becomes of it, the stream is at it until then.
         let written = match stream.point() {
             Ok(point) => point,
@@ -139,7 +151,7 @@ impl Loan {
             }
         };
         // Whoever was taken for dead has no word to write any more.
-        let checked = self.post.check(OPERATION);
+        let checked = is_fit.and_then(|()| self.post.check(OPERATION));
         let checked =
             checked.and_then(|()| if self.is_ordered { Ok(()) } else { self.check_done() });
         let word = match checked.and_then(|()| here.word_of(self.block)) {
@@ -168,17 +180,20 @@ impl Loan {
             }
         };
         self.is_mine = false;
-        if let Err(cause) = stream.write_word(&word, turn.ready()) {
-            ledger.poison(self.block, turn);
-            ledger.free_if_left(&house.caller(), self.block);
-            let detail = "the message was published, and is poisoned";
+        let said = stream.write_word(&word, turn.ready());
+        let mut message = Handed { block: self.block, turn, written, is_lost: said.is_err() };
+        if message.is_lost && let Ok(later) = stream.point() {
+            // Should it have begun after all, that is over by then, too.
+            message.written = later;
+        }
+        here.has_handed(&house.caller(), message);
+        house.office.tend();
+        said.map(|()| Attempt::Sent(sent)).map_err(|cause| {
+            let detail = "the message was published, and will be poisoned";
             let error = Error::because(OPERATION, ErrorKind::Failed, cause);
             tracing::error!(%error, topic = self.post.desk.topic.name(), "{detail}");
-            return Err(error);
-        }
-        here.has_handed(&house.caller(), self.block, turn, written);
-        house.office.tend();
-        Ok(Attempt::Sent(sent))
+            error
+        })
     }
 }
 

@@ -37,7 +37,7 @@ pub use self::note::{Metadata, Times, Way};
 pub(crate) use self::note::{Note, Stage, origin_words};
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Kept, Piece};
-pub(crate) use self::streams::{Rest, Tended};
+pub(crate) use self::streams::{Handed, Rest, Tended};
 
 pub(crate) const LAYOUT: Layout = Layout::new("fabricast pool", 5);
 /// The host's memory is a device's, too: of the one that is made of it.

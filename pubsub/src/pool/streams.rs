@@ -47,11 +47,14 @@ pub(crate) trait Tended: Send + Sync {
 
 /// A message that a stream of this process writes.
 #[derive(Debug)]
-struct Handed {
-    block: Block,
-    turn: Turn,
+pub(crate) struct Handed {
+    pub(crate) block: Block,
+    pub(crate) turn: Turn,
     /// All that writes it is before this.
-    written: Point,
+    pub(crate) written: Point,
+    /// No stream will say that it is written: it is poisoned then, and not before, or its memory
+    /// would be another message's while the stream still writes there.
+    pub(crate) is_lost: bool,
 }
 
 /// What streams of this process have to do with a pool.
@@ -105,10 +108,10 @@ impl Pool {
         Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id()))
     }
 
-    /// A message was published that a stream writes: all that does so is before this point.
-    pub(crate) fn has_handed(&self, caller: &Caller<'_>, block: Block, turn: Turn, written: Point) {
+    /// A message was published that a stream writes.
+    pub(crate) fn has_handed(&self, caller: &Caller<'_>, message: Handed) {
         let mut handed = lock(&self.streams.handed);
-        handed.push_back(Handed { block, turn, written });
+        handed.push_back(message);
         // Mostly the oldest ones are done first.
         for _ in 0..LOOKS {
             if !handed.front().is_some_and(|first| self.is_over(caller, first)) {
@@ -120,10 +123,11 @@ impl Pool {
 
     /// Was it written, or never will be? Then whoever waits for it goes on.
     fn is_over(&self, caller: &Caller<'_>, handed: &Handed) -> bool {
-        let Handed { block, turn, written } = handed;
+        let Handed { block, turn, written, is_lost } = handed;
         let ledger = self.ledger();
         if ledger.readiness(*block, *turn) == Some(Readiness::Pending) {
             match written.is_done() {
+                Ok(true) if *is_lost => ledger.poison(*block, *turn),
                 // The device does nothing any more.
                 Err(error) if error.kind() == gpu::ErrorKind::DeviceFailed => {
                     ledger.poison(*block, *turn);

@@ -46,7 +46,7 @@ impl Sample {
     /// The end of a subscription waits for that, ten seconds at most: a stream that takes longer
     /// keeps this process at its node.
     ///
-    /// On a topic whose messages lie on the host it waits for the stream.
+    /// So it is, too, where messages lie on the host: a stream of any device may read there.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -80,13 +80,6 @@ impl Sample {
         self.shared.desk.house.check_fork(operation)?;
         let (direction, block) = (self.direction, self.entry.block);
         let ledger = self.pool().ledger();
-        if !ledger.is_ordered() {
-            let done = stream.synchronize(gpu::PATIENCE);
-            return done.map_err(|cause| {
-                self.departs(None);
-                below::of_device(operation, cause)
-            });
-        }
         // Before it is looked whether it is still held: who is not removed then is not before this
         // is seen by who removes it.
         let place = self.shared.seat(direction).place();

@@ -223,6 +223,75 @@ fn what_is_not_published_is_kept_until_the_stream_is_through() {
 }
 
 #[test]
+fn what_the_driver_will_not_announce_is_kept_until_the_stream_is_through() {
+    let name = DeviceName::stand_in(FRAGILE);
+    let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let memory = MemoryPlace::Device(name);
+    let (home, other) = home_with(&TopicSettings { memory, ..settings() });
+    let device = Device::open(name).unwrap();
+    device.enable_peer(&other).unwrap();
+    let publisher = home.publisher();
+    let (mut subscriber, mut late) = (home.subscriber(), home.subscriber());
+    let (stream, waiting) = (device.stream().unwrap(), device.stream().unwrap());
+    let gate = Gate::new(&other);
+    gate.stop(&stream);
+    let loan = publisher.loan(4096, FAR).unwrap();
+    let address = loan.address();
+    stream.fill(loan.slice(), 1).unwrap();
+    stand_in::refuse_words(FRAGILE, true);
+    let error = loan.publish_on(&stream, FAR).unwrap_err();
+    stand_in::refuse_words(FRAGILE, false);
+    assert_eq!(error.kind(), ErrorKind::Failed);
+    // It was published, and the stream goes on writing there.
+    let sample = subscriber.pull_on(&waiting, FAR).unwrap();
+    home.here.free_what_is_done(&home.caller());
+    assert_eq!(sample.readiness().unwrap(), Readiness::Pending);
+    drop(sample);
+    assert!(late.try_pull().unwrap().is_none());
+    drop(late);
+    home.here.free_what_is_done(&home.caller());
+    assert_eq!(home.blocks_taken(), 1);
+    let loans: Vec<_> = (0..20).map(|_| publisher.loan(4096, FAR).unwrap()).collect();
+    assert!(loans.iter().all(|loan| loan.address() != address));
+    drop(loans);
+    assert!(!waiting.is_done().unwrap());
+    gate.open();
+    home.nothing_is_left();
+    waiting.synchronize(FAR).unwrap();
+    // Once more, for one that reads on the host.
+    let loan = publisher.loan(4096, FAR).unwrap();
+    stand_in::refuse_words(FRAGILE, true);
+    assert!(loan.publish_on(&stream, FAR).is_err());
+    stand_in::refuse_words(FRAGILE, false);
+    until("it to be poisoned", || {
+        home.here.free_what_is_done(&home.caller());
+        assert!(subscriber.try_pull().unwrap().is_none());
+        subscriber.missed() == 1
+    });
+    assert_eq!(subscriber.poll_event(), Some(Event::Gap { missed: 1 }));
+    home.nothing_is_left();
+}
+
+#[test]
+fn what_a_stream_cannot_publish_is_kept_until_it_is_through() {
+    let (home, device) = home_with(&on_a_device());
+    let (publisher, _subscriber) = (home.publisher(), home.subscriber());
+    let stream = device.stream().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&stream);
+    let loan = publisher.loan(4096, FAR).unwrap();
+    stream.fill(loan.slice(), 1).unwrap();
+    // As one of another kind of device.
+    let refused = Error::new("test", ErrorKind::InvalidArgument, "a stream of another kind");
+    let error = loan.publish_if(Err(refused), &stream, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    home.here.free_what_is_done(&home.caller());
+    assert_eq!(home.blocks_taken(), 1);
+    gate.open();
+    home.nothing_is_left();
+}
+
+#[test]
 fn a_device_that_fails_poisons_what_it_was_to_write() {
     let name = DeviceName::stand_in(FRAGILE);
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,6 +356,48 @@ fn a_stream_releases_what_it_has_read() {
     assert!(subscriber.pull(SOON).is_err());
     publisher.push(b"z", FAR).unwrap();
     subscriber.pull(FAR).unwrap().release_on(&reading).unwrap();
+    drop(subscriber);
+    home.nothing_is_left();
+}
+
+#[test]
+fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
+    let home = Home::new(&TopicSettings { depth: 2, ..settings() });
+    let device = Device::open(DeviceName::stand_in(0)).unwrap();
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let reading = device.stream().unwrap();
+    let gate = Gate::new(&device);
+    gate.stop(&reading);
+    for _ in 0..2 {
+        publisher.push(b"x", FAR).unwrap();
+        subscriber.pull_on(&reading, FAR).unwrap().release_on(&reading).unwrap();
+    }
+    // They are held: there is no room.
+    assert!(publisher.try_push(b"y").unwrap().is_none());
+    assert_eq!(publisher.push(b"y", SOON).unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    std::thread::scope(|scope| {
+        let pushed = scope.spawn(|| publisher.push(b"y", FAR).unwrap());
+        std::thread::sleep(SOON);
+        assert!(!pushed.is_finished());
+        gate.open();
+        assert_eq!(pushed.join().unwrap().readers, 1);
+    });
+    drop(subscriber.pull(FAR).unwrap());
+    home.nothing_is_left();
+    // One that is removed meanwhile: nobody gets that memory.
+    let gate = Gate::new(&device);
+    gate.stop(&reading);
+    for _ in 0..2 {
+        publisher.push(b"x", FAR).unwrap();
+        subscriber.pull_on(&reading, FAR).unwrap().release_on(&reading).unwrap();
+    }
+    let (_, seats) = home.topic.in_the_way(Direction::Here).unwrap();
+    let at = (Direction::Here, seats[0]);
+    let held_for = Duration::from_secs(1);
+    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    home.here.free_what_is_done(&home.caller());
+    assert_eq!(home.blocks_taken(), 2);
+    gate.open();
     drop(subscriber);
     home.nothing_is_left();
 }
