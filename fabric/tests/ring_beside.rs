@@ -11,7 +11,7 @@ use fabric::ring::{
 };
 use fabric::{
     Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind,
-    HostMemory, MemoryRegion, Offer, Query, QueueOptions, Waiting,
+    HostMemory, Memory, MemoryRegion, Offer, Query, QueueOptions, Waiting,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,8 +68,16 @@ fn side(provider: &str, lanes: usize) -> Side {
 
 /// Connects a ring of one to another.
 fn connect(writer: &mut Side, reader: &mut Side, lanes: usize) -> (SenderId, ReceiverId) {
+    connect_over(writer, reader, lanes, HostMemory::zeroed(RING).unwrap())
+}
+
+fn connect_over(
+    writer: &mut Side,
+    reader: &mut Side,
+    lanes: usize,
+    memory: impl Memory,
+) -> (SenderId, ReceiverId) {
     let options = RingOptions::new(reader.port.endpoint(), RING as u64).unwrap();
-    let memory = HostMemory::zeroed(RING).unwrap();
     let reading = reader.port.offer_by(&options, lanes, memory).unwrap();
     let terms: RingOffer = reader.port.terms(reading).unwrap();
     let lanes = terms.lanes.len();
@@ -239,6 +247,50 @@ fn a_reader_that_goes_in_the_middle_breaks_its_ring_and_no_other() {
         port.drop_sender(lost);
         assert!(port.broken_lane().is_none());
         thread.join().unwrap();
+    }
+}
+
+/// Not even until the next ring comes, and also if somebody has a view of it at its end.
+#[test]
+fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
+    for provider in providers() {
+        let (mut writer, mut reader) = (side(provider, 3), side(provider, 3));
+        for is_held in [false, true] {
+            let memory = Arc::new(HostMemory::zeroed(RING).unwrap());
+            let (writing, reading) = connect_over(&mut writer, &mut reader, 3, Arc::clone(&memory));
+            let regions = registered(&writer.port, bytes_of(0, RING / 4));
+            let mut message = writer.port.begin(writing, 0, (RING / 4) as u64).unwrap();
+            let (mut came, mut held) = (0, Vec::new());
+            let end = Instant::now() + PATIENCE;
+            while came < RING / 4 {
+                assert!(Instant::now() < end, "{came} bytes came");
+                if let Some(lane) = writer.port.pick(writing, CHUNK).unwrap() {
+                    let part = regions[lane].all();
+                    let _ = writer.port.push_by(lane, writing, &mut message, &part, 0).unwrap();
+                }
+                turn(&mut writer.port);
+                turn(&mut reader.port);
+                while let Some(view) = reader.port.take(reading).unwrap() {
+                    came += view.len();
+                    held.extend(is_held.then_some(view));
+                }
+            }
+            writer.port.drop_sender(writing);
+            reader.port.close_receiver(reading).unwrap();
+            while writer.port.rings() != (0, 0) || reader.port.rings() != (0, 0) {
+                assert!(Instant::now() < end, "{:?}", reader.port.rings());
+                turn(&mut writer.port);
+                turn(&mut reader.port);
+            }
+            assert_eq!(reader.port.quarantined(), 0);
+            if is_held {
+                assert!(Arc::strong_count(&memory) > 1);
+                drop(held);
+                turn(&mut reader.port);
+            }
+            assert_eq!(Arc::strong_count(&memory), 1, "{provider}: it is kept by somebody");
+        }
+        assert_eq!((writer.port.lane_peers(), reader.port.lane_peers()), (1, 0));
     }
 }
 

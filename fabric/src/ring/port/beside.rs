@@ -91,6 +91,13 @@ impl Port {
         self.beside.iter().flat_map(|lanes| lanes.addresses().cloned()).collect()
     }
 
+    /// Addresses of peers' lanes that the further lanes have, the most of one: they stay, and are
+    /// bounded, until the port is [renewed](Self::renew).
+    #[must_use]
+    pub fn lane_peers(&self) -> usize {
+        self.beside.as_ref().map_or(0, |lanes| lanes.most_peers())
+    }
+
     /// The domain of a lane, of which the port's own is the first: memory that is written by a
     /// lane is registered there.
     #[must_use]
@@ -130,7 +137,7 @@ impl Port {
     ///
     /// # Errors
     /// As [`accept`](Self::accept); `MalformedDescriptor` for another number of addresses, or more
-    /// than there are lanes here.
+    /// than there are lanes here; `ResourceExhausted` if there were too many of them.
     pub fn accept_by(
         &mut self,
         peer: Peer,
@@ -216,6 +223,8 @@ impl Port {
     /// Has the lanes wake the queue's sleeper. True if one told something just now.
     pub(super) fn sleep_lanes(&mut self) -> bool {
         let Some(lanes) = &self.beside else { return false };
+        // Of rings that were closed while somebody had views of them.
+        lanes.sweep();
         lanes.sleeps(true);
         self.hear_lane()
     }

@@ -202,6 +202,9 @@ impl Port {
                 let graves = place.take().into_iter().flat_map(|receiver| receiver.into_graves());
                 self.graves.rings.extend(graves);
                 has_moved = true;
+                if let Some(lanes) = &self.beside {
+                    lanes.sweep();
+                }
             }
         }
         has_moved

@@ -44,7 +44,33 @@ struct One {
     addresses: AddressVector,
     address: Address,
     slate: MemoryRegion,
-    peers: HashMap<Address, Peer>,
+    peers: Peers,
+}
+
+/// Peers of a lane, by their addresses: what they are called stays with the lane's endpoint, whether
+/// they do or not, so there are not more than a peer should need that comes again and again.
+#[derive(Debug, Default)]
+struct Peers(HashMap<Address, Peer>);
+
+impl Peers {
+    const MOST: usize = 4096;
+
+    fn find(
+        &mut self,
+        address: &Address,
+        insert: impl FnOnce(&Address) -> Result<Peer>,
+    ) -> Result<Peer> {
+        if let Some(peer) = self.0.get(address) {
+            return Ok(*peer);
+        }
+        if self.0.len() >= Self::MOST {
+            let detail = format!("a lane has {} addresses of peers already", Self::MOST);
+            return Err(Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail));
+        }
+        let peer = insert(address)?;
+        self.0.insert(address.clone(), peer);
+        Ok(peer)
+    }
 }
 
 impl Beside {
@@ -78,7 +104,7 @@ impl Beside {
             if !lane.can_wake() {
                 return refuse("nothing wakes a thread that sleeps at this provider's queue");
             }
-            let peers = HashMap::new();
+            let peers = Peers::default();
             lanes.push(One { lane, domain, addresses, address, slate, peers });
         }
         Ok(Self { lanes, events, owner, kept, owed: VecDeque::new(), broken: None })
@@ -113,10 +139,18 @@ impl Beside {
 
     /// A ring's memory is given out to be written through them.
     pub(in super::super) fn keep(&self, memory: Arc<RingMemory>) {
-        let mut kept = self.kept();
-        // What nobody else has was let go of when nothing more could come.
-        kept.retain(|memory| Arc::strong_count(memory) > 1);
-        kept.push(memory);
+        self.sweep();
+        self.kept().push(memory);
+    }
+
+    /// Lets go of what nobody else has: that was let go of when nothing more could come.
+    pub(in super::super) fn sweep(&self) {
+        self.kept().retain(|memory| Arc::strong_count(memory) > 1);
+    }
+
+    /// The most addresses of peers that one of them has.
+    pub(in super::super) fn most_peers(&self) -> usize {
+        self.lanes.iter().map(|one| one.peers.0.len()).max().unwrap_or(0)
     }
 
     /// Opens a ring's writing side on the first of them, to the peers at these addresses.
@@ -143,14 +177,7 @@ impl Beside {
         }
         let mut outlets = Vec::with_capacity(peers.len());
         for ((one, address), terms) in self.lanes.iter_mut().zip(peers).zip(further) {
-            let peer = match one.peers.get(address) {
-                Some(peer) => *peer,
-                None => {
-                    let peer = one.addresses.insert(address)?;
-                    one.peers.insert(address.clone(), peer);
-                    peer
-                }
-            };
+            let peer = one.peers.find(address, |address| one.addresses.insert(address))?;
             let (site, form) = (Site::away(&one.domain), (offer.notify, offer.tagged));
             outlets.push(Outlet::new(site, peer, terms, form, shape, title)?);
         }
@@ -244,5 +271,32 @@ impl Beside {
 impl Drop for Beside {
     fn drop(&mut self) {
         self.lanes.iter().for_each(|one| one.lane.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CompletionQueue, Endpoint, EndpointKind, Query};
+
+    #[test]
+    fn there_is_an_end_to_addresses() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let addresses = AddressVector::open(&domain).unwrap();
+        let mut queue = CompletionQueue::open(&domain).unwrap();
+        let endpoint =
+            Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open().unwrap();
+        let some = addresses.insert(&endpoint.address().unwrap()).unwrap();
+        let mut peers = Peers::default();
+        let address = |number: usize| Address(number.to_le_bytes().to_vec());
+        for number in 0..Peers::MOST {
+            peers.find(&address(number), |_| Ok(some)).unwrap();
+        }
+        let refused = peers.find(&address(Peers::MOST), |_| Ok(some)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::ResourceExhausted);
+        // Those that are known come again.
+        let never = |_: &Address| Err(Error::new(ErrorKind::Closed, "test", "it is known"));
+        assert_eq!(peers.find(&address(0), never).unwrap(), some);
     }
 }

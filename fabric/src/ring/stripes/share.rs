@@ -119,7 +119,12 @@ impl Share {
 
     /// One of a slot's writes completed.
     pub(super) fn completed(&mut self, lane: usize, slot: u16) -> Option<Event> {
-        self.outlet.completed(slot).map(|bytes| self.done(lane, bytes.into()))
+        match self.outlet.completed(slot) {
+            Some(bytes) => Some(self.done(lane, bytes.into())),
+            // It may be the first of two, of a chunk whose second one nobody will post: then there
+            // is nothing that would tell that nothing is read any more.
+            None => (self.is_broken && self.is_silent()).then(|| self.done(lane, 0)),
+        }
     }
 
     /// One of a slot's writes failed.
@@ -144,5 +149,64 @@ impl Share {
             true => u64::MAX,
             false => self.outlet.left_to(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::memory::Site;
+    use super::super::super::notify::Notify;
+    use super::super::super::outlet::Title;
+    use super::super::super::shape::{Layout, Shape};
+    use super::super::super::terms::LaneOffer;
+    use super::super::super::writer::Writer;
+    use super::*;
+    use crate::{Access, AddressVector, Domain, EndpointKind, HostMemory, Query};
+
+    const RING: u64 = 64 << 10;
+
+    /// Of a ring in the memory of a device, of which headers are written first: that of a chunk was,
+    /// and there was no room for its payload, nor ever will be.
+    #[test]
+    fn a_chunk_that_was_half_posted_holds_up_nobody_once_it_is_given_up() {
+        let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first().unwrap();
+        let domain = Domain::open(&offer).unwrap();
+        let addresses = AddressVector::open(&domain).unwrap();
+        let mut queue = CompletionQueue::open(&domain).unwrap();
+        let endpoint =
+            Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open().unwrap();
+        let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
+        let memory = HostMemory::zeroed(RING as usize).unwrap();
+        let region = domain.register(memory, Access::REMOTE_WRITE).unwrap();
+        let place = region.describe().unwrap();
+        let terms = LaneOffer { ring: place.clone(), headers: Some(place.clone()), slate: place };
+        let shape = Shape::new(RING, 0).unwrap().laid_out(Layout::Apart);
+        let (title, form) = (Title { name: 0, generation: 1 }, (Notify::Immediate, false));
+        let site = Site::of(&endpoint);
+        let outlet = Outlet::new(site, peer, &terms, form, shape, title).unwrap();
+        let mut writer = Writer::new(shape, 1, 1000);
+        let mut message = writer.begin(0, 3000);
+        let chunks = [(); 2].map(|()| {
+            let chunk = writer.plan_within(&message, u64::MAX).unwrap();
+            writer.commit(&mut message, &chunk);
+            chunk
+        });
+
+        let mut share = Share::new(outlet);
+        let slot = share.outlet.begin_half(&chunks[0]).unwrap();
+        assert_eq!(chunks.map(|chunk| share.put(chunk, None)), [true, false]);
+        share.close();
+        let error = Error::new(ErrorKind::Closed, "test", "not wanted any more");
+        // Its header may still be read.
+        match share.undone(1, error) {
+            Event::Undone { left_to: 0, .. } => {}
+            event => panic!("{event:?}"),
+        }
+        assert!(!share.is_over() && share.outlet.unfinished() == 1);
+        match share.completed(1, slot) {
+            Some(Event::Done { lane: 1, bytes: 0, left_to: u64::MAX, .. }) => {}
+            event => panic!("{event:?}"),
+        }
+        assert!(share.is_over());
     }
 }

@@ -101,7 +101,8 @@ impl Engine {
         if self.renewal.is_awaited || self.deck.port.quarantined() > most {
             return Some("rings whose writers are gone take much memory");
         }
-        (self.peers.len() > MOST_ADDRESSES.0).then_some("there are many addresses")
+        let addresses = self.peers.len().max(self.deck.port.lane_peers());
+        (addresses > MOST_ADDRESSES.0).then_some("there are many addresses")
     }
 
     /// Closes the endpoint and opens another one, if it is time.
