@@ -14,6 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::patience::deadline;
+
 mod listener;
 
 pub use listener::{ChannelListener, DirectoryLock};
@@ -219,10 +221,6 @@ fn wait(fd: &OwnedFd, events: i16, end: Instant, waiting_for: &'static str) -> R
     }
 }
 
-fn end_of(patience: Duration) -> Instant {
-    Instant::now() + patience.min(Duration::from_secs(1 << 30))
-}
-
 /// Room for the descriptors of a message, aligned as the kernel wants it.
 #[repr(C, align(8))]
 struct Control([u8; 16 + MOST_DESCRIPTORS * size_of::<RawFd>()]);
@@ -234,7 +232,7 @@ impl Channel {
     /// `System` if nobody does, or not for us; `DeadlineExceeded`.
     pub fn connect(path: &Path, patience: Duration) -> Result<Self> {
         let (to, length) = address(path)?;
-        let end = end_of(patience);
+        let end = deadline(patience);
         let socket = new_socket()?;
         // A full queue of connections makes a blocking call wait for ever.
         // SAFETY: a socket of ours.
@@ -397,7 +395,7 @@ impl Channel {
                 std::ptr::copy_nonoverlapping(raw.as_ptr().cast(), libc::CMSG_DATA(head), length);
             }
         }
-        let end = end_of(patience);
+        let end = deadline(patience);
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         loop {
             // SAFETY: the message and all it points to live until the call returns.
@@ -430,7 +428,7 @@ impl Channel {
     /// `DeadlineExceeded`, `Closed`, `TooLong` for one that does not keep to the
     /// limits, `System`.
     pub fn receive(&self, patience: Duration) -> Result<Message> {
-        let end = end_of(patience);
+        let end = deadline(patience);
         let mut bytes = vec![0; MOST_BYTES + 1];
         loop {
             let mut control = Control([0; size_of::<Control>()]);

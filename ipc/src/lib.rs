@@ -14,6 +14,7 @@ mod marked_bell;
 #[cfg(all(test, loom))]
 mod models;
 pub mod participant;
+mod patience;
 pub mod plain;
 pub mod queue;
 pub mod segment;
@@ -31,6 +32,7 @@ pub use life::{Incarnation, Life, Roster};
 pub use lock::Held;
 pub use marked_bell::MarkedBell;
 pub use participant::{Caller, Fate, Immortal, Participant};
+pub use patience::deadline;
 pub use plain::{Plain, SharedValue};
 pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};
 pub use segment::{Layout, MappedWords, Segment, SegmentError};

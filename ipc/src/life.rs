@@ -15,6 +15,7 @@ use std::sync::{Once, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use crate::participant::{Fate, Participant};
+use crate::patience::deadline;
 use crate::words::Words;
 
 /// Stands for a process, this one or another.
@@ -75,7 +76,7 @@ impl Life {
     /// Waits for its end; false if it still lives then.
     #[must_use]
     pub fn wait(&self, longest: Duration) -> bool {
-        let end = Instant::now() + longest.min(Duration::from_secs(1 << 30));
+        let end = deadline(longest);
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);

@@ -1,6 +1,6 @@
 //! The time that messages carry.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
 /// Nanoseconds since 1970: the one clock that all processes of a machine have in common, and
 /// machines roughly. Nothing depends on its running evenly.
@@ -8,10 +8,4 @@ use std::time::{Duration, Instant, SystemTime};
 pub(crate) fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// When the patience is over; years from now counts as never.
-pub(crate) fn deadline(patience: Duration) -> Instant {
-    const LONGEST: Duration = Duration::from_secs(1 << 30);
-    Instant::now() + patience.min(LONGEST)
 }

@@ -208,7 +208,7 @@ impl Loan {
                 self.is_mine = false;
                 Ok(sent)
             }
-            None => self.publish_until(clock::deadline(patience)),
+            None => self.publish_until(ipc::deadline(patience)),
         }
     }
 
@@ -229,7 +229,7 @@ impl Loan {
     /// As [`publish`](Self::publish), but for the deadline.
     pub fn publish_within(mut self, patience: Duration) -> Result<Attempt> {
         self.check_done()?;
-        let deadline = clock::deadline(patience);
+        let deadline = ipc::deadline(patience);
         match self.post.publish_until(self.outgoing(), deadline)? {
             Some(sent) => {
                 self.is_mine = false;

@@ -352,7 +352,7 @@ impl Publisher {
         if let Some(loan) = self.try_loan(length)? {
             return Ok(loan);
         }
-        self.loan_until(length, clock::deadline(patience))
+        self.loan_until(length, ipc::deadline(patience))
     }
 
     fn loan_until(&self, length: u64, deadline: Instant) -> Result<Loan> {
@@ -456,7 +456,7 @@ impl Publisher {
         patience: Duration,
         fill: impl FnOnce(&mut Loan) -> Result<()>,
     ) -> Result<Sent> {
-        let deadline = clock::deadline(patience);
+        let deadline = ipc::deadline(patience);
         let mut loan = match self.try_loan(length)? {
             Some(loan) => loan,
             None => self.loan_until(length, deadline)?,
@@ -496,7 +496,7 @@ impl Publisher {
         };
         post.line().pressure().begin();
         post.desk.waits();
-        let flushed = post.wait(clock::deadline(patience), look, |end, look| {
+        let flushed = post.wait(ipc::deadline(patience), look, |end, look| {
             queue.wait_for_room_with(&mut spin, end, look)
         });
         post.line().pressure().end(matches!(flushed, Some(Ok(()))));

@@ -11,7 +11,6 @@ use gpu::Stream;
 use ipc::{Place, Seat, Spin};
 
 use crate::below;
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Event;
 use crate::house::Desk;
@@ -241,7 +240,7 @@ impl Subscriber {
         }
         let mut spin = self.spin;
         let topic = Arc::clone(&self.shared.desk.topic);
-        let deadline = clock::deadline(patience);
+        let deadline = ipc::deadline(patience);
         let mut rest = Rest::NEW;
         loop {
             // What a stream does rings no bell.

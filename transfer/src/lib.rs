@@ -11,7 +11,6 @@
 
 mod agent;
 mod blocks;
-mod clock;
 mod error;
 mod handle;
 mod host;

@@ -7,7 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{Channel, ChannelError, Result, address, end_of, new_socket, system, wait};
+use crate::patience::deadline;
+
+use super::{Channel, ChannelError, Result, address, new_socket, system, wait};
 
 /// Waits for connections at a path. The path goes with it.
 #[derive(Debug)]
@@ -70,7 +72,7 @@ impl ChannelListener {
     /// # Errors
     /// `DeadlineExceeded`, `System`.
     pub fn accept(&self, patience: Duration) -> Result<Channel> {
-        let end = end_of(patience);
+        let end = deadline(patience);
         loop {
             wait(&self.socket, libc::POLLIN, end, "a connection")?;
             // SAFETY: no address is asked for; what comes back is checked.
@@ -190,7 +192,7 @@ impl DirectoryLock {
             Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => return Ok(Self(None)),
             Err(cause) => return failed("open", cause),
         };
-        let end = end_of(Self::PATIENCE);
+        let end = deadline(Self::PATIENCE);
         loop {
             // SAFETY: a file of ours.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {

@@ -7,7 +7,6 @@ use gpu::{Slice, Stream};
 
 use super::{Attempt, Loan, Sent};
 use crate::below;
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Begun, Handed};
 use crate::publisher::Outgoing;
@@ -57,7 +56,7 @@ impl Loan {
     /// another kind of device. [`Failed`](ErrorKind::Failed): it was published, but the stream
     /// cannot say when it is written, and it is poisoned when the stream has come to this point.
     pub fn publish_on(self, stream: &Stream, patience: Duration) -> Result<Sent> {
-        self.publish_on_until(stream, clock::deadline(patience))
+        self.publish_on_until(stream, ipc::deadline(patience))
     }
 
     pub(crate) fn publish_on_until(self, stream: &Stream, deadline: Instant) -> Result<Sent> {
@@ -76,7 +75,7 @@ impl Loan {
     /// # Errors
     /// As [`publish_on`](Self::publish_on), but for the deadline.
     pub fn publish_on_within(self, stream: &Stream, patience: Duration) -> Result<Attempt> {
-        self.publish_in_order(stream, Some(clock::deadline(patience)))
+        self.publish_in_order(stream, Some(ipc::deadline(patience)))
     }
 
     /// Publishes it in the order of a stream, if there is room now; if not, it comes back, to be
@@ -182,7 +181,9 @@ impl Loan {
         self.is_mine = false;
         let said = stream.write_word(&word, turn.ready());
         let mut message = Handed { block: self.block, turn, written, is_lost: said.is_err() };
-        if message.is_lost && let Ok(later) = stream.point() {
+        if message.is_lost
+            && let Ok(later) = stream.point()
+        {
             // Should it have begun after all, that is over by then, too.
             message.written = later;
         }

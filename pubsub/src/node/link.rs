@@ -10,7 +10,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::attendance::Shared;
 use super::line::{Answered, Coming};
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Piece;
 use crate::service::protocol::{self, LIVES_AT_ONCE, Notice, Request};
@@ -256,7 +255,7 @@ fn is_final(why: &Error) -> bool {
 /// Finds the next service, or becomes it, and hands over all that is known here. None if this
 /// process leaves, and nobody is there to be told.
 fn come_back(shared: &Shared) -> Result<Option<Link>> {
-    let end = clock::deadline(shared.options().patience);
+    let end = ipc::deadline(shared.options().patience);
     // One that leaves does not wait that long, and does not begin to serve.
     let end = || shared.leaving_since().map_or(end, |since| end.min(since + LEAVING));
     let coming = Coming {

@@ -17,7 +17,6 @@ use std::os::fd::AsFd;
 use self::attendance::{Answer, Attendance, Shared};
 use self::line::{Answered, Coming, OwnService, Welcome};
 use self::link::Link;
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
@@ -141,7 +140,7 @@ impl Node {
         }
         election::prepare(JOINING, &options.directory)?;
         let failed = |error: std::io::Error| Error::of(JOINING, error);
-        let end = clock::deadline(options.patience);
+        let end = ipc::deadline(options.patience);
         let service = OwnService::default();
         if options.service == ServiceMode::Standing {
             stand(&service, &options)?;

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use gpu::{Slice, Stream};
 
 use super::{Post, Publisher};
-use crate::clock;
 use crate::error::Result;
 use crate::loan::{Attempt, Sent};
 use crate::pool::Rest;
@@ -85,7 +84,7 @@ impl Publisher {
     /// As [`push_slice`](Self::push_slice); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a
     /// stream of another kind of device.
     pub fn push_on(&self, stream: &Stream, from: &Slice, patience: Duration) -> Result<Sent> {
-        let deadline = clock::deadline(patience);
+        let deadline = ipc::deadline(patience);
         let mut loan = match self.try_loan(from.length())? {
             Some(loan) => loan,
             None => self.loan_until(from.length(), deadline)?,

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::notice::Notice;
 use super::{Agent, REST};
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 
 /// What happens at an agent without its doing.
@@ -123,7 +122,7 @@ impl Agent {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded).
     pub fn next_event(&mut self, patience: Duration) -> Result<Event> {
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         let home = Arc::clone(&self.home);
         loop {
             let until =

@@ -8,7 +8,6 @@ use super::peer::Tie;
 use super::route::{check_owner, device_named, reach};
 use super::track::registration;
 use super::{Agent, PeerId};
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{
     Choice, Facts, Leaving, Locality, Operation, Place, Policy, Registration, choose,
@@ -103,7 +102,7 @@ impl Agent {
     /// none: it is the reason for what is refused.
     pub fn try_fabrics(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
         check_fork(self.born, EXPLAIN)?;
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         let Some(mut other) = self.take_out(peer.0) else {
             return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
         };

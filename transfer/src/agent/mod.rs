@@ -45,7 +45,6 @@ use self::lists::Lists;
 use self::operations::Operations;
 use self::peer::{Peer, Tie};
 use self::route::JOIN;
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
 use crate::rail::Rail;
@@ -252,7 +251,7 @@ impl Agent {
         let number = region.0.descriptor.number;
         self.home.withdraw(number);
         region.0.retire();
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         let mut open: Vec<_> = self
             .home
             .visitors()
@@ -284,7 +283,7 @@ impl Agent {
     pub fn connect(&mut self, card: &[u8], patience: Duration) -> Result<PeerId> {
         check_fork(self.born, peer::CONNECT)?;
         let card = AgentCard::decode(card)?;
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         // Its socket may be nowhere here: that must not take all the time that there is.
         let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
         let met = Peer::meet(&self.home, &card, self.takes_all_for_remote, for_socket);
@@ -308,7 +307,7 @@ impl Agent {
     /// they are waited for, ten seconds more at most, or else their memory is given up.
     pub fn disconnect(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
         let operation = "leave a peer";
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         while self.is_busy_with(peer.0) && Instant::now() < end {
             if !self.progress() {
                 std::thread::sleep(REST);
@@ -345,7 +344,7 @@ impl Agent {
             let detail = "the local region is another agent's";
             return Err(Error::new(JOIN, ErrorKind::Stale, detail));
         }
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         let Some(mut other) = self.take_out(peer.0) else {
             return Err(Error::new(JOIN, ErrorKind::Unknown, "no such peer"));
         };

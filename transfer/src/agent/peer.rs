@@ -18,7 +18,6 @@ use super::lane::Ticket;
 use super::operations::Operations;
 use super::protocol::{Answer, Introduction, Open, Pieces, Refusal};
 use super::visit::{Guest, Host};
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::path::{Leaving, Locality, Place};
@@ -275,7 +274,7 @@ impl Visit {
     }
 
     fn begin(home: &Home, card: &AgentCard, path: &FilePath, patience: Duration) -> Result<Self> {
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         let mut rest = RESTS.0;
         let channel = loop {
             match Channel::connect(path, left(end)) {

@@ -8,7 +8,6 @@ use super::lane::{Lane, Ticket};
 use super::operations::{Done, Token};
 use super::peer::Visit;
 use super::{Agent, REST};
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
@@ -125,7 +124,7 @@ impl Agent {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on, may be waited for
     /// again, and its memory is kept until it is done. Or how it failed.
     pub fn wait(&mut self, token: Token, patience: Duration) -> Result<Done> {
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         loop {
             if let Some(outcome) = self.test(token) {
                 return outcome;

@@ -20,7 +20,6 @@ use super::presence::Presence;
 use super::replies::withdrawn;
 use super::{Move, PATIENCE, Report, Target};
 use crate::agent::{Notice, Ticket};
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::share::random;
 
@@ -150,7 +149,7 @@ impl Driver {
                 State::Up => self.tell(Report::Up { link: number }),
                 State::Meeting { ref mut until, .. } => {
                     // A try of the link's own has less time than whoever asks now.
-                    *until = (*until).max(clock::deadline(patience));
+                    *until = (*until).max(ipc::deadline(patience));
                     link.is_awaited = true;
                 }
                 State::Opening => link.is_awaited = true,
@@ -203,7 +202,7 @@ impl Driver {
             peer,
             presence: Presence::new(),
             hearing: self.new_hearing(),
-            state: State::Meeting { until: clock::deadline(patience), asks: now },
+            state: State::Meeting { until: ipc::deadline(patience), asks: now },
             is_awaited,
             tries,
             asked: HashMap::new(),

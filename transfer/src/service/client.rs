@@ -11,7 +11,6 @@ use ipc::{Channel, ChannelError, Credentials, Incarnation};
 use super::protocol::{
     Answer, NoAnswer, OF_THE_CONNECTION, Verdict, is_name, read_answer, request,
 };
-use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::share::{Opened, Opener, check_fork};
@@ -60,7 +59,7 @@ impl Client {
     /// # Errors
     /// As for [`connect`](Self::connect).
     pub fn connect_trusting(path: &Path, users: &[u32], patience: Duration) -> Result<Self> {
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         let peer = path.display().to_string();
         let trusted = [&[0, Credentials::of_this_process().user], users].concat();
         let mut rest = RESTS.0;
@@ -108,7 +107,7 @@ impl Client {
         if !is_name(name) {
             return Err(self.failed(ErrorKind::Malformed, "a name has 1 to 255 bytes"));
         }
-        let end = clock::deadline(patience);
+        let end = ipc::deadline(patience);
         let mut connection = self.turn(end)?;
         match self.ask(&mut connection, name, end) {
             Err(error) if error.kind() == ErrorKind::Closed => {

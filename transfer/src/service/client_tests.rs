@@ -80,7 +80,7 @@ fn a_call_waits_for_the_one_before_it_no_longer_than_it_may() {
     let path = directory.join("socket");
     let _listener = ChannelListener::bind(&path).unwrap();
     let client = Client::connect(&path, PATIENCE).unwrap();
-    let held = client.turn(clock::deadline(SOON)).unwrap();
+    let held = client.turn(ipc::deadline(SOON)).unwrap();
     let error = client.handle("numbers", SOON).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(error.to_string().contains("another thread"), "{error}");
