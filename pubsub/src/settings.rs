@@ -185,7 +185,7 @@ pub(crate) struct SharedSettings {
 impl SharedSettings {
     /// For tests, which care for nothing but the depth.
     #[cfg(test)]
-    pub(crate) fn of_depth(depth: u32) -> Self {
+    pub(crate) const fn of_depth(depth: u32) -> Self {
         Self {
             place: SharedPlace::Host,
             reliability: Reliability::Reliable,

@@ -14,8 +14,7 @@ const MOST_TOLD: usize = 4096;
 /// A topic of this node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Here<'a> {
-    pub(super) name: &'a str,
-    pub(super) settings: SharedSettings,
+    pub(super) settings: &'a SharedSettings,
     pub(super) publishes: bool,
     pub(super) subscribes: bool,
 }
@@ -33,7 +32,7 @@ struct Misfit {
 
 impl Misfit {
     fn of(here: &Here<'_>, there: &Interest) -> Option<Self> {
-        let (ours, theirs) = (here.settings, there.settings);
+        let (ours, theirs) = (*here.settings, there.settings);
         let is_wanted_there = here.publishes && there.subscribes;
         let is_wanted_here = here.subscribes && there.publishes;
         let is_one = (is_wanted_there || is_wanted_here) && !fit(&ours, &theirs);
@@ -47,8 +46,8 @@ type Key = (String, NodeIdentity);
 #[derive(Debug, Default)]
 pub(super) struct Misfits {
     said: BTreeMap<NodeIdentity, BTreeMap<String, Interest>>,
-    /// Something was said since the last look.
-    are_stale: bool,
+    /// What may fit, or not, since the last look: all else is as it was.
+    changed: BTreeSet<Key>,
     now: BTreeMap<Key, Misfit>,
     /// Logged already, as long as the other node has anything to do with the topic.
     logged: BTreeMap<Key, (SharedSettings, SharedSettings)>,
@@ -57,57 +56,56 @@ pub(super) struct Misfits {
 impl Misfits {
     /// A node has this interest in a topic from now on.
     pub(super) fn says(&mut self, node: NodeIdentity, interest: Interest) {
+        self.changed.insert((interest.topic.clone(), node));
         self.said.entry(node).or_default().insert(interest.topic.clone(), interest);
-        self.are_stale = true;
     }
 
     /// It has none any more.
     pub(super) fn is_done_with(&mut self, node: NodeIdentity, topic: &str) {
-        if let Some(said) = self.said.get_mut(&node) {
-            said.remove(topic);
+        if let Some(said) = self.said.get_mut(&node)
+            && said.remove(topic).is_some()
+        {
+            self.changed.insert((topic.to_owned(), node));
         }
-        self.are_stale = true;
     }
 
     /// It is gone, or says all anew.
     pub(super) fn forget(&mut self, node: NodeIdentity) {
-        self.said.remove(&node);
-        self.are_stale = true;
+        let said = self.said.remove(&node).unwrap_or_default();
+        self.changed.extend(said.into_keys().map(|topic| (topic, node)));
     }
 
-    /// Is it worth another look, though the topics here are as before?
-    pub(super) fn are_stale(&self) -> bool {
-        self.are_stale
+    /// A topic of this node is another one, or is used in another way, or is gone.
+    pub(super) fn is_other_here(&mut self, topic: &str) {
+        let nodes = self.said.iter().filter(|(_, said)| said.contains_key(topic));
+        self.changed.extend(nodes.map(|(node, _)| (topic.to_owned(), *node)));
     }
 
     /// Looks what does not fit now, and gives what was not so before: to be logged.
-    fn find<'a>(&mut self, topics: impl Iterator<Item = Here<'a>>) -> Vec<Key> {
-        self.now.clear();
-        self.are_stale = false;
-        for here in topics {
-            for (node, said) in &self.said {
-                let misfit = said.get(here.name).and_then(|there| Misfit::of(&here, there));
-                if let Some(misfit) = misfit {
-                    self.now.insert((here.name.to_owned(), *node), misfit);
-                }
+    fn find<'a>(&mut self, here: impl Fn(&str) -> Option<Here<'a>>) -> Vec<Key> {
+        let mut new = Vec::new();
+        for key in std::mem::take(&mut self.changed) {
+            let there = self.said.get(&key.1).and_then(|said| said.get(&key.0));
+            if there.is_none() {
+                self.logged.remove(&key);
+            }
+            let found = there.and_then(|there| Misfit::of(&here(&key.0)?, there));
+            let Some(misfit) = found else {
+                self.now.remove(&key);
+                continue;
+            };
+            let settings = (misfit.ours, misfit.theirs);
+            self.now.insert(key.clone(), misfit);
+            if self.logged.insert(key.clone(), settings) != Some(settings) {
+                new.push(key);
             }
         }
-        let said = &self.said;
-        self.logged.retain(|(topic, node), _| {
-            said.get(node).is_some_and(|interests| interests.contains_key(topic))
-        });
-        let mut new = BTreeSet::new();
-        for (key, Misfit { ours, theirs, .. }) in &self.now {
-            if self.logged.insert(key.clone(), (*ours, *theirs)) != Some((*ours, *theirs)) {
-                new.insert(key.clone());
-            }
-        }
-        new.into_iter().collect()
+        new
     }
 
     /// Looks what does not fit now, and logs it once.
-    pub(super) fn look<'a>(&mut self, topics: impl Iterator<Item = Here<'a>>) {
-        for key in self.find(topics) {
+    pub(super) fn look<'a>(&mut self, here: impl Fn(&str) -> Option<Here<'a>>) {
+        for key in self.find(here) {
             let Some(Misfit { ours, theirs, .. }) = self.now.get(&key) else { continue };
             let (topic, node) = key;
             tracing::warn!(
@@ -172,7 +170,8 @@ mod tests {
     const NODE: NodeIdentity = NodeIdentity([1; 16]);
 
     fn here(publishes: bool, subscribes: bool) -> Here<'static> {
-        Here { name: "numbers", settings: SharedSettings::of_depth(8), publishes, subscribes }
+        static SETTINGS: SharedSettings = SharedSettings::of_depth(8);
+        Here { settings: &SETTINGS, publishes, subscribes }
     }
 
     fn there(depth: u32, publishes: bool, subscribes: bool) -> Interest {
@@ -187,7 +186,10 @@ mod tests {
     #[test]
     fn both_sides_of_an_exchange_hear_of_it_once() {
         let mut misfits = Misfits::default();
-        let find = |misfits: &mut Misfits, here| misfits.find([here].into_iter()).len();
+        let find = |misfits: &mut Misfits, here| {
+            misfits.is_other_here("numbers");
+            misfits.find(|_| Some(here)).len()
+        };
         misfits.says(NODE, there(4, false, true));
         assert_eq!(find(&mut misfits, here(true, false)), 1);
         // Publishers come and go.
@@ -259,7 +261,42 @@ mod tests {
         for (depth, publishes, subscribes) in [(4, true, false), (8, false, true), (8, true, true)]
         {
             misfits.says(NODE, there(depth, publishes, subscribes));
-            assert!(misfits.find([here(true, false)].into_iter()).is_empty());
+            assert!(misfits.find(|_| Some(here(true, false))).is_empty());
         }
+    }
+
+    #[test]
+    fn a_word_about_one_topic_is_no_reason_to_look_at_others() {
+        const OTHER: NodeIdentity = NodeIdentity([2; 16]);
+        let mut misfits = Misfits::default();
+        let interest = |topic: &str| Interest { topic: topic.into(), ..there(4, false, true) };
+        let look = |misfits: &mut Misfits| {
+            let looked = std::cell::RefCell::new(Vec::new());
+            let of = |topic: &str| {
+                looked.borrow_mut().push(topic.to_owned());
+                (topic != "gone").then(|| here(true, false))
+            };
+            let new = misfits.find(of).len();
+            (looked.into_inner().join(" "), new)
+        };
+        for topic in ["gone", "letters", "numbers"] {
+            misfits.says(NODE, interest(topic));
+            misfits.says(OTHER, interest(topic));
+        }
+        let all = "gone gone letters letters numbers numbers".to_owned();
+        assert_eq!(look(&mut misfits), (all, 4));
+        assert_eq!(look(&mut misfits), (String::new(), 0));
+        misfits
+            .says(NODE, Interest { settings: SharedSettings::of_depth(5), ..interest("letters") });
+        assert_eq!(look(&mut misfits), ("letters".to_owned(), 1));
+        misfits.is_other_here("numbers");
+        misfits.is_other_here("nobody says anything of it");
+        assert_eq!(look(&mut misfits), ("numbers numbers".to_owned(), 0));
+        misfits.is_done_with(OTHER, "numbers");
+        misfits.is_done_with(OTHER, "never said");
+        assert_eq!((look(&mut misfits), misfits.rows().count()), ((String::new(), 0), 3));
+        misfits.forget(NODE);
+        assert_eq!((look(&mut misfits), misfits.rows().count()), ((String::new(), 0), 1));
+        assert_eq!((misfits.now.len(), misfits.logged.len()), (1, 1));
     }
 }

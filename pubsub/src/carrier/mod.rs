@@ -252,13 +252,18 @@ impl Carrier {
         let present: BTreeSet<_> = topics.values().map(|facts| facts.topic.number()).collect();
         for (number, line) in &mut self.lines {
             if !present.contains(number) && !std::mem::replace(&mut line.is_gone, true) {
+                self.misfits.is_other_here(line.facts.topic.name());
                 self.agenda.stir(*number);
             }
         }
         for facts in topics.into_values() {
             let number = facts.topic.number();
+            let is_as_before = |line: &Line| !line.is_gone && line.facts.are_as(&facts);
+            if self.lines.get(&number).is_some_and(is_as_before) {
+                continue;
+            }
+            self.misfits.is_other_here(facts.topic.name());
             match self.lines.get_mut(&number) {
-                Some(line) if !line.is_gone && line.facts.are_as(&facts) => continue,
                 Some(line) => (line.facts, line.is_gone) = (facts, false),
                 None => drop(self.lines.insert(number, Line::new(facts))),
             }
@@ -300,9 +305,7 @@ impl Carrier {
             let Some(event) = self.peers.next_event() else { break };
             self.hears(now, event);
         }
-        if self.misfits.are_stale() {
-            self.look_for_misfits();
-        }
+        self.look_for_misfits();
         self.hears_workers(now);
         self.see_to_workers(now);
         self.see_to_receiving();
@@ -379,16 +382,15 @@ impl Carrier {
         self.lines.get(self.names.get(name)?).map(|line| &line.facts)
     }
 
-    /// Topics here, or what other nodes have to do with them, have changed.
+    /// Topics here, or what other nodes have to do with them, may have changed.
     fn look_for_misfits(&mut self) {
-        let topics = self.lines.values().filter(|line| !line.is_gone);
-        let topics = topics.map(|Line { facts, .. }| Here {
-            name: facts.topic.name(),
-            settings: *facts.topic.settings(),
-            publishes: facts.publishes,
-            subscribes: facts.subscribes,
+        let Self { lines, names, misfits, .. } = self;
+        misfits.look(|name| {
+            let line = lines.get(names.get(name)?).filter(|line| !line.is_gone)?;
+            let Facts { topic, publishes, subscribes, .. } = &line.facts;
+            let settings = topic.settings();
+            Some(Here { settings, publishes: *publishes, subscribes: *subscribes })
         });
-        self.misfits.look(topics);
     }
 
     /// Something has changed that all topics have to do with.
