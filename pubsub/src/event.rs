@@ -8,7 +8,8 @@ use crate::publisher::PublisherId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// Messages were dropped before the subscriber came to read them.
+    /// Messages were dropped before the subscriber came to read them, or never written, here or on
+    /// the node that they would have come from.
     Gap {
         /// How many, since the last such event.
         missed: u64,

@@ -194,6 +194,7 @@ impl Post {
             metadata: outgoing.metadata,
             has_origin: false,
             turn: outgoing.turn,
+            lost: 0,
         };
         let caller = house.caller();
         let dispose = || {

@@ -49,8 +49,9 @@ pub struct Subscriber {
     ahead: [Option<(u64, Entry)>; 2],
     /// Messages that were missed, and not told of yet.
     gap: u64,
-    /// Messages that were never written, since their publishers were lost.
-    poisoned: u64,
+    /// Messages that were never written, since their publishers were lost, and those of other nodes
+    /// that did not come here.
+    lost: u64,
     /// Losses of publishers that were told of.
     losses: u64,
     is_eviction_told: bool,
@@ -148,7 +149,7 @@ impl Subscriber {
             spin,
             ahead: [None; 2],
             gap: 0,
-            poisoned: 0,
+            lost: 0,
             losses,
             is_eviction_told: false,
             readiness: OnceLock::new(),
@@ -167,11 +168,12 @@ impl Subscriber {
         self.spin = spin;
     }
 
-    /// Messages that were dropped before it came to read them, or never written, in all.
+    /// Messages that were dropped before it came to read them, or never written, in all. Those of
+    /// another node are counted with the next one that comes from there.
     #[must_use]
     pub fn missed(&self) -> u64 {
         let dropped = self.here.missed().wrapping_add(self.arrivals.missed());
-        dropped.wrapping_add(self.poisoned)
+        dropped.wrapping_add(self.lost)
     }
 
     /// The next message, if there is one. One that a [stream writes](crate::Loan::publish_on) is
@@ -302,8 +304,11 @@ impl Subscriber {
             Direction::Here => topic.here().take(&mut self.here),
             Direction::Arrivals => topic.arrivals().take(&mut self.arrivals),
         }?;
-        self.gap = self.gap.wrapping_add(taken.missed);
-        Some((taken.position, Entry::from_words(taken.entry)))
+        let entry = Entry::from_words(taken.entry);
+        let lost = u64::from(entry.lost);
+        self.lost = self.lost.wrapping_add(lost);
+        self.gap = self.gap.wrapping_add(taken.missed).wrapping_add(lost);
+        Some((taken.position, entry))
     }
 
     #[inline]

@@ -6,6 +6,7 @@
 
 mod agenda;
 mod ear;
+mod gaps;
 mod lines;
 mod misfits;
 mod options;

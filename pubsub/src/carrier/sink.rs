@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Block, Words};
 
+use super::gaps::Gaps;
 use super::source::place_of;
 use super::{Household, settles};
 use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
@@ -28,6 +29,8 @@ pub(super) struct TopicSink {
     origin: OriginId,
     /// Each with where it begins in the pool.
     begun: VecDeque<(Block, u64)>,
+    /// What is missing of it: those that read here are told with the next message.
+    gaps: Gaps,
     /// It waits for room in the queue: then whoever holds messages for too long is in its way.
     waits: Arc<AtomicBool>,
     /// When that was said last.
@@ -70,6 +73,7 @@ impl TopicSink {
             pool: Arc::clone(pool),
             origin,
             begun: VecDeque::new(),
+            gaps: Gaps::new(topic.settings().reliability),
             waits: Arc::clone(waits),
             said: None,
             has_settled: false,
@@ -156,6 +160,7 @@ impl Sink for TopicSink {
             metadata: header.metadata.as_slice().len() as u16,
             has_origin: true,
             turn: None,
+            lost: self.gaps.before(header),
         };
         let caller = self.household.caller();
         let origin = (&self.origin, header.position);
@@ -183,6 +188,7 @@ impl Sink for TopicSink {
             Err(error) => return Err(error),
         }
         self.begun.pop_front();
+        self.gaps.came(header);
         self.waits.store(false, Ordering::Release);
         Ok(Finished::Published)
     }

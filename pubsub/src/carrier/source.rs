@@ -63,7 +63,7 @@ impl TopicSource {
     }
 
     /// The next message, if it is written. Those that never will be are passed over: other nodes
-    /// see by its publisher's sequence that one is missing.
+    /// [see](super::gaps) by what comes next that one is missing.
     fn next_written(&mut self) -> Option<(u64, Entry)> {
         loop {
             let (position, entry) = match self.ahead.take() {

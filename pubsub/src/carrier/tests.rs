@@ -129,6 +129,7 @@ impl Place {
             metadata: 0,
             has_origin: false,
             turn: None,
+            lost: 0,
         };
         let published = self.topic.publish_in(&self.caller(), entry, self.here.ledger());
         if published.is_err() {

@@ -133,6 +133,7 @@ impl World {
             metadata: 8,
             has_origin: direction == Direction::Arrivals,
             turn: None,
+            lost: 0,
         }
     }
 
@@ -594,9 +595,7 @@ fn a_death_at_any_store_loses_nothing() {
     let reached = words::reached();
     let places = places_that_store();
     println!("{points} deaths at {} places in the source", reached.len());
-    for place in &reached {
-        println!("  {place}");
-    }
+    reached.iter().for_each(|place| println!("  {place}"));
     let missed: BTreeSet<_> = places.difference(&reached).map(ToString::to_string).collect();
     assert!(!places.is_empty() && missed.is_empty(), "nobody died at: {missed:#?}");
 }

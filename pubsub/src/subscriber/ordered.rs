@@ -124,7 +124,7 @@ impl Subscriber {
                 Some(Readiness::Poisoned) => {
                     self.shared.release(direction, position);
                     self.gap = self.gap.wrapping_add(1);
-                    self.poisoned = self.poisoned.wrapping_add(1);
+                    self.lost = self.lost.wrapping_add(1);
                 }
             }
             match self.take_from(direction) {

@@ -21,7 +21,8 @@ const ABOVE: u64 = 0xff;
 
 const METADATA: u64 = 0xffff;
 const HAS_ORIGIN: u64 = 1 << 16;
-/// The upper half says which turn of its block's word tells when it is there.
+/// The upper half says which turn of its block's word tells when it is there; else how many were
+/// lost before it.
 const IS_ORDERED: u64 = 1 << 17;
 
 /// Stands for a message. All else about it is in its block's note.
@@ -47,13 +48,19 @@ pub(crate) struct Entry {
     pub(crate) has_origin: bool,
     /// A stream writes it, and says in this turn of its block's word that it has.
     pub(crate) turn: Option<Turn>,
+    /// So many of the messages that would have come before it, of the node that it comes from, were
+    /// lost there. None of one that a stream writes.
+    pub(crate) lost: u32,
 }
 
 impl Entry {
     #[inline]
     pub(crate) fn to_words(self) -> [u64; WORDS] {
         let origin = if self.has_origin { HAS_ORIGIN } else { 0 };
-        let turn = self.turn.map_or(0, |turn| u64::from(turn.to_bits()) << 32 | IS_ORDERED);
+        let turn = match self.turn {
+            Some(turn) => u64::from(turn.to_bits()) << 32 | IS_ORDERED,
+            None => u64::from(self.lost) << 32,
+        };
         let place = self.offset >> GRANULE_BITS;
         let above = (place >> PLACE_BITS & ABOVE) << PLACE_ABOVE;
         [
@@ -70,6 +77,7 @@ impl Entry {
     pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
         let metadata = (words[5] & METADATA) as u16;
         let place = words[1] >> LENGTH_BITS | (words[5] >> PLACE_ABOVE & ABOVE) << PLACE_BITS;
+        let (is_ordered, upper) = (words[5] & IS_ORDERED != 0, (words[5] >> 32) as u32);
         Self {
             block: Block::from_bits(words[0]),
             offset: place << GRANULE_BITS,
@@ -79,7 +87,8 @@ impl Entry {
             published_at: words[4],
             metadata: metadata.min(MOST_METADATA as u16),
             has_origin: words[5] & HAS_ORIGIN != 0,
-            turn: (words[5] & IS_ORDERED != 0).then(|| Turn::from_bits((words[5] >> 32) as u32)),
+            turn: is_ordered.then(|| Turn::from_bits(upper)),
+            lost: if is_ordered { 0 } else { upper },
         }
     }
 }
@@ -107,6 +116,7 @@ mod tests {
                     metadata,
                     has_origin,
                     turn,
+                    lost: if turn.is_some() { 0 } else { u32::MAX },
                 };
                 assert_eq!(Entry::from_words(entry.to_words()), entry);
             }

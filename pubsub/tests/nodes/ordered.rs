@@ -1,5 +1,7 @@
 //! Messages that streams write, on their way to other nodes.
 
+use pubsub::Event;
+
 use crate::between::{address, join, network, until_carried};
 use crate::ground::{
     Gate, Ground, Other, PATIENCE, number_of, on_a_device, publish, publish_on, settings,
@@ -71,7 +73,9 @@ fn what_will_never_be_written_does_not_leave() {
     }
     other.kill();
     let last = there.pull(PATIENCE).unwrap();
-    // Its reader sees that two are missing.
+    // Its reader is told that two are missing, as those are that read where it was published.
     assert_eq!((number_of(&last), last.sequence()), (4, 5));
+    assert_eq!((there.missed(), there.poll_event()), (2, Some(Event::Gap { missed: 2 })));
+    assert!(there.poll_event().is_none_or(|event| !matches!(event, Event::Gap { .. })));
     drop((last, here));
 }

@@ -43,6 +43,7 @@ impl Full {
                 metadata: 0,
                 has_origin: false,
                 turn: None,
+                lost: 0,
             };
             if topic.publish_in(&caller, entry, here).is_err() {
                 break;
