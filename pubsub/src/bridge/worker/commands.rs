@@ -15,19 +15,11 @@ use crate::error::{Error, ErrorKind};
 /// Commands between two looks at everything else.
 const COMMANDS: usize = 64;
 
-/// Pieces that a further lane writes from, at most.
-const SLOTS_OF_LANE: usize = 4;
-
-/// Slots of a topic whose messages go by so many lanes.
-pub(super) fn slots(options: &WorkerOptions, lanes: usize) -> usize {
-    options.slots + SLOTS_OF_LANE * (lanes - 1)
-}
-
 /// How a topic is written.
 fn manner(options: &WorkerOptions, topic: &TopicOptions, lanes: usize) -> Manner {
     let lanes = if topic.facts.largest < STRIPED { 1 } else { lanes };
     let (patience, keep) = (nanoseconds(options.patience), topic.keep);
-    Manner { piece: options.chunk, slots: slots(options, lanes), keep, patience }
+    Manner { piece: options.chunk, slots: options.slots_by(lanes), keep, patience }
 }
 
 impl Engine {

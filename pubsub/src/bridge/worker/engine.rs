@@ -9,7 +9,6 @@ use crossbeam_channel::Receiver;
 use fabric::ring::{News, ReceiverId, SenderId, Turn};
 use fabric::{AddressVector, Domain, Peer};
 
-use super::commands::slots;
 use super::doorbell::{Announced, Doorbell, Name};
 use super::endpoint::Opened;
 use super::renewal::Renewal;
@@ -99,7 +98,7 @@ impl Engine {
     ) -> Self {
         let Opened { addresses, mut port, spot, lane_domains } = opened;
         let doorbell = Arc::new(Doorbell::new(port.parts().1.waker()));
-        let all_slots = options.all_slots.max(2 * slots(&options, port.lanes()));
+        let all_slots = options.all_slots.max(2 * options.slots_by(port.lanes()));
         let deck = Deck::new(port, options.chunk as usize, all_slots);
         let mut engine = Self {
             options,

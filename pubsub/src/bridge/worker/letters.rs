@@ -7,7 +7,7 @@ use ipc::{Layout, Segment};
 use super::doorbell::Name;
 use super::engine::Engine;
 use super::topics::{Link, Tap, Task, Wish};
-use super::{NodeId, Report, TopicFacts, TopicKey};
+use super::{NodeId, Report, SMALLEST, TopicFacts, TopicKey};
 use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
@@ -16,8 +16,6 @@ use crate::bridge::terms::{MOST_LANES, Spot, Terms, short};
 use crate::error::{Error, ErrorKind, Result};
 
 const CONNECT: &str = "connect a topic to a node";
-/// The smallest ring.
-const SMALLEST: u64 = 64 << 10;
 const RING: Layout = Layout::new("bridge ring", 1);
 
 impl Engine {
@@ -249,17 +247,8 @@ impl Engine {
         let of_fabric = |error| Error::of(CONNECT, error);
         let since = self.now.steady;
         let lanes = usize::from(self.lanes_of(&wish.facts).min(wish.lanes.max(1)));
-        let most = self.options.ring.saturating_mul(lanes as u64);
+        let capacity = self.options.ring_by(lanes, wish.facts.largest, wish.facts.depth);
         let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
-        // As much as may wait, with room for headers; but no more than there is for one topic.
-        let each = wish.facts.largest.saturating_add(2 * LONGEST_PREFIX as u64);
-        let wanted = each.saturating_mul(wish.facts.depth.max(2).into());
-        let capacity = wanted.clamp(SMALLEST, most.max(SMALLEST));
-        let capacity = if capacity.is_power_of_two() {
-            capacity
-        } else {
-            (capacity.next_power_of_two() / 2).max(SMALLEST)
-        };
         let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;
         let (ring, pinned) = match &topic.device {
             None => {

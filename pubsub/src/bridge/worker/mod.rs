@@ -26,13 +26,19 @@ use engine::Engine;
 pub use reports::Report;
 use reports::Reports;
 
-use super::{DestinationCounters, InboundCounters, NodeId, Sink, Source, Spot, TopicFacts};
+use super::{
+    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeId, Sink, Source, Spot, TopicFacts,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Commands that may wait.
 const COMMANDS: usize = 1024;
 /// How long a command waits for its place among them: who gives it has other things to do.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// The smallest ring.
+const SMALLEST: u64 = 64 << 10;
+/// Pieces that a further lane writes from, at most.
+const SLOTS_OF_LANE: usize = 4;
 /// How long a worker that is dropped may take to end.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -75,6 +81,38 @@ impl Default for WorkerOptions {
             spin: Duration::from_micros(50),
             patience: Duration::from_secs(10),
         }
+    }
+}
+
+impl WorkerOptions {
+    /// Slots that a topic has whose messages go by so many lanes.
+    ///
+    /// ```
+    /// use pubsub::bridge::WorkerOptions;
+    /// let options = WorkerOptions::default();
+    /// assert_eq!((options.slots_by(1), options.slots_by(3)), (options.slots, options.slots + 8));
+    /// ```
+    #[must_use]
+    pub fn slots_by(&self, lanes: usize) -> usize {
+        self.slots + SLOTS_OF_LANE * lanes.saturating_sub(1)
+    }
+
+    /// Bytes of the ring by which messages of such a topic come over so many lanes: as much as may
+    /// wait, with room for headers, but no more than there is for one topic; a power of two.
+    ///
+    /// ```
+    /// use pubsub::bridge::WorkerOptions;
+    /// let options = WorkerOptions::default();
+    /// assert_eq!(options.ring_by(1, 64 << 20, 4), 8 << 20);
+    /// assert_eq!(options.ring_by(3, 64 << 20, 4), 16 << 20);
+    /// assert_eq!(options.ring_by(3, 64, 4), 64 << 10);
+    /// ```
+    #[must_use]
+    pub fn ring_by(&self, lanes: usize, largest: u64, depth: u32) -> u64 {
+        let most = self.ring.saturating_mul(lanes.max(1) as u64).max(SMALLEST);
+        let each = largest.saturating_add(2 * LONGEST_PREFIX as u64);
+        let capacity = each.saturating_mul(depth.max(2).into()).clamp(SMALLEST, most);
+        1 << capacity.ilog2()
     }
 }
 
