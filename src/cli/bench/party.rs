@@ -26,6 +26,9 @@ use crate::cli::process::{end_with_this_process, pin};
 
 /// Characters of what a worker says of its failure.
 const LONGEST_MESSAGE: usize = 4000;
+/// Bytes of an answer that go at a time, and the most that there are.
+const PART: usize = 48 << 10;
+const LONGEST_ANSWER: usize = 64 << 20;
 const LAYOUT: Layout = Layout::new("fabricast bench", 1);
 /// How long a step of getting to know each other may take.
 const MEETING: Duration = Duration::from_secs(20);
@@ -251,6 +254,11 @@ impl Party {
         Ok(())
     }
 
+    /// The numbers of the workers' processes, in the order in which they were invited.
+    pub(super) fn processes(&self) -> Vec<u32> {
+        self.workers.iter().map(|worker| worker.child.id()).collect()
+    }
+
     /// Lets all workers begin.
     pub(super) fn begin(&self) -> Result<(), Failure> {
         for worker in &self.workers {
@@ -328,10 +336,34 @@ fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(value).map_err(|error| Failure::failed(error.to_string()))
 }
 
+/// An answer may be longer than a message of a channel: it comes in parts, of which each but the
+/// last is full.
 fn answer(channel: &Channel, patience: Duration) -> Result<Answer, Failure> {
-    let message = channel.receive(patience).map_err(broken("a worker's answer"))?;
-    serde_json::from_slice(&message.bytes)
+    let mut bytes = Vec::new();
+    loop {
+        let part = channel.receive(patience).map_err(broken("a worker's answer"))?.bytes;
+        let is_last = part.len() < PART;
+        bytes.extend(part);
+        if is_last {
+            break;
+        }
+        if bytes.len() > LONGEST_ANSWER {
+            return Err(Failure::failed("a worker's answer has no end"));
+        }
+    }
+    serde_json::from_slice(&bytes)
         .map_err(|error| Failure::failed(format!("a worker's answer: {error}")))
+}
+
+fn send_answer(channel: &Channel, answer: &Answer) -> Result<(), Failure> {
+    let bytes = to_bytes(answer)?;
+    // What fills the last part, too, is followed by an empty one.
+    let end = bytes.len() / PART * PART;
+    let (full, last) = bytes.split_at(end);
+    full.chunks(PART)
+        .chain([last])
+        .try_for_each(|part| channel.send(part, &[], MEETING))
+        .map_err(broken("answering"))
 }
 
 /// The life of a worker: `fabricast bench-worker SOCKET`.
@@ -355,7 +387,7 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
             message: failure.to_string().chars().take(LONGEST_MESSAGE).collect(),
         },
     };
-    channel.send(&to_bytes(&answer)?, &[], MEETING).map_err(broken("answering"))
+    send_answer(&channel, &answer)
 }
 
 fn follow(
@@ -372,7 +404,7 @@ fn follow(
     let me = me.ok_or_else(|| Failure::failed("the invitation has no name in it"))?;
     let shared = Shared::new(&segment, Some(me))?;
     let ready = || {
-        channel.send(&to_bytes(&Answer::Ready)?, &[], MEETING).map_err(broken("answering"))?;
+        send_answer(channel, &Answer::Ready)?;
         channel.receive(MEETING).map_err(broken("waiting to begin")).map(drop)
     };
     match &invitation.task {
