@@ -173,19 +173,50 @@ fn between_nodes() {
     );
     let alone = found["alone"].as_array().unwrap();
     assert_eq!(alone.len(), 3, "{found}");
+    assert!(alone.iter().all(|it| it["p99_us"].as_f64() >= it["p50_us"].as_f64()), "{found}");
+    assert_eq!((&found["lanes"], &found["fan_out_ratio"]), (&1.into(), &Value::Null), "{found}");
+    let threads = found["threads"].as_array().unwrap();
+    for service in ["writer", "reader"] {
+        assert!(threads.iter().any(|it| it["service"] == service), "{service}: {found}");
+    }
     let slowest = alone.iter().find(|it| it["stage"] == found["slowest_stage"]).unwrap();
     assert!(alone.iter().all(|it| it["p50_us"].as_f64() <= slowest["p50_us"].as_f64()), "{found}");
     assert!(alone.iter().all(|it| it["p50_us"].as_f64() > Some(0.0)), "{found}");
     assert!(found["ratio_to_slowest"].as_f64() > Some(0.0), "{found}");
 }
 
+/// The wire alone goes by as many lanes as the messages, and all readers' message takes turns with one
+/// of one reader.
+#[test]
+fn several_lanes_and_readers() {
+    if cores().len() < 2 {
+        eprintln!("one core has one lane");
+        return;
+    }
+    let arguments = ["--between", "--iters", "11", "--size", "2M", "--lanes", "2", "--ratio"];
+    let more = ["--subscribers", "2", "--memory", "stand-in:0", "--to", "stand-in:1"];
+    for (more, wire_only) in [(&more[..], false), (&more[..2], true)] {
+        let found = bench("lanes", &[&arguments[..], more].concat());
+        assert_eq!(found["lanes"], 2, "{found}");
+        let one = found["one_p50_us"].as_f64().unwrap();
+        let ratio = found["fan_out_ratio"].as_f64().unwrap();
+        assert!((ratio - found["p50_us"].as_f64().unwrap() / one).abs() < 1e-6, "{found}");
+        let alone = found["alone"].as_array().unwrap();
+        let stages: Vec<_> = alone.iter().map(|it| it["stage"].as_str().unwrap()).collect();
+        // From the host nothing is copied out.
+        let expected = if wire_only { &["wire", "in"][..] } else { &["out", "wire", "in"] };
+        assert_eq!(stages, expected, "{found}");
+    }
+}
+
 #[test]
 fn beside_the_baseline() {
     let arguments = ["--baseline", "thesis", "--iters", "11", "--size", "1M", "--subscribers", "2"];
-    let found = bench("baseline", &arguments);
+    let found = bench("baseline", &[&arguments[..], &["--ratio", "--cores", "auto"]].concat());
+    assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
     let baseline = &found["baseline"];
     assert_eq!(baseline["stages"].as_array().unwrap().len(), 5, "{found}");
-    for key in ["p50_us", "bound", "ratio"] {
+    for key in ["p50_us", "bound", "ratio", "of_bound"] {
         assert!(baseline[key].as_f64() > Some(0.0), "{key}: {found}");
     }
 }

@@ -67,6 +67,11 @@ impl Affinity {
         self.0.is_set(core).unwrap_or(false)
     }
 
+    /// All of them.
+    pub(crate) fn cores(self) -> Vec<usize> {
+        (0..CpuSet::count()).filter(|core| self.has(*core)).collect()
+    }
+
     /// Runs it there again.
     pub(crate) fn restore(self) -> Result<(), Failure> {
         sched_setaffinity(Pid::from_raw(0), &self.0)

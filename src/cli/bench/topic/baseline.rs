@@ -138,12 +138,15 @@ impl Plan {
         ];
         let sum: f64 = stages.iter().map(|(_, time)| time).sum();
         let p50_us = all.microseconds(0.5);
+        let bound = (slowest > 0.0).then(|| sum / slowest);
+        let ratio = p50_us.zip(ours).map(|(theirs, ours)| theirs / ours);
         Measured {
             p50_us,
             p99_us: all.microseconds(0.99),
             stages: stages.map(|(stage, p50_us)| Stage { stage, p50_us }).to_vec(),
-            bound: (slowest > 0.0).then(|| sum / slowest),
-            ratio: p50_us.zip(ours).map(|(theirs, ours)| theirs / ours),
+            bound,
+            ratio,
+            of_bound: ratio.zip(bound).map(|(ratio, bound)| ratio / bound),
         }
     }
 }
@@ -162,8 +165,9 @@ pub(super) struct Measured {
     stages: Vec<Stage>,
     /// All its stages, relative to the slowest of ours alone: more cannot be won.
     bound: Option<f64>,
-    /// What it takes, relative to what ours takes.
+    /// What it takes, relative to what ours takes; and that, relative to the bound.
     ratio: Option<f64>,
+    of_bound: Option<f64>,
 }
 
 impl Measured {
@@ -171,10 +175,12 @@ impl Measured {
         let stages: String =
             self.stages.iter().map(|it| format!("{} {:.1}  ", it.stage, it.p50_us)).collect();
         format!(
-            "baseline: p50 {} us: {}; that is {} times ours, where {} is the bound\n",
+            "baseline: p50 {}, p99 {} us: {}; that is {} times ours, {} of the bound, which is {}\n",
             figure(self.p50_us),
+            figure(self.p99_us),
             stages.trim_end(),
             figure(self.ratio),
+            figure(self.of_bound),
             figure(self.bound)
         )
     }

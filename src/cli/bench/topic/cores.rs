@@ -1,53 +1,62 @@
 //! Which process runs where.
 
+use std::str::FromStr;
+
+use crate::cli::bench::queue::Wait;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::Affinity;
 
-/// Cores that were named: the first is the publisher's, the next ones the readers'. Where there are
+/// Fewer cores than these are not worth being given out.
+const LEAST: usize = 4;
+/// So many are left to the system where there are as many as the second.
+const SYSTEM: (usize, usize) = (2, 16);
+
+/// Which cores are used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Choice {
+    Named(Vec<usize>),
+    Automatic,
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Automatic);
+        }
+        let of = |core: &str| core.parse().map_err(|_| format!("{core:?} is no number of a core"));
+        text.split(',').map(of).collect::<Result<_, _>>().map(Self::Named)
+    }
+}
+
+/// Cores that are used: the first is the publisher's, the next ones the readers'. Where there are
 /// fewer, readers take turns with those that there are; a single one is everybody's. What is left
 /// is for the services of nodes, which carry messages: all of them together. None at all: nobody
 /// is confined.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Cores<'a> {
-    named: &'a [usize],
+#[derive(Debug, Clone)]
+pub(super) struct Cores {
+    named: Vec<usize>,
     readers: usize,
+    /// Cores that readers have.
+    own: usize,
+    is_automatic: bool,
 }
 
-impl<'a> Cores<'a> {
-    pub(super) fn new(named: Option<&'a Vec<usize>>, readers: u64) -> Self {
-        Self { named: named.map_or(&[], Vec::as_slice), readers: readers as usize }
-    }
-
-    pub(super) fn publisher(self) -> Option<usize> {
-        self.named.first().copied()
-    }
-
-    pub(super) fn reader(self, which: u64) -> Option<usize> {
-        let own = self.named.get(1..).unwrap_or_default();
-        match own.len() {
-            0 => self.publisher(),
-            count => own.get(which as usize % count).copied(),
-        }
-    }
-
-    pub(super) fn services(self) -> &'a [usize] {
-        self.named.get(1 + self.readers..).unwrap_or_default()
-    }
-
-    /// Of the two ends of something that is measured alone; nowhere in particular if they would
-    /// have to share one.
-    pub(super) fn of_two(self) -> [Option<usize>; 2] {
-        match (self.publisher(), self.reader(0)) {
-            (Some(one), Some(other)) if one != other => [Some(one), Some(other)],
-            _ => [None, None],
-        }
-    }
-
-    /// Do they exist, and may this process use them?
-    pub(super) fn check(self) -> Result<(), Failure> {
+impl Cores {
+    /// For so many readers.
+    ///
+    /// # Errors
+    /// Cores that do not exist, or that this process may not use.
+    pub(super) fn new(choice: Option<&Choice>, readers: u64) -> Result<Self, Failure> {
         let allowed = Affinity::now()?;
-        match self.named.iter().find(|core| !allowed.has(**core)) {
-            None => Ok(()),
+        let cores = match choice {
+            None => Self::named(&[], readers as usize),
+            Some(Choice::Named(named)) => Self::named(named, readers as usize),
+            Some(Choice::Automatic) => Self::chosen(&allowed.cores(), readers as usize),
+        };
+        match cores.named.iter().find(|core| !allowed.has(**core)) {
+            None => Ok(cores),
             Some(core) => {
                 let why = format!("--cores: cannot run on core {core}");
                 Err(Failure::new(Exit::Usage, why))
@@ -55,16 +64,69 @@ impl<'a> Cores<'a> {
         }
     }
 
+    fn named(named: &[usize], readers: usize) -> Self {
+        let own = readers.min(named.len().saturating_sub(1));
+        Self { named: named.to_vec(), readers, own, is_automatic: false }
+    }
+
+    /// Of these that may be used: two thirds at least are the services', which carry large messages
+    /// by one lane for each four of them; readers share the rest if there are more.
+    fn chosen(allowed: &[usize], readers: usize) -> Self {
+        let (left, from) = SYSTEM;
+        let usable = if allowed.len() < from { allowed } else { &allowed[left..] };
+        let usable = if usable.len() < LEAST { &[] } else { usable };
+        let own = readers.min(usable.len().saturating_sub(1) / 3);
+        Self { named: usable.to_vec(), readers, own, is_automatic: true }
+    }
+
+    /// All of them, if there are any.
+    pub(super) fn all(&self) -> Option<Vec<usize>> {
+        (!self.named.is_empty()).then(|| self.named.clone())
+    }
+
+    pub(super) fn publisher(&self) -> Option<usize> {
+        self.named.first().copied()
+    }
+
+    pub(super) fn reader(&self, which: u64) -> Option<usize> {
+        match self.own {
+            0 => self.publisher(),
+            own => self.named.get(1 + which as usize % own).copied(),
+        }
+    }
+
+    /// How readers wait that are to wait so: those that share cores nobody named sleep at some
+    /// time, as who looks all the time keeps the other from its message.
+    pub(super) fn waiting(&self, wanted: Wait) -> Wait {
+        let is_shared = self.is_automatic && self.own < self.readers;
+        if is_shared && wanted == Wait::Busy { Wait::Adaptive } else { wanted }
+    }
+
+    pub(super) fn services(&self) -> &[usize] {
+        self.named.get(1 + self.own..).unwrap_or_default()
+    }
+
+    /// Of the two ends of something that is measured alone; nowhere in particular if they would
+    /// have to share one.
+    pub(super) fn of_two(&self) -> [Option<usize>; 2] {
+        match (self.publisher(), self.reader(0)) {
+            (Some(one), Some(other)) if one != other => [Some(one), Some(other)],
+            _ => [None, None],
+        }
+    }
+
     /// What has to be known of it to understand the figures.
-    pub(super) fn note(self) -> Option<String> {
+    pub(super) fn note(&self) -> Option<String> {
         let services = self.services();
+        let shared = format!("{} readers share {} cores", self.readers, self.own);
+        let served = format!("services have the cores {services:?}");
         match self.named.len() {
+            0 if self.is_automatic => Some("there are too few cores to give them out".to_owned()),
             0 => None,
             1 => Some("publisher and readers share one core".to_owned()),
-            count if count < 1 + self.readers => {
-                Some(format!("{} readers share {} cores", self.readers, count - 1))
-            }
-            _ if !services.is_empty() => Some(format!("services have the cores {services:?}")),
+            _ if self.own < self.readers && services.is_empty() => Some(shared),
+            _ if self.own < self.readers => Some(format!("{shared}; {served}")),
+            _ if !services.is_empty() => Some(served),
             _ => None,
         }
     }
@@ -76,9 +138,8 @@ mod tests {
 
     #[test]
     fn few_are_shared_and_more_are_the_services() {
-        let all = |named: &[usize], readers| {
-            let named = named.to_vec();
-            let cores = Cores::new(Some(&named), readers);
+        let all = |named: &[usize], readers: u64| {
+            let cores = Cores::named(named, readers as usize);
             let readers: Vec<_> = (0..readers).map(|which| cores.reader(which)).collect();
             (cores.publisher(), readers, cores.services().to_vec(), cores.of_two(), cores.note())
         };
@@ -96,15 +157,50 @@ mod tests {
         let (_, readers, services, _, note) = all(&[4, 5, 6, 7], 1);
         assert_eq!((readers, services), (vec![Some(5)], vec![6, 7]));
         assert_eq!(note.as_deref(), Some("services have the cores [6, 7]"));
-        let none = Cores::new(None, 3);
+        let none = Cores::named(&[], 3);
         assert_eq!((none.publisher(), none.reader(2), none.of_two()), (None, None, [None, None]));
         assert!(none.services().is_empty() && none.note().is_none());
     }
 
     #[test]
+    fn services_have_cores_for_several_lanes_also_with_many_readers() {
+        // Of so many cores, with so many readers: the publisher's, the readers', the services',
+        // and lanes for these.
+        for (count, readers, expected) in [
+            (32, 1, (2, 1, 28, 6)),
+            (32, 8, (2, 8, 21, 5)),
+            (16, 8, (2, 4, 9, 2)),
+            (12, 8, (0, 3, 8, 2)),
+            (8, 8, (0, 2, 5, 1)),
+            (4, 8, (0, 1, 2, 1)),
+        ] {
+            let all: Vec<_> = (0..count).collect();
+            let cores = Cores::chosen(&all, readers);
+            let mut own: Vec<_> = (0..readers as u64).filter_map(|it| cores.reader(it)).collect();
+            own.sort_unstable();
+            own.dedup();
+            let services = cores.services();
+            assert!(own.iter().all(|core| !services.contains(core)), "{count}: {own:?}");
+            let lanes = (services.len() / 4).clamp(1, 6);
+            let publisher = cores.publisher().unwrap_or(usize::MAX);
+            assert_eq!((publisher, own.len(), services.len(), lanes), expected, "{count} cores");
+            let is_shared = own.len() < readers;
+            let waiting = if is_shared { Wait::Adaptive } else { Wait::Busy };
+            assert_eq!(cores.waiting(Wait::Busy), waiting, "{count} cores");
+            assert_eq!(cores.waiting(Wait::Block), Wait::Block);
+        }
+        let few = Cores::chosen(&[3, 4], 8);
+        assert_eq!((few.publisher(), few.reader(5), few.all()), (None, None, None));
+        assert_eq!(few.note().as_deref(), Some("there are too few cores to give them out"));
+        assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Busy), Wait::Busy, "as it was said");
+    }
+
+    #[test]
     fn a_core_that_there_is_not_is_refused() {
-        let named = vec![1_000_000];
-        assert!(Cores::new(Some(&named), 1).check().is_err());
-        assert!(Cores::new(None, 1).check().is_ok());
+        assert!(Cores::new(Some(&Choice::Named(vec![1_000_000])), 1).is_err());
+        assert!(Cores::new(Some(&Choice::Automatic), 1).is_ok() && Cores::new(None, 1).is_ok());
+        assert_eq!("2,3".parse(), Ok(Choice::Named(vec![2, 3])));
+        assert_eq!("auto".parse(), Ok(Choice::Automatic));
+        assert!("2,,3".parse::<Choice>().is_err() && "".parse::<Choice>().is_err());
     }
 }

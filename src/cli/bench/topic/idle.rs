@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::Arguments;
+use super::cores::Cores;
 use super::part::{Kind, Part, Service, WORDS, end_all, join};
 use super::report::common;
 use crate::cli::bench::party::{Party, Task};
@@ -51,6 +52,7 @@ fn memory(service: u32) -> u64 {
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut party = Party::new(WORDS)?;
+    let cores = Cores::new(arguments.cores.as_ref(), 0)?.all();
     let kind = Kind {
         memory: arguments.memory.to_string(),
         size: arguments.size,
@@ -63,7 +65,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         directory: directory.clone(),
         network: None,
         budget: kind.budget(topics),
-        cores: arguments.cores.clone().unwrap_or_default(),
+        cores: cores.clone().unwrap_or_default(),
     };
     party.invite(&[(Task::Topic(Part::Serve(service)), None)])?;
     party.begin()?;
@@ -100,7 +102,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     end_all(&party.shared)?;
     party.results()?;
     let report = Report {
-        common: common(arguments, &Histogram::default(), topics, verified),
+        common: common(arguments, cores, &Histogram::default(), topics, verified),
         topics,
         cpu_percent,
         memory_of_each,

@@ -15,13 +15,16 @@ mod publishing;
 mod reading;
 mod report;
 mod schedule;
+mod summary;
+mod threads;
+mod wire;
 mod within;
 
 use pubsub::MemoryPlace;
 
 pub(super) use self::part::{Found, Part, take};
 
-use self::cores::Cores;
+use self::cores::{Choice, Cores};
 use super::queue::Wait;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::size;
@@ -50,7 +53,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "READERS", group = "what", value_parser = clap::value_parser!(u64).range(1..=32))]
     fan_out: Option<u64>,
     /// Between two nodes of this machine that do not know it: latency beside that of a ring, or
-    /// from --size 64K on the stages of a message, and each of them alone; messages a second
+    /// from --size 64K on beside the stages of a message, each of them alone and by as many lanes;
+    /// messages a second
     #[arg(long, group = "what")]
     between: bool,
     /// What so many topics cost that nobody publishes in
@@ -98,9 +102,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
     /// Cores of the publisher and of each reader, A,B,…: readers share them if there are fewer, and
-    /// the services of nodes have those that are left [default: wherever the system puts them]
-    #[arg(long, value_name = "A,B", value_delimiter = ',')]
-    cores: Option<Vec<usize>>,
+    /// the services of nodes have those that are left; or auto: one for each of them, but two thirds
+    /// for the services [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B|auto")]
+    cores: Option<Choice>,
     /// Only the JSON line
     #[arg(long)]
     json: bool,
@@ -121,6 +126,11 @@ impl Arguments {
         all.div_ceil(ROUNDS).max(1)
     }
 
+    /// Is there to be a topic with one reader beside that with all?
+    fn has_one(&self) -> bool {
+        self.ratio && self.subscribers > 1
+    }
+
     /// Does the publisher write at both ends of a message that is timed? Bytes of a device are
     /// left alone: users have it write them.
     fn is_touched(&self) -> bool {
@@ -132,7 +142,7 @@ impl Arguments {
         if self.size < HEADER as u64 {
             return refuse(format!("--size: what can be checked has {HEADER} bytes at least"));
         }
-        Cores::new(self.cores.as_ref(), self.subscribers).check()
+        Cores::new(self.cores.as_ref(), self.subscribers).map(drop)
     }
 }
 

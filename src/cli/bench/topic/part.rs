@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::super::party::{Done, LONGEST, Shared};
 use super::super::queue::Wait;
 use super::reading::{self, Reading, STAGES};
-use super::{baseline, many};
+use super::{baseline, many, wire};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use crate::cli::process::confine;
@@ -29,8 +29,10 @@ const STAMPS: usize = 3;
 const OVER: usize = 0;
 /// Rests that are over: two lines, whose readers rest by themselves.
 const TURNS: usize = 1;
+/// Turns that are asked of the wire alone, and those that are done.
+const WIRE: (usize, usize) = (3, 4);
 /// Words that all share.
-pub(super) const WORDS: usize = 3;
+pub(super) const WORDS: usize = 5;
 /// Longer than one who rests sleeps at a time.
 pub(super) const AWAKENING: Duration = Duration::from_millis(4);
 
@@ -41,6 +43,7 @@ pub(in crate::cli::bench) enum Part {
     Read(Reading),
     Many(many::Side),
     Baseline(baseline::Role),
+    Wire(wire::End),
 }
 
 /// What one has found, beside the samples of [`Done`].
@@ -202,6 +205,30 @@ pub(super) fn next_turn(shared: &Shared, line: usize) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Has the wire alone be measured once, and waits until it was.
+pub(super) fn wire_turn(shared: &Shared) -> Result<(), Failure> {
+    let asked = shared.part()?.fetch_add(WIRE.0, 1) + 1;
+    let end = Instant::now() + 2 * PATIENCE;
+    while shared.part()?.load(WIRE.1, Ordering::Acquire) < asked {
+        if Instant::now() > end {
+            return Err(Failure::new(Exit::Deadline, "the wire alone was not measured"));
+        }
+        std::thread::sleep(AWAKENING / 4);
+    }
+    Ok(())
+}
+
+/// How many turns of the wire alone are asked for.
+pub(super) fn wire_asked(shared: &Shared) -> Result<u64, Failure> {
+    Ok(shared.part()?.load(WIRE.0, Ordering::Acquire))
+}
+
+/// So many are done.
+pub(super) fn wire_done(shared: &Shared, turns: u64) -> Result<(), Failure> {
+    shared.part()?.store(WIRE.1, turns, Ordering::Release);
+    Ok(())
+}
+
 pub(super) fn nothing_found(iterations: u64) -> Done {
     Done {
         samples: Histogram::default(),
@@ -234,6 +261,7 @@ pub(in crate::cli::bench) fn take(
         Part::Read(reading) => reading::read(shared, reading, ready),
         Part::Many(side) => many::take(shared, side, ready),
         Part::Baseline(role) => baseline::take(role, ready),
+        Part::Wire(end) => wire::take(shared, end, ready),
     }
 }
 

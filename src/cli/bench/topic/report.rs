@@ -18,6 +18,14 @@ pub(super) struct Stage {
     pub(super) p99_us: f64,
 }
 
+impl Stage {
+    /// None without samples.
+    pub(super) fn of(stage: &'static str, samples: &Histogram) -> Option<Self> {
+        let (p50_us, p99_us) = (samples.microseconds(0.5)?, samples.microseconds(0.99)?);
+        Some(Self { stage, p50_us, p99_us })
+    }
+}
+
 /// What all readers found of a topic.
 pub(super) fn of_topic(results: &[Done], topic: usize) -> Histogram {
     let mut all = Histogram::default();
@@ -37,8 +45,7 @@ pub(super) fn stages(results: &[Done]) -> Vec<Stage> {
     let of_stage = |(which, stage): (usize, &&'static str)| {
         let mut all = Histogram::default();
         found(results).for_each(|found| all.merge(&found.stages[which]));
-        let (p50_us, p99_us) = (all.microseconds(0.5)?, all.microseconds(0.99)?);
-        Some(Stage { stage, p50_us, p99_us })
+        Stage::of(stage, &all)
     };
     STAGES.iter().enumerate().filter_map(of_stage).collect()
 }
@@ -55,6 +62,7 @@ pub(super) fn way(results: &[Done]) -> String {
 
 pub(super) fn common(
     arguments: &Arguments,
+    cores: Option<Vec<usize>>,
     samples: &Histogram,
     iterations: u64,
     verified: bool,
@@ -69,7 +77,7 @@ pub(super) fn common(
         iterations,
         provider: arguments.memory.to_string(),
         waiting: name_of(arguments.waiting),
-        cores: arguments.cores.clone(),
+        cores,
         verified,
     }
 }

@@ -37,6 +37,7 @@ pub(super) struct Report {
     beyond_queue_us: Option<f64>,
     /// With one reader, measured in turn.
     one_p50_us: Option<f64>,
+    one_p99_us: Option<f64>,
     fan_out_ratio: Option<f64>,
     note: Option<String>,
     program: &'static str,
@@ -61,7 +62,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Leaves this process where it was, with nothing that was measured there.
 pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
     let mut party = Party::new(WORDS + bare::words())?;
-    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers);
+    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers)?;
     let directory = party.directory().join("node");
     let kind = Kind {
         memory: arguments.memory.to_string(),
@@ -70,7 +71,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
         run: std::process::id().into(),
         is_touched: arguments.is_touched(),
     };
-    let has_one = arguments.ratio && arguments.subscribers > 1;
+    let has_one = arguments.has_one();
     let service = Service {
         directory: directory.clone(),
         network: None,
@@ -94,7 +95,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
                 directory: directory.clone(),
                 topics: vec![topic("all"), one],
                 schedule: schedule.clone(),
-                waiting: arguments.waiting,
+                waiting: cores.waiting(arguments.waiting),
                 core: cores.reader(reader),
                 line: 0,
                 private: None,
@@ -132,10 +133,11 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
     found(&results).for_each(|found| of_queue.merge(&found.queue));
     let verified = results.iter().all(|done| done.verified);
     let p50 = samples.microseconds(0.5);
-    let one_p50 = of_topic(&results, 1).microseconds(0.5);
+    let one = of_topic(&results, 1);
+    let one_p50 = one.microseconds(0.5);
     let queue_p50 = of_queue.microseconds(0.5);
     Ok(Report {
-        common: common(arguments, &samples, each * ROUNDS, verified),
+        common: common(arguments, cores.all(), &samples, each * ROUNDS, verified),
         subscribers: arguments.subscribers,
         counts_writing: arguments.copy,
         compared: compared(&schedule),
@@ -146,6 +148,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
         queue_p99_us: of_queue.microseconds(0.99),
         beyond_queue_us: p50.zip(queue_p50).map(|(all, queue)| all - queue),
         one_p50_us: one_p50,
+        one_p99_us: one.microseconds(0.99),
         fan_out_ratio: p50.zip(one_p50).map(|(all, one)| all / one),
         note: cores.note(),
         program: env!("FABRICAST_VERSION_LINE"),
@@ -155,13 +158,15 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
 fn for_people(report: &Report) -> String {
     let common = &report.common;
     let fan_out = report.fan_out_ratio.map(|ratio| {
-        format!("; {ratio:.3} of what it takes with one reader ({} us)", figure(report.one_p50_us))
+        let (p50, p99) = (figure(report.one_p50_us), figure(report.one_p99_us));
+        format!("; {ratio:.3} of what it takes with one reader (p50 {p50}, p99 {p99} us)")
     });
-    let stages = report.stages.iter().map(|it| format!(", {} {:.3}", it.stage, it.p50_us));
+    let of_stage = |it: &Stage| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
+    let stages = report.stages.iter().map(of_stage);
     let note = report.note.as_ref().map(|note| format!("{note}\n"));
     format!(
         "{} on {}, {} readers, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
-         p50 of the call that publishes {} us (p99 {}){}\n\
+         p50 of the call that publishes {} us (p99 {}); p50/p99 of stages{}\n\
          a queue alone takes {} us; the topic, {} us more\n{}",
         size::print(common.bytes),
         common.provider,
