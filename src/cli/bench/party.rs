@@ -415,3 +415,26 @@ fn follow(
         Task::Topic(part) => topic::take(&shared, part, ready),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_may_be_longer_than_a_message() {
+        let (one, other) = Channel::pair().unwrap();
+        // As long as a part, with and without one more.
+        let frame = to_bytes(&Answer::Failed { exit: 3, message: String::new() }).unwrap().len();
+        for length in [0, PART - frame - 1, PART - frame, 2 * PART - frame, 5 * PART] {
+            let message = "x".repeat(length);
+            let sent = Answer::Failed { exit: 3, message: message.clone() };
+            std::thread::scope(|scope| {
+                scope.spawn(|| send_answer(&one, &sent).unwrap());
+                let come = answer(&other, MEETING).unwrap();
+                let is_right =
+                    matches!(come, Answer::Failed { exit: 3, message: it } if it == message);
+                assert!(is_right, "{length}");
+            });
+        }
+    }
+}
