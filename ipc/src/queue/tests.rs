@@ -27,8 +27,7 @@ fn all_get_every_entry_and_the_last_disposes() {
     assert_eq!(queue.publish(&me, [1], |_| {}), Err(QueueError::NoSubscribers));
     let (mut a, mut b) = (queue.subscribe(&me).unwrap(), queue.subscribe(&me).unwrap());
     for value in [10, 11] {
-        let published = queue.publish(&me, [value], |_| {}).unwrap();
-        assert_eq!(published.readers, 2);
+        assert_eq!(queue.publish(&me, [value], |_| {}).unwrap().readers, 2);
     }
     assert_eq!(queue.publish(&me, [12], |_| {}), Err(QueueError::Full));
     let first = queue.take(&mut a).unwrap();

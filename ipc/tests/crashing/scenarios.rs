@@ -340,7 +340,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
         fixed.into_iter().map(|(name, scenario)| (name.to_owned(), Box::new(scenario) as Scenario));
     // One that died in the middle of something leaves the locks, and what they protect,
     // to the victim, which dies repairing.
-    let repairs = (0..HALF_DONE).step_by(2).map(|point| {
+    let repairs = (0..HALF_DONE).map(|point| {
         let scenario = move |world: &World| -> Box<dyn FnOnce(&World)> {
             let dead = Participant::new(200, 1).unwrap();
             world.queue().subscribe(&world.caller(world.survivor)).unwrap();
