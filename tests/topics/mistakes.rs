@@ -92,7 +92,7 @@ fn topics_are_what_they_are() {
 #[test]
 fn who_waits_in_vain_is_told_what_to_do() {
     let house = House::open();
-    wrong(&house, &["sub", "t", "--timeout", "0.2"], 4, "say them, --largest 1M");
+    wrong(&house, &["sub", "t", "--timeout", "0.2"], 4, "to make it here: --largest 1M");
     wrong(&house, &["topics"], 6, "not found: no service listens there");
 }
 
