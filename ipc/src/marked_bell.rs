@@ -20,14 +20,15 @@ const MARK_WORDS: usize = MARKS as usize / 64;
 /// ```
 /// use std::time::{Duration, Instant};
 /// use ipc::{LocalWords, MarkedBell, Spin};
-/// let bell = MarkedBell::new(&LocalWords::zeroed(MarkedBell::<LocalWords>::WORDS), 0).unwrap();
+/// let words = LocalWords::zeroed(MarkedBell::<&LocalWords>::WORDS);
+/// let bell = MarkedBell::new(&&words, 0).unwrap();
 /// // … something is published in the queue that is called 7
 /// bell.ring(7);
 ///
 /// let mut marked = Vec::new();
 /// let look = || bell.take(|mark| marked.push(mark)).then_some(());
 /// bell.wait(&mut Spin::default(), Instant::now() + Duration::from_secs(1), look);
-/// assert_eq!(marked, [MarkedBell::<LocalWords>::mark(7)]);
+/// assert_eq!(marked, [MarkedBell::<&LocalWords>::mark(7)]);
 /// ```
 #[derive(Debug)]
 pub struct MarkedBell<W> {
