@@ -249,6 +249,40 @@ impl<W: Words> Roster<W> {
         lives[who.place() as usize] = Some((who.round(), life));
     }
 
+    /// Lets go of the lives behind names that nobody has any more, which somebody else struck
+    /// off: each is a descriptor. Those that are dead and not yet cleaned up after are kept.
+    ///
+    /// ```
+    /// use ipc::{Fate, Life, LocalWords, Roster};
+    /// let words = || LocalWords::zeroed(Roster::<LocalWords>::WORDS);
+    /// let roster = Roster::new(words()).unwrap();
+    /// let who = roster.admit(Life::of_this_process()?).unwrap();
+    /// roster.forget_the_gone();
+    /// assert_eq!(roster.lives()?.len(), 1);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn forget_the_gone(&self) {
+        let is_gone = |(place, known): (usize, &Option<(u32, Life)>)| {
+            let (round, phase) = taken_apart(self.words.load(place, Acquire));
+            known.as_ref().is_some_and(|(known, _)| *known != round || phase == EMPTY)
+        };
+        // Mostly there are none, and others may go on looking.
+        let lives = self.lives.read().unwrap_or_else(PoisonError::into_inner);
+        if !lives.iter().enumerate().any(is_gone) {
+            return;
+        }
+        drop(lives);
+        let mut lives = self.lives.write().unwrap_or_else(PoisonError::into_inner);
+        let gone: Vec<_> = lives
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(place, known)| is_gone((place, known)).then(|| known.take()))
+            .collect();
+        drop(lives);
+        // Closed when nobody waits for it.
+        drop(gone);
+    }
+
     /// Those that are dead and not yet cleaned up after.
     pub fn the_dead(&self) -> Vec<Participant> {
         let named = |place| {
@@ -411,6 +445,37 @@ mod tests {
         assert_eq!(roster.vacancies(), most);
         let role = roster.admit_role(0).unwrap();
         assert!(!roster.resign(role));
+    }
+
+    #[test]
+    fn lives_of_those_that_were_struck_off_elsewhere_are_let_go_of() {
+        let words = LocalWords::zeroed(256);
+        let (here, there) = (Roster::new(&words).unwrap(), Roster::new(&words).unwrap());
+        let life = || Life::of_this_process().unwrap();
+        let known = |roster: &Roster<&LocalWords>| -> Vec<_> {
+            roster.lives().unwrap().into_iter().map(|(who, _)| who).collect()
+        };
+        let [stays, leaves, goes, replaced] = std::array::from_fn(|_| {
+            let who = here.admit(life()).unwrap();
+            there.learn(who, life());
+            who
+        });
+        // Still to be cleaned up after.
+        assert!(here.resign(leaves));
+        assert!(here.strike_off(goes) && here.strike_off(replaced));
+        assert_eq!(known(&there), [stays, leaves, goes, replaced]);
+        let next = here.admit(life()).unwrap();
+        assert_eq!(next.place(), goes.place());
+        there.forget_the_gone();
+        assert_eq!(known(&there), [stays, leaves]);
+        // One of whom nothing is known but that it is there is none that is gone.
+        there.learn(next, life());
+        there.forget_the_gone();
+        assert_eq!(known(&there), [stays, leaves, next]);
+        assert!(here.strike_off(leaves));
+        there.forget_the_gone();
+        assert_eq!(known(&there), [stays, next]);
+        assert!(there.is_dead(Some(leaves)) && !there.is_dead(Some(stays)));
     }
 
     #[test]

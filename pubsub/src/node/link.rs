@@ -143,6 +143,8 @@ fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result
 fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
     let channel = &link.channel;
     let waiting = shared.say_who_waits(Instant::now(), WAITING);
+    // Nobody says who is gone. The place of one may stay free for ever.
+    shared.roster().forget_the_gone();
     for request in shared.requests() {
         if say("speak to the service", channel, &request, &[]).is_err() {
             return Next::Lost;

@@ -216,6 +216,12 @@ impl Other {
         assert!(stopped.success());
     }
 
+    /// How many it has open.
+    #[allow(dead_code, reason = "not every program that has this does it")]
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap().count()
+    }
+
     pub fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();

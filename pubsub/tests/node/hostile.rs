@@ -141,14 +141,14 @@ fn frames_that_do_not_keep_to_the_form_are_turned_away() {
 fn a_flood_of_connections_is_in_nobodys_way() {
     const COUNT: u64 = 3000;
     let ground = Ground::new();
-    let _service = Other::start("serves", ground.path());
+    let service = Other::start("serves", ground.path());
     let node = ground.join_served();
     let topic = node.topic("numbers", &settings()).unwrap();
     let (publisher, mut subscriber) = (topic.publisher().unwrap(), topic.subscriber().unwrap());
+    // Who is a member is answered meanwhile, too.
     let descriptors = || {
-        let rows = node.report().unwrap();
-        let Some(Row::Node { process, .. }) = rows.first() else { panic!("{rows:?}") };
-        std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
+        assert!(matches!(node.report().unwrap().first(), Some(Row::Node { .. })));
+        service.descriptors()
     };
     let life = Life::of_this_process().unwrap();
     // The process of the service is a member, too.
@@ -167,11 +167,12 @@ fn a_flood_of_connections_is_in_nobodys_way() {
                     let path = ground.path().join("node.sock");
                     let short = Duration::from_millis(100);
                     let Ok(channel) = Channel::connect(&path, short) else { continue };
-                    // Of another version: none of them becomes a member.
                     let other = [VERSION - 1, 0, 0];
-                    let bytes: &[u8] =
-                        [&b""[..], &[VERSION, 0xff, 0xff], &other][number as usize % 3];
-                    let files = vec![life.as_fd(); number as usize % 5];
+                    let cases = [&b""[..], &[VERSION, 0xff, 0xff], &other, &HELLO];
+                    let bytes: &[u8] = cases[number as usize / 2 % 4];
+                    // Who says hello as it should is a member until it is gone.
+                    let count = if bytes == HELLO { 1 } else { number as usize % 5 };
+                    let files = vec![life.as_fd(); count];
                     if number % 2 == 0 {
                         let _ = channel.send(bytes, &files, short);
                     }
@@ -190,7 +191,6 @@ fn a_flood_of_connections_is_in_nobodys_way() {
         let mut most = 0;
         for round in 0..10 {
             publish(&publisher, round * COUNT / 10..(round + 1) * COUNT / 10);
-            // Who is a member is answered meanwhile, too.
             most = most.max(descriptors());
         }
         is_over.store(true, Ordering::Relaxed);
@@ -199,8 +199,38 @@ fn a_flood_of_connections_is_in_nobodys_way() {
     });
     // Those that have not said who they are, and members, each with a connection and a life.
     assert!(most < 700, "{most} descriptors of the service, before {before}");
-    until("all that was opened to be closed", || descriptors() <= before + 4);
+    until("all that was opened to be closed", || descriptors() <= before);
     assert!(node.topic("others", &settings()).is_ok());
+}
+
+/// Neither who serves nor anybody else keeps anything of them, also if nobody comes in their place.
+#[test]
+fn those_that_left_cost_nothing() {
+    let ground = Ground::new();
+    let serving = Other::start("serves", ground.path());
+    let node = ground.join_served();
+    let bystander = Other::start("serves", ground.path());
+    let members = || {
+        let is_member = |row: &&Row| matches!(row, Row::Process { .. });
+        node.report().unwrap().iter().filter(is_member).count()
+    };
+    until("three members", || members() == 3);
+    let descriptors = || [&serving, &bystander].map(Other::descriptors);
+    let before = descriptors();
+    let life = Life::of_this_process().unwrap();
+    let guests: Vec<_> = (0..20)
+        .map(|_| {
+            let channel = connect(ground.path());
+            channel.send(&HELLO, &[life.as_fd()], PATIENCE).unwrap();
+            // The lives of all others; what is said of those that come later is never read.
+            assert!(!channel.receive(PATIENCE).unwrap().descriptors.is_empty(), "it is no member");
+            channel
+        })
+        .collect();
+    assert_eq!(members(), 23);
+    drop(guests);
+    let is_as_before = || (0..2).all(|at| descriptors()[at] <= before[at]);
+    until("all that was opened for them to be closed", is_as_before);
 }
 
 #[test]
