@@ -258,8 +258,14 @@ fn is_final(why: &Error) -> bool {
 /// process leaves, and nobody is there to be told.
 fn come_back(shared: &Shared) -> Result<Option<Link>> {
     let end = ipc::deadline(shared.options().patience);
-    // One that leaves does not wait that long, and does not begin to serve.
-    let end = || shared.leaving_since().map_or(end, |since| end.min(since + LEAVING));
+    let is_left_alone = || shared.leaving_since().is_some() && !shared.has_company();
+    // One that leaves does not wait that long, and does not begin to serve; it does not wait at all
+    // if nobody is there who might, which may come to be so while it waits.
+    let end = || match shared.leaving_since() {
+        Some(since) if is_left_alone() => since,
+        Some(since) => end.min(since + LEAVING),
+        None => end,
+    };
     let coming = Coming {
         operation: RETURNING,
         options: shared.options(),
@@ -269,7 +275,7 @@ fn come_back(shared: &Shared) -> Result<Option<Link>> {
         vacant_since: Cell::new(None),
     };
     loop {
-        if shared.leaving_since().is_some() && !shared.has_company() {
+        if is_left_alone() {
             return Ok(None);
         }
         let life = Life::of_this_process().map_err(|error| Error::of(RETURNING, error));
@@ -294,7 +300,7 @@ fn come_back(shared: &Shared) -> Result<Option<Link>> {
             Ok(Answered::Refused(why)) => why,
             Err(error) => error,
         };
-        if Instant::now() >= end() {
+        if Instant::now() >= end() && !is_left_alone() {
             return Err(error);
         }
         tracing::debug!(%error, "cannot come back yet");

@@ -77,6 +77,28 @@ fn what_is_lacking_for_a_moment_does_not_end_a_membership() {
     std::fs::remove_dir_all(directory).unwrap();
 }
 
+/// The last two of a node may leave at once, and one of them have served it.
+#[test]
+fn one_that_begins_to_leave_while_it_looks_for_a_service_does_not_wait_for_nobody() {
+    let directory = directory("company");
+    let shared = member(&directory);
+    let roster = shared.roster();
+    let other = roster.admit(Life::of_this_process().unwrap()).unwrap();
+    shared.hall().attend(other);
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| come_back(&shared).map(|link| link.is_some()));
+        let moment = Duration::from_millis(100);
+        std::thread::sleep(moment);
+        shared.leaves();
+        // The other one might serve.
+        std::thread::sleep(moment);
+        assert!(!back.is_finished());
+        assert!(roster.strike_off(other));
+        assert!(!back.join().unwrap().unwrap(), "it waited until its time was over");
+    });
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
 #[test]
 fn a_topic_that_cannot_be_used_here_is_forgotten() {
     let directory = directory("unused");
