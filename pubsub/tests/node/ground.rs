@@ -152,6 +152,20 @@ pub fn publish(publisher: &Publisher, numbers: std::ops::Range<u64>) {
     }
 }
 
+/// All orders of so many.
+pub fn orders<const COUNT: usize>() -> Vec<[usize; COUNT]> {
+    let mut orders = vec![Vec::new()];
+    for _ in 0..COUNT {
+        let longer = orders.into_iter().flat_map(|order: Vec<usize>| {
+            let is_new = |next: &usize| !order.contains(next);
+            let next: Vec<_> = (0..COUNT).filter(is_new).collect();
+            next.into_iter().map(move |next| [&order[..], &[next]].concat())
+        });
+        orders = longer.collect();
+    }
+    orders.into_iter().map(|order| order.try_into().unwrap()).collect()
+}
+
 /// Waits until something is so.
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -7,7 +7,8 @@ use pubsub::TopicSettings;
 use pubsub::{Budgets, ErrorKind, MemoryPlace, Node, NodeOptions, Reliability, Row, ServiceMode};
 
 use crate::ground::{
-    Ground, Other, PATIENCE, message, number_of, on_a_device, options, publish, settings, until,
+    Ground, Other, PATIENCE, message, number_of, on_a_device, options, orders, publish, settings,
+    until,
 };
 
 #[test]
@@ -35,6 +36,43 @@ fn the_order_of_starting_does_not_matter() {
 
 fn has_subscriber(node: &Node) -> bool {
     node.report().unwrap().iter().any(|row| matches!(row, Row::Subscriber { .. }))
+}
+
+#[test]
+fn processes_come_in_every_order() {
+    // One who serves, one who publishes, and two who read; and whoever comes first serves, or the
+    // others wait for the one that does.
+    let roles = ["serves", "publishes-to 2 numbers 20", "reads numbers 20", "reads numbers 20"];
+    for outside in ["", "outside "] {
+        // The two who read are alike.
+        let at = |order: &[usize; 4], who| order.iter().position(|it| *it == who);
+        for order in orders::<4>().into_iter().filter(|order| at(order, 2) < at(order, 3)) {
+            let ground = Ground::new();
+            let mut others = [const { None }; 4];
+            for who in order {
+                let outside = if who == 0 { "" } else { outside };
+                others[who] =
+                    Some(Other::start(&format!("{outside}{}", roles[who]), ground.path()));
+                // Or it waits. When these three are there they may be through already.
+                let is_served = || outside.is_empty() || others[0].is_some();
+                if others[1..].iter().any(Option::is_none) && is_served() {
+                    let readers = others[2..].iter().flatten().count();
+                    let is_publisher = |row: &Row| matches!(row, Row::Publisher { .. });
+                    let is_reader = |row: &Row| matches!(row, Row::Subscriber { .. });
+                    until("all that were started", || {
+                        let rows = pubsub::report(ground.path()).unwrap_or_default();
+                        let publishers = rows.iter().filter(|row| is_publisher(row)).count();
+                        let has_publisher = publishers == usize::from(others[1].is_some());
+                        let has_readers = rows.iter().filter(|row| is_reader(row)).count();
+                        !rows.is_empty() && has_publisher && has_readers == readers
+                    });
+                }
+            }
+            let [serves, rest @ ..] = &mut others;
+            rest.iter_mut().flatten().for_each(Other::finish);
+            serves.as_mut().unwrap().end();
+        }
+    }
 }
 
 #[test]

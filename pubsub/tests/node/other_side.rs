@@ -19,6 +19,11 @@ fn the_other_side() {
     let Some((role, place)) = role() else { return };
     let words: Vec<&str> = role.iter().map(String::as_str).collect();
     let join = |service| Node::join(NodeOptions { service, ..options(&place) }).unwrap();
+    // Serves if nobody does, unless it is told not to.
+    let (words, comes) = match words[..] {
+        ["outside", ref words @ ..] => (words.to_vec(), ServiceMode::Outside),
+        _ => (words, ServiceMode::Embedded),
+    };
     let number = |text: &str| text.parse::<u64>().unwrap();
     match words[..] {
         // Serves, if nobody else does.
@@ -46,6 +51,16 @@ fn the_other_side() {
             let node = join(ServiceMode::Embedded);
             let topic = node.topic(topic, &settings()).unwrap();
             let publisher = topic.publisher().unwrap();
+            publish(&publisher, 0..number(count));
+            publisher.flush(PATIENCE).unwrap();
+        }
+        // Publishes numbers when so many subscribe.
+        ["publishes-to", wanted, topic, count] => {
+            let topic = join(comes).topic(topic, &settings()).unwrap();
+            let publisher = topic.publisher().unwrap();
+            while u64::from(publisher.subscribers()) < number(wanted) {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
             publish(&publisher, 0..number(count));
             publisher.flush(PATIENCE).unwrap();
         }
@@ -94,7 +109,7 @@ fn the_other_side() {
         }
         // Reads numbers, all of them and in order.
         ["reads", topic, count] => {
-            let node = join(ServiceMode::Embedded);
+            let node = join(comes);
             let topic = node.topic(topic, &settings()).unwrap();
             let mut subscriber = topic.subscriber().unwrap();
             for expected in 0..number(count) {

@@ -8,5 +8,6 @@ mod between;
 mod ground;
 mod losses;
 mod ordered;
+mod orders;
 mod other_side;
 mod takeovers;

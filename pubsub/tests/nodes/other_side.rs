@@ -8,6 +8,14 @@ use pubsub::{Node, NodeOptions, ServiceMode};
 use crate::between::{join, network};
 use crate::ground::{PATIENCE, number_of, options, publish, publish_and_hang, role, settings};
 
+/// Reads numbers, all of them and in order.
+fn read(node: &Node, topic: &str, count: u64) {
+    let mut subscriber = node.topic(topic, &settings()).unwrap().subscriber().unwrap();
+    for expected in 0..count {
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
+}
+
 #[test]
 fn the_other_side() {
     let Some((role, place)) = role() else { return };
@@ -31,14 +39,22 @@ fn the_other_side() {
             publish(&publisher, 0..count(number));
             publisher.flush(PATIENCE).unwrap();
         }
-        ["publishes-and-hangs", topic] => publish_and_hang(&outside(), topic),
-        ["reads", topic, number] => {
-            let topic = outside().topic(topic, &settings()).unwrap();
-            let mut subscriber = topic.subscriber().unwrap();
-            for expected in 0..count(number) {
-                assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+        // Publishes to one who reads here, and to another node; serves if nobody does.
+        ["comes-and-publishes", listen, peer, number] => {
+            let node = join(&place, network(address(listen), &[address(peer)]));
+            let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
+            while publisher.subscribers() < 2 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
             }
+            publish(&publisher, 0..count(number));
+            publisher.flush(PATIENCE).unwrap();
         }
+        ["comes-and-reads", listen, peer, number] => {
+            let node = join(&place, network(address(listen), &[address(peer)]));
+            read(&node, "numbers", count(number));
+        }
+        ["publishes-and-hangs", topic] => publish_and_hang(&outside(), topic),
+        ["reads", topic, number] => read(&outside(), topic, count(number)),
         _ => panic!("no role {role:?}"),
     }
 }
