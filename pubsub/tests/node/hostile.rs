@@ -207,9 +207,14 @@ fn a_flood_of_connections_is_in_nobodys_way() {
 #[test]
 fn those_that_left_cost_nothing() {
     let ground = Ground::new();
-    let serving = Other::start("serves", ground.path());
+    let serving = Other::start("reads numbers 2", ground.path());
     let node = ground.join_served();
-    let bystander = Other::start("serves", ground.path());
+    let bystander = Other::start("reads numbers 2", ground.path());
+    let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
+    until("two that read", || publisher.subscribers() == 2);
+    // Those that have read one have all that they open by themselves.
+    publisher.push(&message(0), PATIENCE).unwrap();
+    publisher.flush(PATIENCE).unwrap();
     let members = || {
         let is_member = |row: &&Row| matches!(row, Row::Process { .. });
         node.report().unwrap().iter().filter(is_member).count()
