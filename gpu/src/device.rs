@@ -58,8 +58,10 @@ impl Drop for Inner {
             std::mem::forget(std::mem::take(&mut self.leftovers));
             return;
         }
-        // What is left even now ends with the context.
         self.free_leftovers();
+        // A stream of another device waits: what is left stays as it is, and what is registered stays
+        // mapped. Nobody will come by who could free it.
+        std::mem::forget(std::mem::take(&mut self.leftovers));
     }
 }
 

@@ -35,6 +35,15 @@ pub(crate) enum Event {
     StandIn(stand_in::Event),
 }
 
+impl Event {
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        match self {
+            Self::Cuda(event) => event.is_done(),
+            Self::StandIn(event) => event.is_done(),
+        }
+    }
+}
+
 /// An event on its way to another process.
 #[derive(Debug)]
 pub(crate) enum ExportedEvent {

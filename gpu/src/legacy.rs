@@ -43,6 +43,8 @@ struct Entry {
     address: u64,
     length: u64,
     users: u64,
+    /// Somebody is going to close it, if nobody uses it then.
+    is_left: bool,
 }
 
 /// Handles that this process made: they may come back from a peer, and are no other process's,
@@ -77,21 +79,25 @@ impl Table {
         }
         let (address, length) = open()?;
         OPEN.fetch_add(1, Ordering::Relaxed);
-        self.open.insert(bytes, Entry { address, length, users: 1 });
+        self.open.insert(bytes, Entry { address, length, users: 1, is_left: false });
         Ok((address, length))
     }
 
-    /// One user less: was it the last? Then it is to be [closed](Self::close).
+    /// One user less: was it the last? Then it is to be [closed](Self::close), once.
     fn leave(&mut self, bytes: &[u8; 64]) -> bool {
         self.open.get_mut(bytes).is_some_and(|entry| {
             entry.users -= 1;
-            entry.users == 0
+            entry.users == 0 && !std::mem::replace(&mut entry.is_left, true)
         })
     }
 
     /// The address to close, unless it was closed, or has users again.
     pub(crate) fn close(&mut self, bytes: &[u8; 64]) -> Option<u64> {
-        self.open.get(bytes).filter(|entry| entry.users == 0)?;
+        let entry = self.open.get_mut(bytes)?;
+        entry.is_left = false;
+        if entry.users > 0 {
+            return None;
+        }
         OPEN.fetch_sub(1, Ordering::Relaxed);
         self.open.remove(bytes).map(|entry| entry.address)
     }

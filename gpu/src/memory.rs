@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::device::Device;
@@ -46,7 +46,9 @@ pub(crate) struct Holding {
 }
 
 enum Kind {
-    Plain,
+    Plain {
+        was_exported: AtomicBool,
+    },
     Space(Space),
     Legacy {
         opened: Opened,
@@ -59,6 +61,10 @@ enum Kind {
     Gone,
 }
 
+fn plain() -> Kind {
+    Kind::Plain { was_exported: AtomicBool::new(false) }
+}
+
 impl Drop for Holding {
     fn drop(&mut self) {
         if !self.device.0.birth.is_here() {
@@ -67,7 +73,10 @@ impl Drop for Holding {
         let (address, length) = (self.address, self.length.load(Ordering::Relaxed));
         // No slice, thus no operation, is left.
         let leftover = match std::mem::replace(&mut self.kind, Kind::Gone) {
-            Kind::Plain => Leftover::Plain { address, length },
+            Kind::Plain { was_exported } => {
+                let is_private = !was_exported.into_inner();
+                Leftover::Plain { address, length, is_private }
+            }
             Kind::Host { mapping } => Leftover::Host { address, length, _mapping: mapping },
             // These look after themselves.
             Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign(_) | Kind::Gone => return,
@@ -335,7 +344,8 @@ impl Memory {
         let operation = "export by legacy handle";
         let driver = self.0.device.driver(operation)?;
         match &self.0.kind {
-            Kind::Plain => {}
+            // Whoever opens it may be late to close it: it is used again by nobody.
+            Kind::Plain { was_exported } => was_exported.store(true, Ordering::Relaxed),
             Kind::Foreign(foreign) if foreign.may_be_plain() => {}
             Kind::Foreign(foreign) if foreign.retained().is_none() => {
                 return Err(self.refuse(operation, foreign.why_not()));
@@ -498,14 +508,14 @@ impl Device {
         self.0.free_leftovers();
         // What was put aside is charged still.
         if let Some(address) = self.0.leftovers.take_plain(length) {
-            return Ok(Memory::new(self, Some(self.name()), address, length, Kind::Plain));
+            return Ok(Memory::new(self, Some(self.name()), address, length, plain()));
         }
         self.0.budget.charge(operation, length).map_err(on)?;
         let address = driver.allocate(length).map_err(|error| {
             self.0.budget.give_back(length);
             on(error)
         })?;
-        Ok(Memory::new(self, Some(self.name()), address, length, Kind::Plain))
+        Ok(Memory::new(self, Some(self.name()), address, length, plain()))
     }
 
     /// Allocates memory that other processes can [import](Self::import), and that `peers`

@@ -6,16 +6,17 @@
 //! frees hangs in a call that has no deadline.
 //!
 //! So what is given back while a stream may wait is put aside. The next allocation of the same
-//! length takes it as it is; the rest is freed by whoever allocates, frees or waits next, once
-//! no stream waits.
+//! length takes it as it is; the rest is freed by whoever allocates, frees, marks a point of a
+//! stream or synchronizes one, once no stream waits.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
 
 use crate::device::Inner;
-use crate::driver::{self, DeviceDriver, StreamDriver};
-use crate::error::Result;
+use crate::driver::{self, StreamDriver};
+use crate::error::{ErrorKind, Result};
+use crate::fork::Birth;
 use crate::memory::HostMapping;
 use crate::name::Implementation;
 
@@ -23,8 +24,9 @@ use crate::name::Implementation;
 /// waits.
 static GATE: RwLock<()> = RwLock::new(());
 
-/// Streams of this process that have waited.
-static WAITERS: Mutex<Vec<(Implementation, Weak<Waits>)>> = Mutex::new(Vec::new());
+/// Streams of this process that have waited. Of all its devices: memory that several reach is
+/// freed, and the host's let go of, when all of them rest.
+static WAITERS: Mutex<Vec<Weak<Waits>>> = Mutex::new(Vec::new());
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -34,7 +36,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Waits {
     implementation: Implementation,
-    stream: Weak<dyn StreamDriver>,
+    /// None if others made it: it is asked about nothing, since they may destroy it.
+    stream: Option<Weak<dyn StreamDriver>>,
+    /// Those of a parent process are not waited for here.
+    birth: Birth,
+    is_known: AtomicBool,
     /// How many were begun.
     begun: AtomicU64,
     /// How many are known to be over.
@@ -44,10 +50,15 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    pub(crate) fn new(implementation: Implementation, stream: &Arc<dyn StreamDriver>) -> Arc<Self> {
+    pub(crate) fn new(
+        implementation: Implementation,
+        stream: Option<&Arc<dyn StreamDriver>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             implementation,
-            stream: Arc::downgrade(stream),
+            stream: stream.map(Arc::downgrade),
+            birth: Birth::now(),
+            is_known: AtomicBool::new(false),
             begun: AtomicU64::new(0),
             over: AtomicU64::new(0),
             behind: Mutex::default(),
@@ -57,11 +68,13 @@ impl Waits {
     /// Begins a wait, while nothing is freed.
     pub(crate) fn begin(self: &Arc<Self>, begin: impl FnOnce() -> Result<()>) -> Result<()> {
         let _gate = GATE.read().unwrap_or_else(PoisonError::into_inner);
-        if self.begun.fetch_add(1, Ordering::AcqRel) == 0 {
+        if !self.is_known.swap(true, Ordering::AcqRel) {
             let mut waiters = locked(&WAITERS);
-            waiters.retain(|(_, waits)| waits.strong_count() > 0);
-            waiters.push((self.implementation, Arc::downgrade(self)));
+            waiters.retain(|waits| waits.upgrade().is_some_and(|waits| waits.birth.is_here()));
+            waiters.push(Arc::downgrade(self));
         }
+        // Before it is: until an event behind it is reached nobody knows better.
+        self.begun.fetch_add(1, Ordering::AcqRel);
         begin()
     }
 
@@ -78,41 +91,60 @@ impl Waits {
         }
     }
 
+    /// Was a wait begun that is not known to be over?
+    pub(crate) fn is_open(&self) -> bool {
+        self.begun.load(Ordering::Acquire) != self.over.load(Ordering::Relaxed)
+    }
+
     /// Does it wait? No only if it surely does not: then it will not before a wait is begun.
-    fn is_waiting(&self, driver: &dyn DeviceDriver) -> bool {
-        let begun = self.begun.load(Ordering::Acquire);
-        if begun == self.over.load(Ordering::Relaxed) {
+    fn is_waiting(&self) -> bool {
+        if !self.birth.is_here() || !self.is_open() {
             return false;
         }
-        let mut behind = locked(&self.behind);
-        let is_behind_all = |(before, event): &(u64, Arc<driver::Event>)| {
-            // What has failed waits for nothing.
-            *before == begun && driver.is_event_done(event).unwrap_or(true)
+        let begun = self.begun.load(Ordering::Acquire);
+        // Asked without the lock: what is let go of meanwhile may ask the same.
+        let behind = locked(&self.behind).clone();
+        let is_reached = match behind {
+            Some((before, event)) if before == begun => is_over(event.is_done()),
+            _ => false,
         };
-        let is_over = behind.as_ref().is_some_and(is_behind_all)
-            || self.stream.upgrade().is_none_or(|stream| stream.is_done().unwrap_or(true));
+        let has_ended = || match &self.stream {
+            Some(stream) => stream.upgrade().is_none_or(|stream| is_over(stream.is_done())),
+            None => false,
+        };
+        let is_over = is_reached || has_ended();
         if is_over {
             self.over.store(begun, Ordering::Relaxed);
-            *behind = None;
+            let mut behind = locked(&self.behind);
+            if behind.as_ref().is_some_and(|(before, _)| *before == begun) {
+                *behind = None;
+            }
         }
         !is_over
     }
 }
 
-fn somebody_waits(implementation: Implementation, driver: &dyn DeviceDriver) -> bool {
-    let waiters: Vec<_> = locked(&WAITERS)
-        .iter()
-        .filter(|(of, _)| *of == implementation)
-        .filter_map(|(_, waits)| waits.upgrade())
-        .collect();
-    waiters.iter().any(|waits| waits.is_waiting(driver))
+/// A device that has failed waits for nothing. All other errors tell nothing, such as that of a
+/// stream that is being captured.
+fn is_over(asked: Result<bool>) -> bool {
+    match asked {
+        Ok(is_done) => is_done,
+        Err(error) => error.kind() == ErrorKind::DeviceFailed,
+    }
+}
+
+/// Does a stream of this process wait?
+pub(crate) fn somebody_waits(implementation: Implementation) -> bool {
+    let waiters: Vec<_> = locked(&WAITERS).iter().filter_map(Weak::upgrade).collect();
+    let mut waiters = waiters.iter().filter(|waits| waits.implementation == implementation);
+    waiters.any(|waits| waits.is_waiting())
 }
 
 /// What nobody uses any more.
 #[derive(Debug)]
 pub(crate) enum Leftover {
-    /// What was allocated the plain way.
-    Plain { address: u64, length: u64 },
+    /// What was allocated the plain way, and whether nobody else can have opened it.
+    Plain { address: u64, length: u64, is_private: bool },
     /// Memory of the host, registered, and what keeps it mapped.
     Host { address: u64, length: u64, _mapping: Box<dyn HostMapping> },
     /// Another process's memory, opened by these bytes. It may have users again by now.
@@ -123,7 +155,7 @@ pub(crate) enum Leftover {
 #[derive(Debug, Default)]
 pub(crate) struct Leftovers {
     all: Mutex<Vec<Leftover>>,
-    /// How many, to be seen without the lock.
+    /// How many there are, and are being freed, to be seen without the lock.
     count: AtomicUsize,
 }
 
@@ -131,7 +163,9 @@ impl Leftovers {
     /// Memory of this length, as it was given back.
     pub(crate) fn take_plain(&self, wanted: u64) -> Option<u64> {
         self.take(|leftover| match leftover {
-            Leftover::Plain { address, length } if *length == wanted => Some(*address),
+            Leftover::Plain { address, length, is_private: true } if *length == wanted => {
+                Some(*address)
+            }
             _ => None,
         })
         .map(|(address, _)| address)
@@ -155,7 +189,7 @@ impl Leftovers {
         let found = all.iter().enumerate().find_map(|(at, one)| Some((at, is_wanted(one)?)));
         let (at, found) = found?;
         let leftover = all.swap_remove(at);
-        self.count.store(all.len(), Ordering::Release);
+        self.count.fetch_sub(1, Ordering::AcqRel);
         Some((found, leftover))
     }
 }
@@ -163,31 +197,41 @@ impl Leftovers {
 impl Inner {
     /// Frees something, now if no stream waits, or else later.
     pub(crate) fn give_back(&self, leftover: Leftover) {
-        let mut all = locked(&self.leftovers.all);
-        all.push(leftover);
-        self.leftovers.count.store(all.len(), Ordering::Release);
-        drop(all);
+        self.leftovers.count.fetch_add(1, Ordering::AcqRel);
+        locked(&self.leftovers.all).push(leftover);
         self.free_leftovers();
     }
 
-    /// Frees what was put aside, if no stream waits.
+    /// Frees what was put aside, if no stream waits. Then nothing is left of what was given back
+    /// before, by any thread.
     pub(crate) fn free_leftovers(&self) {
+        if self.leftovers.count.load(Ordering::Acquire) > 0 {
+            let gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
+            self.free_all(gate);
+        }
+    }
+
+    /// The same, unless somebody is at it, or just begins to wait.
+    pub(crate) fn tend_leftovers(&self) {
         if self.leftovers.count.load(Ordering::Acquire) == 0 {
             return;
         }
-        let gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
-        if somebody_waits(self.name.implementation, &*self.driver) {
+        match GATE.try_write() {
+            Ok(gate) => self.free_all(gate),
+            Err(TryLockError::Poisoned(poisoned)) => self.free_all(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {}
+        }
+    }
+
+    fn free_all<G>(&self, gate: G) {
+        if somebody_waits(self.name.implementation) {
             return;
         }
-        let freed = {
-            let mut all = locked(&self.leftovers.all);
-            self.leftovers.count.store(0, Ordering::Release);
-            std::mem::take(&mut *all)
-        };
+        let freed = std::mem::take(&mut *locked(&self.leftovers.all));
         for leftover in &freed {
             // A driver that cannot free has failed as a whole; there is nobody to tell here.
             let _ = match leftover {
-                Leftover::Plain { address, length } => {
+                Leftover::Plain { address, length, .. } => {
                     self.budget.give_back(*length);
                     // SAFETY: allocated so, and no slice, thus no operation, was left.
                     unsafe { self.driver.free(*address) }
@@ -198,12 +242,13 @@ impl Inner {
                     // Closed under the table's lock: who opens it next finds it closed.
                     let mut table = locked(&self.legacy);
                     table.close(bytes).map_or(Ok(()), |address| {
-                        // SAFETY: opened by us; no slice, thus no operation, is left.
+                        // SAFETY: opened by us; no slice, thus no operation, was left.
                         unsafe { self.driver.legacy_close(address) }
                     })
                 }
             };
         }
+        self.leftovers.count.fetch_sub(freed.len(), Ordering::AcqRel);
         drop(gate);
         // Mappings are dropped only now: whoever owns them may do anything then.
         drop(freed);

@@ -101,7 +101,7 @@ impl fmt::Debug for Stream {
 impl Stream {
     pub(crate) fn new(device: Device, raw: Box<dyn StreamDriver>) -> Self {
         let raw: Arc<dyn StreamDriver> = Arc::from(raw);
-        let waits = Waits::new(device.name().implementation, &raw);
+        let waits = Waits::new(device.name().implementation, Some(&raw));
         Self {
             device,
             raw: Some(raw),
@@ -116,6 +116,7 @@ impl Stream {
     pub(crate) fn adopted(device: Device, raw: Box<dyn StreamDriver>) -> Self {
         let mut adopted = Self::new(device, raw);
         adopted.is_adopted = true;
+        adopted.waits = Waits::new(adopted.device.name().implementation, None);
         adopted
     }
 
@@ -440,7 +441,7 @@ impl Stream {
         }
         if count == 0 {
             drop(in_flight);
-            self.device.0.free_leftovers();
+            self.device.0.tend_leftovers();
             return;
         }
         let mut done = std::mem::take(&mut in_flight.room);
@@ -448,7 +449,7 @@ impl Stream {
         drop(in_flight);
         done.clear();
         self.in_flight().room = done;
-        self.device.0.free_leftovers();
+        self.device.0.tend_leftovers();
     }
 
     fn bounce_block(&self, block: &mut Option<Arc<dyn HostBlock>>) -> Result<Arc<dyn HostBlock>> {
@@ -536,7 +537,7 @@ impl Stream {
         let driver = self.device.driver(operation)?;
         let last = {
             let mut in_flight = self.in_flight();
-            if in_flight.kept.is_empty() {
+            if in_flight.kept.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
             self.mark(&mut in_flight)?

@@ -14,9 +14,10 @@ use super::memory::{self, Block, Physical, Space, SpareBlocks, SpareSums};
 use super::stream::{Event, Stream};
 use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
-use crate::name::DeviceName;
+use crate::name::{DeviceName, Implementation};
 use crate::pointer::Attributes;
 use crate::properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
+use crate::resting::somebody_waits;
 
 /// How many devices the driver shows this process.
 pub(crate) fn count() -> Result<u32> {
@@ -141,6 +142,11 @@ impl Drop for Entered<'_> {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // What follows would wait for a stream of another device that waits. It ends with the
+        // process, then.
+        if somebody_waits(Implementation::Cuda) {
+            return;
+        }
         std::mem::take(&mut self.kernels).unload(self);
         std::mem::take(&mut self.spare_blocks).free(self);
         std::mem::take(&mut self.spare_sums).free(self);
@@ -167,6 +173,7 @@ impl Device {
         let functions = library::driver()?;
         let context = Context::retain(functions, number).map_err(|error| error.on(name))?;
         let properties = properties_of(&context)?;
+        context.kernels.load_all(&context);
         Ok(Self { context, properties })
     }
 

@@ -162,7 +162,6 @@ impl StreamDriver for Stream {
     unsafe fn wait_for_word(&self, at: u64, least: u32) -> Result<()> {
         const AT_LEAST: u32 = 0;
         let operation = "wait for a word";
-        self.context.kernels.load_all(&self.context)?;
         let functions = self.context.enter(operation)?;
         // SAFETY: the caller's promise.
         let code = unsafe { (functions.stream_wait_for_word)(self.raw, at, least, AT_LEAST) };
@@ -180,7 +179,6 @@ impl StreamDriver for Stream {
     fn wait(&self, event: &Arc<driver::Event>) -> Result<()> {
         let operation = "wait for an event";
         let driver::Event::Cuda(event) = &**event else { return Err(driver::mixed(operation)) };
-        self.context.kernels.load_all(&self.context)?;
         let functions = self.context.enter(operation)?;
         // SAFETY: both are alive; the driver remembers the point, not the event.
         let code = unsafe { (functions.stream_wait_event)(self.raw, event.raw, 0) };
@@ -254,7 +252,7 @@ impl Event {
         Ok(handle.reserved.map(|byte| byte as u8))
     }
 
-    pub(super) fn is_done(&self) -> Result<bool> {
+    pub(crate) fn is_done(&self) -> Result<bool> {
         let operation = "look at an event";
         let functions = self.context.enter(operation)?;
         // SAFETY: alive.

@@ -107,7 +107,7 @@ impl Event {
         }
     }
 
-    pub(super) fn is_done(&self) -> Result<bool> {
+    pub(crate) fn is_done(&self) -> Result<bool> {
         let points = self.0.points();
         if points.has_failed.load(Ordering::Acquire) != 0 {
             return Err(failed("look at an event"));
@@ -281,6 +281,8 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
         | Operation::Checksum { length, .. }
         | Operation::CopyList { length, .. } => *length,
         Operation::WriteWord { .. } => 0,
+        // A device that has failed waits for nothing.
+        Operation::WaitForWord { .. } | Operation::Wait { .. } if has_failed => return false,
         Operation::WaitForWord { at, least } => {
             let (at, least) = (*at as *const AtomicU32, *least);
             // SAFETY: four aligned bytes that stay valid until this is done.

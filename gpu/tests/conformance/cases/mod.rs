@@ -52,7 +52,8 @@ cases! {
         a_point_is_reached_when_all_before_it_is_done, a_point_is_dropped_at_any_time,
         memory_goes_when_only_points_are_asked;
     waiting:
-        other_streams_go_on_meanwhile, what_is_freed_meanwhile_is_freed_afterwards;
+        other_streams_go_on_meanwhile, what_is_freed_meanwhile_is_freed_afterwards,
+        a_stream_of_others_is_waited_for_as_well, what_is_given_back_is_free_at_once;
     memory:
         what_is_freed_is_free, a_budget_refuses_with_numbers, more_than_there_is_is_refused,
         the_host_is_registered_once, an_address_tells_who_allocated_it, a_dma_buf_comes_out;

@@ -12,10 +12,14 @@ use crate::house::House;
 
 /// A stream that waits until the first word of the pages is 1.
 fn waiting(house: &House, pages: &Arc<Pages>) -> Stream {
-    let words = house.first.register(Shared(pages.clone())).unwrap();
     let stream = house.first.stream().unwrap();
-    stream.wait_for_word(&words.slice(0, 4).unwrap(), 1).unwrap();
+    hold_up(house, &stream, pages);
     stream
+}
+
+fn hold_up(house: &House, stream: &Stream, pages: &Arc<Pages>) {
+    let words = house.first.register(Shared(pages.clone())).unwrap();
+    stream.wait_for_word(&words.slice(0, 4).unwrap(), 1).unwrap();
 }
 
 /// What is freed stays where it is until nobody waits, and is used again meanwhile.
@@ -45,6 +49,14 @@ pub fn what_is_freed_meanwhile_is_freed_afterwards(house: &House) -> Result<(), 
     other.synchronize(PATIENCE).unwrap();
     assert_eq!(others.0[1].load(Ordering::Acquire) as u8, 7);
     drop(registered);
+    // Nor is that of another device.
+    if let Some(second) = &house.second {
+        drop(second.allocate(1 << 20).unwrap());
+        let stream = second.stream().unwrap();
+        let memory = second.allocate(1 << 20).unwrap();
+        stream.fill(&memory.whole(), 3).unwrap();
+        stream.checksum(&memory.whole(), PATIENCE).unwrap();
+    }
     assert!(!stream.is_done().unwrap());
     assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
     assert!(device.budget().1 > before);
@@ -82,5 +94,40 @@ pub fn other_streams_go_on_meanwhile(house: &House) -> Result<(), Skip> {
     assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
     pages.0[0].store(1, Ordering::Release);
     stream.synchronize(PATIENCE).unwrap();
+    Ok(())
+}
+
+/// It is never asked whether it is done: those who made it may end it.
+pub fn a_stream_of_others_is_waited_for_as_well(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    let before = device.budget().1;
+    let pages = Arc::new(Pages::new(4096));
+    let stream = device.default_stream().unwrap();
+    hold_up(house, &stream, &pages);
+    let start = Instant::now();
+    drop(device.allocate(2 << 20).unwrap());
+    assert!(device.budget().1 > before);
+    assert!(start.elapsed() < Duration::from_secs(5), "took {:?}", start.elapsed());
+    pages.0[0].store(1, Ordering::Release);
+    drop(stream);
+    drop(device.allocate(4096).unwrap());
+    assert_eq!(device.budget().1, before, "all is free");
+    Ok(())
+}
+
+/// By many threads: what one of them has given back, nobody else is still about to free.
+pub fn what_is_given_back_is_free_at_once(house: &House) -> Result<(), Skip> {
+    let device = &house.first;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let pages = Arc::new(Pages::new(4096));
+                for _ in 0..200 {
+                    drop(device.register(Shared(pages.clone())).unwrap());
+                    assert_eq!(Arc::strong_count(&pages), 1);
+                }
+            });
+        }
+    });
     Ok(())
 }
