@@ -161,8 +161,9 @@ impl Bell {
                 return None;
             }
             words.sleep(self.at, count as u32, left.min(LONGEST_SLEEP));
-            // Mostly it has come. Who said first that it sleeps, which it does not, would have the
-            // next ring wake nobody, and all that were woken would take that line from each other.
+            // Mostly it has come: so look before saying once more that somebody sleeps. That would be
+            // wrong then, the next ring would wake nobody, and all that were woken would take the line
+            // in which it is said from each other.
             if let Some(found) = look() {
                 return Some(found);
             }

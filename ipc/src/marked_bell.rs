@@ -15,7 +15,9 @@ const MARK_WORDS: usize = MARKS as usize / 64;
 /// A bell, and marks that say what it is rung for.
 ///
 /// A mark is set after something was stored, and taken off before it is looked for: so it says too
-/// much at times, but too little only if the one who stored it dies in between.
+/// much at times. It says too little only if the one who stored it dies before the mark is on, or
+/// the one who takes it before the look. So there is one taker, who looks at all when it begins, in
+/// place of one that may have died, and then at times.
 ///
 /// ```
 /// use std::time::{Duration, Instant};

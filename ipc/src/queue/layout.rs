@@ -71,25 +71,25 @@ pub(super) const SEQUENCE: usize = 0;
 pub(super) const AUDIENCE: usize = 1;
 pub(super) const PAYLOAD: usize = 2;
 
-/// Words that its entry takes, with what belongs to it.
-const fn entry_lines(entry: usize) -> usize {
+/// Words that its entry takes, with what belongs to it, in whole lines.
+const fn entry_words(entry: usize) -> usize {
     (PAYLOAD + entry).next_multiple_of(LINE)
 }
 
 /// Upper half: who has still to read it; lower half: who holds it.
 pub(super) const fn readers(entry: usize) -> usize {
-    entry_lines(entry)
+    entry_words(entry)
 }
 
 /// The position and 1 of the last entry that was disposed of by who let go of it last: then
 /// nobody has to look for it any more.
 pub(super) const fn settled(entry: usize) -> usize {
-    entry_lines(entry) + 1
+    entry_words(entry) + 1
 }
 
 /// Words of a slot.
 pub(super) const fn stride(entry: usize) -> usize {
-    entry_lines(entry) + LINE
+    entry_words(entry) + LINE
 }
 
 #[inline]
