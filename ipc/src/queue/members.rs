@@ -67,6 +67,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
         self.words.store(layout::subscriber(place, layout::HAUNTED), 1, Relaxed);
         let name = self.next_name(who);
         self.words.store(layout::subscriber(place, layout::WHO), name, Release);
+        // As one that is removed may the one before live: what it has said before it saw that it has
+        // its seat is seen by all that come to dispose of what it held.
+        self.words.fence();
         let seat = Seat { place, name, born: self.born };
         let (_, told) = self.progress_of(seat);
         let resumed = self.words.load(layout::TAIL, Relaxed);
