@@ -385,7 +385,7 @@ impl Drop for Subscriber {
         }
         let caller = house.caller();
         for (direction, subscriber) in
-            [(Direction::Here, &self.here), (Direction::Arrivals, &self.arrivals)]
+            [(Direction::Here, &mut self.here), (Direction::Arrivals, &mut self.arrivals)]
         {
             let ledger = self.shared.desk.pool(direction).ledger();
             let dispose = |words| {

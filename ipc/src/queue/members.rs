@@ -135,14 +135,15 @@ impl<W: Words, const E: usize> Queue<W, E> {
 
     /// Stops a subscription short of its end: nothing more is delivered to it, and what it has
     /// not read yet is disposed of, but what it holds it goes on holding, until that is
-    /// released, or the subscription [ends](Self::unseat).
+    /// released, or the subscription [ends](Self::unseat). [Taking](Self::take) finds nothing from
+    /// then on.
     ///
     /// # Errors
     /// `Held`: then it goes on. `NotSubscribed` if it was removed before.
     pub fn stop(
         &self,
         caller: &Caller<'_>,
-        subscriber: &Subscriber,
+        subscriber: &mut Subscriber,
         mut dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
         let place = subscriber.place();
@@ -158,6 +159,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 self.take_off(slot, waiting(place) | holding(place), &mut dispose);
             }
         }
+        // What others have still to read stays, and says that it was delivered to this one, too,
+        // whose mark is gone: the next who lets go of it may be the last.
+        self.advance(subscriber, tail);
         drop(locked);
         Self::ROOM.ring(&self.words);
         Ok(())

@@ -212,7 +212,9 @@ impl<W: Words, const E: usize> Queue<W, E> {
                 self.advance(subscriber, position + 1);
                 return Some(Taken { entry, position, missed: subscriber.tell() });
             }
-            if !self.is_subscribed(subscriber) {
+            // To one that has stopped nothing comes any more: it has missed nothing, either.
+            let is_active = self.active() >> subscriber.place() & 1 == 1;
+            if !is_active || !self.is_subscribed(subscriber) {
                 return None;
             }
             if position >= subscriber.resumed {
@@ -323,7 +325,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     }
 
     #[inline]
-    fn advance(&self, subscriber: &mut Subscriber, to: u64) {
+    pub(super) fn advance(&self, subscriber: &mut Subscriber, to: u64) {
         subscriber.cursor = to;
         // For others to see how far it is; nothing depends on it.
         self.words.store(layout::subscriber(subscriber.place(), layout::CURSOR), to, Relaxed);

@@ -298,7 +298,7 @@ fn one_who_stops_goes_on_holding_what_it_has() {
         }
         queue.take(&mut reader).unwrap();
         let mut disposed = Vec::new();
-        queue.stop(&me, &reader, |entry| disposed.push(entry[0])).unwrap();
+        queue.stop(&me, &mut reader, |entry| disposed.push(entry[0])).unwrap();
         assert_eq!(disposed, [1, 2]);
         assert!(queue.take(&mut reader).is_none());
         assert_eq!(queue.publish(&me, [3], |_| {}), Err(QueueError::NoSubscribers));

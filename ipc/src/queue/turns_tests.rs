@@ -99,6 +99,34 @@ fn one_removed_while_it_claims_another_entry_leaves_no_mark() {
     assert!(queue.is_subscribed(&bystander));
 }
 
+/// What has still to be read by others stays when one stops who was to read it, too.
+#[test]
+fn one_who_stops_takes_nothing_that_others_have_still_to_read() {
+    for when_full in [WhenFull::Refuse, WhenFull::DropOldest] {
+        let setup = QueueSetup { depth: 3, when_full };
+        let words = LocalWords::zeroed(Queue::<LocalWords, 1>::words_needed(setup));
+        let queue = Queue::<_, 1>::format(words, setup).unwrap();
+        let me = Caller::new(Participant::new(0, 1).unwrap(), &Immortal);
+        let [mut reader, mut other] = [(); 2].map(|()| queue.subscribe(&me).unwrap());
+        let publish = |value| queue.publish(&me, [value], |_| {}).unwrap();
+        (0..2).for_each(|value| assert_eq!(publish(value).readers, 2));
+        assert_eq!(queue.take(&mut reader).map(|taken| taken.entry), Some([0]));
+        queue.stop(&me, &mut reader, |entry| panic!("{entry:?} is still to be read")).unwrap();
+        assert_eq!(queue.take(&mut reader), None, "{when_full:?}");
+        // Nor what comes now, which it does not miss.
+        assert_eq!(publish(2).readers, 1);
+        assert_eq!(queue.take(&mut reader), None, "{when_full:?}");
+        assert_eq!(reader.missed(), 0, "{when_full:?}");
+        for value in 0..3 {
+            let taken = queue.take(&mut other).unwrap();
+            assert_eq!((taken.entry, taken.missed), ([value], 0), "{when_full:?}");
+            let is_last = value > 0;
+            assert_eq!(queue.release(&other, value).is_some(), is_last, "{when_full:?}: {value}");
+        }
+        assert_eq!(queue.release(&reader, 0), Some([0]), "it held that");
+    }
+}
+
 /// Words that note which lines are read and written, and whose they were first.
 #[derive(Clone)]
 struct Noted {

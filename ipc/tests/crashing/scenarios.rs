@@ -238,7 +238,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 }
                 let held = queue.take(&mut subscriber).unwrap();
                 let dispose = |entry| world.dispose(world.victim, entry);
-                queue.stop(&caller, &subscriber, dispose).unwrap();
+                queue.stop(&caller, &mut subscriber, dispose).unwrap();
                 world.release(world.victim, &subscriber, held.position);
             })
         }),

@@ -353,7 +353,7 @@ fn scenarios() -> Vec<(&'static str, Scenario)> {
                 let dispose = |words| {
                     topic.dispose(&caller, &ledger, words);
                 };
-                topic.here().stop(&caller, &subscribers[0], dispose).unwrap();
+                topic.here().stop(&caller, &mut subscribers[0], dispose).unwrap();
                 let seat = subscribers[0].seat();
                 topic.release_in(&caller, (Direction::Here, seat), held.position, &ledger);
                 topic.here().unseat(&caller, seat, dispose).unwrap();
