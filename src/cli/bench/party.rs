@@ -362,7 +362,8 @@ fn send_answer(channel: &Channel, answer: &Answer) -> Result<(), Failure> {
     let (full, last) = bytes.split_at(end);
     full.chunks(PART)
         .chain([last])
-        .try_for_each(|part| channel.send(part, &[], MEETING))
+        // Who asked is listening to another one first, maybe for as long as all of it takes.
+        .try_for_each(|part| channel.send(part, &[], LONGEST))
         .map_err(broken("answering"))
 }
 
