@@ -136,6 +136,7 @@ mod tests {
         assert_eq!(all.quantile(0.0), Some(0));
         assert_eq!(all.buckets().iter().map(|(_, count)| count).sum::<u64>(), 1001);
     }
+
     #[test]
     fn what_is_sent_comes_as_it_was() {
         let mut all = Histogram::up_to(600_000_000_000);

@@ -177,6 +177,10 @@ mod tests {
     #[test]
     fn who_computes_is_seen() {
         let mut threads = Threads::of(&[std::process::id()]);
+        if threads.count().is_empty() {
+            eprintln!("skipped: the system does not count what threads compute");
+            return;
+        }
         threads.begin();
         let end = Instant::now() + std::time::Duration::from_millis(50);
         let mut sum = 0_u64;
