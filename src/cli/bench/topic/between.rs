@@ -23,7 +23,7 @@ use crate::cli::bench::report::{conclude, median};
 use crate::cli::exchange::plan::WaitingMode;
 use crate::cli::exit::Failure;
 use crate::cli::histogram::Histogram;
-use crate::cli::process::{Affinity, pin};
+use crate::cli::process::{Affinity, confine, pin};
 
 /// Messages from here on are large: what counts is how fast bytes come, not how soon.
 const LARGE: u64 = 64 << 10;
@@ -317,7 +317,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             Item::Stages => {
                 wire_turn(&party.shared)?;
+                // Where the services copy.
+                anywhere.restore()?;
+                confine(cores.services())?;
                 copies.as_mut().map_or(Ok(()), |copies| copies.turn(COPIES))?;
+                here_again()?;
             }
         }
         next_turn(&party.shared, 0)?;
