@@ -101,11 +101,10 @@ impl fmt::Debug for Stream {
 impl Stream {
     pub(crate) fn new(device: Device, raw: Box<dyn StreamDriver>) -> Self {
         let raw: Arc<dyn StreamDriver> = Arc::from(raw);
-        let waits = Waits::new(device.name().implementation, Some(&raw));
         Self {
+            waits: Waits::new(device.name().implementation, Some(&raw)),
             device,
             raw: Some(raw),
-            waits,
             is_adopted: false,
             in_flight: Mutex::default(),
             bounce: Mutex::default(),

@@ -78,11 +78,11 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter("close a stream") {
-            if !self.is_adopted {
-                // SAFETY: ours, and all operations are done.
-                let _ = unsafe { (functions.stream_destroy)(self.raw) };
-            }
+        if !self.is_adopted
+            && let Ok(functions) = self.context.enter("close a stream")
+        {
+            // SAFETY: ours, and all operations are done.
+            let _ = unsafe { (functions.stream_destroy)(self.raw) };
         }
         if let Some(sum) = self.sum.take() {
             self.context.spare_sums.put_back(sum);

@@ -26,7 +26,7 @@ struct Report {
 fn rows(most: u64, cores: u64) -> impl Iterator<Item = (Wait, u64)> {
     let readers = move || (0..).map(|power| 1 << power).take_while(move |count| *count < most);
     let all = move || readers().chain([most]);
-    let busy = all().filter(move |count| count + 1 <= cores).map(|count| (Wait::Busy, count));
+    let busy = all().filter(move |count| *count < cores).map(|count| (Wait::Busy, count));
     busy.chain(all().map(|count| (Wait::Block, count)))
 }
 
