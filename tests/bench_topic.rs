@@ -176,7 +176,9 @@ fn between_nodes() {
     assert!(alone.iter().all(|it| it["p99_us"].as_f64() >= it["p50_us"].as_f64()), "{found}");
     assert_eq!((&found["lanes"], &found["fan_out_ratio"]), (&1.into(), &Value::Null), "{found}");
     let threads = found["threads"].as_array().unwrap();
-    for service in ["writer", "reader"] {
+    // Not every system counts what they compute.
+    let is_counted = Path::new("/proc/self/schedstat").exists();
+    for service in ["writer", "reader"].into_iter().filter(|_| is_counted) {
         assert!(threads.iter().any(|it| it["service"] == service), "{service}: {found}");
     }
     let slowest = alone.iter().find(|it| it["stage"] == found["slowest_stage"]).unwrap();
@@ -233,7 +235,13 @@ fn idle_topics_and_many_at_once() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    for arguments in [&["--size", "8"][..], &["--cores", "1000000"], &["--within", "--between"]] {
+    for arguments in [
+        &["--size", "8"][..],
+        &["--cores", "1000000"],
+        &["--within", "--between"],
+        &["--fan-out", "2", "--subscribers", "2"],
+        &["--fan-out", "2", "--ratio"],
+    ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
         let output = command.args(["bench", "topic"]).args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -7,7 +7,7 @@ use pubsub::{MemoryPlace, Node, Row};
 
 use super::alone::{self, Copies};
 use super::baseline::{self, Rival};
-use super::cores::Cores;
+use super::cores::{Cores, Services};
 use super::part::{Kind, Network, Part, Service, WORDS, end_all, join, next_turn, wire_turn};
 use super::publishing::Line;
 use super::reading::Reading;
@@ -248,7 +248,7 @@ impl Company {
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut party = Party::new(WORDS)?;
-    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers)?;
+    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Carry)?;
     let plan = Plan::new(arguments);
     let to = arguments.to.unwrap_or(arguments.memory);
     let here = kinds(arguments, &plan, arguments.memory);
@@ -360,7 +360,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let verified = results.iter().all(|done| done.verified);
     let messages = plan.each * ROUNDS;
     let report = Report {
-        common: common(arguments, cores.all(), &samples, messages, verified),
+        common: common(
+            arguments,
+            cores.waiting(arguments.waiting),
+            cores.all(),
+            &samples,
+            messages,
+            verified,
+        ),
         subscribers: arguments.subscribers,
         to: to.to_string(),
         path: way(readers),

@@ -30,6 +30,15 @@ impl FromStr for Choice {
     }
 }
 
+/// What the services of nodes have to do while something is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Services {
+    /// They carry messages to another node.
+    Carry,
+    /// Messages go past them.
+    Rest,
+}
+
 /// Cores that are used: the first is the publisher's, the next ones the readers'. Where there are
 /// fewer, readers take turns with those that there are; a single one is everybody's. What is left
 /// is for the services of nodes, which carry messages: all of them together. None at all: nobody
@@ -44,16 +53,20 @@ pub(super) struct Cores {
 }
 
 impl Cores {
-    /// For so many readers.
+    /// For so many readers, and services that do so much.
     ///
     /// # Errors
     /// Cores that do not exist, or that this process may not use.
-    pub(super) fn new(choice: Option<&Choice>, readers: u64) -> Result<Self, Failure> {
+    pub(super) fn new(
+        choice: Option<&Choice>,
+        readers: u64,
+        services: Services,
+    ) -> Result<Self, Failure> {
         let allowed = Affinity::now()?;
         let cores = match choice {
             None => Self::named(&[], readers as usize),
             Some(Choice::Named(named)) => Self::named(named, readers as usize),
-            Some(Choice::Automatic) => Self::chosen(&allowed.cores(), readers as usize),
+            Some(Choice::Automatic) => Self::chosen(&allowed.cores(), readers as usize, services),
         };
         match cores.named.iter().find(|core| !allowed.has(**core)) {
             None => Ok(cores),
@@ -69,13 +82,18 @@ impl Cores {
         Self { named: named.to_vec(), readers, own, is_automatic: false }
     }
 
-    /// Of these that may be used: two thirds at least are the services', which carry large messages
-    /// by one lane for each four of them; readers share the rest if there are more.
-    fn chosen(allowed: &[usize], readers: usize) -> Self {
+    /// Of these that may be used two thirds at least are the services' where they carry messages:
+    /// large ones go by one lane for each four of them. Else one is. Readers share the rest if there
+    /// are more.
+    fn chosen(allowed: &[usize], readers: usize, services: Services) -> Self {
         let (left, from) = SYSTEM;
         let usable = if allowed.len() < from { allowed } else { &allowed[left..] };
         let usable = if usable.len() < LEAST { &[] } else { usable };
-        let own = readers.min(usable.len().saturating_sub(1) / 3);
+        let most = match services {
+            Services::Carry => usable.len().saturating_sub(1) / 3,
+            Services::Rest => usable.len().saturating_sub(2),
+        };
+        let own = readers.min(most);
         Self { named: usable.to_vec(), readers, own, is_automatic: true }
     }
 
@@ -100,6 +118,15 @@ impl Cores {
     pub(super) fn waiting(&self, wanted: Wait) -> Wait {
         let is_shared = self.is_automatic && self.own < self.readers;
         if is_shared && wanted == Wait::Busy { Wait::Adaptive } else { wanted }
+    }
+
+    /// Does everybody look all the time who is to, and have a core for it? Where nobody is confined,
+    /// of so many.
+    pub(super) fn are_enough(&self, everywhere: usize) -> bool {
+        match self.named.len() {
+            0 => !self.is_automatic && self.readers < everywhere,
+            _ => self.own == self.readers,
+        }
     }
 
     pub(super) fn services(&self) -> &[usize] {
@@ -175,7 +202,7 @@ mod tests {
             (4, 8, (0, 1, 2, 1)),
         ] {
             let all: Vec<_> = (0..count).collect();
-            let cores = Cores::chosen(&all, readers);
+            let cores = Cores::chosen(&all, readers, Services::Carry);
             let mut own: Vec<_> = (0..readers as u64).filter_map(|it| cores.reader(it)).collect();
             own.sort_unstable();
             own.dedup();
@@ -188,17 +215,38 @@ mod tests {
             let waiting = if is_shared { Wait::Adaptive } else { Wait::Busy };
             assert_eq!(cores.waiting(Wait::Busy), waiting, "{count} cores");
             assert_eq!(cores.waiting(Wait::Block), Wait::Block);
+            assert_eq!(cores.are_enough(1), !is_shared, "{count} cores");
         }
-        let few = Cores::chosen(&[3, 4], 8);
+        let few = Cores::chosen(&[3, 4], 8, Services::Carry);
+        assert_eq!(few.waiting(Wait::Busy), Wait::Adaptive);
+        assert!(!few.are_enough(9), "nobody looks all the time");
         assert_eq!((few.publisher(), few.reader(5), few.all()), (None, None, None));
         assert_eq!(few.note().as_deref(), Some("there are too few cores to give them out"));
         assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Busy), Wait::Busy, "as it was said");
     }
 
     #[test]
+    fn readers_have_the_cores_of_services_that_carry_nothing() {
+        // Of so many cores, with so many readers: the readers' and the services'.
+        for (count, readers, expected) in
+            [(32, 8, (8, 21)), (32, 32, (28, 1)), (16, 8, (8, 5)), (8, 8, (6, 1)), (4, 1, (1, 2))]
+        {
+            let all: Vec<_> = (0..count).collect();
+            let cores = Cores::chosen(&all, readers, Services::Rest);
+            assert_eq!((cores.own, cores.services().len()), expected, "{count}, {readers}");
+            assert_eq!(cores.are_enough(1), cores.own == readers, "{count}, {readers}");
+        }
+        let anywhere = Cores::named(&[], 8);
+        assert!(!anywhere.are_enough(8) && anywhere.are_enough(9));
+        assert!(Cores::named(&[4, 5, 6], 2).are_enough(1));
+        assert!(!Cores::named(&[4, 5], 2).are_enough(32), "of those that are named");
+    }
+
+    #[test]
     fn a_core_that_there_is_not_is_refused() {
-        assert!(Cores::new(Some(&Choice::Named(vec![1_000_000])), 1).is_err());
-        assert!(Cores::new(Some(&Choice::Automatic), 1).is_ok() && Cores::new(None, 1).is_ok());
+        let new = |choice: Option<&Choice>| Cores::new(choice, 1, Services::Carry);
+        assert!(new(Some(&Choice::Named(vec![1_000_000]))).is_err());
+        assert!(new(Some(&Choice::Automatic)).is_ok() && new(None).is_ok());
         assert_eq!("2,3".parse(), Ok(Choice::Named(vec![2, 3])));
         assert_eq!("auto".parse(), Ok(Choice::Automatic));
         assert!("2,,3".parse::<Choice>().is_err() && "".parse::<Choice>().is_err());

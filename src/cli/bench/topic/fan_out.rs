@@ -23,21 +23,24 @@ struct Report {
 
 /// What each row is measured with. Those that look all the time need a core each: rows for which
 /// there are too few are left out.
-fn rows(most: u64, cores: u64) -> impl Iterator<Item = (Wait, u64)> {
+fn rows(most: u64, are_enough: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> {
     let readers = move || (0..).map(|power| 1 << power).take_while(move |count| *count < most);
     let all = move || readers().chain([most]);
-    let busy = all().filter(move |count| *count < cores).map(|count| (Wait::Busy, count));
-    busy.chain(all().map(|count| (Wait::Block, count)))
+    let busy = all().filter(|count| are_enough(*count)).map(|count| (Wait::Busy, count));
+    busy.chain(all().map(|count| (Wait::Block, count))).collect()
 }
 
 pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let everywhere = std::thread::available_parallelism().map_or(1, usize::from);
+    let are_enough = |subscribers| {
+        let arguments = Arguments { subscribers, ..arguments.clone() };
+        within::cores(&arguments).is_ok_and(|cores| cores.are_enough(everywhere))
+    };
     let mut measured = Vec::new();
-    for (waiting, subscribers) in rows(most, cores) {
+    for (waiting, subscribers) in rows(most, are_enough) {
         let asleep = (waiting == Wait::Block).then_some(ASLEEP);
         let iterations = arguments.iterations.or(asleep);
-        let arguments =
-            Arguments { waiting, subscribers, iterations, ratio: false, ..arguments.clone() };
+        let arguments = Arguments { waiting, subscribers, iterations, ..arguments.clone() };
         measured.push(within::measure(&arguments)?);
     }
     let Some(last) = measured.last() else { return Ok(()) };
@@ -87,7 +90,7 @@ mod tests {
 
     #[test]
     fn readers_double_and_who_looks_has_a_core() {
-        let all = |most, cores| rows(most, cores).collect::<Vec<_>>();
+        let all = |most, cores| rows(most, |readers| readers < cores);
         let (busy, block) = (Wait::Busy, Wait::Block);
         let few = [(busy, 1), (block, 1), (block, 2), (block, 4), (block, 6)];
         assert_eq!(all(6, 2), few);

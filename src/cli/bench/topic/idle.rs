@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::Arguments;
-use super::cores::Cores;
+use super::cores::{Cores, Services};
 use super::part::{Kind, Part, Service, WORDS, end_all, join};
 use super::report::common;
 use crate::cli::bench::party::{Party, Task};
@@ -52,7 +52,7 @@ fn memory(service: u32) -> u64 {
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut party = Party::new(WORDS)?;
-    let cores = Cores::new(arguments.cores.as_ref(), 0)?.all();
+    let cores = Cores::new(arguments.cores.as_ref(), 0, Services::Rest)?.all();
     let kind = Kind {
         memory: arguments.memory.to_string(),
         size: arguments.size,
@@ -102,7 +102,14 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     end_all(&party.shared)?;
     party.results()?;
     let report = Report {
-        common: common(arguments, cores, &Histogram::default(), topics, verified),
+        common: common(
+            arguments,
+            arguments.waiting,
+            cores,
+            &Histogram::default(),
+            topics,
+            verified,
+        ),
         topics,
         cpu_percent,
         memory_of_each,

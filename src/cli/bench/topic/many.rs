@@ -112,7 +112,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let share = |count: Option<&u64>| count.map_or(0.0, |count| *count as f64 / mean.max(1.0));
     let verified = lost == 0 && results.iter().all(|done| done.verified);
     let report = Report {
-        common: common(arguments, None, &samples, messages, verified),
+        common: common(arguments, arguments.waiting, None, &samples, messages, verified),
         topics,
         subscribers: readers[0] + readers[1],
         messages,

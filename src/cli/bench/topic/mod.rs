@@ -24,7 +24,7 @@ use pubsub::MemoryPlace;
 
 pub(super) use self::part::{Found, Part, take};
 
-use self::cores::{Choice, Cores};
+use self::cores::Choice;
 use super::queue::Wait;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::size;
@@ -50,7 +50,13 @@ pub(crate) struct Arguments {
     within: bool,
     /// The same with one reader, two, four and so on to so many, that look all the time and that
     /// sleep: how latency, and the call that publishes, grow with them
-    #[arg(long, value_name = "READERS", group = "what", value_parser = clap::value_parser!(u64).range(1..=32))]
+    #[arg(
+        long,
+        value_name = "READERS",
+        group = "what",
+        conflicts_with_all = ["subscribers", "ratio"],
+        value_parser = clap::value_parser!(u64).range(1..=32)
+    )]
     fan_out: Option<u64>,
     /// Between two nodes of this machine that do not know it: latency beside that of a ring, or
     /// from --size 64K on beside the stages of a message, each of them alone and by as many lanes;
@@ -103,7 +109,7 @@ pub(crate) struct Arguments {
     seconds: u64,
     /// Cores of the publisher and of each reader, A,B,…: readers share them if there are fewer, and
     /// the services of nodes have those that are left; or auto: one for each of them, but two thirds
-    /// for the services [default: wherever the system puts them]
+    /// for services that carry messages between nodes [default: wherever the system puts them]
     #[arg(long, value_name = "A,B|auto")]
     cores: Option<Choice>,
     /// Only the JSON line
@@ -142,7 +148,7 @@ impl Arguments {
         if self.size < HEADER as u64 {
             return refuse(format!("--size: what can be checked has {HEADER} bytes at least"));
         }
-        Cores::new(self.cores.as_ref(), self.subscribers).map(drop)
+        within::cores(self).map(drop)
     }
 }
 
@@ -206,6 +212,16 @@ mod tests {
             let all = arguments(words).each(is_copied) * ROUNDS;
             assert!((expected..expected + ROUNDS).contains(&all), "{words}: {all}");
         }
+    }
+
+    #[test]
+    fn how_many_read_is_said_once() {
+        let is_taken = |words: &str| {
+            let words = std::iter::once("topic").chain(words.split_whitespace());
+            Line::try_parse_from(words).is_ok()
+        };
+        assert!(is_taken("--fan-out 8 --waiting block") && is_taken("--subscribers 8 --ratio"));
+        assert!(!is_taken("--fan-out 8 --subscribers 4") && !is_taken("--ratio --fan-out 8"));
     }
 
     #[test]

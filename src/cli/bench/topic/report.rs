@@ -6,6 +6,7 @@ use super::Arguments;
 use super::part::Found;
 use super::reading::STAGES;
 use crate::cli::bench::party::Done;
+use crate::cli::bench::queue::Wait;
 use crate::cli::bench::report::{Common, median};
 use crate::cli::exchange::plan::name_of;
 use crate::cli::histogram::Histogram;
@@ -60,8 +61,10 @@ pub(super) fn way(results: &[Done]) -> String {
     found(results).map(|found| found.way.clone()).find(|way| !way.is_empty()).unwrap_or_default()
 }
 
+/// What all measurements tell; readers waited so.
 pub(super) fn common(
     arguments: &Arguments,
+    waiting: Wait,
     cores: Option<Vec<usize>>,
     samples: &Histogram,
     iterations: u64,
@@ -76,7 +79,7 @@ pub(super) fn common(
         bytes: arguments.size,
         iterations,
         provider: arguments.memory.to_string(),
-        waiting: name_of(arguments.waiting),
+        waiting: name_of(waiting),
         cores,
         verified,
     }

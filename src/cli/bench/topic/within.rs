@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::bare::{self, Bare};
-use super::cores::Cores;
+use super::cores::{Cores, Services};
 use super::part::{Kind, Part, Service, WORDS, serve};
 use super::publishing::{Line, pause};
 use super::reading::Reading;
@@ -59,10 +59,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     conclude(&report, &report.common, arguments.json, for_people, "other bytes were read")
 }
 
+/// Which are used.
+pub(super) fn cores(arguments: &Arguments) -> Result<Cores, Failure> {
+    Cores::new(arguments.cores.as_ref(), arguments.subscribers, Services::Rest)
+}
+
 /// Leaves this process where it was, with nothing that was measured there.
 pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
     let mut party = Party::new(WORDS + bare::words())?;
-    let cores = Cores::new(arguments.cores.as_ref(), arguments.subscribers)?;
+    let cores = cores(arguments)?;
+    let waiting = cores.waiting(arguments.waiting);
     let directory = party.directory().join("node");
     let kind = Kind {
         memory: arguments.memory.to_string(),
@@ -95,7 +101,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
                 directory: directory.clone(),
                 topics: vec![topic("all"), one],
                 schedule: schedule.clone(),
-                waiting: cores.waiting(arguments.waiting),
+                waiting,
                 core: cores.reader(reader),
                 line: 0,
                 private: None,
@@ -137,7 +143,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
     let one_p50 = one.microseconds(0.5);
     let queue_p50 = of_queue.microseconds(0.5);
     Ok(Report {
-        common: common(arguments, cores.all(), &samples, each * ROUNDS, verified),
+        common: common(arguments, waiting, cores.all(), &samples, each * ROUNDS, verified),
         subscribers: arguments.subscribers,
         counts_writing: arguments.copy,
         compared: compared(&schedule),
