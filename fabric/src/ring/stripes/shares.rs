@@ -8,6 +8,20 @@ use super::spread::Spread;
 /// Chunks that a lane may have on its way.
 pub(super) const DEPTH: u64 = 4;
 
+/// Further lanes from which on chunks are not spread over the first one as well.
+///
+/// The port's thread drives that: while the provider copies a chunk in a call of it nothing else is
+/// done, neither for rings nor by the port's owner, who has to keep all lanes busy. Three or more
+/// copy faster than such an owner gives them chunks while it copies, too: 64 MiB between two
+/// devices took twice as long as alone by five lanes of which each further one was idle for most
+/// of it. Two would miss the share of the first.
+const ENOUGH: usize = 3;
+
+/// The first lane of so many that chunks are spread over.
+fn first_of(lanes: usize) -> usize {
+    usize::from(lanes > ENOUGH)
+}
+
 /// The chunks of a ring's writing side, by lanes: the first one is the port's own.
 #[derive(Debug)]
 pub(in super::super) struct Shares {
@@ -21,7 +35,8 @@ impl Shares {
     /// Over so many lanes, for chunks of at most so many bytes.
     pub(in super::super) fn new(lanes: usize, longest: u64) -> Self {
         let given = vec![VecDeque::with_capacity(DEPTH as usize * 2); lanes];
-        Self { spread: Spread::new(lanes, DEPTH * longest), given }
+        let spread = Spread::new(lanes, DEPTH * longest).from_lane(first_of(lanes));
+        Self { spread, given }
     }
 
     pub(in super::super) fn lanes(&self) -> usize {
@@ -29,6 +44,7 @@ impl Shares {
     }
 
     /// The lane that is expected to be done with a chunk first; None if all have enough to do.
+    /// With several further ones it is never the first.
     pub(in super::super) fn pick(&self, length: u64) -> Option<usize> {
         self.spread.pick(length)
     }
@@ -72,6 +88,48 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Chunks that each lane gets before one is done.
+    fn given(lanes: usize) -> Vec<usize> {
+        let mut shares = Shares::new(lanes, 1 << 19);
+        let mut tail = 0;
+        while let Some(lane) = shares.pick(1 << 19) {
+            shares.posted(lane, (tail, tail + 1), 1 << 19, tail);
+            tail += 1;
+        }
+        shares.given.iter().map(VecDeque::len).collect()
+    }
+
+    #[test]
+    fn the_first_of_many_lanes_is_left_to_what_is_no_share_of_a_large_message() {
+        for lanes in 1..=3 {
+            assert_eq!(given(lanes), vec![DEPTH as usize; lanes], "few are all wanted");
+        }
+        for lanes in 4..=8 {
+            let mut expected = vec![DEPTH as usize; lanes];
+            expected[0] = 0;
+            assert_eq!(given(lanes), expected);
+        }
+    }
+
+    /// What goes by the first one all the same, such as headers, counts as before, and keeps no
+    /// chunk from others.
+    #[test]
+    fn what_goes_by_the_first_of_many_lanes_is_waited_for() {
+        let mut shares = Shares::new(5, 1 << 19);
+        shares.posted(0, (0, 64), 40, 0);
+        for at in 0..16 {
+            let lane = shares.pick(1 << 19).unwrap();
+            let start = 64 + at * (1 << 19);
+            shares.posted(lane, (start, start + (1 << 19)), 1 << 19, 1);
+        }
+        let tail = 64 + 16 * (1 << 19);
+        assert_eq!((shares.pick(1 << 19), shares.unfinished()), (None, 17));
+        (1..5).for_each(|lane| shares.done(lane, tail, 4 << 19, 1000));
+        assert_eq!((shares.left_to(tail), shares.unfinished()), (0, 1));
+        shares.done(0, 64, 40, 1000);
+        assert_eq!((shares.left_to(tail), shares.unfinished()), (tail, 0));
+    }
 
     proptest! {
         /// Lanes that are done in any order among each other, each in its own: what is said to

@@ -27,24 +27,33 @@ struct Lane {
 pub(in super::super) struct Spread {
     lanes: Vec<Lane>,
     most_in_flight: u64,
+    /// Lanes before this one are never picked.
+    first: usize,
 }
 
 impl Spread {
     /// Over so many lanes, each with so much on its way at most (or one chunk).
     pub(super) fn new(lanes: usize, most_in_flight: u64) -> Self {
         let lane = Lane { in_flight: 0, rate: None, done: 0, busy: 0, busy_since: 0 };
-        Self { lanes: vec![lane; lanes], most_in_flight }
+        Self { lanes: vec![lane; lanes], most_in_flight, first: 0 }
+    }
+
+    /// The same, of which only this lane and those behind it are picked.
+    pub(super) fn from_lane(mut self, first: usize) -> Self {
+        self.first = first;
+        self
     }
 
     /// The lane for a chunk of so many bytes; None if all have enough to do.
     pub(super) fn pick(&self, length: u64) -> Option<usize> {
         // Of a lane that nothing is known of the best is expected: so it is tried.
-        let rates = self.lanes.iter().filter_map(|lane| lane.rate);
+        let lanes = || self.lanes.iter().enumerate().skip(self.first);
+        let rates = lanes().filter_map(|(_, lane)| lane.rate);
         let best =
             rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |b| b.max(rate))));
         let best = best.unwrap_or(1.0);
         let mut picked = None;
-        for (number, lane) in self.lanes.iter().enumerate() {
+        for (number, lane) in lanes() {
             let is_full = lane.in_flight > 0 && lane.in_flight + length > self.most_in_flight;
             if is_full {
                 continue;
@@ -139,6 +148,31 @@ mod tests {
         }
         let best = 7000.0 * f64::from(1 << 18) / 1.75;
         assert!((took as f64) < 1.03 * best, "{took} against {best}");
+    }
+
+    #[test]
+    fn what_is_known_of_lanes_that_are_never_picked_does_not_count() {
+        let mut spread = Spread::new(3, 4 << 20).from_lane(1);
+        // The first one is much faster than both others, whatever goes by it, and has nothing to do.
+        for now in 0..10 {
+            spread.posted(0, 1 << 20, now * 1000);
+            spread.done(0, 1 << 20, now * 1000 + 1);
+        }
+        let mut got = [0; 3];
+        while let Some(lane) = spread.pick(1 << 20) {
+            spread.posted(lane, 1 << 20, 20_000);
+            got[lane] += 1;
+        }
+        assert_eq!(got, [0, 4, 4]);
+        // Of the third nothing is known: it is taken to be like the second, not like the first.
+        for now in [1, 2, 3, 4] {
+            spread.done(1, 1 << 20, 20_000 + now * 1_000_000);
+        }
+        spread.posted(1, 1 << 20, 5_000_000);
+        for _ in 0..3 {
+            spread.done(2, 1, 5_000_000);
+        }
+        assert_eq!(spread.pick(1 << 20), Some(1));
     }
 
     #[test]
