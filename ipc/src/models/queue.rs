@@ -268,33 +268,6 @@ fn what_one_says_who_is_not_evicted_yet_is_heard() {
     });
 }
 
-/// The same where another one goes on with its subscription, and lets go of all that it held.
-#[test]
-fn what_one_says_who_is_not_succeeded_yet_is_heard() {
-    check_with(2, || {
-        let (queue, words) = queue(1, WhenFull::Refuse);
-        let said = words.count() - 1;
-        let role = Participant::role(0).unwrap();
-        let mut slow = queue.subscribe_as(&caller(0), role).unwrap();
-        publish(&queue, &words, 2, 0);
-        let seat = queue.take(&mut slow).map(|_| slow.seat()).unwrap();
-        let other = words.clone();
-        let successor = loom::thread::spawn(move || {
-            let queue = attach(&other);
-            let mut next = queue.resume(&caller(1), role, |_| {}).unwrap().unwrap();
-            let position = queue.take(&mut next).unwrap().position;
-            let released = queue.release(&next, position);
-            released.map(|_| other.load(said, Ordering::Relaxed))
-        });
-        words.store(said, 1, Ordering::Relaxed);
-        words.fence();
-        let was_seated = queue.was_seated(seat);
-        let heard = successor.join().unwrap();
-        assert!(heard.is_some(), "nobody disposes of it");
-        assert!(!was_seated || heard == Some(1));
-    });
-}
-
 /// What one who is evicted lets go of at this very moment is no other's.
 #[test]
 fn one_who_is_evicted_takes_no_mark_of_the_next() {
