@@ -159,9 +159,12 @@ impl CompletionQueue {
         }
         let left = deadline.left().min(LONGEST_SLEEP);
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let milliseconds = left.as_millis().max(1) as i32;
-        // SAFETY: one valid entry; the descriptor belongs to the queue.
-        if unsafe { libc::poll(&mut poll, 1, milliseconds) } == 0 {
+        // To the nanosecond: who looks after a device's copies meanwhile comes back in far less than
+        // a millisecond.
+        let longest =
+            libc::timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos().into() };
+        // SAFETY: one valid entry, and a time; the descriptor belongs to the queue.
+        if unsafe { libc::ppoll(&mut poll, 1, &longest, ptr::null()) } == 0 {
             *fruitless = 0;
         }
     }
