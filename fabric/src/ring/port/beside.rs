@@ -169,7 +169,8 @@ impl Port {
     }
 
     /// By which lane the next chunk of a ring is to go, of about so many bytes; None if all have
-    /// enough to do.
+    /// enough to do. Of four and more it is never the first: who drives the port has the others to
+    /// look after, and what small messages, credit and ends go by is not kept waiting.
     ///
     /// # Errors
     /// `Closed` if there is no such ring.
