@@ -270,12 +270,7 @@ impl Carrier {
             }
             self.agenda.stir(number);
         }
-        let is_gone = |number| self.lines.get(number).is_none_or(|line: &Line| line.is_gone);
-        let gone: Vec<_> =
-            self.receiving.keys().filter(|(number, _)| is_gone(number)).copied().collect();
-        for (number, node) in gone {
-            self.stop_receiving(number, node);
-        }
+        self.stop_receiving_unwanted();
         tracing::trace!(?interests, "told to other nodes");
         if let Err(error) = self.peers.set_interests(interests) {
             tracing::warn!(%error, "other nodes do not learn what there is here");

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
+use super::lines::Line;
 use super::sink::TopicSink;
 use super::{Carrier, Facts, id, key};
 use crate::bridge::Terms;
@@ -135,6 +136,23 @@ impl Carrier {
 
     pub(super) fn stop_receiving(&mut self, number: u32, node: NodeIdentity) {
         self.part(number, node, false);
+    }
+
+    /// Nothing more comes of topics that nobody here subscribes to. What their nodes publish until
+    /// somebody does again is no gap for that one: it gets a sink of its own.
+    pub(super) fn stop_receiving_unwanted(&mut self) {
+        let is_wanted = |line: &Line| !line.is_gone && line.facts.subscribes;
+        let wanted = |number| self.lines.get(number).is_some_and(is_wanted);
+        let all =
+            self.receiving.iter().filter(|((number, _), known)| !wanted(number) && !known.ends);
+        let all = all.map(|((number, node), known)| (*number, *node, known.connection));
+        for (number, node, connection) in all.collect::<Vec<_>>() {
+            // It may hear too late that nobody does, or not at all, if somebody does again.
+            if let Some(line) = self.lines.get(&number) {
+                self.asks_to_begin_again(node, line.facts.topic.name(), connection);
+            }
+            self.stop_receiving(number, node);
+        }
     }
 
     /// Ends what comes from a node of a topic. False if that has to be done later.

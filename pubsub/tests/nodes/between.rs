@@ -41,16 +41,19 @@ pub fn until_wanted(node: &Node, topic: &str, nodes: usize) {
     });
 }
 
-/// Waits until the service keeps a topic's messages for other nodes.
+/// Does the service keep a topic's messages for other nodes?
+pub fn is_carried(node: &Node, topic: &str) -> bool {
+    let rows = node.report().unwrap();
+    rows.iter().any(|row| {
+        matches!(row, Row::Subscriber { topic: of, participant, .. }
+            if of == topic && participant == "carrier")
+    })
+}
+
+/// Waits until it does.
 #[track_caller]
 pub fn until_carried(node: &Node, topic: &str) {
-    until("another node that wants the topic", || {
-        let rows = node.report().unwrap();
-        rows.iter().any(|row| {
-            matches!(row, Row::Subscriber { topic: of, participant, .. }
-                if of == topic && participant == "carrier")
-        })
-    });
+    until("another node that wants the topic", || is_carried(node, topic));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(missing_docs, unreachable_pub)]
 
 mod between;
+mod gaps;
 #[path = "../node/ground.rs"]
 #[allow(dead_code)]
 mod ground;

@@ -1,0 +1,40 @@
+//! What readers of another node are told of messages that did not come.
+
+use pubsub::{Event, Reliability, TopicSettings};
+
+use crate::between::{address, is_carried, join, network, until_carried};
+use crate::ground::{Ground, PATIENCE, number_of, publish, settings, until};
+
+#[test]
+fn what_was_published_before_one_subscribed_is_no_gap() {
+    for reliability in [Reliability::Reliable, Reliability::DropNewest, Reliability::DropOldest] {
+        let settings = TopicSettings { reliability, ..settings() };
+        let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+        let first = join(grounds[0].path(), network(addresses[0], &[]));
+        let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+        let here = first.topic("numbers", &settings).unwrap();
+        let (publisher, mut local) = (here.publisher().unwrap(), here.subscriber().unwrap());
+        // It stays there though nobody subscribes for a while.
+        let there = second.topic("numbers", &settings).unwrap();
+        let mut next = 0;
+        for _ in 0..3 {
+            let mut remote = there.subscriber().unwrap();
+            until_carried(&first, "numbers");
+            for number in next..next + 10 {
+                publish(&publisher, number..number + 1);
+                assert_eq!(number_of(&local.pull(PATIENCE).unwrap()), number);
+                assert_eq!(number_of(&remote.pull(PATIENCE).unwrap()), number);
+            }
+            assert_eq!(remote.missed(), 0, "{reliability:?}, from {next} on");
+            let event = remote.poll_event();
+            assert!(!matches!(event, Some(Event::Gap { .. })), "{event:?}");
+            drop(remote);
+            until("nobody to subscribe there", || !is_carried(&first, "numbers"));
+            for number in next + 10..next + 50 {
+                publish(&publisher, number..number + 1);
+                assert_eq!(number_of(&local.pull(PATIENCE).unwrap()), number);
+            }
+            next += 50;
+        }
+    }
+}
