@@ -2,7 +2,7 @@
 //!
 //! A message that was never written there is not sent, nor is one that was dropped since this node
 //! lags behind. Where nothing is dropped positions follow one another, so each that is skipped is
-//! a message that is missing. Where the oldest are, there are positions of no message; but those of
+//! a message that is missing, and so is one that came and found no room. Where the oldest are, there are positions of no message; but those of
 //! one publisher are numbered.
 
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ const LINES: u64 = 256;
 
 #[derive(Debug)]
 pub(super) enum Gaps {
-    /// The position of the last message.
+    /// The first position that was not accounted for.
     Positions(Option<u64>),
-    /// By publishers' lines: which it is, and the number of its last message.
+    /// By publishers' lines: which it is, and its first number that was not accounted for.
     Sequences(BTreeMap<u64, (u64, u64)>),
 }
 
@@ -30,30 +30,45 @@ impl Gaps {
         }
     }
 
+    /// The first that was not accounted for before this one, and this one.
+    fn find(&self, header: &MessageHeader) -> (Option<u64>, u64) {
+        match self {
+            Self::Positions(next) => (*next, header.position),
+            Self::Sequences(all) => {
+                let line = all.get(&(header.publisher % LINES));
+                let line = line.filter(|(publisher, _)| *publisher == header.publisher);
+                (line.map(|(_, next)| *next), header.sequence)
+            }
+        }
+    }
+
+    fn set(&mut self, header: &MessageHeader, first: u64) {
+        match self {
+            Self::Positions(next) => *next = Some(first),
+            Self::Sequences(all) => {
+                all.insert(header.publisher % LINES, (header.publisher, first));
+            }
+        }
+    }
+
     /// How many are missing right before this one.
     pub(super) fn before(&self, header: &MessageHeader) -> u32 {
-        let (last, this) = match self {
-            Self::Positions(last) => (*last, header.position),
-            Self::Sequences(all) => {
-                let last = all.get(&(header.publisher % LINES));
-                let last = last.filter(|(publisher, _)| *publisher == header.publisher);
-                (last.map(|(_, last)| *last), header.sequence)
-            }
-        };
-        let missing = last.map_or(0, |last| this.saturating_sub(last).saturating_sub(1));
+        let (next, this) = self.find(header);
+        let missing = next.map_or(0, |next| this.saturating_sub(next));
         u32::try_from(missing).unwrap_or(u32::MAX)
     }
 
-    /// This one came, whatever became of it here.
+    /// This one came, and those that read here were told what is missing before it, or nobody
+    /// reads here, or it came before.
     pub(super) fn came(&mut self, header: &MessageHeader) {
-        match self {
-            Self::Positions(last) => *last = (*last).max(Some(header.position)),
-            Self::Sequences(all) => {
-                let line = all.entry(header.publisher % LINES).or_default();
-                let last = if line.0 == header.publisher { line.1 } else { 0 };
-                *line = (header.publisher, last.max(header.sequence));
-            }
-        }
+        let (next, this) = self.find(header);
+        self.set(header, next.unwrap_or(0).max(this.saturating_add(1)));
+    }
+
+    /// This one came and was dropped: it is missing, and so is what was missing before it.
+    pub(super) fn was_dropped(&mut self, header: &MessageHeader) {
+        let (next, this) = self.find(header);
+        self.set(header, next.unwrap_or(this));
     }
 }
 
@@ -88,6 +103,30 @@ mod tests {
         }
         let far = [(0, 1, 1), (1 << 40, 1, 2)];
         assert_eq!(told(Reliability::Reliable, &far), [0, u32::MAX]);
+    }
+
+    #[test]
+    fn one_that_was_dropped_here_is_told_of_with_what_was_missing_before_it() {
+        let drops = |reliability, dropped: &[u64], then: u64| {
+            let mut gaps = Gaps::new(reliability);
+            gaps.came(&header(4, 1, 4));
+            dropped.iter().for_each(|number| gaps.was_dropped(&header(*number, 1, *number)));
+            gaps.before(&header(then, 1, then))
+        };
+        for reliability in [Reliability::DropNewest, Reliability::DropOldest] {
+            assert_eq!(drops(reliability, &[6], 7), 2);
+            assert_eq!(drops(reliability, &[5, 6, 9], 10), 5);
+            // Also if it is the first one that came, and of each publisher.
+            let mut gaps = Gaps::new(reliability);
+            gaps.was_dropped(&header(0, 1, 0));
+            assert_eq!(gaps.before(&header(1, 1, 1)), 1);
+            gaps.came(&header(u64::MAX, 1, u64::MAX));
+            assert_eq!(gaps.before(&header(u64::MAX, 1, u64::MAX)), 0);
+        }
+        let mut gaps = Gaps::new(Reliability::DropOldest);
+        gaps.came(&header(1, 1, 9));
+        gaps.was_dropped(&header(2, 1 + LINES, 3));
+        assert_eq!(gaps.before(&header(3, 1 + LINES, 4)), 1);
     }
 
     #[test]

@@ -170,25 +170,29 @@ impl Sink for TopicSink {
         drop(settling);
         self.has_settled |= delivered.is_ok();
         match delivered {
-            Ok(Delivery::Delivered(_)) => {}
-            Ok(Delivery::Nobody | Delivery::Before) => self.free(block),
+            Ok(Delivery::Delivered(_)) => self.gaps.came(header),
+            Ok(Delivery::Nobody | Delivery::Before) => {
+                self.free(block);
+                self.gaps.came(header);
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 if self.topic.settings().reliability == Reliability::Reliable {
                     self.waits_for_room();
                     return Ok(Finished::NotYet);
                 }
-                // Best effort: the newest is dropped, as on its own node.
+                // Best effort: the newest is dropped, as on its own node. But its publisher is not
+                // told, so those that read here are, with the next one.
                 match self.topic.pass_over(&caller, origin, &self.pool) {
                     Err(error) if is_held(&error) => return Ok(Finished::NotYet),
                     passed => passed?,
                 }
                 self.free(block);
+                self.gaps.was_dropped(header);
             }
             Err(error) if is_held(&error) => return Ok(Finished::NotYet),
             Err(error) => return Err(error),
         }
         self.begun.pop_front();
-        self.gaps.came(header);
         self.waits.store(false, Ordering::Release);
         Ok(Finished::Published)
     }

@@ -3,18 +3,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use ipc::{Caller, Life, Participant, QueueError};
 use nix::sys::eventfd::EventFd;
 
+use super::sink::TopicSink;
 use super::{Carrier, Crowded, Facts, Household, NetworkOptions, Settling};
+use crate::bridge::{Finished, MessageHeader, Metadata, Room, Sink, Stages};
 use crate::hall::Hall;
 use crate::peers::{Event, Interest, NodeIdentity, Peers, PeersOptions};
 use crate::pool::{Direction, Pool, PoolId};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Entry, Topic};
+use crate::topic::{Entry, OriginId, Topic};
 
 /// Reached only if something is wrong.
 const FAR: Duration = Duration::from_secs(60);
@@ -82,9 +85,9 @@ impl Place {
         self.hall.roster().admit_role(0).unwrap()
     }
 
-    fn carrier(&self, options: &NetworkOptions) -> Carrier {
+    fn household(&self) -> Arc<Household> {
         let (growth, _) = bounded(1);
-        let household = Household {
+        Arc::new(Household {
             me: self.me,
             role: self.role(),
             roster: Arc::clone(self.hall.roster()),
@@ -92,9 +95,20 @@ impl Place {
             bell: Arc::new(EventFd::new().unwrap()),
             crowded: Crowded::default(),
             settling: Settling::default(),
-        };
+        })
+    }
+
+    fn carrier(&self, options: &NetworkOptions) -> Carrier {
         let (identity, bell) = (self.hall.identity(), Arc::clone(self.hall.outward()));
-        Carrier::start(options, identity, "test", Arc::new(household), bell).unwrap()
+        Carrier::start(options, identity, "test", self.household(), bell).unwrap()
+    }
+
+    /// The next message that came from another node, if there is one; it is given back.
+    fn take(&self, subscriber: &mut ipc::Subscriber) -> Option<Entry> {
+        let taken = self.topic.arrivals().take(subscriber)?;
+        let at = (Direction::Arrivals, subscriber.seat());
+        self.topic.release(&self.caller(), at, taken.position, &self.arrivals);
+        Some(Entry::from_words(taken.entry))
     }
 
     fn topics(&self, publishes: bool, subscribes: bool) -> BTreeMap<String, Facts> {
@@ -365,14 +379,63 @@ fn workers_that_end_are_followed_by_others_that_lose_nothing() {
             published.is_ok()
         });
         until("a message", &mut [&mut *one, &mut *two], || {
-            let Some(taken) = arrivals.take(&mut subscriber) else { return false };
-            assert_eq!(Entry::from_words(taken.entry).sequence, number);
-            let at = (Direction::Arrivals, subscriber.seat());
-            reading.topic.release(&reading.caller(), at, taken.position, &reading.arrivals);
+            let Some(entry) = reading.take(&mut subscriber) else { return false };
+            assert_eq!((entry.sequence, entry.lost), (number, 0));
             true
         });
     }
     assert!(arrivals.take(&mut subscriber).is_none(), "one came twice");
+}
+
+#[test]
+fn who_subscribes_again_before_the_other_node_knows_that_it_did_not_misses_nothing() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    for number in 0..20 {
+        if number % 5 == 0 {
+            for subscribes in [false, true] {
+                reader.set_topics(reading.topics(false, subscribes));
+            }
+        }
+        let carriers = &mut [&mut writer, &mut reader];
+        until("room", carriers, || writing.publish(number).is_ok());
+        until("a message", carriers, || {
+            let Some(entry) = reading.take(&mut subscriber) else { return false };
+            assert_eq!((entry.sequence, entry.lost), (number, 0));
+            true
+        });
+    }
+    assert_eq!(reading.take(&mut subscriber), None, "one came twice");
+}
+
+#[test]
+fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
+    let settings = SharedSettings { reliability: Reliability::DropNewest, ..settings() };
+    let place = Place::with(1, settings);
+    let mut subscriber = place.topic.arrivals().subscribe(&place.caller()).unwrap();
+    let (waits, alive) = (Arc::new(AtomicBool::new(false)), Arc::new(()));
+    let origin = OriginId { node: NOBODY, topic: 3 };
+    let household = place.household();
+    let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &waits, alive);
+    let mut comes = |position: u64| {
+        let (length, publisher, sequence) = (8, 1, position + 1);
+        let (published, posted, metadata) = (0, 0, Metadata::NONE);
+        let header =
+            MessageHeader { position, length, publisher, sequence, published, posted, metadata };
+        assert!(matches!(sink.begin(&header).unwrap(), Room::Here(_)));
+        assert_eq!(sink.finish(&header, &Stages::default()).unwrap(), Finished::Published);
+    };
+    (0..DEPTH).for_each(&mut comes);
+    // One was never written there, and the next one is dropped here.
+    comes(DEPTH + 1);
+    let mut take = || place.take(&mut subscriber).map(|entry| (entry.sequence, entry.lost));
+    for number in 0..DEPTH {
+        assert_eq!(take(), Some((number + 1, 0)));
+    }
+    comes(DEPTH + 2);
+    assert_eq!(take(), Some((DEPTH + 3, 2)));
+    comes(DEPTH + 3);
+    assert_eq!((take(), take()), (Some((DEPTH + 4, 0)), None));
 }
 
 #[test]
