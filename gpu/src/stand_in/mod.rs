@@ -55,6 +55,7 @@ pub(crate) struct State {
     /// Operations until one fails; below 0 for never.
     until_failure: AtomicI64,
     refuses_words: AtomicBool,
+    refuses_points: AtomicBool,
     used: AtomicU64,
 }
 
@@ -66,6 +67,7 @@ impl State {
             are_not_peers: AtomicBool::new(false),
             until_failure: AtomicI64::new(-1),
             refuses_words: AtomicBool::new(false),
+            refuses_points: AtomicBool::new(false),
             used: AtomicU64::new(0),
         }
     }
@@ -129,6 +131,14 @@ pub fn fail_after(number: u32, operations: u32) {
 pub fn refuse_words(number: u32, refuses: bool) {
     if number < COUNT {
         state(number).refuses_words.store(refuses, Ordering::Relaxed);
+    }
+}
+
+/// Lets the stand-in's driver refuse to tell whether a stream has come past a point, until it is
+/// told otherwise; all else goes on.
+pub fn refuse_points(number: u32, refuses: bool) {
+    if number < COUNT {
+        state(number).refuses_points.store(refuses, Ordering::Relaxed);
     }
 }
 
@@ -335,6 +345,10 @@ impl DeviceDriver for Device {
     }
 
     fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
+        if self.state().refuses_points.load(Ordering::Relaxed) {
+            let detail = "it was told to refuse points";
+            return Err(Error::new("look at an event", ErrorKind::Other, detail));
+        }
         match event {
             driver::Event::StandIn(event) => event.is_done(),
             driver::Event::Cuda(_) => Err(driver::mixed("look at an event")),

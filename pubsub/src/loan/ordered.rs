@@ -54,7 +54,9 @@ impl Loan {
     /// As [`publish`](Self::publish). Whatever fails, nobody else gets the memory before the stream
     /// has come to this point. [`InvalidArgument`](ErrorKind::InvalidArgument) for a stream of
     /// another kind of device. [`Failed`](ErrorKind::Failed): it was published, but the stream
-    /// cannot say when it is written, and it is poisoned when the stream has come to this point.
+    /// cannot say when it is written, and it is poisoned when the stream has come to this point; at
+    /// once if its driver cannot say that either, and then its memory is not used again as long as
+    /// this process lives.
     pub fn publish_on(self, stream: &Stream, patience: Duration) -> Result<Sent> {
         self.publish_on_until(stream, ipc::deadline(patience))
     }

@@ -1,6 +1,7 @@
 //! Messages that are handed over in the order of streams, as one process sees them.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -63,6 +64,8 @@ pub(super) struct Streams {
     /// Words that the device was let at.
     words: Mutex<Vec<(u64, Memory)>>,
     handed: Mutex<VecDeque<Handed>>,
+    /// One of them may be at its message for as long as this process lives.
+    has_lost_one: AtomicBool,
     tended: Mutex<Vec<Weak<dyn Tended>>>,
 }
 
@@ -132,6 +135,18 @@ impl Pool {
                 Err(error) if error.kind() == gpu::ErrorKind::DeviceFailed => {
                     ledger.poison(*block, *turn);
                 }
+                // Neither the stream nor its driver will ever tell. In a forked child it is the
+                // parent's, and may well be told there.
+                Err(error) if *is_lost && error.kind() != gpu::ErrorKind::Forked => {
+                    let pool = self.id();
+                    tracing::error!(
+                        %error, %pool,
+                        "nobody can tell when a stream is through with a message: it is poisoned, \
+                         and its memory is not used again as long as this process lives"
+                    );
+                    self.streams.has_lost_one.store(true, Ordering::Release);
+                    ledger.poison_and_keep(*block, *turn);
+                }
                 _ => return false,
             }
         }
@@ -174,11 +189,14 @@ impl Pool {
     }
 
     /// Waits until no stream of this process is at this pool any more, by its messages or by
-    /// copies that took too long. False if that takes longer.
+    /// copies that took too long. False if that takes longer, or if it will never be known.
     pub(crate) fn is_left_alone(&self, caller: &Caller<'_>, deadline: Instant) -> bool {
         let mut rest = Rest::NEW;
         loop {
             self.free_what_is_done(caller);
+            if self.streams.has_lost_one.load(Ordering::Acquire) {
+                return false;
+            }
             let is_busy = !lock(&self.streams.handed).is_empty()
                 || !lock(&self.streams.tended).is_empty()
                 || self.keeps_anything();

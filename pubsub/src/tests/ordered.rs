@@ -273,6 +273,51 @@ fn what_the_driver_will_not_announce_is_kept_until_the_stream_is_through() {
 }
 
 #[test]
+fn what_nobody_can_tell_to_be_written_is_passed_over_and_kept() {
+    let name = DeviceName::stand_in(FRAGILE);
+    let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let memory = MemoryPlace::Device(name);
+    let (home, other) = home_with(&TopicSettings { memory, depth: 1, ..settings() });
+    let device = Device::open(name).unwrap();
+    device.enable_peer(&other).unwrap();
+    let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
+    let (stream, gate) = (device.stream().unwrap(), Gate::new(&other));
+    gate.stop(&stream);
+    let loan = publisher.loan(4096, FAR).unwrap();
+    let address = loan.address();
+    stream.fill(loan.slice(), 1).unwrap();
+    stand_in::refuse_words(FRAGILE, true);
+    stand_in::refuse_points(FRAGILE, true);
+    let published = loan.publish_on(&stream, FAR);
+    home.here.free_what_is_done(&home.caller());
+    stand_in::refuse_points(FRAGILE, false);
+    stand_in::refuse_words(FRAGILE, false);
+    assert_eq!(published.unwrap_err().kind(), ErrorKind::Failed);
+    // Nobody waits for it, though its place in the queue is wanted.
+    assert!(subscriber.try_pull().unwrap().is_none());
+    assert_eq!(subscriber.missed(), 1);
+    publisher.push(b"next", FAR).unwrap();
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"next");
+    // But the stream may still write there, and who could say that it does not?
+    for is_through in [false, true] {
+        if is_through {
+            gate.open();
+            stream.synchronize(FAR).unwrap();
+        }
+        home.here.free_what_is_done(&home.caller());
+        assert_eq!(home.blocks_taken(), 1);
+        let loans: Vec<_> = (0..20).map(|_| publisher.loan(4096, FAR).unwrap()).collect();
+        assert!(loans.iter().all(|loan| loan.address() != address));
+    }
+    // Nobody looks for it any more, and its process does not leave.
+    assert!(!home.here.waits_for_streams() && !home.here.tend(&home.caller()));
+    assert!(!home.here.is_left_alone(&home.caller(), Instant::now() + FAR));
+    drop((publisher, subscriber));
+    home.here.reclaim(&home.caller(), home.clerk.me).unwrap();
+    assert_eq!(home.blocks_taken(), 0);
+}
+
+#[test]
 fn what_a_stream_cannot_publish_is_kept_until_it_is_through() {
     let (home, device) = home_with(&on_a_device());
     let (publisher, _subscriber) = (home.publisher(), home.subscriber());

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  0 is the message there: the lower half, written by the publisher's stream
-//!  1 the block's generation, and who publishes it
+//!  1 the block's generation, and who publishes it; whether it is kept until that one is dead
 //!  2 the block's generation, and the places of subscribers whose streams have still to pass it
 //!  3 the block's generation, and the topic that these places are of
 //! ```
@@ -37,6 +37,10 @@ const READY: u32 = 2;
 const POISONED: u32 = 3;
 const PHASE: u32 = 3;
 const PHASE_BITS: u32 = 2;
+
+/// Beside the name of who publishes it, which has fewer bits: a stream of that one may be at the
+/// block for as long as it lives.
+const KEPT: u32 = 1 << 31;
 
 /// Whose the blocks are that were left to streams: nobody's, and so of nobody who can die.
 pub(crate) const LEFT_TO_STREAMS: Owner = match Owner::other((1 << 29) - 1) {
@@ -184,6 +188,18 @@ impl<W: Words + Clone> Ledger<W> {
         self.poison_word(block.number(), turn.word(PENDING).into());
     }
 
+    /// The message will not be said to be written, and nobody can tell how long its stream is at
+    /// it: readers go on, and the block is nobody else's before its publisher is dead.
+    pub(crate) fn poison_and_keep(&self, block: Block, turn: Turn) {
+        let at = self.at(block.number(), WHOSE);
+        let whose = self.words.load(at, Acquire);
+        if (whose >> 32) as u32 == generation(block) {
+            // First: whoever sees that it is poisoned sees that it is kept.
+            let _ = self.words.compare_exchange(at, whose, whose | u64::from(KEPT));
+        }
+        self.poison(block, turn);
+    }
+
     fn poison_word(&self, number: u32, pending: u64) {
         let at = self.at(number, STATE);
         let poisoned = pending & !u64::from(PHASE) | u64::from(POISONED);
@@ -197,10 +213,16 @@ impl<W: Words + Clone> Ledger<W> {
         }
         for number in 0..self.allocator.blocks_made() {
             let word = self.words.load(self.at(number, STATE), Acquire);
-            let is_pending = word as u32 & PHASE == PENDING;
-            if is_pending && self.words.load(self.at(number, WHOSE), Acquire) as u32 == who.number()
-            {
+            let at = self.at(number, WHOSE);
+            let whose = self.words.load(at, Acquire);
+            if whose as u32 & !KEPT != who.number() {
+                continue;
+            }
+            if word as u32 & PHASE == PENDING {
                 self.poison_word(number, word);
+            }
+            if whose as u32 & KEPT != 0 {
+                let _ = self.words.compare_exchange(at, whose, whose & !u64::from(KEPT));
             }
         }
     }
@@ -276,8 +298,17 @@ impl<W: Words + Clone> Ledger<W> {
     fn is_busy(&self, block: Block) -> bool {
         let word = |which| self.words.load(self.at(block.number(), which), Acquire);
         let is_of_block = |word: u64| (word >> 32) as u32 == generation(block);
+        // Before whose it is: what is poisoned and kept is kept first.
         let (passing, is_pending) = (word(PASSING), word(STATE) as u32 & PHASE == PENDING);
-        is_pending && is_of_block(word(WHOSE)) || passing as u32 != 0 && is_of_block(passing)
+        let whose = word(WHOSE);
+        let is_written = is_pending || whose as u32 & KEPT != 0;
+        is_written && is_of_block(whose) || passing as u32 != 0 && is_of_block(passing)
+    }
+
+    /// Is it at its publisher's end at the earliest that no stream is at this block any more?
+    fn is_kept(&self, block: Block) -> bool {
+        let whose = self.words.load(self.at(block.number(), WHOSE), Acquire);
+        whose as u32 & KEPT != 0 && (whose >> 32) as u32 == generation(block)
     }
 
     /// Frees a topic's block, unless that was done before; or leaves it to the streams that are
@@ -330,7 +361,8 @@ impl<W: Words + Clone> Ledger<W> {
         let mut is_any_busy = false;
         let freed = self.allocator.reclaim(caller, LEFT_TO_STREAMS, |block| {
             let is_busy = self.is_busy(block);
-            is_any_busy |= is_busy;
+            // Who buries its publisher collects it.
+            is_any_busy |= is_busy && !self.is_kept(block);
             is_busy
         })?;
         if !is_any_busy {

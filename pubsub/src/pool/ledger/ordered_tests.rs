@@ -101,6 +101,45 @@ fn one_that_died_poisons_its_own_and_no_others() {
 }
 
 #[test]
+fn what_nobody_can_tell_to_be_written_is_kept_until_its_publisher_is_dead() {
+    let words = books();
+    let ledger = Ledger::attach(&words).unwrap();
+    let (writer, reader) = (caller(1), caller(2));
+    let all: Vec<_> = (0..3).map(|_| publish(&ledger, &writer)).collect();
+    let (other, _) = publish(&ledger, &reader);
+    for (block, turn) in &all[..2] {
+        ledger.poison_and_keep(*block, *turn);
+        assert_eq!(ledger.readiness(*block, *turn), Some(Readiness::Poisoned));
+    }
+    // It died before it had poisoned the last one.
+    let (block, turn) = all[2];
+    let at = ledger.at(block.number(), WHOSE);
+    words.store(at, words.load(at, Acquire) | u64::from(KEPT), Release);
+    // The first one is still read.
+    for (block, _) in &all[1..] {
+        assert!(ledger.retire(&reader, *block, owner()));
+    }
+    assert_eq!((ledger.collect(&reader).unwrap(), ledger.has_left()), (0, false));
+    assert_eq!(taken(&ledger), 4);
+    ledger.reclaim(&reader, reader.me).unwrap();
+    assert_eq!(taken(&ledger), 4);
+    ledger.reclaim(&reader, writer.me).unwrap();
+    assert_eq!(taken(&ledger), 2);
+    assert!(ledger.retire(&reader, all[0].0, owner()) && ledger.retire(&reader, other, owner()));
+    assert_eq!(taken(&ledger), 0);
+    // What is said of it too late is said of no other message.
+    let (next, next_turn) = publish(&ledger, &writer);
+    for (block, turn) in all {
+        ledger.poison_and_keep(block, turn);
+    }
+    ledger.poison_and_keep(block, turn);
+    assert_eq!(ledger.readiness(next, next_turn), Some(Readiness::Pending));
+    ledger.end_turn(next, next_turn);
+    assert!(ledger.retire(&reader, next, owner()));
+    assert_eq!(taken(&ledger), 0);
+}
+
+#[test]
 fn a_turn_that_came_to_nothing_is_in_nobodys_way() {
     let words = books();
     let ledger = Ledger::attach(&words).unwrap();
