@@ -1,7 +1,11 @@
 //! What happens when there is no room, no memory, or no node any more.
 
+use ipc::Block;
+
 use super::*;
 use crate::Event;
+use crate::pool::GRANULE;
+use crate::topic::Entry;
 
 #[test]
 fn a_reliable_publisher_waits_until_there_is_room() {
@@ -262,13 +266,78 @@ fn one_taken_for_dead_publishes_nothing_in_anothers_name() {
 
 #[test]
 fn entries_of_nonsense_are_refused_and_let_go() {
-    let home = Home::new(&settings());
-    let mut subscriber = home.subscriber();
-    for words in [[u64::MAX; 6], [0, 1 << 40, 0, 0, 0, 0]] {
+    // One is held all the time, and those after it keep their places.
+    let home = Home::new(&TopicSettings { depth: 128, ..settings() });
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    // Before there is any memory, and as soon as there is.
+    let whatever = [u64::MAX; 6];
+    let refused = |subscriber: &mut Subscriber, words| {
         home.topic.here().publish(&home.caller(), words, |_| {}).unwrap();
-        assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Malformed);
+        let kind = subscriber.try_pull().map(|sample| sample.map(|it| it.length()));
+        assert_eq!(kind.unwrap_err().kind(), ErrorKind::Malformed, "{words:x?}");
         assert!(subscriber.try_pull().unwrap().is_none());
+    };
+    refused(&mut subscriber, whatever);
+    publisher.push(b"a message", FAR).unwrap();
+    let held = subscriber.pull(FAR).unwrap();
+    let end = home.here.length();
+    assert!(end > 0 && end % GRANULE == 0);
+    let entry = |offset: u64, length: u64| {
+        // A block that there cannot be yet, or it would be let go of.
+        let (block, publisher, sequence) = (Block::from_bits(1 << 40), 0, 0);
+        let (published_at, metadata, has_origin) = (0, 0, false);
+        let (turn, lost) = (None, 0);
+        let entry = Entry {
+            block,
+            offset,
+            length,
+            publisher,
+            sequence,
+            published_at,
+            metadata,
+            has_origin,
+            turn,
+            lost,
+        };
+        assert_eq!(Entry::from_words(entry.to_words()), entry);
+        entry.to_words()
+    };
+    let longest = (1 << 40) - 1;
+    let far = u64::from(u32::MAX) * GRANULE;
+    for (offset, length) in [
+        (0, end + 1),
+        (GRANULE, end - GRANULE + 1),
+        (end - GRANULE, GRANULE + 1),
+        (end, 1),
+        (end + GRANULE, 0),
+        (0, longest),
+        (end - GRANULE, longest),
+        // Only the upper bits of the place.
+        (0xff << 32, 1),
+        (far, 1),
+        (far, longest),
+    ] {
+        let words = entry(offset, length);
+        refused(&mut subscriber, words);
+        // With all flags and whatever stands beside them, but for the turn of a stream.
+        let flags = [words[5] | 0xffff, words[5] | 1 << 16 | 0xffff, words[5] | 0xfe << 16];
+        for flags in flags {
+            let [_, place, ..] = words;
+            refused(&mut subscriber, [u64::MAX, place, u64::MAX, 0, u64::MAX, flags & !(1 << 17)]);
+        }
+        // However many are said to have been lost before it.
+        let missed = subscriber.missed();
+        let lost = u64::from(u32::MAX) << 32;
+        refused(&mut subscriber, [words[0], words[1], 0, 0, 0, words[5] | lost]);
+        assert_eq!(subscriber.missed(), missed.wrapping_add(u32::MAX.into()));
     }
+    refused(&mut subscriber, whatever);
+    assert_eq!(held.to_vec().unwrap(), b"a message");
+    assert_eq!(home.blocks_taken(), 1);
+    drop(held);
+    publisher.push(b"another", FAR).unwrap();
+    assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"another");
+    assert_eq!(home.blocks_taken(), 0);
 }
 
 #[test]
