@@ -9,7 +9,7 @@ use crate::publisher::PublisherId;
 #[non_exhaustive]
 pub enum Event {
     /// Messages were dropped before the subscriber came to read them, or never written, here or on
-    /// the node that they would have come from.
+    /// the node that they would have come from: see [`missed`](crate::Subscriber::missed).
     Gap {
         /// How many, since the last such event.
         missed: u64,

@@ -168,8 +168,13 @@ impl Subscriber {
         self.spin = spin;
     }
 
-    /// Messages that were dropped before it came to read them, or never written, in all. Those of
-    /// another node are counted with the next one that comes from there.
+    /// Messages that were dropped before it came to read them, or never written, in all.
+    ///
+    /// Those of another node are counted with the next one that comes from there. So are those that
+    /// were missing before a message that this node itself dropped for want of room, where the
+    /// newest are dropped. Where the oldest are, the next one tells that a message was dropped, but
+    /// not how many were missing before that one. Who subscribes between two messages is told what
+    /// is missing between them, though part of it was before its time.
     #[must_use]
     pub fn missed(&self) -> u64 {
         let dropped = self.here.missed().wrapping_add(self.arrivals.missed());

@@ -311,7 +311,8 @@ fabricast_status fabricast_subscriber_pull(fabricast_subscriber *subscriber,
                                            fabricast_sample **sample);
 
 #define FABRICAST_EVENT_NONE 0           /* nothing happened, or all was told */
-#define FABRICAST_EVENT_GAP 1            /* missed messages were dropped before the next */
+#define FABRICAST_EVENT_GAP 1            /* missed messages were dropped, or never written, here or
+                                            on the node that they would have come from */
 #define FABRICAST_EVENT_PUBLISHER_LOST 2 /* publisher died */
 #define FABRICAST_EVENT_EVICTED 3        /* the subscriber was put out, after held_for */
 

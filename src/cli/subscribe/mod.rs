@@ -217,7 +217,10 @@ impl<'a> Work<'a> {
         while let Some(event) = self.subscriber.poll_event() {
             match event {
                 Event::Gap { missed } => {
-                    tracing::info!(missed, "messages were dropped before they were read");
+                    tracing::info!(
+                        missed,
+                        "messages were dropped before they were read, or never written"
+                    );
                 }
                 Event::PublisherLost { publisher } => {
                     self.outcome.publishers_lost += 1;
