@@ -14,7 +14,7 @@ use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
-use crate::service::election::{Claim, socket_in};
+use crate::service::election::{Claim, Office, socket_in};
 use crate::service::protocol::{self, Notice};
 use crate::service::{Service, ServiceOptions};
 
@@ -26,6 +26,37 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// How long a vacant office is left to a process that is there to serve. The kernel takes the
 /// claim from the dead, so this is for one that is stopped, or starved.
 const DEFERENCE: Duration = Duration::from_secs(5);
+/// How long one serves at least that began because who has the claim had its time.
+const STAYING: Duration = Duration::from_secs(30);
+
+/// How long one that cannot serve leaves the office to others.
+const LEFT_TO_OTHERS: Duration = Duration::from_millis(100);
+/// And how long it does not say that it is there to serve, the first time and at most.
+const SETBACK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+
+/// A process could not serve, and has let go of the claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Setback {
+    since: Instant,
+    pause: Duration,
+}
+
+impl Setback {
+    /// One follows on another, or comes so long after it that it is the first.
+    fn after(before: Option<Self>, now: Instant) -> Self {
+        let is_next = |it: &Self| now < it.since + it.pause + SETBACK.1;
+        let pause = before.filter(is_next).map_or(SETBACK.0, |it| SETBACK.1.min(it.pause * 2));
+        Self { since: now, pause }
+    }
+
+    fn lets_claim(&self, now: Instant) -> bool {
+        now >= self.since + self.pause
+    }
+
+    fn lets_serve(&self, now: Instant) -> bool {
+        now >= self.since + LEFT_TO_OTHERS
+    }
+}
 
 /// The service that this process runs, if it does, and whether it is there for that.
 #[derive(Debug, Default)]
@@ -34,6 +65,7 @@ pub(super) struct OwnService {
     claim: Mutex<Option<Claim>>,
     /// Has it the claim? The service asks that itself.
     stands: Arc<AtomicBool>,
+    setback: Mutex<Option<Setback>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -53,29 +85,57 @@ impl OwnService {
         if service.as_ref().is_some_and(|service| !service.is_over()) {
             return Ok(());
         }
-        let defers = !self.claims(operation, options)?
-            && vacant_since.elapsed() < DEFERENCE
-            && Claim::holder(operation, &options.directory)?.is_some();
-        if defers {
+        // One that could not go on gives up the office first.
+        self.buries(&mut service);
+        let now = Instant::now();
+        if locked(&self.setback).is_some_and(|setback| !setback.lets_serve(now)) {
             return Ok(());
         }
-        // One that could not go on gives up the office first.
-        drop(service.take());
-        *service = Service::start(ServiceOptions {
+        let mut stays_until = None;
+        if !self.claims(operation, options)?
+            && Claim::holder(operation, &options.directory)?.is_some()
+        {
+            if now.saturating_duration_since(vacant_since) < deference(options) {
+                return Ok(());
+            }
+            // Whoever has the claim does not serve, or not for long, and may say again at once
+            // that it wants to.
+            stays_until = Some(now + STAYING);
+        }
+        let started = Service::start(ServiceOptions {
             directory: options.directory.clone(),
             label: options.label.clone(),
             budgets: options.budgets,
             network: options.network.clone(),
             stands: Arc::clone(&self.stands),
+            stays_until,
             identity: NodeIdentity::random()?,
-        })?;
+        });
+        *service = started.inspect_err(|error| self.suffers_setback(&error.to_string()))?;
         Ok(())
+    }
+
+    /// This process cannot serve now. If it has the claim all others leave the office to it, so it
+    /// lets go of it, and takes it again later.
+    fn suffers_setback(&self, why: &str) {
+        let mut setback = locked(&self.setback);
+        if !self.stands.load(Ordering::Acquire) {
+            return;
+        }
+        let next = Setback::after(*setback, Instant::now());
+        *setback = Some(next);
+        drop(setback);
+        self.renounce();
+        let pause = next.pause;
+        tracing::warn!(why, ?pause, "this process cannot serve its node, and leaves it to others");
     }
 
     /// Says that this process is there to serve, if it is, and no other one says so. True if it
     /// has said it.
     pub(super) fn claims(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
-        if !options.service.stands() {
+        let now = Instant::now();
+        let is_set_back = || locked(&self.setback).is_some_and(|setback| !setback.lets_claim(now));
+        if !options.service.stands() || is_set_back() {
             return Ok(false);
         }
         let mut claim = locked(&self.claim);
@@ -93,9 +153,21 @@ impl OwnService {
         drop(claim.take());
     }
 
-    /// Does it run?
+    /// Does it run? If it has ended by itself, this is when that is noticed.
     pub(super) fn is_running(&self) -> bool {
-        locked(&self.service).as_ref().is_some_and(|service| !service.is_over())
+        let mut service = locked(&self.service);
+        let is_over = service.as_ref().is_none_or(Service::is_over);
+        if is_over {
+            self.buries(&mut service);
+        }
+        !is_over
+    }
+
+    /// Lets go of a service that has ended.
+    fn buries(&self, service: &mut Option<Service>) {
+        if service.take().is_some_and(Service::has_failed) {
+            self.suffers_setback("its service could not go on");
+        }
     }
 
     /// Ends it, if there is one.
@@ -104,6 +176,20 @@ impl OwnService {
         self.renounce();
         let service = locked(&self.service).take();
         drop(service);
+    }
+}
+
+/// How long a process with these options leaves a vacant office to another one: it has still to be
+/// let in then, within its patience.
+fn deference(options: &NodeOptions) -> Duration {
+    DEFERENCE.min(options.patience / 2)
+}
+
+/// A process that has a lock, in words.
+pub(super) fn in_words(process: u32) -> String {
+    match process {
+        0 => "a process that cannot be seen from here".to_owned(),
+        number => format!("process {number}"),
     }
 }
 
@@ -125,7 +211,7 @@ pub(super) struct Coming<'a> {
     pub(super) end: &'a dyn Fn() -> Instant,
     /// Does it serve, if nobody does and the options allow it?
     pub(super) serves: &'a dyn Fn() -> bool,
-    /// Since when nobody has been found who serves.
+    /// Since when nobody has been seen to have the office.
     pub(super) vacant_since: Cell<Option<Instant>>,
 }
 
@@ -134,21 +220,38 @@ impl Coming<'_> {
         Instant::now() >= (self.end)()
     }
 
+    /// Looks whether anybody has the office, and since when nobody has. One who has it may be stopped,
+    /// or about to end, or wait for others, and not answer: then it is not vacant.
+    fn look(&self) -> Result<Option<Instant>> {
+        let is_vacant = Office::holder(self.operation, &self.options.directory)?.is_none();
+        let since = || self.vacant_since.get().unwrap_or_else(Instant::now);
+        self.vacant_since.set(is_vacant.then(since));
+        Ok(self.vacant_since.get())
+    }
+
     fn offer(&self) -> Result<()> {
-        let since = self.vacant_since.get().unwrap_or_else(Instant::now);
-        self.vacant_since.set(Some(since));
-        if self.options.service != ServiceMode::Outside && (self.serves)() {
+        if let Some(since) = self.look()?
+            && self.options.service != ServiceMode::Outside
+            && (self.serves)()
+        {
             self.own.offer(self.operation, self.options, since)?;
         }
         Ok(())
     }
 
     fn too_late(&self) -> Error {
-        let detail = match self.options.service {
-            ServiceMode::Embedded | ServiceMode::Standing | ServiceMode::Standby => {
-                "the process that has the office does not answer"
+        let directory = &self.options.directory;
+        let claim = || Claim::holder(self.operation, directory).ok().flatten();
+        let claim = self.vacant_since.get().and_then(|_| claim());
+        let detail = match (self.options.service, claim) {
+            (_, Some(process)) => {
+                let process = in_words(process);
+                format!("nobody has the office: {process} is there to serve, and does not")
             }
-            ServiceMode::Outside => "no service was started there, or it does not answer",
+            (ServiceMode::Outside, None) => {
+                "no service was started there, or it does not answer".to_owned()
+            }
+            (_, None) => "the process that has the office does not answer".to_owned(),
         };
         let error = Error::new(self.operation, ErrorKind::DeadlineExceeded, detail);
         error.on(self.options.directory.display())
@@ -160,6 +263,7 @@ impl Coming<'_> {
         loop {
             let before = door(directory);
             if let Some(channel) = connect(self.operation, directory)? {
+                self.look()?;
                 if before.is_some() && before == door(directory) {
                     return Ok((channel, before));
                 }
@@ -184,7 +288,10 @@ impl Coming<'_> {
                     self.vacant_since.set(None);
                     return Ok(Answered::Welcome(channel, welcome));
                 }
-                Ok(Some(Heard::Refused(why))) => return Ok(Answered::Refused(why)),
+                Ok(Some(Heard::Refused(why))) => {
+                    self.vacant_since.set(None);
+                    return Ok(Answered::Refused(why));
+                }
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Closed && !self.is_late() => {}
                 Err(error) => return Err(error.on(self.options.directory.display())),
@@ -283,3 +390,7 @@ pub(super) fn connect(operation: &'static str, directory: &Path) -> Result<Optio
         }
     }
 }
+
+#[cfg(test)]
+#[path = "line_tests.rs"]
+mod tests;

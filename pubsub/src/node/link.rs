@@ -125,11 +125,12 @@ fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result
     if !left.is_zero() {
         return Ok(Some(left));
     }
+    // First: one that could not go on lets go of the claim.
+    let is_running = own.is_running();
     let has_claim = own.claims(RETURNING, options).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot say that this process is there to serve");
         false
     });
-    let is_running = own.is_running();
     if has_claim && is_running {
         return Ok(None);
     }

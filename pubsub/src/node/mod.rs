@@ -15,7 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::AsFd;
 
 use self::attendance::{Answer, Attendance, Shared};
-use self::line::{Answered, Coming, OwnService, Welcome};
+use self::line::{Answered, Coming, OwnService, Welcome, in_words};
 use self::link::Link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
@@ -103,23 +103,27 @@ impl Drop for Entrance {
     }
 }
 
-/// Says that this process is there to serve, unless another one is.
-fn stand(service: &OwnService, options: &NodeOptions) -> Result<()> {
-    loop {
-        if service.claims(JOINING, options)? {
-            return Ok(());
+/// Says that this process is there to serve, unless another one is: by these, which say so, and who
+/// does.
+fn stand(
+    end: Instant,
+    claims: impl Fn() -> Result<bool>,
+    holder: impl Fn() -> Result<Option<u32>>,
+) -> Result<()> {
+    let operation = "serve a node";
+    while !claims()? {
+        if let Some(process) = holder()? {
+            let detail = format!("{} does, and stays", in_words(process));
+            return Err(Error::new(operation, ErrorKind::AlreadyServed, detail));
         }
-        // It may end just now.
-        if let Some(process) = Claim::holder(JOINING, &options.directory)? {
-            let process = match process {
-                0 => "a process that cannot be seen from here".to_owned(),
-                number => format!("process {number}"),
-            };
-            let detail = format!("{process} does, and stays");
-            let error = Error::new("serve a node", ErrorKind::AlreadyServed, detail);
-            return Err(error.on(options.directory.display()));
+        // It has ended just now.
+        if Instant::now() >= end {
+            let detail = "others say that they do, and do not stay";
+            return Err(Error::new(operation, ErrorKind::DeadlineExceeded, detail));
         }
+        std::thread::sleep(PAUSE);
     }
+    Ok(())
 }
 
 impl Node {
@@ -143,7 +147,11 @@ impl Node {
         let end = ipc::deadline(options.patience);
         let service = OwnService::default();
         if options.service == ServiceMode::Standing {
-            stand(&service, &options)?;
+            let (claims, holder) = (
+                || service.claims(JOINING, &options),
+                || Claim::holder(JOINING, &options.directory),
+            );
+            stand(end, claims, holder).map_err(|error| error.on(options.directory.display()))?;
         }
         loop {
             let coming = Coming {
@@ -319,5 +327,22 @@ impl Topic {
     /// see.
     pub fn settings(&self) -> Result<TopicSettings> {
         self.desk.topic.settings().seen_here()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_is_to_serve_does_not_try_for_ever_while_others_come_and_go() {
+        let end = Instant::now() + 4 * PAUSE;
+        let error = stand(end, || Ok(false), || Ok(None)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+        assert!(Instant::now() >= end);
+        let error = stand(end, || Ok(false), || Ok(Some(7))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyServed);
+        assert!(error.detail().starts_with("process 7 does"));
+        stand(end, || Ok(true), || Ok(None)).unwrap();
     }
 }

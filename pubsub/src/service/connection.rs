@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, Participant};
 
@@ -14,6 +14,13 @@ const MOST_WAITING: usize = 4096;
 const MOST_BYTES: usize = 16 << 20;
 /// Their descriptors, which all others would lack: those of all lives, and as many more.
 const MOST_FILES: usize = 2 * Participant::PLACES as usize;
+
+/// Descriptors that may wait for all together: a process has 1024, if nothing else was set up.
+const MOST_FILES_OF_ALL: usize = 2 * Participant::PLACES as usize;
+/// And those of such as have taken nothing for a while: one that joins is told all lives at once,
+/// and takes them.
+const MOST_FILES_OF_STUCK: usize = Participant::PLACES as usize / 4;
+const STUCK: Duration = Duration::from_secs(2);
 
 /// Descriptors on their way to one who does not take them. The system counts those of all
 /// processes of a user together, also those sent to one that is stopped: if there were too many,
@@ -27,6 +34,8 @@ pub(super) struct Connection {
     /// Of all that waits.
     bytes: usize,
     files: usize,
+    /// When something went out last, or began to wait.
+    moved: Instant,
     /// Descriptors that were sent since all had been taken.
     on_their_way: usize,
     /// What waits does so until descriptors have arrived, here or elsewhere: nothing tells when.
@@ -41,6 +50,7 @@ impl Connection {
             waiting: VecDeque::new(),
             bytes: 0,
             files: 0,
+            moved: Instant::now(),
             on_their_way: 0,
             is_held_up: false,
             is_broken: false,
@@ -57,6 +67,9 @@ impl Connection {
             return;
         }
         let bytes = protocol::encode(notice);
+        if self.waiting.is_empty() {
+            self.moved = Instant::now();
+        }
         self.bytes += bytes.len();
         self.files += descriptors.len();
         self.waiting.push_back((bytes, descriptors));
@@ -86,6 +99,7 @@ impl Connection {
                     self.bytes -= bytes.len();
                     self.files -= descriptors.len();
                     self.on_their_way += descriptors.len();
+                    self.moved = Instant::now();
                     self.waiting.pop_front();
                 }
                 Err(ChannelError::DeadlineExceeded { .. }) => return,
@@ -121,9 +135,34 @@ impl Connection {
         self.is_held_up
     }
 
+    /// Do descriptors wait?
+    pub(super) fn keeps_files(&self) -> bool {
+        self.files > 0
+    }
+
     /// Is the other side gone, or so far behind that it is given up?
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken
+    }
+}
+
+/// Gives up those for which too many descriptors wait together, so that the service does not run out
+/// of them: first those for which most do.
+pub(super) fn relieve<'a>(now: Instant, connections: impl Iterator<Item = &'a mut Connection>) {
+    let mut waited: Vec<_> = connections.filter(|it| it.keeps_files()).collect();
+    waited.sort_unstable_by_key(|it| it.files);
+    let is_stuck = |it: &Connection| now.saturating_duration_since(it.moved) >= STUCK;
+    let mut all: usize = waited.iter().map(|it| it.files).sum();
+    let mut stuck: usize = waited.iter().filter(|it| is_stuck(it)).map(|it| it.files).sum();
+    for connection in waited.into_iter().rev() {
+        let files = connection.files;
+        let is_stuck = is_stuck(connection);
+        if all > MOST_FILES_OF_ALL || (is_stuck && stuck > MOST_FILES_OF_STUCK) {
+            tracing::debug!(files, "a process is given up that takes no descriptors");
+            connection.give_up();
+            all -= files;
+            stuck -= if is_stuck { files } else { 0 };
+        }
     }
 }
 
@@ -203,6 +242,38 @@ mod tests {
             all.extend(taken(&far));
         }
         assert!(all.into_iter().eq(0..300) && !connection.is_broken());
+    }
+
+    #[test]
+    fn those_that_take_nothing_do_not_use_up_all_descriptors_together() {
+        let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        // For each of them so many wait.
+        let waits = |files: usize| {
+            let (near, far) = Channel::pair().unwrap();
+            let mut connection = Connection::new(near);
+            for _ in 0..MOST_ON_THEIR_WAY + files {
+                let notice = Notice::Lives { participants: vec![1] };
+                connection.send(&notice, vec![null.try_clone().unwrap()]);
+            }
+            assert_eq!(connection.files, files);
+            (connection, far)
+        };
+        let all_of =
+            |files: [usize; 3]| -> (Vec<_>, Vec<_>) { files.map(waits).into_iter().unzip() };
+        let broken = |all: &[Connection]| all.iter().map(Connection::is_broken).collect::<Vec<_>>();
+        let (mut all, fars) = all_of([20, 200, 100]);
+        let now = Instant::now();
+        relieve(now, all.iter_mut());
+        assert_eq!(broken(&all), [false; 3], "they have their time");
+        // One of them goes on.
+        all[2].moved = now + STUCK;
+        relieve(now + STUCK, all.iter_mut());
+        assert_eq!(broken(&all), [false, true, false]);
+        assert!(!all[1].keeps_files());
+        drop((all, fars));
+        let (mut all, _fars) = all_of([200, 20, 300]);
+        relieve(Instant::now(), all.iter_mut());
+        assert_eq!(broken(&all), [false, false, true], "too many for any time");
     }
 
     #[test]

@@ -156,6 +156,11 @@ impl Office {
     pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
         Ok(RecordLock::take(operation, directory, SERVICE)?.map(Self))
     }
+
+    /// The process that has it, if any has; 0 if that cannot be seen from here.
+    pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
+        RecordLock::holder(operation, directory, SERVICE)
+    }
 }
 
 impl Claim {

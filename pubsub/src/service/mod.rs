@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use ipc::{ChannelListener, Incarnation};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -42,6 +43,8 @@ pub(crate) struct ServiceOptions {
     pub(crate) network: Option<NetworkOptions>,
     /// This process has the [claim](election::Claim): the office is given to nobody else.
     pub(crate) stands: Arc<AtomicBool>,
+    /// Until then it is given to nobody at all.
+    pub(crate) stays_until: Option<Instant>,
     /// Of the node, if it is founded anew.
     pub(crate) identity: NodeIdentity,
 }
@@ -49,7 +52,8 @@ pub(crate) struct ServiceOptions {
 /// The service of a node, as long as it is held.
 #[derive(Debug)]
 pub(crate) struct Service {
-    thread: Option<JoinHandle<()>>,
+    /// True if it could not go on.
+    thread: Option<JoinHandle<bool>>,
     is_over: Arc<AtomicBool>,
     bell: Arc<EventFd>,
     born: Incarnation,
@@ -70,9 +74,10 @@ impl Service {
         let thread = std::thread::Builder::new()
             .name("fabricast-node".into())
             .spawn(move || {
-                reception.serve();
+                let has_failed = reception.serve();
                 // Only now may another one serve.
                 drop(office);
+                has_failed
             })
             .map_err(failed)?;
         Ok(Some(Self { thread: Some(thread), is_over, bell, born: Incarnation::current() }))
@@ -81,6 +86,26 @@ impl Service {
     /// Has it ended by itself?
     pub(crate) fn is_over(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Ends it, if it has not ended. True if that was because it could not go on.
+    pub(crate) fn has_failed(mut self) -> bool {
+        self.end()
+    }
+
+    fn end(&mut self) -> bool {
+        if !self.born.is_current() {
+            // In a forked child: the thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return false;
+        }
+        self.is_over.store(true, Ordering::Release);
+        let _ = self.bell.write(1);
+        let ended = self.thread.take().map_or(Ok(false), JoinHandle::join);
+        ended.unwrap_or_else(|_| {
+            tracing::error!("the thread of a node's service panicked");
+            true
+        })
     }
 }
 
@@ -95,17 +120,6 @@ fn listen(path: &Path) -> Result<ChannelListener> {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        if !self.born.is_current() {
-            // In a forked child: the thread is the parent's.
-            std::mem::forget(self.thread.take());
-            return;
-        }
-        self.is_over.store(true, Ordering::Release);
-        let _ = self.bell.write(1);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of a node's service panicked");
-        }
+        self.end();
     }
 }

@@ -98,6 +98,7 @@ impl Reception {
             Ok(true) => {}
             Err(error) => {
                 tracing::error!(%error, "the node cannot be served");
+                self.has_failed = true;
                 self.is_over.store(true, std::sync::atomic::Ordering::Release);
                 return;
             }

@@ -81,6 +81,7 @@ impl Stage {
             budgets: Budgets { host: Some(BUDGET), device: Some(BUDGET) },
             network: None,
             stands: Arc::default(),
+            stays_until: None,
             identity: NodeIdentity::random()?,
         };
         let listener = ChannelListener::bind(&socket_in(&ground.0)).map_err(failed)?;

@@ -55,13 +55,23 @@ impl Reception {
 
     /// A process wants the office. It gets it if it is there to serve, and this one is not: only
     /// who has the claim can be that. Members hand over to it what they have, as if this service
-    /// had ended by itself, and leave the office to it meanwhile.
+    /// had ended by itself, and leave the office to it meanwhile. One that had the claim and did not
+    /// serve has to wait for a while, lest the node be handed to and fro and nothing else.
     pub(super) fn gives_way(&mut self, who: Participant) {
         if self.options.stands.load(Ordering::Acquire) {
             tracing::debug!(%who, "a process that wants to serve has to wait until this one ends");
             return;
         }
+        if self.options.stays_until.is_some_and(|until| Instant::now() < until) {
+            tracing::debug!(%who, "who is to serve had its time, and has to wait");
+            return;
+        }
+        let asks = self.guests.get(&who).map_or(0, |guest| guest.process);
         match Claim::holder(SERVING, &self.options.directory) {
+            // Where both can be seen from here.
+            Ok(Some(process)) if process != asks && process != 0 && asks != 0 => {
+                tracing::debug!(%who, asks, process, "another process is to serve");
+            }
             Ok(Some(process)) => {
                 tracing::info!(process, "the node is handed over to a process that is to serve it");
                 self.is_over.store(true, Ordering::Release);

@@ -33,7 +33,7 @@ use self::carrying::Carrying;
 use self::eviction::Watches;
 use self::gathering::Gathering;
 use super::ServiceOptions;
-use super::connection::Connection;
+use super::connection::{Connection, relieve};
 use super::election::Membership;
 use super::protocol::{Notice, Refusal, Request};
 use super::registry::Registry;
@@ -127,6 +127,8 @@ pub(super) struct Reception {
     listener: ChannelListener,
     bell: Arc<EventFd>,
     is_over: Arc<AtomicBool>,
+    /// It is over since it could not go on.
+    has_failed: bool,
     /// None until it is known which hall it is.
     seat: Option<Seat>,
     strangers: Vec<Stranger>,
@@ -162,6 +164,7 @@ impl Reception {
             listener,
             bell,
             is_over,
+            has_failed: false,
             seat: None,
             strangers: Vec::new(),
             guests: BTreeMap::new(),
@@ -184,12 +187,14 @@ impl Reception {
         Ok(reception)
     }
 
-    /// Serves until it is over.
-    pub(super) fn serve(mut self) {
+    /// Serves until it is over. True if it could not go on.
+    pub(super) fn serve(mut self) -> bool {
         while !self.is_over.load(Ordering::Acquire) {
             self.turn();
         }
+        let has_failed = self.has_failed;
         self.close();
+        has_failed
     }
 
     /// Waits until something happens, and sees to it.
@@ -228,6 +233,8 @@ impl Reception {
         for connection in guests.filter(|connection| connection.is_held_up()) {
             connection.flush();
         }
+        let guests = self.guests.values_mut().map(|guest| &mut guest.connection);
+        relieve(Instant::now(), guests);
         let broken: Vec<_> = self
             .guests
             .iter()
@@ -259,7 +266,11 @@ impl Reception {
             || self.grows()
             || !self.strangers.is_empty()
             || self.watches.has_any()
-            || self.guests.values().any(|guest| guest.connection.is_held_up())
+            || self
+                .guests
+                .values()
+                .map(|guest| &guest.connection)
+                .any(|it| it.is_held_up() || it.keeps_files())
             || self.registry.unused().next().is_some();
         let longest = if looks { LOOK } else { LONGEST };
         self.carrying.longest_wait().map_or(longest, |carrier| longest.min(carrier))

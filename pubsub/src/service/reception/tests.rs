@@ -44,6 +44,7 @@ impl Ground {
             budgets: BUDGETS,
             network: None,
             stands: Arc::default(),
+            stays_until: None,
             identity: NodeIdentity::random().unwrap(),
         };
         let listener = ChannelListener::bind(&socket_in(&self.0)).unwrap();
@@ -157,7 +158,7 @@ fn belongings() -> ([Pool; 2], Topic) {
 #[test]
 fn only_to_one_that_is_there_to_serve_the_office_is_given() {
     let ground = Ground::new();
-    let (mut service, member, _) = ground.joined();
+    let (mut service, member, who) = ground.joined();
     let asks = |service: &mut Reception| {
         member.say(&Request::TakeOver, &[]);
         turns(service);
@@ -168,6 +169,12 @@ fn only_to_one_that_is_there_to_serve_the_office_is_given() {
     service.options.stands.store(true, Ordering::Release);
     assert!(!asks(&mut service), "it is the one");
     service.options.stands.store(false, Ordering::Release);
+    let own = std::mem::replace(&mut service.guests.get_mut(&who).unwrap().process, 1);
+    assert!(!asks(&mut service), "another process is");
+    service.guests.get_mut(&who).unwrap().process = own;
+    service.options.stays_until = Some(Instant::now() + Duration::from_secs(600));
+    assert!(!asks(&mut service), "it had its time");
+    service.options.stays_until = Some(Instant::now());
     assert!(asks(&mut service));
     drop(claim);
 }
