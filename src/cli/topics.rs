@@ -151,7 +151,8 @@ fn elsewhere(rows: &[Row]) -> String {
         let there = match (publishes, subscribes) {
             (true, true) => "published and read",
             (true, false) => "published",
-            _ => "read",
+            (false, true) => "read",
+            (false, false) => "not used",
         };
         table.push(vec![
             topic.escape_debug().to_string(),

@@ -133,10 +133,14 @@ impl Misfits {
         Some(SharedSettings { place: SharedPlace::Host, ..settings })
     }
 
-    /// Topics that are at other nodes only.
+    /// Topics that are at other nodes only; if they are too many, as many of each node at most.
     pub(super) fn elsewhere(&self, is_here: impl Fn(&str) -> bool) -> Vec<Row> {
-        let all = self.said.iter().flat_map(|(node, said)| said.values().map(move |it| (node, it)));
-        let others = all.filter(|(_, it)| !is_here(&it.topic)).take(MOST_TOLD);
+        let most = (MOST_TOLD / self.said.len().max(1)).max(1);
+        let others = self.said.iter().flat_map(|(node, said)| {
+            let others = said.values().filter(|it| !is_here(&it.topic));
+            others.take(most).map(move |it| (node, it))
+        });
+        let others = others.take(MOST_TOLD);
         let row = |(node, it): (&NodeIdentity, &Interest)| Row::Elsewhere {
             topic: it.topic.clone(),
             node: node.to_string(),
@@ -253,6 +257,13 @@ mod tests {
             misfits.says(NODE, Interest { topic: format!("{number}"), ..there(4, true, false) });
         }
         assert_eq!(misfits.elsewhere(|_| false).len(), MOST_TOLD);
+        // One that has many does not hide what others have.
+        const OTHER: NodeIdentity = NodeIdentity([2; 16]);
+        misfits.says(OTHER, there(4, true, false));
+        let rows = misfits.elsewhere(|_| false);
+        let of_other =
+            |row: &&Row| matches!(row, Row::Elsewhere { node, .. } if *node == OTHER.to_string());
+        assert_eq!((rows.len(), rows.iter().filter(of_other).count()), (MOST_TOLD / 2 + 1, 1));
     }
 
     #[test]

@@ -385,10 +385,18 @@ impl Reception {
         match request {
             Request::Open { request, name, settings } => {
                 let Some(seat) = &self.seat else { return };
-                let settings = settings.or_else(|| self.is_like(&name));
-                let made = self.registry.open(&name, settings, || seat.hall.number_a_topic());
-                match made {
-                    Ok(number) => self.give(who, request, number),
+                let like = settings.is_none().then(|| self.is_like(&name)).flatten();
+                let number = || seat.hall.number_a_topic();
+                match self.registry.open(&name, settings.or(like), number) {
+                    Ok(number) => {
+                        if let Some(like) = like {
+                            tracing::info!(
+                                topic = name, settings = %like,
+                                "a topic is made as another node has it"
+                            );
+                        }
+                        self.give(who, request, number);
+                    }
                     Err(error) => {
                         let why = Refusal::of(&error);
                         self.tell(who, &Notice::Refused { request, why }, Vec::new());
@@ -424,9 +432,7 @@ impl Reception {
     /// What a topic is like that is not here, but at other nodes.
     fn is_like(&self, name: &str) -> Option<SharedSettings> {
         let nobody_has = self.registry.named(name).is_none();
-        let like = nobody_has.then(|| self.carrying.like(name)).flatten()?;
-        tracing::info!(topic = name, settings = %like, "a topic is made as another node has it");
-        Some(like)
+        nobody_has.then(|| self.carrying.like(name)).flatten()
     }
 
     /// Gives a process a topic, with the pools that it draws from.
