@@ -222,12 +222,22 @@ impl Other {
         self.finish();
     }
 
-    /// Stops it for as long as it is not killed.
+    /// Stops it until it goes on, or is killed.
     #[allow(dead_code, reason = "not every program that has this does it")]
     pub fn stop(&self) {
-        let process = self.0.id().to_string();
-        let stopped = Command::new("kill").args(["-STOP", &process]).status().unwrap();
-        assert!(stopped.success());
+        self.signal(libc::SIGSTOP);
+    }
+
+    /// Lets it go on.
+    #[allow(dead_code, reason = "not every program that has this does it")]
+    pub fn go_on(&self) {
+        self.signal(libc::SIGCONT);
+    }
+
+    #[allow(unsafe_code)]
+    fn signal(&self, signal: i32) {
+        // SAFETY: no pointers; a child that is not reaped, so the number is its own.
+        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
     }
 
     /// How many it has open.
