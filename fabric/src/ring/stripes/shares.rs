@@ -35,7 +35,7 @@ impl Shares {
     /// Over so many lanes, for chunks of at most so many bytes.
     pub(in super::super) fn new(lanes: usize, longest: u64) -> Self {
         let given = vec![VecDeque::with_capacity(DEPTH as usize * 2); lanes];
-        let spread = Spread::new(lanes, DEPTH * longest).from_lane(first_of(lanes));
+        let spread = Spread::new(lanes, DEPTH * longest).beginning_with(first_of(lanes));
         Self { spread, given }
     }
 

@@ -39,7 +39,7 @@ impl Spread {
     }
 
     /// The same, of which only this lane and those behind it are picked.
-    pub(super) fn from_lane(mut self, first: usize) -> Self {
+    pub(super) fn beginning_with(mut self, first: usize) -> Self {
         self.first = first;
         self
     }
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_known_of_lanes_that_are_never_picked_does_not_count() {
-        let mut spread = Spread::new(3, 4 << 20).from_lane(1);
+        let mut spread = Spread::new(3, 4 << 20).beginning_with(1);
         // The first one is much faster than both others, whatever goes by it, and has nothing to do.
         for now in 0..10 {
             spread.posted(0, 1 << 20, now * 1000);
