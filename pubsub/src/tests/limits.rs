@@ -281,7 +281,7 @@ fn entries_of_nonsense_are_refused_and_let_go() {
     publisher.push(b"a message", FAR).unwrap();
     let held = subscriber.pull(FAR).unwrap();
     let end = home.here.length();
-    assert!(end > 0 && end % GRANULE == 0);
+    assert!(end > 0 && end.is_multiple_of(GRANULE));
     let entry = |offset: u64, length: u64| {
         // A block that there cannot be yet, or it would be let go of.
         let (block, publisher, sequence) = (Block::from_bits(1 << 40), 0, 0);
