@@ -133,6 +133,21 @@ fn is_over(asked: Result<bool>) -> bool {
     }
 }
 
+/// Does something that would wait for them, if no stream waits and none begins to meanwhile.
+pub(crate) fn if_nobody_waits(implementation: Implementation, free: impl FnOnce()) -> bool {
+    let gate = match GATE.try_write() {
+        Ok(gate) => gate,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return false,
+    };
+    let nobody_waits = !somebody_waits(implementation);
+    if nobody_waits {
+        free();
+    }
+    drop(gate);
+    nobody_waits
+}
+
 /// Does a stream of this process wait?
 pub(crate) fn somebody_waits(implementation: Implementation) -> bool {
     let waiters: Vec<_> = locked(&WAITERS).iter().filter_map(Weak::upgrade).collect();

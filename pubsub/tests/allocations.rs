@@ -92,7 +92,7 @@ static ALLOCATOR: Counting = Counting;
 /// Messages of a round.
 const MESSAGES: u64 = 2000;
 /// These look after who is there, and say so, now and then: whether there are messages or not.
-const CLOCKED: [&str; 2] = ["fabricast-node", "fabricast-peers"];
+const CLOCKED: [&str; 3] = ["fabricast-node", "fabricast-peers", "fabricast-link"];
 /// What they may allocate.
 const A_SECOND: f64 = 500.0;
 

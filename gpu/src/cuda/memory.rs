@@ -446,8 +446,7 @@ impl SpareBlocks {
     }
 }
 
-/// Where kernels of streams that are gone added up, for the next ones: freed no sooner, for the
-/// same reason.
+/// Where kernels of streams added up that went while another one waited, for the next ones.
 #[derive(Debug, Default)]
 pub(super) struct SpareSums(Mutex<Vec<Address>>);
 
@@ -467,16 +466,16 @@ impl SpareSums {
 
     /// At the end of a context.
     pub(super) fn free(self, context: &Context) {
-        let all = std::mem::take(&mut *self.all());
-        if all.is_empty() {
-            return;
+        for address in std::mem::take(&mut *self.all()) {
+            free_sum(context, address);
         }
-        if let Ok(functions) = context.enter("free") {
-            for address in all {
-                // SAFETY: ours, and no operation on it is left.
-                let _ = unsafe { (functions.memory_free)(address) };
-            }
-        }
+    }
+}
+
+pub(super) fn free_sum(context: &Context, address: Address) {
+    if let Ok(functions) = context.enter("free") {
+        // SAFETY: ours, and no operation on it is left.
+        let _ = unsafe { (functions.memory_free)(address) };
     }
 }
 

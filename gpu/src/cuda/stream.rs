@@ -13,6 +13,8 @@ use super::kernels::{Kernel, checksum_shape, copy_shape};
 use super::library::Address;
 use crate::driver::{self, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Implementation;
+use crate::resting::if_nobody_waits;
 
 /// A stream of the driver's.
 #[derive(Debug)]
@@ -85,7 +87,10 @@ impl Drop for Stream {
             let _ = unsafe { (functions.stream_destroy)(self.raw) };
         }
         if let Some(sum) = self.sum.take() {
-            self.context.spare_sums.put_back(sum);
+            let free = || super::memory::free_sum(&self.context, sum);
+            if !if_nobody_waits(Implementation::Cuda, free) {
+                self.context.spare_sums.put_back(sum);
+            }
         }
     }
 }

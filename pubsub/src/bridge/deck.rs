@@ -103,6 +103,8 @@ impl Wire for Deck {
                 (self.registered.part(place.slice(), from, lane, &self.port)?, written)
             }
         };
+        // Marks say it all: what was read is not asked for one by one, and not kept to be.
+        while self.port.next_read(ring).map_err(of_fabric)?.is_some() {}
         self.port.push_by(lane, ring, message, &part, at).map_err(of_fabric)
     }
 
