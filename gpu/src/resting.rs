@@ -10,8 +10,11 @@
 //! stream or synchronizes one, once no stream waits.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError, Weak};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard, TryLockError, Weak,
+};
 
 use crate::device::Inner;
 use crate::driver::{self, StreamDriver};
@@ -23,6 +26,41 @@ use crate::name::Implementation;
 /// Held for reading while a wait is begun, for writing while something is freed because nobody
 /// waits.
 static GATE: RwLock<()> = RwLock::new(());
+
+thread_local! {
+    /// Does this thread hold the gate for freeing?
+    static FREES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The gate, held for freeing.
+struct Freeing(#[allow(dead_code, reason = "held")] RwLockWriteGuard<'static, ()>);
+
+impl Freeing {
+    /// None if this thread is at it already: what it frees has let go of something else.
+    fn begin() -> Option<Self> {
+        (!FREES.get()).then(|| Self::by(GATE.write().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// None also if somebody else is, or just begins to wait.
+    fn try_begin() -> Option<Self> {
+        match GATE.try_write() {
+            Ok(gate) => Some(Self::by(gate)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(Self::by(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    fn by(gate: RwLockWriteGuard<'static, ()>) -> Self {
+        FREES.set(true);
+        Self(gate)
+    }
+}
+
+impl Drop for Freeing {
+    fn drop(&mut self) {
+        FREES.set(false);
+    }
+}
 
 /// Streams of this process that have waited. Of all its devices: memory that several reach is
 /// freed, and the host's let go of, when all of them rest.
@@ -135,16 +173,11 @@ fn is_over(asked: Result<bool>) -> bool {
 
 /// Does something that would wait for them, if no stream waits and none begins to meanwhile.
 pub(crate) fn if_nobody_waits(implementation: Implementation, free: impl FnOnce()) -> bool {
-    let gate = match GATE.try_write() {
-        Ok(gate) => gate,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return false,
-    };
+    let Some(_gate) = Freeing::begin() else { return false };
     let nobody_waits = !somebody_waits(implementation);
     if nobody_waits {
         free();
     }
-    drop(gate);
     nobody_waits
 }
 
@@ -220,25 +253,23 @@ impl Inner {
     /// Frees what was put aside, if no stream waits. Then nothing is left of what was given back
     /// before, by any thread.
     pub(crate) fn free_leftovers(&self) {
-        if self.leftovers.count.load(Ordering::Acquire) > 0 {
-            let gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
+        if self.leftovers.count.load(Ordering::Acquire) > 0
+            && let Some(gate) = Freeing::begin()
+        {
             self.free_all(gate);
         }
     }
 
     /// The same, unless somebody is at it, or just begins to wait.
     pub(crate) fn tend_leftovers(&self) {
-        if self.leftovers.count.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        match GATE.try_write() {
-            Ok(gate) => self.free_all(gate),
-            Err(TryLockError::Poisoned(poisoned)) => self.free_all(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {}
+        if self.leftovers.count.load(Ordering::Acquire) > 0
+            && let Some(gate) = Freeing::try_begin()
+        {
+            self.free_all(gate);
         }
     }
 
-    fn free_all<G>(&self, gate: G) {
+    fn free_all(&self, gate: Freeing) {
         if somebody_waits(self.name.implementation) {
             return;
         }
