@@ -20,6 +20,9 @@ use crate::space::Space;
 /// From the first call on and until the value is dropped, `address` and `length` must
 /// name the same range; it must be mapped and valid for reads and writes by devices, and
 /// no Rust reference to its bytes may exist.
+///
+/// When it is dropped it may let go of other memory, but may neither make a stream wait nor wait for
+/// a thread that does: none can begin to meanwhile.
 pub unsafe trait HostMapping: fmt::Debug + Send + Sync + 'static {
     /// First byte.
     fn address(&self) -> u64;

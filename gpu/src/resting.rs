@@ -273,30 +273,41 @@ impl Inner {
         if somebody_waits(self.name.implementation) {
             return;
         }
-        let freed = std::mem::take(&mut *locked(&self.leftovers.all));
-        for leftover in &freed {
-            // A driver that cannot free has failed as a whole; there is nobody to tell here.
-            let _ = match leftover {
-                Leftover::Plain { address, length, .. } => {
-                    self.budget.give_back(*length);
-                    // SAFETY: allocated so, and no slice, thus no operation, was left.
-                    unsafe { self.driver.free(*address) }
-                }
-                // SAFETY: registered by us, and no operation was left.
-                Leftover::Host { address, .. } => unsafe { self.driver.unregister(*address) },
-                Leftover::Legacy { bytes } => {
-                    // Closed under the table's lock: who opens it next finds it closed.
-                    let mut table = locked(&self.legacy);
-                    table.close(bytes).map_or(Ok(()), |address| {
-                        // SAFETY: opened by us; no slice, thus no operation, was left.
-                        unsafe { self.driver.legacy_close(address) }
-                    })
-                }
-            };
+        loop {
+            let freed = std::mem::take(&mut *locked(&self.leftovers.all));
+            if freed.is_empty() {
+                break;
+            }
+            freed.iter().for_each(|leftover| self.free(leftover));
+            // Mappings as well while the gate is held, and counted until they are gone: another
+            // thread's may be among them, which finds them gone when it has passed here. What their
+            // owners let go of with them is freed in the next round.
+            let count = freed.len();
+            drop(freed);
+            self.leftovers.count.fetch_sub(count, Ordering::AcqRel);
         }
-        self.leftovers.count.fetch_sub(freed.len(), Ordering::AcqRel);
         drop(gate);
-        // Mappings are dropped only now: whoever owns them may do anything then.
-        drop(freed);
+    }
+
+    /// While no stream waits.
+    fn free(&self, leftover: &Leftover) {
+        // A driver that cannot free has failed as a whole; there is nobody to tell here.
+        let _ = match leftover {
+            Leftover::Plain { address, length, .. } => {
+                self.budget.give_back(*length);
+                // SAFETY: allocated so, and no slice, thus no operation, was left.
+                unsafe { self.driver.free(*address) }
+            }
+            // SAFETY: registered by us, and no operation was left.
+            Leftover::Host { address, .. } => unsafe { self.driver.unregister(*address) },
+            Leftover::Legacy { bytes } => {
+                // Closed under the table's lock: who opens it next finds it closed.
+                let mut table = locked(&self.legacy);
+                table.close(bytes).map_or(Ok(()), |address| {
+                    // SAFETY: opened by us; no slice, thus no operation, was left.
+                    unsafe { self.driver.legacy_close(address) }
+                })
+            }
+        };
     }
 }

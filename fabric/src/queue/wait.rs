@@ -24,6 +24,8 @@ use crate::waiting::{Backoff, Deadline, Waiting};
 /// Longest uninterrupted sleep on a file descriptor: providers with several
 /// layers have been seen to lose a wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+/// The shortest sleep inside of a provider, which counts in milliseconds.
+const INSIDE: Duration = Duration::from_millis(1);
 
 impl CompletionQueue {
     /// Waits for the next outcome, in the way the queue was opened with.
@@ -140,7 +142,12 @@ impl CompletionQueue {
         // Once for the wish to wake somebody, and once for the signal itself; then it is seen
         // whether that helped.
         if *fruitless > 1 && *fruitless % 3 != 1 {
-            self.take_back_signal();
+            // Inside of the provider it lasts a millisecond, whatever is left.
+            if deadline.left() < INSIDE {
+                backoff.pause(deadline);
+            } else {
+                self.take_back_signal();
+            }
             return;
         }
         let fabric = self.shared.domain.fabric().as_ptr();
@@ -173,7 +180,7 @@ impl CompletionQueue {
     /// by [`Waker::wake`](super::Waker::wake) or a completion that was read long ago, only
     /// from who sleeps inside of them: until then their descriptor stays readable.
     fn take_back_signal(&mut self) {
-        const MILLISECONDS: i32 = 1;
+        const MILLISECONDS: i32 = INSIDE.as_millis() as i32;
         let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
         let shared = Arc::clone(&self.shared);
         let turn = shared.domain.closing().map(|closing| closing.turn());

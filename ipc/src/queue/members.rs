@@ -167,6 +167,20 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Ok(())
     }
 
+    /// From here on nothing more is delivered to a participant. What it has still to read, and
+    /// what it holds, stays as it is, and so do its places, until it is [expelled](Self::expel):
+    /// so it can be counted, and nothing is added to it. Nobody
+    /// [resumes](Self::resume) what is halted. Once more is harmless.
+    ///
+    /// # Errors
+    /// `Held`: then nothing is changed.
+    pub fn halt(&self, caller: &Caller<'_>, who: Participant) -> Result<()> {
+        let locked = self.lock(caller)?;
+        self.seats_of(who).for_each(|seat| self.deactivate(seat.place));
+        drop(locked);
+        Ok(())
+    }
+
     /// Ends a subscription, evicted or not, by who has it: nothing is released by this seat
     /// any more, and its place may be another's.
     ///

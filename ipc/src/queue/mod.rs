@@ -28,6 +28,8 @@
 //! # Ok::<(), ipc::QueueError>(())
 //! ```
 
+#[cfg(test)]
+mod halt_tests;
 mod layout;
 mod members;
 mod publish;
@@ -357,6 +359,23 @@ impl<W: Words, const E: usize> Queue<W, E> {
             if position < cursor { held += 1 } else { unread += 1 }
         }
         (unread, held)
+    }
+
+    /// Calls for each entry, from this position on, that the subscription has still to read, or
+    /// holds; also for one that was [halted](Self::halt).
+    pub fn each_unreleased_by(&self, seat: Seat, from: u64, mut each: impl FnMut([u64; E])) {
+        let mine = layout::waiting(seat.place) | layout::holding(seat.place);
+        let is_marked = |position| self.readers_of(position) & mine != 0;
+        let kept = self.positions_kept();
+        for position in kept.start.max(from)..kept.end {
+            if is_marked(position) {
+                let entry = self.entry(self.slot(position));
+                // It may have been let go of meanwhile, and be another's.
+                if is_marked(position) {
+                    each(entry);
+                }
+            }
+        }
     }
 
     /// The oldest position whose entry somebody has still to read, or holds.

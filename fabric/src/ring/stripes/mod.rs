@@ -271,12 +271,12 @@ pub fn default_stripes(offers: &[Capabilities], cores: usize) -> usize {
     if !first.reaches_other_machines {
         return 1;
     }
-    (cores / 4).clamp(1, COPYING_LANES)
+    (cores * 3 / 8).clamp(1, COPYING_LANES)
 }
 
-/// The most lanes of a provider that copies that were measured to bring more: see
-/// docs/ring.md.
-const COPYING_LANES: usize = 6;
+/// The most lanes of a provider that copies that were measured to bring more, on as many cores as are
+/// for both sides: see docs/ring.md.
+const COPYING_LANES: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -289,7 +289,7 @@ mod tests {
         let mut copying = offer.capabilities().clone();
         (copying.nic, copying.reaches_other_machines) = (None, true);
         let counts = [1, 4, 8, 16, 24, 64].map(|cores| default_stripes(&[copying.clone()], cores));
-        assert_eq!(counts, [1, 1, 2, 4, 6, 6]);
+        assert_eq!(counts, [1, 1, 3, 6, 8, 8]);
         let local = Capabilities { reaches_other_machines: false, ..copying.clone() };
         assert_eq!(default_stripes(&[local], 64), 1);
         let card = |name: &str| {
