@@ -139,6 +139,7 @@ fn within_a_node() {
     let found = bench("ratio", &more);
     assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
     assert_eq!((&found["subscribers"], &found["compared"]), (&3.into(), &8.into()), "{found}");
+    assert_eq!(stages(&found), ["borrow", "fill", "begin", "notice", "drop"], "{found}");
 }
 
 #[test]
@@ -230,6 +231,10 @@ fn idle_topics_and_many_at_once() {
     let many = ["--many", "6", "--subscribers", "4", "--seconds", "1", "--size", "4K"];
     let found = bench("many", &many);
     assert_eq!((&found["lost"], &found["topics"]), (&0.into(), &6.into()), "{found}");
+    assert!(found["smallest_share"].as_f64() > Some(0.0), "{found}");
+    let one_way = ["--one-way", "--processes", "2", "--workers", "2"];
+    let found = bench("many", &[&many[..], &one_way[..]].concat());
+    assert_eq!((&found["lost"], &found["processes"]), (&0.into(), &2.into()), "{found}");
     assert!(found["smallest_share"].as_f64() > Some(0.0), "{found}");
 }
 

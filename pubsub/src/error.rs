@@ -19,6 +19,9 @@ pub enum ErrorKind {
     TooLong,
     /// There is no place for one more.
     TooMany,
+    /// The publisher has as many [loans](crate::Loan) as its topic allows each; the detail says how
+    /// many that is.
+    TooManyLoans,
     /// Nothing was there, or no room was free, and the caller would not wait.
     WouldBlock,
     /// The deadline passed; the detail says what was waited for.
@@ -40,6 +43,8 @@ pub enum ErrorKind {
     Poisoned,
     /// The handle was made before a fork, and belongs to the parent.
     Forked,
+    /// No provider leads to other nodes, or not the one that was asked for; the detail says why.
+    NoProvider,
     /// Something below failed; the cause says what.
     Failed,
 }
@@ -53,6 +58,7 @@ impl ErrorKind {
             Self::OverBudget => "over budget",
             Self::TooLong => "too long",
             Self::TooMany => "too many",
+            Self::TooManyLoans => "too many loans",
             Self::WouldBlock => "would block",
             Self::DeadlineExceeded => "deadline exceeded",
             Self::Evicted => "evicted",
@@ -63,6 +69,7 @@ impl ErrorKind {
             Self::Closed => "closed",
             Self::Poisoned => "poisoned",
             Self::Forked => "used after a fork",
+            Self::NoProvider => "no provider",
             Self::Failed => "failed",
         }
     }

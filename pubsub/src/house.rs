@@ -15,6 +15,8 @@ use crate::topic::Topic;
 pub(crate) trait Office: Send + Sync + Debug {
     /// Asks for more memory, and does not wait for it: the pool's bell rings when it came.
     fn grow(&self, pool: PoolId, bytes: u64);
+    /// Reserves memory for the loans of a publisher that this process has made.
+    fn admit(&self, topic: u32, publisher: u64) -> Result<()>;
     /// Publishers or subscribers of this topic came or went.
     fn changed(&self, topic: u32);
     /// A publisher of this process waits at this topic. From now on the office looks, until none

@@ -14,6 +14,7 @@ mod event;
 mod hall;
 mod house;
 mod loan;
+mod loans;
 mod node;
 pub mod peers;
 mod pool;
@@ -39,5 +40,7 @@ pub use sample::Sample;
 pub use service::{Condition, clean};
 #[doc(hidden)]
 pub use service::{HeardGuests, hear_guests};
-pub use settings::{LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, TopicSettings};
+pub use settings::{
+    LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
+};
 pub use subscriber::{PollableSubscriber, Samples, Subscriber};

@@ -12,6 +12,7 @@ use ipc::{Block, Place};
 use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::loans::Borrower;
 use crate::pool::{Begun, borrow_mut};
 use crate::publisher::{Outgoing, Post};
 use crate::settings::{MOST_METADATA, SharedPlace};
@@ -45,8 +46,12 @@ pub enum Attempt {
 /// [`slice`](Self::slice), or by [address](Self::address). What a device does has to be done
 /// before it is published, or begun on the stream that it is [published on](Self::publish_on).
 /// What it contains before that is up to chance: some message that was there before.
+///
+/// A publisher has [so many](crate::TopicSettings::loans) at once and no more. One that was given back
+/// while a device may still write there counts until the device has done with it.
 pub struct Loan {
     post: Arc<Post>,
+    borrower: Borrower,
     block: Block,
     /// Where it begins in the pool.
     offset: u64,
@@ -66,10 +71,17 @@ impl fmt::Debug for Loan {
 }
 
 impl Loan {
-    pub(crate) fn new(post: Arc<Post>, block: Block, place: Place, length: u64) -> Result<Self> {
+    /// Of a block that its publisher has found for it, and may have for a loan.
+    pub(crate) fn new(
+        post: &Arc<Post>,
+        borrower: Borrower,
+        (block, place): (Block, Place),
+        length: u64,
+    ) -> Result<Self> {
         match post.desk.here.slice(place, length) {
             Ok(slice) => Ok(Self {
-                post,
+                post: Arc::clone(post),
+                borrower,
                 block,
                 offset: place.offset,
                 slice,
@@ -257,13 +269,16 @@ impl Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        if !self.is_mine {
-            return;
+        if self.is_mine {
+            if let Some(begun) = self.begun.take().filter(|begun| !begun.is_done()) {
+                // Nobody else gets what a device may write to, and it is a loan until then.
+                self.post.loans.is_given_up(self.borrower);
+                let loans = Arc::clone(&self.post.loans);
+                self.post.desk.here.free_after(self.block, begun, loans);
+                return;
+            }
+            self.post.give_back(self.block);
         }
-        match self.begun.take().filter(|begun| !begun.is_done()) {
-            // Nobody else gets what a device may write to.
-            Some(begun) => self.post.desk.here.free_after(self.block, begun),
-            None => self.post.give_back(self.block),
-        }
+        self.post.loans.give_back(self.borrower);
     }
 }

@@ -1,6 +1,8 @@
 //! Publishing.
 
+mod counters;
 mod ordered;
+mod rights;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,14 +11,18 @@ use std::time::{Duration, Instant};
 use gpu::Slice;
 use ipc::{AllocatorError, Block, Owner, Place, QueueError, Spin};
 
+pub use self::counters::PublisherCounters;
 use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::house::Desk;
 use crate::loan::{Attempt, Loan, Sent};
+use crate::loans::{Borrower, Loans};
 use crate::pool::{Stage, Turn};
 use crate::settings::Reliability;
 use crate::topic::{Entry, PublisherLine};
+
+const BORROW: &str = "borrow memory";
 
 /// Names a publisher among all that its topic ever had on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,24 +42,35 @@ impl fmt::Display for PublisherId {
     }
 }
 
-/// What a publisher has done so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct PublisherCounters {
-    /// Messages that it published, wanted by somebody or not.
-    pub messages: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Messages that found no room and were dropped.
-    pub dropped: u64,
-}
-
 /// Publishes messages of one topic.
 ///
 /// Memory for a message is [borrowed](Self::loan), written by whatever writes it (a kernel of a
 /// device, say), and then published where it lies; or a message is [pushed](Self::push), which
 /// copies it once. It may be used by several threads at once; their messages then come in the
 /// order in which they were published.
+///
+/// It has no more loans at once than its topic [allows](crate::TopicSettings::loans), and memory for
+/// so many is kept for it: what others borrow takes nothing of that. A loan counts until it is
+/// published or dropped, whoever then has the message.
+///
+/// ```
+/// use std::time::Duration;
+/// use pubsub::{ErrorKind, Node, NodeOptions, TopicSettings};
+/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-loans-{}", std::process::id()));
+/// # let path = directory.clone();
+/// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
+/// let topic = node.topic("frames", &TopicSettings { loans: 2, ..TopicSettings::default() })?;
+/// let (publisher, patience) = (topic.publisher()?, Duration::from_secs(5));
+///
+/// let (one, other) = (publisher.loan(100, patience)?, publisher.loan(100, patience)?);
+/// let refused = publisher.loan(100, patience).unwrap_err(); // at once
+/// assert_eq!(refused.kind(), ErrorKind::TooManyLoans);
+/// one.publish(patience)?;
+/// assert!(publisher.loan(100, patience).is_ok());
+/// # drop((other, publisher, topic, node));
+/// # std::fs::remove_dir_all(path)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// What was published stays when the publisher is dropped.
 #[derive(Debug)]
@@ -66,7 +83,10 @@ pub struct Publisher {
 pub(crate) struct Post {
     pub(crate) desk: Desk,
     id: u64,
+    /// Subscribers of the topic that were removed before.
+    evicted_before: u64,
     order: Mutex<Order>,
+    pub(crate) loans: Arc<Loans>,
 }
 
 /// One at a time publishes by a line.
@@ -138,9 +158,7 @@ impl Post {
                 pool.free_what_is_done(&self.desk.house.caller());
                 Ok(None)
             }
-            Err(cause) => {
-                Err(below::of_allocator("borrow memory", cause).on(self.desk.topic.name()))
-            }
+            Err(cause) => Err(below::of_allocator(BORROW, cause).on(self.desk.topic.name())),
         }
     }
 
@@ -161,7 +179,7 @@ impl Post {
                 return None;
             }
             (seen, asked) = (changes, now);
-            let checked = self.desk.house.check("borrow memory");
+            let checked = self.desk.house.check(BORROW);
             checked.and_then(|()| self.borrow_now(length)).transpose()
         };
         let found = self.wait(deadline, look, |end, look| ledger.wait(&mut spin, end, look));
@@ -295,10 +313,24 @@ impl Publisher {
     pub(crate) fn new(desk: Desk) -> Result<Self> {
         desk.house.check("make a publisher")?;
         let id = desk.topic.claim(desk.house.me)?;
+        // It has its line first: so it does not matter who of the two dies, or gives up, when.
+        let admitted = desk.house.office.admit(desk.topic.number(), id);
+        admitted.map_err(|error| {
+            // Unless it was taken for dead, and the line is another's.
+            let line = desk.topic.publisher(id);
+            if line.is_of(desk.house.me, id) {
+                line.give_back();
+            }
+            desk.changed();
+            error.on(desk.topic.name())
+        })?;
         let order =
             Order { sequence: 0, spin: desk.house.waiting, flushed: desk.topic.here().position() };
+        let evicted_before = desk.topic.evictions();
+        let loans = Arc::new(Loans::new(desk.topic.settings().loans));
         desk.changed();
-        Ok(Self { post: Arc::new(Post { desk, id, order: Mutex::new(order) }) })
+        let order = Mutex::new(order);
+        Ok(Self { post: Arc::new(Post { desk, id, evicted_before, order, loans }) })
     }
 
     /// Its name among all publishers that the topic ever had on this node.
@@ -322,11 +354,15 @@ impl Publisher {
     /// What it has done so far.
     #[must_use]
     pub fn counters(&self) -> PublisherCounters {
-        let seen = self.post.line().seen().filter(|seen| seen.id == self.post.id);
+        let Post { desk, id, evicted_before, .. } = &*self.post;
+        let topic = &desk.topic;
+        let seen = self.post.line().seen().filter(|seen| seen.id == *id);
         seen.map_or_else(PublisherCounters::default, |seen| PublisherCounters {
             messages: seen.messages,
             bytes: seen.bytes,
             dropped: seen.dropped,
+            missed_by_nodes: topic.missed_by_nodes_of(*id),
+            evicted: topic.evictions().saturating_sub(*evicted_before),
         })
     }
 
@@ -344,28 +380,45 @@ impl Publisher {
 
     /// Borrows memory for a message of so many bytes; waits for it, if there is none.
     ///
+    /// If this publisher has all the [loans](crate::TopicSettings::loans) that it may have, waits as
+    /// long as one comes back by itself: from another thread that pushes, or a device that has still to
+    /// write to one that was dropped. It does not wait for those that callers keep, which may be its
+    /// own; threads that are not to be in each other's way have publishers of their own.
+    ///
     /// # Errors
-    /// [`TooLong`](ErrorKind::TooLong) beyond the topic's largest,
-    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
+    /// [`TooManyLoans`](ErrorKind::TooManyLoans), at once; [`TooLong`](ErrorKind::TooLong) beyond the
+    /// topic's largest; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn loan(&self, length: u64, patience: Duration) -> Result<Loan> {
         // The usual case needs no look at the clock.
-        if let Some(loan) = self.try_loan(length)? {
+        if let Some(loan) = self.try_borrow(length, Borrower::Caller)? {
             return Ok(loan);
         }
-        self.loan_until(length, ipc::deadline(patience))
+        self.borrow_until(length, Borrower::Caller, ipc::deadline(patience))
     }
 
-    fn loan_until(&self, length: u64, deadline: Instant) -> Result<Loan> {
-        let operation = "borrow memory";
+    /// As soon as there is room.
+    fn borrow(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
+        match self.try_borrow(length, borrower)? {
+            Some(loan) => Ok(loan),
+            None => self.borrow_until(length, borrower, deadline),
+        }
+    }
+
+    fn borrow_until(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
+        let operation = BORROW;
         self.check_length(length)?;
         self.post.desk.house.check(operation)?;
+        let right = match self.post.may_borrow(borrower)? {
+            Some(right) => right,
+            None => self.post.may_borrow_until(borrower, deadline)?,
+        };
         loop {
             let Some((block, place)) = self.post.borrow_until(length, deadline)? else {
                 let detail = format!("no room for {length} bytes in its pool");
                 return Err(self.post.too_late(operation, &detail));
             };
-            match Loan::new(Arc::clone(&self.post), block, place, length) {
+            match Loan::new(&self.post, borrower, (block, place), length) {
                 // It lies in memory that this process is about to be given.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if Instant::now() >= deadline {
@@ -373,26 +426,44 @@ impl Publisher {
                     }
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                loan => return loan,
+                Ok(loan) => {
+                    right.hand_over();
+                    return Ok(loan);
+                }
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Borrows memory, if there is some; if not, more is asked for.
+    /// Borrows memory, if there is some; if not, more is asked for. None also if this
+    /// publisher has all the [loans](crate::TopicSettings::loans) that it may have, and one comes back by
+    /// itself.
     ///
     /// # Errors
     /// As [`loan`](Self::loan), but for the deadline.
     #[inline]
     pub fn try_loan(&self, length: u64) -> Result<Option<Loan>> {
+        self.try_borrow(length, Borrower::Caller)
+    }
+
+    #[inline]
+    fn try_borrow(&self, length: u64, borrower: Borrower) -> Result<Option<Loan>> {
         self.check_length(length)?;
-        self.post.check("borrow memory")?;
+        self.post.check(BORROW)?;
+        let right = match self.post.may_borrow(borrower)? {
+            None => self.post.may_borrow_by_now(borrower)?,
+            right => right,
+        };
+        let Some(right) = right else { return Ok(None) };
         self.post.desk.topic.here().will_publish();
-        match self.post.borrow_now(length)? {
-            Some((block, place)) => match Loan::new(Arc::clone(&self.post), block, place, length) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
-                loan => loan.map(Some),
-            },
-            None => Ok(None),
+        let Some(found) = self.post.borrow_now(length)? else { return Ok(None) };
+        match Loan::new(&self.post, borrower, found, length) {
+            Ok(loan) => {
+                right.hand_over();
+                Ok(Some(loan))
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -402,7 +473,7 @@ impl Publisher {
             return Ok(());
         }
         let detail = format!("{length} bytes; the topic's largest message has {largest}");
-        Err(Error::new("borrow memory", ErrorKind::TooLong, detail).on(self.topic()))
+        Err(Error::new(BORROW, ErrorKind::TooLong, detail).on(self.topic()))
     }
 
     /// Publishes these bytes: copies them once, to where all subscribers read them.
@@ -418,7 +489,8 @@ impl Publisher {
     /// # Errors
     /// As [`push`](Self::push), but for the deadline.
     pub fn try_push(&self, bytes: &[u8]) -> Result<Option<Sent>> {
-        let Some(mut loan) = self.try_loan(bytes.len() as u64)? else { return Ok(None) };
+        let length = bytes.len() as u64;
+        let Some(mut loan) = self.try_borrow(length, Borrower::Passing)? else { return Ok(None) };
         loan.write(0, bytes)?;
         match loan.try_publish()? {
             Attempt::Sent(sent) => Ok(Some(sent)),
@@ -443,7 +515,8 @@ impl Publisher {
     /// # Errors
     /// As [`push_slice`](Self::push_slice); the deadline is one of the copy.
     pub fn try_push_slice(&self, from: &Slice) -> Result<Option<Sent>> {
-        let Some(mut loan) = self.try_loan(from.length())? else { return Ok(None) };
+        let borrowed = self.try_borrow(from.length(), Borrower::Passing)?;
+        let Some(mut loan) = borrowed else { return Ok(None) };
         loan.copy(from, gpu::PATIENCE)?;
         match loan.try_publish()? {
             Attempt::Sent(sent) => Ok(Some(sent)),
@@ -458,16 +531,14 @@ impl Publisher {
         fill: impl FnOnce(&mut Loan) -> Result<()>,
     ) -> Result<Sent> {
         let deadline = ipc::deadline(patience);
-        let mut loan = match self.try_loan(length)? {
-            Some(loan) => loan,
-            None => self.loan_until(length, deadline)?,
-        };
+        let mut loan = self.borrow(length, Borrower::Passing, deadline)?;
         fill(&mut loan)?;
         loan.publish_until(deadline)
     }
 
     /// Waits until everything that it has published so far was released by all that got it;
-    /// messages for other nodes count as released when those have them. Who holds messages of a
+    /// messages for other nodes count as released when those have them, or were given up: then
+    /// [`counters`](Self::counters) say how many they missed. Who holds messages of a
     /// reliable topic that is full meanwhile is in the way; who holds some of one that has room
     /// is not, and may hold them for longer than this waits.
     ///

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::settings::Reserve;
+
 /// A line of a report.
 ///
 /// Participants are named as the node's shared memory names them; nodes, by their identity in
@@ -62,6 +64,8 @@ pub enum Row {
         depth: u32,
         /// The longest message.
         largest: u64,
+        /// Loans that each publisher may have.
+        loans: u32,
         /// How long a message may be held that is in the way, in microseconds.
         release_microseconds: u64,
         /// Messages that were published here.
@@ -70,6 +74,8 @@ pub enum Row {
         arrived: u64,
         /// Marks of readers that were taken off unread messages to make room.
         dropped: u64,
+        /// What it reserves of the memory of its place, with the publishers that it has.
+        reserves: Reserve,
     },
     /// One who publishes.
     Publisher {
@@ -179,4 +185,32 @@ pub enum Row {
         /// How long a message may be held that is in the way, in microseconds.
         release_microseconds: u64,
     },
+    /// A topic of which other nodes missed messages, since they were given up; only then there is
+    /// such a row.
+    Missed {
+        /// The topic's name.
+        topic: String,
+        /// How often a node was given up that missed some.
+        nodes: u64,
+        /// Messages that were published here, counted for each such node.
+        messages: u64,
+    },
+    /// The node was told of others, and no messages can go there now, or come from there. It is tried
+    /// again and again, unless what it was told is impossible.
+    NotCarried {
+        /// Why.
+        why: String,
+    },
+}
+
+impl Row {
+    /// The longest reason, in bytes.
+    const LONGEST: usize = 1000;
+
+    /// Shortened to what has room in a report.
+    pub(crate) fn not_carried(why: &str) -> Self {
+        let fits = |end: &usize| why.is_char_boundary(*end);
+        let end = (0..=Self::LONGEST.min(why.len())).rev().find(fits);
+        Self::NotCarried { why: why[..end.unwrap_or(0)].to_owned() }
+    }
 }

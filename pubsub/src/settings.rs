@@ -141,15 +141,87 @@ pub struct TopicSettings {
     pub depth: u32,
     /// The length of its longest message, in bytes.
     pub largest: u64,
+    /// [Loans](crate::Loan) that each publisher may have at once. Memory for so many is reserved
+    /// when a publisher is made, so what one borrows is never what others wait for.
+    pub loans: u32,
     /// How long a subscriber may hold a message that is in somebody's way.
     pub release_deadline: Duration,
 }
 
+/// What a topic reserves of each of the two pools of its place: one for messages that are published
+/// at its node, and one for those that come from other nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct Reserve {
+    /// Messages that there may be at a time, loans among them.
+    #[serde(rename = "messages")]
+    pub blocks: u64,
+    /// The bytes that they may take: as many times the longest message, rounded up to 256 bytes.
+    pub bytes: u64,
+}
+
+impl Reserve {
+    /// Messages of a topic that drops the oldest which its subscribers may hold, beside those that
+    /// wait: as many as wait, and one of each subscriber.
+    const HOLDERS: u64 = 32;
+    /// What the place of a message is a multiple of, in bytes.
+    const UNIT: u64 = 256;
+    /// What the smallest of all topics reserves, in bytes: one message that waits, and one loan.
+    pub(crate) const LEAST: u64 = 2 * Self::UNIT;
+
+    fn of(
+        (reliability, depth, largest): (Reliability, u32, u64),
+        loans: u32,
+        publishers: u64,
+    ) -> Self {
+        let waiting = match reliability {
+            Reliability::Reliable | Reliability::DropNewest => u64::from(depth),
+            Reliability::DropOldest => 2 * u64::from(depth) + Self::HOLDERS,
+        };
+        let loans = publishers.max(1).saturating_mul(u64::from(loans));
+        let blocks = waiting.saturating_add(loans);
+        Self { blocks, bytes: Self::bytes_of(blocks, largest) }
+    }
+
+    /// What so many messages may take.
+    fn bytes_of(messages: u64, largest: u64) -> u64 {
+        let each = largest.checked_next_multiple_of(Self::UNIT).unwrap_or(u64::MAX);
+        messages.saturating_mul(each)
+    }
+
+    /// Both together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks.saturating_add(other.blocks),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+}
+
 impl TopicSettings {
+    /// What such a topic reserves while it has so many publishers at a node: `depth` messages, or
+    /// where the oldest are dropped `2 * depth + 32`, since subscribers may hold what does not wait
+    /// any more; and `loans` for each publisher, or for one if there is none.
+    ///
+    /// ```
+    /// use pubsub::{Reliability, TopicSettings};
+    /// let mut settings = TopicSettings::default();
+    /// assert_eq!((settings.reserves(1).blocks, settings.reserves(1).bytes), (20, 20 << 20));
+    /// assert_eq!((settings.reserves(0).blocks, settings.reserves(3).blocks), (20, 28));
+    /// settings.reliability = Reliability::DropOldest;
+    /// assert_eq!(settings.reserves(1).blocks, 68);
+    /// ```
+    #[must_use]
+    pub fn reserves(&self, publishers: u64) -> Reserve {
+        let messages = (self.reliability, self.depth, self.largest);
+        Reserve::of(messages, self.loans, publishers)
+    }
+
     /// The deepest topic.
     pub const MOST_DEPTH: u32 = 1 << 16;
     /// The longest of all messages, in bytes.
     pub const LARGEST: u64 = 1 << 40;
+    /// The most loans of a publisher.
+    pub const MOST_LOANS: u32 = 1 << 16;
 }
 
 impl Default for TopicSettings {
@@ -159,6 +231,7 @@ impl Default for TopicSettings {
             reliability: Reliability::Reliable,
             depth: 16,
             largest: 1 << 20,
+            loans: 4,
             release_deadline: Duration::from_secs(5),
         }
     }
@@ -166,19 +239,21 @@ impl Default for TopicSettings {
 
 impl fmt::Display for TopicSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { memory, reliability, depth, largest, release_deadline } = self;
+        let Self { memory, reliability, depth, largest, loans, release_deadline } = self;
         write!(f, "{reliability}, {depth} messages of up to {largest} bytes on {memory}, ")?;
-        write!(f, "released within {release_deadline:?}")
+        write!(f, "{loans} loans, released within {release_deadline:?}")
     }
 }
 
-/// As it lies in shared memory and goes between nodes.
+/// As it lies in shared memory and is said to the service. Other nodes are not told how many loans
+/// there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct SharedSettings {
     pub(crate) place: SharedPlace,
     pub(crate) reliability: Reliability,
     pub(crate) depth: u32,
     pub(crate) largest: u64,
+    pub(crate) loans: u32,
     pub(crate) release_microseconds: u64,
 }
 
@@ -191,6 +266,7 @@ impl SharedSettings {
             reliability: Reliability::Reliable,
             depth,
             largest: 4096,
+            loans: 4,
             release_microseconds: 1_000_000,
         }
     }
@@ -201,17 +277,29 @@ impl SharedSettings {
             reliability: settings.reliability,
             depth: settings.depth,
             largest: settings.largest,
+            loans: settings.loans,
             release_microseconds: settings.release_deadline.as_micros().min(u128::from(u64::MAX))
                 as u64,
         })
+    }
+
+    /// As [`TopicSettings::reserves`].
+    pub(crate) fn reserves(&self, publishers: u64) -> Reserve {
+        let messages = (self.reliability, self.depth, self.largest);
+        Reserve::of(messages, self.loans, publishers)
+    }
+
+    /// What so many messages may take, in bytes.
+    pub(crate) fn memory_of(&self, messages: u64) -> u64 {
+        Reserve::bytes_of(messages, self.largest)
     }
 
     pub(crate) fn release_deadline(&self) -> Duration {
         Duration::from_micros(self.release_microseconds)
     }
 
-    /// What is not the same, as options and files call it. In whose memory messages lie is each
-    /// node's own matter.
+    /// What is not the same, as options and files call it. In whose memory messages lie, and how many
+    /// loans there are, is each node's own matter.
     pub(crate) fn differs(&self, other: &Self) -> impl Iterator<Item = &'static str> {
         let all = [
             ("reliability", self.reliability != other.reliability),
@@ -232,6 +320,10 @@ impl SharedSettings {
         if self.largest == 0 || self.largest > TopicSettings::LARGEST {
             let (largest, most) = (self.largest, TopicSettings::LARGEST);
             return refuse(format!("messages of {largest} bytes: 1 to {most} is possible"));
+        }
+        if self.loans == 0 || self.loans > TopicSettings::MOST_LOANS {
+            let most = TopicSettings::MOST_LOANS;
+            return refuse(format!("{} loans of a publisher: 1 to {most} is possible", self.loans));
         }
         if self.release_microseconds < 1000 {
             let deadline = self.release_deadline();
@@ -256,6 +348,7 @@ impl SharedSettings {
             reliability: self.reliability,
             depth: self.depth,
             largest: self.largest,
+            loans: self.loans,
             release_deadline: self.release_deadline(),
         })
     }
@@ -263,8 +356,8 @@ impl SharedSettings {
 
 impl fmt::Display for SharedSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, reliability, depth, largest, .. } = self;
+        let Self { place, reliability, depth, largest, loans, .. } = self;
         write!(f, "{reliability}, {depth} messages of up to {largest} bytes on {place}, ")?;
-        write!(f, "released within {:?}", self.release_deadline())
+        write!(f, "{loans} loans, released within {:?}", self.release_deadline())
     }
 }

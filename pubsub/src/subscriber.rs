@@ -17,7 +17,7 @@ use crate::house::Desk;
 use crate::pool::{Direction, Rest};
 use crate::publisher::PublisherId;
 use crate::sample::Sample;
-use crate::topic::Entry;
+use crate::topic::{Elsewhere, Entry, MOST_LOST};
 
 pub(crate) use self::departures::Departure;
 use self::departures::Departures;
@@ -52,8 +52,9 @@ pub struct Subscriber {
     /// Messages that were never written, since their publishers were lost, and those of other nodes
     /// that did not come here.
     lost: u64,
-    /// Losses of publishers that were told of.
+    /// Losses of publishers that were told of: here, and at other nodes.
     losses: u64,
+    losses_elsewhere: u64,
     is_eviction_told: bool,
     /// Its descriptor, once it was asked for.
     readiness: OnceLock<Readiness>,
@@ -122,6 +123,7 @@ impl Subscriber {
         desk.house.check(operation)?;
         let topic = &desk.topic;
         let losses = topic.publishers_lost();
+        let losses_elsewhere = topic.publishers_lost_elsewhere();
         let refused = |cause| below::of_queue(operation, cause).on(topic.name());
         let caller = desk.house.caller();
         let arrivals = topic.arrivals().subscribe(&caller).map_err(refused)?;
@@ -151,6 +153,7 @@ impl Subscriber {
             gap: 0,
             lost: 0,
             losses,
+            losses_elsewhere,
             is_eviction_told: false,
             readiness: OnceLock::new(),
             announced: News::default(),
@@ -359,12 +362,23 @@ impl Subscriber {
         }
         let topic = &self.shared.desk.topic;
         let lost = topic.publishers_lost();
+        // Of very many only the last are known.
+        self.losses = self.losses.max(lost.saturating_sub(MOST_LOST));
         while self.losses < lost {
             let number = self.losses;
             self.losses += 1;
-            // Of very many only the last are known.
             if let Some(publisher) = topic.publisher_lost(number) {
                 return Some(Event::PublisherLost { publisher: PublisherId(publisher) });
+            }
+        }
+        let lost = topic.publishers_lost_elsewhere();
+        self.losses_elsewhere = self.losses_elsewhere.max(lost.saturating_sub(MOST_LOST));
+        while self.losses_elsewhere < lost {
+            let number = self.losses_elsewhere;
+            self.losses_elsewhere += 1;
+            if let Some(Elsewhere { node, publisher }) = topic.publisher_lost_elsewhere(number) {
+                let publisher = PublisherId(publisher);
+                return Some(Event::PublisherLostElsewhere { node, publisher });
             }
         }
         let is_seated =

@@ -19,6 +19,8 @@ pub(crate) enum Exit {
     Missed = 8,
     Denied = 9,
     Taken = 10,
+    /// As shells have it for a broken pipe.
+    Unread = 141,
     /// As shells have it for Ctrl-C.
     Interrupted = 130,
 }
@@ -36,6 +38,7 @@ impl Exit {
             8 => Self::Missed,
             9 => Self::Denied,
             10 => Self::Taken,
+            141 => Self::Unread,
             130 => Self::Interrupted,
             _ => Self::Failed,
         }
@@ -113,10 +116,11 @@ impl From<pubsub::Error> for Failure {
         let exit = match error.kind() {
             Kind::InvalidArgument | Kind::SettingsDiffer => Exit::Usage,
             Kind::DeadlineExceeded => Exit::Deadline,
+            Kind::NoProvider => Exit::NoProvider,
             // What is not there is a device, and nobody.
             Kind::Unknown if error.operation() == DEVICE => Exit::NoProvider,
             Kind::Unknown | Kind::Closed => Exit::NobodyThere,
-            Kind::OverBudget | Kind::TooLong | Kind::TooMany => Exit::TooMuch,
+            Kind::OverBudget | Kind::TooLong | Kind::TooMany | Kind::TooManyLoans => Exit::TooMuch,
             Kind::Evicted => Exit::Missed,
             Kind::Denied => Exit::Denied,
             Kind::AlreadyServed => Exit::Taken,

@@ -9,15 +9,15 @@ use pubsub::{
 };
 
 use super::exit::{Exit, Failure};
-use super::paths::misfit;
-use super::settings::{Entry, Service, Settings};
+use super::paths::{misfit, not_carried};
+use super::settings::{Count, Entry, Group, Service, Settings, Size, TABLE};
 use super::signals::{Deadline, Signals, interrupted};
 use super::text;
 
 /// How the library is to join, as the settings have it; `name` is the subcommand's.
 pub(crate) fn options(settings: &Settings, name: &str) -> NodeOptions {
     let label = settings.label.value.clone();
-    let of_size = |size: Option<super::settings::Size>| size.map(|size| size.0);
+    let of_size = |size: Option<Size>| size.map(|size| size.0);
     NodeOptions {
         directory: settings.directory.value.clone(),
         label: label.unwrap_or_else(|| format!("fabricast {name}")),
@@ -49,9 +49,9 @@ fn network(settings: &Settings) -> Option<NetworkOptions> {
         name: settings.node_name.value.clone().unwrap_or_default(),
         provider: settings.provider.value.clone(),
         lanes: settings.lanes.value.map_or(0, |lanes| lanes.0 as usize),
+        workers: settings.workers.value.map_or(0, |workers| workers.0 as usize),
         source: settings.source.value,
         lost_after: settings.lost_after.value,
-        ..NetworkOptions::default()
     })
 }
 
@@ -115,6 +115,10 @@ impl Suspicion {
 
     fn say(&mut self, rows: &[Row], topic: &str) {
         for row in rows {
+            if let Row::NotCarried { why } = row {
+                self.is_said = true;
+                text::complain(&format!("fabricast: {}", not_carried(why)));
+            }
             if matches!(row, Row::Misfit { topic: of, .. } if of == topic)
                 && let Some(why) = misfit(rows, row)
             {
@@ -202,8 +206,70 @@ pub(crate) fn topic_to_publish(
         Err(error) if error.kind() == ErrorKind::SettingsDiffer && !settings.says_topic() => {
             find(node, name, signals)?.ok_or_else(|| error.into())
         }
-        made => Ok(made?),
+        made => made.map_err(|error| differs(node, name, settings, &wanted, error, signals)),
     }
+}
+
+/// The settings, where they have these of the topic.
+fn with_topic(settings: &Settings, topic: &TopicSettings) -> Settings {
+    let mut all = settings.clone();
+    all.memory.value = topic.memory;
+    all.reliability.value = topic.reliability;
+    all.depth.value = Count(topic.depth);
+    all.largest.value = Size(topic.largest);
+    all.release_deadline.value = topic.release_deadline;
+    all
+}
+
+/// A topic was not opened. If it is another one: in what, who wants what, and what to do.
+fn differs(
+    node: &Node,
+    name: &str,
+    settings: &Settings,
+    wanted: &TopicSettings,
+    error: pubsub::Error,
+    signals: &Signals,
+) -> Failure {
+    let is_other = error.kind() == ErrorKind::SettingsDiffer;
+    let found = if is_other { find(node, name, signals).ok().flatten() } else { None };
+    let Some(there) = found.and_then(|topic| topic.settings().ok()) else { return error.into() };
+    match difference(settings, wanted, &there) {
+        None => error.into(),
+        Some(why) => {
+            Failure::new(Exit::Usage, format!("the topic \"{}\": {why}", name.escape_debug()))
+        }
+    }
+}
+
+/// None if nothing differs, as far as this process can tell.
+fn difference(
+    settings: &Settings,
+    wanted: &TopicSettings,
+    there: &TopicSettings,
+) -> Option<String> {
+    let [asked, there] = [wanted, there].map(|topic| with_topic(settings, topic));
+    let (mut which, mut options) = (Vec::new(), Vec::new());
+    let values = asked.entries().into_iter().zip(there.entries());
+    for (declaration, (asked, there)) in TABLE.iter().zip(values) {
+        let (wants, has) = (asked.write(), there.write());
+        if declaration.group != Group::Topic || wants == has {
+            continue;
+        }
+        let name = declaration.name;
+        which.push(match asked.is_given() {
+            true => format!("{name} is {has}, and {wants} was asked for ({})", asked.origin()),
+            false => format!("{name} is {has}, and would be {wants} where nothing is said of it"),
+        });
+        options.push(format!("--{} {has}", declaration.option));
+    }
+    (!which.is_empty()).then(|| {
+        format!(
+            "its settings differ: {}. Say nothing of what it is like, and it is taken as it is; or say {}; or take \
+             another name. It can be made anew when nobody uses it any more",
+            which.join("; "),
+            options.join(" ")
+        )
+    })
 }
 
 /// Rounded up to whole pages: more would be asked of the budget for each message of the topic.
@@ -223,7 +289,9 @@ pub(crate) fn topic_to_read(
 ) -> Result<Topic, Failure> {
     if settings.says_topic() {
         check_device(settings.memory.value)?;
-        return Ok(make(node, name, &settings.topic(), signals)??);
+        let wanted = settings.topic();
+        let made = make(node, name, &wanted, signals)?;
+        return made.map_err(|error| differs(node, name, settings, &wanted, error, signals));
     }
     let deadline = Deadline::after(longest);
     let mut is_said = false;
@@ -268,6 +336,23 @@ mod tests {
             assert!(why.contains("1 to 200 bytes") && why.ends_with(length), "{why}");
         }
         assert!(topic_name("a\nb").unwrap_err().ends_with("no control characters in it"));
+    }
+
+    #[test]
+    fn what_differs_is_said_with_what_to_do() {
+        let there = TopicSettings { depth: 4, largest: 1 << 16, ..TopicSettings::default() };
+        let mut settings = Settings::default();
+        settings.largest.value = Size(4 << 20);
+        settings.largest.origin = super::super::settings::Origin::Option("largest".to_owned());
+        let why = difference(&settings, &settings.topic(), &there).unwrap();
+        for words in [
+            "largest is 64K, and 4M was asked for (option --largest)",
+            "depth is 4, and would be 16 where nothing is said of it",
+            "or say --depth 4 --largest 64K;",
+        ] {
+            assert!(why.contains(words), "{words}: {why}");
+        }
+        assert_eq!(difference(&settings, &there, &there), None);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod publish;
 mod settings;
 mod signals;
 mod size;
+mod stages;
 mod subscribe;
 mod text;
 mod topics;
@@ -29,7 +30,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use exit::{Exit, Failure};
@@ -48,6 +49,7 @@ Exit codes:
   9  this user may not use the node
  10  another process serves the node, and stays
 130  interrupted before it was done
+141  who read the output did not read on
 
 Environment:
   FABRICAST_LOG  off, error, warn (the default), info, debug or trace; to stderr
@@ -102,8 +104,27 @@ enum Command {
     },
 }
 
+impl Arguments {
+    /// What the command line says; if it is wrong, that is told, and this process ends.
+    fn read() -> Self {
+        let mut command = with_negative_numbers(Self::command());
+        let read = Self::from_arg_matches(&command.get_matches_mut());
+        read.unwrap_or_else(|error| error.format(&mut command).exit())
+    }
+}
+
+/// A number below zero is a value that an option cannot have, and no option that is not known.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|argument| {
+        let takes = argument.get_long().is_some() && argument.get_action().takes_values();
+        if takes { argument.allow_negative_numbers(true) } else { argument }
+    });
+    command.mut_subcommands(with_negative_numbers)
+}
+
 pub(crate) fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    process::end_as_usual();
+    let arguments = Arguments::read();
     let log = match &arguments.command {
         Command::Node(arguments) => Log { said: arguments.log(), usual: LevelFilter::INFO },
         _ => Log { said: None, usual: LevelFilter::WARN },
@@ -179,10 +200,20 @@ fn goes_to_the_journal() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Arguments::command().debug_assert();
+        with_negative_numbers(Arguments::command()).debug_assert();
+    }
+
+    #[test]
+    fn what_an_option_cannot_be_is_said_of_numbers_below_zero_too() {
+        for line in ["sub t --count -1", "pub t --rate -0.5", "bench queue --iters -3"] {
+            let words = ["fabricast"].into_iter().chain(line.split(' '));
+            let matches = with_negative_numbers(Arguments::command()).try_get_matches_from(words);
+            let error = matches.unwrap_err().to_string();
+            assert!(error.contains("invalid value '-"), "{error}");
+        }
     }
 }

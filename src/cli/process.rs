@@ -131,6 +131,19 @@ pub(crate) fn ends_by(signal: Signal) -> Result<(), Errno> {
     unsafe { sigaction(signal, &usual) }.map(drop)
 }
 
+/// Those that ask to end do that as usual, unless this process was told not to care. To be called before
+/// anything else: the libraries of PSM, with which libfabric may be linked, catch them as soon as they
+/// are loaded, and then end the process in order, in the middle of whatever it does. If it is in
+/// libfabric, it waits for ever for a lock that it holds itself, and no such signal ends it any more.
+pub(crate) fn end_as_usual() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        if !is_ignored(signal) {
+            // Else it stays as it is.
+            let _ = ends_by(signal);
+        }
+    }
+}
+
 /// Ends this process at once, without running anybody's clean-up.
 pub(crate) fn leave(code: i32) -> ! {
     // SAFETY: takes nothing, and does not return.

@@ -13,7 +13,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
-            Failure::silent(Exit::Failed)
+            Failure::silent(Exit::Unread)
         } else {
             Failure::failed(format!("writing the output: {error}"))
         }

@@ -15,6 +15,9 @@ use super::text;
 /// other nodes have, as far as it is connected to them.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
+    /// Show also what each topic reserves of memory, and what it dropped
+    #[arg(long)]
+    verbose: bool,
     /// One JSON line, with all that the node tells
     #[arg(long)]
     json: bool,
@@ -27,7 +30,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let rows = pubsub::report(&settings.directory.value)?;
     match arguments.json {
         true => text::print(&format!("{}\n", for_programs(&rows)?)),
-        false => text::print(&for_people(&rows)),
+        false => text::print(&for_people(&rows, arguments.verbose)),
     }
 }
 
@@ -65,13 +68,32 @@ fn users(rows: &[Row]) -> BTreeMap<&str, Users> {
     all
 }
 
-fn for_people(rows: &[Row]) -> String {
+/// What topics take, beside what they are like.
+fn details(rows: &[Row]) -> String {
+    let head = ["topic", "released within", "messages reserved", "bytes reserved", "dropped"];
+    let mut table = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let Row::Topic { name, release_microseconds, dropped, reserves, .. } = row else {
+            continue;
+        };
+        table.push(vec![
+            name.escape_debug().to_string(),
+            format!("{} s", *release_microseconds as f64 / 1e6),
+            reserves.blocks.to_string(),
+            reserves.bytes.to_string(),
+            dropped.to_string(),
+        ]);
+    }
+    if table.len() > 1 { text::table(&table) } else { String::new() }
+}
+
+fn for_people(rows: &[Row], is_verbose: bool) -> String {
     let mut out = String::new();
     for row in rows {
         if let Row::Node { identity, label, service, process, listens } = row {
             let served =
                 format!("service {service}, process {process}, \"{}\"", label.escape_debug());
-            let listens = listens.as_deref().unwrap_or("not reached by others");
+            let listens = listens.as_deref().unwrap_or("does not listen for other nodes");
             let (identity, listens) = (text::visible(identity), text::visible(listens));
             out.push_str(&text::wrapped("node ", &format!("{identity}: {served}; {listens}")));
         }
@@ -119,16 +141,25 @@ fn for_people(rows: &[Row]) -> String {
         1 => out.push_str("no topics\n"),
         _ => out.push_str(&text::table(&table)),
     }
+    if is_verbose {
+        out.push_str(&details(rows));
+    }
     out.push_str(&elsewhere(rows));
     for row in rows {
         if let Row::Pool { place, is_for_arrivals, bytes, budget, free, blocks, .. } = row {
+            let reserved = rows.iter().map(|row| match row {
+                Row::Topic { place: of, reserves, .. } if of == place => reserves.bytes,
+                _ => 0,
+            });
+            let reserved = reserved.fold(0, u64::saturating_add);
             let direction = if *is_for_arrivals { "from other nodes" } else { "of this node" };
             let place = text::visible(&place.chars().take(12).collect::<String>());
-            let [used, bytes, of_budget] =
-                [bytes.saturating_sub(*free), *bytes, *budget].map(|bytes| amount(bytes as f64));
+            let [used, bytes, reserved, of_budget] =
+                [bytes.saturating_sub(*free), *bytes, reserved, *budget]
+                    .map(|bytes| amount(bytes as f64));
             let blocks = text::counted(*blocks, "block");
             let line = format!(
-                "{used} of {bytes} taken in {blocks}; topics may reserve {of_budget} ({budget} bytes)"
+                "{used} of {bytes} taken in {blocks}; topics reserve {reserved} of {of_budget} ({budget} bytes)"
             );
             let first = format!("memory on {place} for messages {direction}: ");
             out.push_str(&text::wrapped(&first, &line));
@@ -207,11 +238,14 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
         "peers": take("Peer"),
         "misfits": take("Misfit"),
         "elsewhere": take("Elsewhere"),
+        "not_carried": take("NotCarried").pop().map(|row| row["why"].clone()),
     }))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use pubsub::{Reserve, TopicSettings};
+
     use super::*;
 
     pub(crate) fn rows() -> Vec<Row> {
@@ -240,10 +274,12 @@ pub(super) mod tests {
                 reliability: "reliable".to_owned(),
                 depth: 16,
                 largest: 1 << 20,
+                loans: 4,
                 release_microseconds: 5_000_000,
                 published: 12,
                 arrived: 4,
                 dropped: 0,
+                reserves: TopicSettings::default().reserves(1),
             },
             Row::Publisher {
                 topic: topic.clone(),
@@ -294,7 +330,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_topic_has_a_line_with_its_users() {
-        let out = for_people(&rows());
+        let out = for_people(&rows(), false);
         assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
         let line = out.lines().find(|line| line.starts_with("camera")).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
@@ -304,13 +340,26 @@ pub(super) mod tests {
             out.contains("memory on host for messages of this node: 524.29 kB of 1.05 MB"),
             "{out}"
         );
-        assert!(for_people(&rows()[..1]).contains("no topics"));
+        let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("topics reserve 20.97 MB of 1.07 GB (1073741824 bytes)"), "{out}");
+        assert!(for_people(&rows()[..1], false).contains("no topics"));
+    }
+
+    #[test]
+    fn what_a_topic_reserves_is_shown_on_request() {
+        let out = for_people(&rows(), true);
+        assert!(out.lines().all(|line| line.chars().count() <= text::WIDTH), "{out}");
+        let line = out.lines().filter(|line| line.starts_with("camera")).nth(1).unwrap();
+        let cells: Vec<_> = line.split_whitespace().collect();
+        assert_eq!(cells.join(" "), "camera 5 s 20 20971520 0");
+        let all = for_programs(&rows()).unwrap();
+        assert_eq!(all["topics"][0]["reserves"], json!({ "messages": 20, "bytes": 20 << 20 }));
     }
 
     #[test]
     fn topics_that_only_other_nodes_have_have_lines_of_their_own() {
         let mut all = rows();
-        assert!(!for_people(&all).contains("elsewhere"));
+        assert!(!for_people(&all, false).contains("elsewhere"));
         all.push(Row::Elsewhere {
             topic: "lidar\u{1b}".to_owned(),
             node: "cd".repeat(16),
@@ -321,7 +370,7 @@ pub(super) mod tests {
             largest: 1 << 16,
             release_microseconds: 5_000_000,
         });
-        let out = for_people(&all);
+        let out = for_people(&all, false);
         let line = out.lines().find(|line| line.starts_with("lidar")).unwrap();
         let cells: Vec<_> = line.split_whitespace().collect();
         assert_eq!(cells.join(" "), "lidar\\u{1b} reliable 4 64K published other");
@@ -345,10 +394,12 @@ pub(super) mod tests {
             reliability: strange.clone(),
             depth: 1,
             largest: 1,
+            loans: 1,
             release_microseconds: 1,
             published: 0,
             arrived: 0,
             dropped: 0,
+            reserves: Reserve::default(),
         };
         let pool = Row::Pool {
             place: strange,
@@ -359,7 +410,7 @@ pub(super) mod tests {
             free: 1,
             blocks: 1,
         };
-        let out = for_people(&[node, topic, pool]);
+        let out = for_people(&[node, topic, pool], false);
         assert!(!out.contains('\u{1b}') && out.contains("\\u{1b}]0;"), "{out}");
     }
 

@@ -126,6 +126,70 @@ fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
 }
 
 #[test]
+fn a_provider_that_cannot_carry_messages_is_refused() {
+    let house = House::open();
+    for told in [&["--listen", "127.0.0.1:0"][..], &["--peers", "127.0.0.1:9"]] {
+        let (code, said) =
+            house.run(&[&["node", "--provider", "carrier-pigeon"][..], told].concat());
+        assert_eq!(code, Some(3), "{said}");
+        assert!(said.contains("no provider here is called \"carrier-pigeon\"; there "), "{said}");
+    }
+    assert!(!house.node().exists(), "nobody joined anything");
+}
+
+/// One that serves in passing goes on without other nodes, and says why to who asks, and to who waits.
+#[test]
+fn why_nothing_goes_to_other_nodes_is_told() {
+    let houses = [House::open(), House::open()];
+    let (_one, address) = serve(&houses[0], &[]);
+    let paths = houses[0].json(&["paths", "--topics", "--json"]);
+    assert!(paths["not_carried"].is_null(), "{paths}");
+    let sub = ["sub", "t", "--largest", "1M", "--peers", &address];
+    let mut sub = houses[1].start(&[&sub[..], &["--provider", "carrier-pigeon"]].concat());
+    sub.wait_for("no messages go between this node and others: ");
+    let paths = wait_for_paths(&houses[1], |paths| paths["not_carried"].is_string());
+    assert!(paths["not_carried"].as_str().unwrap().contains("carrier-pigeon"), "{paths}");
+    let text = houses[1].succeed(&["paths", "--topics"]);
+    assert!(text.contains("no messages go between this node and others: "), "{text}");
+    assert!(houses[1].json(&["topics", "--json"])["not_carried"].is_string());
+    sub.interrupt();
+}
+
+#[test]
+fn that_an_address_is_taken_is_told_until_it_is_free() {
+    let house = House::open();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let mut node = house.start(&["node", "--listen", &address]);
+    node.wait_for("it does not listen for other nodes");
+    let paths = wait_for_paths(&house, |paths| paths["not_carried"].is_string());
+    assert!(paths["not_carried"].as_str().unwrap().contains("in use"), "{paths}");
+    drop(other);
+    house.wait_until("where it listens", |report| report["node"]["listens"] == address.as_str());
+    wait_for_paths(&house, |paths| paths["not_carried"].is_null());
+}
+
+#[test]
+fn nodes_that_are_not_there_have_no_empty_names() {
+    let houses = [House::open(), House::open()];
+    let (mut one, address) = serve(&houses[0], &["--node-name", "one"]);
+    // And an address where nobody is.
+    let peers = format!("{address},127.0.0.1:9");
+    let (_two, _) = serve(&houses[1], &["--peers", &peers]);
+    wait_for_paths(&houses[1], |paths| {
+        let mut peers = paths["peers"].as_array().unwrap().iter();
+        peers.any(|peer| peer["label"] == "one" && peer["is_connected"] == true)
+    });
+    one.kill();
+    wait_for_paths(&houses[1], |paths| {
+        paths["peers"].as_array().unwrap().iter().all(|peer| peer["is_connected"] == false)
+    });
+    let text = houses[1].succeed(&["paths", "--topics"]);
+    assert!(text.contains(&format!("node \"one\" at {address}: not connected: ")), "{text}");
+    assert!(text.contains("node at 127.0.0.1:9: not connected: "), "{text}");
+}
+
+#[test]
 fn a_service_of_its_own_that_may_not_reach_others_is_refused() {
     let house = House::open();
     let (code, said) = house.run(&["node", "--listen", "0.0.0.0:0"]);
@@ -137,4 +201,41 @@ fn a_service_of_its_own_that_may_not_reach_others_is_refused() {
     let (code, said) = house.run(&publish);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("cannot reach others"), "{said}");
+}
+
+#[test]
+fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
+    let houses = [House::open(), House::open()];
+    let lost = ["--lost-after", "4"];
+    let (mut node, address) = serve(&houses[0], &lost);
+    let (mut far, _) = serve(&houses[1], &[&["--peers", &address][..], &lost].concat());
+    let _near = houses[0].start(&["sub", "t", "--check", "--largest", "1M"]);
+    let mut reader = houses[1].start(&["sub", "t", "--check", "--largest", "1M"]);
+    houses[0].wait_until("both subscribers", |report| {
+        let subscribers = topic(report, "t").map(|topic| topic["subscribers"].clone());
+        subscribers.is_some_and(|all| all.as_array().is_some_and(|all| all.len() == 2))
+    });
+    // Together: none of them may tell of the other one.
+    [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGSTOP));
+    far.kill();
+    reader.kill();
+    let publish = ["pub", "t", "--pattern", "--count", "16", "--wait-for", "2", "--json"];
+    let mut publisher = houses[0].start(&publish);
+    assert_eq!(publisher.end().code(), Some(8), "{}", publisher.error());
+    let sent = parse(&publisher.output());
+    assert_eq!((&sent["messages"], &sent["missed_by_nodes"]), (&16.into(), &16.into()), "{sent}");
+    assert_eq!((&sent["released"], &sent["complete"]), (&false.into(), &false.into()), "{sent}");
+    let why = "16 messages did not reach a node that subscribes";
+    assert!(publisher.error().contains(why), "{}", publisher.error());
+    // Whoever runs the node finds which one it was.
+    node.wait_for("a node was given up");
+    let said = node.error();
+    let line = said.lines().find(|line| line.contains("a node was given up")).unwrap();
+    for words in ["WARN", "topic=\"t\"", "node=", "messages=16"] {
+        assert!(line.contains(words), "{words}: {line}");
+    }
+    let paths = wait_for_paths(&houses[0], |paths| paths["missed"][0].is_object());
+    assert_eq!(paths["missed"][0]["messages"], 16, "{paths}");
+    // What comes later misses nobody.
+    houses[0].succeed(&["pub", "t", "--pattern", "--count", "3", "--wait-for", "1"]);
 }

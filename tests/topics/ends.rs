@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::house::{House, parse, topic};
+use crate::house::{House, PATIENCE, parse, topic};
 
 /// Is there a subscriber?
 fn has_subscriber(report: &serde_json::Value, name: &str) -> bool {
@@ -133,6 +133,49 @@ fn one_whose_last_line_is_not_read_can_be_interrupted() {
 }
 
 #[test]
+fn one_whose_reader_is_gone_ends_quietly_with_a_code_of_its_own() {
+    let house = House::open();
+    let _node = house.serve();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut sub = house.start_to(&["sub", "t", "--lines", "--depth", "4"], writer);
+    house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
+    drop(reader);
+    house.run_with(&["pub", "t", "--lines"], "one\n", &[]);
+    assert_eq!(sub.end().code(), Some(141), "{}", sub.error());
+    assert!(!sub.error().contains("fabricast: "), "{}", sub.error());
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut topics = house.start_to(&["topics"], writer);
+    assert_eq!((topics.end().code(), topics.error()), (Some(141), String::new()));
+}
+
+/// Libraries that libfabric is linked with catch it, and may wait for ever then.
+#[test]
+fn one_that_looks_for_providers_ends_by_the_signal_itself() {
+    let house = House::open();
+    let (_reader, mut full) = std::io::pipe().unwrap();
+    let capacity = nix::fcntl::fcntl(&full, nix::fcntl::FcntlArg::F_GETPIPE_SZ).unwrap();
+    full.write_all(&vec![0; capacity as usize]).unwrap();
+    let mut info = house.start_to(&["info"], full);
+    // It is about to write by then, or still looks.
+    let status = format!("/proc/{}/status", info.id());
+    let end = std::time::Instant::now() + PATIENCE;
+    let catches = || {
+        let all = std::fs::read_to_string(&status).unwrap();
+        let caught = all.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (Signal::SIGTERM as u32 - 1)) != 0
+    };
+    std::thread::sleep(Duration::from_millis(500));
+    while catches() {
+        assert!(std::time::Instant::now() < end, "it catches what is to end it");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    info.signal(Signal::SIGTERM);
+    let status = info.end();
+    assert_eq!(status.signal(), Some(Signal::SIGTERM as i32), "{status:?} {}", info.error());
+}
+
+#[test]
 fn one_that_opens_a_topic_can_be_interrupted() {
     let house = House::open();
     let node = house.serve();
@@ -198,7 +241,8 @@ fn one_that_is_too_slow_is_removed_and_says_so() {
     let mut sub = house.start(&[&["sub", "t", "--check"][..], &settings].concat());
     house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
     sub.signal(Signal::SIGSTOP);
-    house.succeed(&["pub", "t", "--pattern", "--count", "10"]);
+    let said = house.succeed(&["pub", "t", "--pattern", "--count", "10"]);
+    assert!(said.contains("; 1 subscriber removed for being too slow"), "{said}");
     sub.signal(Signal::SIGCONT);
     assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
     assert!(sub.error().contains("evicted"), "{}", sub.error());

@@ -18,9 +18,15 @@ fn options_that_are_none_are_refused() {
     wrong(&house, &["pub", "t", "--dephth", "3"], 2, "--depth");
     wrong(&house, &["pub", "t", "--size", "64"], 2, "--pattern");
     wrong(&house, &["pub", "t", "--lines", "--pattern"], 2, "cannot be used with");
+    wrong(&house, &["pub", "t", "--lines", "--count", "2"], 2, "cannot be used with");
+    wrong(&house, &["pub", "t", "--file", "f", "--size", "4K"], 2, "cannot be used with");
     wrong(&house, &["pub", "t", "--pattern", "--size", "39"], 2, "at least 40 bytes");
     wrong(&house, &["pub", "t", "--rate", "0"], 2, "messages a second");
     wrong(&house, &["sub", "t", "--count", "0"], 2, "at least 1");
+    // Not as if it were an option.
+    wrong(&house, &["sub", "t", "--count", "-1"], 2, "invalid value '-1' for '--count");
+    wrong(&house, &["pub", "t", "--rate", "-0.5"], 2, "messages a second");
+    wrong(&house, &["pub", "t", "--depth", "-1"], 2, "option --depth is \"-1\"");
     wrong(&house, &["sub", "t", "--file", "a", "--into", "b"], 2, "cannot be used with");
     for what in ["--check", "--stats", "--json"] {
         wrong(&house, &["sub", "t", "--lines", what], 2, "--file");
@@ -37,6 +43,12 @@ fn settings_that_cannot_be_are_refused() {
     let house = House::open();
     wrong(&house, &["pub", "t", "--depth", "0"], 2, "option --depth is \"0\": 1 to 65536");
     wrong(&house, &["node", "--peers", "nowhere"], 2, "not like host:port");
+    for option in ["--budget-host", "--budget-device"] {
+        let why = "at least 512 bytes, which the smallest topic reserves; one with all that is usual reserves \
+                   20971520 (20 messages of 1048576 bytes)";
+        wrong(&house, &["node", option, "0"], 2, why);
+        wrong(&house, &["pub", "t", option, "511"], 2, why);
+    }
     let environment = [("FABRICAST_TOPIC_DEPTH", "many")];
     let (code, said) = house.run_with(&["sub", "t"], "", &environment);
     assert_eq!(code, Some(2));
@@ -69,6 +81,10 @@ fn a_message_that_is_too_long_is_refused() {
     house.wait_until("the topic", |report| topic(report, "small").is_some());
     let file = house.write("file", [0; 1025]);
     wrong(&house, &["pub", "small", "--file", &file], 7, "1024");
+    // That cannot be changed by saying it again.
+    let why = "the longest that the topic takes: that is fixed when it is made";
+    let (code, said) = house.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
+    assert!(code == Some(7) && said.contains(why), "{said}");
     let (code, said) = house.run_with(&["pub", "small"], &"x".repeat(1025), &[]);
     assert_eq!(code, Some(7), "{said}");
     assert!(said.contains("more than 1024 bytes"), "{said}");
@@ -81,6 +97,17 @@ fn topics_are_what_they_are() {
     let sub = house.start(&["sub", "t", "--check", "--depth", "4"]);
     house.wait_until("the topic", |report| topic(report, "t").is_some());
     wrong(&house, &["pub", "t", "--depth", "8"], 2, "settings differ");
+    for command in ["pub", "sub"] {
+        let (code, said) = house.run(&[command, "t", "--largest", "2M"]);
+        assert_eq!(code, Some(2), "{said}");
+        for words in [
+            "the topic \"t\": its settings differ: depth is 4, and would be 16 where nothing is said of it; \
+             largest is 1M, and 2M was asked for (option --largest). Say nothing",
+            "or say --depth 4 --largest 1M;",
+        ] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
     wrong(&house, &["pub", "", "--lines"], 2, "1 to 200 bytes");
     for command in ["pub", "sub"] {
         wrong(&house, &[command, &"x".repeat(300)], 2, "1 to 200 bytes and no control characters");
@@ -111,7 +138,14 @@ fn a_budget_is_said_alike_wherever_it_is_said() {
     let mut sub = house.start_with(&["sub", "t", "--stats", "--depth", "4"], "", &budget);
     house.wait_until("the topic", |report| topic(report, "t").is_some());
     wrong(&house, &["pub", "large", "--largest", "1G"], 7, "a budget of 67108864 bytes");
-    assert!(house.succeed(&["topics"]).contains("(67108864 bytes)"));
+    let cells = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let said = house.succeed(&["topics"]);
+    let figures = "topics reserve 8.39 MB of 67.11 MB (67108864 bytes)";
+    assert!(cells(&said).contains(figures), "{said}");
+    let said = house.succeed(&["topics", "--verbose"]);
+    assert!(said.lines().any(|line| cells(line) == "t 5 s 8 8388608 0"), "{said}");
+    let topics = house.json(&["topics", "--json"]);
+    assert_eq!(topics["topics"][0]["reserves"]["messages"], 8, "{topics}");
     assert_eq!(house.json(&["topics", "--json"])["pools"][0]["budget"], 64 << 20);
     sub.signal(nix::sys::signal::Signal::SIGINT);
     sub.succeed();

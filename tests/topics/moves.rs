@@ -30,7 +30,7 @@ fn a_pattern_arrives_whole_and_complete() {
     assert_eq!((&read["altered"], &read["node"]), (&0.into(), &sent["node"]), "{read}");
     let stages: Vec<_> =
         read["latencies"].as_array().unwrap().iter().map(|l| &l["stage"]).collect();
-    assert_eq!(stages, ["all", "filled", "published", "pulled"]);
+    assert_eq!(stages, ["all", "fill", "begin", "notice"]);
     let said = other.succeed();
     assert!(said.contains("300 messages") && said.contains("p99"), "{said}");
     assert!(said.contains("0 not what they should be"), "{said}");
@@ -72,12 +72,33 @@ fn files_are_messages_and_messages_files() {
     assert!(read("into/00000001") == long && read("into/00000002") == b"short");
     assert_eq!(std::fs::read_dir(&into).unwrap().count(), 2, "nothing that is not complete");
     assert!(read("end") == [b"begun ", &long[..], b"short"].concat());
-    // What is there is not written over.
-    let mut again = house.start(&["sub", "again", "--into", &into, "--count", "1"]);
-    house.run_with(&["pub", "again", "--wait-for", "1"], "x", &[]);
-    assert_eq!(again.end().code(), Some(1), "{}", again.error());
-    assert!(again.error().contains("00000001"), "{}", again.error());
-    assert!(read("into/00000001") == long);
+    // What is there is not written over, and nothing is lost for that: numbers go on.
+    let mut again = house.start(&["sub", "again", "--into", &into, "--count", "2"]);
+    let publish = ["pub", "again", "--lines", "--wait-for", "1"];
+    assert_eq!(house.run_with(&publish, "x\ny\n", &[]).0, Some(0));
+    again.succeed();
+    assert!(read("into/00000001") == long && read("into/00000002") == b"short");
+    assert!(read("into/00000003") == b"x" && read("into/00000004") == b"y");
+    // That it cannot be written to is said before anybody waits for a reader.
+    let file = house.write("a file", "");
+    let (code, said) = house.run(&["sub", "again", "--into", &file, "--count", "1"]);
+    assert!(code == Some(1) && said.contains("a file"), "{said}");
+}
+
+#[test]
+fn nothing_is_a_message_too() {
+    let house = House::open();
+    let mut sub = house.start(&["sub", "t", "--check", "--count", "2", "--json"]);
+    // Lines of nothing are none.
+    let lines = house.json(&["pub", "t", "--lines", "--wait-for", "1", "--json"]);
+    assert_eq!(lines["messages"], 0, "{lines}");
+    let whole = house.json(&["pub", "t", "--wait-for", "1", "--json"]);
+    assert_eq!((&whole["messages"], &whole["bytes"]), (&1.into(), &0.into()), "{whole}");
+    let file = house.write("empty", "");
+    house.succeed(&["pub", "t", "--file", &file, "--wait-for", "1"]);
+    sub.end();
+    let read = parse(&sub.output());
+    assert_eq!((&read["messages"], &read["bytes"]), (&2.into(), &0.into()), "{read}");
 }
 
 #[test]

@@ -108,6 +108,47 @@ fn a_service_ends_in_order_and_a_standby_takes_over() {
 }
 
 #[test]
+fn a_standby_that_serves_hands_the_node_over_and_succeeds_who_got_it() {
+    let house = House::open();
+    let mut standby = house.start(&["node", "--standby", "--label", "second"]);
+    standby.wait_for("serves node");
+    let mut node = house.start(&["node", "--label", "first"]);
+    node.wait_for("serves node");
+    standby.wait_for("waiting to succeed it");
+    let report = house.json(&["topics", "--json"]);
+    assert_eq!(report["node"]["label"], "first");
+    // There is one of these; the next one is told what it can do.
+    let (code, said) = house.run(&["node"]);
+    assert_eq!(code, Some(10), "{said}");
+    assert!(said.contains(&format!("process {} does", node.id())), "{said}");
+    assert!(said.contains("--standby to succeed it"), "{said}");
+    node.kill();
+    house.wait_until("its successor", |report| report["node"]["label"] == "second");
+    standby.signal(Signal::SIGTERM);
+    standby.succeed();
+}
+
+#[test]
+fn a_service_that_is_stopped_is_named() {
+    let house = House::open();
+    let mut node = house.serve();
+    node.signal(Signal::SIGSTOP);
+    let named = format!("process {} serves the node, and did", node.id());
+    for command in [&["topics"][..], &["paths", "--topics"]] {
+        let (code, said) = house.run(command);
+        assert_eq!(code, Some(4), "{said}");
+        assert!(said.contains(&named), "{said}");
+    }
+    let (code, said) = house.run(&["pub", "t", "--patience", "0.2"]);
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains(&format!("process {} serves the node, and does not", node.id())));
+    node.signal(Signal::SIGCONT);
+    house.wait_until("that it answers", |report| report["node"]["process"] == node.id());
+    node.signal(Signal::SIGTERM);
+    node.succeed();
+}
+
+#[test]
 fn the_service_manager_is_told() {
     let house = House::open();
     let path = house.path("notify");

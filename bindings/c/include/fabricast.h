@@ -66,6 +66,7 @@ typedef int32_t fabricast_status;
 #define FABRICAST_E_BAD_HANDLE (-16)       /* not an open handle of this kind */
 #define FABRICAST_E_PANICKED (-17)         /* a fault in the library itself */
 #define FABRICAST_E_POISONED (-18)         /* its publisher was lost before it was written */
+#define FABRICAST_E_TOO_MANY_LOANS (-19)   /* the publisher has all that it may have */
 
 /* A status in words, never NULL. */
 const char *fabricast_status_name(fabricast_status status);
@@ -182,6 +183,8 @@ typedef struct fabricast_topic_settings {
                                  while it is in the way, in nanoseconds */
     uint32_t depth;           /* messages that may wait to be read or be held */
     uint32_t reliability;     /* FABRICAST_RELIABLE, ... */
+    uint64_t loans;           /* that each publisher may have at once; memory for so many is
+                                 reserved when it is opened */
 } fabricast_topic_settings;
 
 /* fabricast_topic_settings_init(&settings, sizeof settings) */
@@ -222,6 +225,11 @@ typedef struct fabricast_publisher_counters {
     uint64_t messages; /* that it published, wanted by somebody or not */
     uint64_t bytes;    /* of these */
     uint64_t dropped;  /* messages that found no room */
+    uint64_t missed_by_nodes; /* of a reliable topic, messages that another node is not known to
+                                 have got, though it subscribed, when it was given up; counted
+                                 for each such node */
+    uint64_t evicted;  /* subscribers of this node that were put out meanwhile, for holding too
+                          long what was in somebody's way */
 } fabricast_publisher_counters;
 
 /* What it has done so far. */
@@ -254,6 +262,11 @@ fabricast_status fabricast_publisher_flush(fabricast_publisher *publisher,
 /* Memory for a message, lent to who fills it: nothing is copied when it is published. */
 typedef struct fabricast_loan fabricast_loan;
 
+/*
+ * FABRICAST_E_TOO_MANY_LOANS, at once, if all that the publisher may have at once are handles that
+ * were neither published nor discarded. If some are with threads that push, or were discarded while
+ * a device still writes there, one comes back by itself, and is waited for.
+ */
 fabricast_status fabricast_publisher_loan(fabricast_publisher *publisher, size_t length,
                                           fabricast_timeout timeout, fabricast_loan **loan);
 
@@ -315,12 +328,15 @@ fabricast_status fabricast_subscriber_pull(fabricast_subscriber *subscriber,
                                             on the node that they would have come from */
 #define FABRICAST_EVENT_PUBLISHER_LOST 2 /* publisher died */
 #define FABRICAST_EVENT_EVICTED 3        /* the subscriber was put out, after held_for */
+#define FABRICAST_EVENT_PUBLISHER_LOST_ELSEWHERE 4 /* publisher of another node died, as that node
+                                                      says; never told if all of it ended */
 
 typedef struct fabricast_event {
     uint64_t kind;      /* FABRICAST_EVENT_...; skip numbers that you do not know */
     uint64_t missed;    /* messages */
     uint64_t publisher; /* its identity */
     uint64_t held_for;  /* nanoseconds for which it was in the way; 0: not known */
+    char node[40];      /* the publisher's, as fabricast_sample_info.origin has it; empty: this one */
 } fabricast_event;
 
 /* The next of what happened to the subscriber; never waits. */

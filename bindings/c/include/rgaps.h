@@ -15,6 +15,9 @@
  *                                  stand-ins a "device pointer" is any pointer.
  *   FABRICAST_TOPIC_LARGEST        the largest message of a topic: 16M if unset
  *   FABRICAST_TOPIC_DEPTH          messages that may wait to be read: 16 if unset
+ *   FABRICAST_TOPIC_LOANS          for how many messages that each publisher has not published
+ *                                  yet memory is reserved: 4 if unset. A call of
+ *                                  publisher_push has one; others wait for it
  *   FABRICAST_TOPIC_RELEASE_DEADLINE
  *                                  a subscriber that keeps a message for more seconds than
  *                                  this while others wait for its room is put out: 60 if unset
@@ -32,8 +35,8 @@
  *   _LOST_AFTER, _INSECURE         all if the first three are unset
  *
  * Sizes may end in K, M or G, and "none" takes back what need not be said. All processes of a
- * topic say the same; who says nothing of size, depth or deadline takes what the first one said
- * of it. Topics are reliable, whatever FABRICAST_TOPIC_RELIABILITY says, and FABRICAST_CONFIG is
+ * topic say the same; who says nothing of size, depth, loans or deadline takes what the first one
+ * said of it. Topics are reliable, whatever FABRICAST_TOPIC_RELIABILITY says, and FABRICAST_CONFIG is
  * not read: these are the command's.
  *
  * Functions may be called by any thread. After a fork the child makes handles of its own:

@@ -9,6 +9,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use ipc::Spin;
+use pubsub::peers::NodeIdentity;
 use pubsub::{
     Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sent, ServiceMode,
     TopicSettings,
@@ -199,6 +200,7 @@ pub(crate) struct RawTopicSettings<'a> {
     pub(crate) release_deadline: i64,
     pub(crate) depth: u32,
     pub(crate) reliability: u32,
+    pub(crate) loans: u64,
 }
 
 // SAFETY: numbers and addresses, without gaps.
@@ -225,6 +227,7 @@ impl<'a> RawTopicSettings<'a> {
                 Reliability::DropOldest => 1,
                 Reliability::DropNewest => 2,
             },
+            loans: u64::from(settings.loans),
         }
     }
 
@@ -240,6 +243,8 @@ impl<'a> RawTopicSettings<'a> {
             },
             depth: self.depth,
             largest: self.largest,
+            // What is more than can be said is too much all the same.
+            loans: u32::try_from(self.loans).unwrap_or(u32::MAX),
             release_deadline: time(operation, "release_deadline", self.release_deadline)?,
         })
     }
@@ -282,6 +287,8 @@ pub(crate) struct RawCounters {
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
     pub(crate) dropped: u64,
+    pub(crate) missed_by_nodes: u64,
+    pub(crate) evicted: u64,
 }
 
 // SAFETY: numbers.
@@ -297,19 +304,36 @@ unsafe impl Layout for RawCounters {
 
 impl RawCounters {
     pub(crate) fn of(counters: &PublisherCounters) -> Self {
-        let PublisherCounters { messages, bytes, dropped, .. } = *counters;
-        Self { messages, bytes, dropped }
+        let PublisherCounters { messages, bytes, dropped, missed_by_nodes, evicted, .. } =
+            *counters;
+        Self { messages, bytes, dropped, missed_by_nodes, evicted }
     }
 }
 
+/// A node's identity, as text that zeros end.
+fn identity(node: [u8; 16]) -> [u8; 40] {
+    let mut all = [0; 40];
+    let text = NodeIdentity(node).to_string();
+    // One zero at least stays.
+    all[..39].iter_mut().zip(text.bytes()).for_each(|(place, byte)| *place = byte);
+    all
+}
+
 /// `fabricast_event`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct RawEvent {
     pub(crate) kind: u64,
     pub(crate) missed: u64,
     pub(crate) publisher: u64,
     pub(crate) held_for: u64,
+    pub(crate) node: [u8; 40],
+}
+
+impl Default for RawEvent {
+    fn default() -> Self {
+        Self { kind: 0, missed: 0, publisher: 0, held_for: 0, node: [0; 40] }
+    }
 }
 
 // SAFETY: numbers.
@@ -336,6 +360,10 @@ impl RawEvent {
                 held_for: held_for.map_or(0, nanoseconds).unsigned_abs(),
                 ..Self::default()
             },
+            Some(Event::PublisherLostElsewhere { node, publisher }) => {
+                let (publisher, node) = (publisher.as_u64(), identity(node));
+                Self { kind: 4, publisher, node, ..Self::default() }
+            }
             // What a later version adds has no number yet.
             Some(_) => Self { kind: u64::MAX, ..Self::default() },
         }

@@ -13,12 +13,15 @@ fn structures_lie_as_c_has_them() {
     assert_eq!(offset_of!(RawNodeOptions, patience), 24);
     assert_eq!(offset_of!(RawNodeOptions, waiting), 52);
     assert_eq!(offset_of!(RawNodeOptions, workers), 116);
-    assert_eq!(size_of::<RawTopicSettings<'_>>(), 40);
+    assert_eq!(size_of::<RawTopicSettings<'_>>(), 48);
     assert_eq!(offset_of!(RawTopicSettings<'_>, reliability), 36);
     assert_eq!(size_of::<RawSent>(), 24);
-    assert_eq!(size_of::<RawCounters>(), 24);
-    assert_eq!(size_of::<RawEvent>(), 32);
+    assert_eq!(size_of::<RawCounters>(), 40);
+    assert_eq!(offset_of!(RawCounters, missed_by_nodes), 24);
+    assert_eq!(offset_of!(RawCounters, evicted), 32);
+    assert_eq!(size_of::<RawEvent>(), 72);
     assert_eq!(offset_of!(RawEvent, held_for), 24);
+    assert_eq!(offset_of!(RawEvent, node), 32);
     assert_eq!(size_of::<RawSampleInfo>(), 128);
     assert_eq!(offset_of!(RawSampleInfo, publisher), 56);
     assert_eq!(offset_of!(RawSampleInfo, delivered_at), 120);
@@ -27,10 +30,12 @@ fn structures_lie_as_c_has_them() {
 #[test]
 fn the_first_version_is_whole() {
     assert_eq!(RawNodeOptions::OLDEST, size_of::<RawNodeOptions>());
-    assert_eq!(RawTopicSettings::OLDEST, size_of::<RawTopicSettings<'_>>());
+    // Grown since, by "loans".
+    assert_eq!(RawTopicSettings::OLDEST + 8, size_of::<RawTopicSettings<'_>>());
     assert_eq!(RawSent::OLDEST, size_of::<RawSent>());
-    assert_eq!(RawCounters::OLDEST, size_of::<RawCounters>());
-    assert_eq!(RawEvent::OLDEST, size_of::<RawEvent>());
+    // What came later stands behind it.
+    assert_eq!(RawCounters::OLDEST, offset_of!(RawCounters, missed_by_nodes));
+    assert_eq!(RawEvent::OLDEST, offset_of!(RawEvent, node));
     assert_eq!(RawSampleInfo::OLDEST, size_of::<RawSampleInfo>());
 }
 
@@ -61,13 +66,17 @@ fn settings_keep_their_meaning() {
         reliability: Reliability::DropNewest,
         depth: 3,
         largest: 77,
+        loans: 2,
         release_deadline: Duration::from_millis(9),
     };
     let raw = RawTopicSettings::of(&settings, Text::of(c"stand-in:1"));
     assert_eq!(raw.meaning(c"test").unwrap(), settings);
     // No memory named is the host's.
-    let raw = RawTopicSettings { memory: Text::NULL, ..raw };
-    assert_eq!(raw.meaning(c"test").unwrap().memory.to_string(), "host");
+    let raw = RawTopicSettings { memory: Text::NULL, loans: 1 << 32, ..raw };
+    let meant = raw.meaning(c"test").unwrap();
+    assert_eq!(meant.memory.to_string(), "host");
+    // As many as nobody can have.
+    assert!(meant.loans > TopicSettings::MOST_LOANS);
 }
 
 #[test]
@@ -117,7 +126,8 @@ fn options_keep_their_meaning() {
     assert_eq!(options.network, None);
     let listening = RawNodeOptions { listen: Text::of(c"127.0.0.1:0"), insecure: 1, ..raw };
     let network = listening.meaning(c"test").unwrap().network.unwrap();
-    assert_eq!((network.insecure, network.workers), (true, 1));
+    // As many as usual.
+    assert_eq!((network.insecure, network.workers), (true, 0));
     let refused = [
         RawNodeOptions { service: 2, ..raw },
         RawNodeOptions { waiting: 3, ..raw },
@@ -128,6 +138,13 @@ fn options_keep_their_meaning() {
     for options in refused {
         assert_eq!(options.meaning(c"test").unwrap_err().status, Status::InvalidArgument);
     }
+}
+
+#[test]
+fn a_node_is_named_as_everywhere() {
+    let named = identity([0xab; 16]);
+    let text = CStr::from_bytes_until_nul(&named).unwrap().to_str().unwrap();
+    assert_eq!(text, NodeIdentity([0xab; 16]).to_string());
 }
 
 #[test]

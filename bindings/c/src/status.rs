@@ -47,10 +47,12 @@ pub(crate) enum Status {
     Panicked = -17,
     /// The message will never be there: its publisher was lost before a stream had written it.
     Poisoned = -18,
+    /// The publisher has as many loans already as its topic allows each.
+    TooManyLoans = -19,
 }
 
 impl Status {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::Ok,
         Self::Failed,
         Self::InvalidArgument,
@@ -70,6 +72,7 @@ impl Status {
         Self::BadHandle,
         Self::Panicked,
         Self::Poisoned,
+        Self::TooManyLoans,
     ];
 
     /// What a number says that came from C.
@@ -99,6 +102,7 @@ impl Status {
             Self::BadHandle => c"not an open handle",
             Self::Panicked => c"a fault in the library",
             Self::Poisoned => c"poisoned",
+            Self::TooManyLoans => c"too many loans",
         }
     }
 }
@@ -112,6 +116,7 @@ impl From<ErrorKind> for Status {
             ErrorKind::OverBudget => Self::OverBudget,
             ErrorKind::TooLong => Self::TooLong,
             ErrorKind::TooMany => Self::TooMany,
+            ErrorKind::TooManyLoans => Self::TooManyLoans,
             ErrorKind::WouldBlock => Self::WouldBlock,
             ErrorKind::DeadlineExceeded => Self::DeadlineExceeded,
             ErrorKind::Evicted => Self::Evicted,

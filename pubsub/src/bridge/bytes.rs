@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use fabric::MemoryRegion;
 use fabric::ring::View;
+use fabric::{MemoryRegion, RegionSlice};
 use gpu::{Implementation, Memory, Slice};
 use ipc::Segment;
 use nix::libc;
@@ -65,25 +65,58 @@ fn is_host(memory: &Memory) -> bool {
     memory.device().is_none_or(|device| device.implementation == Implementation::StandIn)
 }
 
+const IN: &str = "copy a message in";
+
 #[cold]
 fn refuse(operation: &'static str) -> Error {
     let detail = "memory that the processor does not reach, or too little of it";
     Error::new(operation, ErrorKind::InvalidArgument, detail)
 }
 
+/// Is there room for so many bytes from there on, in memory that the processor reaches?
+#[inline]
+pub(super) fn check_room(length: usize, to: &Slice, at: u64) -> Result<()> {
+    let is_inside = at.checked_add(length as u64).is_some_and(|end| end <= to.length());
+    if is_inside && is_host(to.memory()) { Ok(()) } else { Err(refuse(IN)) }
+}
+
 /// Copies bytes of a chunk to memory that the processor reaches.
 #[inline]
 pub(super) fn unload(view: &View, from: usize, length: usize, to: &Slice, at: u64) -> Result<()> {
-    let is_inside = from.checked_add(length).is_some_and(|end| end <= view.len())
-        && at.checked_add(length as u64).is_some_and(|end| end <= to.length());
-    if !is_inside || !is_host(to.memory()) {
-        return Err(refuse("copy a message in"));
+    if from.checked_add(length).is_none_or(|end| end > view.len()) {
+        return Err(refuse(IN));
     }
+    check_room(length, to, at)?;
     let target = (to.address() + at) as *mut libc::c_void;
     // SAFETY: both ranges are mapped and inside of what was checked; the view keeps its memory, and
     // the slice its own. Others may look at either at the same time: so the copy is left to the C
     // library, of which the compiler supposes nothing, and no reference to the bytes exists.
     unsafe { libc::memmove(target, view.as_ptr().wrapping_add(from).cast(), length) };
+    Ok(())
+}
+
+/// Bytes of a chunk, which keep its memory, but not its place; None if they are not of the host.
+///
+/// # Errors
+/// `InvalidArgument` if there are not so many.
+pub(super) fn part(view: &View, from: usize, length: usize) -> Result<Option<RegionSlice>> {
+    if from.checked_add(length).is_none_or(|end| end > view.len()) {
+        return Err(refuse(IN));
+    }
+    let Some(all) = view.slice() else { return Ok(None) };
+    let (start, region) = (all.offset() + from, all.region());
+    if region.kind().is_device() {
+        return Ok(None);
+    }
+    region.slice(start..start + length).map(Some).map_err(|error| Error::of(IN, error))
+}
+
+/// Copies such bytes, as [`unload`] does.
+pub(super) fn unload_part(from: &RegionSlice, to: &Slice, at: u64) -> Result<()> {
+    check_room(from.len(), to, at)?;
+    let target = (to.address() + at) as *mut libc::c_void;
+    // SAFETY: as in `unload`; the slice of a region keeps its memory, too.
+    unsafe { libc::memmove(target, from.as_ptr().cast(), from.len()) };
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use super::header::Form;
 use super::inbound::{Chunk, Intake};
 use super::outbound::{Marks, Part, Wire};
 use super::pools::{Registered, Sheets, Slots, Streams};
+use super::porters::{self, Porters};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of a message from which on it goes by all lanes of its ring, not by the first alone: less
@@ -27,6 +28,7 @@ pub(super) struct Deck {
     registered: Registered,
     out: Streams,
     pub(super) into: Streams,
+    pub(super) porters: Porters,
     /// Rings that topics let go of.
     pub(super) closed: Vec<SenderId>,
 }
@@ -34,6 +36,7 @@ pub(super) struct Deck {
 impl Deck {
     pub(super) fn new(port: Port, piece: usize, slots: usize) -> Self {
         Self {
+            porters: Porters::of(port.lanes()),
             port,
             sheets: Sheets::new(),
             slots: Slots::new(piece + super::TRAILER, slots),
@@ -197,10 +200,18 @@ impl Chunk for Arrived {
     }
 }
 
+/// A copy into a message's place that was begun.
+#[derive(Debug)]
+pub(super) enum Ticket {
+    Device(Point),
+    Porter(u64),
+}
+
 /// What one inbound topic reads through, for a turn.
 pub(super) struct Reading<'a> {
     pub(super) port: &'a mut Port,
     pub(super) into: &'a mut Streams,
+    pub(super) porters: &'a mut Porters,
     pub(super) ring: Option<ReceiverId>,
     /// The ring's memory, as the device of the topic knows it.
     pub(super) pinned: Option<&'a Memory>,
@@ -210,7 +221,7 @@ pub(super) struct Reading<'a> {
 impl Intake for Reading<'_> {
     type Chunk = Arrived;
     type Place = Place;
-    type Ticket = Point;
+    type Ticket = Ticket;
 
     #[inline]
     fn take(&mut self) -> Result<Option<Arrived>> {
@@ -231,9 +242,14 @@ impl Intake for Reading<'_> {
         length: usize,
         to: &Place,
         at: u64,
-    ) -> Result<Option<Point>> {
+    ) -> Result<Option<Ticket>> {
         let to = match to {
             Place::Host(slice) => {
+                if length >= porters::LARGE
+                    && let Some(number) = self.porters.carry(&chunk.0, from, length, slice, at)?
+                {
+                    return Ok(Some(Ticket::Porter(number)));
+                }
                 return bytes::unload(&chunk.0, from, length, slice, at).map(|()| None);
             }
             Place::Device(slice) => slice,
@@ -246,10 +262,16 @@ impl Intake for Reading<'_> {
         let start = (slice.offset() + from) as u64;
         let piece = pinned.slice(start, length as u64).map_err(of_device)?;
         let target = to.slice(at, length as u64).map_err(of_device)?;
-        self.into.copy(to.memory().mapped_for(), &target, &piece).map(Some)
+        let copy = self.into.copy(to.memory().mapped_for(), &target, &piece);
+        copy.map(|point| Some(Ticket::Device(point)))
     }
 
-    fn is_copied(&mut self, ticket: &Point) -> Result<bool> {
-        ticket.is_done().map_err(|error| Error::of("copy a message in", error))
+    fn is_copied(&mut self, ticket: &Ticket) -> Result<bool> {
+        match ticket {
+            Ticket::Device(point) => {
+                point.is_done().map_err(|error| Error::of("copy a message in", error))
+            }
+            Ticket::Porter(number) => Ok(self.porters.is_done(*number)),
+        }
     }
 }

@@ -268,7 +268,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
                 Step::Copy(ticket, since, _) => {
                     if !intake.is_copied(ticket).map_err(Broken::Topic)? {
                         if now.steady - *since > self.patience {
-                            let detail = "a device did not copy a message in in time";
+                            let detail = "a message was not copied in in time, by a device or for want of a processor";
                             let kind = ErrorKind::DeadlineExceeded;
                             return Err(Broken::Topic(Error::new("unload", kind, detail)));
                         }

@@ -15,6 +15,7 @@ mod header;
 mod inbound;
 mod outbound;
 mod pools;
+mod porters;
 mod staging;
 mod terms;
 mod worker;
@@ -38,6 +39,7 @@ pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
 pub(crate) use terms::MOST_LANES;
 pub use terms::{LONGEST_TERMS, Side, Spot, Terms, TopicFacts};
+pub(crate) use worker::check_provider;
 pub use worker::{
     Announcer, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,
 };
@@ -102,6 +104,12 @@ pub trait Source<P = Place>: Send {
     /// asked for soon.
     fn is_being_written(&self) -> bool {
         false
+    }
+
+    /// This node has all messages before this position; told where all are kept, now and then, and
+    /// before what it has is [released](Self::release).
+    fn has(&mut self, node: NodeId, before: u64) {
+        let _ = (node, before);
     }
 
     /// All messages up to this position are delivered by everybody who wants them, or will never

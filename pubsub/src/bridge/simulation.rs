@@ -125,6 +125,8 @@ pub(super) struct SimWire {
     /// Copies that are not over: when they are, from where, and to which slot.
     copies: Vec<(u64, SimPlace, u64, u64, u32)>,
     pub(super) pieces_copied: u64,
+    /// Copies that were asked for before they were done.
+    pub(super) asked_in_vain: u64,
     events: Vec<u64>,
     /// When it is looked again, if nothing happens before.
     again: u64,
@@ -146,6 +148,7 @@ impl SimWire {
             belt: Belt::default(),
             copies: Vec::new(),
             pieces_copied: 0,
+            asked_in_vain: 0,
             events: Vec::new(),
             again: 0,
         }
@@ -439,6 +442,7 @@ impl Wire for SimWire {
 
     fn is_copied(&mut self, ticket: &u64) -> Result<bool> {
         if *ticket > self.now {
+            self.asked_in_vain += 1;
             return Ok(false);
         }
         if let Some(place) = self.copies.iter().position(|copy| copy.0 == *ticket) {

@@ -13,6 +13,8 @@ pub(super) struct Staged<T> {
     /// The number of its message's entry.
     pub(super) entry: u64,
     pub(super) slot: u32,
+    /// Which copy of the topic it was: given when it is put.
+    pub(super) order: u64,
     pub(super) state: State<T>,
     /// Writes from it that the provider is not done with.
     pub(super) holds: u32,
@@ -53,13 +55,15 @@ pub(super) enum Need {
 #[derive(Debug)]
 pub(super) struct Stage<T> {
     items: Vec<Staged<T>>,
+    /// Copies that were begun.
+    begun: u64,
     /// Slots that a topic has at most, and pieces that are copied ahead.
     most: usize,
 }
 
 impl<T> Stage<T> {
     pub(super) fn new(most: usize) -> Self {
-        Self { items: Vec::with_capacity(most), most: most.max(1) }
+        Self { items: Vec::with_capacity(most), begun: 0, most: most.max(1) }
     }
 
     pub(super) fn ahead(&self) -> u64 {
@@ -93,7 +97,14 @@ impl<T> Stage<T> {
     }
 
     pub(super) fn put(&mut self, item: Staged<T>) {
-        self.items.push(item);
+        self.items.push(Staged { order: self.begun, ..item });
+        self.begun += 1;
+    }
+
+    /// The piece whose copy was begun first, of those that are being copied.
+    pub(super) fn oldest_copy(&mut self) -> Option<&mut Staged<T>> {
+        let copies = self.items.iter_mut().filter(|item| matches!(item.state, State::Copying(..)));
+        copies.min_by_key(|item| item.order)
     }
 
     /// A write from a piece is over, as far as we know. With whether it may go on all the same.
@@ -159,6 +170,7 @@ mod tests {
                 serial: *serial,
                 entry: 0,
                 slot: *serial as u32,
+                order: 0,
                 state: State::Ready,
                 holds: 0,
                 is_tainted: false,
@@ -180,6 +192,21 @@ mod tests {
                 .collect();
         assert_eq!(order, [3, 20, 6], "and never the one that is wanted now");
         assert!(stage.has(5));
+    }
+
+    #[test]
+    fn copies_are_looked_at_in_the_order_in_which_they_began() {
+        let mut stage = stage(&[3, 1, 2]);
+        stage.items().iter_mut().for_each(|item| item.state = State::Copying((), 0));
+        // One that is taken out changes the places of others.
+        stage.items()[0].state = State::Ready;
+        assert_eq!(stage.unneeded(&[want(4)]).map(|item| item.serial), Some(3));
+        let mut order = Vec::new();
+        while let Some(item) = stage.oldest_copy() {
+            item.state = State::Ready;
+            order.push(item.serial);
+        }
+        assert_eq!(order, [1, 2]);
     }
 
     #[test]

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use ipc::{Caller, Participant};
 
-use super::plan::{Local, Standing};
+use super::plan::{Local, Plan, Standing};
 use super::rest::Rest;
-use super::source::TopicSource;
-use super::{Carrier, Facts, LOOK, id, key};
+use super::source::{Delivered, TopicSource};
+use super::{Carrier, Facts, Household, LOOK, id, key};
 use crate::bridge::{TopicFacts, TopicOptions};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
@@ -32,10 +32,14 @@ pub(super) struct Line {
     /// The service does not have it any more.
     pub(super) is_gone: bool,
     pub(super) state: State,
+    /// How far its destinations are.
+    delivered: Arc<Delivered>,
     /// It failed, and is tried again then.
     pub(super) rest: Option<Rest>,
     /// What failed is not to be carried meanwhile: who publishes must not wait for it.
     pub(super) is_given_up: bool,
+    /// And its destinations still have to be given up.
+    is_owed: bool,
     has_complained: bool,
 }
 
@@ -82,14 +86,17 @@ impl Line {
             facts,
             is_gone: false,
             state: State::Left,
+            delivered: Arc::default(),
             rest: None,
             is_given_up: false,
+            is_owed: false,
             has_complained: false,
         }
     }
 
     pub(super) fn is_to_be_planned(&self, now: Instant) -> bool {
-        let is_given_up = self.is_given_up && self.rest.is_some_and(|rest| !rest.is_over(now));
+        let rests = self.rest.is_some_and(|rest| !rest.is_over(now));
+        let is_given_up = self.is_given_up && (rests || self.is_owed);
         !self.is_gone && !is_given_up
     }
 
@@ -129,7 +136,7 @@ impl Line {
         if let State::Carried(Carried { source, .. }) = &self.state {
             let source = Weak::clone(source);
             self.state = State::Ending(Ending { source, is_told: true, keeps: false });
-            self.is_given_up = true;
+            (self.is_given_up, self.is_owed) = (true, true);
             self.rests(now);
         }
     }
@@ -138,14 +145,10 @@ impl Line {
         self.rest = Some(Rest::after(self.rest, now, RESTS));
     }
 
-    /// Notes its destinations for the next service, before anything is kept for them; and forgets
-    /// who is none any more.
+    /// Notes its destinations for the next service, before anything is kept for them.
     fn note(&mut self, wanted: &BTreeMap<NodeIdentity, Standing>) {
         let topic = &self.facts.topic;
         let noted: Vec<_> = topic.destinations().into_iter().map(NodeIdentity).collect();
-        for node in noted.iter().filter(|node| !wanted.contains_key(node)) {
-            topic.forget_destination(&node.0);
-        }
         let mut new = wanted.keys().filter(|node| !noted.contains(node));
         let is_noted = new.all(|node| topic.note_destination(&node.0));
         if !is_noted && !std::mem::replace(&mut self.has_complained, true) {
@@ -155,6 +158,57 @@ impl Line {
                  service ends"
             );
         }
+    }
+
+    /// Forgets who is no destination any more: who does not want the topic, and who is given up and
+    /// misses what it did not get.
+    fn part_with_others(
+        &mut self,
+        plan: &Plan,
+        household: &Household,
+        wanted: &BTreeMap<NodeIdentity, Standing>,
+    ) -> Result<()> {
+        self.part_with_the_halted(household)?;
+        let topic = &self.facts.topic;
+        topic.finish_giving_up();
+        let noted = topic.destinations().into_iter().map(NodeIdentity);
+        let others: Vec<_> = noted.filter(|node| !wanted.contains_key(node)).collect();
+        let (done, given_up): (Vec<_>, Vec<_>) = others
+            .into_iter()
+            .partition(|node| plan.is_done_with(topic.name(), topic.settings(), *node));
+        for node in done {
+            topic.forget_destination(&node.0);
+            self.delivered.forget(&node.0);
+        }
+        if !given_up.is_empty() && wanted.is_empty() {
+            // What is published from now on is for nobody elsewhere.
+            topic.halt(&household.caller(), household.role)?;
+        }
+        for node in given_up {
+            give_up(topic, household.role, node, self.delivered.to(&node.0));
+            self.delivered.forget(&node.0);
+        }
+        self.is_owed = false;
+        Ok(())
+    }
+
+    /// A service died between halting and letting go of what was kept: nothing can go on from there.
+    /// Whom it had still to give up misses what was kept, also one that is there again. That is before
+    /// any other one is noted, and what is kept is let go of with it: so nothing is counted twice, and
+    /// nothing as missed by one that came later.
+    fn part_with_the_halted(&mut self, household: &Household) -> Result<()> {
+        let (topic, role) = (&self.facts.topic, household.role);
+        let is_halted = matches!(self.state, State::Left)
+            && topic.here().seats_of(role).next().is_some()
+            && !topic.here().seats().any(|seat| seat.who() == Some(role));
+        if is_halted {
+            topic.finish_giving_up();
+            for node in topic.destinations() {
+                give_up(topic, role, NodeIdentity(node), 0);
+            }
+            keep_no_more(topic, &self.facts.here, &household.caller(), role)?;
+        }
+        Ok(())
     }
 
     /// When there is something to do at the latest, of which nobody tells.
@@ -170,12 +224,27 @@ impl Line {
     }
 }
 
+/// A node is no destination of a topic any more, and has it only up to a position. Counts what it
+/// misses, and says so.
+fn give_up(topic: &Topic, role: Participant, node: NodeIdentity, from: u64) {
+    let messages = topic.give_up(&node.0, role, from);
+    let topic = topic.name();
+    if messages == 0 {
+        tracing::debug!(topic, %node, "a node is no destination any more: it misses nothing");
+    } else {
+        tracing::warn!(
+            topic, %node, messages,
+            "a node was given up: it misses messages of a topic, which nobody keeps for it any more"
+        );
+    }
+}
+
 /// The seats of those that carry it.
 fn seats(topic: &Topic) -> impl Iterator<Item = ipc::Seat> {
     topic.here().seats().filter(|seat| seat.who().is_some_and(Participant::is_role))
 }
 
-fn has_backlog(topic: &Topic) -> bool {
+pub(super) fn has_backlog(topic: &Topic) -> bool {
     let here = topic.here();
     seats(topic).any(|seat| here.oldest_unreleased(seat) < here.position())
 }
@@ -196,12 +265,27 @@ pub(crate) fn let_go(
     caller: &Caller<'_>,
     role: Participant,
 ) -> Result<bool> {
+    topic.finish_giving_up();
     let destinations = topic.destinations();
-    if destinations.is_empty() && !topic.is_carried() && seats(topic).next().is_none() {
+    if !destinations.is_empty() {
+        topic.halt(caller, role)?;
+        destinations.iter().for_each(|node| give_up(topic, role, NodeIdentity(*node), 0));
+    }
+    Ok(keep_no_more(topic, here, caller, role)? || !destinations.is_empty())
+}
+
+/// Lets go of what is kept of a topic for nodes that were given up, or are done with it.
+fn keep_no_more(
+    topic: &Topic,
+    here: &Pool,
+    caller: &Caller<'_>,
+    role: Participant,
+) -> Result<bool> {
+    let is_kept = topic.here().seats_of(role).next().is_some();
+    if !is_kept && !topic.is_carried() {
         return Ok(false);
     }
     topic.set_carried(false);
-    destinations.iter().for_each(|node| topic.forget_destination(node));
     topic.stop_carrying(caller, role, here)?;
     Ok(true)
 }
@@ -216,6 +300,7 @@ impl Carrier {
         {
             self.looks += 1;
         }
+        self.tell_of_the_dead(&line.facts.topic);
         if line.is_to_be_planned(now) {
             let facts = &line.facts;
             let local = Local {
@@ -229,6 +314,13 @@ impl Carrier {
             self.plan.forget(number);
         }
         let wanted: BTreeMap<_, _> = self.plan.destinations(number).collect();
+        if let Err(error) = line.part_with_others(&self.plan, &self.household, &wanted) {
+            // It stays one: nothing that it is owed may be let go of before it is counted.
+            tracing::debug!(%error, "cannot give up a node yet");
+            self.agenda.set_time(number, Some(now + LOOK));
+            self.lines.insert(number, line);
+            return;
+        }
         line.note(&wanted);
         while self.step(now, number, &mut line, &wanted) {}
         if line.is_gone && matches!(line.state, State::None) {
@@ -289,7 +381,7 @@ impl Carrier {
     fn clear(&mut self, line: &mut Line) -> bool {
         let topic = &line.facts.topic;
         let household = &self.household;
-        match let_go(topic, &line.facts.here, &household.caller(), household.role) {
+        match keep_no_more(topic, &line.facts.here, &household.caller(), household.role) {
             Ok(_) => {
                 line.state = State::None;
                 true
@@ -304,7 +396,7 @@ impl Carrier {
 
     /// Keeps a topic's messages for other nodes from now on.
     fn carry(&mut self, now: Instant, number: u32, line: &mut Line) -> bool {
-        let Some(workers) = &self.workers else { return false };
+        let Some(workers) = &mut self.workers else { return false };
         if self.is_deaf || line.rest.is_some_and(|rest| !rest.is_over(now)) {
             return false;
         }
@@ -314,7 +406,9 @@ impl Carrier {
         let (source, made) = {
             let alive = Arc::new(AtomicBool::new(true));
             let source = Arc::downgrade(&alive);
-            (source, TopicSource::new(&self.household, topic, &line.facts.here, &gate, alive))
+            let facts = (topic, &line.facts.here);
+            let household = &self.household;
+            (source, TopicSource::new(household, facts, &line.delivered, &gate, alive))
         };
         let is_kept = settings.reliability == Reliability::Reliable;
         let options = TopicOptions {
@@ -325,6 +419,7 @@ impl Carrier {
             },
             keep: (!is_kept).then_some(settings.depth as usize),
         };
+        workers.place(key(number), settings.largest);
         let sent = made.and_then(|source| {
             workers.of(key(number)).send_topic(key(number), options, Box::new(source))
         });

@@ -9,6 +9,7 @@ mod ear;
 mod gaps;
 mod lines;
 mod misfits;
+mod obituaries;
 mod options;
 mod plan;
 mod receiving;
@@ -141,6 +142,8 @@ pub(crate) struct Carrier {
     /// Where they are.
     local: Option<IpAddr>,
     workers_rest: Option<Rest>,
+    /// Why there are none, if they could not be started.
+    why_no_workers: Option<String>,
     /// Workers that end.
     farewells: Vec<JoinHandle<()>>,
     /// What they counted last.
@@ -193,6 +196,7 @@ impl Carrier {
             workers: None,
             local: None,
             workers_rest: None,
+            why_no_workers: None,
             farewells: Vec::new(),
             counts: Vec::new(),
             names: BTreeMap::new(),

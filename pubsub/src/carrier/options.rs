@@ -3,9 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use fabric::Policy;
 use serde::{Deserialize, Serialize};
 
-use crate::bridge::MOST_LANES;
+use crate::bridge::{self, MOST_LANES};
 use crate::error::Result;
 use crate::peers::{NodeIdentity, PeersOptions};
 
@@ -44,19 +45,23 @@ pub struct NetworkOptions {
     pub source: Option<IpAddr>,
     /// A node that was not heard for so long is gone; and for so long again what it is owed is
     /// kept. One that is there and takes nothing while others wait has twice as long, and twice
-    /// the topic's [`release_deadline`](crate::TopicSettings::release_deadline).
+    /// the topic's [`release_deadline`](crate::TopicSettings::release_deadline). Then it is given
+    /// up, and [counted](crate::PublisherCounters::missed_by_nodes) what it missed.
     pub lost_after: Duration,
-    /// Threads that carry messages; never more than there are processors.
+    /// Threads that carry messages, each those of its share of the topics; 0: one for each eight
+    /// processors, four at most. Never more than there are processors.
     pub workers: usize,
-    /// Lanes by which each of these carries messages of 1 MiB and more, a thread and a connection
+    /// Lanes by which the first of these carries messages of 1 MiB and more, a thread and a connection
     /// each; 0: as many as the provider and the processors make sensible. Never more than there are
-    /// processors for all, nor than the other node has.
+    /// processors, nor than the other node has.
     pub lanes: usize,
 }
 
 impl NetworkOptions {
     /// The most [lanes](Self::lanes) that there can be.
     pub const MOST_LANES: u32 = MOST_LANES as u32;
+    /// The most [workers](Self::workers) that can be asked for.
+    pub const MOST_WORKERS: u32 = 16;
 
     /// Refuses what would be in vain, whatever else there is: addresses that are none, and those
     /// beyond loopback without [`insecure`](Self::insecure). A service that is told such a thing
@@ -78,6 +83,33 @@ impl NetworkOptions {
     /// ```
     pub fn check(&self, label: &str) -> Result<()> {
         self.peers(NodeIdentity([0; 16]), label).check()
+    }
+
+    /// Refuses a [provider](Self::provider) that is not here or cannot do what is needed, and a
+    /// machine without any that can. It is looked at the [address](Self::source) that messages are to
+    /// leave from, if that is said; else it is enough that some address would do. Which one it will
+    /// be is known only when there is another node, so messages may still fail to go; then the
+    /// service logs why, and [reports](crate::Row::NotCarried) it. A service that is told such a thing
+    /// serves its node all the same, and tries again and again.
+    ///
+    /// # Errors
+    /// Of the kind [`NoProvider`](crate::ErrorKind::NoProvider), with the reason.
+    ///
+    /// ```
+    /// use pubsub::{ErrorKind, NetworkOptions};
+    /// let provider = Some("carrier-pigeon".into());
+    /// let network = NetworkOptions { provider, ..NetworkOptions::default() };
+    /// let error = network.check_provider().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::NoProvider);
+    /// assert!(error.detail().contains("carrier-pigeon"));
+    /// ```
+    pub fn check_provider(&self) -> Result<()> {
+        bridge::check_provider(&self.policy(), self.source)
+    }
+
+    /// Which providers may carry messages.
+    pub(super) fn policy(&self) -> Policy {
+        Policy { require: self.provider.iter().cloned().collect(), ..Policy::default() }
     }
 
     /// How the node is called among others, if its service calls itself so.
@@ -110,7 +142,7 @@ impl Default for NetworkOptions {
             provider: None,
             source: None,
             lost_after: Duration::from_secs(5),
-            workers: 1,
+            workers: 0,
             lanes: 0,
         }
     }

@@ -227,6 +227,20 @@ impl Plan {
         true
     }
 
+    /// Has a node said itself that it does not want a topic, as it is here? Then it misses nothing
+    /// when it is no destination any more. Of one that is gone, or cannot be sent it, nobody knows
+    /// better than that it wants it.
+    pub(super) fn is_done_with(
+        &self,
+        name: &str,
+        ours: &SharedSettings,
+        node: NodeIdentity,
+    ) -> bool {
+        let Some(remote) = self.nodes.get(&node) else { return false };
+        let wants = remote.subscribes.get(name).is_some_and(|theirs| fit(ours, theirs));
+        remote.spoke.is_some() && !wants
+    }
+
     /// The destinations of a topic, and how it stands with each. Its messages are to be kept if
     /// there is any.
     pub(super) fn destinations(
@@ -467,6 +481,31 @@ mod tests {
         plan.set_can_send(false);
         plan.update(now + GRACE, "numbers", &local(true, &[NODE]));
         assert_eq!(standing(&plan), awaited(now + GRACE, now + 2 * GRACE));
+    }
+
+    #[test]
+    fn only_who_says_so_does_not_want_a_topic() {
+        let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
+        let is_done =
+            |plan: &Plan| plan.is_done_with("numbers", &SharedSettings::of_depth(8), NODE);
+        // It was never met, or is gone.
+        assert!(!is_done(&plan));
+        plan.appears(now, NODE);
+        // It has not said yet.
+        assert!(!is_done(&plan));
+        wanted(now, &mut plan);
+        assert!(!is_done(&plan));
+        plan.update(now, "numbers", &local(true, &[]));
+        plan.refuses(7, NODE);
+        plan.update(now, "numbers", &local(true, &[]));
+        // It wants it, and cannot be sent it.
+        assert!(standing(&plan).is_none() && !is_done(&plan));
+        plan.subscribes(NODE, "numbers", Some(SharedSettings::of_depth(9)));
+        assert!(is_done(&plan), "it is another one");
+        plan.subscribes(NODE, "numbers", None);
+        assert!(is_done(&plan));
+        plan.vanishes(now, NODE);
+        assert!(!is_done(&plan));
     }
 
     #[test]

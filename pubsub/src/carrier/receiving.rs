@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use serde::{Deserialize, Serialize};
 
 use super::lines::Line;
+use super::obituaries;
 use super::sink::TopicSink;
 use super::{Carrier, Facts, id, key};
 use crate::bridge::Terms;
@@ -46,10 +47,17 @@ pub(super) struct Parting {
 impl Carrier {
     /// A letter of another node.
     pub(super) fn reads(&mut self, node: NodeIdentity, bytes: &[u8]) {
-        let read = protocol::decode::<Letter>("read a letter of another node", bytes)
-            .and_then(|letter| Ok((Terms::decode(&letter.terms)?, letter)));
+        let read = protocol::decode::<Letter>("read a letter of another node", bytes);
+        let read = read.and_then(|letter| {
+            if obituaries::is_one(&letter.terms) {
+                self.hears_of_the_dead(node, &letter)?;
+                return Ok(None);
+            }
+            Ok(Some((Terms::decode(&letter.terms)?, letter)))
+        });
         let (terms, letter) = match read {
-            Ok(read) => read,
+            Ok(Some(read)) => read,
+            Ok(None) => return,
             Err(error) => {
                 tracing::warn!(%error, %node, "a letter that cannot be read");
                 return;
@@ -104,7 +112,7 @@ impl Carrier {
                 return false;
             }
         }
-        let Some(workers) = self.workers.as_ref().filter(|_| facts.subscribes) else {
+        let Some(workers) = self.workers.as_mut().filter(|_| facts.subscribes) else {
             return false;
         };
         let device = match topic.settings().place {
@@ -120,6 +128,7 @@ impl Carrier {
             (TopicSink::new(household, topic, pool, origin, &waits, alive), weak)
         };
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
+        workers.place(key(number), topic.settings().largest);
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {
             Ok(_) => {

@@ -1,17 +1,37 @@
 //! What leaves: the messages of a topic, as the bridge takes them.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipc::Seat;
 
 use super::Household;
-use crate::bridge::{MessageHeader, Metadata, Outgoing, Place, Source};
+use crate::bridge::{MessageHeader, Metadata, NodeId, Outgoing, Place, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Direction, Pool, Readiness};
 use crate::settings::SharedPlace;
 use crate::topic::{Entry, Topic};
+
+/// How far the destinations of a topic are, as it is told by who writes to them.
+#[derive(Debug, Default)]
+pub(super) struct Delivered(Mutex<BTreeMap<[u8; 16], u64>>);
+
+impl Delivered {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<[u8; 16], u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first position that a node does not have, as far as that is known.
+    pub(super) fn to(&self, node: &[u8; 16]) -> u64 {
+        self.all().get(node).copied().unwrap_or(0)
+    }
+
+    /// It is no destination any more. It may be one again, and lack what it has now.
+    pub(super) fn forget(&self, node: &[u8; 16]) {
+        self.all().remove(node);
+    }
+}
 
 /// Reads in the name of the role that outlives this service. When it is dropped, what it
 /// took and did not release is as it was: the next one begins there.
@@ -25,6 +45,7 @@ pub(super) struct TopicSource {
     held: VecDeque<u64>,
     /// One that was taken, and that a stream is still writing.
     ahead: Option<(u64, Entry)>,
+    delivered: Arc<Delivered>,
     /// Nothing leaves before it is known to whom it has to go.
     gate: Arc<AtomicBool>,
     /// Gone with this.
@@ -34,8 +55,8 @@ pub(super) struct TopicSource {
 impl TopicSource {
     pub(super) fn new(
         household: &Arc<Household>,
-        topic: &Arc<Topic>,
-        pool: &Arc<Pool>,
+        (topic, pool): (&Arc<Topic>, &Arc<Pool>),
+        delivered: &Arc<Delivered>,
         gate: &Arc<AtomicBool>,
         alive: Arc<AtomicBool>,
     ) -> Result<Self> {
@@ -48,6 +69,7 @@ impl TopicSource {
             subscriber,
             held: VecDeque::new(),
             ahead: None,
+            delivered: Arc::clone(delivered),
             gate: Arc::clone(gate),
             _alive: alive,
         })
@@ -136,6 +158,13 @@ impl Source for TopicSource {
 
     fn is_being_written(&self) -> bool {
         self.ahead.is_some_and(|(_, entry)| self.readiness(&entry) == Readiness::Pending)
+    }
+
+    fn has(&mut self, node: NodeId, before: u64) {
+        // One who begins to write anew does not know yet what it has.
+        let mut all = self.delivered.all();
+        let known = all.entry(node.0).or_default();
+        *known = before.max(*known);
     }
 
     fn release(&mut self, through: u64) {

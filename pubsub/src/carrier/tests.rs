@@ -1,6 +1,8 @@
 //! Carriers of nodes in one process, over the loopback address, with other nodes that do what they
 //! should or do not.
 
+mod losses;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,8 +18,9 @@ use crate::bridge::{Finished, MessageHeader, Metadata, Room, Sink, Stages};
 use crate::hall::Hall;
 use crate::peers::{Event, Interest, NodeIdentity, Peers, PeersOptions};
 use crate::pool::{Direction, Pool, PoolId};
+use crate::report::Row;
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Entry, OriginId, Topic};
+use crate::topic::{Elsewhere, Entry, OriginId, Topic};
 
 /// Reached only if something is wrong.
 const FAR: Duration = Duration::from_secs(60);
@@ -33,6 +36,7 @@ fn settings() -> SharedSettings {
         reliability: Reliability::Reliable,
         depth: DEPTH as u32,
         largest: 64,
+        loans: 4,
         release_microseconds: 100_000,
     }
 }
@@ -166,8 +170,14 @@ impl Place {
     }
 
     fn is_owed(&self) -> bool {
-        let mut seats = self.topic.here().seats();
-        seats.any(|seat| seat.who().is_some_and(Participant::is_role))
+        self.topic.here().seats_of(self.role()).next().is_some()
+    }
+
+    /// Messages of the publisher that nodes missed which were given up, and how often one was.
+    fn missed(&self) -> (u64, u64) {
+        let missed = self.topic.missed_by_nodes();
+        assert_eq!(self.topic.missed_by_nodes_of(self.publisher), missed.messages);
+        (missed.messages, missed.nodes)
     }
 
     /// Nothing of it is kept for other nodes.
@@ -205,6 +215,7 @@ fn what_an_earlier_service_promised_is_kept_for_a_while() {
     until("nobody to come", &mut [&mut carrier], || !place.is_owed());
     assert!(!carrier.holds(NUMBER));
     place.is_free();
+    assert_eq!(place.missed(), (DEPTH, 1));
 }
 
 #[test]
@@ -224,6 +235,7 @@ fn what_is_kept_for_nobody_is_let_go_of() {
         let done = super::let_go(&place.topic, &place.here, &place.caller(), place.role());
         assert_eq!(done.unwrap(), is_new);
         place.is_free();
+        assert_eq!(place.missed(), (DEPTH, 1), "once");
     }
 }
 
@@ -257,6 +269,12 @@ fn where_nothing_can_be_sent_nothing_is_kept() {
     until("it", &mut [&mut carrier], || !place.is_owed());
     place.is_free();
     assert!(carrier.longest_wait(Instant::now()).is_some_and(|wait| wait > Duration::ZERO));
+    let why = |row| match row {
+        Row::NotCarried { why } => Some(why),
+        _ => None,
+    };
+    let why = carrier.rows().into_iter().find_map(why).unwrap();
+    assert!(why.contains("no provider here is called \"no-such-provider\"; there are "), "{why}");
 }
 
 #[test]
@@ -281,6 +299,7 @@ fn a_node_that_does_not_answer_is_waited_for_until_others_wait_for_too_long() {
         std::thread::sleep(Duration::from_millis(2));
     }
     place.is_free();
+    assert_eq!(place.missed(), (DEPTH, 1));
 }
 
 #[test]

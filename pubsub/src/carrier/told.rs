@@ -72,7 +72,7 @@ impl Carrier {
         self.misfits.like(topic)
     }
 
-    /// A row for each other node, for each topic that is there only, and for each topic that goes there or comes from there.
+    /// A row for each other node, why nothing goes there if nothing can, and a row for each topic that is there only, and for each topic that goes there or comes from there.
     pub(crate) fn rows(&mut self) -> Vec<Row> {
         let mut rows: Vec<_> = self
             .peers
@@ -87,6 +87,8 @@ impl Carrier {
                 is_connected: peer.state == PeerState::Connected,
             })
             .collect();
+        let why = self.why_no_workers.as_deref();
+        rows.extend(why.filter(|_| self.workers.is_none()).map(Row::not_carried));
         rows.extend(self.misfits.rows());
         rows.extend(self.misfits.elsewhere(|name| self.names.contains_key(name)));
         let names: BTreeMap<TopicKey, &str> = self

@@ -3,8 +3,6 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use fabric::Policy;
-
 use super::receiving::Letter;
 use super::rest::Rest;
 use super::{Carrier, id, key};
@@ -46,20 +44,26 @@ impl Carrier {
         if self.workers_rest.is_some_and(|rest| !rest.is_over(now)) {
             return;
         }
-        let require = self.options.provider.iter().cloned().collect();
         let options = WorkerOptions {
-            policy: Policy { require, ..Policy::default() },
+            policy: self.options.policy(),
             lanes: self.options.lanes,
             ..WorkerOptions::default()
         };
-        match Workers::start(self.options.workers, options, local) {
+        match Workers::start(self.options.workers, &options, local) {
             Ok(workers) => {
                 let first = workers.all().next().map(|worker| worker.address().provider.clone());
                 tracing::info!(%local, provider = first, "messages go between nodes");
                 (self.workers, self.local) = (Some(workers), Some(local));
+                self.why_no_workers = None;
             }
             Err(error) => {
-                tracing::error!(%error, %local, "no messages can go between nodes");
+                // It is tried again and again: said once is enough.
+                let why = error.to_string();
+                match self.why_no_workers.as_ref() == Some(&why) {
+                    true => tracing::debug!(why, %local, "still no messages can go between nodes"),
+                    false => tracing::error!(why, %local, "no messages can go between nodes"),
+                }
+                self.why_no_workers = Some(why);
                 self.workers_rest = Some(Rest::after(self.workers_rest, now, RESTS));
             }
         }

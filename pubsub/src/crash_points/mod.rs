@@ -4,6 +4,7 @@
 //! As `ipc/tests/crash_points.rs` does for what lies below. At the end every place in our
 //! sources that stores must have been reached, or the test fails.
 
+mod scenarios;
 mod words;
 
 use std::cell::RefCell;
@@ -14,10 +15,11 @@ use ipc::{
     Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part, Participant, Roster, Segment,
 };
 
+use self::scenarios::{Scenario, scenarios};
 use self::words::{Crash, Crashing, Fork, places_that_store};
 use crate::pool::{Direction, Ledger, PoolId, Readiness, Stage, Turn};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Delivery, Entry, OriginId, TopicWords};
+use crate::topic::{Delivery, Elsewhere, Entry, OriginId, TopicWords};
 
 const LAYOUT: Layout = Layout::new("crash points", 1);
 const MOST_BLOCKS: u32 = 32;
@@ -29,19 +31,20 @@ const SETTINGS: [SharedSettings; 2] =
     [settings(Reliability::Reliable), settings(Reliability::DropOldest)];
 
 const fn settings(reliability: Reliability) -> SharedSettings {
-    SharedSettings {
-        place: PLACE,
-        reliability,
-        depth: 2,
-        largest: 1000,
-        release_microseconds: 1000,
-    }
+    let usual = SharedSettings::of_depth(2);
+    SharedSettings { place: PLACE, reliability, largest: 1000, release_microseconds: 1000, ..usual }
 }
 
 /// A message that is not delivered for want of room, in one of the scenarios.
 const PASSED_OVER: u64 = 2;
+/// Nodes that a topic is owed to.
+const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
 /// Of another node.
 const ORIGIN: OriginId = OriginId { node: [5; 16], topic: 1 };
+
+fn lost(publisher: u64) -> Elsewhere {
+    Elsewhere { node: NODES[0], publisher }
+}
 
 fn role() -> Participant {
     Participant::role(0).unwrap()
@@ -269,16 +272,62 @@ impl World {
         let [here, arrivals] = [0, 1].map(|at| queues[at].is_subscribed(&slow[at]));
         assert_eq!(here, arrivals, "{what}: by halves");
         assert_eq!(topic.evicted(slow[0].seat()).is_none(), here, "{what}");
+        assert_eq!(topic.evictions(), u64::from(!here), "{what}");
         for (queue, subscriber) in queues.into_iter().zip(&slow) {
             let (unread, held) = queue.backlog_of(subscriber.seat());
             assert!(here || unread + held == 0, "{what}");
         }
     }
 
+    /// Who is a destination still is given up now: each message that it did not get is counted, once
+    /// for each of its nodes, whoever did it.
+    fn check_the_given_up(&self, what: &str) {
+        let topic = self.topic();
+        let before: Vec<_> = topic.destinations();
+        for node in &before {
+            if NODES.contains(node) {
+                topic.give_up(node, role(), 0);
+            } else {
+                topic.forget_destination(node);
+            }
+        }
+        topic.finish_giving_up();
+        assert!(topic.destinations().is_empty(), "{what}");
+        let missed = topic.missed_by_nodes();
+        let of_publishers: u64 = topic
+            .census()
+            .publishers
+            .iter()
+            .map(|publisher| topic.missed_by_nodes_of(publisher.id))
+            .sum();
+        let expected = match self.settings.reliability {
+            Reliability::Reliable => (4, 2, 4),
+            _ => (0, 0, 0),
+        };
+        let found = (missed.messages, missed.nodes, of_publishers);
+        assert_eq!(found, expected, "{what}: {before:?}");
+    }
+
+    /// Each that was told of is known once, and who is told of it again says no more.
+    fn check_the_lost_elsewhere(&self, what: &str) {
+        let topic = self.topic();
+        let count = topic.publishers_lost_elsewhere();
+        (1..=count).for_each(|publisher| {
+            // Of very many only the last are known.
+            let known = topic.publisher_lost_elsewhere(publisher - 1);
+            let is_known = count - publisher < 15;
+            assert_eq!(known, is_known.then(|| lost(publisher)), "{what}");
+            assert!(!is_known || !topic.is_lost_elsewhere(lost(publisher)), "{what}");
+        });
+        assert!(topic.is_lost_elsewhere(lost(count + 1)), "{what}");
+        assert_eq!(topic.publishers_lost_elsewhere(), count + 1, "{what}");
+    }
+
     /// When nobody is left but the survivor, and it leaves, there is nothing left at all.
     fn check(&self, what: &str) {
         let (topic, caller) = (self.topic(), self.caller(self.survivor));
         assert!(topic.census().publishers.iter().all(|seen| seen.who == self.survivor), "{what}");
+        assert_eq!(topic.promised(), 0, "{what}");
         let here = self.ledger(Direction::Here);
         // The role's messages are carried by somebody else.
         if let Some(mut carrier) = topic.here().resume(&caller, role(), |_| {}).unwrap() {
@@ -303,173 +352,6 @@ impl World {
     }
 }
 
-/// Prepares, as the survivor; what it gives the victim then does, until it is killed.
-type Scenario = fn(&World) -> Box<dyn FnOnce(&World)>;
-
-fn scenarios() -> Vec<(&'static str, Scenario)> {
-    vec![
-        ("become a publisher, publish, and leave", |world| {
-            world.subscribe(world.survivor);
-            Box::new(|world| {
-                let topic = world.topic();
-                let id = topic.claim(world.victim).unwrap();
-                for sequence in 1..=4 {
-                    world.publish(world.victim, id, sequence);
-                }
-                topic.publisher(id).give_back();
-            })
-        }),
-        ("publish to a role, which goes on", |world| {
-            let caller = world.caller(world.survivor);
-            world.topic().here().subscribe_as(&caller, role()).unwrap();
-            Box::new(|world| {
-                let id = world.topic().claim(world.victim).unwrap();
-                world.publish(world.victim, id, 1);
-            })
-        }),
-        ("borrow and give back, while somebody waits for memory", |world| {
-            let ledger = world.ledger(Direction::Here);
-            let end = std::time::Instant::now() + Duration::from_millis(1);
-            // It leaves the sign of a sleeper behind.
-            assert!(ledger.wait(&mut ipc::Spin::Never, end, || None::<()>).is_none());
-            Box::new(|world| {
-                let entry = world.entry(world.victim, Direction::Here, 1);
-                let owner = Owner::participant(world.victim);
-                let ledger = world.ledger(Direction::Here);
-                ledger.free(&world.caller(world.victim), entry.block, owner).unwrap();
-            })
-        }),
-        ("subscribe, read, hold, and leave", |_| {
-            Box::new(|world| {
-                let mut subscribers = world.subscribe(world.victim);
-                let (topic, caller) = (world.topic(), world.caller(world.victim));
-                let id = topic.claim(world.victim).unwrap();
-                world.publish(world.victim, id, 1);
-                world.read(world.victim, Direction::Here, &mut subscribers[0]);
-                world.publish(world.victim, id, 2);
-                let held = topic.here().take(&mut subscribers[0]).unwrap();
-                world.publish(world.victim, id, 3);
-                let ledger = world.ledger(Direction::Here);
-                let dispose = |words| {
-                    topic.dispose(&caller, &ledger, words);
-                };
-                topic.here().stop(&caller, &mut subscribers[0], dispose).unwrap();
-                let seat = subscribers[0].seat();
-                topic.release_in(&caller, (Direction::Here, seat), held.position, &ledger);
-                topic.here().unseat(&caller, seat, dispose).unwrap();
-            })
-        }),
-        ("deliver what comes from another node", |_| {
-            Box::new(|world| {
-                for number in 0..3 {
-                    world.deliver(world.victim, number);
-                    assert!(!matches!(
-                        world.deliver(world.victim, number),
-                        Some(Delivery::Delivered(_))
-                    ));
-                }
-            })
-        }),
-        ("deliver after another, that died, and after some that nobody wanted", |world| {
-            world.deliver(world.survivor, 0);
-            Box::new(|world| {
-                world.deliver(world.victim, 1);
-                let ledger = world.ledger(Direction::Arrivals);
-                let caller = world.caller(world.victim);
-                let topic = world.topic();
-                topic.pass_over_in(&caller, (&ORIGIN, PASSED_OVER), &ledger).unwrap();
-                let other = OriginId { topic: 2, ..ORIGIN };
-                topic.pass_over_in(&caller, (&other, 2), &ledger).unwrap();
-                topic.forget_origin(&other);
-            })
-        }),
-        ("evict one who is in the way", |world| {
-            let id = world.topic().claim(world.survivor).unwrap();
-            let mut subscribers = world.subscribe(world.survivor);
-            world.publish(world.survivor, id, 1);
-            world.deliver(world.survivor, 0);
-            world.topic().here().take(&mut subscribers[0]).unwrap();
-            *world.slow.borrow_mut() = Some(subscribers);
-            Box::new(|world| {
-                let topic = world.topic();
-                let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
-                let caller = world.caller(world.victim);
-                let held_for = Duration::from_secs(1);
-                let ledgers = [&ledgers[0], &ledgers[1]];
-                let seat = world.slow.borrow().as_ref().unwrap()[0].seat();
-                topic.evict_in(&caller, (Direction::Here, seat), held_for, ledgers).unwrap();
-            })
-        }),
-        ("evict one, and find a lock held", |world| {
-            let subscribers = world.subscribe(world.survivor);
-            *world.slow.borrow_mut() = Some(subscribers);
-            Box::new(|world| {
-                let topic = world.topic();
-                let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
-                let caller = world.caller(world.victim);
-                let impatient = Caller { patience: Duration::from_millis(1), ..caller };
-                let seat = world.slow.borrow().as_ref().unwrap()[0].seat();
-                let at = (Direction::Here, seat);
-                let each = |_| {
-                    let ledgers = [&ledgers[0], &ledgers[1]];
-                    topic.evict_in(&impatient, at, Duration::from_secs(1), ledgers).unwrap_err();
-                };
-                // Something is there: it is looked through under the lock.
-                let id = topic.claim(world.victim).unwrap();
-                world.publish(world.victim, id, 1);
-                topic.here().find_entries(&caller, each).unwrap();
-            })
-        }),
-        ("publish in the order of a stream", |world| {
-            world.subscribe(world.survivor);
-            // Dropped, where messages are, while its stream lives.
-            let id = world.topic().claim(world.survivor).unwrap();
-            world.publish_in_order(world.survivor, id, 1).unwrap();
-            Box::new(|world| {
-                let ledger = world.ledger(Direction::Here);
-                let id = world.topic().claim(world.victim).unwrap();
-                for sequence in 1..=4 {
-                    let published = world.publish_in_order(world.victim, id, sequence);
-                    match published {
-                        // One that nobody can tell of, and others of which their stream does.
-                        Some((block, turn)) if sequence == 3 => ledger.poison_and_keep(block, turn),
-                        Some((block, turn)) if sequence > 1 => ledger.end_turn(block, turn),
-                        _ => {}
-                    }
-                }
-            })
-        }),
-        ("let go of what a stream still writes", |world| {
-            let (topic, caller) = (world.topic(), world.caller(world.survivor));
-            let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
-            for seat in topic.here().seats() {
-                let at = (Direction::Here, seat);
-                let ledgers = [&ledgers[0], &ledgers[1]];
-                topic.evict_in(&caller, at, Duration::from_secs(1), ledgers).unwrap();
-            }
-            Box::new(|world| {
-                let ledger = world.ledger(Direction::Here);
-                let mut subscribers = world.subscribe(world.victim);
-                let id = world.topic().claim(world.victim).unwrap();
-                let turns = [1, 2].map(|at| world.publish_in_order(world.victim, id, at).unwrap());
-                world.read_in_order(world.victim, &mut subscribers[0]);
-                for (block, turn) in turns {
-                    ledger.end_turn(block, turn);
-                }
-                world.read_in_order(world.victim, &mut subscribers[0]);
-                assert_eq!(ledger.collect(&world.caller(world.victim)).unwrap(), 1);
-            })
-        }),
-        ("admit a piece", |_| {
-            Box::new(|world| {
-                let ledger = world.ledger(Direction::Here);
-                let admitted = ledger.admitted();
-                ledger.admit(&world.caller(world.victim), admitted, 4096, 2).unwrap();
-            })
-        }),
-    ]
-}
-
 /// Runs the scenario with the victim killed at its `point`th point; false if it came to its
 /// end.
 fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> bool {
@@ -481,6 +363,12 @@ fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> 
     let was_killed = child.wait();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
+    if name.starts_with("hear of") {
+        world.check_the_lost_elsewhere(&what);
+    }
+    if name == "give up nodes" {
+        world.check_the_given_up(&what);
+    }
     // What others do before anybody has noticed.
     if point.is_multiple_of(2) {
         let id = world.topic().claim(world.survivor).unwrap();

@@ -4,16 +4,20 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::attendance::ASKING;
-use super::line::connect;
+use super::line::{connect, in_words};
 use super::link::{of_channel, say};
 use crate::error::{Error, ErrorKind, Result};
 use crate::report::Row;
+use crate::service::election::Office;
 use crate::service::protocol::{self, Notice, Request};
 
 /// Asks the node of a directory who is there and what goes on, without joining it.
 ///
 /// # Errors
-/// [`Unknown`](ErrorKind::Unknown) if no service is there.
+/// [`Unknown`](ErrorKind::Unknown) if no service is there; [`DeadlineExceeded`] if the process that
+/// serves the node does not answer: it is named.
+///
+/// [`DeadlineExceeded`]: ErrorKind::DeadlineExceeded
 pub fn report(directory: &Path) -> Result<Vec<Row>> {
     let operation = "report on a node";
     let end = Instant::now() + ASKING;
@@ -23,16 +27,36 @@ pub fn report(directory: &Path) -> Result<Vec<Row>> {
             Err(error)
                 if matches!(error.kind(), ErrorKind::Closed | ErrorKind::Failed)
                     && Instant::now() < end => {}
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => {
+                let silent = does_not_answer(operation, directory).unwrap_or(error);
+                return Err(silent.on(directory.display()));
+            }
             done => return done.map_err(|error| error.on(directory.display())),
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 
+/// It took too long: who was asked?
+fn does_not_answer(operation: &'static str, directory: &Path) -> Option<Error> {
+    let process = Office::holder(operation, directory).ok()??;
+    let detail = format!(
+        "{} serves the node, and did not answer within {ASKING:?}: it may be stopped",
+        in_words(process)
+    );
+    Some(Error::new(operation, ErrorKind::DeadlineExceeded, detail))
+}
+
 fn ask(operation: &'static str, directory: &Path, end: Instant) -> Result<Vec<Row>> {
     let Some(channel) = connect(operation, directory)? else {
-        let detail = "no service listens there";
-        return Err(Error::new(operation, ErrorKind::Unknown, detail));
+        return Err(match Office::holder(operation, directory)? {
+            // It has just begun, or so many wait already that it does not listen to.
+            Some(process) => {
+                let detail = format!("{} serves the node, and does not listen", in_words(process));
+                Error::new(operation, ErrorKind::Closed, detail)
+            }
+            None => Error::new(operation, ErrorKind::Unknown, "no service listens there"),
+        });
     };
     say(operation, &channel, &Request::Report { request: 1 }, &[])?;
     let mut all = Vec::new();

@@ -27,6 +27,12 @@ use crate::topic::Topic;
 pub(super) enum Answer {
     Topic { topic: Arc<Topic>, here: Arc<Pool>, arrivals: Arc<Pool> },
     Rows(Vec<Row>),
+    Admitted,
+}
+
+/// What was answered is none to what was asked.
+pub(super) fn another_answer(operation: &'static str) -> Error {
+    Error::new(operation, ErrorKind::Malformed, "another answer")
 }
 
 /// A request that was not answered yet.
@@ -371,6 +377,13 @@ impl Shared {
         }
     }
 
+    /// A publisher of this process may publish.
+    pub(super) fn is_admitted(&self, request: u64) {
+        if let Some(pending) = self.state().pending.remove(&request) {
+            let _ = pending.answer.send(Ok(Answer::Admitted));
+        }
+    }
+
     pub(super) fn has_rows(&self, request: u64, rows: Vec<Row>, is_last: bool) {
         let mut state = self.state();
         let Some(pending) = state.pending.get_mut(&request) else { return };
@@ -490,6 +503,15 @@ impl fmt::Debug for Attendance {
 impl Office for Attendance {
     fn grow(&self, pool: PoolId, bytes: u64) {
         self.shared.say(Request::Grow { pool, bytes });
+    }
+
+    fn admit(&self, number: u32, publisher: u64) -> Result<()> {
+        let operation = "make a publisher";
+        let request = |request| Request::Publish { request, number, publisher };
+        match self.shared.ask(operation, request)? {
+            Answer::Admitted => Ok(()),
+            _ => Err(another_answer(operation)),
+        }
     }
 
     fn changed(&self, topic: u32) {

@@ -14,7 +14,7 @@ use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
-use crate::service::election::{Claim, Office, socket_in};
+use crate::service::election::{Claim, Office, Precedence, socket_in};
 use crate::service::protocol::{self, Notice};
 use crate::service::{Service, ServiceOptions};
 
@@ -63,6 +63,8 @@ impl Setback {
 pub(super) struct OwnService {
     service: Mutex<Option<Service>>,
     claim: Mutex<Option<Claim>>,
+    /// Has it to serve before those that are only to succeed another?
+    precedence: Mutex<Option<Precedence>>,
     /// Has it the claim? The service asks that itself.
     stands: Arc<AtomicBool>,
     setback: Mutex<Option<Setback>>,
@@ -130,12 +132,31 @@ impl OwnService {
         tracing::warn!(why, ?pause, "this process cannot serve its node, and leaves it to others");
     }
 
+    /// Does this process go before those that are only to succeed another? If it is there for that, and
+    /// no other one does.
+    pub(super) fn precedes(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
+        let mut precedence = locked(&self.precedence);
+        if precedence.is_none() && options.service == ServiceMode::Standing {
+            *precedence = Precedence::take(operation, &options.directory)?;
+        }
+        Ok(precedence.is_some())
+    }
+
     /// Says that this process is there to serve, if it is, and no other one says so. True if it
-    /// has said it.
+    /// has said it. One that is only to succeed another does not say it any more as soon as one is
+    /// there that goes before it: its service then gives way to that.
     pub(super) fn claims(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
         let now = Instant::now();
         let is_set_back = || locked(&self.setback).is_some_and(|setback| !setback.lets_claim(now));
         if !options.service.stands() || is_set_back() {
+            return Ok(false);
+        }
+        let has_to_wait = match options.service {
+            ServiceMode::Standing => !self.precedes(operation, options)?,
+            _ => Precedence::holder(operation, &options.directory)?.is_some(),
+        };
+        if has_to_wait {
+            self.renounce();
             return Ok(false);
         }
         let mut claim = locked(&self.claim);
@@ -151,6 +172,8 @@ impl OwnService {
         let mut claim = locked(&self.claim);
         self.stands.store(false, Ordering::Release);
         drop(claim.take());
+        // Others may go before it then.
+        drop(locked(&self.precedence).take());
     }
 
     /// Does it run? If it has ended by itself, this is when that is noticed.
@@ -243,15 +266,17 @@ impl Coming<'_> {
         let directory = &self.options.directory;
         let claim = || Claim::holder(self.operation, directory).ok().flatten();
         let claim = self.vacant_since.get().and_then(|_| claim());
-        let detail = match (self.options.service, claim) {
-            (_, Some(process)) => {
+        let office = Office::holder(self.operation, directory).ok().flatten();
+        let detail = match (office, claim) {
+            (Some(process), _) => {
+                let process = in_words(process);
+                format!("{process} serves the node, and does not answer: it may be stopped")
+            }
+            (None, Some(process)) => {
                 let process = in_words(process);
                 format!("nobody has the office: {process} is there to serve, and does not")
             }
-            (ServiceMode::Outside, None) => {
-                "no service was started there, or it does not answer".to_owned()
-            }
-            (_, None) => "the process that has the office does not answer".to_owned(),
+            (None, None) => "no service was started there, or it does not stay".to_owned(),
         };
         let error = Error::new(self.operation, ErrorKind::DeadlineExceeded, detail);
         error.on(self.options.directory.display())

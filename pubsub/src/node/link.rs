@@ -10,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::attendance::Shared;
 use super::line::{Answered, Coming};
+use super::options::ServiceMode;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::Piece;
 use crate::service::protocol::{self, LIVES_AT_ONCE, Notice, Request};
@@ -77,7 +78,7 @@ pub(super) struct Link {
 struct Said {
     /// That this process leaves.
     leaves: bool,
-    /// That it is to serve, and when.
+    /// That it is to serve, and when; or when it was looked whether it still is.
     asked: Option<Instant>,
 }
 
@@ -131,10 +132,14 @@ fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result
         tracing::warn!(%error, "cannot say that this process is there to serve");
         false
     });
-    if has_claim && is_running {
+    if has_claim && is_running && options.service == ServiceMode::Standing {
         return Ok(None);
     }
     said.asked = Some(Instant::now());
+    if has_claim && is_running {
+        // One may come that goes before it.
+        return Ok(Some(ASKING));
+    }
     if has_claim {
         say("take a node over", channel, &Request::TakeOver, &[])?;
     }
@@ -237,6 +242,7 @@ fn hear(shared: &Shared, channel: &Channel, message: Message) -> Result<Next> {
             shared.has_left();
             return Ok(Next::Over);
         }
+        Notice::Admitted { request } => shared.is_admitted(request),
         Notice::Welcome { .. } => {}
     }
     Ok(Next::Stay)

@@ -14,14 +14,14 @@ use ipc::{Channel, Fate, Incarnation, Life, Participant, Watch};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::AsFd;
 
-use self::attendance::{Answer, Attendance, Shared};
+use self::attendance::{Answer, Attendance, Shared, another_answer};
 use self::line::{Answered, Coming, OwnService, Welcome, in_words};
 use self::link::Link;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
 use crate::report::Row;
-use crate::service::election::{self, Claim, Membership};
+use crate::service::election::{self, Claim, Membership, Precedence};
 use crate::service::protocol::{LONGEST_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
 use crate::{Publisher, Subscriber};
@@ -103,16 +103,34 @@ impl Drop for Entrance {
     }
 }
 
-/// Says that this process is there to serve, unless another one is: by these, which say so, and who
-/// does.
-fn stand(
+/// How long one that is only to succeed another may take to see that one is there that goes before it,
+/// which it looks for each second.
+const GIVING_WAY: Duration = Duration::from_secs(5);
+
+/// Says that this process is there to serve, unless another one is. One that is only to succeed
+/// another gives way.
+fn stand(options: &NodeOptions, service: &OwnService, end: Instant) -> Result<()> {
+    let directory = &options.directory;
+    let precedes = || service.precedes(JOINING, options);
+    one_only(end, Duration::ZERO, precedes, || Precedence::holder(JOINING, directory))?;
+    let claims = || service.claims(JOINING, options);
+    one_only(end, GIVING_WAY, claims, || Claim::holder(JOINING, directory))
+}
+
+/// Takes what only one has: by these, which take it, and who has it. Whoever has it is given so much
+/// time to let go of it.
+fn one_only(
     end: Instant,
-    claims: impl Fn() -> Result<bool>,
+    patience: Duration,
+    takes: impl Fn() -> Result<bool>,
     holder: impl Fn() -> Result<Option<u32>>,
 ) -> Result<()> {
     let operation = "serve a node";
-    while !claims()? {
-        if let Some(process) = holder()? {
+    let stays = end.min(Instant::now() + patience);
+    while !takes()? {
+        if let Some(process) = holder()?
+            && Instant::now() >= stays
+        {
             let detail = format!("{} does, and stays", in_words(process));
             return Err(Error::new(operation, ErrorKind::AlreadyServed, detail));
         }
@@ -136,22 +154,28 @@ impl Node {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if no service is found within the
     /// patience; [`AlreadyServed`](ErrorKind::AlreadyServed) if this process is to stand there, and
-    /// another one does; [`Denied`](ErrorKind::Denied), [`TooMany`](ErrorKind::TooMany).
+    /// another one does; [`InvalidArgument`](ErrorKind::InvalidArgument) for
+    /// [budgets](Budgets::check) or labels that cannot be; [`Denied`](ErrorKind::Denied),
+    /// [`TooMany`](ErrorKind::TooMany).
+    ///
+    /// Whether other nodes can be reached is known later: [`NetworkOptions::check`] and
+    /// [`check_provider`] refuse before what can never be.
+    ///
+    /// [`NetworkOptions::check`]: crate::NetworkOptions::check
+    /// [`check_provider`]: crate::NetworkOptions::check_provider
     pub fn join(options: NodeOptions) -> Result<Self> {
         if options.label.len() > LONGEST_LABEL {
             let detail = format!("a label of more than {LONGEST_LABEL} bytes");
             return Err(Error::new(JOINING, ErrorKind::InvalidArgument, detail));
         }
+        options.budgets.check()?;
         election::prepare(JOINING, &options.directory)?;
         let failed = |error: std::io::Error| Error::of(JOINING, error);
         let end = ipc::deadline(options.patience);
         let service = OwnService::default();
         if options.service == ServiceMode::Standing {
-            let (claims, holder) = (
-                || service.claims(JOINING, &options),
-                || Claim::holder(JOINING, &options.directory),
-            );
-            stand(end, claims, holder).map_err(|error| error.on(options.directory.display()))?;
+            stand(&options, &service, end)
+                .map_err(|error| error.on(options.directory.display()))?;
         }
         loop {
             let coming = Coming {
@@ -242,7 +266,7 @@ impl Node {
             Answer::Topic { topic, here, arrivals } => {
                 Ok(Topic { desk: Desk::new(&self.house, topic, here, arrivals) })
             }
-            Answer::Rows(_) => Err(Error::new(operation, ErrorKind::Malformed, "another answer")),
+            _ => Err(another_answer(operation)),
         }
     }
 
@@ -255,9 +279,7 @@ impl Node {
         self.house.check(operation)?;
         match self.attendance.shared.ask(operation, |request| Request::Report { request })? {
             Answer::Rows(rows) => Ok(rows),
-            Answer::Topic { .. } => {
-                Err(Error::new(operation, ErrorKind::Malformed, "another answer"))
-            }
+            _ => Err(another_answer(operation)),
         }
     }
 
@@ -298,10 +320,13 @@ pub struct Topic {
 }
 
 impl Topic {
-    /// One who publishes.
+    /// One who publishes. Memory for its [loans](TopicSettings::loans) is reserved until it, and the
+    /// last of them, is dropped; that of a topic's first publisher was reserved with the topic.
     ///
     /// # Errors
-    /// [`TooMany`](ErrorKind::TooMany).
+    /// [`OverBudget`](ErrorKind::OverBudget), with the figures, if there is not so much left;
+    /// [`TooMany`](ErrorKind::TooMany); [`DeadlineExceeded`](ErrorKind::DeadlineExceeded) if the
+    /// node's service does not answer within the patience.
     pub fn publisher(&self) -> Result<Publisher> {
         Publisher::new(self.desk.clone())
     }
@@ -337,12 +362,22 @@ mod tests {
     #[test]
     fn one_that_is_to_serve_does_not_try_for_ever_while_others_come_and_go() {
         let end = Instant::now() + 4 * PAUSE;
-        let error = stand(end, || Ok(false), || Ok(None)).unwrap_err();
+        let at_once = Duration::ZERO;
+        let error = one_only(end, at_once, || Ok(false), || Ok(None)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(Instant::now() >= end);
-        let error = stand(end, || Ok(false), || Ok(Some(7))).unwrap_err();
+        let error = one_only(end, at_once, || Ok(false), || Ok(Some(7))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyServed);
         assert!(error.detail().starts_with("process 7 does"));
-        stand(end, || Ok(true), || Ok(None)).unwrap();
+        one_only(end, at_once, || Ok(true), || Ok(None)).unwrap();
+        // One that has it may let go of it.
+        let (begin, left) = (Instant::now(), Cell::new(3));
+        let takes = || Ok(left.replace(left.get() - 1) == 1);
+        one_only(begin + 9 * GIVING_WAY, GIVING_WAY, takes, || Ok(Some(7))).unwrap();
+        let patience = 4 * PAUSE;
+        let takes = || Ok(false);
+        let error = one_only(begin + GIVING_WAY, patience, takes, || Ok(Some(7))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyServed);
+        assert!(begin.elapsed() >= patience);
     }
 }

@@ -8,7 +8,7 @@ use ipc::{Credentials, Spin};
 
 use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::SharedPlace;
+use crate::settings::{Reserve, SharedPlace};
 
 /// How a process joins a node.
 ///
@@ -25,8 +25,8 @@ pub struct NodeOptions {
     pub label: String,
     /// Who serves the node.
     pub service: ServiceMode,
-    /// How long to wait for the service: to join, to open a topic, or to find another one when
-    /// it has ended.
+    /// How long to wait for the service: to join, to open a topic, to make a publisher, or to find
+    /// another one when it has ended.
     pub patience: Duration,
     /// How publishers and subscribers wait.
     pub waiting: Spin,
@@ -85,9 +85,11 @@ pub enum ServiceMode {
     /// Always another process, as `fabricast node`.
     Outside,
     /// This process, as long as it is at the node: it takes the office from who serves in passing.
-    /// If another one is standing there, it [does not join](crate::ErrorKind::AlreadyServed).
+    /// If another one is standing there, it [does not join](crate::ErrorKind::AlreadyServed); from one
+    /// on [standby](Self::Standby) it takes the office as well.
     Standing,
-    /// The same; but if another one is standing there, this process waits, and succeeds it.
+    /// As long as one that is [standing](Self::Standing) is there it serves, and this process succeeds
+    /// it; without one, this process serves, and hands the node over when one comes.
     Standby,
 }
 
@@ -108,6 +110,35 @@ pub struct Budgets {
 }
 
 impl Budgets {
+    /// The smallest that there can be, in bytes: what the smallest of all topics
+    /// [reserves](crate::TopicSettings::reserves).
+    pub const LEAST: u64 = Reserve::LEAST;
+
+    /// Refuses budgets by which no topic could be made.
+    ///
+    /// # Errors
+    /// Of the kind [`InvalidArgument`](crate::ErrorKind::InvalidArgument), with the figures.
+    ///
+    /// ```
+    /// use pubsub::{Budgets, ErrorKind};
+    /// assert!(Budgets { host: Some(Budgets::LEAST), device: None }.check().is_ok());
+    /// let error = Budgets { host: Some(0), device: None }.check().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        for (place, budget) in [("the host's", self.host), ("a device's", self.device)] {
+            if let Some(bytes) = budget.filter(|bytes| *bytes < Self::LEAST) {
+                let detail = format!(
+                    "a budget of {bytes} bytes of {place} memory, where the smallest topic reserves {}",
+                    Self::LEAST
+                );
+                let operation = "limit what topics may take";
+                return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+            }
+        }
+        Ok(())
+    }
+
     /// What topics may take of the host's memory: what is said, or else a quarter of it.
     ///
     /// ```

@@ -82,7 +82,7 @@ impl Mesh {
         }
         let Some(line) = self.lines.get_mut(&connection) else { return Ok(()) };
         let dialled = line.dialled.clone();
-        let run = hello.run;
+        let (run, label) = (hello.run, hello.label.clone());
         line.peer = Some(hello);
         let known = self.nodes.entry(node).or_insert_with(|| Node { run, pair: Pair::default() });
         if run < known.run {
@@ -100,7 +100,7 @@ impl Mesh {
             }
         }
         if let Some(address) = dialled
-            && self.book.reached(&address, node, now)
+            && self.book.reached(&address, (node, &label), now)
         {
             // It may have dialled us before we knew that we want to ask it.
             self.ask(node, now);

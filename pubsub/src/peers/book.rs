@@ -42,6 +42,8 @@ pub(super) struct Entry {
     pub(super) stage: Stage,
     /// Who was there last, or is said to be there.
     pub(super) node: Option<NodeIdentity>,
+    /// What it called itself when it was there last.
+    pub(super) label: Option<String>,
     /// Since when it is in its stage.
     pub(super) since: Duration,
     /// Why the last attempt came to nothing.
@@ -85,6 +87,7 @@ impl Book {
             origin,
             stage: Stage::Resting { until: now },
             node,
+            label: None,
             since: now,
             why_not: None,
             attempts: 0,
@@ -100,6 +103,9 @@ impl Book {
         let text = address.to_string();
         if let Some(entry) = self.entries.get_mut(&text) {
             if entry.stage != Stage::Own && entry.origin == Origin::Learnt {
+                if entry.node != Some(node) {
+                    entry.label = None;
+                }
                 entry.node = Some(node);
             }
             // Somebody saw it a moment ago: better than to wait for the end of a long pause,
@@ -154,10 +160,16 @@ impl Book {
         resting.min()
     }
 
-    /// This node answered there. True if it is to be asked for others.
-    pub(super) fn reached(&mut self, address: &str, node: NodeIdentity, now: Duration) -> bool {
+    /// This node answered there, and calls itself so. True if it is to be asked for others.
+    pub(super) fn reached(
+        &mut self,
+        address: &str,
+        (node, label): (NodeIdentity, &str),
+        now: Duration,
+    ) -> bool {
         let Some(entry) = self.entries.get_mut(address) else { return false };
         entry.node = Some(node);
+        entry.label = Some(label.to_owned());
         entry.absent = now;
         entry.origin == Origin::Rendezvous
     }
@@ -166,7 +178,7 @@ impl Book {
     pub(super) fn is_own(&mut self, address: &str, now: Duration) {
         if let Some(entry) = self.entries.get_mut(address) {
             entry.stage = Stage::Own;
-            entry.node = None;
+            (entry.node, entry.label) = (None, None);
             entry.since = now;
             entry.why_not = Some(Reason::Oneself.to_string());
         }

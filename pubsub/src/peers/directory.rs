@@ -26,7 +26,42 @@ pub struct Interest {
     pub publishes: bool,
     /// It has subscribers there.
     pub subscribes: bool,
+    #[serde(with = "told")]
     pub(crate) settings: SharedSettings,
+}
+
+/// What other nodes are told of a topic's settings. How many loans there are is each node's own matter.
+mod told {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::settings::{Reliability, SharedPlace, SharedSettings, TopicSettings};
+
+    #[derive(Serialize, Deserialize)]
+    struct Told {
+        place: SharedPlace,
+        reliability: Reliability,
+        depth: u32,
+        largest: u64,
+        release_microseconds: u64,
+    }
+
+    pub(super) fn serialize<S: Serializer>(
+        settings: &SharedSettings,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let SharedSettings { place, reliability, depth, largest, release_microseconds, .. } =
+            *settings;
+        Told { place, reliability, depth, largest, release_microseconds }.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(
+        deserializer: D,
+    ) -> Result<SharedSettings, D::Error> {
+        let Told { place, reliability, depth, largest, release_microseconds } =
+            Told::deserialize(deserializer)?;
+        let loans = TopicSettings::default().loans;
+        Ok(SharedSettings { place, reliability, depth, largest, loans, release_microseconds })
+    }
 }
 
 impl Interest {
@@ -88,7 +123,9 @@ pub(super) fn collect(interests: impl IntoIterator<Item = Interest>) -> Result<I
     let operation = "say what a node subscribes to";
     let refuse = |kind, detail| Err(Error::new(operation, kind, detail));
     let mut all = Interests::new();
-    for interest in interests {
+    for mut interest in interests {
+        // Not told: a topic made anew with other ones is no change.
+        interest.settings.loans = TopicSettings::default().loans;
         if !interest.has_a_name() {
             let detail = format!("a name of {} bytes", interest.topic.len());
             return refuse(ErrorKind::InvalidArgument, detail);

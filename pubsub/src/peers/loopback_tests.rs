@@ -136,6 +136,9 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     wait_until("a reason", || {
         two.reports().iter().any(|report| report.why_not.is_some() && report.session.is_none())
     });
+    // It is still known what it called itself.
+    let gone = two.reports().into_iter().find(|report| report.identity == Some(identity(1)));
+    assert_eq!(gone.and_then(|report| report.label).as_deref(), Some("node 1"));
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub enum PeerState {
 pub struct PeerReport {
     /// Who it is, or was when it was last there.
     pub identity: Option<NodeIdentity>,
-    /// What it calls itself.
+    /// What it calls itself, or did when it was last there.
     pub label: Option<String>,
     /// The address that was dialled; of one that came, where it listens, or from where it came if
     /// it does not.
@@ -78,7 +78,7 @@ impl Mesh {
             };
             reports.push(PeerReport {
                 identity: entry.node,
-                label: None,
+                label: entry.label.clone(),
                 address: address.clone(),
                 session: None,
                 state,

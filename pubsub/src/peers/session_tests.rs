@@ -226,6 +226,24 @@ fn a_listing_refuses_what_no_node_says() {
 }
 
 #[test]
+fn how_many_loans_there_are_is_nobody_elses_matter() {
+    let of = |loans| {
+        let settings = TopicSettings { loans, ..TopicSettings::default() };
+        Interest::new("a", true, false, &settings).unwrap()
+    };
+    let (mut teller, mut listing) = (Teller::new(), Listing::default());
+    let (number, changes) = teller.next(&collect([of(7)]).unwrap()).unwrap();
+    let frame = Frame::Interests { number, changes };
+    let usual = Frame::Interests { number, changes: vec![Change::Set(interest("a"))] };
+    assert_eq!(protocol::encode(&frame), protocol::encode(&usual));
+    let Frame::Interests { changes, .. } = frame else { panic!("it is another frame") };
+    listing.apply(number, &changes).unwrap();
+    // Made anew with others, it is the same for other nodes.
+    teller.has_changed();
+    assert_eq!(teller.next(&collect([of(8)]).unwrap()), None);
+}
+
+#[test]
 fn interests_are_checked_before_they_are_told() {
     use crate::ErrorKind::{InvalidArgument, TooMany};
     let kind = |interests: Vec<Interest>| collect(interests).unwrap_err().kind();

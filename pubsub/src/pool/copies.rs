@@ -1,6 +1,6 @@
 //! Copies between a pool and devices, and blocks that such a copy has not let go of.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use gpu::{Event, Implementation, Point, Slice, Stream};
@@ -9,6 +9,7 @@ use ipc::{Block, Caller};
 use super::Pool;
 use crate::below;
 use crate::error::Result;
+use crate::loans::{Borrower, Loans};
 
 /// What devices do with a part of a pool, and may go on doing though nobody waits for them.
 #[derive(Debug)]
@@ -42,8 +43,8 @@ impl Begun {
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// Blocks that are given back once a device has done with them. It may never have: then
-    /// they are freed after this process, which takes what the device does along.
-    busy: Mutex<Vec<(Block, Begun)>>,
+    /// they are freed after this process, which takes what the device does along. Each is a loan.
+    busy: Mutex<Vec<(Block, Begun, Arc<Loans>)>>,
     /// From a device, by way of these bytes of the caller's.
     ferry: Mutex<Option<(Stream, Vec<u8>)>>,
     /// The default stream of the device that was copied from last, and a point in it.
@@ -61,9 +62,10 @@ impl Pool {
         self.stream.get().map(|stream| Begun::before(stream.point().ok()))
     }
 
-    /// Gives a block of the caller's back when nothing is copied there any more.
-    pub(crate) fn free_after(&self, block: Block, begun: Begun) {
-        lock(&self.copies.busy).push((block, begun));
+    /// Gives a block of the caller's back when nothing is copied there any more, and with it the loan
+    /// that it is.
+    pub(crate) fn free_after(&self, block: Block, begun: Begun, loans: Arc<Loans>) {
+        lock(&self.copies.busy).push((block, begun, loans));
     }
 
     /// Gives back what was kept for a copy that is done by now, and what anybody left to streams.
@@ -74,13 +76,14 @@ impl Pool {
         }
         let mut busy = lock(&self.copies.busy);
         let owner = ipc::Owner::participant(caller.me);
-        for (block, _) in busy.extract_if(.., |(_, begun)| begun.is_done()) {
+        for (block, _, loans) in busy.extract_if(.., |(_, begun, _)| begun.is_done()) {
             self.ledger().dispose(caller, block, owner);
+            loans.give_back(Borrower::Passing);
         }
     }
 
     /// Is anything kept for a copy?
-    pub(super) fn keeps_anything(&self) -> bool {
+    pub(crate) fn keeps_anything(&self) -> bool {
         !lock(&self.copies.busy).is_empty()
     }
 

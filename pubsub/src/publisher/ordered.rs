@@ -7,10 +7,11 @@ use gpu::{Slice, Stream};
 use super::{Post, Publisher};
 use crate::error::Result;
 use crate::loan::{Attempt, Sent};
+use crate::loans::Borrower;
 use crate::pool::Rest;
 
 /// How long one waits, at most, until it looks whether streams hold what it waits for.
-const LOOK_FOR_STREAMS: Duration = Duration::from_millis(50);
+pub(super) const LOOK_FOR_STREAMS: Duration = Duration::from_millis(50);
 
 impl Post {
     /// Waits by one of the bells; but what streams let go of rings none, and is looked for again
@@ -85,10 +86,7 @@ impl Publisher {
     /// stream of another kind of device.
     pub fn push_on(&self, stream: &Stream, from: &Slice, patience: Duration) -> Result<Sent> {
         let deadline = ipc::deadline(patience);
-        let mut loan = match self.try_loan(from.length())? {
-            Some(loan) => loan,
-            None => self.loan_until(from.length(), deadline)?,
-        };
+        let mut loan = self.borrow(from.length(), Borrower::Passing, deadline)?;
         loan.copy_on(stream, from, patience)?;
         loan.publish_on_until(stream, deadline)
     }
@@ -98,7 +96,8 @@ impl Publisher {
     /// # Errors
     /// As [`push_on`](Self::push_on), but for the deadline.
     pub fn try_push_on(&self, stream: &Stream, from: &Slice) -> Result<Option<Sent>> {
-        let Some(mut loan) = self.try_loan(from.length())? else { return Ok(None) };
+        let borrowed = self.try_borrow(from.length(), Borrower::Passing)?;
+        let Some(mut loan) = borrowed else { return Ok(None) };
         loan.copy_on(stream, from, gpu::PATIENCE)?;
         match loan.try_publish_on(stream)? {
             Attempt::Sent(sent) => Ok(Some(sent)),

@@ -16,7 +16,7 @@ use crate::report::Row;
 use crate::settings::SharedSettings;
 
 /// The version of these messages.
-pub(crate) const VERSION: u8 = 5;
+pub(crate) const VERSION: u8 = 6;
 /// The longest label.
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.
@@ -62,6 +62,8 @@ pub(crate) enum Request {
     /// It is to serve the node for as long as it is there, and has the
     /// [claim](super::election::Claim): who serves in passing is to give the office up.
     TakeOver,
+    /// It has made a publisher of a topic, by this line: memory for its loans is to be reserved.
+    Publish { request: u64, number: u32, publisher: u64 },
 }
 
 /// What the service says to a process.
@@ -88,6 +90,8 @@ pub(crate) enum Notice {
     SeenOff { why: Refusal },
     /// It may go.
     Left,
+    /// A publisher may publish.
+    Admitted { request: u64 },
 }
 
 /// Why something was refused, as it travels.

@@ -10,7 +10,7 @@ use ipc::{Caller, Participant};
 use crate::error::{Error, ErrorKind, Result};
 use crate::node::Budgets;
 use crate::pool::{Direction, Kept as PieceKept, MOST_PIECES, Piece, Pool, PoolId};
-use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace, SharedSettings};
+use crate::settings::{LONGEST_TOPIC, Reserve, SharedPlace, SharedSettings};
 use crate::topic::Topic;
 
 /// Bytes by which a pool grows at least, and as many as it is worth to ask for at once.
@@ -18,11 +18,6 @@ const LEAST_PIECE: u64 = 4 << 20;
 const MOST_PIECE: u64 = 1 << 30;
 /// Blocks of a pool, free ones too. Of books that large only what is used takes memory.
 const MOST_BLOCKS: u32 = 1 << 19;
-/// Loans that a topic is expected to have under way, beside the messages that wait.
-const LOANS: u64 = 4;
-/// Messages of a topic that drops the oldest which its subscribers may hold, beside those that
-/// wait: as many as wait, and one of each subscriber.
-const HOLDERS: u64 = 32;
 /// How long a pool's new piece waits for all to have it. One who did not take it in this time
 /// is stopped, or starved: it gets it later, and what lies there waits for it.
 const HANDING_OUT: Duration = Duration::from_secs(2);
@@ -76,22 +71,6 @@ pub(super) fn pools_of(place: SharedPlace) -> [PoolId; 2] {
     [Direction::Here, Direction::Arrivals].map(|direction| PoolId { place, direction })
 }
 
-/// Messages of a topic that there may be at a time.
-fn messages(settings: &SharedSettings) -> u64 {
-    let depth = u64::from(settings.depth);
-    let waiting = match settings.reliability {
-        Reliability::Reliable | Reliability::DropNewest => depth,
-        Reliability::DropOldest => 2 * depth + HOLDERS,
-    };
-    waiting + LOANS
-}
-
-/// The memory that they may take.
-fn reserve(settings: &SharedSettings) -> u64 {
-    let largest = settings.largest.checked_next_multiple_of(256).unwrap_or(u64::MAX);
-    messages(settings).saturating_mul(largest)
-}
-
 /// How many messages a pool can keep, whatever free blocks lie between them and in each piece.
 fn room(most_blocks: u32) -> u64 {
     (u64::from(most_blocks) / 2).saturating_sub(MOST_PIECES as u64)
@@ -140,7 +119,8 @@ impl Registry {
             return Err(Error::new(operation, ErrorKind::Unknown, detail).on(name));
         };
         settings.check(operation)?;
-        self.afford(&settings).map_err(|error| error.on(name))?;
+        let wanted = settings.reserves(0).blocks;
+        self.afford(operation, &settings, wanted).map_err(|error| error.on(name))?;
         for id in pools_of(settings.place) {
             self.make_pool(id).map_err(|error| error.on(name))?;
         }
@@ -199,32 +179,58 @@ impl Registry {
         self.budgets.of(place).unwrap_or_default()
     }
 
-    /// Refuses a topic that the budget cannot bear together with those that there are.
-    fn afford(&self, settings: &SharedSettings) -> Result<()> {
+    /// Reserves memory for the loans of one publisher more of a topic, for as long as it is one.
+    /// The first one's were reserved with the topic. Done again it is harmless.
+    pub(super) fn admit_publisher(&self, number: u32, who: Participant, id: u64) -> Result<()> {
+        let operation = "make a publisher";
+        let gone = || Error::new(operation, ErrorKind::Unknown, "it has gone again");
+        let topic = &self.topics.get(&number).ok_or_else(gone)?.topic;
+        let line = topic.publisher(id);
+        if !line.is_of(who, id) {
+            return Err(gone().on(topic.name()));
+        }
+        if line.is_promised() {
+            return Ok(());
+        }
+        let (settings, promised) = (topic.settings(), topic.promised());
+        let of = |publishers| settings.reserves(publishers).blocks;
+        let more = of(promised + 1) - of(promised);
+        if more > 0 {
+            self.afford(operation, settings, more).map_err(|error| error.on(topic.name()))?;
+        }
+        if line.promise(who) { Ok(()) } else { Err(gone().on(topic.name())) }
+    }
+
+    /// Refuses so many messages more that the budget cannot bear together with what there is.
+    fn afford(
+        &self,
+        operation: &'static str,
+        settings: &SharedSettings,
+        wanted: u64,
+    ) -> Result<()> {
         let budget = self.budgets.of(settings.place)?;
-        let others = || {
-            let topics = self.topics.values().map(|kept| kept.topic.settings());
-            topics.filter(|other| other.place == settings.place)
-        };
-        let taken = others().map(reserve).fold(0, u64::saturating_add);
-        let wanted = reserve(settings);
-        let refuse = |detail| Err(Error::new("open a topic", ErrorKind::OverBudget, detail));
-        if taken.saturating_add(wanted) > budget {
+        let topics = self.topics.values().map(|kept| &*kept.topic);
+        let taken = topics
+            .filter(|other| other.settings().place == settings.place)
+            .map(|other| other.settings().reserves(other.promised()))
+            .fold(Reserve::default(), Reserve::and);
+        let bytes = settings.memory_of(wanted);
+        let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
+        if taken.bytes.saturating_add(bytes) > budget {
             return refuse(format!(
-                "{} waiting messages and loans × {} bytes = {wanted} bytes, where other topics \
-                 reserve {taken} of a budget of {budget} bytes",
-                messages(settings),
-                settings.largest
+                "{wanted} waiting messages and loans × {} bytes = {bytes} bytes, where topics \
+                 reserve {} of a budget of {budget} bytes already",
+                settings.largest, taken.bytes
             ));
         }
         let known = pools_of(settings.place).into_iter().filter_map(|id| self.pools.get(&id));
         let room = known.map(|keeping| room(keeping.pool.ledger().most_blocks())).min();
         let room = room.unwrap_or_else(|| self::room(MOST_BLOCKS));
-        let (taken, wanted) = (others().map(messages).sum::<u64>(), messages(settings));
-        if taken.saturating_add(wanted) > room {
+        if taken.blocks.saturating_add(wanted) > room {
             return refuse(format!(
-                "{wanted} waiting messages and loans, where other topics reserve {taken} of the \
-                 {room} that a pool keeps"
+                "{wanted} waiting messages and loans, where topics reserve {} of the {room} that a \
+                 pool keeps already",
+                taken.blocks
             ));
         }
         Ok(())

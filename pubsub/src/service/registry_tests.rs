@@ -1,8 +1,8 @@
 use ipc::Immortal;
 
 use super::*;
-use crate::TopicSettings;
 use crate::pool::tests::is_held_by;
+use crate::{Reliability, TopicSettings};
 
 const HERE: PoolId = PoolId { place: SharedPlace::Host, direction: Direction::Here };
 const SETTINGS: TopicSettings = TopicSettings {
@@ -10,6 +10,7 @@ const SETTINGS: TopicSettings = TopicSettings {
     reliability: Reliability::Reliable,
     depth: 8,
     largest: 4096,
+    loans: 4,
     release_deadline: Duration::from_secs(5),
 };
 
@@ -136,8 +137,8 @@ fn messages_are_counted_and_not_only_their_bytes() {
     assert!(error.to_string().contains("65540 waiting messages"), "{error}");
     // One that drops the oldest may have all of them held, and as many more waiting.
     let dropping = TopicSettings { reliability: Reliability::DropOldest, ..deepest };
-    assert_eq!(messages(&shared(&dropping)), 2 * 65536 + 32 + 4);
-    assert_eq!(reserve(&shared(&dropping)), (2 * 65536 + 36) * 256);
+    assert_eq!(dropping.reserves(1).blocks, 2 * 65536 + 32 + 4);
+    assert_eq!(dropping.reserves(1).bytes, (2 * 65536 + 36) * 256);
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn as_many_messages_fit_as_are_promised() {
     registry.open("deep", Some(shared(&deepest)), || 1).unwrap();
     let pool = Arc::clone(&registry.pools[&HERE].pool);
     let mut blocks = Vec::new();
-    while (blocks.len() as u64) < messages(&shared(&deepest)) {
+    while (blocks.len() as u64) < deepest.reserves(1).blocks {
         match pool.allocate(&me(), 64) {
             Ok((block, _)) => blocks.push(block),
             Err(error) => {
@@ -165,6 +166,64 @@ fn as_many_messages_fit_as_are_promised() {
     for _ in blocks.iter().step_by(2) {
         pool.allocate(&me(), 64).unwrap();
     }
+}
+
+/// A publisher of the topic 7, admitted or not.
+fn publish(registry: &Registry, who: Participant) -> (u64, Result<()>) {
+    let id = registry.desk(7).unwrap().0.claim(who).unwrap();
+    (id, registry.admit_publisher(7, who, id))
+}
+
+#[test]
+fn memory_for_the_loans_of_each_publisher_is_reserved() {
+    // Room for 8 messages and the loans of two publishers.
+    let mut registry = Registry::new(Budgets { host: Some(16 * 4096), device: None });
+    registry.open("it", Some(shared(&SETTINGS)), || 7).unwrap();
+    let refused = |error: Error| {
+        assert_eq!((error.kind(), error.subject()), (ErrorKind::OverBudget, Some("it")));
+        assert!(error.to_string().contains("4 waiting messages and loans × 4096"), "{error}");
+    };
+    let (who, other) = (Participant::new(5, 1).unwrap(), Participant::new(6, 1).unwrap());
+    let (first, admitted) = publish(&registry, who);
+    admitted.unwrap();
+    let (second, admitted) = publish(&registry, who);
+    admitted.unwrap();
+    // Once more, as after a takeover.
+    registry.admit_publisher(7, who, first).unwrap();
+    let (third, admitted) = publish(&registry, other);
+    refused(admitted.unwrap_err());
+    // What it is about cannot be had by other topics either.
+    let small = TopicSettings { depth: 1, loans: 1, ..SETTINGS };
+    let error = registry.open("small", Some(shared(&small)), || 8).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OverBudget);
+    let topic = Arc::clone(registry.desk(7).unwrap().0);
+    topic.publisher(second).give_back();
+    registry.admit_publisher(7, other, third).unwrap();
+    // And so is that of who died.
+    refused(publish(&registry, who).1.unwrap_err());
+    registry.bury(&me(), who).unwrap();
+    let (_, admitted) = publish(&registry, other);
+    admitted.unwrap();
+    assert_eq!(topic.promised(), 2);
+}
+
+#[test]
+fn a_publisher_that_has_gone_is_promised_nothing() {
+    let registry = with_a_topic();
+    let who = Participant::new(5, 1).unwrap();
+    let topic = registry.desk(7).unwrap().0;
+    let id = topic.claim(who).unwrap();
+    let unknown = |number, who, id| {
+        let error = registry.admit_publisher(number, who, id).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown);
+        assert_eq!(topic.promised(), 0);
+    };
+    unknown(8, who, id);
+    unknown(7, Participant::new(6, 1).unwrap(), id);
+    unknown(7, who, id + (1 << 8));
+    unknown(7, who, u64::MAX);
+    topic.publisher(id).give_back();
+    unknown(7, who, id);
 }
 
 #[test]

@@ -272,8 +272,10 @@ impl Subscriber {
 
     /// Events that were not asked for, if the descriptor was not made readable for them before.
     fn news(&self) -> Option<News> {
-        let losses = self.shared.desk.topic.publishers_lost();
-        let is_some = self.gap > 0 || self.losses < losses;
+        let topic = &self.shared.desk.topic;
+        let told = self.losses.wrapping_add(self.losses_elsewhere);
+        let losses = topic.publishers_lost().wrapping_add(topic.publishers_lost_elsewhere());
+        let is_some = self.gap > 0 || told != losses;
         let news = News { missed: self.missed(), losses };
         (is_some && news != self.announced).then_some(news)
     }

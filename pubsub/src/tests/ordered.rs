@@ -181,7 +181,8 @@ fn memory_that_a_stream_is_going_to_write_is_nobody_elses() {
 
 #[test]
 fn what_is_not_published_is_kept_until_the_stream_is_through() {
-    let (home, device) = home_with(&TopicSettings { depth: 1, ..on_a_device() });
+    let settings = TopicSettings { depth: 1, loans: 8, ..on_a_device() };
+    let (home, device) = home_with(&settings);
     let publisher = home.publisher();
     let stream = device.stream().unwrap();
     let from = filled(&device, 1);
@@ -227,7 +228,7 @@ fn what_the_driver_will_not_announce_is_kept_until_the_stream_is_through() {
     let name = DeviceName::stand_in(FRAGILE);
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = MemoryPlace::Device(name);
-    let (home, other) = home_with(&TopicSettings { memory, ..settings() });
+    let (home, other) = home_with(&TopicSettings { memory, loans: 20, ..settings() });
     let device = Device::open(name).unwrap();
     device.enable_peer(&other).unwrap();
     let publisher = home.publisher();
@@ -277,7 +278,8 @@ fn what_nobody_can_tell_to_be_written_is_passed_over_and_kept() {
     let name = DeviceName::stand_in(FRAGILE);
     let _alone = MISBEHAVING.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = MemoryPlace::Device(name);
-    let (home, other) = home_with(&TopicSettings { memory, depth: 1, ..settings() });
+    let settings = TopicSettings { memory, depth: 1, loans: 20, ..settings() };
+    let (home, other) = home_with(&settings);
     let device = Device::open(name).unwrap();
     device.enable_peer(&other).unwrap();
     let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
@@ -449,7 +451,8 @@ fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
 
 #[test]
 fn who_is_removed_keeps_its_streams_memory() {
-    let (home, device) = home_with(&TopicSettings { depth: 1, ..on_a_device() });
+    let settings = TopicSettings { depth: 1, loans: 200, ..on_a_device() };
+    let (home, device) = home_with(&settings);
     let (publisher, mut subscriber) = (home.publisher(), home.subscriber());
     let (reading, to) = (device.stream().unwrap(), filled(&device, 0));
     let from = filled(&device, 6);

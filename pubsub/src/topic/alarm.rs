@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use ipc::{Seat, Words};
 
-use super::layout::{ALARMS, LAST_LOST, LINE, LOST, MOST_LOST, MOST_SUBSCRIBERS};
+use super::layout::{ALARMS, EVICTIONS, LAST_LOST, LINE, LOST, MOST_LOST, MOST_SUBSCRIBERS};
 
 const HERE: usize = 0;
 const ARRIVALS: usize = 1;
 const EVICTED: usize = 2;
 /// Whom that is about: by the seat at the queue of what is published here.
 const WHOM: usize = 3;
+/// The how manieth eviction of the topic that of this seat was.
+const NUMBER: usize = 4;
+const NUMBERED: usize = 5;
 
 /// A subscriber has a seat at each of the topic's queues; its line joins the two, and says
 /// why it was removed. It has the number of its seat at the queue of what is published here.
@@ -62,15 +65,34 @@ impl<'a, W: Words> Alarm<'a, W> {
         self.words.store(self.at(WHOM), here, Release);
     }
 
+    /// It is about to be removed, and counted: not twice, however often that is done, or cut short.
+    pub(super) fn count(&self, here: u64) {
+        if self.words.load(self.at(NUMBERED), Acquire) != here {
+            self.words.store(self.at(NUMBER), evictions(self.words).wrapping_add(1), Release);
+            self.words.store(self.at(NUMBERED), here, Release);
+        }
+        let number = self.words.load(self.at(NUMBER), Acquire);
+        if number > evictions(self.words) {
+            self.words.store(EVICTIONS, number, Release);
+        }
+    }
+
     /// It could not be removed.
     pub(super) fn take_back(&self) {
+        let number = self.words.load(self.at(NUMBER), Acquire);
+        if number == evictions(self.words) {
+            self.words.store(EVICTIONS, number.saturating_sub(1), Release);
+        }
+        self.words.store(self.at(NUMBERED), 0, Release);
         self.words.store(self.at(WHOM), 0, Release);
     }
 
-    /// Is the subscriber that is here now about to be removed, or was it?
-    pub(super) fn is_evicted(&self) -> bool {
+    /// The seats of the subscriber that is here now, if that is about to be removed, or was. Looked
+    /// at once: another one may come here at any time.
+    pub(super) fn evicted_seats(&self) -> Option<[u64; 2]> {
+        let seats = self.seats();
         let whom = self.words.load(self.at(WHOM), Acquire);
-        whom != 0 && whom == self.words.load(self.at(HERE), Acquire)
+        (whom != 0 && whom == seats[0]).then_some(seats)
     }
 
     /// How long it was in the way, if that is why it was removed.
@@ -78,6 +100,11 @@ impl<'a, W: Words> Alarm<'a, W> {
         let is_mine = self.words.load(self.at(WHOM), Acquire) == here.to_bits();
         is_mine.then(|| Duration::from_nanos(self.words.load(self.at(EVICTED), Acquire)))
     }
+}
+
+/// How many subscribers were removed since they were in somebody's way.
+pub(super) fn evictions<W: Words>(words: &W) -> u64 {
+    words.load(EVICTIONS, Acquire)
 }
 
 /// The publishers that died: how many, and the last of them.

@@ -103,8 +103,14 @@ impl<W: Words + Clone> TopicWords<W> {
             return self.evict_from(caller, direction, seat, ledgers);
         };
         let seats = line.seats();
+        if seats[(direction == Direction::Arrivals) as usize] != seat.to_bits() {
+            // It has ended its subscription by itself, and another one has come.
+            return Ok(());
+        }
         // First, so that it knows why when it sees that it is removed.
         line.evict(seats[0], held_for);
+        // And before there is room, so that who waited for it knows what made it.
+        line.count(seats[0]);
         let evicted = self.evict_both(caller, seats, ledgers);
         if evicted.is_err() && self.are_seated(seats) {
             line.take_back();
@@ -121,8 +127,12 @@ impl<W: Words + Clone> TopicWords<W> {
 
     /// What was begun by one that died, or could not get a lock.
     fn finish_evictions(&self, caller: &Caller<'_>, ledgers: [&Ledger<W>; 2]) -> Result<()> {
-        let mut lines = Alarm::all(self.words()).filter(Alarm::is_evicted);
-        lines.try_for_each(|line| self.evict_both(caller, line.seats(), ledgers))
+        let lines = Alarm::all(self.words());
+        let mut begun = lines.filter_map(|line| line.evicted_seats().map(|seats| (line, seats)));
+        begun.try_for_each(|(line, seats)| {
+            line.count(seats[0]);
+            self.evict_both(caller, seats, ledgers)
+        })
     }
 
     fn evict_both(

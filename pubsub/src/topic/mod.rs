@@ -5,7 +5,9 @@ mod alarm;
 mod burial;
 mod census;
 mod destinations;
+mod elsewhere;
 mod entry;
+mod given_up;
 mod intent;
 mod layout;
 mod origins;
@@ -27,12 +29,15 @@ use crate::error::Result;
 use crate::pool::{Direction, Pool};
 use crate::settings::SharedSettings;
 
+pub(crate) use self::elsewhere::Elsewhere;
 pub(crate) use self::entry::Entry;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::PublisherLine;
 pub(crate) use self::words::{Line, TopicWords};
 
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 4);
+/// Of so many publishers that died, the last, a topic remembers who they were.
+pub(crate) const MOST_LOST: u64 = layout::MOST_LOST as u64;
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 5);
 
 /// One process's view of a topic.
 #[derive(Debug)]
@@ -143,7 +148,14 @@ impl Topic {
         self.pass_over_in(caller, origin, arrivals.ledger())
     }
 
-    /// Ends what is carried in the name of this role.
+    /// From here on nothing is kept in the name of this role; what was stays.
+    pub(crate) fn halt(&self, caller: &Caller<'_>, role: Participant) -> Result<()> {
+        let halted = self.here().halt(caller, role);
+        halted.map_err(|cause| self.queue_error("keep no more for other nodes", cause))
+    }
+
+    /// Ends what is carried in the name of this role. Who was [to have](Self::give_up) what is left
+    /// is counted before.
     pub(crate) fn stop_carrying(
         &self,
         caller: &Caller<'_>,

@@ -18,6 +18,8 @@ const MESSAGES: usize = 4;
 const BYTES: usize = 5;
 const WAITS: usize = 6;
 const DROPPED: usize = 7;
+/// Beside the name of whose it is: the service has reserved memory for its loans.
+const PROMISED: u64 = 1 << 32;
 
 /// One publisher's line.
 #[derive(Debug, Clone, Copy)]
@@ -92,7 +94,23 @@ impl<'a, W: Words> PublisherLine<'a, W> {
     /// Is it still this publisher's?
     #[inline]
     pub(crate) fn is_of(&self, me: Participant, id: u64) -> bool {
-        self.word(WHO) == u64::from(me.number()) && self.word(NUMBER) == id >> 8
+        self.word(WHO) as u32 == me.number() && self.word(NUMBER) == id >> 8
+    }
+
+    /// Has memory been reserved for its loans?
+    pub(crate) fn is_promised(&self) -> bool {
+        self.words.load(self.at(WHO), Acquire) & PROMISED != 0
+    }
+
+    /// Memory is reserved for its loans until it [is given back](Self::give_back). False if it is
+    /// not this one's any more.
+    pub(crate) fn promise(&self, who: Participant) -> bool {
+        let unpromised = u64::from(who.number());
+        let promised = unpromised | PROMISED;
+        match self.words.compare_exchange(self.at(WHO), unpromised, promised) {
+            Ok(_) => true,
+            Err(found) => found == promised,
+        }
     }
 
     pub(super) fn who(&self) -> Option<Participant> {
@@ -137,7 +155,7 @@ impl<'a, W: Words> PublisherLine<'a, W> {
         })
     }
 
-    /// For the next publisher. Its intent is settled.
+    /// For the next publisher. Its intent is settled, and nothing is promised to it any more.
     pub(crate) fn give_back(&self) {
         self.pressure().clear();
         self.words.store(self.at(NUMBER), 0, Release);

@@ -1,3 +1,4 @@
+mod given_up;
 mod origins;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ const SETTINGS: SharedSettings = SharedSettings {
     reliability: Reliability::Reliable,
     depth: 4,
     largest: 1000,
+    loans: 4,
     release_microseconds: 1000,
 };
 
@@ -220,6 +222,10 @@ fn one_in_the_way_is_evicted_from_both_queues_and_told() {
         let held_for = Duration::from_secs(3);
         topic.evict_in(&me, (direction, holders[0]), held_for, [&here, &arrivals]).unwrap();
         assert_eq!(topic.evicted(seats[0].seat()), Some(held_for));
+        assert_eq!(topic.evictions(), 1);
+        // Who cleans up after another looks whether that was in the middle of it.
+        topic.bury_in(&me, caller(3).me, &here, &arrivals).unwrap();
+        assert_eq!(topic.evictions(), 1);
         assert!(!topic.here().is_subscribed(&seats[0]));
         assert!(!topic.arrivals().is_subscribed(&seats[1]));
         assert!(world.is_empty());

@@ -8,7 +8,7 @@ use ipc::{
     Words,
 };
 
-use super::alarm::{Alarm, Losses};
+use super::alarm::{self, Alarm, Losses};
 use super::entry::{self, Entry};
 use super::intent::{HandOver, Intent};
 use super::layout;
@@ -91,6 +91,7 @@ impl<W: Words + Clone> TopicWords<W> {
             (layout::RELIABILITY, settings.reliability as u64),
             (layout::DEPTH, u64::from(settings.depth)),
             (layout::LARGEST, settings.largest),
+            (layout::LOANS, u64::from(settings.loans)),
             (layout::RELEASE, settings.release_microseconds),
             (layout::NUMBER, u64::from(number)),
             (layout::PLACE, place),
@@ -131,6 +132,10 @@ impl<W: Words + Clone> TopicWords<W> {
                 .filter(|depth| (1..=crate::TopicSettings::MOST_DEPTH).contains(depth))
                 .ok_or_else(|| malformed("its depth makes no sense"))?,
             largest: word(layout::LARGEST),
+            loans: u32::try_from(word(layout::LOANS))
+                .ok()
+                .filter(|loans| (1..=crate::TopicSettings::MOST_LOANS).contains(loans))
+                .ok_or_else(|| malformed("its loans make no sense"))?,
             release_microseconds: word(layout::RELEASE),
         };
         let length = usize::try_from(word(layout::NAME_LENGTH)).unwrap_or(usize::MAX);
@@ -213,6 +218,11 @@ impl<W: Words + Clone> TopicWords<W> {
         Ok(line.id(serial))
     }
 
+    /// For how many publishers' loans memory is reserved.
+    pub(crate) fn promised(&self) -> u64 {
+        publishers::lines(&self.words).filter(PublisherLine::is_promised).count() as u64
+    }
+
     /// The line of a publisher.
     #[inline]
     pub(crate) fn publisher(&self, id: u64) -> PublisherLine<'_, W> {
@@ -272,6 +282,11 @@ impl<W: Words + Clone> TopicWords<W> {
     /// How long a subscriber was in somebody's way, if it was removed for that.
     pub(crate) fn evicted(&self, here: Seat) -> Option<Duration> {
         Alarm::of(&self.words, here).evicted(here)
+    }
+
+    /// How many subscribers were removed so far since they were in somebody's way.
+    pub(crate) fn evictions(&self) -> u64 {
+        alarm::evictions(&self.words)
     }
 
     /// How many publishers were lost so far.

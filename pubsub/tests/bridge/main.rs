@@ -53,8 +53,17 @@ fn send(nodes: &Nodes, key: TopicKey, source: Published, to: &[u8]) -> impl Fn()
 
 fn receive(nodes: &Nodes, key: TopicKey, at: u8, place: Where, log: &Log) {
     let device = (place == Where::Device).then(|| place.device());
-    let sink = Box::new(log.sink(place));
-    nodes.of(at).receive_topic(key, node(0), 0, device, sink).unwrap();
+    let begin =
+        || nodes.of(at).receive_topic(key, node(0), 0, device.clone(), Box::new(log.sink(place)));
+    // Whoever has many topics to begin with on a busy machine finds that it is behind, and tries again.
+    let mut begun = begin();
+    for _ in 0..100 {
+        match &begun {
+            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => begun = begin(),
+            _ => break,
+        }
+    }
+    begun.unwrap();
 }
 
 #[test]
@@ -252,26 +261,31 @@ fn nodes_that_do_not_understand_each_other_say_so() {
 }
 
 #[test]
-fn what_never_leaves_the_machine_is_taken_only_by_name() {
+fn what_never_leaves_the_machine_connects_no_nodes() {
     let reaches = |worker: &Worker| worker.address().provider.clone();
     assert_ne!(reaches(&Worker::start(options(""), LOCAL).unwrap()), "shm");
     assert_ne!(reaches(&Worker::start(options("shm"), LOCAL).unwrap()), "shm");
+    let error = Worker::start(options("=shm"), LOCAL).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoProvider);
+    assert!(error.to_string().contains("shm never leaves a machine"), "{error}");
     let error = Worker::start(options("=no-such-provider"), LOCAL).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Failed);
+    assert_eq!(error.kind(), ErrorKind::NoProvider);
     assert!(error.to_string().contains("no-such-provider"), "{error}");
 }
 
 #[test]
 fn topics_have_their_place_among_several_workers() {
-    let mut workers = Workers::start(2, options(""), LOCAL).unwrap();
-    let count = workers.all().count();
-    assert!((1..=2).contains(&count));
-    assert_eq!(workers.of(KEY).address(), workers.of(KEY).address());
-    let before = workers.of(KEY).address().clone();
-    if workers.give_own(KEY).unwrap() {
-        assert_ne!(*workers.of(KEY).address(), before);
-        workers.take_own(KEY);
+    let mut workers = Workers::start(2, &options(""), LOCAL).unwrap();
+    let places: Vec<_> = workers.all().map(|worker| worker.address().clone()).collect();
+    assert!((1..=2).contains(&places.len()));
+    let of = |workers: &Workers, key| workers.of(TopicKey(key)).address().clone();
+    for key in 0..4 {
+        assert_eq!(of(&workers, key), places[key as usize % places.len()]);
     }
-    assert_eq!(*workers.of(KEY).address(), before);
+    // Those with large messages are where the lanes are, and the number of one may be another's later.
+    workers.place(TopicKey(3), 1 << 20);
+    assert_eq!(of(&workers, 3), places[0]);
+    workers.place(TopicKey(3), (1 << 20) - 1);
+    assert_eq!(of(&workers, 3), places[3 % places.len()]);
     let _: NodeId = node(3);
 }

@@ -222,10 +222,20 @@ impl Other {
         self.finish();
     }
 
-    /// Stops it until it goes on, or is killed.
+    /// Stops it until it goes on, or is killed. All of it: on several processors some of its threads
+    /// run a while longer.
     #[allow(dead_code, reason = "not every program that has this does it")]
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
+        let threads = format!("/proc/{}/task", self.0.id());
+        let is_stopped = |thread: std::fs::DirEntry| {
+            let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // Behind its name, which may have anything in it.
+            line.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
+        };
+        until("all of it to stop", || {
+            std::fs::read_dir(&threads).unwrap().flatten().all(is_stopped)
+        });
     }
 
     /// Lets it go on.

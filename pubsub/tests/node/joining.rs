@@ -147,6 +147,11 @@ fn a_topic_is_what_its_maker_said() {
 #[test]
 fn what_can_never_be_is_refused() {
     let ground = Ground::new();
+    let too_small = Budgets { host: Some(Budgets::LEAST - 1), device: None };
+    let refused = Node::join(NodeOptions { budgets: too_small, ..options(ground.path()) });
+    let error = refused.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.detail().contains("511 bytes of the host's"), "{error}");
     let budgets = Budgets { host: Some(1 << 20), device: Some(1 << 20) };
     let node = Node::join(NodeOptions { budgets, ..options(ground.path()) }).unwrap();
     let kind =

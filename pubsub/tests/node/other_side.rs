@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use pubsub::{Node, NodeOptions, ServiceMode};
+use pubsub::{ErrorKind, Node, NodeOptions, ServiceMode};
 
 use crate::ground::{
     Gate, PATIENCE, message, number_of, on_a_device, options, publish, publish_and_hang,
@@ -35,6 +35,12 @@ fn the_other_side() {
         // Serves, and takes it from those that do in passing.
         ["stands"] => {
             let node = join(ServiceMode::Standing);
+            stay();
+            drop(node);
+        }
+        // Serves as long as nobody comes who is there for it.
+        ["stands-by"] => {
+            let node = join(ServiceMode::Standby);
             stay();
             drop(node);
         }
@@ -96,16 +102,19 @@ fn the_other_side() {
             topic.publisher().unwrap().push(&message(99), PATIENCE).unwrap();
             stay();
         }
-        // Holds loans, and is killed.
+        // Holds all the loans that a publisher may have, so many, and is killed.
         ["loans", topic, count] => {
             let node = join(ServiceMode::Outside);
-            let topic = node.topic(topic, &settings()).unwrap();
+            let topic = node.open(topic).unwrap();
             let publisher = topic.publisher().unwrap();
             let loans: Vec<_> =
                 (0..number(count)).map(|_| publisher.loan(4096, PATIENCE).unwrap()).collect();
-            publisher.push(&message(0), PATIENCE).unwrap();
+            let refused = publisher.push(&message(0), PATIENCE).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::TooManyLoans);
+            let other = topic.publisher().unwrap();
+            other.push(&message(0), PATIENCE).unwrap();
             stay();
-            drop(loans);
+            drop((loans, other));
         }
         // Reads numbers, all of them and in order.
         ["reads", topic, count] => {

@@ -98,6 +98,58 @@ fn nobody_takes_it_from_one_that_is_there_for_it() {
     until("one that serves in passing", || passing.serves());
 }
 
+#[test]
+fn one_that_is_only_to_succeed_another_gives_way_to_one_that_is_there_to_serve() {
+    let ground = Ground::new();
+    let standby = join(&ground, ServiceMode::Standby).unwrap();
+    // Nobody else is there: it serves, and takes the claim.
+    until("it to serve", || standby.serves());
+    let topic = standby.topic("numbers", &settings()).unwrap();
+    let mut subscriber = topic.subscriber().unwrap();
+    publish(&topic.publisher().unwrap(), 0..5);
+    for end in [Other::end as fn(&mut Other), Other::kill] {
+        let mut standing = Other::start("stands", ground.path());
+        until("it to serve", || server(&ground) == Some(standing.process()));
+        assert!(!standby.serves());
+        assert_eq!(holder(ground.path(), "node.standing"), Some(standing.process()));
+        // Of those there is one, as ever.
+        let error = join(&ground, ServiceMode::Standing).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AlreadyServed);
+        end(&mut standing);
+        until("its successor", || standby.serves());
+        assert_eq!(holder(ground.path(), "node.precedence"), None);
+    }
+    publish(&topic.publisher().unwrap(), 5..8);
+    for expected in 0..8 {
+        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
+    }
+}
+
+#[test]
+fn one_that_is_to_succeed_another_and_is_stopped_is_named_to_those_that_ask_and_to_those_that_come()
+{
+    let ground = Ground::new();
+    let standby = Other::start("stands-by", ground.path());
+    until("it to serve", || server(&ground) == Some(standby.process()));
+    standby.stop();
+    let named = format!("process {} ", standby.process());
+    let error = pubsub::report(ground.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(error.detail().starts_with(&named), "{error}");
+    // It does not see that it has to give way.
+    let error = join(&ground, ServiceMode::Standing).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyServed);
+    assert!(error.detail().starts_with(&named), "{error}");
+    let patience = Duration::from_millis(200);
+    let passing = NodeOptions { patience, ..options(ground.path()) };
+    let error = Node::join(passing).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    assert!(error.detail().starts_with(&named), "{error}");
+    standby.go_on();
+    let standing = join(&ground, ServiceMode::Standing).unwrap();
+    until("it to serve", || standing.serves());
+}
+
 /// Numbers go from one process to another while the node is handed over, again and again, and
 /// those that it is handed to end or are killed.
 fn numbers_flow_while_it_is_handed_over(end: fn(&mut Other)) {

@@ -8,7 +8,8 @@ use crate::ground::{Ground, PATIENCE, number_of, publish, settings, until};
 #[test]
 fn what_was_published_before_one_subscribed_is_no_gap() {
     for reliability in [Reliability::Reliable, Reliability::DropNewest, Reliability::DropOldest] {
-        let settings = TopicSettings { reliability, ..settings() };
+        // So deep that none is dropped because it is not known yet that those before it were read.
+        let settings = TopicSettings { reliability, depth: 64, ..settings() };
         let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
         let first = join(grounds[0].path(), network(addresses[0], &[]));
         let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));

@@ -1,7 +1,11 @@
 //! Services of nodes that are killed, on both sides, while messages flow.
 
-use crate::between::{address, until_carried};
-use crate::ground::{Ground, Other, PATIENCE, number_of, publish, settings};
+use std::time::Duration;
+
+use pubsub::{Event, NetworkOptions, Publisher, Row, Subscriber};
+
+use crate::between::{address, join, network, until_carried};
+use crate::ground::{Ground, Other, PATIENCE, number_of, publish, settings, until};
 
 /// Numbers flow between two nodes, of which one service after the other ends.
 fn numbers_flow_while(end: fn(&mut Other)) {
@@ -43,4 +47,83 @@ fn nothing_is_lost_when_services_of_both_sides_are_killed() {
 #[test]
 fn nothing_is_lost_when_services_of_both_sides_end_in_order() {
     numbers_flow_while(Other::end);
+}
+
+/// Waits until all have so many messages, of which one reads here.
+fn flush(publisher: &Publisher, local: &mut Subscriber, count: u64) {
+    for _ in 0..count {
+        drop(local.pull(PATIENCE).unwrap());
+    }
+    publisher.flush(PATIENCE).unwrap();
+}
+
+#[test]
+fn publishers_are_told_what_a_node_missed_that_was_given_up() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let lost_after = Duration::from_secs(2);
+    let node = join(
+        grounds[0].path(),
+        NetworkOptions { lost_after, ..network(addresses[0], &[addresses[1]]) },
+    );
+    let topic = node.topic("numbers", &settings()).unwrap();
+    let (publisher, other) = (topic.publisher().unwrap(), topic.publisher().unwrap());
+    let mut local = topic.subscriber().unwrap();
+    // It gets these, and ends only when it has more.
+    let role = format!("comes-and-reads {} {} 1000", addresses[1], addresses[0]);
+    let mut reader = Other::start(&role, grounds[1].path());
+    until_carried(&node, "numbers");
+    publish(&publisher, 0..4);
+    flush(&publisher, &mut local, 4);
+    assert_eq!(publisher.counters().missed_by_nodes, 0);
+    reader.kill();
+    publish(&publisher, 4..9);
+    flush(&publisher, &mut local, 5);
+    assert_eq!(publisher.counters().missed_by_nodes, 5);
+    assert_eq!(other.counters().missed_by_nodes, 0, "none of these are missing");
+    let is_told = |row: &Row| matches!(row, Row::Missed { topic, nodes: 1, messages: 5 } if topic == "numbers");
+    assert!(node.report().unwrap().iter().any(is_told));
+    // One that comes later is no destination of what was before.
+    let role = format!("comes-and-reads {} {} 0", addresses[1], addresses[0]);
+    Other::start(&role, grounds[1].path()).finish();
+    publish(&publisher, 9..10);
+    flush(&publisher, &mut local, 1);
+    until("nobody elsewhere", || publisher.subscribers() == 1);
+    assert_eq!(publisher.counters().missed_by_nodes, 5);
+}
+
+#[test]
+fn who_reads_at_another_node_is_told_of_a_publisher_that_died() {
+    let (grounds, addresses) = ([Ground::new(), Ground::new()], [address(), address()]);
+    let first = join(grounds[0].path(), network(addresses[0], &[]));
+    let second = join(grounds[1].path(), network(addresses[1], &[addresses[0]]));
+    let mut subscriber = second.topic("numbers", &settings()).unwrap().subscriber().unwrap();
+    let mut dies = Other::start("publishes-and-waits numbers 3", grounds[0].path());
+    for expected in 0..3 {
+        let sample = subscriber.pull(PATIENCE).unwrap();
+        assert_eq!(number_of(&sample), expected);
+        if expected == 2 {
+            dies.kill();
+            let expected = Event::PublisherLostElsewhere {
+                node: sample.origin().unwrap(),
+                publisher: sample.publisher(),
+            };
+            let mut found = None;
+            until("the event", || {
+                found = found.or_else(|| subscriber.poll_event());
+                found.is_some()
+            });
+            assert_eq!(found, Some(expected));
+        }
+    }
+    assert_eq!((subscriber.poll_event(), subscriber.missed()), (None, 0));
+    // One that leaves in order is no loss.
+    let mut leaves = Other::start("publishes-and-waits numbers 2", grounds[0].path());
+    (0..2)
+        .for_each(|expected| assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected));
+    leaves.end();
+    until("it to have left", || {
+        let rows = first.report().unwrap();
+        !rows.iter().any(|row| matches!(row, Row::Publisher { .. }))
+    });
+    assert_eq!(subscriber.poll_event(), None);
 }

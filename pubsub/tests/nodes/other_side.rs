@@ -53,6 +53,15 @@ fn the_other_side() {
             let node = join(&place, network(address(listen), &[address(peer)]));
             read(&node, "numbers", count(number));
         }
+        ["publishes-and-waits", topic, number] => {
+            let node = outside();
+            let publisher = node.topic(topic, &settings()).unwrap().publisher().unwrap();
+            while publisher.subscribers() == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            publish(&publisher, 0..count(number));
+            let _ = std::io::stdin().read(&mut [0]);
+        }
         ["publishes-and-hangs", topic] => publish_and_hang(&outside(), topic),
         ["reads", topic, number] => read(&outside(), topic, count(number)),
         _ => panic!("no role {role:?}"),

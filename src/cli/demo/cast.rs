@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::network::Place;
 use crate::cli::exit::Failure;
 use crate::cli::histogram::Histogram;
+use crate::cli::stages::Stage;
 
 /// A topic: where it is published, and by how many it is read.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +34,7 @@ pub(super) const TOPICS: [Subject; 3] = [
     Subject { name: "tensors", size: 64 << 20, rate: 1.0, depth: 2, from: 0, readers: [1, 1] },
 ];
 pub(super) const NODES: usize = 2;
+const LOANS: u32 = 4;
 
 impl Subject {
     pub(super) fn settings(&self, memory: MemoryPlace) -> TopicSettings {
@@ -41,6 +43,7 @@ impl Subject {
             reliability: Reliability::Reliable,
             depth: self.depth,
             largest: self.size,
+            loans: LOANS,
             // Machines that are busy with other things may be slow.
             release_deadline: Duration::from_secs(20),
         }
@@ -55,17 +58,19 @@ impl Subject {
 
 /// What all topics together may take at a node.
 pub(super) fn budget() -> u64 {
-    // As nodes reckon: the depth and four loans.
-    TOPICS.iter().map(|topic| (u64::from(topic.depth) + 4) * topic.size).sum()
+    let settings = TOPICS.iter().map(|topic| topic.settings(MemoryPlace::Host));
+    settings.map(|settings| settings.reserves(1).bytes).sum()
 }
 
 /// What it takes of the host's memory at most: messages where they are published, and where they
 /// arrive; the rings between the nodes, and fourteen processes.
 pub(super) const MEMORY: u64 = 2 << 30;
 
-/// Stages of a message's way, in order; a stage that it skipped has no time.
-pub(super) const STAGES: [&str; 5] = ["allocate", "fill", "out", "wire+in", "notice"];
-/// The stages, and all together.
+/// Stages of a message's way, in order; a stage that it skipped has no time. All but that of letting
+/// go of it.
+pub(super) const STAGES: [Stage; 7] =
+    [Stage::Borrow, Stage::Fill, Stage::Begin, Stage::Out, Stage::Wire, Stage::In, Stage::Notice];
+/// The stages, and all from publishing to pulling.
 pub(super) const TIMES: usize = STAGES.len() + 1;
 
 /// What a process does.

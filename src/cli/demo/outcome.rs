@@ -9,6 +9,7 @@ use super::cast::{NODES, Part, Reading, STAGES, TIMES, TOPICS};
 use super::company::Company;
 use super::show::{medians, reading, time};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::stages::{ALL_TOGETHER, Stage};
 use crate::cli::{progress, size, text};
 
 /// What is told of a subscriber.
@@ -22,11 +23,11 @@ struct Reader {
     altered: u64,
     missed: u64,
     paths: Vec<String>,
-    stages: Vec<Stage>,
+    stages: Vec<Latency>,
 }
 
 #[derive(Debug, Serialize)]
-struct Stage {
+struct Latency {
     stage: &'static str,
     p50_us: f64,
     p99_us: f64,
@@ -119,9 +120,10 @@ impl Outcome {
             return text::print(&format!("{line}\n"));
         }
         text::print(&super::show::table(company, true))?;
-        let legend = "allocate: until there was memory for it; fill: until it was written; out: until it left its \
-                      node, or its publisher, if it stays there (copied out, if a device has it); wire+in: until it \
-                      was in the memory of the other node, chunk by chunk; notice: until a subscriber had it";
+        let legend = "borrow: until there was memory for it; fill: until it was written; begin: until its node began to \
+                      write it to the other, or, if it stays there, delivered it; out: copied out of a device; wire: \
+                      until its last byte had come; in: copied to where it is read; notice: until a subscriber had \
+                      it. Chunk by chunk, so that out, wire and in overlap; all: from publishing on";
         let legend = text::wrapped("Medians by stage. ", legend);
         text::print(&format!("\n{legend}\n"))?;
         for (path, carried) in &self.paths {
@@ -186,11 +188,11 @@ impl Outcome {
 
 const SHARED_MEMORY: &str = "shared-memory";
 
-fn stages(reading: &Reading) -> Vec<Stage> {
-    let names = STAGES.into_iter().chain(["all"]);
+fn stages(reading: &Reading) -> Vec<Latency> {
+    let names = STAGES.into_iter().map(Stage::name).chain([ALL_TOGETHER]);
     let all = names.zip(&reading.samples).filter_map(|(stage, samples)| {
         let (p50_us, p99_us) = (samples.microseconds(0.5)?, samples.microseconds(0.99)?);
-        Some(Stage { stage, p50_us, p99_us })
+        Some(Latency { stage, p50_us, p99_us })
     });
     all.collect()
 }
@@ -240,7 +242,7 @@ fn slowest<'a>(readings: impl Iterator<Item = (usize, &'a Reading)>) -> Vec<Slow
     let told = all.into_iter().map(|(path, (nanoseconds, topic, stage))| Slowest {
         path,
         topic: TOPICS[topic].name,
-        stage: STAGES[stage],
+        stage: STAGES[stage].name(),
         p50_us: nanoseconds as f64 / 1e3,
         nanoseconds,
     });
@@ -258,11 +260,11 @@ mod tests {
             latest,
             ..Reading::default()
         };
-        let near = reading(SHARED_MEMORY, [1, 90, 2, 0, 3, 900]);
-        let far = reading("ring", [1, 80, 2, 700, 3, 900]);
-        let further = reading("ring", [1, 80, 2, 70, 3, 900]);
+        let near = reading(SHARED_MEMORY, [1, 90, 2, 0, 0, 0, 3, 900]);
+        let far = reading("ring", [1, 80, 2, 0, 700, 1, 3, 900]);
+        let further = reading("ring", [1, 80, 2, 0, 70, 1, 3, 900]);
         let found = slowest([(0, &near), (2, &far), (1, &further)].into_iter());
         let told: Vec<_> = found.iter().map(|it| (&*it.path, it.topic, it.stage)).collect();
-        assert_eq!(told, [("ring", "tensors", "wire+in"), (SHARED_MEMORY, "camera", "fill")]);
+        assert_eq!(told, [("ring", "tensors", "wire"), (SHARED_MEMORY, "camera", "fill")]);
     }
 }

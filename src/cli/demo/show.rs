@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::cast::{Part, Reading, STAGES, TIMES, TOPICS};
 use super::company::{Company, Member};
 use crate::cli::exit::Failure;
+use crate::cli::stages::ALL_TOGETHER;
 use crate::cli::{progress, size, text};
 
 /// Between two drawings of the table, and two lines.
@@ -89,15 +90,15 @@ fn bytes_per_second(member: &Member) -> f64 {
     reading(member).map_or(0.0, |(topic, _)| member.rate() * TOPICS[topic].size as f64)
 }
 
-/// A time, to three digits or so.
+/// A time, to three digits at most: there are many of them in a line.
 pub(super) fn time(nanoseconds: u64) -> String {
-    let value = nanoseconds as f64;
-    match nanoseconds {
-        0 => String::new(),
-        1..1_000_000 => format!("{:.1} µs", value / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", value / 1e6),
-        _ => format!("{:.2} s", value / 1e9),
-    }
+    let (value, unit) = match nanoseconds {
+        0 => return String::new(),
+        1..1_000_000 => (nanoseconds as f64 / 1e3, "µs"),
+        1_000_000..1_000_000_000 => (nanoseconds as f64 / 1e6, "ms"),
+        _ => (nanoseconds as f64 / 1e9, "s"),
+    };
+    if value < 10.0 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") }
 }
 
 /// The medians of all messages, once they are known.
@@ -114,8 +115,14 @@ pub(super) fn table(company: &Company, is_over: bool) -> String {
     if !is_over {
         head.extend(["per s", "GB/s"]);
     }
-    head.extend(STAGES);
-    head.extend(["all", "path", "data"]);
+    // One that nobody's messages have is left out: without devices nothing is copied out.
+    let readings =
+        || company.members.iter().filter_map(reading).map(|(_, reading)| medians(reading));
+    let is_there: [bool; TIMES] =
+        std::array::from_fn(|at| at == STAGES.len() || readings().any(|times| times[at] > 0));
+    let stages = STAGES.into_iter().zip(is_there).filter(|(_, is_there)| *is_there);
+    head.extend(stages.map(|(stage, _)| stage.name()));
+    head.extend([ALL_TOGETHER, "path", "data"]);
     let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
     for member in &company.members {
         let Some((topic, reading)) = reading(member) else { continue };
@@ -129,7 +136,8 @@ pub(super) fn table(company: &Company, is_over: bool) -> String {
             row.push(format!("{:.1}", member.rate()));
             row.push(format!("{:.2}", bytes_per_second(member) / 1e9));
         }
-        row.extend(medians(reading).map(time));
+        let times = medians(reading).into_iter().zip(is_there);
+        row.extend(times.filter(|(_, is_there)| *is_there).map(|(took, _)| time(took)));
         row.push(reading.paths.join(", "));
         row.push(match (reading.messages, reading.altered, reading.missed) {
             (0, 0, 0) => String::new(),
@@ -148,7 +156,7 @@ mod tests {
     #[test]
     fn times_are_short() {
         for (nanoseconds, shown) in
-            [(0, ""), (1500, "1.5 µs"), (2_340_000, "2.3 ms"), (3_000_000_000, "3.00 s")]
+            [(0, ""), (1500, "1.5 µs"), (578_840_000, "579 ms"), (3_000_000_000, "3.0 s")]
         {
             assert_eq!(time(nanoseconds), shown);
         }

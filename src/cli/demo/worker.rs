@@ -19,6 +19,7 @@ use super::network::{self, Place};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use crate::cli::process::{end_with_parent, leave};
+use crate::cli::stages::{self, Stage};
 use crate::cli::window::{Content, Windows};
 
 /// What is waited for at a time.
@@ -376,24 +377,20 @@ fn read(role: &Role, ears: &Ears) -> Result<(), Failure> {
     say(&Said::Read(Box::new(reading)))
 }
 
-/// How long each stage took of a message that was pulled at this time, and all. A stage that takes
-/// no time at all takes a nanosecond: 0 is for what it skipped.
+/// How long each stage took of a message that was pulled at this time, and all of them from publishing
+/// on. A stage that takes no time at all takes a nanosecond: 0 is for what it skipped.
 fn times(sample: &Sample, pulled: u64) -> [u64; TIMES] {
     let Some(Stamps([asked, lent, filled])) = Stamps::of(&sample.metadata()) else {
         return [0; TIMES];
     };
-    let of = sample.times();
-    let is_remote = sample.origin().is_some();
-    let (left, arrived) = match is_remote {
-        true => (of.filled, of.copied),
-        false => (of.published, of.published),
-    };
-    let took = |from: u64, to: u64| to.saturating_sub(from).max(1);
-    let carried = if is_remote { took(left, arrived) } else { 0 };
-    let stages: [u64; STAGES.len()] =
-        [took(asked, lent), took(lent, filled), took(filled, left), carried, took(arrived, pulled)];
-    let mut times = [took(asked, pulled); TIMES];
-    times[..stages.len()].copy_from_slice(&stages);
+    let known = |time: u64| time.max(1);
+    let mut all = stages::took(&sample.times(), sample.origin().is_some(), filled, pulled);
+    all[Stage::Borrow as usize] = Some(lent.saturating_sub(asked));
+    all[Stage::Fill as usize] = Some(filled.saturating_sub(lent));
+    let mut times = [known(pulled.saturating_sub(filled)); TIMES];
+    for (time, stage) in times.iter_mut().zip(STAGES) {
+        *time = all[stage as usize].map_or(0, known);
+    }
     times
 }
 
@@ -421,7 +418,8 @@ mod tests {
     #[test]
     fn what_was_skipped_is_not_in_the_middle() {
         assert_eq!(middle(&[]), [0; TIMES]);
-        let found = middle(&[[1, 0, 5, 0, 0, 9], [2, 0, 0, 0, 0, 9], [3, 0, 7, 0, 0, 9]]);
-        assert_eq!(found, [2, 0, 7, 0, 0, 9]);
+        let found =
+            middle(&[[1, 0, 5, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 0, 0, 9], [3, 0, 7, 0, 0, 0, 0, 9]]);
+        assert_eq!(found, [2, 0, 7, 0, 0, 0, 0, 9]);
     }
 }

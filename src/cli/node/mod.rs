@@ -5,12 +5,12 @@ mod watch;
 
 use std::time::Duration;
 
-use pubsub::{Node, ServiceMode};
+use pubsub::{Node, ServiceMode, TopicSettings};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::Manager;
 use self::watch::Watch;
-use super::exit::Failure;
+use super::exit::{Exit, Failure};
 use super::membership;
 use super::settings::{OfNode, Options};
 use super::signals::{Signals, interrupted};
@@ -24,10 +24,11 @@ const SOON: Duration = Duration::from_millis(50);
 ///
 /// Not needed where processes serve their node themselves; with it, the node stays when they
 /// come and go. If one of them serves the node already, it hands it over to this one at once, and
-/// messages go on meanwhile. Where another `fabricast node` does, this one ends and names it.
+/// messages go on meanwhile. So does a `fabricast node --standby`. Where another `fabricast node`
+/// does, this one ends and names it. A provider that cannot carry messages to other nodes ends it, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// If another `fabricast node` serves the node, wait, and succeed it
+    /// Serve only while no other `fabricast node` does: succeed it, and hand the node over when one comes
     #[arg(long)]
     standby: bool,
     /// What to log to standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
@@ -56,18 +57,39 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     if let Some(network) = &options.network {
         network.check(&options.label)?;
+        network.check_provider()?;
+    }
+    let usual = TopicSettings::default().reserves(1).bytes;
+    if let Some(budget) = options.budgets.host.filter(|budget| *budget < usual) {
+        tracing::warn!(
+            budget,
+            usual,
+            "a topic with all that is usual reserves more than the budget"
+        );
     }
     tracing::info!(directory = %settings.directory.value.display(), "joining the node");
     let node = match signals.meanwhile(move || Node::join(options)) {
         // Nothing was begun that would have to be ended.
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
-        joined => joined??,
+        joined => joined?.map_err(refused)?,
     };
     let served = serve(&node, Watch::new(arguments.standby), &signals, &manager);
     manager.is_ending();
     tracing::info!("leaving the node; if there are others, one of them serves it now");
     drop(node);
     served
+}
+
+/// Why it does not join, and what to do about it.
+fn refused(error: pubsub::Error) -> Failure {
+    let why = error.to_string();
+    match error.kind() {
+        pubsub::ErrorKind::AlreadyServed => {
+            let what = "end that one first, or say --standby to succeed it when it ends";
+            Failure::new(Exit::Taken, format!("{why}; {what}"))
+        }
+        _ => error.into(),
+    }
 }
 
 fn serve(

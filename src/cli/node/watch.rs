@@ -61,7 +61,7 @@ impl Watch {
             status = Some(match serves {
                 true => {
                     let listens = listens.as_ref().map_or_else(
-                        || "other nodes cannot reach it".to_owned(),
+                        || "it does not listen for other nodes".to_owned(),
                         |address| format!("other nodes reach it at {address}"),
                     );
                     format!("serves node {identity} as its service number {service}; {listens}")
@@ -69,9 +69,7 @@ impl Watch {
                 false if self.is_standby => format!(
                     "process {process} serves node {identity} already; waiting to succeed it"
                 ),
-                false => {
-                    format!("process {process} serves node {identity} in passing; taking it over")
-                }
+                false => format!("process {process} serves node {identity}; taking it over"),
             });
         }
         let now: BTreeMap<_, _> = rows.iter().filter_map(thing).collect();
@@ -144,7 +142,7 @@ mod tests {
     fn only_changes_are_told() {
         let mut watch = Watch::default();
         let (status, _) = watch.changes(&[node(1)], false);
-        assert_eq!(status.unwrap(), "process 7 serves node ab in passing; taking it over");
+        assert_eq!(status.unwrap(), "process 7 serves node ab; taking it over");
         assert!(!watch.is_settled());
         let mut watch = Watch::new(true);
         let (status, lines) = watch.changes(&[node(1), process("a")], false);

@@ -15,7 +15,7 @@ use super::exit::Failure;
 use super::settings::{OfDirectory, Options, seconds};
 use super::text;
 
-pub(crate) use self::topics::{misfit, name_of_node};
+pub(crate) use self::topics::{misfit, name_of_node, not_carried};
 
 /// Shows by which path bytes travel, and why.
 ///

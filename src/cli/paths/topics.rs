@@ -17,13 +17,27 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// What a node is called, as far as that is known.
-pub(crate) fn name_of_node<'a>(rows: &'a [Row], identity: &'a str) -> &'a str {
-    let label = rows.iter().find_map(|row| match row {
-        Row::Peer { node, label, .. } if node == identity && !label.is_empty() => Some(label),
-        _ => None,
-    });
-    label.map_or(identity, String::as_str)
+/// What a node is called, as far as that is known; else where it is, or how its identity begins.
+pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
+    const ENOUGH: usize = 8;
+    let of_it = || {
+        rows.iter().filter_map(|row| match row {
+            Row::Peer { node, label, address, .. } if node == identity => Some((label, address)),
+            _ => None,
+        })
+    };
+    let known = |text: &&String| !text.is_empty();
+    let label = of_it().map(|(label, _)| label).find(known);
+    match label.or_else(|| of_it().map(|(_, address)| address).find(known)) {
+        Some(name) => name.clone(),
+        None if identity.chars().count() <= ENOUGH => identity.to_owned(),
+        None => identity.chars().take(ENOUGH).chain(['…']).collect(),
+    }
+}
+
+/// Why nothing goes between this node and others.
+pub(crate) fn not_carried(why: &str) -> String {
+    format!("no messages go between this node and others: {}", text::visible(why))
 }
 
 fn for_people(rows: &[Row]) -> String {
@@ -42,15 +56,22 @@ fn for_people(rows: &[Row]) -> String {
         out.push_str("no topics\n");
     }
     for row in rows {
-        if let Row::Peer { label, address, is_connected, detail, node } = row {
+        if let Row::NotCarried { why } = row {
+            out.push_str(&text::wrapped("", &not_carried(why)));
+        }
+        if let Row::Peer { label, address, is_connected, detail, .. } = row {
             let state = if *is_connected { "connected" } else { "not connected" };
-            let name = if label.is_empty() { node } else { label };
+            // One that was never met, or calls itself nothing, has no name.
+            let name = match label.is_empty() {
+                true => String::new(),
+                false => format!("\"{}\" ", label.escape_debug()),
+            };
             let (address, detail) = (text::visible(address), text::visible(detail));
             let detail = match detail.is_empty() {
                 true => String::new(),
                 false => format!(": {detail}"),
             };
-            let line = format!("\"{}\" at {address}: {state}{detail}", name.escape_debug());
+            let line = format!("{name}at {address}: {state}{detail}");
             out.push_str(&text::wrapped("node ", &line));
         }
     }
@@ -104,6 +125,13 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
             Row::Misfit { topic, .. } if topic == name_of_topic => {
                 lines.extend(misfit(rows, row));
             }
+            Row::Missed { topic, nodes, messages } if topic == name_of_topic => {
+                lines.push(format!(
+                    "given up: other nodes, {}; they missed {}",
+                    text::counted(*nodes, "time"),
+                    text::counted(*messages, "message")
+                ));
+            }
             _ => {}
         }
     }
@@ -146,13 +174,14 @@ fn times(stages: &[(String, u64)], messages: u64) -> String {
 }
 
 fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
-    let mut kinds = [const { Vec::new() }; 4];
+    let mut kinds = [const { Vec::new() }; 5];
     for row in rows {
         let which = match row {
             Row::Sent { .. } => 0,
             Row::Received { .. } => 1,
             Row::Peer { .. } => 2,
             Row::Misfit { .. } => 3,
+            Row::Missed { .. } => 4,
             _ => continue,
         };
         let value =
@@ -160,7 +189,7 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
         let inner = value.as_object().and_then(|object| object.values().next()).cloned();
         kinds[which].extend(inner);
     }
-    let [sent, received, peers, misfits] = kinds;
+    let [sent, received, peers, misfits, missed] = kinds;
     let topics: Vec<_> = rows
         .iter()
         .filter_map(|row| match row {
@@ -168,8 +197,14 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
             _ => None,
         })
         .collect();
+    let not_carried = rows.iter().find_map(|row| match row {
+        Row::NotCarried { why } => Some(why),
+        _ => None,
+    });
     Ok(json!({
+        "not_carried": not_carried,
         "topics": topics, "sent": sent, "received": received, "peers": peers, "misfits": misfits,
+        "missed": missed,
     }))
 }
 
@@ -214,6 +249,46 @@ mod tests {
                      there: up to 32 bytes\\u{1b}";
         assert!(flat.contains(words), "{out}");
         assert_eq!(for_programs(&all).unwrap()["misfits"][0]["differs"][0], "largest");
+    }
+
+    #[test]
+    fn what_nodes_missed_that_were_given_up_is_told() {
+        let mut all = rows();
+        assert!(!for_people(&all).contains("given up"));
+        all.push(Row::Missed { topic: "camera".to_owned(), nodes: 2, messages: 16 });
+        let out = for_people(&all);
+        assert!(out.contains("given up: other nodes, 2 times; they missed 16 messages"), "{out}");
+        assert_eq!(for_programs(&all).unwrap()["missed"][0]["messages"], 16);
+    }
+
+    #[test]
+    fn why_nothing_goes_to_other_nodes_is_told() {
+        let mut all = rows();
+        assert!(for_programs(&all).unwrap()["not_carried"].is_null());
+        all.push(Row::NotCarried { why: "no provider\u{1b}".to_owned() });
+        let out = for_people(&all);
+        let words = "no messages go between this node and others: no provider\\u{1b}\n";
+        assert!(out.contains(words), "{out}");
+        assert_eq!(for_programs(&all).unwrap()["not_carried"], "no provider\u{1b}");
+    }
+
+    #[test]
+    fn nodes_without_a_name_are_told_by_where_they_are() {
+        let peer = |label: &str, node: &str, address: &str| Row::Peer {
+            node: node.to_owned(),
+            label: label.to_owned(),
+            address: address.to_owned(),
+            is_connected: false,
+            detail: "refused".to_owned(),
+        };
+        let identity = "ab".repeat(16);
+        let all = [peer("", "", "10.0.0.3:1"), peer("", &identity, "10.0.0.4:1")];
+        let expected = "node at 10.0.0.3:1: not connected: refused\n\
+                        node at 10.0.0.4:1: not connected: refused\n";
+        assert!(for_people(&all).ends_with(expected), "{}", for_people(&all));
+        assert_eq!(name_of_node(&all, &identity), "10.0.0.4:1");
+        assert_eq!(name_of_node(&[peer("old", &identity, "x:1")], &identity), "old");
+        assert_eq!(name_of_node(&[], &identity), "abababab…");
     }
 
     #[test]

@@ -100,7 +100,7 @@ pub(super) enum Input {
 impl Input {
     /// All of standard input, read to its end.
     pub(super) fn whole(longest: Option<u64>, signals: &Signals) -> Result<Self, Failure> {
-        let bytes = whole(&input(&io::stdin()), longest.unwrap_or(LONGEST), signals)?;
+        let bytes = whole(&input(&io::stdin()), longest, signals)?;
         Ok(Self::Whole(Some(bytes)))
     }
 
@@ -123,7 +123,6 @@ impl Input {
         longest: Option<u64>,
         signals: &Signals,
     ) -> Result<Option<Message>, Failure> {
-        let longest = longest.unwrap_or(LONGEST);
         match self {
             Self::Whole(bytes) => Ok(bytes.take().map(Message::Bytes)),
             Self::Lines(lines) => Ok(lines.next(longest, signals)?.map(Message::Bytes)),
@@ -143,7 +142,7 @@ impl Input {
 
 /// A long file is read where it is needed. A short one is read to its end at once, as pipes
 /// are: files that the system makes up have a length that says nothing.
-fn open(path: PathBuf, longest: u64, signals: &Signals) -> Result<Message, Failure> {
+fn open(path: PathBuf, longest: Option<u64>, signals: &Signals) -> Result<Message, Failure> {
     // Nobody may ever write to a pipe: that is waited for together with signals.
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
@@ -168,11 +167,21 @@ fn input(standard: &io::Stdin) -> Source<'_> {
     Source { descriptor: standard.as_fd(), name: "the input" }
 }
 
-fn check(bytes: &[u8], longest: u64) -> Result<(), Failure> {
-    if bytes.len() as u64 <= longest {
+/// Refuses what is longer than the topic's messages may be; if there is no topic yet, and nobody says
+/// how long they may be, more than is put together here.
+fn check(bytes: &[u8], longest: Option<u64>) -> Result<(), Failure> {
+    if bytes.len() as u64 <= longest.unwrap_or(LONGEST) {
         return Ok(());
     }
-    let why = format!("a message of more than {longest} bytes; --largest says how long one may be");
+    let why = match longest {
+        Some(longest) => format!(
+            "a message of more than {longest} bytes, the longest that the topic takes: that is fixed when it is \
+             made (--largest)"
+        ),
+        None => {
+            format!("a message of more than {LONGEST} bytes; --largest says how long one may be")
+        }
+    };
     Err(Failure::new(Exit::TooMuch, why))
 }
 
@@ -198,7 +207,7 @@ fn read(source: &Source<'_>, buffer: &mut [u8], signals: &Signals) -> Result<usi
 }
 
 /// All of it, up to its end.
-fn whole(source: &Source<'_>, longest: u64, signals: &Signals) -> Result<Vec<u8>, Failure> {
+fn whole(source: &Source<'_>, longest: Option<u64>, signals: &Signals) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     loop {
         let length = bytes.len();
@@ -224,7 +233,11 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    fn next(&mut self, longest: u64, signals: &Signals) -> Result<Option<Vec<u8>>, Failure> {
+    fn next(
+        &mut self,
+        longest: Option<u64>,
+        signals: &Signals,
+    ) -> Result<Option<Vec<u8>>, Failure> {
         loop {
             if let Some(line) = self.take() {
                 check(&line, longest)?;

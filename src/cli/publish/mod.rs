@@ -18,7 +18,8 @@ use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::{size, text};
 
 /// Publishes messages: all of standard input as one, each of its lines, files, or a pattern
-/// whose content `fabricast sub --check` checks.
+/// whose content `fabricast sub --check` checks. An input or file with nothing in it is a message of
+/// no bytes; with --lines, no message.
 ///
 /// A topic that exists is used as it is, unless options or other settings say what it is to be
 /// like. It is done when all subscribers have released all messages (of a reliable topic), or
@@ -38,10 +39,12 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pattern: bool,
     /// How long each message of the pattern is
-    #[arg(long, value_parser = size::parse, default_value = "64K", requires = "pattern")]
+    #[arg(long, value_parser = size::parse, default_value = "64K", requires = "pattern",
+        conflicts_with_all = ["files", "lines"])]
     size: u64,
     /// How many messages of the pattern [default: until Ctrl-C]
-    #[arg(long, value_parser = size::parse, requires = "pattern")]
+    #[arg(long, value_parser = size::parse, requires = "pattern",
+        conflicts_with_all = ["files", "lines"])]
     count: Option<u64>,
     /// Messages a second [default: as many as go]
     #[arg(long, value_parser = rate)]
@@ -103,9 +106,8 @@ fn publish(
         None => membership::topic_to_publish(&node, name, settings, input.largest(), signals)?,
     };
     let mut work = Work::new(arguments, signals, topic, tally)?;
-    work.wait_for_subscribers(&node)?;
-    work.publish_all(input)?;
-    work.wait_until_released()
+    let done = work.do_all(&node, input);
+    work.judge(done)
 }
 
 fn input(arguments: &Arguments, longest: Option<u64>, signals: &Signals) -> Result<Input, Failure> {
@@ -145,6 +147,10 @@ struct Tally {
     waited: Duration,
     time: Duration,
     is_released: bool,
+    /// Messages that nodes did not get which were given up.
+    missed_by_nodes: u64,
+    /// Subscribers that were removed meanwhile.
+    evicted: u64,
 }
 
 struct Work<'a> {
@@ -177,6 +183,31 @@ impl<'a> Work<'a> {
             tally,
             progress: Progress::start(),
         })
+    }
+
+    fn do_all(&mut self, node: &Node, input: Input) -> Result<(), Failure> {
+        self.wait_for_subscribers(node)?;
+        self.publish_all(input)?;
+        self.wait_until_released()
+    }
+
+    /// What became of what was published, as far as that is known now, however it ended. That
+    /// messages are missing somewhere is worse than why there are no more.
+    fn judge(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
+        let counters = self.publisher.counters();
+        let tally = &mut *self.tally;
+        (tally.missed_by_nodes, tally.evicted) = (counters.missed_by_nodes, counters.evicted);
+        if tally.missed_by_nodes == 0 {
+            return done;
+        }
+        tally.is_released = false;
+        let why = match &done {
+            Err(failure) if !failure.is_silent() => format!("{failure}; "),
+            _ => String::new(),
+        };
+        let missed = text::counted(tally.missed_by_nodes, "message");
+        let why = format!("{why}{missed} did not reach a node that subscribes: it was given up");
+        Err(Failure::new(Exit::Missed, why))
     }
 
     fn wait_for_subscribers(&mut self, node: &Node) -> Result<(), Failure> {
@@ -315,8 +346,7 @@ impl<'a> Work<'a> {
 
 /// What was done, also if it was less than all.
 fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Result<(), Failure> {
-    let Tally { messages, bytes, unwanted, dropped, readers, waited, time, is_released, .. } =
-        *tally;
+    let Tally { messages, bytes, unwanted, dropped, readers, waited, time, .. } = *tally;
     let rate = |amount: u64| (!time.is_zero()).then(|| amount as f64 / time.as_secs_f64());
     let per_second = |amount: u64| rate(amount).unwrap_or(0.0);
     if arguments.json {
@@ -333,7 +363,9 @@ fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Res
             "readers": readers,
             "unwanted": unwanted,
             "dropped": dropped,
-            "released": is_released,
+            "released": tally.is_released,
+            "missed_by_nodes": tally.missed_by_nodes,
+            "evicted": tally.evicted,
             "complete": done.is_ok(),
         });
         return text::print(&format!("{line}\n"));
@@ -344,10 +376,17 @@ fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Res
     }
     let all = so_far(messages, bytes, rate(bytes));
     let mut line = format!("{}: {all}", arguments.topic.escape_debug());
-    for (count, what) in [(dropped, "dropped"), (unwanted, "wanted by nobody")] {
+    let missed = tally.missed_by_nodes;
+    for (count, what) in
+        [(dropped, "dropped"), (unwanted, "wanted by nobody"), (missed, "missed by other nodes")]
+    {
         if count > 0 {
             line.push_str(&format!("; {count} {what}"));
         }
+    }
+    if tally.evicted > 0 {
+        let removed = text::counted(tally.evicted, "subscriber");
+        line.push_str(&format!("; {removed} removed for being too slow"));
     }
     text::print(&format!("{line}\n"))
 }

@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use pubsub::{MemoryPlace, Reliability, TopicSettings};
+use pubsub::{Budgets, MemoryPlace, Reliability, TopicSettings};
 
 use super::exit::{Exit, Failure};
 use declare::declare;
 pub(crate) use declare::{Declaration, Entry, Given, Group, Origin};
 pub(crate) use options::{All, OfDirectory, OfNode, Options};
 pub(crate) use table::markdown;
-pub(crate) use value::{Count, Depth, Lanes, Size, Value, seconds};
+pub(crate) use value::{Count, Depth, Lanes, Loans, Size, Value, Workers, seconds};
 
 declare! {
     Node {
@@ -40,9 +40,9 @@ declare! {
         /// How long to wait for the service: to join, to open a topic, or for the next one when it has ended.
         patience: Duration = Duration::from_secs(20), "20", anything;
         /// What all topics together may take of the host's memory, if this process serves the node.
-        budget_host: Option<Size> = None, "a quarter of it", anything;
+        budget_host: Option<Size> = None, "a quarter of it", budget;
         /// What all topics together may take of each device's memory, if this process serves the node.
-        budget_device: Option<Size> = None, "half of it", anything;
+        budget_device: Option<Size> = None, "half of it", budget;
         /// Where other nodes reach this one; port 0 is any that is free.
         listen: Option<SocketAddr> = None, "none", anything;
         /// Other nodes, each as host:port; two nodes find each other if one is told of the other.
@@ -57,6 +57,8 @@ declare! {
         provider: Option<String> = None, "the best one", label;
         /// Lanes by which messages of 1 MiB and more go to other nodes, a connection and a thread each; no more than there are processors, nor than the other node has.
         lanes: Option<Lanes> = None, "what provider and processors make sensible", anything;
+        /// Threads that carry messages to and from other nodes, each those of its share of the topics; the first has the lanes, and with them all topics with messages of 1 MiB and more.
+        workers: Option<Workers> = None, "one for each eight processors, four at most", anything;
         /// The address from which messages leave for other nodes.
         source: Option<IpAddr> = None, "the one that other nodes are talked to from", anything;
         /// A node that was not heard of for so long is lost.
@@ -71,6 +73,8 @@ declare! {
         depth: Depth = Count(TopicSettings::default().depth), "16", anything;
         /// The length of the longest message, in bytes.
         largest: Size = Size(TopicSettings::default().largest), "1M", largest;
+        /// Messages that each publisher may have borrowed memory for at once; so much is reserved for each.
+        loans: Loans = Count(TopicSettings::default().loans), "4", anything;
         /// How long a subscriber may hold a message that is in somebody's way.
         release_deadline: Duration = TopicSettings::default().release_deadline, "5", release_deadline;
     }
@@ -140,6 +144,21 @@ fn address_if_any(any: &Option<String>) -> Result<(), String> {
     any.as_ref().map_or(Ok(()), address)
 }
 
+fn budget(budget: &Option<Size>) -> Result<(), String> {
+    let least = Budgets::LEAST;
+    let usual = TopicSettings::default();
+    match budget {
+        Some(Size(bytes)) if *bytes < least => Err(format!(
+            "at least {least} bytes, which the smallest topic reserves; one with all that is usual reserves {} \
+             ({} messages of {} bytes)",
+            usual.reserves(1).bytes,
+            usual.reserves(1).blocks,
+            usual.largest
+        )),
+        _ => Ok(()),
+    }
+}
+
 fn lost_after(time: &Duration) -> Result<(), String> {
     match (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(time) {
         true => Ok(()),
@@ -206,6 +225,7 @@ impl Settings {
             reliability: self.reliability.value,
             depth: self.depth.value.0,
             largest: self.largest.value.0,
+            loans: self.loans.value.0,
             release_deadline: self.release_deadline.value,
         }
     }

@@ -90,12 +90,14 @@ fn every_setting_is_read_as_it_is_written() {
         ("node-name", "left"),
         ("provider", "tcp"),
         ("lanes", "3"),
+        ("workers", "2"),
         ("source", "127.0.0.1"),
         ("lost-after", "1.5"),
         ("memory", "stand-in:0"),
         ("reliability", "drop-oldest"),
         ("depth", "7"),
         ("largest", "64M"),
+        ("loans", "2"),
         ("release-deadline", "2"),
     ];
     assert_eq!(options.len(), TABLE.len());
@@ -168,6 +170,7 @@ fn what_is_wrong_in_a_file_is_said_with_its_line() {
         ("service = 'nobody'\n", "not embedded or outside"),
         ("provider = ''\n", "cannot be empty"),
         ("lanes = 0\n", "1 to 16 is possible"),
+        ("workers = 17\n", "1 to 16 is possible"),
         ("lost_after = 0.01\n", "0.1 to 3600"),
         ("label = ''\n", "cannot be empty"),
         ("label = \"a\\tb\"\n", "control characters"),

@@ -126,8 +126,14 @@ pub(crate) struct Count<const MOST: u32>(pub(crate) u32);
 /// How many messages may wait.
 pub(crate) type Depth = Count<{ TopicSettings::MOST_DEPTH }>;
 
+/// How many messages a publisher may have borrowed memory for.
+pub(crate) type Loans = Count<{ TopicSettings::MOST_LOANS }>;
+
 /// How many lanes carry large messages.
 pub(crate) type Lanes = Count<{ NetworkOptions::MOST_LANES }>;
+
+/// How many threads carry messages.
+pub(crate) type Workers = Count<{ NetworkOptions::MOST_WORKERS }>;
 
 impl<const MOST: u32> Value for Count<MOST> {
     const KIND: &'static str = "NUMBER";

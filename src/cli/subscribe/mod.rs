@@ -6,6 +6,7 @@ mod statistics;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use pubsub::peers::NodeIdentity;
 use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Topic};
 use serde_json::json;
 
@@ -35,13 +36,14 @@ pub(crate) struct Arguments {
     /// Append messages to this file
     #[arg(long, value_name = "FILE", conflicts_with = "into")]
     file: Option<PathBuf>,
-    /// Write each message to a file of its own in this directory: 00000001, 00000002, …
+    /// Write each message to a file of its own in this directory: 00000001, 00000002, …, behind those that are
+    /// there already
     #[arg(long, value_name = "DIRECTORY")]
     into: Option<PathBuf>,
     /// Check that every message is one of `fabricast pub --pattern`, whole, and the next one
     #[arg(long)]
     check: bool,
-    /// Tell how many came in which time, and how long each stage of their way took
+    /// Tell how many came in which time, and how long each stage of their way took (docs/operating.md, Stages)
     #[arg(long)]
     stats: bool,
     /// End after so many messages [default: with Ctrl-C]
@@ -226,6 +228,11 @@ impl<'a> Work<'a> {
                     self.outcome.publishers_lost += 1;
                     tracing::warn!(%publisher, "a publisher died");
                 }
+                Event::PublisherLostElsewhere { node, publisher } => {
+                    self.outcome.publishers_lost += 1;
+                    let node = NodeIdentity(node);
+                    tracing::warn!(%publisher, %node, "a publisher at another node died");
+                }
                 Event::Evicted { held_for } => {
                     tracing::warn!(?held_for, "removed from the topic: too slow");
                 }
@@ -244,8 +251,9 @@ impl<'a> Work<'a> {
             self.write(sample)?;
         }
         // Only now has it arrived where it was to go.
-        let (length, published_at) = (sample.length(), sample.published_at());
-        self.outcome.statistics.add(length, published_at, sample.times(), now);
+        // Clocks of other nodes may be ahead.
+        let latency = now.saturating_sub(sample.published_at());
+        self.outcome.statistics.add(sample.length(), latency, statistics::took(sample, now));
         Ok(())
     }
 
@@ -385,7 +393,7 @@ mod tests {
         assert_eq!(code(Ok(()), Ok(())), Ok(()));
         assert_eq!(code(fail(Exit::Deadline, "late"), Ok(())), Err(Exit::Deadline));
         assert_eq!(code(Ok(()), fail(Exit::Corrupt, "bad")), Err(Exit::Corrupt));
-        let silent = Err(Failure::silent(Exit::Failed));
+        let silent = Err(Failure::silent(Exit::Unread));
         assert_eq!(code(silent, fail(Exit::Missed, "less")), Err(Exit::Missed));
         let both = worst(fail(Exit::Interrupted, "interrupted"), fail(Exit::Corrupt, "bad"));
         let both = both.unwrap_err();

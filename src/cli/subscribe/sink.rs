@@ -20,6 +20,8 @@ use crate::cli::text;
 /// A pipe with room has room for so many bytes at least, and takes them without waiting.
 const AT_ONCE: usize = 4096;
 const LOOK: Duration = Duration::from_secs(1);
+/// The name of a message has so many at least.
+const DIGITS: usize = 8;
 
 /// Where messages go.
 #[derive(Debug)]
@@ -57,18 +59,20 @@ impl Part {
         Ok(Self { path, file })
     }
 
-    /// The message is complete: only now does it get its name, which nothing else has.
-    fn finish(self, target: &Path) -> Result<(), Failure> {
+    /// The message is complete: only now does it get its name. False if something else has that.
+    fn takes_name(&self, target: &Path) -> Result<bool, Failure> {
         let here = nix::fcntl::AT_FDCWD;
         let renamed = renameat2(here, &self.path, here, target, RenameFlags::RENAME_NOREPLACE);
-        match renamed {
-            Ok(()) => Ok(()),
+        let named = match renamed {
             // Some filesystems cannot do that, but give a file a second name; the first one goes
             // with the part.
-            Err(Errno::EINVAL | Errno::ENOSYS) => {
-                std::fs::hard_link(&self.path, target).map_err(|error| failed(target, &error))
-            }
-            Err(error) => Err(failed(target, &error.into())),
+            Err(Errno::EINVAL | Errno::ENOSYS) => std::fs::hard_link(&self.path, target),
+            renamed => renamed.map_err(io::Error::from),
+        };
+        match named {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(failed(target, &error)),
         }
     }
 }
@@ -111,9 +115,13 @@ impl Sink {
         }
     }
 
+    /// Numbers go on behind those of messages that are there already. That nothing can be written
+    /// there is said before any message is read.
     pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, &error))?;
-        Ok(Self::Directory { path: path.to_owned(), number: 0, part: None })
+        let number = highest(path).map_err(|error| failed(path, &error))?;
+        drop(Part::create(&named(path, number.saturating_add(1)))?);
+        Ok(Self::Directory { path: path.to_owned(), number, part: None })
     }
 
     /// Does it want the bytes?
@@ -124,13 +132,7 @@ impl Sink {
     /// The next message begins.
     pub(super) fn begin(&mut self) -> Result<(), Failure> {
         if let Self::Directory { path, number, part } = self {
-            *number += 1;
-            let target = named(path, *number);
-            if target.symlink_metadata().is_ok() {
-                let why = io::Error::from(ErrorKind::AlreadyExists);
-                return Err(failed(&target, &why));
-            }
-            *part = Some(Part::create(&target)?);
+            *part = Some(Part::create(&named(path, number.saturating_add(1)))?);
         }
         Ok(())
     }
@@ -151,7 +153,7 @@ impl Sink {
                 match write_all(io::stdout().as_fd(), bytes, *at_once, signals)? {
                     Ok(()) => Ok(()),
                     // That nobody reads on is no reason for noise, but one to stop.
-                    Err(Errno::EPIPE) => Err(Failure::silent(Exit::Failed)),
+                    Err(Errno::EPIPE) => Err(Failure::silent(Exit::Unread)),
                     Err(error) => {
                         Err(Failure::failed(format!("writing the output: {}", error.desc())))
                     }
@@ -167,7 +169,16 @@ impl Sink {
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         match self {
             Self::Directory { path, number, part } => {
-                part.take().map_or(Ok(()), |part| part.finish(&named(path, *number)))
+                let Some(part) = part.take() else { return Ok(()) };
+                loop {
+                    // Others may write there, too.
+                    *number = number.checked_add(1).ok_or_else(|| {
+                        failed(path, &io::Error::other("there is no number for one more message"))
+                    })?;
+                    if part.takes_name(&named(path, *number))? {
+                        return Ok(());
+                    }
+                }
             }
             _ => Ok(()),
         }
@@ -185,7 +196,20 @@ fn is_binary(bytes: &[u8]) -> bool {
 }
 
 fn named(directory: &Path, number: u64) -> PathBuf {
-    directory.join(format!("{number:08}"))
+    directory.join(format!("{number:0DIGITS$}"))
+}
+
+/// The highest number that something in a directory has as its name; 0 if nothing has.
+fn highest(directory: &Path) -> io::Result<u64> {
+    let mut highest = 0;
+    for entry in std::fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        let digits = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+        let number = digits.filter(|digits| digits.len() >= DIGITS).map(str::parse);
+        // What is more than all numbers is in nobody's way.
+        highest = number.and_then(Result::ok).map_or(highest, |number: u64| number.max(highest));
+    }
+    Ok(highest)
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
@@ -260,12 +284,41 @@ mod tests {
         one.write(b"one", &signals).unwrap();
         other.write(b"other", &signals).unwrap();
         one.end().unwrap();
-        let why = other.end().unwrap_err().to_string();
-        assert!(why.contains("00000001"), "{why}");
-        drop(other);
-        assert_eq!(names(&path), ["00000001"]);
-        assert_eq!(std::fs::read(path.join("00000001")).unwrap(), b"one");
+        other.end().unwrap();
+        one.begin().unwrap();
+        one.write(b"next", &signals).unwrap();
+        one.end().unwrap();
+        let read = |name: &str| std::fs::read(path.join(name)).unwrap();
+        assert_eq!(names(&path), ["00000001", "00000002", "00000003"]);
+        assert!(read("00000001") == b"one" && read("00000002") == b"other");
+        assert_eq!(read("00000003"), b"next");
         std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn numbers_go_on_behind_what_is_there_whatever_it_is() {
+        let path = directory("sink-used");
+        let signals = Signals::catch().unwrap();
+        for name in ["00000007", "9", "000000x8", "99999999999999999999999", "notes"] {
+            std::fs::write(path.join(name), name).unwrap();
+        }
+        std::fs::create_dir(path.join("00000100")).unwrap();
+        std::os::unix::fs::symlink("/nowhere/at/all", path.join("123456789")).unwrap();
+        let mut sink = Sink::directory(&path).unwrap();
+        assert_eq!(names(&path).len(), 7, "nothing is left of the attempt to write there");
+        sink.begin().unwrap();
+        sink.write(b"message", &signals).unwrap();
+        sink.end().unwrap();
+        assert_eq!(std::fs::read(path.join("123456790")).unwrap(), b"message");
+        // There is none behind the last one.
+        std::fs::write(path.join(u64::MAX.to_string()), "").unwrap();
+        let mut sink = Sink::directory(&path).unwrap();
+        sink.begin().unwrap();
+        let why = sink.end().unwrap_err().to_string();
+        assert!(why.contains("no number"), "{why}");
+        std::fs::remove_dir_all(path).unwrap();
+        // Where nothing can be written that is said at once, also to who may do everything.
+        assert!(Sink::directory(Path::new("/proc/self")).is_err());
     }
 
     #[test]

@@ -2,13 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use pubsub::Times;
+use pubsub::Sample;
 use serde::Serialize;
 
 use crate::cli::histogram::Histogram;
-
-/// The stages, in the order of a message's way: each ends with what it is named after.
-const STAGES: [&str; 5] = ["filled", "wire", "copied", "published", "pulled"];
+use crate::cli::stages::{self, ALL_TOGETHER, COUNT, Stage, Took};
 
 /// What was measured.
 #[derive(Debug)]
@@ -19,13 +17,12 @@ pub(super) struct Statistics {
     pub(super) bytes: u64,
     /// From publishing to pulling.
     latency: Histogram,
-    stages: [Histogram; STAGES.len()],
+    stages: [Histogram; COUNT],
 }
 
 /// A latency, for reports.
 #[derive(Debug, Serialize)]
 pub(super) struct Latency {
-    /// What ends with it.
     stage: &'static str,
     p50_us: f64,
     p99_us: f64,
@@ -37,6 +34,18 @@ impl Latency {
         let (p50_us, p99_us) = (histogram.microseconds(0.5)?, histogram.microseconds(0.99)?);
         Some(Self { stage, p50_us, p99_us, messages: histogram.samples() })
     }
+}
+
+/// How long each stage took of a message that was pulled at this time, as far as one can tell who
+/// reads it.
+pub(super) fn took(sample: &Sample, pulled: u64) -> Took {
+    let (times, is_from_elsewhere) = (sample.times(), sample.origin().is_some());
+    let published = if is_from_elsewhere { sample.published_at() } else { times.filled };
+    let mut took = stages::took(&times, is_from_elsewhere, published, pulled);
+    if !is_from_elsewhere && times.allocated > 0 {
+        took[Stage::Fill as usize] = times.filled.checked_sub(times.allocated);
+    }
+    took
 }
 
 impl Statistics {
@@ -51,25 +60,17 @@ impl Statistics {
         }
     }
 
-    /// A message was pulled at this time.
-    pub(super) fn add(&mut self, length: u64, published_at: u64, times: Times, now: u64) {
+    /// A message was pulled so long after it was published, and its stages took so long.
+    pub(super) fn add(&mut self, length: u64, latency: u64, took: Took) {
         self.ended = Instant::now();
         self.began.get_or_insert(self.ended);
         self.messages += 1;
         self.bytes += length;
-        // Clocks of other nodes may be ahead.
-        self.latency.add(now.saturating_sub(published_at));
-        let ends = [times.filled, times.wire, times.copied, times.published, now];
-        let mut last = times.allocated;
-        for (stage, end) in self.stages.iter_mut().zip(ends) {
-            // One that it skipped, or that was measured by another clock.
-            if end == 0 {
-                continue;
+        self.latency.add(latency);
+        for (stage, took) in self.stages.iter_mut().zip(took) {
+            if let Some(took) = took {
+                stage.add(took);
             }
-            if last > 0 && end >= last {
-                stage.add(end - last);
-            }
-            last = end;
         }
     }
 
@@ -95,14 +96,14 @@ impl Statistics {
 
     /// From publishing to pulling, and then by stage.
     pub(super) fn latencies(&self) -> Vec<Latency> {
-        let stages = STAGES.iter().zip(&self.stages);
-        let stages = stages.filter_map(|(name, histogram)| Latency::of(name, histogram));
-        Latency::of("all", &self.latency).into_iter().chain(stages).collect()
+        let stages = Stage::ALL.into_iter().zip(&self.stages);
+        let stages = stages.filter_map(|(stage, all)| Latency::of(stage.name(), all));
+        Latency::of(ALL_TOGETHER, &self.latency).into_iter().chain(stages).collect()
     }
 
     /// A table for people.
     pub(super) fn table(&self) -> Vec<Vec<String>> {
-        let head = ["until", "p50", "p99", "messages"].map(str::to_owned).to_vec();
+        let head = ["stage", "p50", "p99", "messages"].map(str::to_owned).to_vec();
         let rows = self.latencies().into_iter().map(|latency| {
             vec![
                 latency.stage.to_owned(),
@@ -119,30 +120,20 @@ impl Statistics {
 mod tests {
     use super::*;
 
-    fn times(all: [u64; 5]) -> Times {
-        let mut times = Times::default();
-        [times.allocated, times.filled, times.wire, times.copied, times.published] = all;
-        times
-    }
-
     #[test]
-    fn stages_are_counted_from_what_came_before() {
+    fn what_was_not_skipped_is_told() {
         let mut all = Statistics::new();
-        all.add(10, 3000, times([1000, 2000, 0, 0, 3000]), 7000);
-        all.add(10, 3000, times([1000, 2000, 0, 0, 3000]), 7000);
+        let mut took: Took = [None; COUNT];
+        (took[Stage::Fill as usize], took[Stage::Notice as usize]) = (Some(1000), Some(4000));
+        all.add(10, 4000, took);
+        all.add(10, 4000, took);
         let found: Vec<_> =
             all.latencies().into_iter().map(|one| (one.stage, one.p50_us.round())).collect();
-        assert_eq!(found, [("all", 4.0), ("filled", 1.0), ("published", 1.0), ("pulled", 4.0)]);
+        assert_eq!(found, [("all", 4.0), ("fill", 1.0), ("notice", 4.0)]);
         assert_eq!((all.messages, all.bytes), (2, 20));
-        assert_eq!(all.table().len(), 5);
-    }
-
-    #[test]
-    fn clocks_of_others_do_not_disturb() {
-        let mut all = Statistics::new();
-        all.add(1, u64::MAX, times([0, 9000, 500, 600, 700]), 800);
-        let stages: Vec<_> = all.latencies().into_iter().map(|one| one.stage).collect();
-        assert_eq!(stages, ["all", "copied", "published", "pulled"]);
-        assert_eq!(all.messages_per_second(), 0.0);
+        assert_eq!(all.table().len(), 4);
+        // But for what is rounded off.
+        let ratio = all.bytes_per_second() / all.messages_per_second();
+        assert!((ratio - 10.0).abs() < 1e-9, "{ratio}");
     }
 }

@@ -14,6 +14,7 @@ const DEVICE: &str = "FABRICAST_DEVICE";
 const MEMORY: &str = "FABRICAST_TOPIC_MEMORY";
 const LARGEST: &str = "FABRICAST_TOPIC_LARGEST";
 const DEPTH: &str = "FABRICAST_TOPIC_DEPTH";
+const LOANS: &str = "FABRICAST_TOPIC_LOANS";
 const RELEASE: &str = "FABRICAST_TOPIC_RELEASE_DEADLINE";
 const HOST_BUDGET: &str = "FABRICAST_BUDGET_HOST";
 const DEVICE_BUDGET: &str = "FABRICAST_BUDGET_DEVICE";
@@ -30,11 +31,12 @@ const LOST_AFTER: &str = "FABRICAST_LOST_AFTER";
 const INSECURE: &str = "FABRICAST_INSECURE";
 
 /// All that is read here.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     DEVICE,
     MEMORY,
     LARGEST,
     DEPTH,
+    LOANS,
     RELEASE,
     HOST_BUDGET,
     DEVICE_BUDGET,
@@ -130,6 +132,7 @@ impl Environment {
         (found.memory, found.reliability) == (wanted.memory, wanted.reliability)
             && (!is_said(LARGEST) || found.largest == wanted.largest)
             && (!is_said(DEPTH) || found.depth == wanted.depth)
+            && (!is_said(LOANS) || found.loans == wanted.loans)
             && (!is_said(RELEASE) || found.release_deadline == wanted.release_deadline)
     }
 
@@ -138,11 +141,13 @@ impl Environment {
         let name = if self.get(DEVICE).is_some() { DEVICE } else { MEMORY };
         let memory = self.read(operation, name, "host or cuda:0", |value| value.parse().ok())?;
         let depth = self.read(operation, DEPTH, "16", |value| value.parse().ok())?;
+        let loans = self.read(operation, LOANS, "4", |value| value.parse().ok())?;
         Ok(TopicSettings {
             memory: memory.unwrap_or(MemoryPlace::Host),
             reliability: Reliability::Reliable,
             depth: depth.unwrap_or(usual.depth),
             largest: self.bytes(operation, LARGEST)?.unwrap_or(USUAL_LARGEST),
+            loans: loans.unwrap_or(usual.loans),
             release_deadline: self.seconds(operation, RELEASE)?.unwrap_or(USUAL_RELEASE),
         })
     }
@@ -219,7 +224,7 @@ mod tests {
         let nothing = environment(&[]);
         let wanted = nothing.topic_settings(c"test").unwrap();
         assert!(nothing.allows(&wanted, &by_another));
-        for (name, value) in [(DEPTH, "3"), (RELEASE, "7")] {
+        for (name, value) in [(DEPTH, "3"), (LOANS, "2"), (RELEASE, "7")] {
             let said = environment(&[(name, value)]);
             assert!(!said.allows(&said.topic_settings(c"test").unwrap(), &by_another));
         }
@@ -257,6 +262,7 @@ mod tests {
             (DEVICE, "cuda:1"),
             (LARGEST, "1G"),
             (DEPTH, "4"),
+            (LOANS, "1"),
             (RELEASE, "0.25"),
             (HOST_BUDGET, "64K"),
             (DEVICE_BUDGET, ""),
@@ -265,7 +271,7 @@ mod tests {
         ]);
         let settings = environment.topic_settings(c"test").unwrap();
         assert_eq!(settings.memory.to_string(), "cuda:1");
-        assert_eq!((settings.largest, settings.depth), (1 << 30, 4));
+        assert_eq!((settings.largest, settings.depth, settings.loans), (1 << 30, 4, 1));
         assert_eq!(settings.release_deadline, Duration::from_millis(250));
         let options = environment.node_options(c"test").unwrap();
         assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 10), None));

@@ -19,6 +19,7 @@ static void eviction(fabricast_node *node)
 {
     fabricast_topic *opened = short_topic(node, "eviction", FABRICAST_RELIABLE);
     fabricast_publisher *publisher;
+    fabricast_publisher_counters counters;
     fabricast_subscriber *idle;
     fabricast_sample *held, *sample;
     fabricast_event event;
@@ -41,6 +42,13 @@ static void eviction(fabricast_node *node)
     CHECK(event.kind == FABRICAST_EVENT_EVICTED);
     DONE(fabricast_subscriber_event(idle, &event, sizeof event));
     CHECK(event.kind == FABRICAST_EVENT_NONE);
+    memset(&counters, 0xff, sizeof counters);
+    DONE(fabricast_publisher_counters_of(publisher, &counters, sizeof counters));
+    CHECK(counters.messages == 5 && counters.missed_by_nodes == 0 && counters.evicted == 1);
+    /* As a program has it that was made before there were more. */
+    memset(&counters, 0xff, sizeof counters);
+    DONE(fabricast_publisher_counters_of(publisher, &counters, 24));
+    CHECK(counters.messages == 5 && counters.evicted == UINT64_MAX);
     DONE(fabricast_sample_release(held));
     DONE(fabricast_subscriber_close(idle));
     DONE(fabricast_publisher_close(publisher));

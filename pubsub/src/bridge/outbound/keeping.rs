@@ -30,6 +30,23 @@ impl<R> Destination<R> {
 }
 
 impl<W: Wire> Outbound<W> {
+    /// Tells the source how far each destination is.
+    pub(super) fn tell_who_has_what(&mut self, source: &mut (impl Source<W::Place> + ?Sized)) {
+        if self.manner.keep.is_some() {
+            return;
+        }
+        let (entries, first, taken_to) = (&self.entries, self.first, self.taken_to);
+        for destination in &mut self.destinations {
+            let delivered = destination.delivered;
+            if destination.told.replace(delivered) == Some(delivered) {
+                continue;
+            }
+            let next = entries.get(delivered.saturating_sub(first) as usize);
+            let next = next.map_or(taken_to, |next| next.header.position);
+            source.has(destination.node, next.max(destination.from));
+        }
+    }
+
     /// Lets go of what all have.
     pub(super) fn release(
         &mut self,
@@ -100,6 +117,7 @@ impl<W: Wire> Outbound<W> {
             let serial = self.serials;
             self.serials += pieces;
             let (copy_begun, is_gone) = (None, false);
+            self.taken_to = header.position + 1;
             self.entries.push_back(Entry { header, place, serial, pieces, copy_begun, is_gone });
             has_moved = true;
         }

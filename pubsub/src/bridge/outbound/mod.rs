@@ -27,6 +27,9 @@ const SMALL: u64 = 4096;
 const AHEAD: u64 = 64;
 /// Chunks that are given to one destination before others have their turn.
 const TURN: usize = 32;
+/// Copies that are begun before it is seen which are done: to begin one takes some microseconds, and
+/// those before it may be on the wire meanwhile.
+const COPIES: usize = 8;
 
 /// How far a ring is: positions of its epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +92,8 @@ pub(crate) trait Wire {
     fn take_slot(&mut self, like: &Self::Place, is_first: bool) -> Result<Option<u32>>;
     fn give_slot(&mut self, slot: u32, is_tainted: bool);
     fn write_slot(&mut self, slot: u32, at: usize, bytes: &[u8]) -> Result<()>;
-    /// Begins to copy a piece of a payload to the start of a slot.
+    /// Begins to copy a piece of a payload to the start of a slot. Copies of a topic are done in the
+    /// order in which they begin.
     fn copy_out(
         &mut self,
         slot: u32,
@@ -189,6 +193,8 @@ struct Destination<R> {
     next: u64,
     /// Entries before this one are delivered.
     delivered: u64,
+    /// What the source was told of that last.
+    told: Option<u64>,
     writing: Option<Writing>,
     /// What writes were made from, and where in the ring they end.
     held: VecDeque<(u64, Hold)>,
@@ -242,6 +248,8 @@ pub(crate) struct Outbound<W: Wire> {
     entries: VecDeque<Entry<W::Place>>,
     /// The number of the first of them.
     first: u64,
+    /// The position after that of the last one that was taken; 0 before the first.
+    taken_to: u64,
     /// How many of them are gone.
     gone: usize,
     /// Since when there was no room for one more, though some want it.
@@ -263,6 +271,7 @@ impl<W: Wire> Outbound<W> {
             manner,
             entries: VecDeque::new(),
             first: 0,
+            taken_to: 0,
             gone: 0,
             full_since: None,
             serials: 0,
@@ -285,6 +294,7 @@ impl<W: Wire> Outbound<W> {
                 from: 0,
                 next: self.first,
                 delivered: self.first,
+                told: None,
                 writing: None,
                 held: VecDeque::new(),
                 unread: VecDeque::new(),
@@ -303,7 +313,7 @@ impl<W: Wire> Outbound<W> {
         let Some(place) = self.place_of(node) else { return };
         let destination = &mut self.destinations[place];
         destination.ring = Some(ring);
-        destination.from = from;
+        (destination.from, destination.told) = (from, None);
         // What it has is delivered, and what it has not is written again.
         let is_there = |entry: &&Entry<_>| entry.header.position < from;
         let has = self.entries.iter().take_while(is_there).count() as u64;
@@ -459,6 +469,7 @@ impl<W: Wire> Outbound<W> {
                 Err(error) => self.lose(place, error, wire),
             }
         }
+        self.tell_who_has_what(source);
         progress.has_moved |= self.release(source, wire);
         progress.has_moved |= self.take_more(now, source, wire)?;
         let count = self.destinations.len();
@@ -489,14 +500,16 @@ impl<W: Wire> Outbound<W> {
 
     fn look_at_copies(&mut self, now: Now, wire: &mut W) -> Result<bool> {
         let mut has_moved = false;
-        for item in self.stage.items() {
-            let State::Copying(ticket, since) = &item.state else { continue };
+        // They end in the order in which they began, and to ask a device costs as much as to begin
+        // one: so only the oldest is asked for.
+        while let Some(item) = self.stage.oldest_copy() {
+            let State::Copying(ticket, since) = &item.state else { break };
             if !wire.is_copied(ticket)? {
                 if now.steady - since > self.manner.patience {
                     let detail = "a device did not copy a message out in time";
                     return Err(Error::new("stage", ErrorKind::DeadlineExceeded, detail));
                 }
-                continue;
+                break;
             }
             item.state = State::Ready;
             has_moved = true;

@@ -2,7 +2,7 @@
 
 use fabric::ring::Pushed;
 
-use super::{Destination, Hold, Outbound, Part, SHEET, Stop, TURN, Unread, Wire, Writing};
+use super::{COPIES, Destination, Hold, Outbound, Part, SHEET, Stop, TURN, Unread, Wire, Writing};
 use crate::bridge::header::{Form, LONGEST_PREFIX, MessageHeader, TRAILER};
 use crate::bridge::staging::{Need, Staged, State, Want};
 use crate::bridge::{Now, Progress};
@@ -230,8 +230,9 @@ impl<W: Wire> Outbound<W> {
         let mut has_moved = false;
         let ahead = self.stage.ahead();
         let (count, turn) = (wants.len(), self.turn);
+        let mut room = COPIES;
         // First what is wanted now, by everybody; then what will be.
-        for distance in 0..ahead {
+        'all: for distance in 0..ahead {
             for place in (0..count).map(|place| (place + turn) % count) {
                 let serial = wants[place].from + distance;
                 if serial >= self.serials || self.stage.has(serial) {
@@ -240,10 +241,14 @@ impl<W: Wire> Outbound<W> {
                 if wants[place].is_blocked && distance > 0 {
                     continue;
                 }
+                if room == 0 {
+                    break 'all;
+                }
                 let below = if distance == 0 { Need::Now } else { Need::Soon };
                 match self.copy(serial, &wants, below, now, wire) {
                     Ok(begun) => {
                         has_moved |= begun;
+                        room -= usize::from(begun);
                         progress.is_waiting |= !begun && distance == 0;
                     }
                     Err(error) => {
@@ -294,6 +299,7 @@ impl<W: Wire> Outbound<W> {
             serial,
             entry: self.first + number as u64,
             slot,
+            order: 0,
             state: State::Copying(ticket, now.steady),
             holds: 0,
             is_tainted: false,

@@ -42,6 +42,29 @@ fn lanes_are_as_fast_as_all_of_them_together() {
     assert!(uneven <= one * 36 / 100, "{uneven} ns by three and a slow one, {one} by one");
 }
 
+/// To begin a copy, and to ask for one, takes microseconds: what is done meanwhile would wait for many.
+#[test]
+fn a_device_is_asked_for_one_copy_and_given_few_at_a_time() {
+    let source = SimSource::new(messages(&[(64 * MIB) as usize, (8 * MIB) as usize], true));
+    let world = World::new(source, 1, (16 * MIB, MIB), SPEEDS);
+    let mut world = world.with(Manner { slots: 48, ..MANNER });
+    let mut begun_most = 0;
+    loop {
+        let (begun, in_vain) = (world.wire.pieces_copied, world.wire.asked_in_vain);
+        let has_moved = world.turn();
+        begun_most = begun_most.max(world.wire.pieces_copied - begun);
+        assert!(world.wire.asked_in_vain - in_vain <= 1);
+        if !has_moved {
+            match world.wire.next_event() {
+                Some(event) => world.wire.now = event,
+                None => break,
+            }
+        }
+    }
+    world.check(0);
+    assert_eq!(begun_most, 8);
+}
+
 #[test]
 fn one_lane_and_two_bring_the_same() {
     let lengths = [0, 1, 4096, 4097, 70_000, 300_000, 64, 0, 64, 1_000_000, 999_999];

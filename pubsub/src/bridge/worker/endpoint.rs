@@ -1,12 +1,13 @@
 //! The endpoint of a worker: which provider, and where.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use fabric::ring::{Port, Stripes, StripesOptions, default_stripes};
 use fabric::{
-    AddressVector, Capabilities, CompletionQueue, Domain, Endpoint, EndpointKind,
-    ErrorKind as FabricKind, Need, Offer, Policy, Query, QueueOptions, Reach, Verdict, Waiting,
-    select,
+    AddressVector, Candidate, Capabilities, Choice, CompletionQueue, Domain, Endpoint,
+    EndpointKind, ErrorKind as FabricKind, Need, Offer, Policy, Query, QueueOptions, Reach,
+    Verdict, Waiting, select,
 };
 
 use super::super::Spot;
@@ -25,8 +26,8 @@ pub(super) struct Opened {
     pub(super) lane_domains: Vec<Domain>,
 }
 
-/// How many lanes a worker has that shares the cores with others, so many in all: as many as were
-/// asked for, or as fill the wire (0), but no more threads than there are cores.
+/// How many lanes a worker has that shares the cores with others, of one lane each, so many in all: as
+/// many as were asked for, or as fill the wire (0), but no more threads than there are cores.
 pub(super) fn count_lanes(
     asked: usize,
     facts: &Capabilities,
@@ -37,12 +38,13 @@ pub(super) fn count_lanes(
         0 => default_stripes(std::slice::from_ref(facts), cores),
         asked => asked.min(usize::from(MOST_LANES)),
     };
-    wanted.min(cores / workers.max(1)).max(1)
+    wanted.min((cores + 1).saturating_sub(workers)).max(1)
 }
 
 pub(super) fn open(policy: &Policy, local: IpAddr, lanes: usize, workers: usize) -> Result<Opened> {
     let of_fabric = |error| Error::of(START, error);
-    let offer = choose(policy, local)?;
+    let offer = choose(policy, Some(local))?;
+    tracing::info!(provider = %offer.capabilities().provider, %local, "a bridge's provider");
     let facts = offer.capabilities().clone();
     let domain = Domain::open(&offer).map_err(of_fabric)?;
     let addresses = AddressVector::open(&domain).map_err(of_fabric)?;
@@ -102,35 +104,86 @@ pub(super) fn renew(port: &mut Port) -> Result<(AddressVector, Vec<u8>)> {
     Ok((addresses, address))
 }
 
+/// Refuses what no worker at this address could begin with; if it is not known where it will be, what
+/// none could begin with anywhere on this machine.
+///
+/// # Errors
+/// `NoProvider`, with the reason for each.
+pub(crate) fn check(policy: &Policy, local: Option<IpAddr>) -> Result<()> {
+    choose(policy, local).map(drop)
+}
+
 /// The best offer that leads to other machines; on the loopback address, one that would if it were
-/// another. What never leaves the machine is taken only if the policy requires it by name.
-fn choose(policy: &Policy, local: IpAddr) -> Result<Offer> {
+/// another. What never leaves the machine is refused, also where both nodes are on one and it is
+/// asked for by name: of two nodes that shm of libfabric 1.17 connected, one died in it as soon as a
+/// topic went between them.
+fn choose(policy: &Policy, local: Option<IpAddr>) -> Result<Offer> {
     policy.check().map_err(|error| Error::of(START, error))?;
     let is_asked = !policy.require.is_empty();
-    let reach =
-        if is_asked || local.is_loopback() { Reach::SameMachine } else { Reach::OtherMachines };
-    let mut refused = None;
+    let may_be_near = local.is_none_or(|local| local.is_loopback());
+    let reach = if is_asked || may_be_near { Reach::SameMachine } else { Reach::OtherMachines };
+    let (mut refused, mut near) = (None, BTreeSet::new());
     // Without immediates there are still messages.
     for immediate_bytes in [4, 0] {
         let need = Need { immediate_bytes, ..Need::ring(reach) };
-        let query = Query::new(EndpointKind::Rdm).source(local.to_string()).caps(need.caps);
+        let query = Query::new(EndpointKind::Rdm).caps(need.caps);
+        let query = match local {
+            Some(local) => query.source(local.to_string()),
+            None => query,
+        };
         let mut offers = match query.offers() {
             Ok(offers) => offers,
             Err(error) if error.kind() == FabricKind::NoProvider => Vec::new(),
             Err(error) => return Err(Error::of(START, error)),
         };
-        offers.retain(|offer| is_asked || offer.capabilities().reaches_other_machines);
+        let is_far = |offer: &Offer| offer.capabilities().reaches_other_machines;
+        let all = offers.iter().filter(|offer| !is_far(offer));
+        near.extend(all.map(|offer| offer.capabilities().provider.clone()));
+        offers.retain(is_far);
         let candidates: Vec<&Offer> = offers.iter().collect();
         let (choice, order) = select(&candidates, &need, policy);
         let taken = choice.candidates.iter().position(|one| one.verdict == Verdict::Taken);
         if let Some(place) = taken {
-            let offer = offers.swap_remove(order[place]);
-            tracing::info!(provider = %offer.capabilities().provider, %local, "a bridge's provider");
-            return Ok(offer);
+            return Ok(offers.swap_remove(order[place]));
         }
         refused.get_or_insert(choice);
     }
-    let why = refused.map(|choice| choice.to_string()).unwrap_or_default();
-    let detail = format!("no provider leads from {local} to other nodes: {}", why.trim_end());
-    Err(Error::new(START, ErrorKind::Failed, detail))
+    let why = refused
+        .map_or_else(|| "there is none".to_owned(), |choice| why_none(policy, &choice, &near));
+    let from = local.map_or_else(String::new, |local| format!(" from {local}"));
+    let detail = format!("none leads{from} to other nodes: {why}");
+    Err(Error::new(START, ErrorKind::NoProvider, detail))
+}
+
+/// Why no candidate was taken, in one line: of a provider that is wanted by its name, why not that
+/// one; or that none here has the name.
+fn why_none(policy: &Policy, choice: &Choice, near: &BTreeSet<String>) -> String {
+    let names: BTreeSet<&str> = choice.candidates.iter().map(|one| &*one.provider).collect();
+    let strangers = policy.strangers(names.iter().copied());
+    let is_wanted = |one: &Candidate| {
+        policy.require.is_empty() || policy.strangers([&*one.provider]).len() < policy.require.len()
+    };
+    if let Some(stranger) = strangers.first() {
+        if !policy.strangers(near.iter().map(String::as_str)).contains(stranger) {
+            return format!("{stranger} never leaves a machine, and does not connect nodes on one");
+        }
+        let there = match names.is_empty() {
+            true => "is none at all".to_owned(),
+            false => format!("are {}", names.into_iter().collect::<Vec<_>>().join(", ")),
+        };
+        return format!(
+            "no provider here is called \"{}\"; there {there}",
+            stranger.escape_debug()
+        );
+    }
+    let reasons: BTreeSet<String> = choice
+        .candidates
+        .iter()
+        .filter(|one| is_wanted(one))
+        .map(|one| format!("{}: {}", one.provider, one.reasons.join(", ")))
+        .collect();
+    match reasons.is_empty() {
+        true => "there is none".to_owned(),
+        false => reasons.into_iter().collect::<Vec<_>>().join("; "),
+    }
 }

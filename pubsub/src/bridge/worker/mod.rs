@@ -10,7 +10,7 @@ mod renewal;
 mod reports;
 mod topics;
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use fabric::Policy;
 
 pub use doorbell::Announcer;
 use doorbell::{Doorbell, Name};
+pub(crate) use endpoint::check as check_provider;
 use engine::Engine;
 pub use reports::Report;
 use reports::Reports;
@@ -38,7 +39,7 @@ const PATIENCE: Duration = Duration::from_millis(5);
 /// The smallest ring.
 const SMALLEST: u64 = 64 << 10;
 /// Pieces that a further lane writes from, at most.
-const SLOTS_OF_LANE: usize = 4;
+const SLOTS_OF_LANE: usize = 8;
 /// How long a worker that is dropped may take to end.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -60,8 +61,8 @@ pub struct WorkerOptions {
     /// Slots that all have together, beside the first one of each.
     pub all_slots: usize,
     /// Lanes that large messages go by, each a thread with a connection of its own; 0: as many as
-    /// the provider and the cores make sensible. No more than there are cores for all workers, and
-    /// no more than the other node has.
+    /// the provider and the cores make sensible. No more than there are cores beside other workers,
+    /// and no more than the other node has.
     pub lanes: usize,
     /// How long it looks for more when nothing happens, before it sleeps.
     pub spin: Duration,
@@ -90,7 +91,7 @@ impl WorkerOptions {
     /// ```
     /// use pubsub::bridge::WorkerOptions;
     /// let options = WorkerOptions::default();
-    /// assert_eq!((options.slots_by(1), options.slots_by(3)), (options.slots, options.slots + 8));
+    /// assert_eq!((options.slots_by(1), options.slots_by(3)), (options.slots, options.slots + 16));
     /// ```
     #[must_use]
     pub fn slots_by(&self, lanes: usize) -> usize {
@@ -413,62 +414,64 @@ fn ended() -> Error {
     Error::new("use a bridge", ErrorKind::Closed, "its thread has ended")
 }
 
-/// Several workers, no more than there are cores: each topic has its place with one of them, and
-/// may be given one of its own.
+/// Several workers, no more than there are cores: each topic has its place with one of them. The
+/// first one has all lanes, and so those with large messages; the others do not wait for these.
 #[derive(Debug)]
 pub struct Workers {
-    options: WorkerOptions,
-    local: IpAddr,
-    common: Vec<Worker>,
-    own: HashMap<TopicKey, Worker>,
+    all: Vec<Worker>,
+    /// Topics that are with the first one, since their messages may go by several lanes.
+    large: HashSet<TopicKey>,
 }
 
 impl Workers {
-    /// Starts so many, but at least one, and no more than there are cores.
+    /// How many a node has on so many cores, if nobody says so: one carries half a million small
+    /// messages a second, and more, and is in nobody's way while it sleeps.
+    ///
+    /// ```
+    /// use pubsub::bridge::Workers;
+    /// assert_eq!([1, 8, 16, 32, 128].map(Workers::sensible), [1, 1, 2, 4, 4]);
+    /// ```
+    #[must_use]
+    pub fn sensible(cores: usize) -> usize {
+        (cores / 8).clamp(1, 4)
+    }
+
+    /// Starts so many, but no more than there are cores; 0: as many as are
+    /// [sensible](Self::sensible).
     ///
     /// # Errors
     /// As [`Worker::start`].
-    pub fn start(count: usize, options: WorkerOptions, local: IpAddr) -> Result<Self> {
+    pub fn start(count: usize, options: &WorkerOptions, local: IpAddr) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = count.clamp(1, cores);
-        let common = (0..count).map(|_| Worker::start_among(options.clone(), local, count));
-        let common = common.collect::<Result<_>>()?;
-        Ok(Self { options, local, common, own: HashMap::new() })
+        let count = match count {
+            0 => Self::sensible(cores),
+            count => count.min(cores),
+        };
+        let start = |number| {
+            let lanes = if number == 0 { options.lanes } else { 1 };
+            Worker::start_among(WorkerOptions { lanes, ..options.clone() }, local, count)
+        };
+        let all = (0..count).map(start).collect::<Result<_>>()?;
+        Ok(Self { all, large: HashSet::new() })
     }
 
-    /// Gives a topic that nothing was begun with a worker of its own. False if there are as many
-    /// as cores.
-    ///
-    /// # Errors
-    /// As [`Worker::start`].
-    pub fn give_own(&mut self, key: TopicKey) -> Result<bool> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if self.own.contains_key(&key) {
-            return Ok(true);
-        }
-        if self.common.len() + self.own.len() >= cores {
-            return Ok(false);
-        }
-        // What is left of the cores may be one.
-        let worker = Worker::start_among(self.options.clone(), self.local, cores)?;
-        self.own.insert(key, worker);
-        Ok(true)
-    }
-
-    /// Takes it back, with all that it does.
-    pub fn take_own(&mut self, key: TopicKey) {
-        self.own.remove(&key);
+    /// Gives a topic that nothing was begun with its place, by the length of its longest message.
+    pub fn place(&mut self, key: TopicKey, largest: u64) {
+        match largest >= super::deck::STRIPED {
+            true => self.large.insert(key),
+            false => self.large.remove(&key),
+        };
     }
 
     /// The worker of a topic.
     #[must_use]
     pub fn of(&self, key: TopicKey) -> &Worker {
-        let common = &self.common[(key.0 % self.common.len() as u64) as usize];
-        self.own.get(&key).unwrap_or(common)
+        let place = if self.large.contains(&key) { 0 } else { key.0 % self.all.len() as u64 };
+        &self.all[place as usize]
     }
 
     /// All of them.
     pub fn all(&self) -> impl Iterator<Item = &Worker> {
-        self.common.iter().chain(self.own.values())
+        self.all.iter()
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use fabric::ring::{ReceiverId, View};
-use gpu::{Device, Memory, Point};
+use gpu::{Device, Memory};
 
 use super::{NodeId, TopicKey};
-use crate::bridge::deck::{Arrived, Deck, Reading};
+use crate::bridge::deck::{Arrived, Deck, Reading, Ticket};
 use crate::bridge::inbound::{Broken, Inbound};
 use crate::bridge::outbound::Outbound;
 use crate::bridge::{Now, Place, Progress, Sink, Source, Spot, TopicFacts};
@@ -75,7 +75,7 @@ pub(super) struct InTopic {
     pub(super) origin: NodeId,
     pub(super) sink: Box<dyn Sink>,
     pub(super) device: Option<Device>,
-    pub(super) inbound: Inbound<Arrived, Place, Point>,
+    pub(super) inbound: Inbound<Arrived, Place, Ticket>,
     pub(super) tap: Option<Tap>,
     /// To be answered as soon as nothing of the last connection is under way.
     pub(super) wish: Option<Wish>,
@@ -93,6 +93,7 @@ impl InTopic {
         let mut reading = Reading {
             port: &mut deck.port,
             into: &mut deck.into,
+            porters: &mut deck.porters,
             ring: self.tap.as_ref().map(|tap| tap.ring),
             pinned: self.tap.as_ref().and_then(|tap| tap.pinned.as_ref()),
             has_taken: false,
@@ -108,8 +109,9 @@ impl InTopic {
 
     /// Goes on until nothing is being copied: true then.
     pub(super) fn drain(&mut self, deck: &mut Deck) -> bool {
-        let (port, into) = (&mut deck.port, &mut deck.into);
-        let mut reading = Reading { port, into, ring: None, pinned: None, has_taken: false };
+        let Deck { port, into, porters, .. } = deck;
+        let (ring, pinned) = (None, None);
+        let mut reading = Reading { port, into, porters, ring, pinned, has_taken: false };
         self.inbound.drain(&mut reading, &mut *self.sink)
     }
 

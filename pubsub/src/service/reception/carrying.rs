@@ -48,11 +48,14 @@ struct Attempts {
     rest: Option<Rest>,
     /// It would fail each time: the options are impossible.
     are_vain: bool,
+    /// Why the last one did.
+    why: Option<String>,
 }
 
 impl Attempts {
-    fn fails(&mut self, now: Instant, is_vain: bool) {
+    fn fails(&mut self, now: Instant, is_vain: bool, why: String) {
         self.first.get_or_insert(now);
+        self.why = Some(why);
         self.rest = Some(Rest::after(self.rest, now, AGAIN));
         self.are_vain = is_vain;
     }
@@ -150,7 +153,10 @@ impl Carrying {
     }
 
     pub(super) fn rows(&mut self) -> Vec<Row> {
-        self.carrier.as_mut().map(Carrier::rows).unwrap_or_default()
+        match &mut self.carrier {
+            Some(carrier) => carrier.rows(),
+            None => self.attempts.why.as_deref().map(Row::not_carried).into_iter().collect(),
+        }
     }
 
     /// Does anything work in this service's name, and be it a worker that was given up?
@@ -298,7 +304,7 @@ impl Reception {
                         "this node does not reach others; it is tried again and again"
                     );
                 }
-                carrying.attempts.fails(Instant::now(), is_vain);
+                carrying.attempts.fails(Instant::now(), is_vain, error.to_string());
                 if is_first && !is_vain && !carrying.inherits {
                     self.bequeath(&network.clone());
                 }
@@ -350,15 +356,15 @@ mod tests {
         let (now, mut attempts) = (Instant::now(), Attempts::default());
         assert!(attempts.are_over(now, None));
         assert!(!attempts.are_over(now, Some(&network)) && attempts.may_begin(now));
-        attempts.fails(now, false);
+        attempts.fails(now, false, "taken".to_owned());
         assert!(!attempts.may_begin(now) && attempts.may_begin(now + AGAIN.0));
         assert!(!attempts.are_over(now + network.lost_after / 2, Some(&network)));
-        attempts.fails(now + network.lost_after / 2, false);
+        attempts.fails(now + network.lost_after / 2, false, "taken".to_owned());
         let late = now + network.lost_after;
         assert!(attempts.are_over(late, Some(&network)));
         // It may come right yet.
         assert!(attempts.may_begin(late));
-        attempts.fails(now, true);
+        attempts.fails(now, true, "impossible".to_owned());
         assert!(attempts.are_over(now, Some(&network)) && !attempts.may_begin(late + 100 * LOOK));
     }
 }

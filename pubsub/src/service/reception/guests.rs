@@ -403,6 +403,13 @@ impl Reception {
                     }
                 }
             }
+            Request::Publish { request, number, publisher } => {
+                let notice = match self.admit_publisher(who, number, publisher) {
+                    Ok(()) => Notice::Admitted { request },
+                    Err(error) => Notice::Refused { request, why: Refusal::of(&error) },
+                };
+                self.tell(who, &notice, Vec::new());
+            }
             Request::Forget { number, given } => self.forgets(who, number, given),
             Request::Grow { pool, bytes } => {
                 let uses =
@@ -427,6 +434,15 @@ impl Reception {
             // Heard before it comes here.
             _ => {}
         }
+    }
+
+    /// A process has made a publisher of a topic that it uses.
+    fn admit_publisher(&self, who: Participant, number: u32, publisher: u64) -> Result<()> {
+        if !self.guests.get(&who).is_some_and(|guest| guest.topics.contains_key(&number)) {
+            let detail = "this process does not use the topic";
+            return Err(Error::new("make a publisher", ErrorKind::Unknown, detail));
+        }
+        self.registry.admit_publisher(number, who, publisher)
     }
 
     /// What a topic is like that is not here, but at other nodes.

@@ -81,12 +81,13 @@ fn settings() -> impl Strategy<Value = SharedSettings> {
     let place = prop_oneof![4 => Just(SharedPlace::Host), 1 => any::<[u8; 16]>().prop_map(SharedPlace::Device)];
     let reliability = prop_oneof![Just(Reliability::Reliable), Just(Reliability::DropOldest)];
     let usual = SharedSettings::of(&TopicSettings::default()).unwrap();
-    (place, reliability, number(), large(), large()).prop_map(
-        move |(place, reliability, depth, largest, release_microseconds)| SharedSettings {
+    (place, reliability, number(), number(), large(), large()).prop_map(
+        move |(place, reliability, depth, loans, largest, release_microseconds)| SharedSettings {
             place,
             reliability,
             depth,
             largest,
+            loans,
             release_microseconds: release_microseconds.max(usual.release_microseconds & 1),
         },
     )
@@ -206,7 +207,7 @@ fn scripts() -> Vec<Script> {
     let alone = |count, kinds, request| vec![hello(0), of(0, count, kinds, &request)];
     let settings = TopicSettings { depth: 2, largest: 4096, ..TopicSettings::default() };
     let settings = SharedSettings::of(&settings).unwrap();
-    let huge = SharedSettings { largest: u64::MAX, depth: u32::MAX, ..settings };
+    let huge = SharedSettings { largest: u64::MAX, depth: u32::MAX, loans: u32::MAX, ..settings };
     let open = |request, settings| Request::Open { request, name: "it".into(), settings };
     let make = |request| open(request, Some(settings));
     let here = PoolId { place: SharedPlace::Host, direction: Direction::Here };
@@ -225,6 +226,7 @@ fn scripts() -> Vec<Script> {
                 of(0, 0, 0, &make(1)),
                 of(0, 0, 0, &Request::Mapped { ticket: 9 }),
                 of(0, 0, 0, &Request::Changed { number: 0 }),
+                of(0, 0, 0, &Request::Publish { request: 3, number: 0, publisher: 1 << 8 }),
                 of(0, 0, 0, &Request::Report { request: 2 }),
                 of(0, 0, 0, &Request::Forget { number: 0, given: 1 }),
                 of(0, 0, 0, &Request::Leave),
@@ -312,6 +314,12 @@ fn scripts() -> Vec<Script> {
                 of(0, 0, 0, &Request::Grow { pool: here, bytes: u64::MAX }),
                 of(0, 0, 0, &Request::Forget { number: u32::MAX, given: u64::MAX }),
                 of(0, 0, 0, &Request::Mapped { ticket: u64::MAX }),
+                of(
+                    0,
+                    0,
+                    0,
+                    &Request::Publish { request: 2, number: u32::MAX, publisher: u64::MAX },
+                ),
             ],
         ),
         (

@@ -69,10 +69,12 @@ impl Reception {
             reliability: settings.reliability.to_string(),
             depth: settings.depth,
             largest: settings.largest,
+            loans: settings.loans,
             release_microseconds: settings.release_microseconds,
             published: topic.here().position(),
             arrived: topic.arrivals().position(),
             dropped: topic.here().dropped() + topic.arrivals().dropped(),
+            reserves: settings.reserves(topic.promised()),
         }];
         let census = topic.census();
         rows.extend(census.publishers.into_iter().map(|found| {
@@ -97,6 +99,14 @@ impl Reception {
             behind: u64::from(found.unread) + u64::from(found.held),
             missed: found.missed,
         }));
+        let missed = topic.missed_by_nodes();
+        if missed.nodes > 0 {
+            rows.push(Row::Missed {
+                topic: name(),
+                nodes: missed.nodes,
+                messages: missed.messages,
+            });
+        }
         rows
     }
 }

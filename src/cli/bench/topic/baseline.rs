@@ -20,13 +20,14 @@ use super::part::{
     Found, Kind, PATIENCE, Part, Service, Stamps, next_turn, nothing_found, now, serve,
 };
 use super::private::Private;
-use super::reading::{NOTICE, PRIVATE, Reading, STAGES};
+use super::reading::Reading;
 use super::report::figure;
 use super::schedule::{PROOFS, Round, Turn, WARMUP, What};
 use crate::cli::bench::party::{Done, Party, Shared};
 use crate::cli::bench::queue::Wait;
 use crate::cli::exit::Failure;
 use crate::cli::histogram::Histogram;
+use crate::cli::stages;
 
 /// When the message began, what it is for, when it was copied out, when the first manager had it,
 /// and its number.
@@ -121,8 +122,8 @@ impl Plan {
         let mut notice = Histogram::default();
         for found in super::report::found(readers) {
             found.topics.iter().for_each(|took| all.merge(took));
-            copied.merge(&found.stages[PRIVATE]);
-            notice.merge(&found.stages[NOTICE]);
+            copied.merge(&found.private);
+            notice.merge(&found.stages[stages::Stage::Notice as usize]);
         }
         let receiver = super::report::found(managers).find(|found| found.topics.len() == 4);
         let of = |which: usize| {
@@ -134,7 +135,7 @@ impl Plan {
             ("Unix socket", of(1)),
             ("TCP", of(2)),
             ("shared memory", of(3) + notice.microseconds(0.5).unwrap_or(0.0)),
-            (STAGES[PRIVATE], copied.microseconds(0.5).unwrap_or(0.0)),
+            ("private copy", copied.microseconds(0.5).unwrap_or(0.0)),
         ];
         let sum: f64 = stages.iter().map(|(_, time)| time).sum();
         let p50_us = all.microseconds(0.5);
@@ -322,7 +323,7 @@ pub(super) fn take(
                     [0, 1, 2, 3, 4].map(|at| word(&message, at));
                 let mut loan = publisher.loan(kind.size, PATIENCE)?;
                 loan.write(0, &message[HEADER..])?;
-                let stamps = Stamps { published: begun, before: 0, number };
+                let stamps = Stamps { published: begun, borrow: 0, fill: 0, number };
                 loan.set_metadata(&stamps.bytes())?;
                 let lent = now();
                 loan.publish(PATIENCE)?;

@@ -11,7 +11,7 @@ use super::cores::{Cores, Services};
 use super::part::{Kind, Network, Part, Service, WORDS, end_all, join, next_turn, wire_turn};
 use super::publishing::Line;
 use super::reading::Reading;
-use super::report::{Stage, common, found, middle, of_topic, slowest, stages, way};
+use super::report::{Latency, common, found, middle, of_topic, slowest, stages, way};
 use super::schedule::{PROOFS, Round, Turn, WARMUP, What, compared, in_turn};
 use super::summary::{Report, for_people};
 use super::threads::Threads;
@@ -24,6 +24,7 @@ use crate::cli::exchange::plan::WaitingMode;
 use crate::cli::exit::Failure;
 use crate::cli::histogram::Histogram;
 use crate::cli::process::{Affinity, confine, pin};
+use crate::cli::stages::Stage;
 
 /// Messages from here on are large: what counts is how fast bytes come, not how soon.
 const LARGE: u64 = 64 << 10;
@@ -43,10 +44,26 @@ pub(super) fn address() -> Result<SocketAddr, Failure> {
 }
 
 /// The services of two nodes that know each other, below this directory.
+/// What carries messages.
+#[derive(Debug, Clone)]
+pub(super) struct By {
+    provider: Option<String>,
+    lanes: u32,
+    workers: u32,
+}
+
+impl By {
+    pub(super) fn of(arguments: &Arguments) -> Self {
+        let Arguments { provider, lanes, workers, .. } = arguments;
+        let (lanes, workers) = (lanes.unwrap_or(0), workers.unwrap_or(0));
+        Self { provider: provider.clone(), lanes, workers }
+    }
+}
+
 pub(super) fn services(
     party: &Party,
     budget: u64,
-    (provider, lanes): (Option<&String>, Option<u32>),
+    by: By,
     cores: &[usize],
 ) -> Result<[Service; 2], Failure> {
     let addresses = [address()?, address()?];
@@ -55,8 +72,9 @@ pub(super) fn services(
         network: Some(Network {
             listen: addresses[node],
             peer: (node == 1).then_some(addresses[0]),
-            provider: provider.cloned(),
-            lanes: lanes.unwrap_or(0),
+            provider: by.provider.clone(),
+            lanes: by.lanes,
+            workers: by.workers,
         }),
         budget,
         cores: cores.to_vec(),
@@ -254,7 +272,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let here = kinds(arguments, &plan, arguments.memory);
     let there = kinds(arguments, &plan, to);
     let budget = here.iter().map(|(_, kind)| kind.budget(1)).sum();
-    let by = (arguments.provider.as_ref(), arguments.lanes);
+    let by = By::of(arguments);
     let both = services(&party, budget, by, cores.services())?;
     let Company { mut tasks, ends_last } =
         Company::new(arguments, &plan, &cores, (&party, &both), &there);
@@ -347,8 +365,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let alone: Vec<_> = copies.map_or_else(Vec::new, |copies| {
         let wire = of_topic(&results[2..ends_last], 0);
-        let all = [("out", &copies.times[0]), ("wire", &wire), ("in", &copies.times[1])];
-        all.into_iter().filter_map(|(stage, times)| Stage::of(stage, times)).collect()
+        let all =
+            [(Stage::Out, &copies.times[0]), (Stage::Wire, &wire), (Stage::In, &copies.times[1])];
+        all.into_iter().filter_map(|(stage, times)| Latency::of(stage.name(), times)).collect()
     });
     let longest = alone.iter().map(|it| it.p50_us).fold(0.0, f64::max);
     let ring = median(ring);

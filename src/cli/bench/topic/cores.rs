@@ -194,10 +194,10 @@ mod tests {
         // Of so many cores, with so many readers: the publisher's, the readers', the services',
         // and lanes for these.
         for (count, readers, expected) in [
-            (32, 1, (2, 1, 28, 6)),
-            (32, 8, (2, 8, 21, 5)),
-            (16, 8, (2, 4, 9, 2)),
-            (12, 8, (0, 3, 8, 2)),
+            (32, 1, (2, 1, 28, 8)),
+            (32, 8, (2, 8, 21, 7)),
+            (16, 8, (2, 4, 9, 3)),
+            (12, 8, (0, 3, 8, 3)),
             (8, 8, (0, 2, 5, 1)),
             (4, 8, (0, 1, 2, 1)),
         ] {
@@ -208,7 +208,7 @@ mod tests {
             own.dedup();
             let services = cores.services();
             assert!(own.iter().all(|core| !services.contains(core)), "{count}: {own:?}");
-            let lanes = (services.len() / 4).clamp(1, 6);
+            let lanes = (services.len() * 3 / 8).clamp(1, 8);
             let publisher = cores.publisher().unwrap_or(usize::MAX);
             assert_eq!((publisher, own.len(), services.len(), lanes), expected, "{count} cores");
             let is_shared = own.len() < readers;

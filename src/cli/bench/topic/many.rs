@@ -7,7 +7,7 @@ use pubsub::{Publisher, Subscriber};
 use serde::{Deserialize, Serialize};
 
 use super::Arguments;
-use super::between::services;
+use super::between::{By, services};
 use super::part::{Found, Kind, Part, WORDS, end_all, is_over, join, nothing_found};
 use super::report::{common, found};
 use crate::cli::bench::party::{Done, Party, Shared, Task};
@@ -28,11 +28,31 @@ pub(in crate::cli::bench) struct Side {
     directory: PathBuf,
     kind: Kind,
     topics: u64,
-    /// Publishes those whose number has this remainder; or else reads all of them.
+    /// Publishes those that this node has; or else reads those of both.
     publishes: Option<u64>,
+    /// The topics of each node are dealt out to so many processes, of which this is one.
+    process: u64,
+    processes: u64,
+    /// Of how many nodes each publishes its share of the topics.
+    nodes: u64,
+    /// Looks all the time, also when there is nothing to do.
+    is_busy: bool,
     /// How many read at a publisher's node, with the one who carries messages to the other.
     readers: u32,
     seconds: u64,
+}
+
+impl Side {
+    fn topics(&self) -> impl Iterator<Item = u64> {
+        dealt((self.topics, self.nodes), (self.process, self.processes))
+    }
+
+    fn rest(&self) {
+        match self.is_busy {
+            true => std::hint::spin_loop(),
+            false => std::thread::sleep(NAP),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -41,6 +61,9 @@ struct Report {
     common: Common,
     topics: u64,
     subscribers: u64,
+    /// Of each node, and of each subscriber.
+    processes: u64,
+    is_one_way: bool,
     messages: u64,
     messages_per_s: f64,
     /// Of the topic that had the fewest messages, and the most, relative to the mean.
@@ -61,28 +84,41 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         run: std::process::id().into(),
         is_touched: false,
     };
-    let both =
-        services(&party, kind.budget(topics), (arguments.provider.as_ref(), arguments.lanes), &[])?;
+    let both = services(&party, kind.budget(topics), By::of(arguments), &[])?;
     let mut tasks: Vec<_> =
         both.iter().map(|service| (Task::Topic(Part::Serve(service.clone())), None)).collect();
     // Half of the subscribers at each node, and one at each at least.
     let near = arguments.subscribers.div_ceil(2);
-    let readers = [near, (arguments.subscribers - near).max(1)];
-    let side = |node: usize, publishes: Option<u64>| Side {
-        directory: both[node].directory.clone(),
-        kind: kind.clone(),
-        topics,
-        publishes,
-        readers: readers[node] as u32 + 1,
-        seconds: arguments.seconds,
+    let readers = match arguments.one_way {
+        false => [near, (arguments.subscribers - near).max(1)],
+        true => [0, arguments.subscribers],
     };
-    for (node, count) in readers.into_iter().enumerate() {
-        for _ in 0..count {
-            tasks.push((Task::Topic(Part::Many(side(node, None))), None));
+    let nodes = if arguments.one_way { 1 } else { 2 };
+    let processes = arguments.processes.min(topics.div_ceil(nodes));
+    let count = (readers[0] + readers[1]) * processes;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let side = |node: usize, publishes: Option<u64>, process: u64| {
+        let side = Side {
+            directory: both[node].directory.clone(),
+            kind: kind.clone(),
+            topics,
+            publishes,
+            process,
+            processes,
+            nodes,
+            is_busy: arguments.waiting == Wait::Busy && count + nodes * processes < cores,
+            readers: readers[node] as u32 + 1,
+            seconds: arguments.seconds,
+        };
+        (Task::Topic(Part::Many(side)), None)
+    };
+    for process in 0..processes {
+        for (node, count) in readers.into_iter().enumerate() {
+            tasks.extend((0..count).map(|_| side(node, None, process)));
         }
     }
-    for node in 0..2 {
-        tasks.push((Task::Topic(Part::Many(side(node, Some(node as u64)))), None));
+    for process in 0..processes {
+        tasks.extend((0..nodes).map(|node| side(node as usize, Some(node), process)));
     }
     party.invite(&tasks)?;
     party.begin()?;
@@ -90,8 +126,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     std::thread::sleep(Duration::from_secs(arguments.seconds));
     // Services end when all others have.
     let results = party.results_with_last(2, || end_all(&party.shared))?;
-    let count = 2 + (readers[0] + readers[1]) as usize;
-    let (readers_found, publishers) = results[2..].split_at(count - 2);
+    let (readers_found, publishers) = results[2..].split_at(count as usize);
     let mut published = vec![0; topics as usize];
     for found in found(publishers) {
         for (all, one) in published.iter_mut().zip(&found.shares) {
@@ -101,10 +136,13 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mut lost = 0;
     let mut longest_gap = 0;
     let mut samples = Histogram::default();
-    for found in found(readers_found) {
+    for (at, found) in found(readers_found).enumerate() {
+        // Each has read the topics of its own share.
+        let process = at as u64 / (readers[0] + readers[1]);
         longest_gap = longest_gap.max(found.longest_gap);
         found.topics.iter().for_each(|took| samples.merge(took));
-        let missing = published.iter().zip(&found.shares).map(|(all, mine)| all.abs_diff(*mine));
+        let mine = dealt((topics, nodes), (process, processes)).zip(&found.shares);
+        let missing = mine.map(|(topic, mine)| published[topic as usize].abs_diff(*mine));
         lost += missing.sum::<u64>();
     }
     let messages: u64 = published.iter().sum();
@@ -115,6 +153,8 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         common: common(arguments, arguments.waiting, None, &samples, messages, verified),
         topics,
         subscribers: readers[0] + readers[1],
+        processes,
+        is_one_way: arguments.one_way,
         messages,
         messages_per_s: messages as f64 / arguments.seconds as f64,
         smallest_share: share(published.iter().min()),
@@ -128,9 +168,10 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
 
 fn for_people(report: &Report) -> String {
     format!(
-        "{} topics of two nodes, {} subscribers each: {} messages, {:.0}/s; the least has {:.3} of \
+        "{} topics {}, {} subscribers each: {} messages, {:.0}/s; the least has {:.3} of \
          the mean, the most {:.3}; longest without one {:.0} ms; {} lost\n",
         report.topics,
+        if report.is_one_way { "from one node to another" } else { "of two nodes" },
         report.subscribers,
         report.messages,
         report.messages_per_s,
@@ -139,6 +180,15 @@ fn for_people(report: &Report) -> String {
         report.longest_gap_ms,
         report.lost,
     )
+}
+
+/// The topics that are this process's, of so many.
+fn dealt(
+    (topics, nodes): (u64, u64),
+    (process, processes): (u64, u64),
+) -> impl Iterator<Item = u64> {
+    // Nodes have them in turn.
+    (0..topics).filter(move |topic| topic / nodes % processes == process)
 }
 
 fn name(topic: u64) -> String {
@@ -155,7 +205,8 @@ pub(super) fn take(
     let settings = side.kind.settings()?;
     match side.publishes {
         Some(node_number) => {
-            let mine: Vec<u64> = (0..side.topics).filter(|it| it % 2 == node_number).collect();
+            let mine: Vec<u64> =
+                side.topics().filter(|topic| topic % side.nodes == node_number).collect();
             let mut publishers = Vec::new();
             for topic in &mine {
                 publishers.push(node.topic(&name(*topic), &settings)?.publisher()?);
@@ -165,7 +216,7 @@ pub(super) fn take(
         }
         None => {
             let mut subscribers = Vec::new();
-            for topic in 0..side.topics {
+            for topic in side.topics() {
                 subscribers.push(node.topic(&name(topic), &settings)?.subscriber()?);
             }
             ready()?;
@@ -200,7 +251,7 @@ fn publish(side: &Side, mine: &[u64], publishers: &[Publisher]) -> Result<Done, 
             }
         }
         if !is_busy {
-            std::thread::sleep(NAP);
+            side.rest();
         }
     }
     for publisher in publishers {
@@ -239,9 +290,28 @@ fn read(shared: &Shared, side: &Side, subscribers: &mut [Subscriber]) -> Result<
         }
         match is_busy {
             true => quiet = Instant::now(),
-            false => std::thread::sleep(NAP),
+            false => side.rest(),
         }
     }
     let iterations = found.shares.iter().sum();
     Ok(Done { verified, found: Some(found), ..nothing_found(iterations) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_topic_is_dealt_to_one_process_and_published_by_one_node() {
+        for (topics, nodes, processes) in [(1, 1, 1), (8, 2, 1), (8, 2, 3), (7, 2, 2), (5, 1, 4)] {
+            let all = (0..processes).map(|it| dealt((topics, nodes), (it, processes)).collect());
+            let mut all: Vec<Vec<u64>> = all.collect();
+            let counts = all.iter().map(Vec::len);
+            let most = topics.div_ceil(nodes).div_ceil(processes) * nodes;
+            assert!(counts.max() <= Some(most as usize), "{all:?}");
+            let mut all = all.drain(..).flatten().collect::<Vec<_>>();
+            all.sort_unstable();
+            assert_eq!(all, (0..topics).collect::<Vec<_>>());
+        }
+    }
 }

@@ -104,6 +104,15 @@ pub(crate) struct Arguments {
     /// Lanes by which large messages go between nodes [default: what is sensible here]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     lanes: Option<u32>,
+    /// Threads of each service that carry messages between nodes [default: what is sensible here]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    workers: Option<u32>,
+    /// With --many: processes that the topics of each node, and of each subscriber, are dealt out to
+    #[arg(long, value_name = "N", default_value = "1", requires = "many", value_parser = clap::value_parser!(u64).range(1..=32))]
+    processes: u64,
+    /// With --many: only one node publishes, and only the other one reads
+    #[arg(long, requires = "many")]
+    one_way: bool,
     /// How long idle topics, or many at once, are watched
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,

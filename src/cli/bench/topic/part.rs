@@ -14,17 +14,20 @@ use serde::{Deserialize, Serialize};
 
 use super::super::party::{Done, LONGEST, Shared};
 use super::super::queue::Wait;
-use super::reading::{self, Reading, STAGES};
+use super::reading::{self, Reading};
 use super::{baseline, many, wire};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use crate::cli::process::confine;
+use crate::cli::stages;
 use crate::cli::window::Content;
 
+/// That each publisher may have.
+const LOANS: u32 = 4;
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// What is said of a message beside its content: when it was published, how long it took before
-/// that, and its number.
-const STAMPS: usize = 3;
+/// that to borrow its memory and to fill it, and its number.
+const STAMPS: usize = 4;
 /// The word that ends services and others that wait for nothing else.
 const OVER: usize = 0;
 /// Rests that are over: two lines, whose readers rest by themselves.
@@ -54,7 +57,9 @@ pub(in crate::cli::bench) struct Found {
     /// Of each entry of a queue alone.
     pub(super) queue: Histogram,
     /// Of the stages of their way.
-    pub(super) stages: [Histogram; STAGES.len()],
+    pub(super) stages: [Histogram; stages::COUNT],
+    /// Of copies of the readers' own, where these are asked for.
+    pub(super) private: Histogram,
     /// By which way they came.
     pub(super) way: String,
     /// Of those that came as fast as it goes: from the first message to the last, in nanoseconds,
@@ -83,6 +88,7 @@ pub(in crate::cli::bench) struct Network {
     pub(super) peer: Option<SocketAddr>,
     pub(super) provider: Option<String>,
     pub(super) lanes: u32,
+    pub(super) workers: u32,
 }
 
 /// What topics are like.
@@ -104,6 +110,7 @@ impl Kind {
             reliability: Reliability::Reliable,
             depth: self.depth,
             largest: self.size,
+            loans: LOANS,
             release_deadline: PATIENCE,
         })
     }
@@ -112,9 +119,11 @@ impl Kind {
         Ok(matches!(self.memory.parse()?, MemoryPlace::Host))
     }
 
-    /// What so many topics may take, as nodes reckon.
+    /// What so many topics may take, as nodes reckon, with a publisher each.
     pub(super) fn budget(&self, topics: u64) -> u64 {
-        (u64::from(self.depth) + 4) * self.size.next_multiple_of(256) * topics + (64 << 20)
+        let (depth, largest) = (self.depth, self.size);
+        let each = TopicSettings { depth, largest, ..TopicSettings::default() }.reserves(1);
+        each.bytes * topics + (64 << 20)
     }
 
     pub(super) fn content(&self, number: u64) -> Content {
@@ -133,14 +142,16 @@ pub(super) fn now() -> u64 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamps {
     pub(super) published: u64,
-    pub(super) before: u64,
+    pub(super) borrow: u64,
+    /// 0 if that is not counted.
+    pub(super) fill: u64,
     pub(super) number: u64,
 }
 
 impl Stamps {
     pub(super) fn bytes(self) -> [u8; STAMPS * 8] {
         let mut bytes = [0; STAMPS * 8];
-        let words = [self.published, self.before, self.number];
+        let words = [self.published, self.borrow, self.fill, self.number];
         for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
@@ -150,7 +161,7 @@ impl Stamps {
     pub(super) fn of(bytes: &[u8]) -> Option<Self> {
         let word =
             |at: usize| Some(u64::from_le_bytes(bytes.get(at * 8..at * 8 + 8)?.try_into().ok()?));
-        Some(Self { published: word(0)?, before: word(1)?, number: word(2)? })
+        Some(Self { published: word(0)?, borrow: word(1)?, fill: word(2)?, number: word(3)? })
     }
 }
 
@@ -174,6 +185,7 @@ pub(super) fn serve(service: &Service) -> Result<Node, Failure> {
         peers: network.peer.iter().map(ToString::to_string).collect(),
         provider: network.provider.clone(),
         lanes: network.lanes as usize,
+        workers: network.workers as usize,
         lost_after: PATIENCE,
         ..NetworkOptions::default()
     });
@@ -287,7 +299,7 @@ mod tests {
 
     #[test]
     fn stamps_are_read_as_they_were_written() {
-        let stamps = Stamps { published: 1, before: 2, number: u64::MAX };
+        let stamps = Stamps { published: 1, borrow: 2, fill: 3, number: u64::MAX };
         assert_eq!(Stamps::of(&stamps.bytes()), Some(stamps));
         assert_eq!(Stamps::of(&stamps.bytes()[1..]), None);
     }

@@ -82,10 +82,10 @@ impl Line {
         let lent = now();
         self.contents.write(self.next, round, |offset, part| Ok(loan.write(offset, part)?))?;
         let written = now();
-        let from = if self.counts_writing { written } else { lent };
+        let fill = if self.counts_writing { written.saturating_sub(lent) } else { 0 };
         let published = now();
-        let before = from.saturating_sub(asked);
-        let stamps = Stamps { published, before, number: self.next };
+        let borrow = lent.saturating_sub(asked);
+        let stamps = Stamps { published, borrow, fill, number: self.next };
         loan.set_metadata(&stamps.bytes())?;
         loan.publish(PATIENCE)?;
         if round == Round::Timed {

@@ -15,28 +15,7 @@ use super::private::Private;
 use super::schedule::{Round, Turn, What};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::pin;
-
-/// The stages of a message's way, each from its beginning to its end. Of one from another node some
-/// are under way at a time: chunks are copied out, on the wire and copied in.
-///
-/// - *borrow*: its memory, with the time to write it where that is counted
-/// - *begin*: from being published until its node began to write it; within a node, until it was
-///   delivered
-/// - *out*: copied out of its device
-/// - *wire*: from then on, when its node began to write it, until its last byte had come
-/// - *in*: copied to where it is read; chunks that the processor copies as they come are part of
-///   *wire*, but for the time between the first and the last
-/// - *notice*: from being delivered until it was pulled
-/// - *drop*: letting go of it
-/// - *private copy*: of the reader's own, where that is asked for
-pub(super) const STAGES: [&str; 8] =
-    ["borrow", "begin", "out", "wire", "in", "notice", "drop", "private copy"];
-const OUT: usize = 2;
-const WIRE: usize = 3;
-const IN: usize = 4;
-pub(super) const NOTICE: usize = 5;
-const DROP: usize = 6;
-pub(super) const PRIVATE: usize = 7;
+use crate::cli::stages::{self, Stage};
 
 /// What one does who reads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -87,6 +66,7 @@ pub(super) fn read(
             topics: lines.iter().map(|_| room()).collect(),
             queue: room(),
             stages: std::array::from_fn(|_| room()),
+            private: room(),
             ..Found::default()
         },
     };
@@ -152,11 +132,12 @@ impl Reader {
                 return Err(Failure::new(Exit::Corrupt, "a message without its stamps came"));
             };
             if is_timed {
-                let took = pulled.saturating_sub(stamps.published) + stamps.before;
+                let before = stamps.borrow + stamps.fill;
+                let took = pulled.saturating_sub(stamps.published) + before;
                 self.found.topics[topic].add(took);
                 self.add_stages(&sample, stamps, came);
                 if self.private.is_some() {
-                    self.found.stages[PRIVATE].add(pulled.saturating_sub(came));
+                    self.found.private.add(pulled.saturating_sub(came));
                 }
             }
             let read = |offset, to: &mut [u8]| Ok(sample.read(offset, to)?);
@@ -169,7 +150,8 @@ impl Reader {
             let letting_go = now();
             drop(sample);
             if is_timed {
-                self.found.stages[DROP].add(now().saturating_sub(letting_go));
+                let took = now().saturating_sub(letting_go);
+                self.found.stages[Stage::Drop as usize].add(took);
             }
             first.get_or_insert(came);
             last = came;
@@ -182,27 +164,13 @@ impl Reader {
     }
 
     fn add_stages(&mut self, sample: &Sample, stamps: Stamps, pulled: u64) {
-        let times = sample.times();
         let is_from_elsewhere = sample.origin().is_some();
-        let begun = if is_from_elsewhere { times.posted } else { times.published };
-        let all = [
-            (0, stamps.before),
-            (stamps.published, begun),
-            (times.posted, times.filled),
-            (times.posted, times.wire),
-            (times.copying, times.copied),
-            (times.published, pulled),
-        ];
-        for (which, (from, to)) in all.into_iter().enumerate() {
-            // Within a node there is no wire; and what a processor copies as it comes is no stage
-            // of its own.
-            let is_skipped = match which {
-                OUT | IN => !is_from_elsewhere || from == to,
-                WIRE => !is_from_elsewhere,
-                _ => false,
-            };
-            if !is_skipped {
-                self.found.stages[which].add(to.saturating_sub(from));
+        let mut all = stages::took(&sample.times(), is_from_elsewhere, stamps.published, pulled);
+        all[Stage::Borrow as usize] = Some(stamps.borrow);
+        all[Stage::Fill as usize] = Some(stamps.fill).filter(|fill| *fill > 0);
+        for (samples, took) in self.found.stages.iter_mut().zip(all) {
+            if let Some(took) = took {
+                samples.add(took);
             }
         }
     }

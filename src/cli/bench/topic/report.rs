@@ -4,22 +4,22 @@ use serde::Serialize;
 
 use super::Arguments;
 use super::part::Found;
-use super::reading::STAGES;
 use crate::cli::bench::party::Done;
 use crate::cli::bench::queue::Wait;
 use crate::cli::bench::report::{Common, median};
 use crate::cli::exchange::plan::name_of;
 use crate::cli::histogram::Histogram;
+use crate::cli::stages::Stage;
 
 /// How long a stage took.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Stage {
+pub(super) struct Latency {
     pub(super) stage: &'static str,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
 }
 
-impl Stage {
+impl Latency {
     /// None without samples.
     pub(super) fn of(stage: &'static str, samples: &Histogram) -> Option<Self> {
         let (p50_us, p99_us) = (samples.microseconds(0.5)?, samples.microseconds(0.99)?);
@@ -42,13 +42,13 @@ pub(super) fn found(results: &[Done]) -> impl Iterator<Item = &Found> {
     results.iter().filter_map(|done| done.found.as_ref())
 }
 
-pub(super) fn stages(results: &[Done]) -> Vec<Stage> {
-    let of_stage = |(which, stage): (usize, &&'static str)| {
+pub(super) fn stages(results: &[Done]) -> Vec<Latency> {
+    let of_stage = |stage: Stage| {
         let mut all = Histogram::default();
-        found(results).for_each(|found| all.merge(&found.stages[which]));
-        Stage::of(stage, &all)
+        found(results).for_each(|found| all.merge(&found.stages[stage as usize]));
+        Latency::of(stage.name(), &all)
     };
-    STAGES.iter().enumerate().filter_map(of_stage).collect()
+    Stage::ALL.into_iter().filter_map(of_stage).collect()
 }
 
 /// The stage that takes longest.

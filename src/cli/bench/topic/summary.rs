@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::baseline;
-use super::report::{Stage, figure};
+use super::report::{Latency, figure};
 use super::threads::{self, Thread};
 use crate::cli::bench::report::Common;
 use crate::cli::size;
@@ -22,7 +22,7 @@ pub(super) struct Report {
     /// Messages of which all bytes were compared.
     pub(super) compared: u64,
     pub(super) publish_p50_us: Option<f64>,
-    pub(super) stages: Vec<Stage>,
+    pub(super) stages: Vec<Latency>,
     /// Of those alone, or of these.
     pub(super) slowest_stage: Option<String>,
     /// With one reader, measured in turn.
@@ -42,14 +42,14 @@ pub(super) struct Report {
     pub(super) beyond_ring_us: Option<f64>,
     /// Large ones: the stages by themselves, measured in turn, and what all takes relative to the
     /// slowest.
-    pub(super) alone: Vec<Stage>,
+    pub(super) alone: Vec<Latency>,
     pub(super) ratio_to_slowest: Option<f64>,
     pub(super) baseline: Option<baseline::Measured>,
     pub(super) note: Option<String>,
     pub(super) program: &'static str,
 }
 
-fn spread(stages: &[Stage]) -> String {
+fn spread(stages: &[Latency]) -> String {
     let each = stages.iter().map(|it| format!("{} {:.1}/{:.1}", it.stage, it.p50_us, it.p99_us));
     each.collect::<Vec<_>>().join("  ")
 }

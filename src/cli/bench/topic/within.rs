@@ -7,7 +7,7 @@ use super::cores::{Cores, Services};
 use super::part::{Kind, Part, Service, WORDS, serve};
 use super::publishing::{Line, pause};
 use super::reading::Reading;
-use super::report::{Stage, common, figure, found, high, middle, of_topic, stages};
+use super::report::{Latency, common, figure, found, high, middle, of_topic, stages};
 use super::schedule::{MORE_WARMUP, PROOFS, Round, Turn, WARMUP, What, compared, in_turn};
 use super::{Arguments, ROUNDS};
 use crate::cli::bench::party::{Party, Task};
@@ -30,7 +30,7 @@ pub(super) struct Report {
     compared: u64,
     pub(super) publish_p50_us: Option<f64>,
     pub(super) publish_p99_us: Option<f64>,
-    pub(super) stages: Vec<Stage>,
+    pub(super) stages: Vec<Latency>,
     /// A queue alone, measured in turn, and what the topic takes more.
     pub(super) queue_p50_us: Option<f64>,
     pub(super) queue_p99_us: Option<f64>,
@@ -167,7 +167,7 @@ fn for_people(report: &Report) -> String {
         let (p50, p99) = (figure(report.one_p50_us), figure(report.one_p99_us));
         format!("; {ratio:.3} of what it takes with one reader (p50 {p50}, p99 {p99} us)")
     });
-    let of_stage = |it: &Stage| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
+    let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
     let stages = report.stages.iter().map(of_stage);
     let note = report.note.as_ref().map(|note| format!("{note}\n"));
     format!(

@@ -1,0 +1,119 @@
+//! Nodes that are given up, publishers that die: what is counted, and who is told.
+
+use super::*;
+
+#[test]
+fn what_a_service_left_that_died_between_halting_and_giving_up_is_counted() {
+    let place = Place::new(1);
+    place.owes(&[2; 16]);
+    place.topic.halt(&place.caller(), place.role()).unwrap();
+    let mut carrier = place.carrier(&network());
+    let _other = one_that_wants(&carrier, 2);
+    carrier.set_topics(place.topics(true, false));
+    // It is there, and gets what is published from now on.
+    until("the topic to be carried anew", &mut [&mut carrier], || {
+        place.topic.takes_part().0 && place.topic.here().subscribers() == 1
+    });
+    assert_eq!((place.missed(), place.topic.destinations()), ((DEPTH, 1), vec![[2; 16]]));
+    place.fill();
+}
+
+#[test]
+fn who_does_not_want_a_topic_any_more_misses_nothing() {
+    let place = Place::new(1);
+    let mut carrier = place.carrier(&network());
+    let other = one_that_wants(&carrier, 2);
+    carrier.set_topics(place.topics(true, false));
+    until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
+    place.fill();
+    other.set_interests([]).unwrap();
+    until("it to be let go of", &mut [&mut carrier], || !place.is_owed());
+    place.is_free();
+    assert_eq!(place.missed(), (0, 0));
+}
+
+#[test]
+fn one_that_is_given_up_misses_what_it_did_not_get_while_others_get_all() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    // The next service waits for one that never comes, beside one that does.
+    assert!(writing.topic.note_destination(&NOBODY));
+    writing.topic.carry(&writing.caller(), writing.role(), &writing.here).unwrap();
+    let mut writer = writing.carrier(&network());
+    let peers = vec![writer.listens().unwrap()];
+    let mut reader = reading.carrier(&NetworkOptions { peers, ..network() });
+    let mut subscriber = reading.topic.arrivals().subscribe(&reading.caller()).unwrap();
+    for number in 0..DEPTH {
+        writing.publish(number).unwrap();
+    }
+    writer.set_topics(writing.topics(true, false));
+    reader.set_topics(reading.topics(false, true));
+    let mut next = 0;
+    until("all messages", &mut [&mut writer, &mut reader], || {
+        let taken = reading.take(&mut subscriber);
+        next += taken.map_or(0, |entry| u64::from(entry.sequence == next));
+        next == DEPTH
+    });
+    until("the other one to be given up", &mut [&mut writer, &mut reader], || {
+        writing.topic.destinations() == [[2; 16]]
+    });
+    assert_eq!(writing.missed(), (DEPTH, 1));
+    until("room", &mut [&mut writer, &mut reader], || writing.publish(next).is_ok());
+    until("one more", &mut [&mut writer, &mut reader], || reading.take(&mut subscriber).is_some());
+    // It has all: so it misses nothing when it goes.
+    until("that to be known", &mut [&mut writer, &mut reader], || {
+        !crate::carrier::lines::has_backlog(&writing.topic)
+    });
+    drop(reader);
+    until("it to be given up, too", &mut [&mut writer], || writing.topic.destinations().is_empty());
+    assert_eq!(writing.missed(), (DEPTH, 1));
+}
+
+#[test]
+fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let dead = writing.hall.roster().admit(Life::of_this_process().unwrap()).unwrap();
+    let ids = [0, 1].map(|_| writing.topic.claim(dead).unwrap());
+    writing.publish(0).unwrap();
+    writing.topic.bury(&writing.caller(), dead, &writing.here, &writing.arrivals).unwrap();
+    writer.have_changed(&[NUMBER].into());
+    until("both to be told of", &mut [&mut writer, &mut reader], || {
+        reading.topic.publishers_lost_elsewhere() == 2
+    });
+    for (number, publisher) in ids.into_iter().enumerate() {
+        let lost = Elsewhere { node: [1; 16], publisher };
+        assert_eq!(reading.topic.publisher_lost_elsewhere(number as u64), Some(lost));
+    }
+    until("the message", &mut [&mut writer, &mut reader], || {
+        reading.take(&mut subscriber).is_some()
+    });
+    // The next service says what the last one may not have said; who knows it takes no notice.
+    writing.topic.set_losses_told(0);
+    writer.have_changed(&[NUMBER].into());
+    let late = writing.topic.claim(dead).unwrap();
+    until("it to be told again", &mut [&mut writer, &mut reader], || {
+        writing.topic.losses_told() == 2
+    });
+    writing.topic.bury(&writing.caller(), dead, &writing.here, &writing.arrivals).unwrap();
+    writer.have_changed(&[NUMBER].into());
+    until("one more", &mut [&mut writer, &mut reader], || {
+        reading.topic.publishers_lost_elsewhere() > 2
+    });
+    let lost = Elsewhere { node: [1; 16], publisher: late };
+    assert_eq!(reading.topic.publisher_lost_elsewhere(2), Some(lost));
+    // One that died together with the service, which told nobody.
+    let listen = writer.listens().unwrap().parse().ok();
+    drop(writer);
+    let last = writing.topic.claim(dead).unwrap();
+    writing.topic.bury(&writing.caller(), dead, &writing.here, &writing.arrivals).unwrap();
+    let options = NetworkOptions { listen, lost_after: FAR, ..network() };
+    let mut writer = writing.carrier(&options);
+    writer.set_topics(writing.topics(true, false));
+    until("the last one", &mut [&mut writer, &mut reader], || {
+        reading.topic.publishers_lost_elsewhere() > 3
+    });
+    let lost = Elsewhere { node: [1; 16], publisher: last };
+    assert_eq!(reading.topic.publisher_lost_elsewhere(3), Some(lost));
+    // Here nobody died.
+    assert_eq!(writing.topic.publishers_lost_elsewhere() + reading.topic.publishers_lost(), 0);
+}

@@ -1,0 +1,66 @@
+//! Who may borrow memory: a publisher has so many loans at once, and no more.
+
+use std::time::Instant;
+
+use super::ordered::LOOK_FOR_STREAMS;
+use super::{BORROW, Post};
+use crate::error::{Error, ErrorKind, Result};
+use crate::loans::{Borrower, Refusal, Right};
+use crate::pool::Rest;
+
+impl Post {
+    fn too_many_loans(&self) -> Error {
+        let detail = format!("this publisher has the {} that it may have", self.loans.allowed());
+        Error::new(BORROW, ErrorKind::TooManyLoans, detail).on(self.desk.topic.name())
+    }
+
+    /// The right to one loan more; None if there will be one again by itself.
+    #[inline]
+    pub(super) fn may_borrow(&self, borrower: Borrower) -> Result<Option<Right<'_>>> {
+        match self.loans.take(borrower) {
+            Ok(right) => Ok(Some(right)),
+            Err(Refusal::NotYet) => Ok(None),
+            Err(Refusal::AllAreLent) => Err(self.too_many_loans()),
+        }
+    }
+
+    /// As [`may_borrow`](Self::may_borrow): devices may have done with what was given up.
+    #[cold]
+    pub(super) fn may_borrow_by_now(&self, borrower: Borrower) -> Result<Option<Right<'_>>> {
+        self.desk.here.free_what_is_done(&self.desk.house.caller());
+        self.may_borrow(borrower)
+    }
+
+    /// The right to one loan more, when one has come back by itself.
+    #[cold]
+    pub(super) fn may_borrow_until(
+        &self,
+        borrower: Borrower,
+        deadline: Instant,
+    ) -> Result<Right<'_>> {
+        let (house, here) = (&self.desk.house, &self.desk.here);
+        let mut rest = Rest::NEW;
+        loop {
+            // Devices that have done with what was given up ring no bell.
+            here.free_what_is_done(&house.caller());
+            let end = if here.keeps_anything() {
+                rest.next(deadline)
+            } else {
+                rest = Rest::NEW;
+                deadline.min(Instant::now() + LOOK_FOR_STREAMS)
+            };
+            let found = self.loans.wait(end, || self.may_borrow(borrower).transpose());
+            house.check(BORROW)?;
+            if let Some(right) = found {
+                return right;
+            }
+            if end >= deadline {
+                let allowed = self.loans.allowed();
+                let detail = format!(
+                    "threads that push, or devices, have the last of this publisher's {allowed} loans"
+                );
+                return Err(self.too_late(BORROW, &detail));
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What nodes missed that were given up.
+
+use super::super::layout::{MISSED_NEXT, MOST_DESTINATIONS};
+use super::*;
+
+const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
+
+/// Two publishers, of which the first has three messages that are kept for other nodes, and the
+/// second one has one; and both nodes are destinations.
+fn with_messages(world: &World) -> [u64; 2] {
+    let (topic, [here, _]) = (world.topic(), world.ledgers());
+    let me = caller(1);
+    NODES.iter().for_each(|node| assert!(topic.note_destination(node)));
+    topic.here().subscribe_as(&me, role()).unwrap();
+    let ids = [0, 1].map(|_| topic.claim(me.me).unwrap());
+    for (at, sequence) in [(0, 1), (1, 1), (0, 2), (0, 3)] {
+        topic.publish_in(&me, world.entry(me.me, 0, ids[at], sequence), &here).unwrap();
+    }
+    ids
+}
+
+fn missed(topic: &TopicWords<Words<'_>>, ids: [u64; 2]) -> (u64, u64, [u64; 2]) {
+    let all = topic.missed_by_nodes();
+    (all.messages, all.nodes, ids.map(|id| topic.missed_by_nodes_of(id)))
+}
+
+#[test]
+fn what_a_node_missed_is_counted_once_for_each_publisher() {
+    let world = World::new();
+    let (topic, ids) = (world.topic(), with_messages(&world));
+    assert_eq!(missed(&topic, ids), (0, 0, [0, 0]));
+    // One has the first two already.
+    assert_eq!(topic.give_up(&NODES[0], role(), 2), 2);
+    assert_eq!(missed(&topic, ids), (2, 1, [2, 0]));
+    assert_eq!(topic.destinations(), [NODES[1]]);
+    assert_eq!(topic.give_up(&NODES[1], role(), 0), 4);
+    assert_eq!(missed(&topic, ids), (6, 2, [5, 1]));
+    assert!(topic.destinations().is_empty());
+    // A publisher that comes to the line of another one begins with nothing; what that one had is
+    // among all of them.
+    topic.publisher(ids[0]).give_back();
+    let next = topic.claim(caller(2).me).unwrap();
+    assert_eq!((next & 0xff, topic.missed_by_nodes_of(next)), (ids[0] & 0xff, 0));
+    let [here, _] = world.ledgers();
+    let seat = topic.here().seats().next().unwrap();
+    topic.release_in(&caller(1), (Direction::Here, seat), 0, &here);
+    topic.publish_in(&caller(2), world.entry(caller(2).me, 0, next, 1), &here).unwrap();
+    assert!(topic.note_destination(&NODES[0]));
+    assert_eq!(topic.give_up(&NODES[0], role(), 0), 4);
+    assert_eq!(missed(&topic, [next, ids[1]]), (10, 3, [1, 2]));
+}
+
+#[test]
+fn who_does_not_want_it_or_has_all_misses_nothing() {
+    let world = World::new();
+    let (topic, ids) = (world.topic(), with_messages(&world));
+    topic.forget_destination(&NODES[0]);
+    assert_eq!(topic.give_up(&NODES[1], role(), 4), 0);
+    assert_eq!((missed(&topic, ids), topic.destinations()), ((0, 0, [0, 0]), Vec::new()));
+}
+
+#[test]
+fn where_not_all_has_to_arrive_nobody_misses_anything() {
+    let settings = SharedSettings { reliability: Reliability::DropOldest, ..SETTINGS };
+    let words = LocalWords::zeroed(TopicWords::<Words<'_>>::words_needed(&settings));
+    let topic = TopicWords::format(&words, 5, "a topic", &settings).unwrap();
+    let (world, me) = (World::new(), caller(1));
+    topic.here().subscribe_as(&me, role()).unwrap();
+    assert!(topic.note_destination(&NODES[0]));
+    let entry = world.entry(me.me, 0, 256, 1);
+    topic.here().publish(&me, entry.to_words(), |_| {}).unwrap();
+    assert_eq!((topic.give_up(&NODES[0], role(), 0), topic.missed_by_nodes().nodes), (0, 0));
+    assert!(topic.destinations().is_empty());
+}
+
+#[test]
+fn one_more_than_can_be_noted_misses_what_others_do() {
+    let world = World::new();
+    let (topic, ids) = (world.topic(), with_messages(&world));
+    let more = |number| [10 + number as u8; 16];
+    for number in 2..MOST_DESTINATIONS {
+        assert!(topic.note_destination(&more(number)));
+    }
+    assert!(!topic.note_destination(&more(MOST_DESTINATIONS)));
+    assert_eq!(topic.give_up(&more(MOST_DESTINATIONS), role(), 0), 4);
+    assert_eq!(missed(&topic, ids), (4, 1, [3, 1]));
+    assert_eq!(topic.destinations().len(), MOST_DESTINATIONS);
+}
+
+#[test]
+fn nothing_is_kept_any_more_for_one_that_is_halted() {
+    let world = World::new();
+    let (topic, ids) = (world.topic(), with_messages(&world));
+    let ([here, _], me) = (world.ledgers(), caller(1));
+    topic.here().halt(&me, role()).unwrap();
+    topic.here().halt(&me, role()).unwrap();
+    let entry = world.entry(me.me, 0, ids[1], 2);
+    let published = topic.publish_in(&me, entry, &here);
+    assert_eq!(published.unwrap_err(), ipc::QueueError::NoSubscribers);
+    here.free(&me, entry.block, Owner::participant(me.me)).unwrap();
+    // What it had is still there, and counted.
+    assert_eq!(topic.give_up(&NODES[0], role(), 1), 3);
+    assert!(!world.is_empty());
+    topic
+        .here()
+        .expel(&me, role(), |words| {
+            topic.dispose(&me, &here, words);
+        })
+        .unwrap();
+    assert!(world.is_empty());
+    // Its place is for others again.
+    assert_eq!(topic.here().subscribe(&me).unwrap().place(), 0);
+}
+
+/// Anybody may have written there.
+#[test]
+fn nonsense_where_it_was_begun_does_no_harm() {
+    for begun in [MOST_DESTINATIONS as u64 + 1, 1 << 40, u64::MAX] {
+        let world = World::new();
+        let (topic, ids) = (world.topic(), with_messages(&world));
+        ipc::Words::swap(&world.topic, MISSED_NEXT + 2, begun);
+        topic.finish_giving_up();
+        assert_eq!(missed(&topic, ids), (0, 0, [0, 0]));
+        assert_eq!(topic.destinations(), NODES);
+    }
+}
