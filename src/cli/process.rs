@@ -1,12 +1,13 @@
 //! What a measurement asks of the system: a core of its own, a child that does
-//! not outlive its parent, and an end even if a call never returns.
+//! not outlive its parent, and an end even if a call never returns. And how every command ends by
+//! the signals that ask it to, from its first moment on.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -15,7 +16,7 @@ use nix::libc;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
 use nix::unistd::{Pid, alarm, getpid, getppid};
 
 use super::exit::{Exit, Failure};
@@ -126,22 +127,71 @@ pub(crate) fn is_ignored(signal: Signal) -> bool {
 /// From now on this signal ends this process at once, whatever was to become of it before: it may
 /// have been started not to care, and libraries have handlers of their own.
 pub(crate) fn ends_by(signal: Signal) -> Result<(), Errno> {
-    let usual = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: no function of this process is called by it.
-    unsafe { sigaction(signal, &usual) }.map(drop)
+    becomes_of(signal, SigHandler::SigDfl)
 }
 
-/// Those that ask to end do that as usual, unless this process was told not to care. To be called before
-/// anything else: the libraries of PSM, with which libfabric may be linked, catch them as soon as they
-/// are loaded, and then end the process in order, in the middle of whatever it does. If it is in
-/// libfabric, it waits for ever for a lock that it holds itself, and no such signal ends it any more.
+/// That becomes of a signal: nothing, or what is usual.
+fn becomes_of(signal: Signal, what: SigHandler) -> Result<(), Errno> {
+    debug_assert!(matches!(what, SigHandler::SigDfl | SigHandler::SigIgn));
+    let action = SigAction::new(what, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no function of this process is called by it.
+    unsafe { sigaction(signal, &action) }.map(drop)
+}
+
+/// Those that ask to end.
+const ASKING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
+
+/// Of [`ASKING`], which were ignored and which were held back when this process started: bits.
+static IGNORED_FIRST: AtomicU8 = AtomicU8::new(0);
+static HELD_FIRST: AtomicU8 = AtomicU8::new(0);
+
+/// Holds back who asks to end until [`end_as_usual`]. The libraries of PSM, with which libfabric may
+/// be linked, catch them as soon as they are loaded, which lasts two tenths of a second, and say that
+/// this process failed.
+extern "C" fn hold_back() {
+    // Nothing here needs more of the C library than its calls of the system: it is there, but what
+    // its and others' constructors prepare is not yet.
+    let mut held = SigSet::empty();
+    for (bit, signal) in ASKING.into_iter().enumerate() {
+        if is_ignored(signal) {
+            IGNORED_FIRST.fetch_or(1 << bit, Ordering::Relaxed);
+        }
+        held.add(signal);
+    }
+    if let Ok(before) = held.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
+        for (bit, _) in ASKING.into_iter().enumerate().filter(|(_, one)| before.contains(*one)) {
+            HELD_FIRST.fetch_or(1 << bit, Ordering::Relaxed);
+        }
+    } else {
+        // Then nothing is held back by this.
+        HELD_FIRST.store(u8::MAX, Ordering::Relaxed);
+    }
+}
+
+/// Called before the constructors of any library.
+// SAFETY: what lies there is called as a C function while nothing else runs, with three words that
+// it need not look at.
+#[used]
+#[unsafe(link_section = ".preinit_array")]
+static BEFORE_LIBRARIES: extern "C" fn() = hold_back;
+
+/// Those that ask to end do that as usual, unless this process was told not to care; what came while
+/// libraries were loaded does it now. To be called before anything else: handlers of libraries end the
+/// process in order, in the middle of whatever it does. If it is in libfabric, it waits for ever for a
+/// lock that it holds itself, and no such signal ends it any more.
 pub(crate) fn end_as_usual() {
-    for signal in [Signal::SIGINT, Signal::SIGTERM] {
-        if !is_ignored(signal) {
-            // Else it stays as it is.
-            let _ = ends_by(signal);
+    let (ignored, held) =
+        (IGNORED_FIRST.load(Ordering::Relaxed), HELD_FIRST.load(Ordering::Relaxed));
+    let mut free = SigSet::empty();
+    for (bit, signal) in ASKING.into_iter().enumerate() {
+        let becomes = if ignored & 1 << bit != 0 { SigHandler::SigIgn } else { SigHandler::SigDfl };
+        // Else it stays as it is.
+        let _ = becomes_of(signal, becomes);
+        if held & 1 << bit == 0 {
+            free.add(signal);
         }
     }
+    let _ = free.thread_unblock();
 }
 
 /// Ends this process at once, without running anybody's clean-up.

@@ -300,3 +300,29 @@ fn what_a_killed_node_left_is_removed_and_nothing_of_those_that_live() {
     node.succeed();
     assert!(!socket.exists());
 }
+
+/// The same libraries catch it while they are loaded, and say that it failed.
+#[test]
+fn one_that_has_hardly_begun_ends_by_the_signal_itself() {
+    let house = House::open();
+    for pause in [0, 5, 20, 50, 100, 150] {
+        let mut sub = house.start(&["sub", "t"]);
+        std::thread::sleep(Duration::from_millis(pause));
+        sub.signal(Signal::SIGINT);
+        let status = sub.end();
+        let is_interrupted =
+            status.signal() == Some(Signal::SIGINT as i32) || status.code() == Some(130);
+        assert!(is_interrupted, "after {pause} ms: {status:?} {}", sub.error());
+    }
+}
+
+/// As a shell starts what runs in the background of a script.
+#[test]
+fn one_that_was_told_not_to_care_for_it_does_not() {
+    let house = House::open();
+    let program = env!("CARGO_BIN_EXE_fabricast");
+    let script =
+        format!("trap '' INT; {program} info >{} & kill -INT $!; wait $!", house.path("info"));
+    let status = std::process::Command::new("sh").args(["-c", &script]).status().unwrap();
+    assert!(status.success(), "{status:?}");
+}
