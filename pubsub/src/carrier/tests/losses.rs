@@ -19,6 +19,28 @@ fn what_a_service_left_that_died_between_halting_and_giving_up_is_counted() {
 }
 
 #[test]
+fn all_that_a_halted_topic_was_kept_for_are_counted_once_also_beside_one_that_comes() {
+    let place = Place::new(1);
+    place.owes(&[2; 16]);
+    assert!(place.topic.note_destination(&NOBODY));
+    place.topic.halt(&place.caller(), place.role()).unwrap();
+    // Two services died there, the second one after it had counted one of the two.
+    place.topic.give_up(&NOBODY, place.role(), 0);
+    let mut carrier = place.carrier(&network());
+    let _others = [2, 3].map(|other| one_that_wants(&carrier, other));
+    carrier.set_topics(place.topics(true, false));
+    until("the topic to be carried anew", &mut [&mut carrier], || {
+        let mut destinations = place.topic.destinations();
+        destinations.sort_unstable();
+        place.topic.takes_part().0 && destinations == [[2; 16], [3; 16]]
+    });
+    assert_eq!(place.missed(), (2 * DEPTH, 2));
+    // What is published from now on is kept, for both.
+    place.fill();
+    assert!(place.is_owed());
+}
+
+#[test]
 fn who_does_not_want_a_topic_any_more_misses_nothing() {
     let place = Place::new(1);
     let mut carrier = place.carrier(&network());
