@@ -105,9 +105,25 @@ fn by_one_port(notify: Notify) {
     };
     // What grows grows in the first rounds.
     pass(40);
-    let before = counts();
-    pass(200);
-    assert_eq!(counts(), before, "{notify:?}: allocations and registrations");
+    is_at_rest(&format!("{notify:?}"), || pass(200));
+}
+
+/// Nothing is allocated or registered each time. On a busy machine more may be on its way at once
+/// than ever before, for which a list of a provider grows: once.
+fn is_at_rest(what: &str, mut pass: impl FnMut()) {
+    let counts = (0..3).map(|_| {
+        let before = counts();
+        pass();
+        let after = counts();
+        (after.0 - before.0, after.1 - before.1)
+    });
+    let counts: Vec<_> = counts.collect();
+    assert_eq!(
+        counts.iter().min(),
+        Some(&(0, 0)),
+        "{what}: allocations, registrations: {counts:?}"
+    );
+    assert!(counts.iter().all(|(_, registered)| *registered == 0), "{what}: {counts:?}");
 }
 
 fn by_lanes() {
@@ -141,7 +157,5 @@ fn by_lanes() {
         }
     };
     pass(&mut sender, &mut receiver, 40);
-    let before = counts();
-    pass(&mut sender, &mut receiver, 100);
-    assert_eq!(counts(), before, "lanes: allocations and registrations");
+    is_at_rest("lanes", || pass(&mut sender, &mut receiver, 100));
 }
