@@ -310,6 +310,23 @@ impl SharedSettings {
         all.into_iter().filter_map(|(name, differs)| differs.then_some(name))
     }
 
+    /// What is not the same within a node, where memory and loans count, too.
+    pub(crate) fn differs_within(&self, other: &Self) -> impl Iterator<Item = &'static str> {
+        let all = [("memory", self.place != other.place), ("loans", self.loans != other.loans)];
+        let all = all.into_iter().filter_map(|(name, differs)| differs.then_some(name));
+        all.chain(self.differs(other))
+    }
+
+    /// As nodes say it to each other: in whose memory messages lie, and how many loans there are, is
+    /// each node's own matter.
+    pub(crate) fn between_nodes(&self) -> impl fmt::Display {
+        let Self { reliability, depth, largest, .. } = self;
+        let within = self.release_deadline();
+        format!(
+            "{reliability}, {depth} messages of up to {largest} bytes, released within {within:?}"
+        )
+    }
+
     /// Refuses what can never be.
     pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::InvalidArgument, detail));

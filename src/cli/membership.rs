@@ -217,6 +217,7 @@ fn with_topic(settings: &Settings, topic: &TopicSettings) -> Settings {
     all.reliability.value = topic.reliability;
     all.depth.value = Count(topic.depth);
     all.largest.value = Size(topic.largest);
+    all.loans.value = Count(topic.loans);
     all.release_deadline.value = topic.release_deadline;
     all
 }
@@ -230,16 +231,22 @@ fn differs(
     error: pubsub::Error,
     signals: &Signals,
 ) -> Failure {
-    let is_other = error.kind() == ErrorKind::SettingsDiffer;
-    let found = if is_other { find(node, name, signals).ok().flatten() } else { None };
-    let Some(there) = found.and_then(|topic| topic.settings().ok()) else { return error.into() };
-    match difference(settings, wanted, &there) {
-        None => error.into(),
-        Some(why) => {
-            Failure::new(Exit::Usage, format!("the topic \"{}\": {why}", name.escape_debug()))
-        }
+    if error.kind() != ErrorKind::SettingsDiffer {
+        return error.into();
     }
+    let found = find(node, name, signals).ok().flatten();
+    let there = found.and_then(|topic| topic.settings().ok());
+    let why = match there.and_then(|there| difference(settings, wanted, &there)) {
+        Some(why) => format!("the topic \"{}\": {why}", name.escape_debug()),
+        // It is gone again, or in memory that this process does not see: the service named what differs.
+        None => format!("{error}. {AS_IT_IS}; or take {ELSE}"),
+    };
+    Failure::new(Exit::Usage, why)
 }
+
+/// What to do about a topic that is another one.
+const AS_IT_IS: &str = "Say nothing of what it is like, and it is taken as it is";
+const ELSE: &str = "another name. It can be made anew when nobody uses it any more";
 
 /// None if nothing differs, as far as this process can tell.
 fn difference(
@@ -264,8 +271,7 @@ fn difference(
     }
     (!which.is_empty()).then(|| {
         format!(
-            "its settings differ: {}. Say nothing of what it is like, and it is taken as it is; or say {}; or take \
-             another name. It can be made anew when nobody uses it any more",
+            "its settings differ: {}. {AS_IT_IS}; or say {}; or take {ELSE}",
             which.join("; "),
             options.join(" ")
         )
@@ -324,6 +330,8 @@ pub(crate) fn topic_to_read(
 
 #[cfg(test)]
 mod tests {
+    use pubsub::Reliability;
+
     use super::*;
 
     #[test]
@@ -340,7 +348,14 @@ mod tests {
 
     #[test]
     fn what_differs_is_said_with_what_to_do() {
-        let there = TopicSettings { depth: 4, largest: 1 << 16, ..TopicSettings::default() };
+        let there = TopicSettings {
+            memory: "stand-in:0".parse().unwrap(),
+            reliability: Reliability::DropOldest,
+            depth: 4,
+            largest: 1 << 16,
+            loans: 1,
+            release_deadline: Duration::from_millis(1500),
+        };
         let mut settings = Settings::default();
         settings.largest.value = Size(4 << 20);
         settings.largest.origin = super::super::settings::Origin::Option("largest".to_owned());
@@ -348,10 +363,23 @@ mod tests {
         for words in [
             "largest is 64K, and 4M was asked for (option --largest)",
             "depth is 4, and would be 16 where nothing is said of it",
-            "or say --depth 4 --largest 64K;",
+            "loans is 1, and would be 4 where nothing is said of it",
         ] {
             assert!(why.contains(words), "{words}: {why}");
         }
+        // All that there is: whoever says it gets the topic.
+        let said = why.split("or say ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+        let mut options: Vec<_> = said.split(" --").collect();
+        options.sort_unstable();
+        let expected = [
+            "--memory stand-in:0",
+            "depth 4",
+            "largest 64K",
+            "loans 1",
+            "release-deadline 1.5",
+            "reliability drop-oldest",
+        ];
+        assert_eq!(options, expected, "{why}");
         assert_eq!(difference(&settings, &there, &there), None);
     }
 

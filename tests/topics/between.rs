@@ -111,6 +111,7 @@ fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
     let mut publisher = houses[0].start(&publish);
     for process in [&mut publisher, &mut sub] {
         process.wait_for("the settings of the topic differ (largest)");
+        process.wait_for("Say the same --largest at both, or nothing of the topic at one of them");
     }
     for node in [&mut one, &mut two] {
         node.wait_for("a topic is another one at another node");

@@ -116,6 +116,35 @@ fn topics_are_what_they_are() {
     drop(sub);
 }
 
+/// Whatever differs is named at once, and who says what is advised gets the topic.
+#[test]
+fn what_is_advised_about_another_topic_works() {
+    let house = House::open();
+    let settings = ["--loans", "2", "--release-deadline", "1.5", "--reliability", "drop-oldest"];
+    let sub = house.start(&[&["sub", "t", "--check"][..], &settings].concat());
+    house.wait_until("the topic", |report| topic(report, "t").is_some());
+    for asked in [&["--loans", "3"][..], &["--depth", "8", "--largest", "2M"]] {
+        let publish =
+            [&["pub", "t", "--pattern", "--count", "1", "--size", "64"][..], asked].concat();
+        let (code, said) = house.run(&publish);
+        assert_eq!(code, Some(2), "{said}");
+        for words in [
+            "loans is 2, and ",
+            "release_deadline is 1.5, and ",
+            "reliability is drop-oldest, and ",
+        ] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        let advised = said.split("or say ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+        let advised: Vec<_> = advised.split(' ').collect();
+        house.succeed(&[&publish[..7], &advised].concat());
+    }
+    // Of what is no other one nothing is said.
+    let (_, said) = house.run(&["pub", "t", "--loans", "1", "--release-deadline", "1.5"]);
+    assert!(said.contains("or say --reliability drop-oldest --loans 2; or"), "{said}");
+    drop(sub);
+}
+
 #[test]
 fn who_waits_in_vain_is_told_what_to_do() {
     let house = House::open();

@@ -109,9 +109,10 @@ impl Misfits {
             let Some(Misfit { ours, theirs, .. }) = self.now.get(&key) else { continue };
             let (topic, node) = key;
             tracing::warn!(
-                topic, %node, here = %ours, there = %theirs,
+                topic, %node, here = %ours.between_nodes(), there = %theirs.between_nodes(),
                 differs = ours.differs(theirs).collect::<Vec<_>>().join(", "),
-                "a topic is another one at another node: its messages do not go between them"
+                "a topic is another one at another node: its messages do not go between them, until both \
+                 say the same of it, or one of them nothing"
             );
         }
     }
@@ -160,8 +161,8 @@ impl Misfits {
             node: node.to_string(),
             is_wanted_there: misfit.is_wanted_there,
             is_wanted_here: misfit.is_wanted_here,
-            here: misfit.ours.to_string(),
-            there: misfit.theirs.to_string(),
+            here: misfit.ours.between_nodes().to_string(),
+            there: misfit.theirs.between_nodes().to_string(),
             differs: misfit.ours.differs(&misfit.theirs).map(str::to_owned).collect(),
         })
     }

@@ -108,7 +108,11 @@ impl Registry {
             let found = kept.topic.settings();
             return match settings {
                 Some(wanted) if wanted != *found => {
-                    let detail = format!("it is {found}; asked for was {wanted}");
+                    let differs = found.differs_within(&wanted).collect::<Vec<_>>().join(", ");
+                    let detail = format!(
+                        "it is {found}; asked for was {wanted}: another {differs}. Opened without settings \
+                         it is taken as it is; it can be made anew when nobody uses it any more"
+                    );
                     Err(Error::new(operation, ErrorKind::SettingsDiffer, detail).on(name))
                 }
                 _ => Ok(kept.topic.number()),

@@ -156,7 +156,12 @@ fn loans_are_a_setting_like_others() {
     let other = TopicSettings { loans: 5, ..settings() };
     let error = node.topic("numbers", &other).unwrap_err();
     is_refused(&error, ErrorKind::SettingsDiffer, "numbers");
-    assert!(error.detail().contains("4 loans") && error.detail().contains("5 loans"), "{error}");
+    for words in ["4 loans", "5 loans", ": another loans. Opened without settings"] {
+        assert!(error.detail().contains(words), "{words}: {error}");
+    }
+    let deeper = TopicSettings { depth: 9, ..other };
+    let error = node.topic("numbers", &deeper).unwrap_err();
+    assert!(error.detail().contains(": another loans, depth. "), "{error}");
     for loans in [0, TopicSettings::MOST_LOANS + 1] {
         let error = node.topic("others", &TopicSettings { loans, ..settings() }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);

@@ -149,12 +149,16 @@ pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
         (true, false) => "not to",
         (false, _) => "not from",
     };
+    let options: Vec<_> =
+        differs.iter().map(|name| format!("--{}", name.replace('_', "-"))).collect();
     Some(format!(
-        "{way} \"{}\": the settings of the topic differ ({}); here: {}; there: {}",
+        "{way} \"{}\": the settings of the topic differ ({}); here: {}; there: {}. Say the same {} at both, or \
+         nothing of the topic at one of them: it is made anew there when nobody uses it any more",
         name_of_node(rows, node).escape_debug(),
         text::visible(&differs.join(", ")),
         text::visible(here),
-        text::visible(there)
+        text::visible(there),
+        text::visible(&options.join(" "))
     ))
 }
 
@@ -239,14 +243,14 @@ mod tests {
             is_wanted_here: false,
             here: "up to 64 bytes".to_owned(),
             there: "up to 32 bytes\u{1b}".to_owned(),
-            differs: vec!["largest".to_owned()],
+            differs: vec!["largest".to_owned(), "release_deadline".to_owned()],
         };
         let mut all = rows();
         all.push(misfit);
         let out = for_people(&all);
         let flat = out.split_whitespace().collect::<Vec<_>>().join(" ");
-        let words = "not to \"ef\": the settings of the topic differ (largest); here: up to 64 bytes; \
-                     there: up to 32 bytes\\u{1b}";
+        let words = "not to \"ef\": the settings of the topic differ (largest, release_deadline); here: up to 64 \
+                     bytes; there: up to 32 bytes\\u{1b}. Say the same --largest --release-deadline at both,";
         assert!(flat.contains(words), "{out}");
         assert_eq!(for_programs(&all).unwrap()["misfits"][0]["differs"][0], "largest");
     }
