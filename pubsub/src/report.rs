@@ -111,7 +111,8 @@ pub enum Row {
         label: String,
         /// Where it is: where it listens, as far as that is known.
         address: String,
-        /// Is there a connection?
+        /// Is there a connection, by which messages can go? If the two have providers that do not
+        /// understand each other, there is none.
         is_connected: bool,
         /// Why not, if not; else for how long.
         detail: String,
@@ -148,7 +149,8 @@ pub enum Row {
         /// Time spent by stage, in nanoseconds: named, in order.
         stages: Vec<(String, u64)>,
     },
-    /// A topic that is another one at another node: its messages do not go between them.
+    /// A topic whose messages do not go between this node and another one, though somebody wants
+    /// them: it is another one there, or they cannot go there.
     Misfit {
         /// The topic's name.
         topic: String,
@@ -158,11 +160,12 @@ pub enum Row {
         is_wanted_there: bool,
         /// Somebody here subscribes to what is published there.
         is_wanted_here: bool,
-        /// What the topic is like here.
+        /// What the topic is like here, if that differs; and this node's provider, if that does.
         here: String,
-        /// What it is like there.
+        /// The same of the other node; or why it cannot go between the two, if nothing differs.
         there: String,
-        /// Which settings are not the same.
+        /// Which settings of the topic are not the same; and `provider`, if the nodes have providers
+        /// that do not understand each other.
         differs: Vec<String>,
     },
     /// A topic that another node has to do with, and nobody here. The longest reports leave some
@@ -209,8 +212,13 @@ impl Row {
 
     /// Shortened to what has room in a report.
     pub(crate) fn not_carried(why: &str) -> Self {
+        Self::NotCarried { why: Self::shortened(why) }
+    }
+
+    /// As much of a reason as has room in a report.
+    pub(crate) fn shortened(why: &str) -> String {
         let fits = |end: &usize| why.is_char_boundary(*end);
         let end = (0..=Self::LONGEST.min(why.len())).rev().find(fits);
-        Self::NotCarried { why: why[..end.unwrap_or(0)].to_owned() }
+        why[..end.unwrap_or(0)].to_owned()
     }
 }

@@ -71,8 +71,8 @@ pub(crate) fn topic_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// Says, once, why nobody at other nodes has anything to do with a topic that one waits at: its
-/// settings are other ones there.
+/// Says, once, why nobody at other nodes has anything to do with a topic that one waits at, or has
+/// published in: its settings are other ones there, say.
 #[derive(Debug)]
 pub(crate) struct Suspicion {
     next: Instant,
@@ -83,6 +83,8 @@ pub(crate) struct Suspicion {
 
 /// How long to wait before it is looked, and between two looks.
 const WONDERING: Duration = Duration::from_secs(2);
+/// How long to wait for an answer in the end.
+const CONCLUDING: Duration = Duration::from_secs(1);
 
 impl Suspicion {
     pub(crate) fn begin() -> Self {
@@ -104,13 +106,26 @@ impl Suspicion {
             self.say(&rows, topic);
         } else if Instant::now() >= self.next {
             self.next = Instant::now() + WONDERING;
-            let (tell, asked) = mpsc::channel();
-            let node = node.clone();
-            let asking = std::thread::Builder::new().name("asks-why".to_owned());
-            if asking.spawn(move || tell.send(node.report())).is_ok() {
-                self.asked = Some(asked);
-            }
+            self.asked = Self::ask(node);
         }
+    }
+
+    fn ask(node: &Node) -> Option<mpsc::Receiver<pubsub::Result<Vec<Row>>>> {
+        let (tell, asked) = mpsc::channel();
+        let node = node.clone();
+        let asking = std::thread::Builder::new().name("asks-why".to_owned());
+        asking.spawn(move || tell.send(node.report())).is_ok().then_some(asked)
+    }
+
+    /// To be called when messages did not get to where they were wanted, or nobody wanted them. Gives
+    /// what the node told, if it told it soon.
+    pub(crate) fn conclude(&mut self, node: &Node, topic: &str) -> Vec<Row> {
+        let answer = Self::ask(node).and_then(|asked| asked.recv_timeout(CONCLUDING).ok());
+        let rows = answer.and_then(Result::ok).unwrap_or_default();
+        if !self.is_said {
+            self.say(&rows, topic);
+        }
+        rows
     }
 
     fn say(&mut self, rows: &[Row], topic: &str) {

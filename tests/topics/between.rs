@@ -126,6 +126,60 @@ fn a_topic_that_is_another_one_elsewhere_is_told_to_all_who_wait() {
     sub.interrupt();
 }
 
+/// Each can carry messages, and not to the other one: that is said before anything is lost.
+#[test]
+fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
+    let houses = [House::open(), House::open()];
+    let names = ["--node-name", "one", "--provider", "net"];
+    let (mut one, address) = serve(&houses[0], &names);
+    let names = ["--node-name", "two", "--provider", "tcp;ofi_rxm"];
+    let (mut two, _) = serve(&houses[1], &[&["--peers", &address][..], &names].concat());
+    for (node, other) in [(&mut one, "two"), (&mut two, "one")] {
+        node.wait_for("another node has another provider");
+        let said = node.error();
+        let line =
+            said.lines().find(|line| line.contains("another provider: no messages")).unwrap();
+        for words in
+            ["WARN", "net (protocol", "tcp;ofi_rxm (protocol", &format!("label=\"{other}\"")]
+        {
+            assert!(line.contains(words), "{words}: {line}");
+        }
+    }
+    let mut sub = houses[1].start(&["sub", "t", "--count", "1", "--largest", "1M", "--json"]);
+    houses[0].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
+    // What nobody else reads.
+    let publish = ["pub", "t", "--pattern", "--count", "3"];
+    let mut process = houses[0].start(&[&publish[..], &["--json"]].concat());
+    let sent = parse(&process.succeed());
+    assert_eq!((&sent["unwanted"], &sent["missed_by_nodes"]), (&3.into(), &0.into()), "{sent}");
+    let why = |way: &str| format!("{way}: the providers of the two nodes differ; here: ");
+    assert!(process.error().contains(&why("not to \"two\"")), "{}", process.error());
+    let mut publisher = houses[0].start(&[&publish[..], &["--wait-for", "1"]].concat());
+    for (process, way) in [(&mut publisher, "not to \"two\""), (&mut sub, "not from \"one\"")] {
+        process.wait_for(&why(way));
+        process.wait_for("Serve both nodes with the same --provider");
+    }
+    for (house, way) in [(&houses[0], "not to \"two\""), (&houses[1], "not from \"one\"")] {
+        let paths = wait_for_paths(house, |paths| paths["misfits"][0]["topic"] == "t");
+        assert_eq!(paths["misfits"][0]["differs"], serde_json::json!(["provider"]), "{paths}");
+        assert_eq!(paths["peers"][0]["is_connected"], false, "{paths}");
+        let text = house.succeed(&["paths", "--topics"]);
+        let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains(&why(way)), "{text}");
+        assert!(flat.contains(": not connected: no messages can go there, or come from"), "{text}");
+        assert!(!flat.contains(": connected"), "{text}");
+    }
+    publisher.interrupt();
+    sub.interrupt();
+    // Nobody has to begin anew but the node that is served otherwise now.
+    two.signal(Signal::SIGTERM);
+    two.succeed();
+    let (_two, _) = serve(&houses[1], &["--peers", &address, "--provider", "net"]);
+    let mut sub = houses[1].start(&["sub", "t", "--check", "--count", "3", "--largest", "1M"]);
+    houses[0].succeed(&[&publish[..], &["--wait-for", "1"]].concat());
+    sub.succeed();
+}
+
 #[test]
 fn a_provider_that_cannot_carry_messages_is_refused() {
     let house = House::open();

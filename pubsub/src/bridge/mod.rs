@@ -37,7 +37,7 @@ pub use header::{
 };
 pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
-pub(crate) use terms::MOST_LANES;
+pub(crate) use terms::{LONGEST_PROVIDER, MOST_LANES};
 pub use terms::{LONGEST_TERMS, Side, Spot, Terms, TopicFacts};
 pub(crate) use worker::check_provider;
 pub use worker::{

@@ -25,7 +25,7 @@ const LONGEST_ADDRESS: usize = 1 << 10;
 /// The longest reason.
 const LONGEST_REASON: usize = 400;
 /// The longest name of a provider.
-const LONGEST_PROVIDER: usize = 100;
+pub(crate) const LONGEST_PROVIDER: usize = 100;
 const VERSION: u8 = 1;
 /// Of letters that say something of several lanes.
 const WITH_LANES: u8 = 2;

@@ -1,9 +1,11 @@
 //! What other nodes said that topics are like: those that are not here, and those that are other
-//! ones here, whose messages do not go there, or do not come from there, and both nodes say why.
+//! ones here, or that cannot go there for another reason, whose messages do not go there, or do not
+//! come from there, and both nodes say why.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::fit;
+use super::providers::Strangers;
 use crate::peers::{Interest, NodeIdentity};
 use crate::report::Row;
 use crate::settings::{SharedPlace, SharedSettings};
@@ -19,11 +21,14 @@ pub(super) struct Here<'a> {
     pub(super) subscribes: bool,
 }
 
-/// A topic that would be exchanged with a node, were it the same there.
+/// A topic that would be exchanged with a node, were it the same there, and could it go there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Misfit {
     ours: SharedSettings,
     theirs: SharedSettings,
+    strangers: Option<Strangers>,
+    /// It was tried, and this came of it.
+    failure: Option<String>,
     /// Somebody there wants what is published here.
     is_wanted_there: bool,
     /// Somebody here wants what is published there.
@@ -31,14 +36,43 @@ struct Misfit {
 }
 
 impl Misfit {
-    fn of(here: &Here<'_>, there: &Interest) -> Option<Self> {
+    fn of(
+        here: &Here<'_>,
+        there: &Interest,
+        strangers: Option<&Strangers>,
+        failure: Option<&String>,
+    ) -> Option<Self> {
         let (ours, theirs) = (*here.settings, there.settings);
         let is_wanted_there = here.publishes && there.subscribes;
         let is_wanted_here = here.subscribes && there.publishes;
-        let is_one = (is_wanted_there || is_wanted_here) && !fit(&ours, &theirs);
-        is_one.then_some(Self { ours, theirs, is_wanted_there, is_wanted_here })
+        let cannot = !fit(&ours, &theirs) || strangers.is_some() || failure.is_some();
+        let (strangers, failure) = (strangers.cloned(), failure.cloned());
+        let is_one = (is_wanted_there || is_wanted_here) && cannot;
+        is_one.then_some(Self { ours, theirs, strangers, failure, is_wanted_there, is_wanted_here })
+    }
+
+    /// What differs, and what it is here and there.
+    fn told(&self) -> (Vec<String>, String, String) {
+        let Self { ours, theirs, strangers, failure, .. } = self;
+        let mut differs: Vec<_> = ours.differs(theirs).map(str::to_owned).collect();
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        if !differs.is_empty() {
+            here.push(ours.between_nodes().to_string());
+            there.push(theirs.between_nodes().to_string());
+        }
+        if let Some(strangers) = strangers {
+            differs.push(PROVIDER.to_owned());
+            here.push(strangers.here.clone());
+            there.push(strangers.there.clone());
+        }
+        // That is what came of what differs.
+        there.extend(failure.clone().filter(|_| differs.is_empty()));
+        (differs, here.join(", by "), there.join(", by "))
     }
 }
+
+/// What nodes that do not understand each other differ in.
+const PROVIDER: &str = "provider";
 
 type Key = (String, NodeIdentity);
 
@@ -49,6 +83,10 @@ pub(super) struct Misfits {
     /// What may fit, or not, since the last look: all else is as it was.
     changed: BTreeSet<Key>,
     now: BTreeMap<Key, Misfit>,
+    /// Those whose provider is another one.
+    strangers: BTreeMap<NodeIdentity, Strangers>,
+    /// What could not go between two nodes, and why.
+    failed: BTreeMap<Key, String>,
     /// Logged already, as long as the other node has anything to do with the topic.
     logged: BTreeMap<Key, (SharedSettings, SharedSettings)>,
 }
@@ -56,6 +94,7 @@ pub(super) struct Misfits {
 impl Misfits {
     /// A node has this interest in a topic from now on.
     pub(super) fn says(&mut self, node: NodeIdentity, interest: Interest) {
+        self.forget_failures(node);
         self.changed.insert((interest.topic.clone(), node));
         self.said.entry(node).or_default().insert(interest.topic.clone(), interest);
     }
@@ -69,8 +108,47 @@ impl Misfits {
         }
     }
 
+    /// A topic could not go to a node, or come from there.
+    pub(super) fn fails(&mut self, topic: &str, node: NodeIdentity, why: &str) {
+        let key = (topic.to_owned(), node);
+        self.changed.insert(key.clone());
+        self.failed.insert(key, why.to_owned());
+    }
+
+    /// What a node wants is another matter now: it is tried again.
+    fn forget_failures(&mut self, node: NodeIdentity) {
+        let failed = std::mem::take(&mut self.failed).into_iter();
+        let (of_node, others): (BTreeMap<_, _>, _) = failed.partition(|((_, of), _)| *of == node);
+        self.failed = others;
+        self.changed.extend(of_node.into_keys());
+    }
+
+    /// It does go between the two.
+    pub(super) fn goes(&mut self, topic: &str, node: NodeIdentity) {
+        let key = (topic.to_owned(), node);
+        if self.failed.remove(&key).is_some() {
+            self.changed.insert(key);
+        }
+    }
+
+    /// Why nothing can go to a node, or come from there, whatever the topic.
+    pub(super) fn strangers(&self, node: NodeIdentity) -> Option<&Strangers> {
+        self.strangers.get(&node)
+    }
+
+    pub(super) fn set_strangers(&mut self, node: NodeIdentity, strangers: Option<Strangers>) {
+        match strangers {
+            Some(strangers) => drop(self.strangers.insert(node, strangers)),
+            None => drop(self.strangers.remove(&node)),
+        }
+        let said = self.said.get(&node).into_iter().flat_map(BTreeMap::keys);
+        self.changed.extend(said.map(|topic| (topic.clone(), node)));
+    }
+
     /// It is gone, or says all anew.
     pub(super) fn forget(&mut self, node: NodeIdentity) {
+        self.forget_failures(node);
+        self.strangers.remove(&node);
         let said = self.said.remove(&node).unwrap_or_default();
         self.changed.extend(said.into_keys().map(|topic| (topic, node)));
     }
@@ -89,14 +167,18 @@ impl Misfits {
             if there.is_none() {
                 self.logged.remove(&key);
             }
-            let found = there.and_then(|there| Misfit::of(&here(&key.0)?, there));
+            let (strangers, failed) = (self.strangers.get(&key.1), self.failed.get(&key));
+            let found =
+                there.and_then(|there| Misfit::of(&here(&key.0)?, there, strangers, failed));
             let Some(misfit) = found else {
                 self.now.remove(&key);
                 continue;
             };
             let settings = (misfit.ours, misfit.theirs);
+            let is_other = !fit(&misfit.ours, &misfit.theirs);
             self.now.insert(key.clone(), misfit);
-            if self.logged.insert(key.clone(), settings) != Some(settings) {
+            // All else was logged where it was found.
+            if is_other && self.logged.insert(key.clone(), settings) != Some(settings) {
                 new.push(key);
             }
         }
@@ -156,14 +238,17 @@ impl Misfits {
     }
 
     pub(super) fn rows(&self) -> impl Iterator<Item = Row> {
-        self.now.iter().map(|((topic, node), misfit)| Row::Misfit {
-            topic: topic.clone(),
-            node: node.to_string(),
-            is_wanted_there: misfit.is_wanted_there,
-            is_wanted_here: misfit.is_wanted_here,
-            here: misfit.ours.between_nodes().to_string(),
-            there: misfit.theirs.between_nodes().to_string(),
-            differs: misfit.ours.differs(&misfit.theirs).map(str::to_owned).collect(),
+        self.now.iter().map(|((topic, node), misfit)| {
+            let (differs, here, there) = misfit.told();
+            Row::Misfit {
+                topic: topic.clone(),
+                node: node.to_string(),
+                is_wanted_there: misfit.is_wanted_there,
+                is_wanted_here: misfit.is_wanted_here,
+                here: Row::shortened(&here),
+                there: Row::shortened(&there),
+                differs,
+            }
         })
     }
 }
@@ -215,6 +300,54 @@ mod tests {
         assert_eq!(find(&mut misfits, here(false, true)), 1);
         misfits.is_done_with(NODE, "numbers");
         assert_eq!((find(&mut misfits, here(false, true)), misfits.rows().count()), (0, 0));
+    }
+
+    /// What is told of the only one that there is.
+    fn told(misfits: &mut Misfits, here: Here<'static>) -> Option<(Vec<String>, String, String)> {
+        assert!(misfits.find(|_| Some(here)).is_empty(), "it was logged before");
+        let told = |row| match row {
+            Row::Misfit { differs, here, there, .. } => (differs, here, there),
+            other => panic!("{other:?}"),
+        };
+        misfits.rows().map(told).next()
+    }
+
+    #[test]
+    fn nodes_with_other_providers_exchange_nothing_whatever_the_topic_is_like() {
+        let mut misfits = Misfits::default();
+        misfits.says(NODE, there(8, false, true));
+        assert_eq!(told(&mut misfits, here(true, false)), None);
+        let strangers = Strangers { here: "net".to_owned(), there: "tcp".to_owned() };
+        misfits.set_strangers(NODE, Some(strangers));
+        let (differs, here_it_is, there_it_is) = told(&mut misfits, here(true, false)).unwrap();
+        assert_eq!((&*differs.join(" "), &*here_it_is, &*there_it_is), ("provider", "net", "tcp"));
+        // All that differs is told at once.
+        misfits.says(NODE, there(4, false, true));
+        assert_eq!(misfits.find(|_| Some(here(true, false))).len(), 1);
+        let (differs, _, there_it_is) = told(&mut misfits, here(true, false)).unwrap();
+        assert_eq!(differs, ["depth", "provider"]);
+        assert!(there_it_is.starts_with("reliable, 4 messages"), "{there_it_is}");
+        assert!(there_it_is.ends_with(", by tcp"), "{there_it_is}");
+        misfits.says(NODE, there(8, false, true));
+        misfits.set_strangers(NODE, None);
+        assert_eq!(told(&mut misfits, here(true, false)), None);
+    }
+
+    #[test]
+    fn what_could_not_go_is_told_until_it_is_another_matter() {
+        let mut misfits = Misfits::default();
+        misfits.says(NODE, there(8, false, true));
+        for ends in [
+            |misfits: &mut Misfits| misfits.goes("numbers", NODE),
+            |misfits: &mut Misfits| misfits.says(NODE, there(8, true, true)),
+            |misfits: &mut Misfits| misfits.forget(NODE),
+        ] {
+            misfits.fails("numbers", NODE, "no memory");
+            let all = (Vec::new(), String::new(), "no memory".to_owned());
+            assert_eq!(told(&mut misfits, here(true, false)), Some(all));
+            ends(&mut misfits);
+            assert_eq!(told(&mut misfits, here(true, false)), None);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod misfits;
 mod obituaries;
 mod options;
 mod plan;
+mod providers;
 mod receiving;
 mod rest;
 mod sink;
@@ -38,6 +39,7 @@ use self::ear::Ear;
 use self::lines::{Line, State};
 use self::misfits::{Here, Misfits};
 use self::plan::{Plan, of_topic};
+use self::providers::Providers;
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
 use crate::bridge::{NodeId, TopicKey, Worker, Workers};
@@ -121,6 +123,7 @@ impl Facts {
 /// Another node that is there.
 struct Remote {
     session: SessionNumber,
+    label: String,
     /// From where it is reached.
     ours: IpAddr,
 }
@@ -135,6 +138,7 @@ pub(crate) struct Carrier {
     #[cfg(test)]
     looks: u64,
     misfits: Misfits,
+    providers: Providers,
     ear: Ear,
     nodes: BTreeMap<NodeIdentity, Remote>,
     /// None until there is another node, and while none can be started.
@@ -188,6 +192,7 @@ impl Carrier {
             #[cfg(test)]
             looks: 0,
             misfits: Misfits::default(),
+            providers: Providers::default(),
             ear: Ear::start(bell)?,
             options: options.clone(),
             household,
@@ -321,10 +326,13 @@ impl Carrier {
         match event {
             Event::Appeared { node, session, label, ours, .. } => {
                 tracing::info!(%node, label, "another node is there");
-                self.nodes.insert(node, Remote { session, ours: ours.ip() });
+                self.providers.forget(node);
+                self.nodes.insert(node, Remote { session, label, ours: ours.ip() });
                 self.plan.appears(now, node);
                 self.stir_all();
                 self.misfits.forget(node);
+                // All that are there are told of another provider.
+                self.tell_provider(node);
                 self.see_to_workers(now);
             }
             Event::Interests { node, session, changes } if self.is_session(node, session) => {
@@ -358,6 +366,7 @@ impl Carrier {
             Event::Vanished { node, session, reason } if self.is_session(node, session) => {
                 tracing::info!(%node, %reason, "another node is gone");
                 self.nodes.remove(&node);
+                self.providers.forget(node);
                 self.plan.vanishes(now, node);
                 self.agenda.stir_all(self.plan.topics_of(node));
                 self.misfits.forget(node);
@@ -376,6 +385,11 @@ impl Carrier {
             // Of a session that is over.
             Event::Interests { .. } | Event::Letter { .. } | Event::Vanished { .. } => {}
         }
+    }
+
+    /// What a node that is there calls itself.
+    fn label_of(&self, node: NodeIdentity) -> &str {
+        self.nodes.get(&node).map_or("", |there| &there.label)
     }
 
     fn facts(&self, name: &str) -> Option<&Facts> {

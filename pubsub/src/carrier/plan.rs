@@ -72,6 +72,8 @@ struct Remote {
     appeared: Instant,
     /// When it first said what it subscribes to.
     spoke: Option<Instant>,
+    /// Its provider is none that this node's understands.
+    is_stranger: bool,
     /// What it subscribes to.
     subscribes: BTreeMap<String, SharedSettings>,
 }
@@ -119,7 +121,8 @@ impl Plan {
     pub(super) fn appears(&mut self, now: Instant, node: NodeIdentity) {
         self.refused.retain(|(_, refused)| *refused != node);
         self.resting.retain(|(_, resting), _| *resting != node);
-        let remote = Remote { appeared: now, spoke: None, subscribes: BTreeMap::new() };
+        let remote =
+            Remote { appeared: now, spoke: None, is_stranger: false, subscribes: BTreeMap::new() };
         self.nodes.insert(node, remote);
     }
 
@@ -147,6 +150,13 @@ impl Plan {
     pub(super) fn speaks(&mut self, now: Instant, node: NodeIdentity) -> bool {
         let remote = self.nodes.get_mut(&node);
         remote.is_some_and(|remote| remote.spoke.replace(remote.spoke.unwrap_or(now)).is_none())
+    }
+
+    /// Whether anything can go to a node at all, by its provider and this node's.
+    pub(super) fn set_stranger(&mut self, node: NodeIdentity, is_stranger: bool) {
+        if let Some(remote) = self.nodes.get_mut(&node) {
+            remote.is_stranger = is_stranger;
+        }
     }
 
     /// The topics that a node is a destination of.
@@ -270,6 +280,7 @@ impl Plan {
                 return false;
             }
             there(node)
+                .filter(|remote| !remote.is_stranger)
                 .and_then(|remote| remote.subscribes.get(name))
                 .is_some_and(|theirs| fit(&local.settings, theirs))
         };
@@ -506,6 +517,17 @@ mod tests {
         assert!(is_done(&plan));
         plan.vanishes(now, NODE);
         assert!(!is_done(&plan));
+    }
+
+    #[test]
+    fn nothing_is_sent_to_a_stranger() {
+        let (now, mut plan) = (Instant::now(), Plan::new(GRACE));
+        wanted(now, &mut plan);
+        for is_stranger in [true, false] {
+            plan.set_stranger(NODE, is_stranger);
+            plan.update(now, "numbers", &local(true, &[]));
+            assert_eq!(standing(&plan).is_none(), is_stranger);
+        }
     }
 
     #[test]

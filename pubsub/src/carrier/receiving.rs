@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lines::Line;
 use super::obituaries;
+use super::providers::{self, Provider};
 use super::sink::TopicSink;
 use super::{Carrier, Facts, id, key};
 use crate::bridge::Terms;
@@ -53,6 +54,10 @@ impl Carrier {
                 self.hears_of_the_dead(node, &letter)?;
                 return Ok(None);
             }
+            if providers::is_one(&letter.terms) {
+                self.reads_provider(node, &letter)?;
+                return Ok(None);
+            }
             Ok(Some((Terms::decode(&letter.terms)?, letter)))
         });
         let (terms, letter) = match read {
@@ -63,6 +68,10 @@ impl Carrier {
                 return;
             }
         };
+        if let Terms::Wish { from, .. } | Terms::Offer { from, .. } = &terms {
+            // An older node has not said it yet.
+            self.hears_of_provider(node, Provider::of(from));
+        }
         let facts = self.facts(&letter.topic).cloned();
         if let Terms::Wish { connection, facts: theirs, .. } = &terms
             && !facts

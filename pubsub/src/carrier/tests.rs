@@ -2,6 +2,7 @@
 //! should or do not.
 
 mod losses;
+mod providers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

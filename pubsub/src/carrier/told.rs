@@ -79,12 +79,16 @@ impl Carrier {
             .reports()
             .into_iter()
             .filter(|peer| peer.state != PeerState::Oneself)
-            .map(|peer| Row::Peer {
-                detail: how_it_stands(&peer, SystemTime::now()),
+            .map(|peer| {
+                let strangers = peer.identity.and_then(|node| self.misfits.strangers(node));
+                (strangers.map(ToString::to_string), peer)
+            })
+            .map(|(strangers, peer)| Row::Peer {
+                is_connected: peer.state == PeerState::Connected && strangers.is_none(),
+                detail: strangers.unwrap_or_else(|| how_it_stands(&peer, SystemTime::now())),
                 node: peer.identity.map(|node| node.to_string()).unwrap_or_default(),
                 label: peer.label.unwrap_or_default(),
                 address: peer.address,
-                is_connected: peer.state == PeerState::Connected,
             })
             .collect();
         let why = self.why_no_workers.as_deref();

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::providers::Provider;
 use super::receiving::Letter;
 use super::rest::Rest;
 use super::{Carrier, id, key};
@@ -51,8 +52,12 @@ impl Carrier {
         };
         match Workers::start(self.options.workers, &options, local) {
             Ok(workers) => {
-                let first = workers.all().next().map(|worker| worker.address().provider.clone());
-                tracing::info!(%local, provider = first, "messages go between nodes");
+                let first = workers.all().next().map(|worker| worker.address().clone());
+                let provider = first.as_ref().map(|spot| &spot.provider);
+                tracing::info!(%local, provider, "messages go between nodes");
+                if let Some(first) = &first {
+                    self.has_provider(Provider::of(first));
+                }
                 (self.workers, self.local) = (Some(workers), Some(local));
                 self.why_no_workers = None;
             }
@@ -158,6 +163,9 @@ impl Carrier {
             }
             Report::Connected { key, node, side } => {
                 tracing::debug!(?key, %node, ?side, "a topic is connected");
+                if let Some(line) = self.lines.get(&number(key)) {
+                    self.misfits.goes(line.facts.topic.name(), NodeIdentity(node.0));
+                }
                 if side == Side::Writer {
                     self.plan.connects(now, number(key), NodeIdentity(node.0));
                 }
@@ -173,6 +181,9 @@ impl Carrier {
             Report::Failed { key: Some(key), node: Some(node), side, error } => {
                 tracing::error!(%error, ?key, %node, ?side, "a topic cannot go between two nodes");
                 let (number, node) = (number(key), NodeIdentity(node.0));
+                if let Some(line) = self.lines.get(&number) {
+                    self.misfits.fails(line.facts.topic.name(), node, &error.to_string());
+                }
                 match side {
                     Some(Side::Reader) => self.stop_receiving(number, node),
                     Some(Side::Writer) => {

@@ -138,6 +138,9 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     lines
 }
 
+/// What nodes differ in that do not understand each other.
+const PROVIDER: &str = "provider";
+
 /// Why a topic does not go to another node, or does not come from there.
 pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
     let Row::Misfit { node, is_wanted_there, is_wanted_here, here, there, differs, .. } = row
@@ -149,17 +152,33 @@ pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
         (true, false) => "not to",
         (false, _) => "not from",
     };
-    let options: Vec<_> =
-        differs.iter().map(|name| format!("--{}", name.replace('_', "-"))).collect();
-    Some(format!(
-        "{way} \"{}\": the settings of the topic differ ({}); here: {}; there: {}. Say the same {} at both, or \
-         nothing of the topic at one of them: it is made anew there when nobody uses it any more",
-        name_of_node(rows, node).escape_debug(),
-        text::visible(&differs.join(", ")),
-        text::visible(here),
-        text::visible(there),
-        text::visible(&options.join(" "))
-    ))
+    let way = format!("{way} \"{}\"", name_of_node(rows, node).escape_debug());
+    let [here, there] = [here, there].map(|side| text::visible(side));
+    if differs.is_empty() {
+        return Some(format!("{way}: {there}"));
+    }
+    let (providers, settings): (Vec<_>, Vec<_>) =
+        differs.iter().map(String::as_str).partition(|name| *name == PROVIDER);
+    let (mut which, mut advice) = (Vec::new(), Vec::new());
+    if !settings.is_empty() {
+        let options: Vec<_> =
+            settings.iter().map(|name| format!("--{}", name.replace('_', "-"))).collect();
+        which.push(format!(
+            "the settings of the topic differ ({})",
+            text::visible(&settings.join(", "))
+        ));
+        advice.push(format!(
+            "Say the same {} at both, or nothing of the topic at one of them: it is made anew there when \
+             nobody uses it any more",
+            text::visible(&options.join(" "))
+        ));
+    }
+    if !providers.is_empty() {
+        which.push("the providers of the two nodes differ".to_owned());
+        advice.push("Serve both nodes with the same --provider".to_owned());
+    }
+    let (which, advice) = (which.join(", and "), advice.join(". "));
+    Some(format!("{way}: {which}; here: {here}; there: {there}. {advice}"))
 }
 
 /// How long each stage takes, for a message.
@@ -253,6 +272,32 @@ mod tests {
                      bytes; there: up to 32 bytes\\u{1b}. Say the same --largest --release-deadline at both,";
         assert!(flat.contains(words), "{out}");
         assert_eq!(for_programs(&all).unwrap()["misfits"][0]["differs"][0], "largest");
+    }
+
+    #[test]
+    fn that_nodes_do_not_understand_each_other_is_told() {
+        let of = |differs: &[&str], here: &str, there: &str| Row::Misfit {
+            topic: "camera".to_owned(),
+            node: "cd".repeat(16),
+            is_wanted_there: true,
+            is_wanted_here: true,
+            here: here.to_owned(),
+            there: there.to_owned(),
+            differs: differs.iter().map(ToString::to_string).collect(),
+        };
+        let said = |row| misfit(&rows(), &row).unwrap();
+        assert_eq!(
+            said(of(&["provider"], "net (1)", "tcp (2)")),
+            "not to or from \"other\": the providers of the two nodes differ; here: net (1); there: tcp (2). \
+             Serve both nodes with the same --provider"
+        );
+        let both = said(of(&["depth", "provider"], "", ""));
+        assert!(
+            both.contains("topic differ (depth), and the providers of the two nodes"),
+            "{both}"
+        );
+        assert!(both.contains("Say the same --depth at both, or"), "{both}");
+        assert_eq!(said(of(&[], "", "no memory")), "not to or from \"other\": no memory");
     }
 
     #[test]

@@ -107,7 +107,7 @@ fn publish(
     };
     let mut work = Work::new(arguments, signals, topic, tally)?;
     let done = work.do_all(&node, input);
-    work.judge(done)
+    work.judge(&node, done)
 }
 
 fn input(arguments: &Arguments, longest: Option<u64>, signals: &Signals) -> Result<Input, Failure> {
@@ -162,6 +162,7 @@ struct Work<'a> {
     is_reliable: bool,
     tally: &'a mut Tally,
     progress: Progress,
+    suspicion: Suspicion,
 }
 
 impl<'a> Work<'a> {
@@ -182,6 +183,7 @@ impl<'a> Work<'a> {
             is_reliable: settings.reliability == Reliability::Reliable,
             tally,
             progress: Progress::start(),
+            suspicion: Suspicion::begin(),
         })
     }
 
@@ -193,10 +195,14 @@ impl<'a> Work<'a> {
 
     /// What became of what was published, as far as that is known now, however it ended. That
     /// messages are missing somewhere is worse than why there are no more.
-    fn judge(&mut self, done: Result<(), Failure>) -> Result<(), Failure> {
+    fn judge(&mut self, node: &Node, done: Result<(), Failure>) -> Result<(), Failure> {
         let counters = self.publisher.counters();
         let tally = &mut *self.tally;
         (tally.missed_by_nodes, tally.evicted) = (counters.missed_by_nodes, counters.evicted);
+        let is_in_vain = done.is_ok() && tally.unwanted > 0;
+        if tally.missed_by_nodes > 0 || is_in_vain {
+            self.suspicion.conclude(node, &self.arguments.topic);
+        }
         if tally.missed_by_nodes == 0 {
             return done;
         }
@@ -214,7 +220,7 @@ impl<'a> Work<'a> {
         let wanted = self.arguments.wait_for;
         let deadline = Deadline::after(self.arguments.timeout);
         let mut is_said = false;
-        let mut suspicion = Suspicion::begin();
+        self.suspicion = Suspicion::begin();
         loop {
             let found = self.publisher.subscribers();
             if found >= wanted {
@@ -235,7 +241,7 @@ impl<'a> Work<'a> {
                 let awaited = text::counted(wanted.into(), "subscriber");
                 text::complain(&format!("fabricast: waiting for {awaited}"));
             }
-            suspicion.look(node, &self.arguments.topic);
+            self.suspicion.look(node, &self.arguments.topic);
             self.signals.sleep(deadline.slice().min(SLICE / 5));
         }
     }

@@ -1,0 +1,218 @@
+//! Which providers carry messages here and at other nodes. Two that do not understand each other find
+//! that out before any topic is to go between them.
+//!
+//! A node tells another one what its provider is when the two meet, and all of them when it has another
+//! one, in a letter. Of one that does not say it, it stands in the first letter about a topic.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Carrier;
+use super::receiving::Letter;
+use crate::bridge::{LONGEST_PROVIDER, Spot};
+use crate::error::{Error, ErrorKind, Result};
+use crate::peers::NodeIdentity;
+
+/// How such a letter begins: as no [terms](crate::bridge::Terms) of a topic do. Nodes that do not
+/// know of it take no notice, but for a line in their log.
+const VERSION: u8 = 130;
+
+/// What carries messages at a node: the same at both, or they do not understand each other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Provider {
+    name: String,
+    protocol: u32,
+    /// The format of its addresses.
+    format: u32,
+}
+
+impl Provider {
+    pub(super) fn of(spot: &Spot) -> Self {
+        Self { name: spot.provider.clone(), protocol: spot.protocol, format: spot.format }
+    }
+
+    /// The bytes that travel.
+    fn encode(&self) -> Vec<u8> {
+        // Writing to memory does not fail.
+        postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
+    }
+
+    /// Reads a letter of another node. What is accepted has one encoding only.
+    fn decode(bytes: &[u8]) -> Result<Self> {
+        let operation = "read which provider another node has";
+        let refuse = |detail: &str| Error::new(operation, ErrorKind::Malformed, detail);
+        let body = bytes.strip_prefix(&[VERSION]).ok_or_else(|| refuse("another letter"))?;
+        let (read, rest) = postcard::take_from_bytes::<Self>(body)
+            .map_err(|cause| Error::because(operation, ErrorKind::Malformed, cause))?;
+        if read.name.len() > LONGEST_PROVIDER {
+            return Err(refuse("a name without end"));
+        }
+        if !rest.is_empty() || read.encode() != bytes {
+            return Err(refuse("written otherwise than it would be here"));
+        }
+        Ok(read)
+    }
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (protocol {}, addresses {})", self.name, self.protocol, self.format)
+    }
+}
+
+/// Is it such a letter?
+pub(super) fn is_one(bytes: &[u8]) -> bool {
+    bytes.first() == Some(&VERSION)
+}
+
+/// Two that do not understand each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Strangers {
+    pub(super) here: String,
+    pub(super) there: String,
+}
+
+impl fmt::Display for Strangers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { here, there } = self;
+        write!(
+            f,
+            "no messages can go there, or come from there: its provider is {there}, and that of "
+        )?;
+        write!(f, "this node {here}; choose one for both")
+    }
+}
+
+/// What is known of them.
+#[derive(Debug, Default)]
+pub(super) struct Providers {
+    ours: Option<Provider>,
+    theirs: BTreeMap<NodeIdentity, Provider>,
+}
+
+impl Providers {
+    /// None as long as messages could go between the two, as far as it is known.
+    pub(super) fn differ(&self, node: NodeIdentity) -> Option<Strangers> {
+        let (ours, theirs) = (self.ours.as_ref()?, self.theirs.get(&node)?);
+        let strangers = || Strangers { here: ours.to_string(), there: theirs.to_string() };
+        (ours != theirs).then(strangers)
+    }
+
+    /// The node is gone.
+    pub(super) fn forget(&mut self, node: NodeIdentity) {
+        self.theirs.remove(&node);
+    }
+}
+
+impl Carrier {
+    /// Messages are carried by this provider from now on, which other nodes have to know.
+    pub(super) fn has_provider(&mut self, ours: Provider) {
+        if self.providers.ours.as_ref() == Some(&ours) {
+            return;
+        }
+        self.providers.ours = Some(ours);
+        for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+            self.tell_provider(node);
+            self.compare_providers(node);
+        }
+    }
+
+    /// Tells a node that has just come, if there is something to tell; or else all are told later.
+    pub(super) fn tell_provider(&self, node: NodeIdentity) {
+        if let Some(ours) = &self.providers.ours {
+            self.write(node, &Letter { topic: String::new(), terms: ours.encode() });
+        }
+    }
+
+    /// Another node tells it.
+    pub(super) fn reads_provider(&mut self, node: NodeIdentity, letter: &Letter) -> Result<()> {
+        self.hears_of_provider(node, Provider::decode(&letter.terms)?);
+        Ok(())
+    }
+
+    /// Another node has this one.
+    pub(super) fn hears_of_provider(&mut self, node: NodeIdentity, theirs: Provider) {
+        if self.providers.theirs.get(&node) != Some(&theirs) {
+            self.providers.theirs.insert(node, theirs);
+            self.compare_providers(node);
+        }
+    }
+
+    fn compare_providers(&mut self, node: NodeIdentity) {
+        let strangers = self.providers.differ(node);
+        if self.misfits.strangers(node) == strangers.as_ref() {
+            return;
+        }
+        match &strangers {
+            Some(strangers) => {
+                let label = self.label_of(node);
+                let Strangers { here, there } = strangers;
+                tracing::warn!(
+                    %node, label, here, there,
+                    "another node has another provider: no messages go between the two until both have the same"
+                );
+            }
+            None => tracing::info!(%node, "another node has the same provider now"),
+        }
+        self.plan.set_stranger(node, strangers.is_some());
+        self.misfits.set_strangers(node, strangers);
+        self.stir_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NODE: NodeIdentity = NodeIdentity([1; 16]);
+
+    fn provider(name: &str, protocol: u32) -> Provider {
+        Provider { name: name.to_owned(), protocol, format: 2 }
+    }
+
+    #[test]
+    fn only_who_is_known_to_be_a_stranger_is_one() {
+        let mut providers = Providers::default();
+        assert_eq!(providers.differ(NODE), None);
+        providers.theirs.insert(NODE, provider("net", 25));
+        assert_eq!(providers.differ(NODE), None, "nothing carries messages here");
+        for (ours, differs) in
+            [(provider("net", 25), false), (provider("net", 26), true), (provider("tcp", 25), true)]
+        {
+            providers.ours = Some(ours);
+            assert_eq!(providers.differ(NODE).is_some(), differs);
+        }
+        let said = providers.differ(NODE).unwrap().to_string();
+        let words = "is net (protocol 25, addresses 2), and that of this node tcp (protocol 25, ";
+        assert!(said.contains(words) && said.ends_with("choose one for both"), "{said}");
+        providers.forget(NODE);
+        assert_eq!(providers.differ(NODE), None);
+    }
+
+    #[test]
+    fn letters_are_read_as_written() {
+        let bytes = provider("tcp;ofi_rxm", 1 << 31).encode();
+        assert!(is_one(&bytes) && crate::bridge::Terms::decode(&bytes).is_err());
+        assert_eq!(Provider::decode(&bytes).unwrap(), provider("tcp;ofi_rxm", 1 << 31));
+        let endless = provider(&"x".repeat(LONGEST_PROVIDER + 1), 1).encode();
+        for bytes in
+            [&[][..], &[VERSION], &bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &endless]
+        {
+            assert_eq!(Provider::decode(bytes).unwrap_err().kind(), ErrorKind::Malformed);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let versioned = [&[VERSION][..], &bytes].concat();
+            if let Ok(provider) = Provider::decode(&versioned) {
+                prop_assert_eq!(provider.encode(), versioned);
+            }
+        }
+    }
+}
