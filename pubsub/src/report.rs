@@ -150,7 +150,8 @@ pub enum Row {
         stages: Vec<(String, u64)>,
     },
     /// A topic whose messages do not go between this node and another one, though somebody wants
-    /// them: it is another one there, or they cannot go there.
+    /// them: it is another one there, or they cannot go there. Or a node [that was given
+    /// up](Self::GIVEN_UP).
     Misfit {
         /// The topic's name.
         topic: String,
@@ -164,8 +165,8 @@ pub enum Row {
         here: String,
         /// The same of the other node; or why it cannot go between the two, if nothing differs.
         there: String,
-        /// Which settings of the topic are not the same; and `provider`, if the nodes have providers
-        /// that do not understand each other.
+        /// Which settings of the topic are not the same; and [`provider`](Row::PROVIDER), if the nodes
+        /// have providers that do not understand each other.
         differs: Vec<String>,
     },
     /// A topic that another node has to do with, and nobody here. The longest reports leave some
@@ -207,6 +208,14 @@ pub enum Row {
 }
 
 impl Row {
+    /// What stands in `differs` of a [`Misfit`](Self::Misfit) of nodes whose providers do not
+    /// understand each other.
+    pub const PROVIDER: &'static str = "provider";
+    /// What stands there alone if it tells of a node that was given up and missed messages, as far as
+    /// this service of the node knows which one it was. `here` is what it calls itself, if that is
+    /// known, and `there` how many messages; the sums are those of [`Missed`](Self::Missed).
+    pub const GIVEN_UP: &'static str = "given up";
+
     /// The longest reason, in bytes.
     const LONGEST: usize = 1000;
 

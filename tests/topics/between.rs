@@ -244,6 +244,45 @@ fn nodes_that_are_not_there_have_no_empty_names() {
     assert!(text.contains("node at 127.0.0.1:9: not connected: "), "{text}");
 }
 
+/// Killed or cut, and at whichever side it was that the other one came to.
+#[test]
+fn one_that_is_away_is_told_of_by_its_name() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let houses = [House::open(), House::open()];
+        let lost = ["--lost-after", "2", "--node-name"];
+        let (_near, address) = serve(&houses[0], &[&lost[..], &["near"]].concat());
+        let peers = [&["--peers", &address][..], &lost, &["far"]].concat();
+        let (far, at) = serve(&houses[1], &peers);
+        let mut reader = houses[1].start(&["sub", "t", "--check", "--largest", "1M"]);
+        let publish =
+            ["pub", "t", "--pattern", "--wait-for", "1", "--rate", "100", "--count", "1M"];
+        let mut publisher = houses[0].start(&publish);
+        wait_for_paths(&houses[0], |paths| paths["sent"][0]["messages"].as_u64() > Some(0));
+        // Together: neither may see to the other one.
+        [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGSTOP));
+        [&far, &reader].iter().for_each(|process| process.signal(signal));
+        let paths = wait_for_paths(&houses[0], |paths| paths["peers"][0]["is_connected"] == false);
+        assert_eq!(paths["peers"][0]["label"], "far", "{paths}");
+        let text = houses[0].succeed(&["paths", "--topics"]);
+        assert!(text.contains(&format!("node \"far\" at {at}: not connected: ")), "{text}");
+        assert!(!text.contains(": connected"), "{text}");
+        // What it has not got is kept meanwhile.
+        assert!(text.contains("to \"far\" by ") || text.contains("(\"far\")"), "{text}");
+        let identity = paths["peers"][0]["node"].as_str().unwrap();
+        assert!(!text.contains(&identity[..8]), "{text}");
+        publisher.interrupt();
+        if signal == Signal::SIGSTOP {
+            // It is back, and told of once.
+            [&far, &reader].iter().for_each(|process| process.signal(Signal::SIGCONT));
+            let paths = wait_for_paths(&houses[0], |paths| {
+                paths["peers"].as_array().unwrap().iter().any(|peer| peer["is_connected"] == true)
+            });
+            assert_eq!(paths["peers"].as_array().unwrap().len(), 1, "{paths}");
+            reader.interrupt();
+        }
+    }
+}
+
 #[test]
 fn a_service_of_its_own_that_may_not_reach_others_is_refused() {
     let house = House::open();
@@ -261,9 +300,9 @@ fn a_service_of_its_own_that_may_not_reach_others_is_refused() {
 #[test]
 fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
     let houses = [House::open(), House::open()];
-    let lost = ["--lost-after", "4"];
-    let (mut node, address) = serve(&houses[0], &lost);
-    let (mut far, _) = serve(&houses[1], &[&["--peers", &address][..], &lost].concat());
+    let lost = ["--lost-after", "4", "--node-name"];
+    let (mut node, address) = serve(&houses[0], &[&lost[..], &["near"]].concat());
+    let (mut far, at) = serve(&houses[1], &[&["--peers", &address][..], &lost, &["far"]].concat());
     let _near = houses[0].start(&["sub", "t", "--check", "--largest", "1M"]);
     let mut reader = houses[1].start(&["sub", "t", "--check", "--largest", "1M"]);
     houses[0].wait_until("both subscribers", |report| {
@@ -280,17 +319,23 @@ fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
     let sent = parse(&publisher.output());
     assert_eq!((&sent["messages"], &sent["missed_by_nodes"]), (&16.into(), &16.into()), "{sent}");
     assert_eq!((&sent["released"], &sent["complete"]), (&false.into(), &false.into()), "{sent}");
-    let why = "16 messages did not reach a node that subscribes";
+    let why = "16 messages did not reach a node that subscribes (\"far\"): it was given up";
     assert!(publisher.error().contains(why), "{}", publisher.error());
     // Whoever runs the node finds which one it was.
     node.wait_for("a node was given up");
     let said = node.error();
     let line = said.lines().find(|line| line.contains("a node was given up")).unwrap();
-    for words in ["WARN", "topic=\"t\"", "node=", "messages=16"] {
+    for words in ["WARN", "topic=\"t\"", "node=", "label=\"far\"", "messages=16"] {
         assert!(line.contains(words), "{words}: {line}");
     }
     let paths = wait_for_paths(&houses[0], |paths| paths["missed"][0].is_object());
     assert_eq!(paths["missed"][0]["messages"], 16, "{paths}");
+    assert_eq!(paths["missed"][0]["names"], serde_json::json!(["far"]), "{paths}");
+    let text = houses[0].succeed(&["paths", "--topics"]);
+    let line = "given up: other nodes (\"far\"), 1 time; they missed 16 messages";
+    assert!(text.contains(line), "{text}");
+    // It had come by itself, and is not dialled: it is known all the same that it is away.
+    assert!(text.contains(&format!("node \"far\" at {at}: not connected: ")), "{text}");
     // What comes later misses nobody.
     houses[0].succeed(&["pub", "t", "--pattern", "--count", "3", "--wait-for", "1"]);
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Caller, Participant};
 
+use super::known::Known;
 use super::plan::{Local, Plan, Standing};
 use super::rest::Rest;
 use super::source::{Delivered, TopicSource};
@@ -165,10 +166,10 @@ impl Line {
     fn part_with_others(
         &mut self,
         plan: &Plan,
-        household: &Household,
+        (household, known): (&Household, &mut Known),
         wanted: &BTreeMap<NodeIdentity, Standing>,
     ) -> Result<()> {
-        self.part_with_the_halted(household)?;
+        self.part_with_the_halted(household, known)?;
         let topic = &self.facts.topic;
         topic.finish_giving_up();
         let noted = topic.destinations().into_iter().map(NodeIdentity);
@@ -185,7 +186,7 @@ impl Line {
             topic.halt(&household.caller(), household.role)?;
         }
         for node in given_up {
-            give_up(topic, household.role, node, self.delivered.to(&node.0));
+            give_up(topic, household.role, (node, known), self.delivered.to(&node.0));
             self.delivered.forget(&node.0);
         }
         self.is_owed = false;
@@ -196,7 +197,7 @@ impl Line {
     /// Whom it had still to give up misses what was kept, also one that is there again. That is before
     /// any other one is noted, and what is kept is let go of with it: so nothing is counted twice, and
     /// nothing as missed by one that came later.
-    fn part_with_the_halted(&mut self, household: &Household) -> Result<()> {
+    fn part_with_the_halted(&mut self, household: &Household, known: &mut Known) -> Result<()> {
         let (topic, role) = (&self.facts.topic, household.role);
         let is_halted = matches!(self.state, State::Left)
             && topic.here().seats_of(role).next().is_some()
@@ -204,7 +205,7 @@ impl Line {
         if is_halted {
             topic.finish_giving_up();
             for node in topic.destinations() {
-                give_up(topic, role, NodeIdentity(node), 0);
+                give_up(topic, role, (NodeIdentity(node), &mut *known), 0);
             }
             keep_no_more(topic, &self.facts.here, &household.caller(), role)?;
         }
@@ -226,16 +227,17 @@ impl Line {
 
 /// A node is no destination of a topic any more, and has it only up to a position. Counts what it
 /// misses, and says so.
-fn give_up(topic: &Topic, role: Participant, node: NodeIdentity, from: u64) {
+fn give_up(topic: &Topic, role: Participant, (node, known): (NodeIdentity, &mut Known), from: u64) {
     let messages = topic.give_up(&node.0, role, from);
-    let topic = topic.name();
+    let (number, topic, label) = (topic.number(), topic.name(), known.label(node));
     if messages == 0 {
         tracing::debug!(topic, %node, "a node is no destination any more: it misses nothing");
     } else {
         tracing::warn!(
-            topic, %node, messages,
+            topic, %node, label, messages,
             "a node was given up: it misses messages of a topic, which nobody keeps for it any more"
         );
+        known.gives_up(number, node, messages);
     }
 }
 
@@ -269,7 +271,10 @@ pub(crate) fn let_go(
     let destinations = topic.destinations();
     if !destinations.is_empty() {
         topic.halt(caller, role)?;
-        destinations.iter().for_each(|node| give_up(topic, role, NodeIdentity(*node), 0));
+        // Nobody was met who could be called anything.
+        let mut known = Known::default();
+        let nodes = destinations.iter().copied().map(NodeIdentity);
+        nodes.for_each(|node| give_up(topic, role, (node, &mut known), 0));
     }
     Ok(keep_no_more(topic, here, caller, role)? || !destinations.is_empty())
 }
@@ -314,7 +319,9 @@ impl Carrier {
             self.plan.forget(number);
         }
         let wanted: BTreeMap<_, _> = self.plan.destinations(number).collect();
-        if let Err(error) = line.part_with_others(&self.plan, &self.household, &wanted) {
+        if let Err(error) =
+            line.part_with_others(&self.plan, (&self.household, &mut self.known), &wanted)
+        {
             // It stays one: nothing that it is owed may be let go of before it is counted.
             tracing::debug!(%error, "cannot give up a node yet");
             self.agenda.set_time(number, Some(now + LOOK));
@@ -324,6 +331,7 @@ impl Carrier {
         line.note(&wanted);
         while self.step(now, number, &mut line, &wanted) {}
         if line.is_gone && matches!(line.state, State::None) {
+            self.known.forget_topic(number);
             return self.agenda.forget(number);
         }
         let deadline = line.deadline(now, LOOK);

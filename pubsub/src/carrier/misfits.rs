@@ -61,7 +61,7 @@ impl Misfit {
             there.push(theirs.between_nodes().to_string());
         }
         if let Some(strangers) = strangers {
-            differs.push(PROVIDER.to_owned());
+            differs.push(Row::PROVIDER.to_owned());
             here.push(strangers.here.clone());
             there.push(strangers.there.clone());
         }
@@ -70,9 +70,6 @@ impl Misfit {
         (differs, here.join(", by "), there.join(", by "))
     }
 }
-
-/// What nodes that do not understand each other differ in.
-const PROVIDER: &str = "provider";
 
 type Key = (String, NodeIdentity);
 
@@ -186,12 +183,16 @@ impl Misfits {
     }
 
     /// Looks what does not fit now, and logs it once.
-    pub(super) fn look<'a>(&mut self, here: impl Fn(&str) -> Option<Here<'a>>) {
+    pub(super) fn look<'a>(
+        &mut self,
+        here: impl Fn(&str) -> Option<Here<'a>>,
+        label: impl Fn(NodeIdentity) -> &'a str,
+    ) {
         for key in self.find(here) {
             let Some(Misfit { ours, theirs, .. }) = self.now.get(&key) else { continue };
             let (topic, node) = key;
             tracing::warn!(
-                topic, %node, here = %ours.between_nodes(), there = %theirs.between_nodes(),
+                topic, %node, label = label(node), here = %ours.between_nodes(), there = %theirs.between_nodes(),
                 differs = ours.differs(theirs).collect::<Vec<_>>().join(", "),
                 "a topic is another one at another node: its messages do not go between them, until both \
                  say the same of it, or one of them nothing"

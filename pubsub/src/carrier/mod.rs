@@ -7,6 +7,7 @@
 mod agenda;
 mod ear;
 mod gaps;
+mod known;
 mod lines;
 mod misfits;
 mod obituaries;
@@ -36,6 +37,7 @@ use nix::sys::eventfd::EventFd;
 
 use self::agenda::Agenda;
 use self::ear::Ear;
+use self::known::Known;
 use self::lines::{Line, State};
 use self::misfits::{Here, Misfits};
 use self::plan::{Plan, of_topic};
@@ -123,7 +125,6 @@ impl Facts {
 /// Another node that is there.
 struct Remote {
     session: SessionNumber,
-    label: String,
     /// From where it is reached.
     ours: IpAddr,
 }
@@ -141,6 +142,7 @@ pub(crate) struct Carrier {
     providers: Providers,
     ear: Ear,
     nodes: BTreeMap<NodeIdentity, Remote>,
+    known: Known,
     /// None until there is another node, and while none can be started.
     workers: Option<Workers>,
     /// Where they are.
@@ -198,6 +200,7 @@ impl Carrier {
             household,
             peers,
             nodes: BTreeMap::new(),
+            known: Known::default(),
             workers: None,
             local: None,
             workers_rest: None,
@@ -327,7 +330,8 @@ impl Carrier {
             Event::Appeared { node, session, label, ours, .. } => {
                 tracing::info!(%node, label, "another node is there");
                 self.providers.forget(node);
-                self.nodes.insert(node, Remote { session, label, ours: ours.ip() });
+                self.nodes.insert(node, Remote { session, ours: ours.ip() });
+                self.known.is_called(node, label, |node| self.nodes.contains_key(node));
                 self.plan.appears(now, node);
                 self.stir_all();
                 self.misfits.forget(node);
@@ -364,7 +368,8 @@ impl Carrier {
                 self.reads(node, &bytes);
             }
             Event::Vanished { node, session, reason } if self.is_session(node, session) => {
-                tracing::info!(%node, %reason, "another node is gone");
+                let label = self.known.label(node);
+                tracing::info!(%node, label, %reason, "another node is gone");
                 self.nodes.remove(&node);
                 self.providers.forget(node);
                 self.plan.vanishes(now, node);
@@ -387,24 +392,20 @@ impl Carrier {
         }
     }
 
-    /// What a node that is there calls itself.
-    fn label_of(&self, node: NodeIdentity) -> &str {
-        self.nodes.get(&node).map_or("", |there| &there.label)
-    }
-
     fn facts(&self, name: &str) -> Option<&Facts> {
         self.lines.get(self.names.get(name)?).map(|line| &line.facts)
     }
 
     /// Topics here, or what other nodes have to do with them, may have changed.
     fn look_for_misfits(&mut self) {
-        let Self { lines, names, misfits, .. } = self;
-        misfits.look(|name| {
+        let Self { lines, names, misfits, known, .. } = self;
+        let here = |name: &str| {
             let line = lines.get(names.get(name)?).filter(|line| !line.is_gone)?;
             let Facts { topic, publishes, subscribes, .. } = &line.facts;
             let settings = topic.settings();
             Some(Here { settings, publishes: *publishes, subscribes: *subscribes })
-        });
+        };
+        misfits.look(here, |node| known.label(node));
     }
 
     /// Something has changed that all topics have to do with.

@@ -147,7 +147,7 @@ impl Carrier {
         }
         match &strangers {
             Some(strangers) => {
-                let label = self.label_of(node);
+                let label = self.known.label(node);
                 let Strangers { here, there } = strangers;
                 tracing::warn!(
                     %node, label, here, there,

@@ -54,6 +54,7 @@ fn how_it_stands(peer: &PeerReport, now: SystemTime) -> String {
         PeerState::Dialling => "it is being dialled",
         PeerState::Waiting => "it is tried again",
         PeerState::Oneself => "it is this node",
+        PeerState::Away => "it is gone",
     };
     match &peer.why_not {
         Some(why) => why.clone(),
@@ -94,6 +95,8 @@ impl Carrier {
         let why = self.why_no_workers.as_deref();
         rows.extend(why.filter(|_| self.workers.is_none()).map(Row::not_carried));
         rows.extend(self.misfits.rows());
+        let topics = self.lines.iter().map(|(number, line)| (*number, line.facts.topic.name()));
+        rows.extend(self.known.rows(topics));
         rows.extend(self.misfits.elsewhere(|name| self.names.contains_key(name)));
         let names: BTreeMap<TopicKey, &str> = self
             .lines

@@ -179,8 +179,9 @@ impl Carrier {
             }
             Report::Behind { key, node } => self.is_behind_with(now, number(key), node.0),
             Report::Failed { key: Some(key), node: Some(node), side, error } => {
-                tracing::error!(%error, ?key, %node, ?side, "a topic cannot go between two nodes");
                 let (number, node) = (number(key), NodeIdentity(node.0));
+                let label = self.known.label(node);
+                tracing::error!(%error, ?key, %node, label, ?side, "a topic cannot go between two nodes");
                 if let Some(line) = self.lines.get(&number) {
                     self.misfits.fails(line.facts.topic.name(), node, &error.to_string());
                 }
@@ -245,7 +246,7 @@ impl Carrier {
             self.agenda.stir(number);
             let topic = self.lines.get(&number).map(|line| line.facts.topic.name());
             tracing::warn!(
-                topic, %node, ?patience,
+                topic, %node, label = self.known.label(node), ?patience,
                 "a node took nothing for too long while others waited: it will miss messages"
             );
         }

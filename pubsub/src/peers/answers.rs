@@ -132,6 +132,7 @@ impl Mesh {
         line.session.establish(now);
         line.number = Some(session);
         line.since = now;
+        self.absent.comes(line);
         let (ours, theirs) = (line.ours, line.theirs);
         tracing::info!(%node, label, %session, %theirs, "a node appeared");
         let event = Event::Appeared { node, session, label, ours, theirs };

@@ -240,7 +240,10 @@ impl Peers {
             return Vec::new();
         }
         let (now, moment) = (SystemTime::now(), self.shared.now());
-        self.shared.mesh().reports(|since| now - moment.saturating_sub(since))
+        let mut mesh = self.shared.mesh();
+        // Nothing may have happened since it was time.
+        mesh.absent.tick(moment);
+        mesh.reports(|since| now - moment.saturating_sub(since))
     }
 
     /// Can be read as long as there are [events](Self::next_event).

@@ -17,6 +17,7 @@ use super::identity::{Chance, NodeIdentity, Run, SessionNumber, shortened};
 use super::pair::{Connection, Pair};
 use super::protocol::{Frame, Hello, LONGEST_LETTER, Letter, capability};
 use super::reason::{Parting, Reason};
+use super::report::Absent;
 use super::session::{Session, Timing};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -83,6 +84,7 @@ pub(super) struct Mesh {
     pub(super) lines: BTreeMap<Connection, Line>,
     pub(super) nodes: HashMap<NodeIdentity, Node>,
     pub(super) book: Book,
+    pub(super) absent: Absent,
     pub(super) interests: Interests,
     /// It is not known yet what they are.
     pub(super) is_silent: bool,
@@ -124,6 +126,7 @@ impl Mesh {
             lines: BTreeMap::new(),
             nodes: HashMap::new(),
             book,
+            absent: Absent::default(),
             interests: Interests::new(),
             is_silent: false,
             actions: VecDeque::new(),
@@ -252,6 +255,7 @@ impl Mesh {
         for (connection, reason) in over {
             self.end(connection, reason, now);
         }
+        self.absent.tick(now);
         let nodes = &self.nodes;
         let due = self.book.due(now, &self.timing, |node| has_session(nodes, node));
         self.actions.extend(due.into_iter().map(|address| Action::Dial { address }));
@@ -342,6 +346,9 @@ impl Mesh {
                 None => End::Failed(why.clone()),
             };
             self.book.over(address, end, &self.timing, &mut self.chance, now);
+        }
+        if line.number.is_some() {
+            self.absent.goes(&line, &reason, &self.timing, now);
         }
         let Some(peer) = line.peer else {
             let (theirs, why) = (line.theirs, shortened(&why, 300));

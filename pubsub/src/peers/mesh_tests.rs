@@ -308,3 +308,53 @@ fn a_peer_that_is_cut_off_is_missed_by_both_sides() {
     let address = address(1, 0).to_string();
     assert!(reports.iter().any(|report| report.address == address && report.session.is_none()));
 }
+
+#[test]
+fn one_that_had_come_by_itself_is_told_of_while_it_is_away() {
+    let away = |world: &mut World| {
+        let now = world.now;
+        let mesh = world.hosts[0].mesh.as_mut().unwrap();
+        mesh.tick(now);
+        let mut reports = mesh.reports(|_| SystemTime::UNIX_EPOCH);
+        reports.retain(|report| report.state == PeerState::Away);
+        assert!(reports.iter().all(|report| report.why_not.is_some() && report.session.is_none()));
+        let known =
+            reports.into_iter().map(|report| (report.identity, report.label, report.address));
+        known.collect::<Vec<_>>()
+    };
+    for says_goodbye in [false, true] {
+        let mut plans = plans(2, 1, Acquaintance::All);
+        plans[0].peers.clear();
+        let mut world = World::new(plans, 1);
+        world.start(0, 1);
+        world.start(1, 1);
+        world.run(LONG);
+        assert_eq!(away(&mut world), []);
+        let other = Some(world.hosts[1].identity());
+        let expected = [(other, Some("host 1".to_owned()), address(1, 0).to_string())];
+        world.stop(1, says_goodbye);
+        world.run(world.timing.lost_after + Duration::from_secs(1));
+        assert_eq!(away(&mut world), expected);
+        world.start(1, 2);
+        world.run(Duration::from_secs(1));
+        check_that_all_are_joined(&world);
+        assert_eq!(away(&mut world), []);
+        // One that has left in order is remembered for as long as it may be owed something.
+        world.stop(1, says_goodbye);
+        world.run(world.timing.lost_after + Duration::from_secs(1));
+        assert_eq!(away(&mut world), expected);
+        let lost_after = world.timing.lost_after;
+        world.run(if says_goodbye { lost_after } else { world.timing.forgotten_after });
+        assert_eq!(away(&mut world), []);
+        // Or until another one is where it was.
+        world.start(1, 3);
+        world.run(Duration::from_secs(1));
+        world.stop(1, false);
+        world.run(world.timing.lost_after + Duration::from_secs(1));
+        assert_eq!(away(&mut world), expected);
+        world.hosts[1].plan.identity = identity(2, 1);
+        world.start(1, 4);
+        world.run(Duration::from_secs(1));
+        assert_eq!(away(&mut world), []);
+    }
+}

@@ -1,10 +1,67 @@
 //! Who is there and who is not, for people to read.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use super::book::Stage;
 use super::identity::{NodeIdentity, SessionNumber};
-use super::mesh::Mesh;
+use super::mesh::{Line, Mesh};
+use super::reason::Reason;
+use super::session::Timing;
+
+/// Nodes that are remembered though they are gone, at most.
+const MOST_GONE: usize = 256;
+
+/// A node that had a session, and where nobody may know to dial it.
+#[derive(Debug)]
+pub(super) struct Gone {
+    label: String,
+    address: String,
+    since: Duration,
+    /// Until then it is told of.
+    until: Duration,
+    why: String,
+}
+
+/// Those, by who they are.
+#[derive(Debug, Default)]
+pub(super) struct Absent(BTreeMap<NodeIdentity, Gone>);
+
+impl Absent {
+    /// A session is over.
+    pub(super) fn goes(&mut self, line: &Line, reason: &Reason, timing: &Timing, now: Duration) {
+        let Some(peer) = &line.peer else { return };
+        // Who leaves in order is waited for as long as it may be owed something.
+        let remembered = match reason {
+            Reason::Left => 2 * timing.lost_after,
+            _ => timing.forgotten_after,
+        };
+        if self.0.len() >= MOST_GONE {
+            let first = self.0.iter().min_by_key(|(_, gone)| gone.until);
+            let first = first.map(|(node, _)| *node);
+            first.and_then(|node| self.0.remove(&node));
+        }
+        let gone = Gone {
+            label: peer.label.clone(),
+            address: line.address(),
+            since: now,
+            until: now + remembered,
+            why: reason.to_string(),
+        };
+        self.0.insert(peer.identity, gone);
+    }
+
+    /// Somebody is there: the same node, or another one where that was.
+    pub(super) fn comes(&mut self, line: &Line) {
+        let node = line.peer.as_ref().map(|peer| peer.identity);
+        let address = line.address();
+        self.0.retain(|gone, it| Some(*gone) != node && it.address != address);
+    }
+
+    pub(super) fn tick(&mut self, now: Duration) {
+        self.0.retain(|_, gone| now < gone.until);
+    }
+}
 
 /// How it stands with a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -20,6 +77,8 @@ pub enum PeerState {
     Waiting,
     /// The address is this node's own.
     Oneself,
+    /// It had come by itself, and is gone. It is remembered for a while.
+    Away,
 }
 
 /// How it stands with one peer, or with one address at which one is wanted.
@@ -55,10 +114,7 @@ impl Mesh {
             reports.push(PeerReport {
                 identity: line.peer.as_ref().map(|peer| peer.identity),
                 label: line.peer.as_ref().map(|peer| peer.label.clone()),
-                address: line.dialled.clone().unwrap_or_else(|| {
-                    let listens = line.acquaintance().map(|it| it.address);
-                    listens.unwrap_or(line.theirs).to_string()
-                }),
+                address: line.address(),
                 session: line.number,
                 state,
                 since: moment(line.since),
@@ -86,6 +142,32 @@ impl Mesh {
                 why_not: entry.why_not.clone(),
             });
         }
+        for (node, gone) in &self.absent.0 {
+            // Of one that is dialled it was told above.
+            let mut dialled = self.book.entries().map(|(_, entry)| entry.node);
+            if self.has_session(node) || dialled.any(|dialled| dialled == Some(*node)) {
+                continue;
+            }
+            reports.push(PeerReport {
+                identity: Some(*node),
+                label: Some(gone.label.clone()),
+                address: gone.address.clone(),
+                session: None,
+                state: PeerState::Away,
+                since: moment(gone.since),
+                why_not: Some(gone.why.clone()),
+            });
+        }
         reports
+    }
+}
+
+impl Line {
+    /// The address that was dialled; or where it listens, or from where it came if it does not.
+    fn address(&self) -> String {
+        self.dialled.clone().unwrap_or_else(|| {
+            let listens = self.acquaintance().map(|it| it.address);
+            listens.unwrap_or(self.theirs).to_string()
+        })
     }
 }

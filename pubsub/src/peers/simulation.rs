@@ -26,7 +26,7 @@ pub(super) struct Plan {
 
 #[derive(Debug)]
 pub(super) struct Host {
-    plan: Plan,
+    pub(super) plan: Plan,
     pub(super) mesh: Option<Mesh>,
     /// Which of its lives: what was sent to an earlier one does not arrive.
     life: u32,

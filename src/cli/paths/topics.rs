@@ -127,7 +127,8 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
             }
             Row::Missed { topic, nodes, messages } if topic == name_of_topic => {
                 lines.push(format!(
-                    "given up: other nodes, {}; they missed {}",
+                    "given up: other nodes{}, {}; they missed {}",
+                    in_brackets(&given_up(rows, topic)),
                     text::counted(*nodes, "time"),
                     text::counted(*messages, "message")
                 ));
@@ -138,8 +139,31 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     lines
 }
 
-/// What nodes differ in that do not understand each other.
-const PROVIDER: &str = "provider";
+/// Does it tell of a node that was given up?
+pub(crate) fn is_given_up(row: &Row) -> bool {
+    matches!(row, Row::Misfit { differs, .. } if *differs == [Row::GIVEN_UP])
+}
+
+/// The nodes that missed messages of a topic, when they were given up, as far as they are known.
+pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
+    let names = rows.iter().filter(|row| is_given_up(row)).filter_map(|row| match row {
+        Row::Misfit { topic, node, here, .. } if topic == name_of_topic => {
+            let name = if here.is_empty() { name_of_node(rows, node) } else { here.clone() };
+            Some(name)
+        }
+        _ => None,
+    });
+    names.collect()
+}
+
+/// Them, in brackets, if any is known.
+pub(crate) fn in_brackets(names: &[String]) -> String {
+    let names: Vec<_> = names.iter().map(|name| format!("\"{}\"", name.escape_debug())).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", names.join(", ")),
+    }
+}
 
 /// Why a topic does not go to another node, or does not come from there.
 pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
@@ -147,6 +171,9 @@ pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
     else {
         return None;
     };
+    if is_given_up(row) {
+        return None;
+    }
     let way = match (is_wanted_there, is_wanted_here) {
         (true, true) => "not to or from",
         (true, false) => "not to",
@@ -158,7 +185,7 @@ pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
         return Some(format!("{way}: {there}"));
     }
     let (providers, settings): (Vec<_>, Vec<_>) =
-        differs.iter().map(String::as_str).partition(|name| *name == PROVIDER);
+        differs.iter().map(String::as_str).partition(|name| *name == Row::PROVIDER);
     let (mut which, mut advice) = (Vec::new(), Vec::new());
     if !settings.is_empty() {
         let options: Vec<_> =
@@ -203,13 +230,17 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
             Row::Sent { .. } => 0,
             Row::Received { .. } => 1,
             Row::Peer { .. } => 2,
+            Row::Misfit { .. } if is_given_up(row) => continue,
             Row::Misfit { .. } => 3,
             Row::Missed { .. } => 4,
             _ => continue,
         };
         let value =
             serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
-        let inner = value.as_object().and_then(|object| object.values().next()).cloned();
+        let mut inner = value.as_object().and_then(|object| object.values().next()).cloned();
+        if let (Row::Missed { topic, .. }, Some(inner)) = (row, &mut inner) {
+            inner["names"] = given_up(rows, topic).into();
+        }
         kinds[which].extend(inner);
     }
     let [sent, received, peers, misfits, missed] = kinds;
@@ -307,7 +338,26 @@ mod tests {
         all.push(Row::Missed { topic: "camera".to_owned(), nodes: 2, messages: 16 });
         let out = for_people(&all);
         assert!(out.contains("given up: other nodes, 2 times; they missed 16 messages"), "{out}");
-        assert_eq!(for_programs(&all).unwrap()["missed"][0]["messages"], 16);
+        for (node, here) in [("cd".repeat(16), ""), ("ef".repeat(16), "third\u{1b}")] {
+            all.push(Row::Misfit {
+                topic: "camera".to_owned(),
+                node,
+                is_wanted_there: false,
+                is_wanted_here: false,
+                here: here.to_owned(),
+                there: "8".to_owned(),
+                differs: vec![Row::GIVEN_UP.to_owned()],
+            });
+        }
+        let out = for_people(&all);
+        let line =
+            "given up: other nodes (\"other\", \"third\\u{1b}\"), 2 times; they missed 16 messages";
+        assert!(out.contains(line) && !out.contains("not from"), "{out}");
+        let told = for_programs(&all).unwrap();
+        let missed = json!([{
+            "topic": "camera", "nodes": 2, "messages": 16, "names": ["other", "third\u{1b}"],
+        }]);
+        assert_eq!((&told["missed"], &told["misfits"]), (&missed, &json!([])));
     }
 
     #[test]

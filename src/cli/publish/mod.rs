@@ -11,6 +11,7 @@ use serde_json::json;
 use self::input::{Input, Lines, Message};
 use super::exit::{Exit, Failure};
 use super::membership::{self, Suspicion};
+use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
 use super::settings::{All, Entry, Options, Settings, seconds};
@@ -199,9 +200,10 @@ impl<'a> Work<'a> {
         let counters = self.publisher.counters();
         let tally = &mut *self.tally;
         (tally.missed_by_nodes, tally.evicted) = (counters.missed_by_nodes, counters.evicted);
+        let mut rows = Vec::new();
         let is_in_vain = done.is_ok() && tally.unwanted > 0;
         if tally.missed_by_nodes > 0 || is_in_vain {
-            self.suspicion.conclude(node, &self.arguments.topic);
+            rows = self.suspicion.conclude(node, &self.arguments.topic);
         }
         if tally.missed_by_nodes == 0 {
             return done;
@@ -212,7 +214,9 @@ impl<'a> Work<'a> {
             _ => String::new(),
         };
         let missed = text::counted(tally.missed_by_nodes, "message");
-        let why = format!("{why}{missed} did not reach a node that subscribes: it was given up");
+        let names = in_brackets(&given_up(&rows, &self.arguments.topic));
+        let why =
+            format!("{why}{missed} did not reach a node that subscribes{names}: it was given up");
         Err(Failure::new(Exit::Missed, why))
     }
 
