@@ -150,8 +150,7 @@ pub enum Row {
         stages: Vec<(String, u64)>,
     },
     /// A topic whose messages do not go between this node and another one, though somebody wants
-    /// them: it is another one there, or they cannot go there. Or a node [that was given
-    /// up](Self::GIVEN_UP).
+    /// them: it is another one there, or they cannot go there.
     Misfit {
         /// The topic's name.
         topic: String,
@@ -205,16 +204,24 @@ pub enum Row {
         /// Why.
         why: String,
     },
+    /// A node that was given up and missed messages of a topic, as far as this service of the node
+    /// knows which ones they were. The sums are those of [`Missed`](Self::Missed).
+    GivenUp {
+        /// The topic's name.
+        topic: String,
+        /// The other node.
+        node: String,
+        /// What it called itself; empty if that is not known.
+        label: String,
+        /// Messages that it missed, each time that it was given up.
+        messages: u64,
+    },
 }
 
 impl Row {
     /// What stands in `differs` of a [`Misfit`](Self::Misfit) of nodes whose providers do not
     /// understand each other.
     pub const PROVIDER: &'static str = "provider";
-    /// What stands there alone if it tells of a node that was given up and missed messages, as far as
-    /// this service of the node knows which one it was. `here` is what it calls itself, if that is
-    /// known, and `there` how many messages; the sums are those of [`Missed`](Self::Missed).
-    pub const GIVEN_UP: &'static str = "given up";
 
     /// The longest reason, in bytes.
     const LONGEST: usize = 1000;

@@ -6,7 +6,7 @@ use pubsub::Row;
 use serde_json::{Value, json};
 
 use super::exit::Failure;
-use super::paths::{is_given_up, name_of_node};
+use super::paths::name_of_node;
 use super::progress::amount;
 use super::settings::{OfDirectory, Options};
 use super::text;
@@ -207,8 +207,7 @@ fn content(row: &Row) -> Result<(String, Value), Failure> {
 /// Rows by kind; publishers and subscribers within their topics.
 fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
     let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    // Who was given up is told by `fabricast paths --topics`.
-    for row in rows.iter().filter(|row| !is_given_up(row)) {
+    for row in rows {
         let (kind, value) = content(row)?;
         all.entry(kind).or_default().push(value);
     }

@@ -58,14 +58,11 @@ impl Known {
     ) -> impl Iterator<Item = Row> {
         topics.flat_map(move |(number, topic)| {
             let nodes = self.given_up.get(&number).into_iter().flatten();
-            nodes.map(move |(node, messages)| Row::Misfit {
+            nodes.map(move |(node, messages)| Row::GivenUp {
                 topic: topic.to_owned(),
                 node: node.to_string(),
-                is_wanted_there: false,
-                is_wanted_here: false,
-                here: self.label(*node).to_owned(),
-                there: messages.to_string(),
-                differs: vec![Row::GIVEN_UP.to_owned()],
+                label: self.label(*node).to_owned(),
+                messages: *messages,
             })
         })
     }
@@ -86,18 +83,15 @@ mod tests {
         let told = |known: &Known| {
             let rows = known.rows([(7, "numbers"), (8, "letters")].into_iter());
             let told = rows.map(|row| match row {
-                Row::Misfit { topic, here, there, differs, .. } => {
-                    assert_eq!(
-                        (topic.as_str(), &*differs),
-                        ("numbers", &["given up".to_owned()][..])
-                    );
-                    (here, there)
+                Row::GivenUp { topic, label, messages, .. } => {
+                    assert_eq!(topic, "numbers");
+                    (label, messages)
                 }
                 other => panic!("{other:?}"),
             });
             told.collect::<Vec<_>>()
         };
-        let expected = [("one", "10"), ("", "5")].map(|(here, there)| (here.into(), there.into()));
+        let expected = [("one".to_owned(), 10), (String::new(), 5)];
         assert_eq!(told(&known), expected);
         known.forget_topic(7);
         assert_eq!(told(&known), []);

@@ -15,9 +15,7 @@ use super::exit::Failure;
 use super::settings::{OfDirectory, Options, seconds};
 use super::text;
 
-pub(crate) use self::topics::{
-    given_up, in_brackets, is_given_up, misfit, name_of_node, not_carried,
-};
+pub(crate) use self::topics::{given_up, in_brackets, misfit, name_of_node, not_carried};
 
 /// Shows by which path bytes travel, and why.
 ///

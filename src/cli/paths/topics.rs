@@ -139,17 +139,11 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     lines
 }
 
-/// Does it tell of a node that was given up?
-pub(crate) fn is_given_up(row: &Row) -> bool {
-    matches!(row, Row::Misfit { differs, .. } if *differs == [Row::GIVEN_UP])
-}
-
 /// The nodes that missed messages of a topic, when they were given up, as far as they are known.
 pub(crate) fn given_up(rows: &[Row], name_of_topic: &str) -> Vec<String> {
-    let names = rows.iter().filter(|row| is_given_up(row)).filter_map(|row| match row {
-        Row::Misfit { topic, node, here, .. } if topic == name_of_topic => {
-            let name = if here.is_empty() { name_of_node(rows, node) } else { here.clone() };
-            Some(name)
+    let names = rows.iter().filter_map(|row| match row {
+        Row::GivenUp { topic, node, label, .. } if topic == name_of_topic => {
+            Some(if label.is_empty() { name_of_node(rows, node) } else { label.clone() })
         }
         _ => None,
     });
@@ -171,9 +165,6 @@ pub(crate) fn misfit(rows: &[Row], row: &Row) -> Option<String> {
     else {
         return None;
     };
-    if is_given_up(row) {
-        return None;
-    }
     let way = match (is_wanted_there, is_wanted_here) {
         (true, true) => "not to or from",
         (true, false) => "not to",
@@ -230,7 +221,6 @@ fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
             Row::Sent { .. } => 0,
             Row::Received { .. } => 1,
             Row::Peer { .. } => 2,
-            Row::Misfit { .. } if is_given_up(row) => continue,
             Row::Misfit { .. } => 3,
             Row::Missed { .. } => 4,
             _ => continue,
@@ -338,16 +328,9 @@ mod tests {
         all.push(Row::Missed { topic: "camera".to_owned(), nodes: 2, messages: 16 });
         let out = for_people(&all);
         assert!(out.contains("given up: other nodes, 2 times; they missed 16 messages"), "{out}");
-        for (node, here) in [("cd".repeat(16), ""), ("ef".repeat(16), "third\u{1b}")] {
-            all.push(Row::Misfit {
-                topic: "camera".to_owned(),
-                node,
-                is_wanted_there: false,
-                is_wanted_here: false,
-                here: here.to_owned(),
-                there: "8".to_owned(),
-                differs: vec![Row::GIVEN_UP.to_owned()],
-            });
+        for (node, label) in [("cd".repeat(16), ""), ("ef".repeat(16), "third\u{1b}")] {
+            let (topic, label) = ("camera".to_owned(), label.to_owned());
+            all.push(Row::GivenUp { topic, node, label, messages: 8 });
         }
         let out = for_people(&all);
         let line =
