@@ -1,6 +1,7 @@
 //! `fabricast node`: who serves, who succeeds, and what happens to messages meanwhile.
 
 use std::os::unix::net::UnixDatagram;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
@@ -201,4 +202,30 @@ fn nodes_that_are_told_of_each_other_carry_topics() {
     first.wait_for("node \"far\"");
     let paths = near.json(&["paths", "--topics", "--json"]);
     assert_eq!(paths["peers"][0]["label"], "far", "{paths}");
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_told_of_once_and_then_that_it_listens() {
+    let house = House::open();
+    // It is nobody's, and for documentation.
+    let mut node = house.start(&["node", "--listen", "192.0.2.1:7000", "--insecure"]);
+    node.wait_for("tried again and again");
+    // It is, some four times.
+    std::thread::sleep(Duration::from_secs(2));
+    let said = node.error();
+    for words in ["insecure: peers beyond loopback", "tried again and again"] {
+        assert_eq!(said.matches(words).count(), 1, "{words}: {said}");
+    }
+    node.signal(Signal::SIGTERM);
+    node.succeed();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let mut node = house.start(&["node", "--listen", &address]);
+    node.wait_for("tried again and again");
+    node.wait_for("it does not listen for other nodes");
+    drop(taken);
+    node.wait_for("this node listens now");
+    node.wait_for(&format!("other nodes reach it at {address}"));
+    node.signal(Signal::SIGTERM);
+    node.succeed();
 }

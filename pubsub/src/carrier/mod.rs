@@ -179,7 +179,8 @@ fn key(number: u32) -> TopicKey {
 
 impl Carrier {
     /// Other nodes see this one from now on. What it subscribes to they are told with the first
-    /// [topics](Self::set_topics).
+    /// [topics](Self::set_topics). Whoever tries that again and again
+    /// [says](NetworkOptions::say_if_insecure) itself what is to be said once.
     pub(crate) fn start(
         options: &NetworkOptions,
         identity: NodeIdentity,
@@ -187,7 +188,7 @@ impl Carrier {
         household: Arc<Household>,
         bell: Arc<Bell>,
     ) -> Result<Self> {
-        let peers = Peers::start(options.peers(identity, label))?;
+        let peers = Peers::start_quietly(options.peers(identity, label))?;
         Ok(Self {
             plan: Plan::new(options.lost_after),
             agenda: Agenda::new(Instant::now()),

@@ -107,6 +107,11 @@ impl NetworkOptions {
         bridge::check_provider(&self.policy(), self.source)
     }
 
+    /// Logs what it means that nodes beyond loopback are allowed, if they are.
+    pub(crate) fn say_if_insecure(&self, label: &str) {
+        self.peers(NodeIdentity([0; 16]), label).say_if_insecure();
+    }
+
     /// Which providers may carry messages.
     pub(super) fn policy(&self) -> Policy {
         Policy { require: self.provider.iter().cloned().collect(), ..Policy::default() }

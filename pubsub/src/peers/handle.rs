@@ -95,6 +95,16 @@ impl PeersOptions {
         }
     }
 
+    /// Logs what it means that peers beyond loopback are allowed, if there may be some.
+    pub(crate) fn say_if_insecure(&self) {
+        if let Some(address) = self.beyond_loopback().filter(|_| self.insecure) {
+            tracing::warn!(
+                %address,
+                "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
+            );
+        }
+    }
+
     /// The first address that is, if one is.
     fn beyond_loopback(&self) -> Option<SocketAddr> {
         let dialled = self.peers.iter().chain(&self.rendezvous);
@@ -142,12 +152,14 @@ impl Peers {
     /// [`insecure`](PeersOptions::insecure); if the address cannot be listened at.
     pub fn start(options: PeersOptions) -> Result<Self> {
         options.check()?;
-        if let Some(address) = options.beyond_loopback() {
-            tracing::warn!(
-                %address,
-                "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
-            );
-        }
+        options.say_if_insecure();
+        Self::start_quietly(options)
+    }
+
+    /// As [`start`](Self::start), by one that [says](PeersOptions::say_if_insecure) itself, and not
+    /// at each attempt, that peers are not authenticated.
+    pub(crate) fn start_quietly(options: PeersOptions) -> Result<Self> {
+        options.check()?;
         Self::start_with(options, Limits::default(), || Box::new(Open))
     }
 

@@ -9,8 +9,8 @@ use pubsub::Row;
 pub(super) struct Watch {
     /// It serves only when another one that stays does not any more.
     is_standby: bool,
-    /// The number of the service, and whether this process is it.
-    service: Option<(u32, bool)>,
+    /// The number of the service, whether this process is it, and where that listens.
+    service: Option<(u32, bool, Option<String>)>,
     /// Who is there, what there is, which nodes are connected: with what is said of each.
     seen: BTreeMap<Thing, String>,
 }
@@ -40,7 +40,7 @@ impl Watch {
 
     /// Does the process do what it is there for? Not as long as it takes over.
     pub(super) fn is_settled(&self) -> bool {
-        self.service.is_some_and(|(_, serves)| serves || self.is_standby)
+        self.service.as_ref().is_some_and(|(_, serves, _)| *serves || self.is_standby)
     }
 
     /// Logs what is different. Gives a line about the service, if that is.
@@ -55,9 +55,10 @@ impl Watch {
     fn changes(&mut self, rows: &[Row], serves: bool) -> (Option<String>, Vec<String>) {
         let mut status = None;
         if let Some(Row::Node { identity, service, process, listens, .. }) = rows.first()
-            && self.service != Some((*service, serves))
+            && let found = (*service, serves, listens.clone().filter(|_| serves))
+            && self.service.as_ref() != Some(&found)
         {
-            self.service = Some((*service, serves));
+            self.service = Some(found);
             status = Some(match serves {
                 true => {
                     let listens = listens.as_ref().map_or_else(
@@ -155,6 +156,13 @@ mod tests {
         let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
         assert_eq!(status.unwrap(), said);
         assert_eq!(lines, ["process \"a\\n\" (8, a) left", "process \"b\\n\" (8, b) came"]);
+        let mut late = node(2);
+        let Row::Node { listens, .. } = &mut late else { panic!() };
+        *listens = None;
+        let mut watch = Watch::default();
+        let (status, _) = watch.changes(&[late], true);
+        assert!(status.unwrap().ends_with("it does not listen for other nodes"));
+        assert_eq!(watch.changes(&[node(2)], true).0.unwrap(), said);
         let peer_of = |label| Watch::default().changes(&[node(2), peer(label)], true).1;
         assert_eq!(peer_of("two"), [r#"node "two" at 10.0.0.2:1 is connected"#]);
         assert_eq!(peer_of(""), [r#"node "cd" at 10.0.0.2:1 is connected"#]);

@@ -18,6 +18,8 @@ use crate::settings::SharedSettings;
 
 /// Between two attempts to start: the last service may still have the address.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Between two times that it is told why they fail, as long as that stays the same.
+const TELLING: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 /// Between two attempts to let go of what was kept for other nodes.
 const LOOK: Duration = Duration::from_millis(100);
 /// Requests for memory that may wait.
@@ -50,14 +52,24 @@ struct Attempts {
     are_vain: bool,
     /// Why the last one did.
     why: Option<String>,
+    /// Until then it is told again only if there is another reason.
+    silence: Option<Rest>,
 }
 
 impl Attempts {
-    fn fails(&mut self, now: Instant, is_vain: bool, why: String) {
+    /// One has failed. True if that is to be told: the first, one for another reason than the last
+    /// one, and otherwise less and less often.
+    fn fails(&mut self, now: Instant, is_vain: bool, why: String) -> bool {
         self.first.get_or_insert(now);
-        self.why = Some(why);
         self.rest = Some(Rest::after(self.rest, now, AGAIN));
+        let is_news = self.why.as_ref() != Some(&why) || self.are_vain != is_vain;
+        self.why = Some(why);
         self.are_vain = is_vain;
+        let is_told = is_news || self.silence.is_none_or(|silence| silence.is_over(now));
+        if is_told {
+            self.silence = Some(Rest::after(self.silence.filter(|_| !is_news), now, TELLING));
+        }
+        is_told
     }
 
     fn may_begin(&self, now: Instant) -> bool {
@@ -283,28 +295,39 @@ impl Reception {
         carrying.household = Arc::downgrade(&household);
         let bell = Arc::clone(seat.hall.outward());
         let (identity, label) = (seat.hall.identity(), &self.options.label);
+        let is_first = carrying.attempts.first.is_none();
+        if is_first {
+            network.say_if_insecure(label);
+        }
         match Carrier::start(network, identity, label, household, bell) {
             Ok(carrier) => {
                 let (listens, legacy) = (carrier.listens(), carrier.legacy(label));
-                tracing::info!(node = %identity, listens, "this node looks for others");
+                match (is_first, &listens) {
+                    (false, Some(listens)) => tracing::info!(
+                        node = %identity,
+                        listens,
+                        "this node listens now, and looks for others"
+                    ),
+                    _ => tracing::info!(node = %identity, listens, "this node looks for others"),
+                }
                 carrying.carrier = Some(carrier);
                 (carrying.attempts, carrying.has_let_go) = (Attempts::default(), false);
                 self.tell_carrier = true;
                 self.bequeath(&legacy);
             }
             Err(error) => {
-                let is_first = carrying.attempts.first.is_none();
                 // What another service could do comes right again.
                 let is_vain = error.kind() == ErrorKind::InvalidArgument && !carrying.inherits;
-                if is_vain {
+                let attempts = &mut carrying.attempts;
+                let is_told = attempts.fails(Instant::now(), is_vain, error.to_string());
+                if is_told && is_vain {
                     tracing::error!(%error, "this node cannot reach others");
-                } else if is_first {
+                } else if is_told {
                     tracing::error!(
                         %error,
                         "this node does not reach others; it is tried again and again"
                     );
                 }
-                carrying.attempts.fails(Instant::now(), is_vain, error.to_string());
                 if is_first && !is_vain && !carrying.inherits {
                     self.bequeath(&network.clone());
                 }
@@ -349,6 +372,19 @@ impl Reception {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn why_it_fails_is_told_at_once_if_it_is_news_and_else_less_and_less_often() {
+        let (now, mut attempts) = (Instant::now(), Attempts::default());
+        let mut told = Vec::new();
+        for seconds in 0..300 {
+            let why = if seconds < 200 { "no such address" } else { "taken" };
+            if attempts.fails(now + Duration::from_secs(seconds), false, why.to_owned()) {
+                told.push(seconds);
+            }
+        }
+        assert_eq!(told, [0, 5, 15, 35, 75, 135, 195, 200, 205, 215, 235, 275]);
+    }
 
     #[test]
     fn what_is_owed_is_kept_as_long_as_there_is_hope() {
