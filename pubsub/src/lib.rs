@@ -26,6 +26,7 @@ mod settings;
 mod subscriber;
 #[cfg(test)]
 mod tests;
+mod text;
 mod topic;
 
 pub use carrier::NetworkOptions;
@@ -37,7 +38,7 @@ pub use pool::{Metadata, Readiness, Times, Way};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
-pub use service::{Condition, clean};
+pub use service::{Condition, check_directory, clean};
 #[doc(hidden)]
 pub use service::{HeardGuests, hear_guests};
 pub use settings::{

@@ -20,6 +20,7 @@ use crate::loan::{Attempt, Loan, Sent};
 use crate::loans::{Borrower, Loans};
 use crate::pool::{Stage, Turn};
 use crate::settings::Reliability;
+use crate::text::counted;
 use crate::topic::{Entry, PublisherLine};
 
 const BORROW: &str = "borrow memory";
@@ -415,7 +416,7 @@ impl Publisher {
         };
         loop {
             let Some((block, place)) = self.post.borrow_until(length, deadline)? else {
-                let detail = format!("no room for {length} bytes in its pool");
+                let detail = format!("no room for {} in its pool", counted(length, "byte"));
                 return Err(self.post.too_late(operation, &detail));
             };
             match Loan::new(&self.post, borrower, (block, place), length) {
@@ -472,7 +473,8 @@ impl Publisher {
         if length <= largest {
             return Ok(());
         }
-        let detail = format!("{length} bytes; the topic's largest message has {largest}");
+        let length = counted(length, "byte");
+        let detail = format!("{length}; the topic's largest message has {largest}");
         Err(Error::new(BORROW, ErrorKind::TooLong, detail).on(self.topic()))
     }
 

@@ -8,6 +8,7 @@ use gpu::{DeviceName, Uuid};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::text::counted;
 
 /// The longest name of a topic, in bytes.
 pub const LONGEST_TOPIC: usize = 200;
@@ -240,8 +241,11 @@ impl Default for TopicSettings {
 impl fmt::Display for TopicSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { memory, reliability, depth, largest, loans, release_deadline } = self;
-        write!(f, "{reliability}, {depth} messages of up to {largest} bytes on {memory}, ")?;
-        write!(f, "{loans} loans, released within {release_deadline:?}")
+        let [depth, loans] =
+            [(depth, "message"), (loans, "loan")].map(|(number, of)| counted((*number).into(), of));
+        let largest = counted(*largest, "byte");
+        write!(f, "{reliability}, {depth} of up to {largest} on {memory}, ")?;
+        write!(f, "{loans}, released within {release_deadline:?}")
     }
 }
 
@@ -374,7 +378,10 @@ impl SharedSettings {
 impl fmt::Display for SharedSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { place, reliability, depth, largest, loans, .. } = self;
-        write!(f, "{reliability}, {depth} messages of up to {largest} bytes on {place}, ")?;
-        write!(f, "{loans} loans, released within {:?}", self.release_deadline())
+        let [depth, loans] =
+            [(depth, "message"), (loans, "loan")].map(|(number, of)| counted((*number).into(), of));
+        let largest = counted(*largest, "byte");
+        write!(f, "{reliability}, {depth} of up to {largest} on {place}, ")?;
+        write!(f, "{loans}, released within {:?}", self.release_deadline())
     }
 }

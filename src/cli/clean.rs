@@ -38,7 +38,11 @@ struct Done {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     let directories = match arguments.directories.is_empty() {
-        true => vec![settings.directory.value],
+        true => {
+            // It is a node's; those that are named may be agents', who are not so strict.
+            pubsub::check_directory(&settings.directory.value)?;
+            vec![settings.directory.value]
+        }
         false => arguments.directories.clone(),
     };
     let (mut all, mut failures) = (Vec::new(), Vec::new());

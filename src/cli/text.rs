@@ -43,6 +43,17 @@ pub(crate) fn counted(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
+/// A number, and what is said of one, or of several: `1 process`, `2 processes`.
+pub(crate) fn one_or(number: u64, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
+/// That so many messages were altered.
+pub(crate) fn altered(messages: u64) -> String {
+    let one = "message was not what it should be";
+    one_or(messages, one, "messages were not what they should be")
+}
+
 /// Bold, on a terminal that has not asked for plain text.
 pub(crate) fn heading(text: &str) -> String {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -104,6 +115,9 @@ mod tests {
     fn one_is_not_several() {
         let all = [0, 1, 2].map(|number| counted(number, "message"));
         assert_eq!(all, ["0 messages", "1 message", "2 messages"]);
+        let all = [0, 1, 2].map(|number| one_or(number, "process", "processes"));
+        assert_eq!(all, ["0 processes", "1 process", "2 processes"]);
+        assert_eq!(altered(1), "1 message was not what it should be");
     }
 
     #[test]

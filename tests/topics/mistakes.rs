@@ -187,7 +187,19 @@ fn directories_of_others_are_not_used() {
     std::fs::create_dir(&open).unwrap();
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(&open, everybody).unwrap();
-    wrong(&house, &["pub", "t", "--directory", &open], 9, "nobody else may write");
+    for command in [
+        &["pub", "t"][..],
+        &["sub", "t"],
+        &["node"],
+        &["topics"],
+        &["paths", "--topics"],
+        &["clean"],
+    ] {
+        wrong(&house, &[command, &["--directory", &open]].concat(), 9, "nobody else may write");
+    }
+    assert_eq!(std::fs::read_dir(&open).unwrap().count(), 0);
+    // An agent may be in such a one.
+    house.succeed(&["clean", &open]);
     wrong(&house, &["topics", "--directory", &house.path("none")], 6, "no service");
     wrong(&house, &["paths", "--topics", "--directory", &house.path("none")], 6, "no service");
 }

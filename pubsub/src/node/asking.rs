@@ -8,18 +8,20 @@ use super::line::{connect, in_words};
 use super::link::{of_channel, say};
 use crate::error::{Error, ErrorKind, Result};
 use crate::report::Row;
-use crate::service::election::Office;
+use crate::service::election::{self, Office};
 use crate::service::protocol::{self, Notice, Request};
 
 /// Asks the node of a directory who is there and what goes on, without joining it.
 ///
 /// # Errors
-/// [`Unknown`](ErrorKind::Unknown) if no service is there; [`DeadlineExceeded`] if the process that
+/// [`Unknown`](ErrorKind::Unknown) if no service is there; [`Denied`](ErrorKind::Denied) if the
+/// directory is not this user's, or others may write in it; [`DeadlineExceeded`] if the process that
 /// serves the node does not answer: it is named.
 ///
 /// [`DeadlineExceeded`]: ErrorKind::DeadlineExceeded
 pub fn report(directory: &Path) -> Result<Vec<Row>> {
     let operation = "report on a node";
+    election::check(operation, directory)?;
     let end = Instant::now() + ASKING;
     loop {
         match ask(operation, directory, end) {

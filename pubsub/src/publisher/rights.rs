@@ -7,6 +7,7 @@ use super::{BORROW, Post};
 use crate::error::{Error, ErrorKind, Result};
 use crate::loans::{Borrower, Refusal, Right};
 use crate::pool::Rest;
+use crate::text::counted;
 
 impl Post {
     fn too_many_loans(&self) -> Error {
@@ -55,9 +56,9 @@ impl Post {
                 return right;
             }
             if end >= deadline {
-                let allowed = self.loans.allowed();
+                let allowed = counted(self.loans.allowed().into(), "loan");
                 let detail = format!(
-                    "threads that push, or devices, have the last of this publisher's {allowed} loans"
+                    "threads that push, or devices, have the last of this publisher's {allowed}"
                 );
                 return Err(self.too_late(BORROW, &detail));
             }

@@ -48,7 +48,6 @@ pub(crate) fn lock_in(directory: &Path) -> PathBuf {
 
 /// Makes the directory of a node, or refuses one that others could tamper with.
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
-    let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
     DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|error| {
         let kind = match error.kind() {
             io::ErrorKind::PermissionDenied => ErrorKind::Denied,
@@ -56,7 +55,22 @@ pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
         };
         Error::because(operation, kind, error).on(directory.display())
     })?;
-    let found = fs::symlink_metadata(directory).map_err(failed)?;
+    check(operation, directory)
+}
+
+/// Refuses a directory that others could tamper with. That none is there is for others to say.
+pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
+    let found = match fs::symlink_metadata(directory) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => {
+            let kind = match error.kind() {
+                io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+                _ => ErrorKind::Failed,
+            };
+            return Err(Error::because(operation, kind, error).on(directory.display()));
+        }
+    };
     let own = Credentials::of_this_process().user;
     if !found.is_dir() || found.uid() != own || found.mode() & 0o022 != 0 {
         let detail = "it is not a directory of this user in which nobody else may write";

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use ipc::{ChannelListener, Credentials, DirectoryLock};
 
-use super::election::{Membership, Office, lock_in, socket_in};
+use super::election::{self, Membership, Office, lock_in, socket_in};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How a node is, as far as its directory tells.
@@ -23,6 +23,15 @@ pub enum Condition {
     Alive(PathBuf, String),
     /// Nobody can say, and this file was not touched. With what is in the way.
     Unknown(PathBuf, String),
+}
+
+/// Refuses what no node's directory can be, as [joining](crate::Node::join) there would: one that is
+/// another user's, or in which others may write. One that is not there may yet be made.
+///
+/// # Errors
+/// [`Denied`](ErrorKind::Denied); [`Failed`](ErrorKind::Failed) if it cannot be looked at.
+pub fn check_directory(directory: &Path) -> Result<()> {
+    election::check("look at the directory of a node", directory)
 }
 
 /// Removes what processes left in the directory of a node that nobody is at any more; or only
@@ -44,7 +53,8 @@ pub enum Condition {
 /// ```
 ///
 /// # Errors
-/// [`Failed`](ErrorKind::Failed) if the directory cannot be looked into.
+/// [`Failed`](ErrorKind::Failed) if the directory cannot be looked into;
+/// [`Denied`](ErrorKind::Denied) if others may write in it.
 pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Condition> {
     const OPERATION: &str = "clean up after a node";
     let failed = |error: std::io::Error| Error::of(OPERATION, error).on(directory.display());
@@ -58,6 +68,8 @@ pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Condition> {
         let why = "it is another user's";
         return Ok(Condition::Unknown(socket, why.to_owned()));
     }
+    // Where others may write anybody can have put it there.
+    election::check(OPERATION, directory)?;
     if fs::symlink_metadata(lock_in(directory)).is_err() {
         let why = "no lock of a node is beside it";
         return Ok(Condition::Unknown(socket, why.to_owned()));

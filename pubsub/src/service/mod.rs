@@ -22,7 +22,7 @@ use std::time::Instant;
 use ipc::{ChannelListener, Incarnation};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-pub use self::leftovers::{Condition, clean};
+pub use self::leftovers::{Condition, check_directory, clean};
 pub use self::reception::hostile::{HeardGuests, hear_guests};
 
 use self::election::{Office, socket_in};

@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::node::Budgets;
 use crate::pool::{Direction, Kept as PieceKept, MOST_PIECES, Piece, Pool, PoolId};
 use crate::settings::{LONGEST_TOPIC, Reserve, SharedPlace, SharedSettings};
+use crate::text::counted;
 use crate::topic::Topic;
 
 /// Bytes by which a pool grows at least, and as many as it is worth to ask for at once.
@@ -222,9 +223,12 @@ impl Registry {
         let refuse = |detail| Err(Error::new(operation, ErrorKind::OverBudget, detail));
         if taken.bytes.saturating_add(bytes) > budget {
             return refuse(format!(
-                "{wanted} waiting messages and loans × {} bytes = {bytes} bytes, where topics \
-                 reserve {} of a budget of {budget} bytes already",
-                settings.largest, taken.bytes
+                "{} waiting or on loan × {} = {}, where topics reserve {} of a budget of {budget} \
+                 bytes already",
+                counted(wanted, "message"),
+                counted(settings.largest, "byte"),
+                counted(bytes, "byte"),
+                taken.bytes
             ));
         }
         let known = pools_of(settings.place).into_iter().filter_map(|id| self.pools.get(&id));
@@ -232,8 +236,9 @@ impl Registry {
         let room = room.unwrap_or_else(|| self::room(MOST_BLOCKS));
         if taken.blocks.saturating_add(wanted) > room {
             return refuse(format!(
-                "{wanted} waiting messages and loans, where topics reserve {} of the {room} that a \
-                 pool keeps already",
+                "{} waiting or on loan, where topics reserve {} of the {room} that a pool keeps \
+                 already",
+                counted(wanted, "message"),
                 taken.blocks
             ));
         }

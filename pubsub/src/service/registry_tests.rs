@@ -134,7 +134,7 @@ fn messages_are_counted_and_not_only_their_bytes() {
         }
     };
     assert_eq!((opened, error.kind()), (3, ErrorKind::OverBudget));
-    assert!(error.to_string().contains("65540 waiting messages"), "{error}");
+    assert!(error.to_string().contains("65540 messages waiting or on loan"), "{error}");
     // One that drops the oldest may have all of them held, and as many more waiting.
     let dropping = TopicSettings { reliability: Reliability::DropOldest, ..deepest };
     assert_eq!(dropping.reserves(1).blocks, 2 * 65536 + 32 + 4);
@@ -181,7 +181,7 @@ fn memory_for_the_loans_of_each_publisher_is_reserved() {
     registry.open("it", Some(shared(&SETTINGS)), || 7).unwrap();
     let refused = |error: Error| {
         assert_eq!((error.kind(), error.subject()), (ErrorKind::OverBudget, Some("it")));
-        assert!(error.to_string().contains("4 waiting messages and loans × 4096"), "{error}");
+        assert!(error.to_string().contains("4 messages waiting or on loan × 4096"), "{error}");
     };
     let (who, other) = (Participant::new(5, 1).unwrap(), Participant::new(6, 1).unwrap());
     let (first, admitted) = publish(&registry, who);

@@ -10,7 +10,7 @@ use super::report::{Common, conclude};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use crate::cli::process::times_preempted;
-use crate::cli::size;
+use crate::cli::{size, text};
 
 /// Bytes of a granule.
 const GRANULE: u64 = 256;
@@ -124,11 +124,7 @@ fn for_people(report: &Report) -> String {
     let common = &report.common;
     format!(
         "{}, {:.1} ns a pair; with the clock around each: p50 {:.3}, p99 {:.3}, p99.9 {:.3}, p99.99 {:.3} us\n",
-        if report.processes == 1 {
-            "1 process".to_owned()
-        } else {
-            format!("{} processes", report.processes)
-        },
+        text::one_or(report.processes.into(), "process", "processes"),
         report.mean_ns,
         number(common.p50_us),
         number(common.p99_us),

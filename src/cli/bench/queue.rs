@@ -11,7 +11,7 @@ use crate::cli::exchange::plan::name_of;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use crate::cli::process::pin;
-use crate::cli::size;
+use crate::cli::{size, text};
 
 /// The time when it was published, its number, and the two together.
 type Line = Queue<Part<MappedWords>, 3>;
@@ -143,8 +143,8 @@ fn for_people(report: &Report) -> String {
     let number = |value: Option<f64>| value.unwrap_or(0.0);
     let common = &report.common;
     format!(
-        "{} readers, {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us one way\n",
-        report.readers,
+        "{}, {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us one way\n",
+        text::counted(report.readers.into(), "reader"),
         common.waiting,
         number(common.p50_us),
         number(common.p99_us),

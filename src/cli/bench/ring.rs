@@ -12,7 +12,7 @@ use crate::cli::exchange::plan::{
 };
 use crate::cli::exchange::{initiator, remote};
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::size;
+use crate::cli::{size, text};
 
 /// Two processes send messages through rings and check them: both of this machine, or one that
 /// serves, and one that is given its address.
@@ -357,10 +357,7 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
 fn for_people(report: &Report) -> String {
     let number = |value: Option<f64>| value.unwrap_or(0.0);
     let common = &report.common;
-    let lanes = match report.stripes {
-        1 => "1 lane".to_owned(),
-        count => format!("{count} lanes"),
-    };
+    let lanes = text::counted(report.stripes as u64, "lane");
     let what = if report.mode == "lat" { "one way" } else { "for each message" };
     let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
     format!(

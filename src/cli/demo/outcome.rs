@@ -129,9 +129,14 @@ impl Outcome {
         for (path, carried) in &self.paths {
             let (once, read) = (carried.bytes as f64, carried.read_bytes as f64);
             let what = match carried.messages {
-                0 => format!("{} messages read, {}", carried.read_messages, progress::amount(read)),
+                0 => format!(
+                    "{} read, {}",
+                    text::counted(carried.read_messages, "message"),
+                    progress::amount(read)
+                ),
                 messages => format!(
-                    "{messages} messages, {}, carried once; {} read of that",
+                    "{}, {}, carried once; {} read of that",
+                    text::counted(messages, "message"),
                     progress::amount(once),
                     progress::amount(read)
                 ),
@@ -150,8 +155,8 @@ impl Outcome {
         }
         let sum = |of: fn(&Reader) -> u64| self.subscribers.iter().map(of).sum::<u64>();
         text::print(&format!(
-            "data: {} messages, {} compared byte by byte: {} altered, {} missed\n",
-            sum(|it| it.messages),
+            "data: {}, {} compared byte by byte: {} altered, {} missed\n",
+            text::counted(sum(|it| it.messages), "message"),
             progress::amount(sum(|it| it.bytes) as f64),
             sum(|it| it.altered),
             sum(|it| it.missed),
@@ -162,13 +167,13 @@ impl Outcome {
     pub(super) fn judge(&self, company: &Company) -> Result<(), Failure> {
         let altered: u64 = self.subscribers.iter().map(|it| it.altered).sum();
         if altered > 0 {
-            let why = format!("{altered} messages were not what they should be");
-            return Err(Failure::new(Exit::Corrupt, why));
+            return Err(Failure::new(Exit::Corrupt, text::altered(altered)));
         }
         for reader in &self.subscribers {
             let all = self.published.get(reader.topic).copied().unwrap_or(0);
             if reader.messages != all || reader.missed > 0 {
-                let why = format!("{} read {} of {all} messages", reader.name, reader.messages);
+                let all = text::counted(all, "message");
+                let why = format!("{} read {} of {all}", reader.name, reader.messages);
                 return Err(Failure::new(Exit::Missed, why));
             }
         }

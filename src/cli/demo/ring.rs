@@ -132,7 +132,12 @@ fn report(facts: &Capabilities, shown: &Shown) -> Result<(), Failure> {
         ),
         (
             "data checked".to_owned(),
-            format!("{} MiB, {bad} errors; the ring wrapped {wraps} times", checked >> 20),
+            format!(
+                "{} MiB, {}; the ring wrapped {}",
+                checked >> 20,
+                text::counted(*bad, "error"),
+                text::counted(*wraps, "time")
+            ),
         ),
     ];
     text::print(&format!("over {}:\n", text::heading(&facts.provider)))?;
@@ -144,7 +149,8 @@ fn report(facts: &Capabilities, shown: &Shown) -> Result<(), Failure> {
         text::print(&format!("  so slow: {why}\n"))?;
     }
     if *bad > 0 {
-        return Err(Failure::new(Exit::Corrupt, format!("{bad} messages arrived altered")));
+        let bad = text::counted(*bad, "message");
+        return Err(Failure::new(Exit::Corrupt, format!("{bad} arrived altered")));
     }
     Ok(())
 }

@@ -67,9 +67,9 @@ impl Show {
         let bytes = sum(|reading| reading.bytes) as f64;
         let rate: f64 = company.members.iter().map(bytes_per_second).sum();
         format!(
-            "{:4.0} s: {} messages read and compared, {}; now {}/s; {} altered, {} missed\n",
+            "{:4.0} s: {} read and compared, {}; now {}/s; {} altered, {} missed\n",
             self.began.elapsed().as_secs_f64(),
-            sum(|reading| reading.messages),
+            text::counted(sum(|reading| reading.messages), "message"),
             progress::amount(bytes),
             progress::amount(rate),
             sum(|reading| reading.altered),

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use pubsub::Row;
 
+use crate::cli::text;
+
 /// What was seen at the last look.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
@@ -95,8 +97,10 @@ fn thing(row: &Row) -> Option<(Thing, String)> {
         }
         Row::Topic { name, number, reliability, depth, largest, place, .. } => {
             let about = format!(
-                "\"{}\" ({reliability}, {depth} messages of up to {largest} bytes on {place})",
-                name.escape_debug()
+                "\"{}\" ({reliability}, {} of up to {} on {place})",
+                name.escape_debug(),
+                text::counted((*depth).into(), "message"),
+                text::counted(*largest, "byte")
             );
             Some((Thing::Topic(format!("{number} {name}")), about))
         }

@@ -102,11 +102,12 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
                 if topic == name_of_topic =>
             {
                 lines.push(format!(
-                    "to \"{}\" by {}; {}, {}, {waits} waits for room{}",
+                    "to \"{}\" by {}; {}, {}, {} for room{}",
                     name_of_node(rows, node).escape_debug(),
                     text::visible(path),
                     text::counted(*messages, "message"),
                     amount(*bytes as f64),
+                    text::counted(*waits, "wait"),
                     times(stages, *messages)
                 ));
             }

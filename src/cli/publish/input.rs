@@ -15,6 +15,7 @@ use pubsub::Loan;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::pattern::Content;
 use crate::cli::signals::{Signals, interrupted};
+use crate::cli::text;
 
 /// What is read at a time.
 const CHUNK: usize = 1 << 20;
@@ -175,8 +176,9 @@ fn check(bytes: &[u8], longest: Option<u64>) -> Result<(), Failure> {
     }
     let why = match longest {
         Some(longest) => format!(
-            "a message of more than {longest} bytes, the longest that the topic takes: that is fixed when it is \
-             made (--largest)"
+            "a message of more than {}, the longest that the topic takes: that is fixed when it is \
+             made (--largest)",
+            text::counted(longest, "byte")
         ),
         None => {
             format!("a message of more than {LONGEST} bytes; --largest says how long one may be")

@@ -142,8 +142,8 @@ struct Tally {
     /// Nobody subscribed.
     unwanted: u64,
     dropped: u64,
-    /// How many got the last one.
-    readers: u32,
+    /// How many got the last one, if any was published.
+    readers: Option<u32>,
     /// Time spent without room.
     waited: Duration,
     time: Duration,
@@ -263,7 +263,7 @@ impl<'a> Work<'a> {
             let tally = &mut *self.tally;
             tally.messages += 1;
             tally.bytes += length;
-            tally.readers = sent.readers;
+            tally.readers = Some(sent.readers);
             tally.dropped += u64::from(sent.is_dropped);
             tally.unwanted += u64::from(sent.position.is_none() && !sent.is_dropped);
             tally.time = began.elapsed();

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use crate::cli::bench::queue::Wait;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::Affinity;
+use crate::cli::text;
 
 /// Fewer cores than these are not worth being given out.
 const LEAST: usize = 4;
@@ -145,7 +146,8 @@ impl Cores {
     /// What has to be known of it to understand the figures.
     pub(super) fn note(&self) -> Option<String> {
         let services = self.services();
-        let shared = format!("{} readers share {} cores", self.readers, self.own);
+        let own = text::counted(self.own as u64, "core");
+        let shared = format!("{} share {own}", text::counted(self.readers as u64, "reader"));
         let served = format!("services have the cores {services:?}");
         match self.named.len() {
             0 if self.is_automatic => Some("there are too few cores to give them out".to_owned()),

@@ -13,6 +13,7 @@ use crate::cli::bench::queue::Wait;
 use crate::cli::bench::report::{Common, conclude};
 use crate::cli::exit::Failure;
 use crate::cli::histogram::Histogram;
+use crate::cli::text;
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -121,7 +122,10 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
 
 fn for_people(report: &Report) -> String {
     format!(
-        "{} idle topics: {:.3} % of a core, {} bytes of memory each; made in {:.2} s\n",
-        report.topics, report.cpu_percent, report.memory_of_each, report.making_s
+        "{}: {:.3} % of a core, {} of memory each; made in {:.2} s\n",
+        text::counted(report.topics.into(), "idle topic"),
+        report.cpu_percent,
+        text::counted(report.memory_of_each, "byte"),
+        report.making_s
     )
 }

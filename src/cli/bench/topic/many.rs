@@ -15,6 +15,7 @@ use crate::cli::bench::queue::Wait;
 use crate::cli::bench::report::{Common, conclude};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
+use crate::cli::text;
 use crate::cli::window::Windows;
 
 /// After the last message, until all have all of it.
@@ -168,12 +169,12 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
 
 fn for_people(report: &Report) -> String {
     format!(
-        "{} topics {}, {} subscribers each: {} messages, {:.0}/s; the least has {:.3} of \
+        "{} {}, {} each: {}, {:.0}/s; the least has {:.3} of \
          the mean, the most {:.3}; longest without one {:.0} ms; {} lost\n",
-        report.topics,
+        text::counted(report.topics.into(), "topic"),
         if report.is_one_way { "from one node to another" } else { "of two nodes" },
-        report.subscribers,
-        report.messages,
+        text::counted(report.subscribers.into(), "subscriber"),
+        text::counted(report.messages, "message"),
         report.messages_per_s,
         report.smallest_share,
         report.largest_share,

@@ -27,8 +27,8 @@ pub(super) use self::part::{Found, Part, take};
 use self::cores::Choice;
 use super::queue::Wait;
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::size;
 use crate::cli::window::HEADER;
+use crate::cli::{size, text};
 
 /// The shares of what is measured in turn, as A B B A …: so many pairs.
 const ROUNDS: u64 = 11;
@@ -166,9 +166,9 @@ fn warn_of_cores(arguments: &Arguments) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     if arguments.waiting == Wait::Busy && arguments.subscribers + 1 > cores {
         eprintln!(
-            "fabricast: warning: {} processes look all the time on {cores} cores here: --waiting \
-             block tells more",
-            arguments.subscribers + 1
+            "fabricast: warning: {} processes look all the time on {} here: --waiting block tells more",
+            arguments.subscribers + 1,
+            text::counted(cores, "core")
         );
     }
 }

@@ -9,6 +9,7 @@ use super::contents::Contents;
 use super::part::{Kind, PATIENCE, Stamps, now};
 use super::schedule::{Round, Turn};
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::text;
 
 /// A topic that it publishes in.
 pub(super) struct Line {
@@ -50,7 +51,8 @@ impl Line {
         while self.publisher.subscribers() < readers {
             if Instant::now() > end {
                 let found = self.publisher.subscribers();
-                let why = format!("{found} of {readers} readers came");
+                let readers = text::counted(readers.into(), "reader");
+                let why = format!("{found} of {readers} came");
                 return Err(Failure::new(Exit::Deadline, why));
             }
             std::thread::sleep(Duration::from_millis(1));

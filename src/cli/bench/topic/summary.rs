@@ -6,7 +6,7 @@ use super::baseline;
 use super::report::{Latency, figure};
 use super::threads::{self, Thread};
 use crate::cli::bench::report::Common;
-use crate::cli::size;
+use crate::cli::{size, text};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -56,13 +56,13 @@ fn spread(stages: &[Latency]) -> String {
 
 pub(super) fn for_people(report: &Report) -> String {
     let common = &report.common;
-    let lanes = if report.lanes == 1 { "1 lane" } else { &format!("{} lanes", report.lanes) };
+    let lanes = text::counted(report.lanes as u64, "lane");
     let mut out = format!(
-        "{} on {}, to {} readers on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
+        "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
          way; {:.0} messages/s, {:.3} GB/s\n",
         size::print(common.bytes),
         common.provider,
-        report.subscribers,
+        text::counted(report.subscribers.into(), "reader"),
         report.to,
         report.path,
         report.wire,

@@ -25,6 +25,7 @@ use super::part::{Found, PATIENCE, is_over, nothing_found, now, room, wire_asked
 use crate::cli::bench::party::{Done, Shared};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::confine;
+use crate::cli::text;
 
 /// What stands before a message: when it began, its number, and whether it is timed.
 const HEAD: usize = 64;
@@ -309,7 +310,8 @@ impl Writer {
         other.say(&answer)?;
         let lanes = port.sender(sender)?.lanes();
         if lanes != way.lanes {
-            let why = format!("{lanes} lanes of the wire alone, where messages have {}", way.lanes);
+            let lanes = text::counted(lanes as u64, "lane");
+            let why = format!("{lanes} of the wire alone, where messages have {}", way.lanes);
             return Err(Failure::failed(why));
         }
         let slots = options.chunk * options.slots_by(lanes) as u64;

@@ -15,7 +15,7 @@ use crate::cli::bench::report::{Common, conclude};
 use crate::cli::exit::Failure;
 use crate::cli::histogram::Histogram;
 use crate::cli::process::{Affinity, confine, pin};
-use crate::cli::size;
+use crate::cli::{size, text};
 
 const ALL: What = What::Topic(0);
 const ONE: What = What::Topic(1);
@@ -171,12 +171,12 @@ fn for_people(report: &Report) -> String {
     let stages = report.stages.iter().map(of_stage);
     let note = report.note.as_ref().map(|note| format!("{note}\n"));
     format!(
-        "{} on {}, {} readers, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
+        "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
          p50 of the call that publishes {} us (p99 {}); p50/p99 of stages{}\n\
          a queue alone takes {} us; the topic, {} us more\n{}",
         size::print(common.bytes),
         common.provider,
-        report.subscribers,
+        text::counted(report.subscribers.into(), "reader"),
         common.waiting,
         figure(common.p50_us),
         figure(common.p99_us),

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::links::Carried;
 use super::{Direction, Rival, Source};
 use crate::cli::bench::report::Common;
-use crate::cli::size;
+use crate::cli::{size, text};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
@@ -65,8 +65,8 @@ pub(super) fn for_people(report: &Report) -> String {
             None => "not counted".to_owned(),
         };
         text += &format!(
-            "moved {} bytes; NVLink sent {}, received {}; PCIe sent {}, received {}; interfaces sent {}\n",
-            carried.moved,
+            "moved {}; NVLink sent {}, received {}; PCIe sent {}, received {}; interfaces sent {}\n",
+            text::counted(carried.moved, "byte"),
             number(carried.nvlink_sent),
             number(carried.nvlink_received),
             number(carried.pcie_sent),
