@@ -245,7 +245,10 @@ fn one_that_is_too_slow_is_removed_and_says_so() {
     assert!(said.contains("; 1 subscriber removed for being too slow"), "{said}");
     sub.signal(Signal::SIGCONT);
     assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
-    assert!(sub.error().contains("evicted"), "{}", sub.error());
+    let said = sub.error();
+    assert!(said.contains("evicted") && said.contains("removed from the topic"), "{said}");
+    assert!(said.contains("held_for") && !said.contains("Some("), "{said}");
+    assert!(sub.output().contains("it is not known how many it missed"), "{}", sub.output());
     // Whoever runs the node finds the process.
     node.wait_for("it held a message for too long");
     let said = node.error();
@@ -254,6 +257,22 @@ fn one_that_is_too_slow_is_removed_and_says_so() {
     for words in ["topic=\"t\"", "label=\"slow one\"", &process, "position=", "held_for="] {
         assert!(line.contains(words), "{words}: {line}");
     }
+}
+
+#[test]
+fn of_one_that_was_removed_programs_are_told_that_it_is_not_known_what_it_missed() {
+    let house = House::open();
+    let _node = house.serve();
+    let settings = ["--depth", "2", "--release-deadline", "0.2"];
+    let mut sub = house.start(&[&["sub", "t", "--json"][..], &settings].concat());
+    house.wait_until("a subscriber", |report| has_subscriber(report, "t"));
+    sub.signal(Signal::SIGSTOP);
+    let sent = house.json(&["pub", "t", "--pattern", "--count", "10", "--json"]);
+    assert_eq!((&sent["evicted"], &sent["readers"]), (&1.into(), &0.into()), "{sent}");
+    sub.signal(Signal::SIGCONT);
+    assert_eq!(sub.end().code(), Some(8), "{}", sub.error());
+    let read = parse(&sub.output());
+    assert!(read["missed"].is_null() && read["complete"] == false, "{read}");
 }
 
 #[test]

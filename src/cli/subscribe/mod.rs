@@ -122,6 +122,8 @@ fn read(
     let topic = membership::topic_to_read(&node, name, settings, timeout, signals)?;
     let mut work = Work::new(arguments, signals, topic, sink, outcome)?;
     let done = work.read_all(&node);
+    // It may have been removed in the middle of a message.
+    work.hear_of_events();
     work.outcome.missed = work.missed();
     done
 }
@@ -135,6 +137,8 @@ struct Outcome {
     has_begun: bool,
     statistics: Statistics,
     missed: u64,
+    /// It was removed from its topic: what it would have got since then is not known.
+    is_removed: bool,
     /// Messages that were not what they should be.
     altered: u64,
     publishers_lost: u64,
@@ -234,7 +238,9 @@ impl<'a> Work<'a> {
                     tracing::warn!(%publisher, %node, "a publisher at another node died");
                 }
                 Event::Evicted { held_for } => {
-                    tracing::warn!(?held_for, "removed from the topic: too slow");
+                    self.outcome.is_removed = true;
+                    let held_for = held_for.map(tracing::field::debug);
+                    tracing::warn!(held_for, "removed from the topic: too slow");
                 }
                 _ => {}
             }
@@ -304,6 +310,7 @@ impl Outcome {
             has_begun: false,
             statistics: Statistics::new(),
             missed: 0,
+            is_removed: false,
             altered: 0,
             publishers_lost: 0,
         }
@@ -312,15 +319,21 @@ impl Outcome {
     /// What is to be said at the end about messages that came.
     fn judge(&self) -> Result<(), Failure> {
         if self.altered > 0 {
-            let why = format!("{} messages were not what they should be", self.altered);
-            return Err(Failure::new(Exit::Corrupt, why));
+            return Err(Failure::new(Exit::Corrupt, text::altered(self.altered)));
         }
         match self.missed {
             missed if missed > 0 && self.is_reliable => {
-                Err(Failure::new(Exit::Missed, format!("{missed} messages are missing")))
+                let why = text::one_or(missed, "message is missing", "messages are missing");
+                Err(Failure::new(Exit::Missed, why))
             }
             _ => Ok(()),
         }
+    }
+
+    /// How many are missing, if that is known: not of one that was removed before it had all that
+    /// it was to have.
+    fn missed(&self, done: &Result<(), Failure>) -> Option<u64> {
+        (done.is_ok() || !self.is_removed).then_some(self.missed)
     }
 
     /// What was read, also if it was less than all.
@@ -336,7 +349,7 @@ impl Outcome {
                 "seconds": self.statistics.time().as_secs_f64(),
                 "messages_per_s": self.statistics.messages_per_second(),
                 "bytes_per_s": per_second,
-                "missed": self.missed,
+                "missed": self.missed(done),
                 "altered": arguments.check.then_some(self.altered),
                 "publishers_lost": self.publishers_lost,
                 "latencies": self.statistics.latencies(),
@@ -351,11 +364,17 @@ impl Outcome {
         // Of one message no rate is known.
         let all = so_far(messages, bytes, (per_second > 0.0).then_some(per_second));
         let mut line = format!("{}: {all}", arguments.topic.escape_debug());
-        if self.missed > 0 {
+        if self.missed(done).is_none() {
+            line.push_str(
+                "; removed for being too slow, so that it is not known how many it missed",
+            );
+        } else if self.missed > 0 {
             line.push_str(&format!("; {} missed", self.missed));
         }
         if arguments.check {
-            line.push_str(&format!("; {} not what they should be", self.altered));
+            let altered =
+                text::one_or(self.altered, "not what it should be", "not what they should be");
+            line.push_str(&format!("; {altered}"));
         }
         line.push('\n');
         if arguments.stats {

@@ -250,8 +250,9 @@ impl Reception {
         let Some(kept) = seat.hall.network() else { return };
         match protocol::decode::<NetworkOptions>("inherit how a node is connected", &kept) {
             Ok(network) => {
-                let (listen, peers) = (network.listen, &network.peers);
-                tracing::info!(?listen, ?peers, "other nodes are reached as by the last service");
+                let listen = network.listen.map(tracing::field::display);
+                let peers = network.peers.join(", ");
+                tracing::info!(listen, peers, "other nodes are reached as by the last service");
                 (self.options.network, self.carrying.inherits) = (Some(network), true);
             }
             Err(error) => {
