@@ -173,11 +173,14 @@ impl Subscriber {
 
     /// Messages that were dropped before it came to read them, or never written, in all.
     ///
-    /// Those of another node are counted with the next one that comes from there. So are those that
-    /// were missing before a message that this node itself dropped for want of room, where the
-    /// newest are dropped. Where the oldest are, the next one tells that a message was dropped, but
-    /// not how many were missing before that one. Who subscribes between two messages is told what
-    /// is missing between them, though part of it was before its time.
+    /// Those of another node are counted with the next one that comes from there, from when that node
+    /// began to keep messages for this one; and so are those that this node itself dropped for want of
+    /// room. So what is missing behind the last one that came is not counted: where the oldest are
+    /// dropped that is only what found no room here since readers held as much as there can be. Nor is,
+    /// where messages are dropped, what was dropped while the two nodes were not connected, or until the
+    /// first message came after either node's service was another one. Who subscribes between two
+    /// messages is told what is missing between them, though part of it was before its time. One that
+    /// was [evicted](ErrorKind::Evicted) is not told what it would have got.
     #[must_use]
     pub fn missed(&self) -> u64 {
         let dropped = self.here.missed().wrapping_add(self.arrivals.missed());

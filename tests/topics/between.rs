@@ -339,3 +339,24 @@ fn what_a_node_misses_that_is_given_up_is_told_to_who_published_it() {
     // What comes later misses nobody.
     houses[0].succeed(&["pub", "t", "--pattern", "--count", "3", "--wait-for", "1"]);
 }
+
+#[test]
+fn of_messages_that_are_dropped_between_nodes_none_is_in_no_counter() {
+    let houses = [House::open(), House::open()];
+    let (_node, address) = serve(&houses[0], &[]);
+    let (_far, _) = serve(&houses[1], &["--peers", &address]);
+    let settings = ["--reliability", "drop-oldest", "--depth", "4", "--largest", "1K", "--json"];
+    let sub = ["sub", "t", "--timeout", "2"];
+    for _ in 0..2 {
+        let mut reader = houses[1].start(&[&sub[..], &settings].concat());
+        let publish = ["pub", "t", "--pattern", "--size", "1K", "--count", "300"];
+        let more = ["--wait-for", "1"];
+        let sent = houses[0].json(&[&publish[..], &more, &settings].concat());
+        assert_eq!((&sent["messages"], &sent["unwanted"]), (&300.into(), &0.into()), "{sent}");
+        assert_eq!(reader.end().code(), Some(4), "{}", reader.error());
+        let read = parse(&reader.output());
+        let [messages, missed] = ["messages", "missed"].map(|it| read[it].as_u64().unwrap());
+        assert!(messages > 0 && messages + missed == 300, "{read}");
+        houses[0].wait_until("that nobody reads", |report| topic(report, "t").is_none());
+    }
+}

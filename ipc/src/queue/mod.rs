@@ -38,6 +38,8 @@ mod subscribe;
 mod tests;
 #[cfg(test)]
 mod turns_tests;
+#[cfg(test)]
+mod weight_tests;
 
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -58,6 +60,8 @@ pub struct Queue<W, const E: usize> {
     slots: u64,
     depth: u64,
     when_full: WhenFull,
+    /// As how many an entry counts that is dropped.
+    weight: fn([u64; E]) -> u64,
     born: Incarnation,
 }
 
@@ -240,7 +244,16 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if words.count() < Self::words_needed(setup) {
             return refuse("it is cut off");
         }
-        Ok(Self { words, slots, depth, when_full, born: Incarnation::current() })
+        let weight = |_| 1;
+        Ok(Self { words, slots, depth, when_full, weight, born: Incarnation::current() })
+    }
+
+    /// Where one that is dropped [counts](Subscriber::missed) as several for those that had still to
+    /// read it, since it would have told them of others that are missing. All that publish in a queue
+    /// have to agree about that.
+    #[must_use]
+    pub fn weighing(self, weight: fn([u64; E]) -> u64) -> Self {
+        Self { weight, ..self }
     }
 
     /// Entries that may be waiting to be read.

@@ -256,10 +256,11 @@ impl<W: Words, const E: usize> Locked<'_, W, E> {
         if dropped == 0 {
             return;
         }
+        let weight = (self.queue.weight)(self.queue.entry(slot));
         for place in
             (0..layout::MOST_SUBSCRIBERS).filter(|place| was & layout::waiting(*place) != 0)
         {
-            words.fetch_add(layout::subscriber(place, layout::MISSED), 1);
+            words.fetch_add(layout::subscriber(place, layout::MISSED), weight);
         }
         let all = words.load(layout::DROPPED, Relaxed).wrapping_add(u64::from(dropped));
         words.store(layout::DROPPED, all, Relaxed);

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use super::beginnings::Beginning;
 use crate::bridge::MessageHeader;
 use crate::settings::Reliability;
 
@@ -17,16 +18,20 @@ const LINES: u64 = 256;
 pub(super) enum Gaps {
     /// The first position that was not accounted for.
     Positions(Option<u64>),
-    /// By publishers' lines: which it is, and its first number that was not accounted for.
-    Sequences(BTreeMap<u64, (u64, u64)>),
+    /// By publishers' lines: which it is, and its first number that was not accounted for; of those of
+    /// which nothing came yet it is where they begin.
+    Sequences(BTreeMap<u64, (u64, u64)>, Option<Beginning>),
 }
 
 impl Gaps {
-    /// Of a topic that nothing came of yet: what was before is nothing that anybody waits for here.
-    pub(super) fn new(reliability: Reliability) -> Self {
+    /// Of a topic that nothing came of yet: what was before its beginning is nothing that anybody waits
+    /// for here. If that is not known, the first that comes is it.
+    pub(super) fn new(reliability: Reliability, begins: Option<Beginning>) -> Self {
         match reliability {
-            Reliability::Reliable | Reliability::DropNewest => Self::Positions(None),
-            Reliability::DropOldest => Self::Sequences(BTreeMap::new()),
+            // All that is kept for this node comes.
+            Reliability::Reliable => Self::Positions(None),
+            Reliability::DropNewest => Self::Positions(begins.map(|begins| begins.position)),
+            Reliability::DropOldest => Self::Sequences(BTreeMap::new(), begins),
         }
     }
 
@@ -34,10 +39,11 @@ impl Gaps {
     fn find(&self, header: &MessageHeader) -> (Option<u64>, u64) {
         match self {
             Self::Positions(next) => (*next, header.position),
-            Self::Sequences(all) => {
+            Self::Sequences(all, begins) => {
                 let line = all.get(&(header.publisher % LINES));
                 let line = line.filter(|(publisher, _)| *publisher == header.publisher);
-                (line.map(|(_, next)| *next), header.sequence)
+                let begins = || begins.as_ref()?.first_of(header.publisher);
+                (line.map(|(_, next)| *next).or_else(begins), header.sequence)
             }
         }
     }
@@ -45,7 +51,7 @@ impl Gaps {
     fn set(&mut self, header: &MessageHeader, first: u64) {
         match self {
             Self::Positions(next) => *next = Some(first),
-            Self::Sequences(all) => {
+            Self::Sequences(all, _) => {
                 all.insert(header.publisher % LINES, (header.publisher, first));
             }
         }
@@ -84,7 +90,7 @@ mod tests {
     }
 
     fn told(reliability: Reliability, all: &[(u64, u64, u64)]) -> Vec<u32> {
-        let mut gaps = Gaps::new(reliability);
+        let mut gaps = Gaps::new(reliability, None);
         let each = all.iter().map(|(position, publisher, sequence)| {
             let header = header(*position, *publisher, *sequence);
             let before = gaps.before(&header);
@@ -108,7 +114,7 @@ mod tests {
     #[test]
     fn one_that_was_dropped_here_is_told_of_with_what_was_missing_before_it() {
         let drops = |reliability, dropped: &[u64], then: u64| {
-            let mut gaps = Gaps::new(reliability);
+            let mut gaps = Gaps::new(reliability, None);
             gaps.came(&header(4, 1, 4));
             dropped.iter().for_each(|number| gaps.was_dropped(&header(*number, 1, *number)));
             gaps.before(&header(then, 1, then))
@@ -117,13 +123,13 @@ mod tests {
             assert_eq!(drops(reliability, &[6], 7), 2);
             assert_eq!(drops(reliability, &[5, 6, 9], 10), 5);
             // Also if it is the first one that came, and of each publisher.
-            let mut gaps = Gaps::new(reliability);
+            let mut gaps = Gaps::new(reliability, None);
             gaps.was_dropped(&header(0, 1, 0));
             assert_eq!(gaps.before(&header(1, 1, 1)), 1);
             gaps.came(&header(u64::MAX, 1, u64::MAX));
             assert_eq!(gaps.before(&header(u64::MAX, 1, u64::MAX)), 0);
         }
-        let mut gaps = Gaps::new(Reliability::DropOldest);
+        let mut gaps = Gaps::new(Reliability::DropOldest, None);
         gaps.came(&header(1, 1, 9));
         gaps.was_dropped(&header(2, 1 + LINES, 3));
         assert_eq!(gaps.before(&header(3, 1 + LINES, 4)), 1);
@@ -136,5 +142,26 @@ mod tests {
         // One that comes to the line of another is another one.
         let all = [(7, 1, 4), (8, LINES + 1, 9), (9, LINES + 1, 11), (10, 1, 20)];
         assert_eq!(told(Reliability::DropOldest, &all), [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn what_is_missing_before_the_first_one_is_known_if_it_is_known_where_that_is() {
+        let begins = Beginning::at(70, 4, vec![(2 << 8, 9)]);
+        let first = |reliability, header: MessageHeader| {
+            let mut gaps = Gaps::new(reliability, Some(begins.clone()));
+            let before = gaps.before(&header);
+            gaps.was_dropped(&header);
+            assert_eq!(gaps.before(&header), before);
+            gaps.came(&header);
+            assert_eq!(gaps.before(&header), 0);
+            before
+        };
+        let (old, gone, new) = (2 << 8, 3 << 8, 5 << 8);
+        assert_eq!(first(Reliability::DropOldest, header(80, old, 13)), 3);
+        assert_eq!(first(Reliability::DropOldest, header(69, old, 9)), 0);
+        assert_eq!(first(Reliability::DropOldest, header(80, gone, 13)), 0);
+        assert_eq!(first(Reliability::DropOldest, header(80, new, 13)), 12);
+        assert_eq!(first(Reliability::DropNewest, header(80, old, 13)), 10);
+        assert_eq!(first(Reliability::Reliable, header(80, old, 13)), 0);
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Caller, Participant};
 
+use super::beginnings::Beginning;
 use super::known::Known;
 use super::plan::{Local, Plan, Standing};
 use super::rest::Rest;
@@ -63,6 +64,8 @@ pub(super) struct Carried {
     source: Weak<AtomicBool>,
     /// The destinations that the worker knows, and whether it was told to connect to them.
     told: BTreeMap<NodeIdentity, bool>,
+    /// What was published before anything was kept, where not all is.
+    begins: Option<Beginning>,
 }
 
 impl Carried {
@@ -365,7 +368,8 @@ impl Carrier {
             }
             State::Carried(carried) => {
                 let is_kept = line.facts.topic.settings().reliability == Reliability::Reliable;
-                self.tell_destinations(number, carried, wanted, is_kept);
+                let topic = &line.facts.topic;
+                self.tell_destinations(topic, carried, wanted, is_kept);
                 false
             }
             State::Ending(ending) => {
@@ -410,6 +414,9 @@ impl Carrier {
         }
         let (topic, gate) = (&line.facts.topic, Arc::new(AtomicBool::new(false)));
         let settings = topic.settings();
+        let is_kept = settings.reliability == Reliability::Reliable;
+        // Before anything is kept: what is published meanwhile is missing there.
+        let begins = (!is_kept).then(|| Beginning::of(topic));
         // Held by the source alone: when it is gone the source is.
         let (source, made) = {
             let alive = Arc::new(AtomicBool::new(true));
@@ -418,7 +425,6 @@ impl Carrier {
             let household = &self.household;
             (source, TopicSource::new(household, facts, &line.delivered, &gate, alive))
         };
-        let is_kept = settings.reliability == Reliability::Reliable;
         let options = TopicOptions {
             facts: TopicFacts {
                 number: u64::from(number),
@@ -436,7 +442,8 @@ impl Carrier {
                 tracing::debug!(topic = topic.name(), "carried");
                 topic.set_carried(true);
                 self.ear.listen(topic, announcer);
-                line.state = State::Carried(Carried { gate, source, told: BTreeMap::new() });
+                let told = BTreeMap::new();
+                line.state = State::Carried(Carried { gate, source, told, begins });
                 (line.is_given_up, line.has_complained) = (false, false);
                 true
             }
@@ -455,11 +462,14 @@ impl Carrier {
 
     fn tell_destinations(
         &mut self,
-        number: u32,
+        topic: &Topic,
         carried: &mut Carried,
         wanted: &BTreeMap<NodeIdentity, Standing>,
         is_kept: bool,
     ) {
+        let number = topic.number();
+        // From where on it is for those that are added now.
+        let mut begins = carried.begins.clone().filter(|_| carried.told.is_empty());
         // Who is there and idle costs nothing yet. But as soon as something leaves, it has to go to
         // all.
         let is_open = carried.gate.load(Ordering::Acquire) || !is_kept;
@@ -471,6 +481,10 @@ impl Carrier {
                 Some(is_connected) => connects && !is_connected,
             };
             if is_to_be_told {
+                if !is_kept && !carried.told.contains_key(node) {
+                    let begins = begins.get_or_insert_with(|| Beginning::of(topic));
+                    self.tell_beginning(*node, topic, begins);
+                }
                 let add =
                     |worker: &crate::bridge::Worker| worker.add_destination(key(number), id(*node));
                 if !self.tell(number, add) {

@@ -5,6 +5,7 @@
 //! It belongs to the service's thread.
 
 mod agenda;
+mod beginnings;
 mod ear;
 mod gaps;
 mod known;
@@ -36,6 +37,7 @@ use ipc::{Caller, MappedWords, Participant, Roster};
 use nix::sys::eventfd::EventFd;
 
 use self::agenda::Agenda;
+use self::beginnings::Beginning;
 use self::ear::Ear;
 use self::known::Known;
 use self::lines::{Line, State};
@@ -157,6 +159,8 @@ pub(crate) struct Carrier {
     names: BTreeMap<String, u32>,
     lines: BTreeMap<u32, Line>,
     receiving: BTreeMap<(u32, NodeIdentity), Receiving>,
+    /// Where those begin that are about to be received, as far as it was told.
+    beginnings: BTreeMap<(u32, NodeIdentity), Beginning>,
     /// Those of them that are to end, as soon as the worker can be told.
     ending: BTreeSet<(u32, NodeIdentity)>,
     /// Sinks that end.
@@ -211,6 +215,7 @@ impl Carrier {
             names: BTreeMap::new(),
             lines: BTreeMap::new(),
             receiving: BTreeMap::new(),
+            beginnings: BTreeMap::new(),
             ending: BTreeSet::new(),
             parting: Vec::new(),
             losing: BTreeSet::new(),
@@ -383,6 +388,7 @@ impl Carrier {
                 }
                 self.losing.insert(node);
                 self.lose_nodes();
+                self.beginnings.retain(|(_, from), _| *from != node);
                 let of_node = self.receiving.keys().filter(|(_, from)| *from == node);
                 for (number, node) in of_node.copied().collect::<Vec<_>>() {
                     self.stop_receiving(number, node);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
+use super::beginnings;
 use super::lines::Line;
 use super::obituaries;
 use super::providers::{self, Provider};
@@ -56,6 +57,10 @@ impl Carrier {
             }
             if providers::is_one(&letter.terms) {
                 self.reads_provider(node, &letter)?;
+                return Ok(None);
+            }
+            if beginnings::is_one(&letter.terms) {
+                self.hears_of_a_beginning(node, &letter)?;
                 return Ok(None);
             }
             Ok(Some((Terms::decode(&letter.terms)?, letter)))
@@ -134,7 +139,9 @@ impl Carrier {
             let alive = Arc::new(());
             let weak = Arc::downgrade(&alive);
             let household = &self.household;
-            (TopicSink::new(household, topic, pool, origin, &waits, alive), weak)
+            let begins = self.beginnings.remove(&(number, node));
+            let begins = begins.filter(|begins| begins.topic == theirs);
+            (TopicSink::new(household, topic, pool, (origin, begins), &waits, alive), weak)
         };
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         workers.place(key(number), topic.settings().largest);
@@ -152,6 +159,12 @@ impl Carrier {
         }
     }
 
+    /// Does this one receive a topic of a node, by its number there?
+    pub(super) fn is_receiving(&self, number: u32, node: NodeIdentity, theirs: u64) -> bool {
+        let known = self.receiving.get(&(number, node)).filter(|known| !known.ends);
+        known.is_some_and(|known| known.origin.topic == theirs)
+    }
+
     pub(super) fn stop_receiving(&mut self, number: u32, node: NodeIdentity) {
         self.part(number, node, false);
     }
@@ -160,7 +173,8 @@ impl Carrier {
     /// somebody does again is no gap for that one: it gets a sink of its own.
     pub(super) fn stop_receiving_unwanted(&mut self) {
         let is_wanted = |line: &Line| !line.is_gone && line.facts.subscribes;
-        let wanted = |number| self.lines.get(number).is_some_and(is_wanted);
+        let wanted = |number: &u32| self.lines.get(number).is_some_and(is_wanted);
+        self.beginnings.retain(|(number, _), _| wanted(number));
         let all =
             self.receiving.iter().filter(|((number, _), known)| !wanted(number) && !known.ends);
         let all = all.map(|((number, node), known)| (*number, *node, known.connection));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ipc::{Block, Words};
 
+use super::beginnings::Beginning;
 use super::gaps::Gaps;
 use super::source::place_of;
 use super::{Household, settles};
@@ -15,6 +16,7 @@ use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Note, Pool, Stage, Way};
 use crate::settings::{Reliability, SharedPlace};
+use crate::text::counted;
 use crate::topic::{Delivery, Entry, OriginId, Topic};
 
 /// How often it says that it waits for room.
@@ -62,7 +64,7 @@ impl TopicSink {
         household: &Arc<Household>,
         topic: &Arc<Topic>,
         pool: &Arc<Pool>,
-        origin: OriginId,
+        (origin, begins): (OriginId, Option<Beginning>),
         waits: &Arc<AtomicBool>,
         alive: Arc<()>,
     ) -> Self {
@@ -73,7 +75,7 @@ impl TopicSink {
             pool: Arc::clone(pool),
             origin,
             begun: VecDeque::new(),
-            gaps: Gaps::new(topic.settings().reliability),
+            gaps: Gaps::new(topic.settings().reliability, begins),
             waits: Arc::clone(waits),
             said: None,
             has_settled: false,
@@ -111,7 +113,8 @@ impl Sink for TopicSink {
         let operation = "take a message of another node";
         let largest = self.topic.settings().largest;
         if header.length > largest {
-            let detail = format!("{} bytes, where {largest} is the most", header.length);
+            let length = counted(header.length, "byte");
+            let detail = format!("{length}, where {largest} is the most");
             return Err(Error::new(operation, ErrorKind::TooLong, detail).on(self.topic.name()));
         }
         let bytes = header.length.max(1);

@@ -434,7 +434,7 @@ fn what_is_missing_before_one_that_found_no_room_is_told_with_the_next_one() {
     let place = Place::with(1, settings);
     let mut subscriber = place.topic.arrivals().subscribe(&place.caller()).unwrap();
     let (waits, alive) = (Arc::new(AtomicBool::new(false)), Arc::new(()));
-    let origin = OriginId { node: NOBODY, topic: 3 };
+    let origin = (OriginId { node: NOBODY, topic: 3 }, None);
     let household = place.household();
     let mut sink = TopicSink::new(&household, &place.topic, &place.arrivals, origin, &waits, alive);
     let mut comes = |position: u64| {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ipc::{Participant, Seat, Words};
 
 use super::TopicWords;
-use super::publishers::{self, PublisherSeen};
+use super::publishers::{self, Published, PublisherSeen};
 use crate::pool::Direction;
 
 /// Who takes part in a topic, at about the same time.
@@ -39,6 +39,15 @@ impl<W: Words + Clone> TopicWords<W> {
             publishers: publishers.collect(),
             subscribers: self.subscriptions(Direction::Here),
         }
+    }
+
+    /// What was published here up to now.
+    pub(crate) fn published(&self) -> Published {
+        // First: whoever comes meanwhile comes later.
+        let serial = publishers::last_serial(self.words());
+        let seen = publishers::lines(self.words()).filter_map(|line| line.seen());
+        let publishers = seen.map(|seen| (seen.id, seen.sequence)).collect();
+        Published { position: self.here().position(), serial, publishers }
     }
 
     /// Does somebody publish, and does a process subscribe? In passing: a [census](Self::census)

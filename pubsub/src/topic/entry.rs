@@ -91,6 +91,11 @@ impl Entry {
             lost: if is_ordered { 0 } else { upper },
         }
     }
+
+    /// As how many messages it counts for one that misses it.
+    pub(super) fn weight(words: [u64; WORDS]) -> u64 {
+        u64::from(Self::from_words(words).lost).saturating_add(1)
+    }
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use crate::settings::SharedSettings;
 pub(crate) use self::elsewhere::Elsewhere;
 pub(crate) use self::entry::Entry;
 pub(crate) use self::origins::{Delivery, OriginId};
-pub(crate) use self::publishers::PublisherLine;
+pub(crate) use self::publishers::{Published, PublisherLine};
 pub(crate) use self::words::{Line, TopicWords};
 
 /// Of so many publishers that died, the last, a topic remembers who they were.

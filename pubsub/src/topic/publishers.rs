@@ -47,6 +47,29 @@ pub(crate) struct PublisherSeen {
     pub(crate) waits_since: Option<u64>,
 }
 
+/// What was published of a topic on this node up to now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// The position of the next message.
+    pub(crate) position: u64,
+    /// The serial of the last publisher that was made.
+    pub(crate) serial: u64,
+    /// Those that are there, each with the number of its last message; 0 before the first.
+    pub(crate) publishers: Vec<(u64, u64)>,
+}
+
+impl Published {
+    /// The how manieth of its topic a publisher is.
+    pub(crate) fn serial_of(publisher: u64) -> u64 {
+        publisher >> 8
+    }
+}
+
+/// The serial of the last publisher that was made.
+pub(super) fn last_serial<W: Words>(words: &W) -> u64 {
+    words.load(SERIAL, Acquire)
+}
+
 /// The lines of all publishers.
 pub(super) fn lines<W: Words>(words: &W) -> impl Iterator<Item = PublisherLine<'_, W>> {
     (0..MOST_PUBLISHERS).map(|slot| PublisherLine { words, slot })

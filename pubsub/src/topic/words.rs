@@ -148,7 +148,8 @@ impl<W: Words + Clone> TopicWords<W> {
         let number = u32::try_from(word(layout::NUMBER)).unwrap_or(u32::MAX);
         let owner = Owner::other(number).ok_or_else(|| malformed("its number is too large"))?;
         let [here, arrivals] = Self::queues(&words, &settings)?.map(|part| {
-            let queue = Line::attach(part);
+            // One that is dropped would have told of those that were lost before it.
+            let queue = Line::attach(part).map(|queue| queue.weighing(Entry::weight));
             queue.map_err(|cause| below::of_queue("open a topic", cause).on(&name))
         });
         let (here, arrivals) = (here?, arrivals?);

@@ -139,3 +139,33 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     // Here nobody died.
     assert_eq!(writing.topic.publishers_lost_elsewhere() + reading.topic.publishers_lost(), 0);
 }
+
+#[test]
+fn all_that_is_dropped_on_the_way_is_counted_by_who_reads_also_before_the_first_that_comes() {
+    let settings = SharedSettings { reliability: Reliability::DropOldest, ..settings() };
+    let (writing, reading) = (Place::with(1, settings), Place::with(2, settings));
+    // What was published before is nothing that is waited for.
+    let _local = writing.topic.here().subscribe(&writing.caller()).unwrap();
+    (1..4).for_each(|number| writing.publish(number).unwrap());
+    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    const LAST: u64 = 100 * DEPTH;
+    let (mut taken, mut lost) = (0, 0);
+    for number in 4..=LAST {
+        writing.publish(number).unwrap();
+        // Some are dropped there, and of those that come some are, before they are read.
+        if number > LAST / 2 && number % (2 * DEPTH + 1) == 0 {
+            for _ in 0..10 {
+                writer.turn();
+                reader.turn();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    }
+    until("the last one", &mut [&mut writer, &mut reader], || {
+        let Some(entry) = reading.take(&mut subscriber) else { return false };
+        taken += 1;
+        lost += u64::from(entry.lost);
+        entry.sequence == LAST
+    });
+    assert_eq!(taken + lost + subscriber.missed(), LAST - 3);
+}
