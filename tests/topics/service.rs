@@ -229,3 +229,18 @@ fn an_address_that_cannot_be_had_is_told_of_once_and_then_that_it_listens() {
     node.signal(Signal::SIGTERM);
     node.succeed();
 }
+
+#[test]
+fn also_who_is_there_for_a_moment_is_in_the_log_of_a_node_that_tells_more() {
+    let house = House::open();
+    let mut node = house.start(&["node", "--log", "debug"]);
+    node.wait_for("serves node");
+    house.succeed(&["pub", "t", "--pattern", "--count", "1", "--label", "short one"]);
+    let line_of = |what: &str| {
+        let said = node.error();
+        said.lines().find(|line| line.contains(what) && line.contains("short one")).is_some()
+    };
+    assert!(line_of("a process joins") && line_of("a process leaves"), "{}", node.error());
+    node.signal(Signal::SIGTERM);
+    node.succeed();
+}

@@ -4,12 +4,12 @@ use std::fs::{File, OpenOptions};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{RenameFlags, renameat2};
+use nix::fcntl::{Flock, FlockArg, RenameFlags, renameat2};
 use nix::libc;
 use nix::poll::PollFlags;
 
@@ -22,6 +22,8 @@ const AT_ONCE: usize = 4096;
 const LOOK: Duration = Duration::from_secs(1);
 /// The name of a message has so many at least.
 const DIGITS: usize = 8;
+/// How the name of one ends that is not complete.
+const PART: &str = ".part";
 
 /// Where messages go.
 #[derive(Debug)]
@@ -36,11 +38,13 @@ pub(super) enum Sink {
     Directory { path: PathBuf, number: u64, part: Option<Part> },
 }
 
-/// A file whose message is not complete yet. It goes if that does not happen.
+/// A file whose message is not complete yet. It goes if that does not happen; if its process is
+/// killed, with the next one that writes there: it is locked for as long as somebody has it open.
 #[derive(Debug)]
 pub(super) struct Part {
     path: PathBuf,
     file: File,
+    _lock: Option<Flock<File>>,
 }
 
 impl Drop for Part {
@@ -52,11 +56,23 @@ impl Drop for Part {
 impl Part {
     /// By a name that nobody else comes upon, and nobody has put there.
     fn create(target: &Path) -> Result<Self, Failure> {
-        let drawn = std::hash::RandomState::new().build_hasher().finish();
-        let path = target.with_extension(format!("{drawn:016x}.part"));
-        let file = OpenOptions::new().write(true).create_new(true).open(&path);
-        let file = file.map_err(|error| failed(&path, &error))?;
-        Ok(Self { path, file })
+        loop {
+            let drawn = std::hash::RandomState::new().build_hasher().finish();
+            let path = target.with_extension(format!("{drawn:016x}{PART}"));
+            let file = OpenOptions::new().write(true).create_new(true).open(&path);
+            let file = file.map_err(|error| failed(&path, &error))?;
+            let (lock, is_others) = match lock(&file) {
+                Ok(lock) => (Some(lock), false),
+                // Where there are no locks nobody takes it for a dead one's either.
+                Err(error) => (None, error == Errno::EWOULDBLOCK),
+            };
+            let part = Self { path, file, _lock: lock };
+            // Somebody may have come upon it before it was locked.
+            let is_gone = part.file.metadata().is_ok_and(|found| found.nlink() == 0);
+            if !is_others && !is_gone {
+                return Ok(part);
+            }
+        }
     }
 
     /// The message is complete: only now does it get its name. False if something else has that.
@@ -120,6 +136,7 @@ impl Sink {
     pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, &error))?;
         let number = highest(path).map_err(|error| failed(path, &error))?;
+        remove_dead(path);
         drop(Part::create(&named(path, number.saturating_add(1)))?);
         Ok(Self::Directory { path: path.to_owned(), number, part: None })
     }
@@ -210,6 +227,47 @@ fn highest(directory: &Path) -> io::Result<u64> {
         highest = number.and_then(Result::ok).map_or(highest, |number: u64| number.max(highest));
     }
     Ok(highest)
+}
+
+/// For as long as the file is open, and the lock there.
+fn lock(file: &File) -> Result<Flock<File>, Errno> {
+    let copy = file.try_clone().map_err(|_| Errno::EMFILE)?;
+    Flock::lock(copy, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)
+}
+
+/// Is it the name of a message that is not complete?
+fn is_part(name: &str) -> bool {
+    let Some((number, drawn)) = name.strip_suffix(PART).and_then(|name| name.split_once('.'))
+    else {
+        return false;
+    };
+    let is_drawn = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    number.len() >= DIGITS
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+        && drawn.len() == 16
+        && drawn.bytes().all(is_drawn)
+}
+
+/// Removes what those left that were killed in the middle of a message: nobody has the lock. What
+/// cannot be told, or removed, stays.
+fn remove_dead(directory: &Path) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if !entry.file_name().to_str().is_some_and(is_part) {
+            continue;
+        }
+        let path = entry.path();
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let Ok(file) = options.open(&path) else { continue };
+        let Ok(found) = file.metadata() else { continue };
+        if !found.is_file() {
+            continue;
+        }
+        if let Ok(_lock) = lock(&file) {
+            tracing::info!(path = %path.display(), "removing what one left that was killed");
+            let _ = std::fs::remove_file(&path);
+        }
+    }
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
@@ -337,6 +395,30 @@ mod tests {
         drop(sink);
         assert_eq!(std::fs::read(&victim).unwrap(), b"dear");
         assert_eq!(names(&path), ["00000001", "00000001.part", "victim"]);
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn what_one_left_that_was_killed_goes_with_the_next_one_and_nothing_else_does() {
+        let path = directory("sink-dead");
+        let signals = Signals::catch().unwrap();
+        let mut living = Sink::directory(&path).unwrap();
+        living.begin().unwrap();
+        living.write(b"half of", &signals).unwrap();
+        let [half] = &names(&path)[..] else { panic!() };
+        let strange =
+            ["00000001.part", "notes.0123456789abcdef.part", "00000001.0123456789abcdeg.part"];
+        for name in strange.into_iter().chain(["00000001.0123456789abcdef.part"]) {
+            std::fs::write(path.join(name), name).unwrap();
+        }
+        let link = "00000002.0123456789abcdef.part";
+        std::os::unix::fs::symlink(path.join(strange[0]), path.join(link)).unwrap();
+        let _next = Sink::directory(&path).unwrap();
+        let mut left: Vec<_> = strange.into_iter().chain([half.as_str(), link]).collect();
+        left.sort_unstable();
+        assert_eq!(names(&path), left);
+        living.end().unwrap();
+        assert_eq!(std::fs::read(path.join("00000001")).unwrap(), b"half of");
         std::fs::remove_dir_all(path).unwrap();
     }
 }

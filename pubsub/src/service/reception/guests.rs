@@ -125,7 +125,9 @@ impl Reception {
         self.tell_of_a_life(who, &life);
         self.welcome(&mut connection, who, keys, lives);
         self.lives.insert(who, watched);
-        self.guests.insert(who, Guest::new(label, connection));
+        let guest = Guest::new(label, connection);
+        tracing::debug!(%who, process = guest.process, label = guest.label, "a process joins");
+        self.guests.insert(who, guest);
     }
 
     /// Tells a process that it is a member, when it knows the lives of all others.

@@ -27,11 +27,16 @@ impl Reception {
         let Some(guest) = self.guests.remove(&who) else { return };
         self.is_not_awaited(who);
         let Some(seat) = &self.seat else { return };
-        if guest.leaves || seat.roster.is_dead(Some(who)) {
+        let (process, label) = (guest.process, &guest.label);
+        if guest.leaves {
+            return;
+        }
+        if seat.roster.is_dead(Some(who)) {
+            tracing::debug!(%who, process, label, "a process has ended, and did not leave before");
             return;
         }
         if seat.hall.attends(who) {
-            tracing::debug!(label = guest.label, "lost the connection to a member");
+            tracing::debug!(%who, process, label, "lost the connection to a member");
         } else {
             // It gave up before it became one, and has nothing.
             self.lives.remove(&who);
@@ -43,6 +48,7 @@ impl Reception {
     pub(super) fn leaves(&mut self, who: Participant) {
         let Some(guest) = self.guests.get_mut(&who) else { return };
         guest.leaves = true;
+        tracing::debug!(%who, process = guest.process, label = guest.label, "a process leaves");
         self.is_not_awaited(who);
         self.lives.remove(&who);
         self.unburied.insert(who);
