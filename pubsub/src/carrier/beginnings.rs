@@ -9,14 +9,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::Carrier;
+use super::letters::{Kind, Note};
 use super::receiving::Letter;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::peers::NodeIdentity;
 use crate::topic::{Published, Topic};
 
-/// How such a letter begins: as no [terms](crate::bridge::Terms) of a topic do. Nodes that do not
-/// know of it take no notice, but for a line in their log.
-const VERSION: u8 = 131;
 /// As many as can publish in a topic of a node.
 const MOST: usize = 256;
 /// The number of a publisher's first message.
@@ -51,33 +49,16 @@ impl Beginning {
             None => (Published::serial_of(publisher) > self.serial).then_some(FIRST),
         }
     }
-
-    /// The bytes that travel.
-    pub(super) fn encode(&self) -> Vec<u8> {
-        // Writing to memory does not fail.
-        postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
-    }
-
-    /// Reads a letter of another node. What is accepted has one encoding only.
-    fn decode(bytes: &[u8]) -> Result<Self> {
-        let operation = "read what was published before";
-        let refuse = |detail: &str| Error::new(operation, ErrorKind::Malformed, detail);
-        let body = bytes.strip_prefix(&[VERSION]).ok_or_else(|| refuse("another letter"))?;
-        let (read, rest) = postcard::take_from_bytes::<Self>(body)
-            .map_err(|cause| Error::because(operation, ErrorKind::Malformed, cause))?;
-        if read.publishers.len() > MOST {
-            return Err(refuse("of more publishers than there can be"));
-        }
-        if !rest.is_empty() || read.encode() != bytes {
-            return Err(refuse("written otherwise than it would be here"));
-        }
-        Ok(read)
-    }
 }
 
-/// Is it such a letter?
-pub(super) fn is_one(bytes: &[u8]) -> bool {
-    bytes.first() == Some(&VERSION)
+impl Note for Beginning {
+    const KIND: Kind = Kind::Beginning;
+    const READ: &'static str = "read what was published before";
+
+    fn check(&self) -> std::result::Result<(), &'static str> {
+        let fits = self.publishers.len() <= MOST;
+        fits.then_some(()).ok_or("of more publishers than there can be")
+    }
 }
 
 impl Carrier {
@@ -111,6 +92,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::carrier::letters::tests::{is_read_as_written, is_read_or_refused, is_refused};
 
     impl Beginning {
         pub(in crate::carrier) fn at(
@@ -138,32 +120,16 @@ mod tests {
     #[test]
     fn letters_are_read_as_written() {
         for publishers in [vec![], vec![(256, u64::MAX)], vec![(1, 1); MOST]] {
-            let begins = beginning(publishers);
-            let bytes = begins.encode();
-            assert!(is_one(&bytes) && crate::bridge::Terms::decode(&bytes).is_err());
-            assert!(!super::super::obituaries::is_one(&bytes));
-            assert_eq!(Beginning::decode(&bytes).unwrap(), begins);
+            is_read_as_written(&beginning(publishers));
         }
-        let good = beginning(vec![(1, 1)]).encode();
-        for bytes in [
-            &[][..],
-            &[VERSION],
-            &good[..good.len() - 1],
-            &[&good[..], &[0]].concat(),
-            &beginning(vec![(1, 1); MOST + 1]).encode(),
-            &[VERSION, 0x83, 0, 70, 4, 0],
-        ] {
-            assert_eq!(Beginning::decode(bytes).unwrap_err().kind(), ErrorKind::Malformed);
-        }
+        is_refused::<Beginning>(&beginning(vec![(1, 1); MOST + 1]).encode());
+        is_refused::<Beginning>(&[Kind::Beginning as u8, 0x83, 0, 70, 4, 0]);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let versioned = [&[VERSION][..], &bytes].concat();
-            if let Ok(begins) = Beginning::decode(&versioned) {
-                prop_assert_eq!(begins.encode(), versioned);
-            }
+            is_read_or_refused::<Beginning>(&bytes);
         }
     }
 }

@@ -9,6 +9,7 @@ mod beginnings;
 mod ear;
 mod gaps;
 mod known;
+mod letters;
 mod lines;
 mod misfits;
 mod obituaries;

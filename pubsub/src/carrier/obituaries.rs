@@ -10,15 +10,13 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::Carrier;
+use super::letters::{Kind, Note};
 use super::receiving::Letter;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::peers::NodeIdentity;
 use crate::publisher::PublisherId;
 use crate::topic::{Elsewhere, Topic};
 
-/// How such a letter begins: as no [terms](crate::bridge::Terms) of a topic do. Nodes that do not
-/// know of it take no notice, but for a line in their log.
-const VERSION: u8 = 129;
 /// As many as the topic of who hears of them is sure to remember.
 const MOST: usize = 15;
 
@@ -55,37 +53,26 @@ fn due(
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Obituary {
     publishers: Vec<u64>,
 }
 
-/// The bytes that travel.
-fn encode(publishers: &[u64]) -> Vec<u8> {
-    let publishers = publishers[publishers.len().saturating_sub(MOST)..].to_vec();
-    // Writing to memory does not fail.
-    postcard::to_extend(&Obituary { publishers }, vec![VERSION]).unwrap_or_default()
+impl Obituary {
+    /// Of more than are remembered the last are told of.
+    fn of(publishers: &[u64]) -> Self {
+        Self { publishers: publishers[publishers.len().saturating_sub(MOST)..].to_vec() }
+    }
 }
 
-/// Is it such a letter?
-pub(super) fn is_one(bytes: &[u8]) -> bool {
-    bytes.first() == Some(&VERSION)
-}
+impl Note for Obituary {
+    const KIND: Kind = Kind::Obituary;
+    const READ: &'static str = "read which publishers died";
 
-/// Reads a letter of another node. What is accepted has one encoding only.
-fn decode(bytes: &[u8]) -> Result<Vec<u64>> {
-    let operation = "read which publishers died";
-    let refuse = |detail: &str| Error::new(operation, ErrorKind::Malformed, detail);
-    let body = bytes.strip_prefix(&[VERSION]).ok_or_else(|| refuse("another letter"))?;
-    let (read, rest) = postcard::take_from_bytes::<Obituary>(body)
-        .map_err(|cause| Error::because(operation, ErrorKind::Malformed, cause))?;
-    if read.publishers.is_empty() || read.publishers.len() > MOST {
-        return Err(refuse("of nobody, or of more than are told of"));
+    fn check(&self) -> std::result::Result<(), &'static str> {
+        let is_one = (1..=MOST).contains(&self.publishers.len());
+        is_one.then_some(()).ok_or("of nobody, or of more than are told of")
     }
-    if !rest.is_empty() || encode(&read.publishers) != bytes {
-        return Err(refuse("written otherwise than it would be here"));
-    }
-    Ok(read.publishers)
 }
 
 impl Carrier {
@@ -109,7 +96,8 @@ impl Carrier {
                     .filter_map(|number| topic.publisher_lost(number))
                     .collect();
                 for node in nodes.into_iter().filter(|_| !publishers.is_empty()) {
-                    let (topic, terms) = (topic.name().to_owned(), encode(&publishers));
+                    let (topic, terms) =
+                        (topic.name().to_owned(), Obituary::of(&publishers).encode());
                     self.write(node, &Letter { topic, terms });
                 }
                 topic.set_losses_told(lost);
@@ -119,7 +107,7 @@ impl Carrier {
 
     /// Another node tells of publishers of a topic that died there.
     pub(super) fn hears_of_the_dead(&self, node: NodeIdentity, letter: &Letter) -> Result<()> {
-        let publishers = decode(&letter.terms)?;
+        let Obituary { publishers } = Obituary::decode(&letter.terms)?;
         let Some(facts) = self.facts(&letter.topic).filter(|facts| facts.subscribes) else {
             return Ok(());
         };
@@ -139,6 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::carrier::letters::tests::{is_read_as_written, is_read_or_refused, is_refused};
 
     const ONE: NodeIdentity = NodeIdentity([1; 16]);
     const OTHER: NodeIdentity = NodeIdentity([2; 16]);
@@ -158,42 +147,25 @@ mod tests {
     #[test]
     fn letters_are_read_as_written() {
         for publishers in [vec![256], (1..=MOST as u64).map(|number| number << 40).collect()] {
-            let bytes = encode(&publishers);
-            assert!(is_one(&bytes) && crate::bridge::Terms::decode(&bytes).is_err());
-            assert_eq!(decode(&bytes).unwrap(), publishers);
+            is_read_as_written(&Obituary::of(&publishers));
         }
-        // Of more than are remembered the last are told of.
         let many: Vec<u64> = (0..40).collect();
-        assert_eq!(decode(&encode(&many)).unwrap(), many[40 - MOST..]);
-        assert!(!is_one(&[]) && !is_one(&[1]));
+        assert_eq!(Obituary::of(&many).publishers, many[40 - MOST..]);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
-        let good = encode(&[1, 2]);
         let of_many = Obituary { publishers: vec![1; MOST + 1] };
-        let many = postcard::to_extend(&of_many, vec![VERSION]).unwrap();
-        let padded = [VERSION, 1, 0x81, 0];
-        for bytes in [
-            &[][..],
-            &[VERSION],
-            &good[..good.len() - 1],
-            &[&good[..], &[0]].concat(),
-            &encode(&[]),
-            &many,
-            &padded,
-        ] {
-            assert_eq!(decode(bytes).unwrap_err().kind(), ErrorKind::Malformed, "{bytes:?}");
+        for note in [of_many, Obituary::of(&[])] {
+            is_refused::<Obituary>(&note.encode());
         }
+        is_refused::<Obituary>(&[Kind::Obituary as u8, 1, 0x81, 0]);
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let versioned = [&[VERSION][..], &bytes].concat();
-            if let Ok(publishers) = decode(&versioned) {
-                prop_assert_eq!(encode(&publishers), versioned);
-            }
+            is_read_or_refused::<Obituary>(&bytes);
         }
     }
 }

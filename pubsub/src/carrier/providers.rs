@@ -10,14 +10,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::Carrier;
+use super::letters::{Kind, Note};
 use super::receiving::Letter;
 use crate::bridge::{LONGEST_PROVIDER, Spot};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::peers::NodeIdentity;
-
-/// How such a letter begins: as no [terms](crate::bridge::Terms) of a topic do. Nodes that do not
-/// know of it take no notice, but for a line in their log.
-const VERSION: u8 = 130;
 
 /// What carries messages at a node: the same at both, or they do not understand each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,27 +29,15 @@ impl Provider {
     pub(super) fn of(spot: &Spot) -> Self {
         Self { name: spot.provider.clone(), protocol: spot.protocol, format: spot.format }
     }
+}
 
-    /// The bytes that travel.
-    fn encode(&self) -> Vec<u8> {
-        // Writing to memory does not fail.
-        postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
-    }
+impl Note for Provider {
+    const KIND: Kind = Kind::Provider;
+    const READ: &'static str = "read which provider another node has";
 
-    /// Reads a letter of another node. What is accepted has one encoding only.
-    fn decode(bytes: &[u8]) -> Result<Self> {
-        let operation = "read which provider another node has";
-        let refuse = |detail: &str| Error::new(operation, ErrorKind::Malformed, detail);
-        let body = bytes.strip_prefix(&[VERSION]).ok_or_else(|| refuse("another letter"))?;
-        let (read, rest) = postcard::take_from_bytes::<Self>(body)
-            .map_err(|cause| Error::because(operation, ErrorKind::Malformed, cause))?;
-        if read.name.len() > LONGEST_PROVIDER {
-            return Err(refuse("a name without end"));
-        }
-        if !rest.is_empty() || read.encode() != bytes {
-            return Err(refuse("written otherwise than it would be here"));
-        }
-        Ok(read)
+    fn check(&self) -> std::result::Result<(), &'static str> {
+        let fits = self.name.len() <= LONGEST_PROVIDER;
+        fits.then_some(()).ok_or("a name without end")
     }
 }
 
@@ -60,11 +45,6 @@ impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (protocol {}, addresses {})", self.name, self.protocol, self.format)
     }
-}
-
-/// Is it such a letter?
-pub(super) fn is_one(bytes: &[u8]) -> bool {
-    bytes.first() == Some(&VERSION)
 }
 
 /// Two that do not understand each other.
@@ -167,6 +147,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::carrier::letters::tests::{is_read_as_written, is_read_or_refused, is_refused};
 
     const NODE: NodeIdentity = NodeIdentity([1; 16]);
 
@@ -195,24 +176,14 @@ mod tests {
 
     #[test]
     fn letters_are_read_as_written() {
-        let bytes = provider("tcp;ofi_rxm", 1 << 31).encode();
-        assert!(is_one(&bytes) && crate::bridge::Terms::decode(&bytes).is_err());
-        assert_eq!(Provider::decode(&bytes).unwrap(), provider("tcp;ofi_rxm", 1 << 31));
-        let endless = provider(&"x".repeat(LONGEST_PROVIDER + 1), 1).encode();
-        for bytes in
-            [&[][..], &[VERSION], &bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &endless]
-        {
-            assert_eq!(Provider::decode(bytes).unwrap_err().kind(), ErrorKind::Malformed);
-        }
+        is_read_as_written(&provider("tcp;ofi_rxm", 1 << 31));
+        is_refused::<Provider>(&provider(&"x".repeat(LONGEST_PROVIDER + 1), 1).encode());
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let versioned = [&[VERSION][..], &bytes].concat();
-            if let Ok(provider) = Provider::decode(&versioned) {
-                prop_assert_eq!(provider.encode(), versioned);
-            }
+            is_read_or_refused::<Provider>(&bytes);
         }
     }
 }

@@ -5,10 +5,9 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
-use super::beginnings;
+use super::letters::Kind;
 use super::lines::Line;
-use super::obituaries;
-use super::providers::{self, Provider};
+use super::providers::Provider;
 use super::sink::TopicSink;
 use super::{Carrier, Facts, id, key};
 use crate::bridge::Terms;
@@ -51,19 +50,15 @@ impl Carrier {
     pub(super) fn reads(&mut self, node: NodeIdentity, bytes: &[u8]) {
         let read = protocol::decode::<Letter>("read a letter of another node", bytes);
         let read = read.and_then(|letter| {
-            if obituaries::is_one(&letter.terms) {
-                self.hears_of_the_dead(node, &letter)?;
-                return Ok(None);
+            let Some(kind) = Kind::of(&letter.terms) else {
+                return Ok(Some((Terms::decode(&letter.terms)?, letter)));
+            };
+            match kind {
+                Kind::Obituary => self.hears_of_the_dead(node, &letter)?,
+                Kind::Provider => self.reads_provider(node, &letter)?,
+                Kind::Beginning => self.hears_of_a_beginning(node, &letter)?,
             }
-            if providers::is_one(&letter.terms) {
-                self.reads_provider(node, &letter)?;
-                return Ok(None);
-            }
-            if beginnings::is_one(&letter.terms) {
-                self.hears_of_a_beginning(node, &letter)?;
-                return Ok(None);
-            }
-            Ok(Some((Terms::decode(&letter.terms)?, letter)))
+            Ok(None)
         });
         let (terms, letter) = match read {
             Ok(Some(read)) => read,

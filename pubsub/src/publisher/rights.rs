@@ -56,7 +56,7 @@ impl Post {
                 return right;
             }
             if end >= deadline {
-                let allowed = counted(self.loans.allowed().into(), "loan");
+                let allowed = counted(self.loans.allowed(), "loan");
                 let detail = format!(
                     "threads that push, or devices, have the last of this publisher's {allowed}"
                 );

@@ -124,7 +124,7 @@ fn for_people(report: &Report) -> String {
     let common = &report.common;
     format!(
         "{}, {:.1} ns a pair; with the clock around each: p50 {:.3}, p99 {:.3}, p99.9 {:.3}, p99.99 {:.3} us\n",
-        text::one_or(report.processes.into(), "process", "processes"),
+        text::one_or(report.processes, "process", "processes"),
         report.mean_ns,
         number(common.p50_us),
         number(common.p99_us),

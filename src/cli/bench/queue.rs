@@ -144,7 +144,7 @@ fn for_people(report: &Report) -> String {
     let common = &report.common;
     format!(
         "{}, {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us one way\n",
-        text::counted(report.readers.into(), "reader"),
+        text::counted(report.readers, "reader"),
         common.waiting,
         number(common.p50_us),
         number(common.p99_us),

@@ -123,7 +123,7 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
 fn for_people(report: &Report) -> String {
     format!(
         "{}: {:.3} % of a core, {} of memory each; made in {:.2} s\n",
-        text::counted(report.topics.into(), "idle topic"),
+        text::counted(report.topics, "idle topic"),
         report.cpu_percent,
         text::counted(report.memory_of_each, "byte"),
         report.making_s

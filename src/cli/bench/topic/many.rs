@@ -171,9 +171,9 @@ fn for_people(report: &Report) -> String {
     format!(
         "{} {}, {} each: {}, {:.0}/s; the least has {:.3} of \
          the mean, the most {:.3}; longest without one {:.0} ms; {} lost\n",
-        text::counted(report.topics.into(), "topic"),
+        text::counted(report.topics, "topic"),
         if report.is_one_way { "from one node to another" } else { "of two nodes" },
-        text::counted(report.subscribers.into(), "subscriber"),
+        text::counted(report.subscribers, "subscriber"),
         text::counted(report.messages, "message"),
         report.messages_per_s,
         report.smallest_share,

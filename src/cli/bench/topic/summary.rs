@@ -62,7 +62,7 @@ pub(super) fn for_people(report: &Report) -> String {
          way; {:.0} messages/s, {:.3} GB/s\n",
         size::print(common.bytes),
         common.provider,
-        text::counted(report.subscribers.into(), "reader"),
+        text::counted(report.subscribers, "reader"),
         report.to,
         report.path,
         report.wire,

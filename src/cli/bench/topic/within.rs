@@ -176,7 +176,7 @@ fn for_people(report: &Report) -> String {
          a queue alone takes {} us; the topic, {} us more\n{}",
         size::print(common.bytes),
         common.provider,
-        text::counted(report.subscribers.into(), "reader"),
+        text::counted(report.subscribers, "reader"),
         common.waiting,
         figure(common.p50_us),
         figure(common.p99_us),
