@@ -32,7 +32,8 @@ impl Reception {
             return;
         }
         if seat.roster.is_dead(Some(who)) {
-            tracing::debug!(%who, process, label, "a process has ended, and did not leave before");
+            // That it leaves may be among what it said last and is not read any more.
+            tracing::debug!(%who, process, label, "a process has ended");
             return;
         }
         if seat.hall.attends(who) {
