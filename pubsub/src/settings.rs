@@ -324,11 +324,10 @@ impl SharedSettings {
     /// As nodes say it to each other: in whose memory messages lie, and how many loans there are, is
     /// each node's own matter.
     pub(crate) fn between_nodes(&self) -> impl fmt::Display {
-        let Self { reliability, depth, largest, .. } = self;
-        let within = self.release_deadline();
-        format!(
-            "{reliability}, {depth} messages of up to {largest} bytes, released within {within:?}"
-        )
+        let (depth, largest) =
+            (counted(self.depth.into(), "message"), counted(self.largest, "byte"));
+        let (reliability, within) = (self.reliability, self.release_deadline());
+        format!("{reliability}, {depth} of up to {largest}, released within {within:?}")
     }
 
     /// Refuses what can never be.
@@ -383,5 +382,19 @@ impl fmt::Display for SharedSettings {
         let largest = counted(*largest, "byte");
         write!(f, "{reliability}, {depth} of up to {largest} on {place}, ")?;
         write!(f, "{loans}, released within {:?}", self.release_deadline())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_of_one_byte_is_said_as_one() {
+        let settings = SharedSettings { largest: 1, ..SharedSettings::of_depth(1) };
+        let said = settings.between_nodes().to_string();
+        assert_eq!(said, "reliable, 1 message of up to 1 byte, released within 1s");
+        let said = SharedSettings::of_depth(2).between_nodes().to_string();
+        assert!(said.contains("2 messages of up to 4096 bytes"), "{said}");
     }
 }

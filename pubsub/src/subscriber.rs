@@ -17,6 +17,7 @@ use crate::house::Desk;
 use crate::pool::{Direction, Rest};
 use crate::publisher::PublisherId;
 use crate::sample::Sample;
+use crate::text;
 use crate::topic::{Elsewhere, Entry, MOST_LOST};
 
 pub(crate) use self::departures::Departure;
@@ -294,7 +295,9 @@ impl Subscriber {
             return self.shared.desk.house.office.check();
         }
         let detail = match self.evicted() {
-            Some(held_for) => format!("its messages were in the way for {held_for:?}"),
+            Some(held_for) => {
+                format!("its messages were in the way for {}", text::plain_time(held_for))
+            }
             None => "its process was taken for dead, or left its node".to_owned(),
         };
         Err(Error::new("pull", ErrorKind::Evicted, detail).on(self.topic()))

@@ -17,6 +17,7 @@ use crate::peers::NodeIdentity;
 use crate::service::election::{Claim, Office, Precedence, socket_in};
 use crate::service::protocol::{self, Notice};
 use crate::service::{Service, ServiceOptions};
+use crate::text;
 
 /// How long to listen before it is looked whether anybody can answer at all.
 const LISTENING: Duration = Duration::from_millis(100);
@@ -128,8 +129,8 @@ impl OwnService {
         *setback = Some(next);
         drop(setback);
         self.renounce();
-        let pause = next.pause;
-        tracing::warn!(why, ?pause, "this process cannot serve its node, and leaves it to others");
+        let pause = text::plain_time(next.pause);
+        tracing::warn!(why, %pause, "this process cannot serve its node, and leaves it to others");
     }
 
     /// Does this process go before those that are only to succeed another? If it is there for that, and

@@ -356,5 +356,17 @@ fn one_that_had_come_by_itself_is_told_of_while_it_is_away() {
         world.start(1, 4);
         world.run(Duration::from_secs(1));
         assert_eq!(away(&mut world), []);
+        // Or one of its name comes from there, which cannot be dialled.
+        let there = Some((world.hosts[1].identity(), address(1, 0).to_string()));
+        world.stop(1, false);
+        world.run(world.timing.lost_after + Duration::from_secs(1));
+        let mut gone = away(&mut world).into_iter();
+        assert_eq!(gone.next().and_then(|(node, _, address)| Some((node?, address))), there);
+        world.hosts[1].plan.identity = identity(3, 1);
+        world.hosts[1].plan.listens = false;
+        world.start(1, 5);
+        world.run(Duration::from_secs(1));
+        check_that_all_are_joined(&world);
+        assert_eq!(away(&mut world), []);
     }
 }

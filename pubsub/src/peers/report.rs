@@ -1,6 +1,7 @@
 //! Who is there and who is not, for people to read.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use super::book::Stage;
@@ -17,6 +18,8 @@ const MOST_GONE: usize = 256;
 pub(super) struct Gone {
     label: String,
     address: String,
+    /// Where it was seen.
+    host: IpAddr,
     since: Duration,
     /// Until then it is told of.
     until: Duration,
@@ -36,26 +39,36 @@ impl Absent {
             Reason::Left => 2 * timing.lost_after,
             _ => timing.forgotten_after,
         };
-        if self.0.len() >= MOST_GONE {
-            let first = self.0.iter().min_by_key(|(_, gone)| gone.until);
-            let first = first.map(|(node, _)| *node);
-            first.and_then(|node| self.0.remove(&node));
-        }
         let gone = Gone {
             label: peer.label.clone(),
             address: line.address(),
+            host: line.theirs.ip().to_canonical(),
             since: now,
             until: now + remembered,
             why: reason.to_string(),
         };
-        self.0.insert(peer.identity, gone);
+        self.remember(peer.identity, gone);
     }
 
-    /// Somebody is there: the same node, or another one where that was.
+    fn remember(&mut self, node: NodeIdentity, gone: Gone) {
+        if self.0.len() >= MOST_GONE && !self.0.contains_key(&node) {
+            let first = self.0.iter().min_by_key(|(_, gone)| gone.until);
+            let first = first.map(|(node, _)| *node);
+            first.and_then(|node| self.0.remove(&node));
+        }
+        self.0.insert(node, gone);
+    }
+
+    /// Somebody is there: the same node, or another one where that was. One that was founded anew
+    /// is another node, and comes from another port if it does not listen; its name tells.
     pub(super) fn comes(&mut self, line: &Line) {
-        let node = line.peer.as_ref().map(|peer| peer.identity);
-        let address = line.address();
-        self.0.retain(|gone, it| Some(*gone) != node && it.address != address);
+        let Some(peer) = &line.peer else { return };
+        let (address, host) = (line.address(), line.theirs.ip().to_canonical());
+        self.0.retain(|node, gone| {
+            let has_its_name = !gone.label.is_empty() && gone.label == peer.label;
+            let is_this = *node == peer.identity || gone.address == address;
+            !is_this && !(has_its_name && gone.host == host)
+        });
     }
 
     pub(super) fn tick(&mut self, now: Duration) {
@@ -169,5 +182,37 @@ impl Line {
             let listens = self.acquaintance().map(|it| it.address);
             listens.unwrap_or(self.theirs).to_string()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_goes_again_takes_nobody_elses_place() {
+        let gone = |until| Gone {
+            label: String::new(),
+            address: String::new(),
+            host: IpAddr::from([127, 0, 0, 1]),
+            since: Duration::ZERO,
+            until: Duration::from_secs(until),
+            why: String::new(),
+        };
+        let node = |number: u64| {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&number.to_le_bytes());
+            NodeIdentity(bytes)
+        };
+        let mut absent = Absent::default();
+        let most = MOST_GONE as u64;
+        (0..most).for_each(|number| absent.remember(node(number), gone(number)));
+        absent.remember(node(7), gone(most));
+        assert_eq!(absent.0.len(), MOST_GONE);
+        assert!(absent.0.contains_key(&node(0)));
+        // One more takes that of who would be forgotten first.
+        absent.remember(node(most), gone(most));
+        assert_eq!(absent.0.len(), MOST_GONE);
+        assert!(!absent.0.contains_key(&node(0)) && absent.0.contains_key(&node(7)));
     }
 }

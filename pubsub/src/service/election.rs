@@ -71,12 +71,19 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
             return Err(Error::because(operation, kind, error).on(directory.display()));
         }
     };
-    let own = Credentials::of_this_process().user;
-    if !found.is_dir() || found.uid() != own || found.mode() & 0o022 != 0 {
-        let detail = "it is not a directory of this user in which nobody else may write";
-        return Err(Error::new(operation, ErrorKind::Denied, detail).on(directory.display()));
-    }
-    Ok(())
+    let (own, mode) = (Credentials::of_this_process().user, found.mode() & 0o7777);
+    let detail = if found.is_symlink() {
+        "it is a symbolic link, and not a directory".to_owned()
+    } else if !found.is_dir() {
+        "it is not a directory".to_owned()
+    } else if found.uid() != own {
+        format!("it is another user's (user {}, this process is of user {own})", found.uid())
+    } else if mode & 0o022 != 0 {
+        format!("others may write in it (mode {mode:o}): chmod go-w it")
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(operation, ErrorKind::Denied, detail).on(directory.display()))
 }
 
 /// A file, by device and number.
@@ -412,11 +419,30 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_others_is_refused() {
+    fn a_directory_of_others_is_refused_and_why_is_told() {
         let directory = directory("open");
-        fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o777))
-            .unwrap();
+        let refused = |directory: &Path| {
+            let error = check("test", directory).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Denied);
+            error.detail().to_owned()
+        };
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        fs::set_permissions(&directory, open).unwrap();
         assert_eq!(prepare("test", &directory).unwrap_err().kind(), ErrorKind::Denied);
+        assert_eq!(refused(&directory), "others may write in it (mode 777): chmod go-w it");
+        let (file, link) = (directory.join("file"), directory.join("link"));
+        fs::write(&file, "").unwrap();
+        assert_eq!(refused(&file), "it is not a directory");
+        std::os::unix::fs::symlink(&directory, &link).unwrap();
+        assert!(refused(&link).contains("symbolic link"));
+        let others = directory.join("others");
+        fs::create_dir(&others).unwrap();
+        let user = Credentials::of_this_process().user + 1;
+        // Who may do everything can make one that is another's.
+        if std::os::unix::fs::chown(&others, Some(user), None).is_ok() {
+            let why = refused(&others);
+            assert!(why.contains(&format!("another user's (user {user},")), "{why}");
+        }
         fs::remove_dir_all(&directory).unwrap();
     }
 }

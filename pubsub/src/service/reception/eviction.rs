@@ -10,6 +10,7 @@ use ipc::Participant;
 
 use super::Reception;
 use crate::pool::Direction;
+use crate::text;
 
 /// For how long a topic is looked at when nobody seems to wait any more: longer than it takes until
 /// it is said again that somebody does.
@@ -153,7 +154,7 @@ impl Reception {
                             label = guest.map(|guest| guest.label.as_str()),
                             participant = who.map(tracing::field::display),
                             position,
-                            ?held_for,
+                            held_for = %text::plain_time(held_for),
                             "a subscriber was removed: it held a message for too long"
                         );
                         changed.push(number);
