@@ -24,6 +24,7 @@ use super::session::Timing;
 use crate::error::{Error, ErrorKind, Result};
 
 const START: &str = "start to look after peers";
+const LISTEN: &str = "listen for other nodes";
 
 /// How a node finds its peers, and is found.
 #[derive(Debug, Clone)]
@@ -175,7 +176,7 @@ impl Peers {
             Some(address) => Some(
                 TcpListener::bind(address)
                     .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-                    .map_err(|cause| failed(cause).on(address))?,
+                    .map_err(|cause| Error::of(LISTEN, cause).on(address))?,
             ),
             None => None,
         };

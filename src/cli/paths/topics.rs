@@ -37,7 +37,9 @@ pub(crate) fn name_of_node(rows: &[Row], identity: &str) -> String {
 
 /// Why nothing goes between this node and others.
 pub(crate) fn not_carried(why: &str) -> String {
-    format!("no messages go between this node and others: {}", text::visible(why))
+    // Of where it listens the error says the address only.
+    let option = if why.starts_with("listen ") { ". --listen says where" } else { "" };
+    format!("no messages go between this node and others: {}{option}", text::visible(why))
 }
 
 fn for_people(rows: &[Row]) -> String {

@@ -72,6 +72,12 @@ impl Attempts {
         is_told
     }
 
+    /// Why they fail, and what comes of it, for people.
+    fn in_words(&self) -> Option<String> {
+        let rest = if self.are_vain { "" } else { "; it is tried again and again" };
+        self.why.as_ref().map(|why| format!("{why}{rest}"))
+    }
+
     fn may_begin(&self, now: Instant) -> bool {
         !self.are_vain && self.rest.is_none_or(|rest| rest.is_over(now))
     }
@@ -167,7 +173,9 @@ impl Carrying {
     pub(super) fn rows(&mut self) -> Vec<Row> {
         match &mut self.carrier {
             Some(carrier) => carrier.rows(),
-            None => self.attempts.why.as_deref().map(Row::not_carried).into_iter().collect(),
+            None => {
+                self.attempts.in_words().map(|why| Row::not_carried(&why)).into_iter().collect()
+            }
         }
     }
 
