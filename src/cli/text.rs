@@ -1,6 +1,7 @@
 //! Output for people: aligned tables, wrapped lines, and a pipe that may close.
 
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use super::exit::{Exit, Failure};
 
@@ -46,6 +47,14 @@ pub(crate) fn counted(number: u64, thing: &str) -> String {
 /// A number, and what is said of one, or of several: `1 process`, `2 processes`.
 pub(crate) fn one_or(number: u64, one: &str, several: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { several })
+}
+
+/// A time, to the millisecond if it has one: `301ms`, `2.5s`.
+pub(crate) fn plain_time(time: Duration) -> String {
+    match u64::try_from(time.as_millis()) {
+        Ok(milliseconds @ 1..) => format!("{:?}", Duration::from_millis(milliseconds)),
+        _ => format!("{time:?}"),
+    }
 }
 
 /// That so many messages were altered.

@@ -79,8 +79,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let signals = Signals::catch()?;
     let settings = arguments.settings.settings()?;
     if arguments.lines && arguments.file.is_none() && !arguments.writes() {
-        let why = "--lines: messages are written to a file only, with --check, --stats and --json; \
-                   --file says to which";
+        let why = "--lines: with --check, --stats or --json messages go to a file only: say which with \
+                   --file";
         return Err(Failure::new(Exit::Usage, why));
     }
     let mut outcome = Outcome::new();
@@ -239,7 +239,7 @@ impl<'a> Work<'a> {
                 }
                 Event::Evicted { held_for } => {
                     self.outcome.is_removed = true;
-                    let held_for = held_for.map(tracing::field::debug);
+                    let held_for = held_for.map(|it| tracing::field::display(text::plain_time(it)));
                     tracing::warn!(held_for, "removed from the topic: too slow");
                 }
                 _ => {}

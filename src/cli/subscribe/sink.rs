@@ -24,6 +24,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const DIGITS: usize = 8;
 /// How the name of one ends that is not complete.
 const PART: &str = ".part";
+/// Files that are made for one message at most: it is bad luck if somebody comes upon one.
+const ATTEMPTS: usize = 8;
 
 /// Where messages go.
 #[derive(Debug)]
@@ -43,8 +45,26 @@ pub(super) enum Sink {
 #[derive(Debug)]
 pub(super) struct Part {
     path: PathBuf,
-    file: File,
-    _lock: Option<Flock<File>>,
+    file: Written,
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+enum Written {
+    Locked(Flock<File>),
+    /// Where there are no locks nobody takes it for a dead one's either.
+    Unlocked(File),
+}
+
+impl std::ops::Deref for Written {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Locked(file) => file,
+            Self::Unlocked(file) => file,
+        }
+    }
 }
 
 impl Drop for Part {
@@ -56,23 +76,42 @@ impl Drop for Part {
 impl Part {
     /// By a name that nobody else comes upon, and nobody has put there.
     fn create(target: &Path) -> Result<Self, Failure> {
-        loop {
+        Self::create_with(target, lock)
+    }
+
+    /// By who locks it so.
+    fn create_with(
+        target: &Path,
+        lock: impl Fn(File) -> Result<Flock<File>, (File, Errno)>,
+    ) -> Result<Self, Failure> {
+        for _ in 0..ATTEMPTS {
             let drawn = std::hash::RandomState::new().build_hasher().finish();
             let path = target.with_extension(format!("{drawn:016x}{PART}"));
             let file = OpenOptions::new().write(true).create_new(true).open(&path);
             let file = file.map_err(|error| failed(&path, &error))?;
-            let (lock, is_others) = match lock(&file) {
-                Ok(lock) => (Some(lock), false),
-                // Where there are no locks nobody takes it for a dead one's either.
-                Err(error) => (None, error == Errno::EWOULDBLOCK),
+            let (file, error) = match lock(file) {
+                Ok(file) => (Written::Locked(file), None),
+                Err((file, error)) => (Written::Unlocked(file), Some(error)),
             };
-            let part = Self { path, file, _lock: lock };
+            // It goes unless it is given.
+            let part = Self { path, file };
+            match error {
+                None | Some(Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+                Some(Errno::EWOULDBLOCK | Errno::EINTR) => continue,
+                // Others could have it, and would take this one for dead.
+                Some(error) => {
+                    let path = part.path.display();
+                    let why = format!("writing {path}: it cannot be locked: {}", error.desc());
+                    return Err(Failure::failed(why));
+                }
+            }
             // Somebody may have come upon it before it was locked.
-            let is_gone = part.file.metadata().is_ok_and(|found| found.nlink() == 0);
-            if !is_others && !is_gone {
+            if !part.file.metadata().is_ok_and(|found| found.nlink() == 0) {
                 return Ok(part);
             }
         }
+        let why = "each file that is made there is removed, or locked by another process, at once";
+        Err(failed(target, &io::Error::other(why)))
     }
 
     /// The message is complete: only now does it get its name. False if something else has that.
@@ -230,9 +269,8 @@ fn highest(directory: &Path) -> io::Result<u64> {
 }
 
 /// For as long as the file is open, and the lock there.
-fn lock(file: &File) -> Result<Flock<File>, Errno> {
-    let copy = file.try_clone().map_err(|_| Errno::EMFILE)?;
-    Flock::lock(copy, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| error)
+fn lock(file: File) -> Result<Flock<File>, (File, Errno)> {
+    Flock::lock(file, FlockArg::LockExclusiveNonblock)
 }
 
 /// Is it the name of a message that is not complete?
@@ -248,8 +286,8 @@ fn is_part(name: &str) -> bool {
         && drawn.bytes().all(is_drawn)
 }
 
-/// Removes what those left that were killed in the middle of a message: nobody has the lock. What
-/// cannot be told, or removed, stays.
+/// Removes what those of this user left that were killed in the middle of a message: nobody has the
+/// lock. What cannot be told, or removed, stays.
 fn remove_dead(directory: &Path) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         if !entry.file_name().to_str().is_some_and(is_part) {
@@ -260,12 +298,13 @@ fn remove_dead(directory: &Path) {
         options.write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let Ok(file) = options.open(&path) else { continue };
         let Ok(found) = file.metadata() else { continue };
-        if !found.is_file() {
+        if !found.is_file() || found.uid() != nix::unistd::geteuid().as_raw() {
             continue;
         }
-        if let Ok(_lock) = lock(&file) {
-            tracing::info!(path = %path.display(), "removing what one left that was killed");
-            let _ = std::fs::remove_file(&path);
+        if let Ok(_lock) = lock(file)
+            && std::fs::remove_file(&path).is_ok()
+        {
+            tracing::warn!(path = %path.display(), "removed what one left that was killed");
         }
     }
 }
@@ -413,12 +452,50 @@ mod tests {
         }
         let link = "00000002.0123456789abcdef.part";
         std::os::unix::fs::symlink(path.join(strange[0]), path.join(link)).unwrap();
+        // Who may do everything could remove those of others.
+        let others = "00000003.0123456789abcdef.part";
+        std::fs::write(path.join(others), others).unwrap();
+        let is_given = std::os::unix::fs::chown(path.join(others), Some(1), None).is_ok();
         let _next = Sink::directory(&path).unwrap();
         let mut left: Vec<_> = strange.into_iter().chain([half.as_str(), link]).collect();
+        left.extend(is_given.then_some(others));
         left.sort_unstable();
         assert_eq!(names(&path), left);
         living.end().unwrap();
         assert_eq!(std::fs::read(path.join("00000001")).unwrap(), b"half of");
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn nobody_writes_without_a_lock_where_others_can_have_one() {
+        let path = directory("sink-unlocked");
+        let target = path.join("00000001");
+        let attempts = std::cell::Cell::new(0);
+        let create = |error| {
+            attempts.set(0);
+            Part::create_with(&target, |file| {
+                attempts.set(attempts.get() + 1);
+                Err((file, error))
+            })
+        };
+        for error in [Errno::ENOLCK, Errno::EMFILE] {
+            let why = create(error).unwrap_err().to_string();
+            assert!(why.contains("cannot be locked") && attempts.get() == 1, "{why}");
+        }
+        for error in [Errno::EOPNOTSUPP, Errno::ENOTSUP, Errno::ENOSYS] {
+            assert!(matches!(create(error).unwrap().file, Written::Unlocked(_)));
+        }
+        // What never comes right is not tried for ever.
+        let why = create(Errno::EWOULDBLOCK).unwrap_err().to_string();
+        assert!(why.contains("00000001") && attempts.get() == ATTEMPTS, "{why}");
+        let removed = Part::create_with(&target, |file| {
+            for name in names(&path) {
+                std::fs::remove_file(path.join(name)).unwrap();
+            }
+            lock(file)
+        });
+        assert!(removed.is_err());
+        assert!(names(&path).is_empty(), "nothing is left of it");
         std::fs::remove_dir_all(path).unwrap();
     }
 }
