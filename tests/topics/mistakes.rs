@@ -195,7 +195,8 @@ fn directories_of_others_are_not_used() {
         &["paths", "--topics"],
         &["clean"],
     ] {
-        wrong(&house, &[command, &["--directory", &open]].concat(), 9, "nobody else may write");
+        let why = "others may write in it (mode 777): chmod go-w it";
+        wrong(&house, &[command, &["--directory", &open]].concat(), 9, why);
     }
     assert_eq!(std::fs::read_dir(&open).unwrap().count(), 0);
     // An agent may be in such a one.

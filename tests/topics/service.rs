@@ -1,7 +1,7 @@
 //! `fabricast node`: who serves, who succeeds, and what happens to messages meanwhile.
 
 use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
@@ -205,19 +205,33 @@ fn nodes_that_are_told_of_each_other_carry_topics() {
 }
 
 #[test]
-fn an_address_that_cannot_be_had_is_told_of_once_and_then_that_it_listens() {
+fn an_address_that_cannot_be_had_is_not_told_of_at_each_attempt() {
+    let any = std::fs::read_to_string("/proc/sys/net/ipv4/ip_nonlocal_bind");
+    if any.is_ok_and(|any| any.trim() == "1") {
+        println!("skipped: here one can listen at addresses that are nobody's (ip_nonlocal_bind)");
+        return;
+    }
     let house = House::open();
+    let start = Instant::now();
     // It is nobody's, and for documentation.
     let mut node = house.start(&["node", "--listen", "192.0.2.1:7000", "--insecure"]);
     node.wait_for("tried again and again");
     // It is, some four times.
     std::thread::sleep(Duration::from_secs(2));
     let said = node.error();
-    for words in ["insecure: peers beyond loopback", "tried again and again"] {
-        assert_eq!(said.matches(words).count(), 1, "{words}: {said}");
-    }
+    let seconds = start.elapsed().as_secs();
+    assert_eq!(said.matches("insecure: peers beyond loopback").count(), 1, "{said}");
+    // Once, unless this machine was slow.
+    let most = [0, 5, 15, 35, 75].into_iter().filter(|after| *after <= seconds).count();
+    let told = said.matches("tried again and again").count();
+    assert!((1..=most).contains(&told), "{seconds} s: {said}");
     node.signal(Signal::SIGTERM);
     node.succeed();
+}
+
+#[test]
+fn that_a_node_listens_is_told_when_its_address_is_free() {
+    let house = House::open();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let mut node = house.start(&["node", "--listen", &address]);
