@@ -67,7 +67,7 @@ impl Absent {
         self.0.retain(|node, gone| {
             let has_its_name = !gone.label.is_empty() && gone.label == peer.label;
             let is_this = *node == peer.identity || gone.address == address;
-            !is_this && !(has_its_name && gone.host == host)
+            !(is_this || has_its_name && gone.host == host)
         });
     }
 
