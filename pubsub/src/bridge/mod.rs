@@ -100,9 +100,10 @@ pub trait Source<P = Place>: Send {
     /// Why there are no more: the topic is given up then.
     fn next(&mut self) -> Result<Option<Outgoing<P>>>;
 
-    /// Is the next message taken, and still being written? Nobody announces when it is done: it is
-    /// asked for soon.
-    fn is_being_written(&self) -> bool {
+    /// Is the next message taken, and still being written; or was it when it was [asked](Self::next)
+    /// for, and is written since, which is told once? Nobody announces when it is done: it is asked for
+    /// soon.
+    fn is_being_written(&mut self) -> bool {
         false
     }
 

@@ -45,6 +45,8 @@ pub(super) struct TopicSource {
     held: VecDeque<u64>,
     /// One that was taken, and that a stream is still writing.
     ahead: Option<(u64, Entry)>,
+    /// It was not written when it was asked for, and nobody was told of that yet.
+    is_awaited: bool,
     delivered: Arc<Delivered>,
     /// Nothing leaves before it is known to whom it has to go.
     gate: Arc<AtomicBool>,
@@ -69,6 +71,7 @@ impl TopicSource {
             subscriber,
             held: VecDeque::new(),
             ahead: None,
+            is_awaited: false,
             delivered: Arc::clone(delivered),
             gate: Arc::clone(gate),
             _alive: alive,
@@ -98,7 +101,7 @@ impl TopicSource {
             match self.readiness(&entry) {
                 Readiness::Ready => return Some((position, entry)),
                 Readiness::Pending => {
-                    self.ahead = Some((position, entry));
+                    (self.ahead, self.is_awaited) = (Some((position, entry)), true);
                     return None;
                 }
                 Readiness::Poisoned => {
@@ -156,8 +159,11 @@ impl Source for TopicSource {
         Ok(Some(Outgoing { header, place: place_of(&self.pool, slice) }))
     }
 
-    fn is_being_written(&self) -> bool {
-        self.ahead.is_some_and(|(_, entry)| self.readiness(&entry) == Readiness::Pending)
+    fn is_being_written(&mut self) -> bool {
+        let Some((_, entry)) = self.ahead else { return false };
+        // It may have been written since it was asked for: then nobody knows yet that it can be had.
+        let was_pending = std::mem::take(&mut self.is_awaited);
+        was_pending || self.readiness(&entry) == Readiness::Pending
     }
 
     fn has(&mut self, node: NodeId, before: u64) {
