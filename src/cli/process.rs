@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -16,7 +16,7 @@ use nix::libc;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{Pid, alarm, getpid, getppid};
 
 use super::exit::{Exit, Failure};
@@ -144,10 +144,13 @@ const ASKING: [Signal; 2] = [Signal::SIGINT, Signal::SIGTERM];
 /// Of [`ASKING`], which were ignored and which were held back when this process started: bits.
 static IGNORED_FIRST: AtomicU8 = AtomicU8::new(0);
 static HELD_FIRST: AtomicU8 = AtomicU8::new(0);
+/// Not every C library calls what is to be called before the libraries.
+static IS_HELD_BACK: AtomicBool = AtomicBool::new(false);
 
 /// Holds back who asks to end until [`end_as_usual`]. The libraries of PSM, with which libfabric may
 /// be linked, catch them as soon as they are loaded, which lasts two tenths of a second, and say that
 /// this process failed.
+#[cfg(not(test))]
 extern "C" fn hold_back() {
     // Nothing here needs more of the C library than its calls of the system: it is there, but what
     // its and others' constructors prepare is not yet.
@@ -158,7 +161,7 @@ extern "C" fn hold_back() {
         }
         held.add(signal);
     }
-    if let Ok(before) = held.thread_swap_mask(SigmaskHow::SIG_BLOCK) {
+    if let Ok(before) = held.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK) {
         for (bit, _) in ASKING.into_iter().enumerate().filter(|(_, one)| before.contains(*one)) {
             HELD_FIRST.fetch_or(1 << bit, Ordering::Relaxed);
         }
@@ -166,32 +169,42 @@ extern "C" fn hold_back() {
         // Then nothing is held back by this.
         HELD_FIRST.store(u8::MAX, Ordering::Relaxed);
     }
+    IS_HELD_BACK.store(true, Ordering::Relaxed);
 }
 
-/// Called before the constructors of any library.
+/// Called before the constructors of any library; not where tests have a `main` of their own, which
+/// would never let go of them.
 // SAFETY: what lies there is called as a C function while nothing else runs, with three words that
 // it need not look at.
+#[cfg(not(test))]
 #[used]
 #[unsafe(link_section = ".preinit_array")]
 static BEFORE_LIBRARIES: extern "C" fn() = hold_back;
 
-/// Those that ask to end do that as usual, unless this process was told not to care; what came while
-/// libraries were loaded does it now. To be called before anything else: handlers of libraries end the
-/// process in order, in the middle of whatever it does. If it is in libfabric, it waits for ever for a
-/// lock that it holds itself, and no such signal ends it any more.
+/// Those that ask to end do that as usual, unless this process was started not to care; what came while
+/// libraries were loaded does it now. Who [catches](super::signals::Signals) them afterwards cares for
+/// them in any case. To be called before anything else: handlers of libraries end the process in
+/// order, in the middle of whatever it does. If it is in libfabric, it waits for ever for a lock that
+/// it holds itself, and no such signal ends it any more.
 pub(crate) fn end_as_usual() {
     let (ignored, held) =
         (IGNORED_FIRST.load(Ordering::Relaxed), HELD_FIRST.load(Ordering::Relaxed));
     let mut free = SigSet::empty();
     for (bit, signal) in ASKING.into_iter().enumerate() {
-        let becomes = if ignored & 1 << bit != 0 { SigHandler::SigIgn } else { SigHandler::SigDfl };
+        let is_ignored = match IS_HELD_BACK.load(Ordering::Relaxed) {
+            true => ignored & 1 << bit != 0,
+            false => is_ignored(signal),
+        };
+        let becomes = if is_ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
         // Else it stays as it is.
         let _ = becomes_of(signal, becomes);
         if held & 1 << bit == 0 {
             free.add(signal);
         }
     }
-    let _ = free.thread_unblock();
+    if IS_HELD_BACK.load(Ordering::Relaxed) {
+        let _ = free.thread_unblock();
+    }
 }
 
 /// Ends this process at once, without running anybody's clean-up.
