@@ -180,6 +180,23 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
     sub.succeed();
 }
 
+/// Also where all of it begins at once: the one finds its provider while the other already publishes.
+#[test]
+fn nothing_is_kept_for_a_node_that_is_a_stranger_from_the_first_moment_on() {
+    let houses = [House::open(), House::open()];
+    let (_one, address) = serve(&houses[0], &["--provider", "net"]);
+    let publish = ["pub", "t", "--pattern", "--count", "3", "--wait-for", "1", "--timeout", "4"];
+    let mut publisher = houses[0].start(&[&publish[..], &["--json"]].concat());
+    publisher.wait_for("waiting for 1 subscriber");
+    let _two = houses[1].start(&["node", "--provider", "tcp;ofi_rxm", "--peers", &address]);
+    let mut sub = houses[1].start(&["sub", "t", "--largest", "1M"]);
+    let code = publisher.end().code();
+    let sent = parse(&publisher.output());
+    assert_eq!((&sent["messages"], &sent["missed_by_nodes"]), (&0.into(), &0.into()), "{sent}");
+    assert_eq!(code, Some(4), "{}", publisher.error());
+    sub.interrupt();
+}
+
 #[test]
 fn a_provider_that_cannot_carry_messages_is_refused() {
     let house = House::open();

@@ -8,11 +8,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Carrier;
 use super::letters::{Kind, Note};
 use super::receiving::Letter;
+use super::{Carrier, Facts};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
+use crate::settings::Reliability;
 use crate::topic::{Published, Topic};
 
 /// As many as can publish in a topic of a node.
@@ -75,9 +76,11 @@ impl Carrier {
         letter: &Letter,
     ) -> Result<()> {
         let begins = Beginning::decode(&letter.terms)?;
-        let Some(facts) = self.facts(&letter.topic).filter(|facts| facts.subscribes) else {
-            return Ok(());
+        let counts = |facts: &&Facts| {
+            let settings = facts.topic.settings();
+            facts.subscribes && settings.reliability != Reliability::Reliable
         };
+        let Some(facts) = self.facts(&letter.topic).filter(counts) else { return Ok(()) };
         let number = facts.topic.number();
         // Who receives it knows better what came last.
         if !self.is_receiving(number, node, begins.topic) {

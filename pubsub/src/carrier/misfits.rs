@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::fit;
 use super::providers::Strangers;
+use crate::bridge::Side;
 use crate::peers::{Interest, NodeIdentity};
 use crate::report::Row;
 use crate::settings::{SharedPlace, SharedSettings};
@@ -40,14 +41,19 @@ impl Misfit {
         here: &Here<'_>,
         there: &Interest,
         strangers: Option<&Strangers>,
-        failure: Option<&String>,
+        failures: Option<&Failures>,
     ) -> Option<Self> {
         let (ours, theirs) = (*here.settings, there.settings);
-        let is_wanted_there = here.publishes && there.subscribes;
-        let is_wanted_here = here.subscribes && there.publishes;
-        let cannot = !fit(&ours, &theirs) || strangers.is_some() || failure.is_some();
-        let (strangers, failure) = (strangers.cloned(), failure.cloned());
-        let is_one = (is_wanted_there || is_wanted_here) && cannot;
+        let strangers = strangers.cloned();
+        let neither = !fit(&ours, &theirs) || strangers.is_some();
+        let failures = failures.cloned().unwrap_or_default();
+        let is_wanted_there =
+            here.publishes && there.subscribes && (neither || failures.there.is_some());
+        let is_wanted_here =
+            here.subscribes && there.publishes && (neither || failures.here.is_some());
+        let failure = failures.there.filter(|_| is_wanted_there);
+        let failure = failure.or(failures.here.filter(|_| is_wanted_here));
+        let is_one = is_wanted_there || is_wanted_here;
         is_one.then_some(Self { ours, theirs, strangers, failure, is_wanted_there, is_wanted_here })
     }
 
@@ -71,6 +77,22 @@ impl Misfit {
     }
 }
 
+/// What came of it when a topic was to go to another node, or to come from there.
+#[derive(Debug, Default, Clone)]
+struct Failures {
+    there: Option<String>,
+    here: Option<String>,
+}
+
+impl Failures {
+    fn of(&mut self, side: Side) -> &mut Option<String> {
+        match side {
+            Side::Writer => &mut self.there,
+            Side::Reader => &mut self.here,
+        }
+    }
+}
+
 type Key = (String, NodeIdentity);
 
 /// What other nodes said, and what does not fit.
@@ -82,8 +104,8 @@ pub(super) struct Misfits {
     now: BTreeMap<Key, Misfit>,
     /// Those whose provider is another one.
     strangers: BTreeMap<NodeIdentity, Strangers>,
-    /// What could not go between two nodes, and why.
-    failed: BTreeMap<Key, String>,
+    /// What could not go to a node that is there, or come from there, and why.
+    failed: BTreeMap<NodeIdentity, BTreeMap<String, Failures>>,
     /// Logged already, as long as the other node has anything to do with the topic.
     logged: BTreeMap<Key, (SharedSettings, SharedSettings)>,
 }
@@ -101,30 +123,29 @@ impl Misfits {
         if let Some(said) = self.said.get_mut(&node)
             && said.remove(topic).is_some()
         {
+            self.forget_failures(node);
             self.changed.insert((topic.to_owned(), node));
         }
     }
 
-    /// A topic could not go to a node, or come from there.
-    pub(super) fn fails(&mut self, topic: &str, node: NodeIdentity, why: &str) {
-        let key = (topic.to_owned(), node);
-        self.changed.insert(key.clone());
-        self.failed.insert(key, why.to_owned());
+    /// A topic could not go to a node that is there, or come from there.
+    pub(super) fn fails(&mut self, topic: &str, (node, side): (NodeIdentity, Side), why: &str) {
+        self.changed.insert((topic.to_owned(), node));
+        let of_node = self.failed.entry(node).or_default();
+        *of_node.entry(topic.to_owned()).or_default().of(side) = Some(why.to_owned());
     }
 
     /// What a node wants is another matter now: it is tried again.
     fn forget_failures(&mut self, node: NodeIdentity) {
-        let failed = std::mem::take(&mut self.failed).into_iter();
-        let (of_node, others): (BTreeMap<_, _>, _) = failed.partition(|((_, of), _)| *of == node);
-        self.failed = others;
-        self.changed.extend(of_node.into_keys());
+        let of_node = self.failed.remove(&node).unwrap_or_default();
+        self.changed.extend(of_node.into_keys().map(|topic| (topic, node)));
     }
 
-    /// It does go between the two.
-    pub(super) fn goes(&mut self, topic: &str, node: NodeIdentity) {
-        let key = (topic.to_owned(), node);
-        if self.failed.remove(&key).is_some() {
-            self.changed.insert(key);
+    /// It does go there, or come from there.
+    pub(super) fn goes(&mut self, topic: &str, (node, side): (NodeIdentity, Side)) {
+        let failures = self.failed.get_mut(&node).and_then(|of_node| of_node.get_mut(topic));
+        if failures.is_some_and(|failures| failures.of(side).take().is_some()) {
+            self.changed.insert((topic.to_owned(), node));
         }
     }
 
@@ -164,7 +185,10 @@ impl Misfits {
             if there.is_none() {
                 self.logged.remove(&key);
             }
-            let (strangers, failed) = (self.strangers.get(&key.1), self.failed.get(&key));
+            let (strangers, failed) = (
+                self.strangers.get(&key.1),
+                self.failed.get(&key.1).and_then(|of_node| of_node.get(&key.0)),
+            );
             let found =
                 there.and_then(|there| Misfit::of(&here(&key.0)?, there, strangers, failed));
             let Some(misfit) = found else {
@@ -339,14 +363,21 @@ mod tests {
         let mut misfits = Misfits::default();
         misfits.says(NODE, there(8, false, true));
         for ends in [
-            |misfits: &mut Misfits| misfits.goes("numbers", NODE),
+            |misfits: &mut Misfits| misfits.goes("numbers", (NODE, Side::Writer)),
             |misfits: &mut Misfits| misfits.says(NODE, there(8, true, true)),
+            |misfits: &mut Misfits| misfits.is_done_with(NODE, "letters"),
             |misfits: &mut Misfits| misfits.forget(NODE),
         ] {
-            misfits.fails("numbers", NODE, "no memory");
+            misfits.says(NODE, Interest { topic: "letters".into(), ..there(8, false, true) });
+            misfits.says(NODE, there(8, false, true));
+            misfits.fails("numbers", (NODE, Side::Writer), "no memory");
+            // That it comes from there is another matter, and that it does not as well.
+            misfits.goes("numbers", (NODE, Side::Reader));
             let all = (Vec::new(), String::new(), "no memory".to_owned());
             assert_eq!(told(&mut misfits, here(true, false)), Some(all));
             ends(&mut misfits);
+            assert_eq!(told(&mut misfits, here(true, false)), None);
+            misfits.fails("numbers", (NODE, Side::Reader), "no memory");
             assert_eq!(told(&mut misfits, here(true, false)), None);
         }
     }

@@ -342,9 +342,13 @@ impl Carrier {
                 self.plan.appears(now, node);
                 self.stir_all();
                 self.misfits.forget(node);
-                // All that are there are told of another provider.
                 self.tell_provider(node);
+                // They tell all that are there, if it is another one.
                 self.see_to_workers(now);
+                // Only now: who knows that nothing can go here does not keep anything for this node.
+                if let Err(error) = self.peers.speak_to(node, session) {
+                    tracing::warn!(%error, %node, "it does not learn what there is here");
+                }
             }
             Event::Interests { node, session, changes } if self.is_session(node, session) => {
                 // What was refused may be another matter now.

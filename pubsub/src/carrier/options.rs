@@ -131,6 +131,7 @@ impl NetworkOptions {
             insecure: self.insecure,
             lost_after: self.lost_after,
             is_silent: true,
+            is_reserved: true,
             ..PeersOptions::new(identity, self.name(label))
         }
     }

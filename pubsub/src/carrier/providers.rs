@@ -1,8 +1,9 @@
 //! Which providers carry messages here and at other nodes. Two that do not understand each other find
 //! that out before any topic is to go between them.
 //!
-//! A node tells another one what its provider is when the two meet, and all of them when it has another
-//! one, in a letter. Of one that does not say it, it stands in the first letter about a topic.
+//! A node tells another one what its provider is when the two meet, before it tells what it subscribes
+//! to: so nothing is ever kept for a node that nothing can go to. All are told in a letter when it has
+//! another one. Of one that does not say it, it stands in the first letter about a topic.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,6 +16,10 @@ use super::receiving::Letter;
 use crate::bridge::{LONGEST_PROVIDER, Spot};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
+
+/// So often a node may say that its provider is another one, as long as it is there: each time all
+/// topics are looked at.
+const MOST_CHANGES: u32 = 64;
 
 /// What carries messages at a node: the same at both, or they do not understand each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +75,8 @@ impl fmt::Display for Strangers {
 pub(super) struct Providers {
     ours: Option<Provider>,
     theirs: BTreeMap<NodeIdentity, Provider>,
+    /// How often nodes that are there said that they have another one.
+    changes: BTreeMap<NodeIdentity, u32>,
 }
 
 impl Providers {
@@ -83,6 +90,21 @@ impl Providers {
     /// The node is gone.
     pub(super) fn forget(&mut self, node: NodeIdentity) {
         self.theirs.remove(&node);
+        self.changes.remove(&node);
+    }
+
+    /// A node has this one. True if that is news; what is said again and again is none.
+    fn learn(&mut self, node: NodeIdentity, theirs: Provider) -> bool {
+        if self.theirs.get(&node) == Some(&theirs) {
+            return false;
+        }
+        let changes = self.changes.entry(node).or_default();
+        *changes += 1;
+        if *changes > MOST_CHANGES {
+            return false;
+        }
+        self.theirs.insert(node, theirs);
+        true
     }
 }
 
@@ -114,8 +136,7 @@ impl Carrier {
 
     /// Another node has this one.
     pub(super) fn hears_of_provider(&mut self, node: NodeIdentity, theirs: Provider) {
-        if self.providers.theirs.get(&node) != Some(&theirs) {
-            self.providers.theirs.insert(node, theirs);
+        if self.providers.learn(node, theirs) {
             self.compare_providers(node);
         }
     }
@@ -159,7 +180,7 @@ mod tests {
     fn only_who_is_known_to_be_a_stranger_is_one() {
         let mut providers = Providers::default();
         assert_eq!(providers.differ(NODE), None);
-        providers.theirs.insert(NODE, provider("net", 25));
+        assert!(providers.learn(NODE, provider("net", 25)));
         assert_eq!(providers.differ(NODE), None, "nothing carries messages here");
         for (ours, differs) in
             [(provider("net", 25), false), (provider("net", 26), true), (provider("tcp", 25), true)]
@@ -172,6 +193,18 @@ mod tests {
         assert!(said.contains(words) && said.ends_with("choose one for both"), "{said}");
         providers.forget(NODE);
         assert_eq!(providers.differ(NODE), None);
+    }
+
+    #[test]
+    fn one_that_says_another_one_again_and_again_is_not_listened_to_for_ever() {
+        let mut providers = Providers::default();
+        let news = (0..3 * MOST_CHANGES).filter(|number| {
+            assert!(!providers.learn(NODE, provider("net", number + 1)) || *number < MOST_CHANGES);
+            providers.theirs[&NODE] == provider("net", number + 1)
+        });
+        assert_eq!(news.count(), MOST_CHANGES as usize);
+        providers.forget(NODE);
+        assert!(providers.learn(NODE, provider("net", 1)));
     }
 
     #[test]

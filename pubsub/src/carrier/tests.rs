@@ -463,22 +463,37 @@ fn a_node_says_nothing_before_it_knows_what_it_wants() {
     let place = Place::new(1);
     let mut carrier = place.carrier(&network());
     let other = one_that_wants(&carrier, 2);
-    let next = |what: &str| {
-        let end = Instant::now() + FAR;
-        loop {
-            if let Some(event) = other.next_event() {
-                return event;
-            }
-            assert!(Instant::now() < end, "waited for {what}");
-            std::thread::sleep(Duration::from_millis(2));
-        }
+    let next = |carrier: &mut Carrier, what: &str| {
+        let mut event = None;
+        until(what, &mut [carrier], || {
+            event = event.take().or_else(|| other.next_event());
+            event.is_some()
+        });
+        event.unwrap()
     };
-    assert!(matches!(next("the node"), Event::Appeared { .. }));
-    // That there is nothing is said, too, but only now.
-    std::thread::sleep(Duration::from_millis(300));
+    assert!(matches!(next(&mut carrier, "the node"), Event::Appeared { .. }));
+    // Its provider is all that it says, which is before what it wants.
+    assert!(matches!(next(&mut carrier, "its provider"), Event::Letter { .. }));
+    let end = Instant::now() + Duration::from_millis(300);
+    until("time to pass", &mut [&mut carrier], || Instant::now() >= end);
     assert_eq!(other.next_event(), None);
+    // That there is nothing is said, too, but only now.
     carrier.set_topics(BTreeMap::new());
-    assert!(matches!(next("its interests"), Event::Interests { .. }));
+    assert!(matches!(next(&mut carrier, "its interests"), Event::Interests { .. }));
+    // And to one that comes later, too, in this order.
+    let other = one_that_wants(&carrier, 3);
+    let mut heard = Vec::new();
+    until("all that it says", &mut [&mut carrier], || {
+        heard.extend(std::iter::from_fn(|| other.next_event()));
+        heard.len() == 3
+    });
+    assert!(
+        matches!(
+            &heard[..],
+            [Event::Appeared { .. }, Event::Letter { .. }, Event::Interests { .. }]
+        ),
+        "{heard:?}"
+    );
 }
 
 #[test]

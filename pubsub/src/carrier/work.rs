@@ -164,7 +164,7 @@ impl Carrier {
             Report::Connected { key, node, side } => {
                 tracing::debug!(?key, %node, ?side, "a topic is connected");
                 if let Some(line) = self.lines.get(&number(key)) {
-                    self.misfits.goes(line.facts.topic.name(), NodeIdentity(node.0));
+                    self.misfits.goes(line.facts.topic.name(), (NodeIdentity(node.0), side));
                 }
                 if side == Side::Writer {
                     self.plan.connects(now, number(key), NodeIdentity(node.0));
@@ -182,13 +182,20 @@ impl Carrier {
                 let (number, node) = (number(key), NodeIdentity(node.0));
                 let label = self.known.label(node);
                 tracing::error!(%error, ?key, %node, label, ?side, "a topic cannot go between two nodes");
-                if let Some(line) = self.lines.get(&number) {
-                    self.misfits.fails(line.facts.topic.name(), node, &error.to_string());
+                // Of one that is gone nothing is noted that only its coming back would end.
+                let is_there = self.nodes.contains_key(&node);
+                if let Some(side) = side.filter(|_| is_there)
+                    && let Some(line) = self.lines.get(&number)
+                {
+                    let topic = line.facts.topic.name();
+                    self.misfits.fails(topic, (node, side), &error.to_string());
                 }
                 match side {
                     Some(Side::Reader) => self.stop_receiving(number, node),
                     Some(Side::Writer) => {
-                        self.plan.refuses(number, node);
+                        if is_there {
+                            self.plan.refuses(number, node);
+                        }
                         self.agenda.stir(number);
                     }
                     None => {}

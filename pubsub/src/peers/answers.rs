@@ -198,6 +198,7 @@ impl Mesh {
         while !self.is_silent
             && let Some(line) = self.lines.get_mut(&connection)
             && line.number.is_some()
+            && !line.is_reserved
             && line.session.waiting() < ENOUGH_WAITS
             && let Some((number, changes)) = line.teller.next(&self.interests)
         {

@@ -47,6 +47,9 @@ pub struct PeersOptions {
     /// Says nothing of what it subscribes to until it [knows](Peers::set_interests): not even that
     /// it is nothing.
     pub is_silent: bool,
+    /// Nor does it say that to a node before it [may](Peers::speak_to): so that other things can be
+    /// said first.
+    pub is_reserved: bool,
 }
 
 impl PeersOptions {
@@ -62,6 +65,7 @@ impl PeersOptions {
             insecure: false,
             lost_after: Duration::from_secs(3),
             is_silent: false,
+            is_reserved: false,
         }
     }
 
@@ -170,7 +174,7 @@ impl Peers {
         guard: fn() -> Box<dyn Guard>,
     ) -> Result<Self> {
         let PeersOptions { identity, label, listen, peers, rendezvous, .. } = options;
-        let PeersOptions { insecure, lost_after, is_silent, .. } = options;
+        let PeersOptions { insecure, lost_after, is_silent, is_reserved, .. } = options;
         let failed = |cause: std::io::Error| Error::of(START, cause);
         let listener = match listen {
             Some(address) => Some(
@@ -198,7 +202,7 @@ impl Peers {
         };
         let failed = |cause: nix::Error| Error::of(START, cause);
         let mut mesh = Mesh::new(start, Duration::ZERO);
-        mesh.is_silent = is_silent;
+        (mesh.is_silent, mesh.is_reserved) = (is_silent, is_reserved);
         let shared = Arc::new(Shared {
             mesh: Mutex::new(mesh),
             events: Queue::new().map_err(failed)?,
@@ -230,6 +234,18 @@ impl Peers {
         self.check_fork("say what a node subscribes to")?;
         let interests = collect(interests)?;
         self.shared.mesh().set_interests(interests, self.shared.now());
+        self.shared.bell.ring();
+        Ok(())
+    }
+
+    /// A [reserved](PeersOptions::is_reserved) one tells a node what it publishes and subscribes to from
+    /// now on, behind the letters that were sent there, unless the session is over.
+    ///
+    /// # Errors
+    /// In a process that was forked off.
+    pub fn speak_to(&self, node: NodeIdentity, session: SessionNumber) -> Result<()> {
+        self.check_fork("tell a node")?;
+        self.shared.mesh().speak_to(node, session, self.shared.now());
         self.shared.bell.ring();
         Ok(())
     }

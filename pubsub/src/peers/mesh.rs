@@ -63,6 +63,8 @@ pub(super) struct Line {
     /// The peer wants to know whom we know; we have asked it whom it knows.
     pub(super) asks: bool,
     pub(super) has_asked: bool,
+    /// The peer may not be told yet what is published and subscribed to here.
+    pub(super) is_reserved: bool,
     /// It said goodbye, so there is nothing more to say.
     pub(super) is_told: bool,
 }
@@ -88,6 +90,8 @@ pub(super) struct Mesh {
     pub(super) interests: Interests,
     /// It is not known yet what they are.
     pub(super) is_silent: bool,
+    /// Each node has to be let know of them.
+    pub(super) is_reserved: bool,
     pub(super) actions: VecDeque<Action>,
     next_connection: u64,
     pub(super) next_session: u64,
@@ -129,6 +133,7 @@ impl Mesh {
             absent: Absent::default(),
             interests: Interests::new(),
             is_silent: false,
+            is_reserved: false,
             actions: VecDeque::new(),
             next_connection: 0,
             next_session,
@@ -195,6 +200,7 @@ impl Mesh {
             listing: Listing::default(),
             asks: false,
             has_asked: false,
+            is_reserved: self.is_reserved,
             is_told: false,
         };
         self.lines.insert(connection, line);
@@ -279,6 +285,19 @@ impl Mesh {
             if let Some(line) = self.lines.get_mut(&connection) {
                 line.teller.has_changed();
             }
+            self.tell_interests(connection, now);
+        }
+    }
+
+    /// From now on a node is told of what is published and subscribed to here, behind the letters that
+    /// it was sent; as long as it is the same session.
+    pub(super) fn speak_to(&mut self, node: NodeIdentity, session: SessionNumber, now: Duration) {
+        let current = self.nodes.get(&node).and_then(|known| known.pair.current());
+        let Some((connection, number)) = current else { return };
+        if number == session
+            && let Some(line) = self.lines.get_mut(&connection)
+        {
+            line.is_reserved = false;
             self.tell_interests(connection, now);
         }
     }
