@@ -320,7 +320,8 @@ fn lanes_that_nothing_happens_to_sleep() {
     let side = side(providers()[0], 4);
     let before = cpu_time();
     std::thread::sleep(Duration::from_secs(2));
-    let took = cpu_time() - before;
+    // Those of other tests in this process may end meanwhile.
+    let took = cpu_time().saturating_sub(before);
     println!("{took:?} of processor time for three lanes in two seconds");
     let is_alone = std::env::var_os("NEXTEST").is_some();
     assert!(!is_alone || took < Duration::from_millis(40), "{took:?}");

@@ -45,7 +45,8 @@ fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
     let before = sleeps(&nodes);
     let cpu = cpu_time("bridge");
     std::thread::sleep(Duration::from_secs(3));
-    let (slept, cpu) = (sleeps(&nodes) - before, cpu_time("bridge") - cpu);
+    // Workers of other tests in this process may end meanwhile.
+    let (slept, cpu) = (sleeps(&nodes) - before, cpu_time("bridge").saturating_sub(cpu));
     println!("{slept} sleeps of two workers, {cpu:?} of processor time in three seconds");
     assert!(slept < 1200, "{slept} sleeps of two workers in three seconds");
     // One hundredth of a core each: where this test has a process of its own.
