@@ -11,11 +11,10 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libfabric_sys as sys;
 
-use crate::dead_locks::Watch;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
@@ -76,8 +75,6 @@ struct VectorInner {
     /// Held by those that insert and remove: the provider's table and ours change
     /// together.
     changes: Mutex<()>,
-    /// Of the peers in it, where their deaths would hold us up.
-    watched: Mutex<HashMap<u32, Arc<Watch>>>,
 }
 
 const REMOVED: u64 = u64::MAX;
@@ -160,7 +157,6 @@ impl AddressVector {
             number: NEXT_VECTOR.fetch_add(1, Ordering::Relaxed),
             peers: PeerTable::default(),
             changes: Mutex::new(()),
-            watched: Mutex::default(),
         })))
     }
 
@@ -198,15 +194,7 @@ impl AddressVector {
                 ptr::null_mut(),
             )
         };
-        let peer = self.inserted("fi_av_insert", inserted, raw)?;
-        if let Some(watched) = self.0.domain.watch(&address.0) {
-            self.watched().insert(peer.index, watched);
-        }
-        Ok(peer)
-    }
-
-    fn watched(&self) -> MutexGuard<'_, HashMap<u32, Arc<Watch>>> {
-        self.0.watched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inserted("fi_av_insert", inserted, raw)
     }
 
     /// Adds a peer by host name and port.
@@ -271,7 +259,6 @@ impl AddressVector {
         if was != Some(raw) {
             return Err(self.unknown("fi_av_remove", peer));
         }
-        self.watched().remove(&peer.index);
         // SAFETY: the address was inserted and not removed since.
         let code = unsafe { sys::fcs_av_remove(self.0.handle.as_ptr(), raw) };
         Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))

@@ -49,7 +49,6 @@ mod address;
 mod capabilities;
 mod choice;
 mod counter;
-mod dead_locks;
 mod domain;
 mod endpoint;
 mod error;
