@@ -2,7 +2,7 @@
 //!
 //! Whoever owns a port drives it: [`turn`](Port::turn) takes one thing from the queue and gives
 //! it to the ring that it concerns. The calls that wait do it by turns, so that all rings of
-//! the port go on meanwhile. One thread, no lock; a [`Worker`](crate::Worker) can own a port.
+//! the port go on meanwhile. One thread, no lock.
 
 mod beside;
 mod closing;
