@@ -99,7 +99,7 @@ impl Domain {
         Self::open_on(&Fabric::open(offer)?, offer)
     }
 
-    /// Opens a domain on a fabric that is open already. Stripes that should run
+    /// Opens a domain on a fabric that is open already. Lanes that should run
     /// in parallel need a domain each on providers with one progress engine per
     /// domain.
     ///
