@@ -223,42 +223,6 @@ impl Endpoint {
         )
     }
 
-    /// Posts one buffer for many messages (`FI_MULTI_RECV`): each completion
-    /// tells where its message lies, the last one that the buffer is used up.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    pub fn receive_many(
-        &mut self,
-        queue: &mut CompletionQueue,
-        into: &RegionSlice,
-        options: impl Into<Options>,
-    ) -> Result<OperationId> {
-        let options = options.into();
-        let operation = "fi_recvmsg";
-        self.check_message(operation)?;
-        let vectors = Vectors::new(self, operation, &[into], Access::RECEIVE)?;
-        let base = into.as_ptr() as usize;
-        self.submit(
-            Posting::new(operation, RECEIVE, Peer::ANY, &options),
-            queue,
-            |slot| {
-                slot.lasting = true;
-                slot.base = base;
-                keep_region(slot, into);
-            },
-            |endpoint, context| {
-                let message = vectors.message(sys::FI_ADDR_UNSPEC, context, 0);
-                let flags = options.flags.bits() | sys::FI_MULTI_RECV | sys::FI_COMPLETION;
-                #[allow(unsafe_code)]
-                // SAFETY: as in `send_gathered`.
-                unsafe {
-                    sys::fi_recvmsg(endpoint, &message, flags)
-                }
-            },
-        )
-    }
-
     /// Scatters one message into several slices (`fi_recvv`).
     ///
     /// # Errors
