@@ -8,7 +8,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -195,37 +194,6 @@ impl AddressVector {
             )
         };
         self.inserted("fi_av_insert", inserted, raw)
-    }
-
-    /// Adds a peer by host name and port.
-    ///
-    /// # Errors
-    /// What the provider says; not all resolve names.
-    pub fn insert_service(&self, node: &str, service: &str) -> Result<Peer> {
-        let c = |text: &str| {
-            CString::new(text).map_err(|_| {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    "fi_av_insertsvc",
-                    "a name contains a zero byte",
-                )
-            })
-        };
-        let (node, service) = (c(node)?, c(service)?);
-        let _alone = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut raw = sys::FI_ADDR_UNSPEC;
-        // SAFETY: terminated strings, one output.
-        let inserted = unsafe {
-            sys::fi_av_insertsvc(
-                self.0.handle.as_ptr(),
-                node.as_ptr(),
-                service.as_ptr(),
-                &mut raw,
-                0,
-                ptr::null_mut(),
-            )
-        };
-        self.inserted("fi_av_insertsvc", inserted, raw)
     }
 
     fn inserted(&self, operation: &'static str, count: i32, raw: u64) -> Result<Peer> {

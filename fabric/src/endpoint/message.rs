@@ -160,31 +160,15 @@ impl Endpoint {
         into: &RegionSlice,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        self.receive_from(queue, None, into, options)
-    }
-
-    /// Posts a buffer for one message from one peer; which peer is obeyed only
-    /// where the offer has `Caps::DIRECTED_RECEIVE`.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    #[inline]
-    pub fn receive_from(
-        &mut self,
-        queue: &mut CompletionQueue,
-        from: Option<Peer>,
-        into: &RegionSlice,
-        options: impl Into<Options>,
-    ) -> Result<OperationId> {
         let options = options.into();
         let operation = "fi_recv";
         self.check_message(operation)?;
         self.check_no_flags(operation, &options)?;
         self.check_local(operation, into, Access::RECEIVE)?;
-        let peer = self.source(operation, from)?;
         let (pointer, length, descriptor) = parts(into);
+        let peer = sys::FI_ADDR_UNSPEC;
         self.submit(
-            Posting::new(operation, RECEIVE, from.unwrap_or(Peer::ANY), &options),
+            Posting::new(operation, RECEIVE, Peer::ANY, &options),
             queue,
             |slot| keep_region(slot, into),
             #[allow(unsafe_code)]

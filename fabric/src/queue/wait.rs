@@ -7,7 +7,6 @@
 //! nothing the queue goes over to growing pauses.
 #![allow(unsafe_code)]
 
-use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -15,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
-use super::{
-    BATCH, Completion, CompletionKind, CompletionQueue, FAILURE, NOTHING, OperationId, Outcome,
-};
+use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::waiting::{Backoff, Deadline, Waiting};
 
@@ -325,89 +322,6 @@ impl CompletionQueue {
             (Waiting::Busy, _) => "busy",
             (_, Some(_)) => "fd",
             (_, None) => "pauses",
-        }
-    }
-
-    /// The file descriptor to sleep on from an event loop of the caller's own,
-    /// where there is one. Call [`may_sleep`](Self::may_sleep) right before.
-    #[must_use]
-    pub fn wait_descriptor(&self) -> Option<RawFd> {
-        self.wait_fd
-    }
-
-    /// May the caller sleep on the descriptor now, or is there work to poll for?
-    pub fn may_sleep(&mut self) -> bool {
-        let has_news = !self.ready.is_empty()
-            || self.next < self.filled
-            || self.sweep_due
-            || self.departed_seen != self.shared.departed.load(Ordering::Acquire);
-        let fabric = self.shared.domain.fabric().as_ptr();
-        let mut fid = self.shared.handle.as_fid();
-        // SAFETY: one live object.
-        !has_news && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
-    }
-
-    /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome. Where queues of a domain
-    /// have to be read one after the other, it sleeps on the queue's descriptor instead, and
-    /// holds nobody up.
-    ///
-    /// # Errors
-    /// A failed operation; `DeadlineExceeded`; `NotSupported` for a queue that
-    /// cannot sleep.
-    pub fn sleep_read(&mut self, timeout: Duration) -> Outcome {
-        if let Some(outcome) = self.poll() {
-            return outcome;
-        }
-        if self.wait_fd.is_none() {
-            return Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                ErrorKind::NotSupported,
-                "fi_cq_sread",
-                "the queue has no wait object",
-            ))));
-        }
-        const INTERRUPTED: isize = -(sys::FI_EINTR as isize);
-        const TIME_OVER: isize = -(sys::FI_ETIMEDOUT as isize);
-        let deadline = Deadline::after(timeout);
-        let late = || {
-            let detail = format!("nothing within {timeout:?}");
-            Error::new(ErrorKind::DeadlineExceeded, "fi_cq_sread", detail)
-        };
-        if self.takes_turns {
-            let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
-            let mut fruitless = 0;
-            while !deadline.has_passed() {
-                self.sleep(&deadline, &mut backoff, &mut fruitless, false);
-                if let Some(outcome) = self.poll_fresh() {
-                    return outcome;
-                }
-            }
-            return Err(self.unsolicited(self.shared.domain.blame(late())));
-        }
-        loop {
-            let left = deadline.left().as_millis();
-            let milliseconds = i32::try_from(left).unwrap_or(i32::MAX);
-            let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
-            // SAFETY: room for BATCH entries.
-            let got = unsafe {
-                if self.tells_source {
-                    let sources = self.sources.as_mut_ptr();
-                    sys::fi_cq_sreadfrom(queue, buffer, BATCH, sources, ptr::null(), milliseconds)
-                } else {
-                    sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), milliseconds)
-                }
-            };
-            self.fill(usize::try_from(got).unwrap_or(0));
-            // Entries, failures to be read, and a queue that is broken.
-            if let Some(outcome) = self.poll_fresh() {
-                return outcome;
-            }
-            let error = match got {
-                // A signal; or only ends of operations that nobody waits for any more.
-                INTERRUPTED | FAILURE | 1.. if !deadline.has_passed() => continue,
-                INTERRUPTED | FAILURE | NOTHING | TIME_OVER | 0.. => late(),
-                code => Error::from_code("fi_cq_sread", code as i64),
-            };
-            return Err(self.unsolicited(self.shared.domain.blame(error)));
         }
     }
 }

@@ -260,8 +260,6 @@ impl Port {
                     self.is_restless = true;
                 }
             }
-            // Nothing that matters is injected there.
-            Event::Lost => self.losses += 1,
             Event::Failed(error) => self.lose_lanes(error),
         }
         true

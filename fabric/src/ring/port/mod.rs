@@ -128,7 +128,6 @@ pub struct Port {
     epoch: u32,
     /// Notices for rings that there are none of.
     strangers: u64,
-    losses: u64,
     /// Outcomes of what the caller posted, that came while something else was waited for.
     others: VecDeque<Outcome>,
     /// Rings that something happened for, each once, if somebody wants to know.
@@ -157,7 +156,6 @@ impl Port {
             next_name: 0,
             epoch: 0,
             strangers: 0,
-            losses: 0,
             others: VecDeque::new(),
             news: None,
         }
@@ -313,7 +311,6 @@ impl Port {
     /// Something that was injected did not leave; whose it was is not said. It may have been
     /// for a peer that is gone, and the rings of all others go on.
     fn lost_somewhere(&mut self, error: &Error) -> Turn {
-        self.losses += 1;
         for (name, sender) in (0..).zip(&mut self.senders) {
             let Some(sender) = sender else { continue };
             if sender.has_lost(error) {
@@ -520,13 +517,6 @@ impl Port {
     #[must_use]
     pub fn strangers(&self) -> u64 {
         self.strangers
-    }
-
-    /// Failures of what was injected, such as credit to a writer that is gone, which the
-    /// provider did not say more of.
-    #[must_use]
-    pub fn losses(&self) -> u64 {
-        self.losses
     }
 
     #[cold]

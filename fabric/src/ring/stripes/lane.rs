@@ -61,8 +61,6 @@ pub(in super::super) enum Event {
     /// A chunk was not written, and no later one of its ring will be. What the lane was given up to
     /// that position is not read any more.
     Undone { lane: usize, title: Title, left_to: u64, error: Error },
-    /// Something was lost that nobody can name.
-    Lost,
     /// The lane is of no use any more.
     Failed(Error),
 }
@@ -394,16 +392,15 @@ impl Worker {
         } else if Board::is_ours(failure.token) && kind == ErrorKind::Truncated {
             // Somebody sent a message that is too long for a notice.
             self.parts.board.missed(failure.token);
-        } else if failure.operation.is_none()
-            && matches!(
+        } else if failure.operation.is_some()
+            || !matches!(
                 kind,
                 ErrorKind::ConnectionLost | ErrorKind::ConnectionRefused | ErrorKind::Cancelled
             )
         {
-            self.teller.tell(Event::Lost);
-        } else {
             return Err(failure.error);
         }
+        // Else something was lost that nobody can name: nothing that matters is injected here.
         Ok(())
     }
 
