@@ -33,7 +33,7 @@ pub use header::{HEADER, Header};
 pub use immediate::{Immediate, Notice};
 pub use memory::View;
 pub use notify::Notify;
-pub use port::{Graves, News, Port, ReceiverId, SenderId, Turn};
+pub use port::{News, Port, ReceiverId, SenderId, Turn};
 pub use reader::{Arrived, Place, ProtocolError, Reader, Span};
 pub use receiver::{ReceiverStatistics, RingOptions, RingReceiver};
 pub use sender::{Pushed, RingSender, SenderStatistics};

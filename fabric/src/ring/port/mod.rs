@@ -10,7 +10,6 @@ mod news;
 mod opening;
 mod waiting;
 
-pub use closing::Graves;
 pub use news::News;
 
 use std::collections::VecDeque;
@@ -28,6 +27,7 @@ use super::writer::Message;
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
+use closing::Graves;
 use news::{list_receiver, list_sender};
 
 /// Turns without anything after which it is quiet: writers are told what was released, and
