@@ -55,7 +55,29 @@ impl CompletionQueue {
     /// As [`wait`](Self::wait); None if somebody [woke](super::Waker::wake) the sleeper, now or
     /// since the last wait, or the time is over.
     pub fn wait_or_wake(&mut self, timeout: Duration) -> Option<Outcome> {
-        let deadline = Deadline::after(timeout);
+        match self.ready.pop_front() {
+            Some(outcome) => Some(outcome),
+            None => self.look_and_sleep(&Deadline::after(timeout), true),
+        }
+    }
+
+    fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
+        self.look_and_sleep(deadline, false).unwrap_or_else(|| {
+            let late = Error::new(
+                ErrorKind::DeadlineExceeded,
+                "waiting for completions",
+                format!(
+                    "nothing within {timeout:?}; {} operations are in flight",
+                    self.in_flight()
+                ),
+            );
+            Err(self.unsolicited(self.shared.domain.blame(late)))
+        })
+    }
+
+    /// The next outcome that the provider has. None if the time is over; or, where that is wanted,
+    /// if another thread woke us.
+    fn look_and_sleep(&mut self, deadline: &Deadline, may_be_woken: bool) -> Option<Outcome> {
         let spin_end = match self.waiting {
             Waiting::Busy => None,
             Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
@@ -64,53 +86,24 @@ impl CompletionQueue {
         let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
         let (mut fruitless, mut looks) = (0, 0_u32);
         loop {
-            if let Some(outcome) = self.poll() {
+            if let Some(outcome) = self.poll_fresh() {
                 return Some(outcome);
             }
-            if self.shared.wake_up.swap(false, Ordering::AcqRel) || deadline.has_passed() {
+            if may_be_woken && self.shared.wake_up.swap(false, Ordering::AcqRel) {
                 return None;
             }
-            looks += 1;
+            // The clock costs as much as a look: read it every eighth time, and the first.
             let is_time_to_look = looks.is_multiple_of(8) || self.waiting == Waiting::Block;
-            if is_time_to_look && spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(&deadline, &mut backoff, &mut fruitless, true);
-            } else {
-                self.pause();
-            }
-        }
-    }
-
-    fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
-        let spin_end = match self.waiting {
-            Waiting::Busy => None,
-            Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
-            Waiting::Block => Some(Instant::now()),
-        };
-        let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
-        let mut fruitless = 0_u32;
-        let mut looks = 0_u32;
-        loop {
-            if let Some(outcome) = self.poll_fresh() {
-                return outcome;
-            }
             looks = looks.wrapping_add(1);
-            // The clock costs as much as a look: read it every eighth time.
-            if !looks.is_multiple_of(8) && self.waiting != Waiting::Block {
+            if !is_time_to_look {
                 self.pause();
                 continue;
             }
             if deadline.has_passed() {
-                return Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    "waiting for completions",
-                    format!(
-                        "nothing within {timeout:?}; {} operations are in flight",
-                        self.in_flight()
-                    ),
-                ))));
+                return None;
             }
             if spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(deadline, &mut backoff, &mut fruitless, false);
+                self.sleep(deadline, &mut backoff, &mut fruitless, may_be_woken);
             }
         }
     }
