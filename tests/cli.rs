@@ -121,7 +121,7 @@ fn an_unknown_provider_is_answered_with_those_there_are() {
 
 #[test]
 fn libfabrics_own_filter_is_obeyed_and_shown() {
-    let output = fabricast_with(&["info"], &[("FI_PROVIDER", "shm")]);
+    let output = fabricast_with(&["info", "--policy", "=shm"], &[("FI_PROVIDER", "shm")]);
     if output.status.success() {
         let out = text(&output.stdout);
         assert!(out.contains("FI_PROVIDER=shm is set"), "{out}");
@@ -312,18 +312,6 @@ fn messages_through_a_ring_are_checked() {
             &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "adaptive"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "msg"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "poll"],
-            &[
-                "--mode",
-                "bw",
-                "--size",
-                "1M",
-                "--iters",
-                "32",
-                "--stripes",
-                "3",
-                "--waiting",
-                "adaptive",
-            ],
         ] {
             let out = succeed(&[&["bench", "ring", "--provider", &provider], more].concat());
             assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
@@ -331,8 +319,6 @@ fn messages_through_a_ring_are_checked() {
     }
     for (wrong, why) in [
         (&["--ring-size", "1000"][..], "1024 would do"),
-        (&["--stripes", "2"], "--mode bw"),
-        (&["--stripes", "65"], "1 to 64"),
         (&["--size", "1024G"], "bytes of memory"),
         (&["--source", "127.0.0.1"], "never leaves the machine"),
         (&["--serve", "127.0.0.1:0", "--size", "64"], "cannot be used with"),
@@ -418,7 +404,11 @@ fn sleeping_sides_get_there_too() {
 #[test]
 fn a_dead_target_is_reported() {
     let _alone = alone();
-    let provider = &providers()[0];
+    // Before libfabric 1.19, what a killed process leaves of shm can hang the other one.
+    let version = &info()["versions"]["libfabric_running"];
+    let is_old = (version["major"].as_u64(), version["minor"].as_u64()) < (Some(1), Some(19));
+    let all = providers();
+    let provider = all.iter().find(|name| !is_old || *name != "shm").unwrap();
     let bench = Command::new(env!("CARGO_BIN_EXE_fabricast"))
         .args(["bench", "fabric", "--provider", provider, "--iters", "1G"])
         .env_remove("FI_PROVIDER")

@@ -8,14 +8,12 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libfabric_sys as sys;
 
-use crate::dead_locks::Watch;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
@@ -76,8 +74,6 @@ struct VectorInner {
     /// Held by those that insert and remove: the provider's table and ours change
     /// together.
     changes: Mutex<()>,
-    /// Of the peers in it, where their deaths would hold us up.
-    watched: Mutex<HashMap<u32, Arc<Watch>>>,
 }
 
 const REMOVED: u64 = u64::MAX;
@@ -160,7 +156,6 @@ impl AddressVector {
             number: NEXT_VECTOR.fetch_add(1, Ordering::Relaxed),
             peers: PeerTable::default(),
             changes: Mutex::new(()),
-            watched: Mutex::default(),
         })))
     }
 
@@ -198,46 +193,7 @@ impl AddressVector {
                 ptr::null_mut(),
             )
         };
-        let peer = self.inserted("fi_av_insert", inserted, raw)?;
-        if let Some(watched) = self.0.domain.watch(&address.0) {
-            self.watched().insert(peer.index, watched);
-        }
-        Ok(peer)
-    }
-
-    fn watched(&self) -> MutexGuard<'_, HashMap<u32, Arc<Watch>>> {
-        self.0.watched.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a peer by host name and port.
-    ///
-    /// # Errors
-    /// What the provider says; not all resolve names.
-    pub fn insert_service(&self, node: &str, service: &str) -> Result<Peer> {
-        let c = |text: &str| {
-            CString::new(text).map_err(|_| {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    "fi_av_insertsvc",
-                    "a name contains a zero byte",
-                )
-            })
-        };
-        let (node, service) = (c(node)?, c(service)?);
-        let _alone = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut raw = sys::FI_ADDR_UNSPEC;
-        // SAFETY: terminated strings, one output.
-        let inserted = unsafe {
-            sys::fi_av_insertsvc(
-                self.0.handle.as_ptr(),
-                node.as_ptr(),
-                service.as_ptr(),
-                &mut raw,
-                0,
-                ptr::null_mut(),
-            )
-        };
-        self.inserted("fi_av_insertsvc", inserted, raw)
+        self.inserted("fi_av_insert", inserted, raw)
     }
 
     fn inserted(&self, operation: &'static str, count: i32, raw: u64) -> Result<Peer> {
@@ -271,7 +227,6 @@ impl AddressVector {
         if was != Some(raw) {
             return Err(self.unknown("fi_av_remove", peer));
         }
-        self.watched().remove(&peer.index);
         // SAFETY: the address was inserted and not removed since.
         let code = unsafe { sys::fcs_av_remove(self.0.handle.as_ptr(), raw) };
         Error::check("fi_av_remove", i64::from(code)).map(drop).map_err(|e| self.0.domain.blame(e))

@@ -73,6 +73,9 @@ impl Need {
 /// What the user wants, whatever the facts say. Names match a whole provider
 /// name (`tcp;ofi_rxm`) or one of its layers (`ofi_rxm`).
 ///
+/// shm before libfabric 1.19 is refused unless it is required: a peer that is killed can leave the
+/// survivor hanging inside libfabric.
+///
 /// ```
 /// use fabric::Policy;
 /// let policy: Policy = "verbs,tcp,^sockets".parse()?;
@@ -276,9 +279,14 @@ pub(crate) fn looks_hold_peers_up(provider: &str, running: Version) -> bool {
     names_provider("shm", provider) && running < (Version { major: 1, minor: 18 })
 }
 
-/// Has this provider a lock in shared memory that a process takes along when it is killed, so that
-/// others wait for it for ever? shm had until libfabric 1.19.
-pub(crate) fn leaves_locks_taken(provider: &str, running: Version) -> bool {
+/// Why shm before libfabric 1.19 is refused unless a policy requires it.
+const LEAVES_LOCKS_TAKEN: &str = "before libfabric 1.19, a process that is killed can leave the \
+     spin lock in its shared region taken, and its peer then hangs inside libfabric; paths on one \
+     machine never need this provider, and the policy =shm takes it nevertheless";
+
+/// Can a process that is killed leave a lock of this provider taken, for which its peers then wait
+/// without end? The queues of shm had a spin lock in shared memory until libfabric 1.19.
+fn leaves_locks_taken(provider: &str, running: Version) -> bool {
     names_provider("shm", provider) && running < (Version { major: 1, minor: 19 })
 }
 
@@ -304,8 +312,8 @@ pub(crate) fn caches_registrations(provider: &str) -> bool {
         && std::env::var("FI_MR_CACHE_MAX_COUNT").map_or(true, |count| count.trim() != "0")
 }
 
-/// Judges offers. Pure: the same facts give the same verdicts. The second part
-/// of the result gives, for each candidate, its index in `offers`.
+/// Judges offers. Pure: the same facts give the same verdicts under the same libfabric. The second
+/// part of the result gives, for each candidate, its index in `offers`.
 ///
 /// ```
 /// use fabric::*;
@@ -319,10 +327,19 @@ pub(crate) fn caches_registrations(provider: &str) -> bool {
 /// ```
 #[must_use]
 pub fn rank(offers: &[&Capabilities], need: &Need, policy: &Policy) -> (Choice, Vec<usize>) {
+    rank_under(Version::running(), offers, need, policy)
+}
+
+fn rank_under(
+    running: Version,
+    offers: &[&Capabilities],
+    need: &Need,
+    policy: &Policy,
+) -> (Choice, Vec<usize>) {
     let mut judged: Vec<(usize, Candidate)> = offers
         .iter()
         .enumerate()
-        .map(|(index, facts)| (index, judge(facts, need, policy)))
+        .map(|(index, facts)| (index, judge(running, facts, need, policy)))
         .collect();
     // Stable: of equals, the provider that libfabric lists first.
     judged.sort_by_key(|(_, c)| (c.verdict == Verdict::Refused, -c.score));
@@ -336,8 +353,8 @@ pub fn rank(offers: &[&Capabilities], need: &Need, policy: &Policy) -> (Choice, 
     (Choice { candidates }, order)
 }
 
-fn judge(facts: &Capabilities, need: &Need, policy: &Policy) -> Candidate {
-    let (verdict, score, reasons) = match refusal(facts, need, policy) {
+fn judge(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -> Candidate {
+    let (verdict, score, reasons) = match refusal(running, facts, need, policy) {
         Some(reason) => (Verdict::Refused, 0, vec![reason]),
         None => {
             let points = merits(facts, need, policy);
@@ -358,7 +375,7 @@ fn judge(facts: &Capabilities, need: &Need, policy: &Policy) -> Candidate {
 }
 
 /// The first thing that rules an offer out.
-fn refusal(facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String> {
+fn refusal(running: Version, facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String> {
     if let Some(name) = policy.deny.iter().find(|name| names_provider(name, &facts.provider)) {
         return Some(format!("denied by policy (^{name})"));
     }
@@ -366,6 +383,10 @@ fn refusal(facts: &Capabilities, need: &Need, policy: &Policy) -> Option<String>
         && !policy.require.iter().any(|name| names_provider(name, &facts.provider))
     {
         return Some(format!("policy requires {}", policy.require.join(" or ")));
+    }
+    // A requirement that got here names this provider.
+    if policy.require.is_empty() && leaves_locks_taken(&facts.provider, running) {
+        return Some(LEAVES_LOCKS_TAKEN.to_owned());
     }
     if facts.endpoint != need.endpoint {
         return Some(format!("{:?} endpoints, {:?} needed", facts.endpoint, need.endpoint));

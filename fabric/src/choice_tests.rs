@@ -53,14 +53,26 @@ fn card(gigabits: u64) -> Capabilities {
     Capabilities { nic: Some(nic), cq_data_size: 4, write_data_size: 4, ..offer("verbs;ofi_rxm") }
 }
 
+/// What is under test does not depend on the libfabric that runs here.
+const RECENT: Version = Version { major: 2, minor: 1 };
+
 fn taken(offers: &[Capabilities], need: &Need, policy: &str) -> Option<String> {
+    taken_under(RECENT, offers, need, policy)
+}
+
+fn taken_under(
+    running: Version,
+    offers: &[Capabilities],
+    need: &Need,
+    policy: &str,
+) -> Option<String> {
     let offers: Vec<&Capabilities> = offers.iter().collect();
-    let (choice, _) = rank(&offers, need, &policy.parse().unwrap());
+    let (choice, _) = rank_under(running, &offers, need, &policy.parse().unwrap());
     choice.taken().map(|c| c.provider.clone())
 }
 
 fn reason(facts: &Capabilities, need: &Need, policy: &str) -> String {
-    let (choice, _) = rank(&[facts], need, &policy.parse().unwrap());
+    let (choice, _) = rank_under(RECENT, &[facts], need, &policy.parse().unwrap());
     assert_eq!(choice.candidates[0].verdict, Verdict::Refused, "{choice}");
     choice.candidates[0].reasons[0].clone()
 }
@@ -82,6 +94,36 @@ fn the_loopback_device_is_no_shared_memory() {
     let loopback = Capabilities { source, reaches_other_machines: false, ..offer("net") };
     let near = Need::ring(Reach::SameMachine);
     assert_eq!(taken(&[loopback, shared_memory()], &near, "").as_deref(), Some("shm"));
+}
+
+#[test]
+fn old_shm_is_refused_unless_it_is_required() {
+    let near = Need::ring(Reach::SameMachine);
+    let offers = [shared_memory(), offer("net")];
+    for minor in [17, 18] {
+        let old = Version { major: 1, minor };
+        for policy in ["", "shm", "^sockets"] {
+            let taken = taken_under(old, &offers, &near, policy);
+            assert_eq!(taken.as_deref(), Some("net"), "{old} {policy}");
+        }
+        let (choice, _) = rank_under(old, &[&offers[0]], &near, &Policy::default());
+        assert_eq!(choice.candidates[0].verdict, Verdict::Refused);
+        let reason = &choice.candidates[0].reasons[0];
+        assert!(reason.contains("1.19") && reason.contains("=shm"), "{reason}");
+        for policy in ["=shm", "=shm,=net"] {
+            let taken = taken_under(old, &offers, &near, policy);
+            assert_eq!(taken.as_deref(), Some("shm"), "{old} {policy}");
+        }
+    }
+}
+
+#[test]
+fn shm_without_that_lock_is_taken_by_default() {
+    let near = Need::ring(Reach::SameMachine);
+    let offers = [shared_memory(), offer("tcp")];
+    for fixed in [Version { major: 1, minor: 19 }, RECENT] {
+        assert_eq!(taken_under(fixed, &offers, &near, "").as_deref(), Some("shm"), "{fixed}");
+    }
 }
 
 #[test]

@@ -13,8 +13,6 @@ use std::sync::Arc;
 use libfabric_sys as sys;
 
 use crate::capabilities::Capabilities;
-use crate::choice::leaves_locks_taken;
-use crate::dead_locks::{self, Watch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
 use crate::handle::Handle;
@@ -101,7 +99,7 @@ impl Domain {
         Self::open_on(&Fabric::open(offer)?, offer)
     }
 
-    /// Opens a domain on a fabric that is open already. Stripes that should run
+    /// Opens a domain on a fabric that is open already. Lanes that should run
     /// in parallel need a domain each on providers with one progress engine per
     /// domain.
     ///
@@ -185,13 +183,6 @@ impl Domain {
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.0.capabilities
-    }
-
-    /// Watches an endpoint of this domain, ours or a peer's, if the death of a process may leave
-    /// others waiting for it.
-    pub(crate) fn watch(&self, address: &[u8]) -> Option<Arc<Watch>> {
-        leaves_locks_taken(&self.0.capabilities.provider, Version::running())
-            .then(|| dead_locks::watch(address))?
     }
 
     /// The offer this domain was opened from.

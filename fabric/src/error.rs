@@ -268,12 +268,6 @@ impl Error {
         self.0.code
     }
 
-    /// The provider's own error number and its text for it, from an error completion.
-    #[must_use]
-    pub fn provider_error(&self) -> Option<(i32, Option<&str>)> {
-        self.0.provider_code.map(|code| (code, self.0.provider_text.as_deref()))
-    }
-
     /// The peer the operation was directed to.
     #[must_use]
     pub fn peer(&self) -> Option<&str> {

@@ -191,43 +191,6 @@ impl EventQueue {
         }
     }
 
-    /// Sleeps inside libfabric for the next event (`fi_eq_sread`).
-    ///
-    /// # Errors
-    /// `DeadlineExceeded`, or what [`poll`](Self::poll) says.
-    pub fn sleep(&mut self, timeout: Duration) -> Result<Event> {
-        let mut number = 0;
-        // SAFETY: all bytes zero is a valid entry.
-        let mut entry: ConnectionEntry = unsafe { std::mem::zeroed() };
-        let milliseconds = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: as in `poll`.
-        let got = unsafe {
-            sys::fi_eq_sread(
-                self.shared.handle.as_ptr(),
-                &mut number,
-                ptr::from_mut(&mut entry).cast(),
-                size_of::<ConnectionEntry>(),
-                milliseconds,
-                0,
-            )
-        };
-        if got == -crate::error::number::AVAILABLE as isize {
-            return Err(self.read_error());
-        }
-        if got <= 0 {
-            let nothing = [0, -(sys::FI_EAGAIN as isize), -(sys::FI_ETIMEDOUT as isize)];
-            let error = Error::from_code("fi_eq_sread", got as i64);
-            let error = error.with_provider(self.shared.fabric.provider());
-            return Err(if nothing.contains(&got) {
-                error.with_kind(ErrorKind::DeadlineExceeded)
-            } else {
-                error
-            });
-        }
-        // SAFETY: as in `poll`.
-        Ok(unsafe { decode(number, &entry, got as usize) })
-    }
-
     fn read_error(&self) -> Error {
         // SAFETY: all bytes zero is a valid entry; the library fills what it knows.
         let mut entry: sys::fi_eq_err_entry = unsafe { std::mem::zeroed() };

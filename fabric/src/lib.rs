@@ -38,7 +38,7 @@
 //!   Each holds what it was made from, so objects can be dropped in any order.
 //! - Operations are posted to an endpoint, together with the queue that will
 //!   report them. Both go through `&mut`: one owner drives them, on whatever
-//!   thread, and no lock lies on the path. A [`Worker`] is a thread that owns them.
+//!   thread, and no lock lies on the path.
 //! - Memory belongs to its registration, and operations in flight hold the
 //!   registration: it cannot be freed under a transfer. What misses its deadline
 //!   is quarantined until its endpoint is closed, since one-sided transfers
@@ -49,7 +49,6 @@ mod address;
 mod capabilities;
 mod choice;
 mod counter;
-mod dead_locks;
 mod domain;
 mod endpoint;
 mod error;
@@ -64,7 +63,6 @@ mod queue;
 pub mod ring;
 mod version;
 mod waiting;
-mod worker;
 
 pub use address::{Address, AddressVector, Peer};
 pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
@@ -91,4 +89,3 @@ pub use queue::{
 };
 pub use version::Version;
 pub use waiting::Waiting;
-pub use worker::{Driven, Worker, WorkerError};

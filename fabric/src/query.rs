@@ -37,14 +37,10 @@ pub struct Query {
     required_order: Option<Order>,
     provider: Option<String>,
     domain: Option<String>,
-    fabric: Option<String>,
     source: Option<(String, Option<String>)>,
     destination: Option<(String, Option<String>)>,
     threading: Threading,
     progress: Option<Progress>,
-    transmit_depth: usize,
-    receive_depth: usize,
-    version: Version,
 }
 
 impl Query {
@@ -62,14 +58,10 @@ impl Query {
             required_order: None,
             provider: None,
             domain: None,
-            fabric: None,
             source: None,
             destination: None,
             threading: Threading::Safe,
             progress: None,
-            transmit_depth: 0,
-            receive_depth: 0,
-            version: Version::spoken(),
         }
     }
 
@@ -121,13 +113,6 @@ impl Query {
         self
     }
 
-    /// Only this fabric (network).
-    #[must_use]
-    pub fn fabric(mut self, name: impl Into<String>) -> Self {
-        self.fabric = Some(name.into());
-        self
-    }
-
     /// Bind to this local address or host name.
     ///
     /// For IP providers this selects the interface; the port is picked when the endpoint
@@ -162,31 +147,6 @@ impl Query {
         self
     }
 
-    /// Operations that can be outstanding, where the default is too small.
-    ///
-    /// Counted in operations (`tx_attr::size`, `rx_attr::size`); 0 keeps the default.
-    /// An offer that cannot go so deep is not listed.
-    #[must_use]
-    pub fn depths(mut self, transmit: usize, receive: usize) -> Self {
-        self.transmit_depth = transmit;
-        self.receive_depth = receive;
-        self
-    }
-
-    /// Asks the library to speak this version of its interface instead of the
-    /// newest common one.
-    ///
-    /// ```
-    /// use fabric::*;
-    /// let future = Query::new(EndpointKind::Rdm).version(Version { major: 99, minor: 0 });
-    /// assert_eq!(future.offers().unwrap_err().kind(), ErrorKind::VersionMismatch);
-    /// ```
-    #[must_use]
-    pub fn version(mut self, version: Version) -> Self {
-        self.version = version;
-        self
-    }
-
     /// Drops the provider's locks: fewer nanoseconds per call, and nobody who
     /// checks. `docs/threading.md` has the measurement.
     ///
@@ -203,20 +163,8 @@ impl Query {
     /// Asks all providers.
     ///
     /// # Errors
-    /// `NoProvider` if nothing matches, `VersionMismatch` if the library cannot
-    /// speak the version asked for.
+    /// `NoProvider` if nothing matches.
     pub fn offers(&self) -> Result<Vec<Offer>> {
-        if self.version > Version::running() {
-            return Err(Error::new(
-                ErrorKind::VersionMismatch,
-                "fi_getinfo",
-                format!(
-                    "version {} was asked for, the library that is loaded speaks {}",
-                    self.version,
-                    Version::running()
-                ),
-            ));
-        }
         let alone = [MrMode::BASIC, MrMode::SCALABLE];
         if self.mr_mode.intersects(MrMode::BASIC | MrMode::SCALABLE)
             && !alone.contains(&self.mr_mode)
@@ -313,7 +261,7 @@ impl Query {
         // list that is ours and is freed below.
         let code = unsafe {
             sys::fi_getinfo(
-                self.version.packed(),
+                Version::spoken().packed(),
                 pointer(&node),
                 pointer(&service),
                 flags,
@@ -407,14 +355,9 @@ impl Hints {
             }
             (*raw.tx_attr).msg_order = order.bits();
             (*raw.rx_attr).msg_order = order.bits();
-            (*raw.tx_attr).size = query.transmit_depth;
-            (*raw.rx_attr).size = query.receive_depth;
             let fabric = &mut *raw.fabric_attr;
             if let Some(name) = &query.provider {
                 fabric.prov_name = strdup("provider", name)?;
-            }
-            if let Some(name) = &query.fabric {
-                fabric.name = strdup("fabric", name)?;
             }
             if let Some(name) = &query.domain {
                 domain.name = strdup("domain", name)?;

@@ -5,16 +5,14 @@
 #![allow(unsafe_code, missing_docs)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use fabric::ring::{
-    Notify, Port, Pushed, RingOptions, StripedReceiver, StripedSender, Stripes, StripesOptions,
-    Turn,
-};
+use fabric::ring::{Notify, Port, Pushed, RingOptions, Stripes, StripesOptions, Turn};
 use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
-    Offer, Order, Query, registrations,
+    Offer, Order, Peer, Query, registrations,
 };
 
 struct Counting;
@@ -68,20 +66,25 @@ fn offer(notify: Notify) -> Offer {
     }
 }
 
-/// To itself.
-fn by_one_port(notify: Notify) {
-    let domain = Domain::open(&offer(notify)).unwrap();
+/// A port, and the peer that it is to itself.
+fn port(offer: &Offer) -> (Port, Peer) {
+    let domain = Domain::open(offer).unwrap();
     let addresses = AddressVector::open(&domain).unwrap();
     let mut queue = CompletionQueue::open(&domain).unwrap();
     let builder = Endpoint::builder(&domain).addresses(&addresses);
     let endpoint = builder.queue(&mut queue).open().unwrap();
     let peer = addresses.insert(&endpoint.address().unwrap()).unwrap();
-    let mut port = Port::new(endpoint, queue);
+    (Port::new(endpoint, queue), peer)
+}
+
+fn by_one_port(notify: Notify) {
+    let (mut port, peer) = port(&offer(notify));
     let options = RingOptions { capacity: CAPACITY, watermark: CAPACITY / 8, notify, whole: 0 };
     let reading = port.offer(&options).unwrap();
     let (writing, answer) = port.accept(peer, &port.terms(reading).unwrap(), 32 << 10).unwrap();
     port.connect(reading, peer, &answer).unwrap();
-    let source = domain.register(HostMemory::zeroed(600_000).unwrap(), Access::WRITE).unwrap();
+    let memory = HostMemory::zeroed(600_000).unwrap();
+    let source = port.endpoint().domain().register(memory, Access::WRITE).unwrap();
     let mut pass = |rounds: u64| {
         for _ in 0..rounds {
             for length in LENGTHS {
@@ -127,35 +130,53 @@ fn is_at_rest(what: &str, mut pass: impl FnMut()) {
 }
 
 fn by_lanes() {
-    let offers = vec![offer(Notify::Immediate); 2];
-    let open = || Stripes::open(&offers, StripesOptions::default()).unwrap();
-    let (writing, reading) = (open(), open());
-    let (writers, readers) = (writing.addresses().unwrap(), reading.addresses().unwrap());
-    let source = writing.register(HostMemory::zeroed(600_000).unwrap()).unwrap();
-    let options = RingOptions::of(offers[0].capabilities(), CAPACITY).unwrap();
-    let mut receiver = reading.receiver(&writers, &options).unwrap();
-    let (mut sender, answer) =
-        writing.sender(&readers, &receiver.terms().unwrap(), 32 << 10).unwrap();
-    receiver.connect(&answer).unwrap();
-    let pass = |sender: &mut StripedSender, receiver: &mut StripedReceiver, rounds: u64| {
+    let offer = offer(Notify::Immediate);
+    let (mut port, peer) = port(&offer);
+    let further = Domain::open(&offer).unwrap();
+    port.add_lanes(Stripes::open_on(&[further], StripesOptions::default()).unwrap()).unwrap();
+    let options = RingOptions::new(port.endpoint(), CAPACITY).unwrap();
+    let memory = HostMemory::zeroed(CAPACITY as usize).unwrap();
+    let reading = port.offer_by(&options, 2, memory).unwrap();
+    let (terms, at) = (port.terms(reading).unwrap(), port.lane_addresses());
+    let (writing, answer) = port.accept_by(peer, &at, &terms, 32 << 10).unwrap();
+    port.connect(reading, peer, &answer).unwrap();
+    let memory = Arc::new(HostMemory::zeroed(600_000).unwrap());
+    let sources = [0, 1].map(|lane| {
+        let domain = port.lane_domain(lane).unwrap();
+        domain.register(Arc::clone(&memory), Access::WRITE).unwrap()
+    });
+    let (mut by, end) = ([0; 2], Instant::now() + 3 * PATIENCE);
+    let mut pass = |rounds: u64| {
         for _ in 0..rounds {
             for length in LENGTHS {
-                let payload = source.slice(0..length).unwrap();
-                let mut message = sender.begin(0, length as u64);
+                let mut message = port.begin(writing, 0, length as u64).unwrap();
                 let mut is_whole = false;
                 while !is_whole {
-                    sender.push(&mut message, &payload).unwrap();
-                    while let Some(view) = receiver.take().unwrap() {
+                    assert!(Instant::now() < end, "{} of {length}", message.written());
+                    let left = length as u64 - message.written();
+                    let lane = port.pick(writing, left).unwrap().filter(|_| !message.is_written());
+                    let pushed = lane.map(|lane| {
+                        let payload = sources[lane].slice(0..length).unwrap();
+                        (lane, port.push_by(lane, writing, &mut message, &payload, 0).unwrap())
+                    });
+                    let turn = if let Some((lane, Pushed::Posted(_))) = pushed {
+                        by[lane] += 1;
+                        port.turn()
+                    } else {
+                        port.rest(Duration::from_micros(100))
+                    };
+                    assert!(!matches!(turn, Ok(Turn::Other(_)) | Err(_)), "{turn:?}");
+                    while let Some(view) = port.take(reading).unwrap() {
                         is_whole = view.is_last();
                     }
-                    if !receiver.tell(true) && !is_whole {
-                        receiver.rest(Duration::from_micros(100));
-                    }
+                    port.tell(reading, false).unwrap();
                 }
             }
-            while sender.next_read().is_some() {}
+            while port.next_read(writing).unwrap().is_some() {}
         }
+        port.flush(writing, PATIENCE).unwrap();
     };
-    pass(&mut sender, &mut receiver, 40);
-    is_at_rest("lanes", || pass(&mut sender, &mut receiver, 100));
+    pass(40);
+    is_at_rest("lanes", || pass(100));
+    assert!(by.iter().all(|chunks| *chunks > 0), "{by:?}");
 }

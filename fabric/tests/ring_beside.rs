@@ -57,9 +57,9 @@ fn side(provider: &str, lanes: usize) -> Side {
     let mut at = vec![endpoint.address().unwrap()];
     let mut port = Port::new(endpoint, queue);
     if lanes > 1 {
-        let further = vec![offer; lanes - 1];
+        let further: Vec<_> = (1..lanes).map(|_| Domain::open(&offer).unwrap()).collect();
         let options = StripesOptions { waiting: Waiting::Block };
-        port.add_lanes(Stripes::open(&further, options).unwrap()).unwrap();
+        port.add_lanes(Stripes::open_on(&further, options).unwrap()).unwrap();
     }
     at.extend(port.lane_addresses());
     assert_eq!((port.lanes(), at.len()), (lanes, lanes));
@@ -300,7 +300,8 @@ fn the_memory_of_a_ring_that_is_closed_is_let_go_of() {
 fn lanes_that_cannot_be_are_refused() {
     let first = providers()[0];
     let (mut writer, mut reader) = (side(first, 2), side(first, 3));
-    let again = Stripes::open(&[offer(first)], StripesOptions::default()).unwrap();
+    let domain = Domain::open(&offer(first)).unwrap();
+    let again = Stripes::open_on(&[domain], StripesOptions::default()).unwrap();
     assert_eq!(writer.port.add_lanes(again).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let options = RingOptions::new(reader.port.endpoint(), RING as u64).unwrap();
     let memory = HostMemory::zeroed(RING).unwrap();

@@ -1,7 +1,6 @@
 //! A peer in a process of its own, for cells that kill it.
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -81,35 +80,14 @@ impl PeerProcess {
     /// Removes the shared-memory files that shm leaves behind when it is killed:
     /// a later process with the same number could not open its endpoint.
     fn tidy(&self) {
-        for path in self.shared_files() {
-            let _ = std::fs::remove_file(path);
-        }
-    }
-
-    fn shared_files(&self) -> Vec<PathBuf> {
         let number = self.child.id().to_string();
         let is_its = |name: &str| {
             name.strip_prefix(&number).is_some_and(|rest| rest.starts_with([':', '-']))
         };
         let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-        let its = entries.filter(|entry| is_its(&entry.file_name().to_string_lossy()));
-        its.map(|entry| entry.path()).collect()
-    }
-
-    /// Kills it as if it had held the lock of its shared-memory file at that moment. Are there
-    /// such files, and is this a machine whose locks are known here?
-    pub fn kill_while_it_holds_its_lock(&mut self) -> Checked<bool> {
-        let number = nix::unistd::Pid::from_raw(i32::try_from(self.child.id())?);
-        nix::sys::signal::kill(number, nix::sys::signal::Signal::SIGSTOP)?;
-        std::thread::sleep(Duration::from_millis(50));
-        let files = self.shared_files();
-        for path in &files {
-            // A spin lock of glibc: taken is 0 on x86-64.
-            let file = std::fs::OpenOptions::new().write(true).open(path)?;
-            std::os::unix::fs::FileExt::write_all_at(&file, &0_u32.to_ne_bytes(), 24)?;
+        for entry in entries.filter(|entry| is_its(&entry.file_name().to_string_lossy())) {
+            let _ = std::fs::remove_file(entry.path());
         }
-        self.kill()?;
-        Ok(!files.is_empty() && cfg!(target_arch = "x86_64"))
     }
 }
 

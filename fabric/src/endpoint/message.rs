@@ -160,31 +160,15 @@ impl Endpoint {
         into: &RegionSlice,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        self.receive_from(queue, None, into, options)
-    }
-
-    /// Posts a buffer for one message from one peer; which peer is obeyed only
-    /// where the offer has `Caps::DIRECTED_RECEIVE`.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    #[inline]
-    pub fn receive_from(
-        &mut self,
-        queue: &mut CompletionQueue,
-        from: Option<Peer>,
-        into: &RegionSlice,
-        options: impl Into<Options>,
-    ) -> Result<OperationId> {
         let options = options.into();
         let operation = "fi_recv";
         self.check_message(operation)?;
         self.check_no_flags(operation, &options)?;
         self.check_local(operation, into, Access::RECEIVE)?;
-        let peer = self.source(operation, from)?;
         let (pointer, length, descriptor) = parts(into);
+        let peer = sys::FI_ADDR_UNSPEC;
         self.submit(
-            Posting::new(operation, RECEIVE, from.unwrap_or(Peer::ANY), &options),
+            Posting::new(operation, RECEIVE, Peer::ANY, &options),
             queue,
             |slot| keep_region(slot, into),
             #[allow(unsafe_code)]
@@ -219,42 +203,6 @@ impl Endpoint {
             // SAFETY: no buffer.
             move |endpoint, context| unsafe {
                 sys::direct::fi_recv(endpoint, null, 0, null, peer, context)
-            },
-        )
-    }
-
-    /// Posts one buffer for many messages (`FI_MULTI_RECV`): each completion
-    /// tells where its message lies, the last one that the buffer is used up.
-    ///
-    /// # Errors
-    /// As [`receive`](Self::receive).
-    pub fn receive_many(
-        &mut self,
-        queue: &mut CompletionQueue,
-        into: &RegionSlice,
-        options: impl Into<Options>,
-    ) -> Result<OperationId> {
-        let options = options.into();
-        let operation = "fi_recvmsg";
-        self.check_message(operation)?;
-        let vectors = Vectors::new(self, operation, &[into], Access::RECEIVE)?;
-        let base = into.as_ptr() as usize;
-        self.submit(
-            Posting::new(operation, RECEIVE, Peer::ANY, &options),
-            queue,
-            |slot| {
-                slot.lasting = true;
-                slot.base = base;
-                keep_region(slot, into);
-            },
-            |endpoint, context| {
-                let message = vectors.message(sys::FI_ADDR_UNSPEC, context, 0);
-                let flags = options.flags.bits() | sys::FI_MULTI_RECV | sys::FI_COMPLETION;
-                #[allow(unsafe_code)]
-                // SAFETY: as in `send_gathered`.
-                unsafe {
-                    sys::fi_recvmsg(endpoint, &message, flags)
-                }
             },
         )
     }

@@ -40,7 +40,6 @@ use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
 use crate::choice::forgets_injected_writes;
 use crate::counter::{Counter, CounterEvents};
-use crate::dead_locks::Watch;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
@@ -90,8 +89,6 @@ pub struct Endpoint {
     counters: Vec<Counter>,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     events: Option<Arc<EventQueueShared>>,
-    #[allow(dead_code)] // kept alive: what a dead peer holds of it is given back
-    watched: Option<Arc<Watch>>,
     domain: Domain,
 }
 
@@ -345,7 +342,7 @@ impl<'q> EndpointBuilder<'q> {
             }
             Queues::Two(transmit, receive) => (attach(transmit), attach(receive)),
         };
-        let mut endpoint = Endpoint {
+        Ok(Endpoint {
             handle: ManuallyDrop::new(handle),
             transmit,
             receive,
@@ -353,13 +350,8 @@ impl<'q> EndpointBuilder<'q> {
             addresses: self.addresses,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
             events: self.events,
-            watched: None,
             domain,
-        };
-        if connectionless && let Ok(address) = endpoint.address() {
-            endpoint.watched = endpoint.domain.watch(&address.0);
-        }
-        Ok(endpoint)
+        })
     }
 }
 

@@ -71,8 +71,8 @@ impl Options {
 
     /// With these flags.
     ///
-    /// They are for what is sent, written or read, and for the receives that take
-    /// many or several buffers; the others have no form with flags, and refuse them
+    /// They are for what is sent, written or read, and for receives into several
+    /// buffers; the others have no form with flags, and refuse them
     /// (`InvalidArgument`). With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
     /// `fi_write`), which costs a little more to build. Not every provider obeys
     /// every flag, and libfabric has no bit to ask.

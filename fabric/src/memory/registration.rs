@@ -418,7 +418,7 @@ impl Domain {
             attempts += 1;
             let key = match options.requested_key {
                 Some(key) => key,
-                None if chooses_key => random_key(capabilities.mr_key_size),
+                None if chooses_key => random_key(capabilities.mr_key_size)?,
                 None => 0,
             };
             let mut request = sys::fcs_mr_request {
@@ -534,33 +534,15 @@ fn starts_enabled(mode: MrMode, flags: RegistrationFlags) -> bool {
 }
 
 /// A key that a peer cannot guess, as wide as the provider takes.
-fn random_key(size: usize) -> u64 {
-    let mut bytes = [0_u8; 8];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        // SAFETY: the rest of the array, with its length.
-        let got = unsafe {
-            libc::getrandom(bytes[filled..].as_mut_ptr().cast(), bytes.len() - filled, 0)
-        };
-        match usize::try_from(got) {
-            Ok(more) => filled += more,
-            Err(_) if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted => {
-            }
-            // Without the system call there is still the hasher's own randomness.
-            Err(_) => {
-                use std::hash::{BuildHasher, Hasher};
-                let hasher = std::collections::hash_map::RandomState::new().build_hasher();
-                bytes = hasher.finish().to_le_bytes();
-                filled = bytes.len();
-            }
-        }
-    }
-    let key = u64::from_le_bytes(bytes);
-    match size {
+fn random_key(size: usize) -> Result<u64> {
+    let key = getrandom::u64().map_err(|error| {
+        Error::new(ErrorKind::Other, "fi_mr_regattr", format!("no random key: {error}"))
+    })?;
+    Ok(match size {
         1..8 => key & ((1 << (8 * size)) - 1),
         // All ones means "no key".
         _ => key & !(1 << 63),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -582,7 +564,7 @@ mod tests {
     fn keys_fit_the_provider_and_never_mean_none() {
         for size in 1..=8 {
             for _ in 0..100 {
-                let key = random_key(size);
+                let key = random_key(size).unwrap();
                 assert!(size == 8 || key < 1 << (8 * size), "{key:#x} in {size} bytes");
                 assert_ne!(key, sys::FI_KEY_NOTAVAIL);
             }

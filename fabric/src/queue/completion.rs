@@ -71,12 +71,6 @@ pub struct Completion {
     pub data: Option<u64>,
     /// The tag of a tagged receive, as the sender gave it; 0 for anything else.
     pub tag: u64,
-    /// Where a message lies, in bytes from the start of a buffer that takes many
-    /// (`FI_MULTI_RECV`); 0 for any other operation.
-    pub offset: usize,
-    /// The posted buffer takes no more messages: post it, or another one, again. Only
-    /// ever true for buffers that take many.
-    pub exhausted: bool,
     pub(crate) source: u64,
 }
 

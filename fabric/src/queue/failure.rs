@@ -36,7 +36,6 @@ impl CompletionQueue {
         let text = self.failure_text(entry);
         let (code, provider_code, context, olen) =
             (entry.err, entry.prov_errno, entry.op_context, entry.olen);
-        let flags = entry.flags;
         let blame = |domain: &Domain, operation| {
             let mut error = Error::from_code(operation, i64::from(code))
                 .with_provider_text(provider_code, text.clone());
@@ -61,10 +60,7 @@ impl CompletionQueue {
             CompletionKind::Atomic => "fi_atomic",
             CompletionKind::RemoteWrite => "fi_writedata",
         };
-        let ends = !slot.lasting || flags & sys::FI_MULTI_RECV != 0 || code == sys::FI_ECANCELED;
-        if ends {
-            self.table().release(index);
-        }
+        self.table().release(index);
         if abandoned {
             return FailureRead::Nobodys;
         }

@@ -359,15 +359,14 @@ impl CompletionQueue {
     #[inline(always)]
     fn translate(&mut self, at: usize) -> Option<Outcome> {
         let (entry, source) = (&self.batch[at], self.sources[at]);
-        let (flags, length, tag, buffer) = (entry.flags, entry.len, entry.tag, entry.buf);
+        let (flags, length, tag) = (entry.flags, entry.len, entry.tag);
         let is_receive = flags & sys::FI_RECV != 0;
         let has_data = flags & sys::FI_REMOTE_CQ_DATA != 0;
         let data = has_data.then_some(entry.data);
         // An immediate that came with a write: the receive bit is clear
         // (providers differ in which other bits they set).
         let is_arrival = has_data && !is_receive;
-        let ends = |slot: &Slot| !slot.lasting || flags & sys::FI_MULTI_RECV != 0;
-        let Some(note) = self.table.take_note(entry.op_context, ends) else {
+        let Some(note) = self.table.take_note(entry.op_context) else {
             if !is_arrival {
                 nobody_knows(flags);
                 return None;
@@ -379,8 +378,6 @@ impl CompletionQueue {
                 length,
                 data,
                 tag,
-                offset: 0,
-                exhausted: false,
                 source,
             }));
         };
@@ -396,10 +393,6 @@ impl CompletionQueue {
         }
         // sockets repeats the immediate to the one who sent it.
         let is_ours = matches!(kind, CompletionKind::Receive | CompletionKind::RemoteWrite);
-        let (offset, exhausted) = match note.lasting {
-            Some(base) => ((buffer as usize).wrapping_sub(base), note.ends),
-            None => (0, false),
-        };
         Some(Ok(Completion {
             kind,
             operation: Some(note.operation),
@@ -407,8 +400,6 @@ impl CompletionQueue {
             length,
             data: if is_ours { data } else { None },
             tag,
-            offset,
-            exhausted,
             source,
         }))
     }

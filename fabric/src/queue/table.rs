@@ -63,11 +63,7 @@ pub(crate) struct Slot {
     pub(crate) member: u32,
     pub(crate) state: State,
     pub(crate) kind: CompletionKind,
-    /// Stays posted until the provider says it is used up (multi-receive).
-    pub(crate) lasting: bool,
     kept: u8,
-    /// Where a lasting receive's buffer begins, to tell offsets in it.
-    pub(crate) base: usize,
     keep: [Option<Keep>; MOST_KEPT],
 }
 
@@ -116,7 +112,6 @@ impl Slot {
         let was_abandoned = self.state == State::Abandoned;
         self.let_go();
         self.state = State::Free;
-        self.lasting = false;
         self.generation = self.generation.checked_add(1).unwrap_or(NonZeroU32::MIN);
         was_abandoned
     }
@@ -136,9 +131,6 @@ pub(crate) struct Note {
     pub(crate) token: u64,
     pub(crate) kind: CompletionKind,
     pub(crate) is_abandoned: bool,
-    /// Where the buffer of a lasting receive begins.
-    pub(crate) lasting: Option<usize>,
-    pub(crate) ends: bool,
 }
 
 struct Chunk {
@@ -185,11 +177,9 @@ impl Table {
                     member: 0,
                     state: State::Free,
                     kind: CompletionKind::Send,
-                    lasting: false,
                     kept: 0,
                     region: None,
                     keep: [const { None }; MOST_KEPT],
-                    base: 0,
                 },
             })
             .collect();
@@ -276,28 +266,19 @@ impl Table {
         self.retired(context, was_abandoned);
     }
 
-    /// What the slot of this context knows; with `ends`, by what it says, the
-    /// operation is over, as by [`release`](Self::release).
+    /// What the slot of this context knows. The operation is over, as by
+    /// [`release`](Self::release).
     #[inline]
-    pub(crate) fn take_note(
-        &mut self,
-        context: *mut c_void,
-        ends: impl FnOnce(&Slot) -> bool,
-    ) -> Option<Note> {
+    pub(crate) fn take_note(&mut self, context: *mut c_void) -> Option<Note> {
         let slot = self.by_context(context)?;
-        let ends = ends(slot);
         let note = Note {
             operation: slot.id(),
             token: slot.token,
             kind: slot.kind,
             is_abandoned: slot.state == State::Abandoned,
-            lasting: slot.lasting.then_some(slot.base),
-            ends,
         };
-        if ends {
-            slot.retire();
-            self.retired(context, note.is_abandoned);
-        }
+        slot.retire();
+        self.retired(context, note.is_abandoned);
         Some(note)
     }
 

@@ -7,7 +7,6 @@
 //! nothing the queue goes over to growing pauses.
 #![allow(unsafe_code)]
 
-use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -15,9 +14,7 @@ use std::time::{Duration, Instant};
 
 use libfabric_sys as sys;
 
-use super::{
-    BATCH, Completion, CompletionKind, CompletionQueue, FAILURE, NOTHING, OperationId, Outcome,
-};
+use super::{BATCH, Completion, CompletionKind, CompletionQueue, OperationId, Outcome};
 use crate::error::{Error, ErrorKind, Result};
 use crate::waiting::{Backoff, Deadline, Waiting};
 
@@ -58,7 +55,29 @@ impl CompletionQueue {
     /// As [`wait`](Self::wait); None if somebody [woke](super::Waker::wake) the sleeper, now or
     /// since the last wait, or the time is over.
     pub fn wait_or_wake(&mut self, timeout: Duration) -> Option<Outcome> {
-        let deadline = Deadline::after(timeout);
+        match self.ready.pop_front() {
+            Some(outcome) => Some(outcome),
+            None => self.look_and_sleep(&Deadline::after(timeout), true),
+        }
+    }
+
+    fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
+        self.look_and_sleep(deadline, false).unwrap_or_else(|| {
+            let late = Error::new(
+                ErrorKind::DeadlineExceeded,
+                "waiting for completions",
+                format!(
+                    "nothing within {timeout:?}; {} operations are in flight",
+                    self.in_flight()
+                ),
+            );
+            Err(self.unsolicited(self.shared.domain.blame(late)))
+        })
+    }
+
+    /// The next outcome that the provider has. None if the time is over; or, where that is wanted,
+    /// if another thread woke us.
+    fn look_and_sleep(&mut self, deadline: &Deadline, may_be_woken: bool) -> Option<Outcome> {
         let spin_end = match self.waiting {
             Waiting::Busy => None,
             Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
@@ -67,53 +86,24 @@ impl CompletionQueue {
         let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
         let (mut fruitless, mut looks) = (0, 0_u32);
         loop {
-            if let Some(outcome) = self.poll() {
+            if let Some(outcome) = self.poll_fresh() {
                 return Some(outcome);
             }
-            if self.shared.wake_up.swap(false, Ordering::AcqRel) || deadline.has_passed() {
+            if may_be_woken && self.shared.wake_up.swap(false, Ordering::AcqRel) {
                 return None;
             }
-            looks += 1;
+            // The clock costs as much as a look: read it every eighth time, and the first.
             let is_time_to_look = looks.is_multiple_of(8) || self.waiting == Waiting::Block;
-            if is_time_to_look && spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(&deadline, &mut backoff, &mut fruitless, true);
-            } else {
-                self.pause();
-            }
-        }
-    }
-
-    fn wait_fresh(&mut self, deadline: &Deadline, timeout: Duration) -> Outcome {
-        let spin_end = match self.waiting {
-            Waiting::Busy => None,
-            Waiting::Adaptive { spin } => Instant::now().checked_add(spin),
-            Waiting::Block => Some(Instant::now()),
-        };
-        let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
-        let mut fruitless = 0_u32;
-        let mut looks = 0_u32;
-        loop {
-            if let Some(outcome) = self.poll_fresh() {
-                return outcome;
-            }
             looks = looks.wrapping_add(1);
-            // The clock costs as much as a look: read it every eighth time.
-            if !looks.is_multiple_of(8) && self.waiting != Waiting::Block {
+            if !is_time_to_look {
                 self.pause();
                 continue;
             }
             if deadline.has_passed() {
-                return Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                    ErrorKind::DeadlineExceeded,
-                    "waiting for completions",
-                    format!(
-                        "nothing within {timeout:?}; {} operations are in flight",
-                        self.in_flight()
-                    ),
-                ))));
+                return None;
             }
             if spin_end.is_some_and(|end| Instant::now() >= end) {
-                self.sleep(deadline, &mut backoff, &mut fruitless, false);
+                self.sleep(deadline, &mut backoff, &mut fruitless, may_be_woken);
             }
         }
     }
@@ -325,89 +315,6 @@ impl CompletionQueue {
             (Waiting::Busy, _) => "busy",
             (_, Some(_)) => "fd",
             (_, None) => "pauses",
-        }
-    }
-
-    /// The file descriptor to sleep on from an event loop of the caller's own,
-    /// where there is one. Call [`may_sleep`](Self::may_sleep) right before.
-    #[must_use]
-    pub fn wait_descriptor(&self) -> Option<RawFd> {
-        self.wait_fd
-    }
-
-    /// May the caller sleep on the descriptor now, or is there work to poll for?
-    pub fn may_sleep(&mut self) -> bool {
-        let has_news = !self.ready.is_empty()
-            || self.next < self.filled
-            || self.sweep_due
-            || self.departed_seen != self.shared.departed.load(Ordering::Acquire);
-        let fabric = self.shared.domain.fabric().as_ptr();
-        let mut fid = self.shared.handle.as_fid();
-        // SAFETY: one live object.
-        !has_news && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
-    }
-
-    /// Sleeps inside libfabric (`fi_cq_sread`) and returns the next outcome. Where queues of a domain
-    /// have to be read one after the other, it sleeps on the queue's descriptor instead, and
-    /// holds nobody up.
-    ///
-    /// # Errors
-    /// A failed operation; `DeadlineExceeded`; `NotSupported` for a queue that
-    /// cannot sleep.
-    pub fn sleep_read(&mut self, timeout: Duration) -> Outcome {
-        if let Some(outcome) = self.poll() {
-            return outcome;
-        }
-        if self.wait_fd.is_none() {
-            return Err(self.unsolicited(self.shared.domain.blame(Error::new(
-                ErrorKind::NotSupported,
-                "fi_cq_sread",
-                "the queue has no wait object",
-            ))));
-        }
-        const INTERRUPTED: isize = -(sys::FI_EINTR as isize);
-        const TIME_OVER: isize = -(sys::FI_ETIMEDOUT as isize);
-        let deadline = Deadline::after(timeout);
-        let late = || {
-            let detail = format!("nothing within {timeout:?}");
-            Error::new(ErrorKind::DeadlineExceeded, "fi_cq_sread", detail)
-        };
-        if self.takes_turns {
-            let mut backoff = Backoff::sleeping().at_most(self.longest_pause);
-            let mut fruitless = 0;
-            while !deadline.has_passed() {
-                self.sleep(&deadline, &mut backoff, &mut fruitless, false);
-                if let Some(outcome) = self.poll_fresh() {
-                    return outcome;
-                }
-            }
-            return Err(self.unsolicited(self.shared.domain.blame(late())));
-        }
-        loop {
-            let left = deadline.left().as_millis();
-            let milliseconds = i32::try_from(left).unwrap_or(i32::MAX);
-            let (queue, buffer) = (self.shared.handle.as_ptr(), self.buffer());
-            // SAFETY: room for BATCH entries.
-            let got = unsafe {
-                if self.tells_source {
-                    let sources = self.sources.as_mut_ptr();
-                    sys::fi_cq_sreadfrom(queue, buffer, BATCH, sources, ptr::null(), milliseconds)
-                } else {
-                    sys::fi_cq_sread(queue, buffer, BATCH, ptr::null(), milliseconds)
-                }
-            };
-            self.fill(usize::try_from(got).unwrap_or(0));
-            // Entries, failures to be read, and a queue that is broken.
-            if let Some(outcome) = self.poll_fresh() {
-                return outcome;
-            }
-            let error = match got {
-                // A signal; or only ends of operations that nobody waits for any more.
-                INTERRUPTED | FAILURE | 1.. if !deadline.has_passed() => continue,
-                INTERRUPTED | FAILURE | NOTHING | TIME_OVER | 0.. => late(),
-                code => Error::from_code("fi_cq_sread", code as i64),
-            };
-            return Err(self.unsolicited(self.shared.domain.blame(error)));
         }
     }
 }

@@ -33,14 +33,11 @@ pub use header::{HEADER, Header};
 pub use immediate::{Immediate, Notice};
 pub use memory::View;
 pub use notify::Notify;
-pub use port::{Graves, News, Port, ReceiverId, SenderId, Turn};
+pub use port::{News, Port, ReceiverId, SenderId, Turn};
 pub use reader::{Arrived, Place, ProtocolError, Reader, Span};
 pub use receiver::{ReceiverStatistics, RingOptions, RingReceiver};
 pub use sender::{Pushed, RingSender, SenderStatistics};
 pub use shape::{GRANULE, LARGEST, Layout, MOST_CHUNKS, MOST_CHUNKS_APART, SMALLEST, Shape};
-pub use stripes::{
-    StripedReceiver, StripedRegion, StripedSender, StripedSlice, Stripes, StripesOptions,
-    default_stripes,
-};
+pub use stripes::{Stripes, StripesOptions, default_stripes};
 pub use terms::{LaneOffer, RingAnswer, RingOffer};
 pub use writer::{Blocked, Chunk, Message, Refused, Writer, exceeds};

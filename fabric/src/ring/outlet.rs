@@ -413,11 +413,6 @@ impl Outlet {
         Ok(true)
     }
 
-    /// Are there notices to be sent as messages, or a flag that is owed?
-    pub(super) fn has_due(&self) -> bool {
-        !self.due.is_empty() || matches!(self.half, Some((Half::Flag(_), _)))
-    }
-
     /// Gives notices to the reader that have no chunk.
     pub(super) fn speaker(&self) -> &Speaker {
         &self.speaker

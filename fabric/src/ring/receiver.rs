@@ -10,8 +10,8 @@ use super::shape::Shape;
 use super::speaker::Speaker;
 use super::terms::{LaneOffer, RingAnswer, RingOffer};
 use crate::{
-    Capabilities, CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion,
-    Peer, Result, Waker,
+    CompletionQueue, Endpoint, Error, ErrorKind, Memory, MemoryKind, MemoryRegion, Peer, Result,
+    Waker,
 };
 
 /// How a ring is to be made.
@@ -34,15 +34,7 @@ impl RingOptions {
     /// # Errors
     /// `NotSupported` where rings are impossible.
     pub fn new(endpoint: &Endpoint, capacity: u64) -> Result<Self> {
-        Self::of(endpoint.domain().capabilities(), capacity)
-    }
-
-    /// The same for a provider that can do this.
-    ///
-    /// # Errors
-    /// `NotSupported` where rings are impossible.
-    pub fn of(capabilities: &Capabilities, capacity: u64) -> Result<Self> {
-        let notify = Notify::best(capabilities)?;
+        let notify = Notify::best(endpoint.domain().capabilities())?;
         Ok(Self { capacity, watermark: capacity / 4, notify, whole: 0 })
     }
 }
@@ -131,7 +123,7 @@ impl RingReceiver {
         Ok(Self::with(memory, epoch, options))
     }
 
-    pub(super) fn with(memory: RingMemory, epoch: u32, options: &RingOptions) -> Self {
+    fn with(memory: RingMemory, epoch: u32, options: &RingOptions) -> Self {
         Self {
             reader: Reader::new(memory.shape, epoch, options.watermark).after(options.whole),
             born: epoch,
@@ -196,13 +188,6 @@ impl RingReceiver {
     ) -> Result<()> {
         let speaker =
             Speaker::new(Site::of(endpoint), (self.form, answer.tagged), peer, &answer.credit)?;
-        self.answered(answer)?;
-        self.writer = Some(speaker);
-        Ok(())
-    }
-
-    /// The same, where somebody else tells it.
-    pub(super) fn answered(&mut self, answer: &RingAnswer) -> Result<()> {
         let operation = "connecting a ring";
         if answer.epoch != self.reader.epoch() {
             let detail = format!("of epoch {}, not {}", answer.epoch, self.reader.epoch());
@@ -213,6 +198,7 @@ impl RingReceiver {
             return Err(Error::new(ErrorKind::MalformedDescriptor, operation, detail));
         }
         self.reader.tell_as(answer.name);
+        self.writer = Some(speaker);
         Ok(())
     }
 
@@ -338,17 +324,6 @@ impl RingReceiver {
             return Ok(false);
         }
         self.send_credit(endpoint, queue)
-    }
-
-    /// What to tell the writer, if it is time, where somebody else tells it.
-    pub(super) fn due(&mut self, is_quiet: bool) -> Option<u32> {
-        self.collect();
-        self.reader.credit(is_quiet)
-    }
-
-    /// Somebody else told it.
-    pub(super) fn count_credit(&mut self) {
-        self.statistics.credits += 1;
     }
 
     /// Takes note of views that were dropped.
@@ -532,7 +507,7 @@ impl RingReceiver {
 }
 
 /// The shape of a ring with these options.
-pub(super) fn shape_of(
+fn shape_of(
     endpoint: &Endpoint,
     ring: u16,
     options: &RingOptions,

@@ -590,7 +590,7 @@ fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
 }
 
 #[cold]
-pub(super) fn stale() -> Error {
+fn stale() -> Error {
     let detail = "another message is written in part, or was written first since this one was \
                   begun, or the ring began a new epoch";
     Error::new(ErrorKind::InvalidArgument, "writing to a ring", detail)

@@ -22,6 +22,5 @@ pub(crate) mod ring;
 mod stamps;
 pub(crate) mod station;
 pub(crate) mod stream;
-pub(crate) mod striped;
 pub(crate) mod target;
 pub(crate) mod vigil;

@@ -16,8 +16,6 @@ const MOST_PENDING: usize = 8;
 /// How often the clock is looked at, in polls, while polling all the time.
 const POLLS_PER_TICK: u32 = 1024;
 const TICK: Duration = Duration::from_millis(100);
-/// Between two looks at the pipe while nothing else is waited for.
-const PAUSE: Duration = Duration::from_micros(200);
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Which side this is.
@@ -181,27 +179,6 @@ impl Vigil {
             self.pulse.events += 1;
         }
         Ok(frame)
-    }
-
-    /// Waits for the next frame, where nothing has to be moved meanwhile.
-    pub(crate) fn next(&mut self, what: &'static str) -> Result<Frame, Failure> {
-        self.waiting_for = what;
-        loop {
-            if let Some(frame) = self.receive()? {
-                return Ok(frame);
-            }
-            std::thread::sleep(PAUSE);
-            self.tick()?;
-        }
-    }
-
-    /// Both sides come here before either goes on; nothing has to be moved meanwhile.
-    pub(crate) fn meet(&mut self) -> Result<(), Failure> {
-        self.send(&Frame::Meet)?;
-        match self.next("the meeting")? {
-            Frame::Meet => Ok(()),
-            frame => Err(unexpected(frame)),
-        }
     }
 
     /// How often to move data between two looks at the pipe.

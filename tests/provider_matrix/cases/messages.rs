@@ -18,7 +18,6 @@ pub const CASES: &[Case] = cases![
     many_messages_in_order,
     message_longer_than_buffer,
     cancel_receive,
-    multi_receive,
     tagged_messages_match,
     tagged_ignore_mask,
     tagged_inject,
@@ -219,28 +218,6 @@ fn cancel_receive(cell: &Cell) -> Checked {
     );
     // The endpoint works on, and the message goes to the next receive.
     exchange(&mut pair, 100, 0)
-}
-
-fn multi_receive(cell: &Cell) -> Checked {
-    let mut pair = Pair::caps(cell, Caps::MULTI_RECEIVE)?;
-    let from = pair.sides[A].region(256)?;
-    let into = pair.sides[B].region(64 << 10)?;
-    let receive =
-        pair.post(B, |s| s.endpoint.receive_many(&mut s.queue, &into.all(), at_once(9)))?;
-    let mut offsets = Vec::new();
-    for i in 0..10_u64 {
-        let bytes = pattern(i, 200);
-        put(&from, 0, &bytes)?;
-        let source = from.slice(0..200)?;
-        let send = pair.post(A, |s| s.endpoint.send(&mut s.queue, s.peer, &source, at_once(1)))?;
-        let got = pair.complete(B, receive)?;
-        pair.complete(A, send)?;
-        ensure!(got.token == 9 && !got.exhausted, "{got:?}");
-        check_bytes("message", &get(&into, got.offset, got.length)?, &bytes)?;
-        ensure!(!offsets.contains(&got.offset), "offset {} twice", got.offset);
-        offsets.push(got.offset);
-    }
-    Ok(())
 }
 
 fn tagged_messages_match(cell: &Cell) -> Checked {

@@ -29,7 +29,8 @@ impl Port {
     /// let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
     /// let peer = addresses.insert(&endpoint.address()?)?;
     /// let mut port = Port::new(endpoint, queue);
-    /// port.add_lanes(Stripes::open(&[offer.clone()], StripesOptions::default())?)?;
+    /// let further = Domain::open(&offer)?;
+    /// port.add_lanes(Stripes::open_on(&[further], StripesOptions::default())?)?;
     /// // To itself, for once.
     /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
     /// let reading = port.offer_by(&options, 2, HostMemory::zeroed(1 << 20)?)?;
@@ -259,9 +260,6 @@ impl Port {
                     self.is_restless = true;
                 }
             }
-            // Nothing that matters is injected there.
-            Event::Lost(_) => self.losses += 1,
-            Event::Said => {}
             Event::Failed(error) => self.lose_lanes(error),
         }
         true

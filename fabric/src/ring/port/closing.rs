@@ -16,10 +16,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Memory of rings that peers may still write to. To be dropped after the endpoint is closed.
 #[derive(Debug, Default)]
-#[must_use = "dropped before its endpoint is closed, it is written to after it is freed"]
-pub struct Graves {
-    pub(super) rings: Vec<Arc<RingMemory>>,
-    pub(super) words: Vec<MemoryRegion>,
+pub(super) struct Graves {
+    rings: Vec<Arc<RingMemory>>,
+    words: Vec<MemoryRegion>,
 }
 
 impl Port {
@@ -36,14 +35,25 @@ impl Port {
             }
         }
         let lanes = self.close_lanes();
-        let (endpoint, _queue, graves) = self.into_parts();
-        match endpoint.close().and(lanes) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                std::mem::forget(graves);
-                Err(error)
-            }
+        let graves = self.bury_rings();
+        let closed = self.endpoint.close().and(lanes);
+        if closed.is_err() {
+            std::mem::forget(graves);
         }
+        closed
+    }
+
+    /// The memory of all rings, which are gone.
+    fn bury_rings(&mut self) -> Graves {
+        let mut graves = std::mem::take(&mut self.graves);
+        for receiver in self.receivers.drain(..).flatten() {
+            graves.rings.extend(receiver.into_graves());
+        }
+        for sender in self.senders.drain(..).flatten() {
+            graves.words.extend(sender.into_credit());
+        }
+        graves.words.extend(self.slate.take());
+        graves
     }
 
     /// Closes the endpoint, and goes on with another one, of the same domain, and its queue: by
@@ -59,14 +69,7 @@ impl Port {
         let mut old_queue = std::mem::replace(&mut self.queue, queue);
         let depth = self.endpoint.domain().capabilities().receive_depth;
         let lanes = self.close_lanes();
-        let mut graves = std::mem::take(&mut self.graves);
-        for receiver in self.receivers.drain(..).flatten() {
-            graves.rings.extend(receiver.into_graves());
-        }
-        for sender in self.senders.drain(..).flatten() {
-            graves.words.extend(sender.into_credit());
-        }
-        graves.words.extend(self.slate.take());
+        let graves = self.bury_rings();
         let closed = old.close().and(lanes);
         while old_queue.poll().is_some() {}
         self.others.clear();
@@ -79,22 +82,6 @@ impl Port {
             std::mem::forget(graves);
         }
         closed
-    }
-
-    /// Endpoint and queue again, and the memory of the rings, which are gone. That has to be kept
-    /// until the endpoint is closed: peers may go on writing to it. Further lanes are closed.
-    pub fn into_parts(mut self) -> (Endpoint, CompletionQueue, Graves) {
-        if let Err(error) = self.close_lanes() {
-            tracing::warn!(%error, "what lanes have stays with them");
-        }
-        for receiver in self.receivers.drain(..).flatten() {
-            self.graves.rings.extend(receiver.into_graves());
-        }
-        for sender in self.senders.drain(..).flatten() {
-            self.graves.words.extend(sender.into_credit());
-        }
-        self.graves.words.extend(self.slate);
-        (self.endpoint, self.queue, self.graves)
     }
 
     /// Bytes of memory that is kept because something may be on its way to it: of rings that

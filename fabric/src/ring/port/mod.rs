@@ -2,7 +2,7 @@
 //!
 //! Whoever owns a port drives it: [`turn`](Port::turn) takes one thing from the queue and gives
 //! it to the ring that it concerns. The calls that wait do it by turns, so that all rings of
-//! the port go on meanwhile. One thread, no lock; a [`Worker`](crate::Worker) can own a port.
+//! the port go on meanwhile. One thread, no lock.
 
 mod beside;
 mod closing;
@@ -10,7 +10,6 @@ mod news;
 mod opening;
 mod waiting;
 
-pub use closing::Graves;
 pub use news::News;
 
 use std::collections::VecDeque;
@@ -28,6 +27,7 @@ use super::writer::Message;
 use crate::{
     CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Outcome, Peer, RegionSlice, Result,
 };
+use closing::Graves;
 use news::{list_receiver, list_sender};
 
 /// Turns without anything after which it is quiet: writers are told what was released, and
@@ -128,7 +128,6 @@ pub struct Port {
     epoch: u32,
     /// Notices for rings that there are none of.
     strangers: u64,
-    losses: u64,
     /// Outcomes of what the caller posted, that came while something else was waited for.
     others: VecDeque<Outcome>,
     /// Rings that something happened for, each once, if somebody wants to know.
@@ -157,7 +156,6 @@ impl Port {
             next_name: 0,
             epoch: 0,
             strangers: 0,
-            losses: 0,
             others: VecDeque::new(),
             news: None,
         }
@@ -313,7 +311,6 @@ impl Port {
     /// Something that was injected did not leave; whose it was is not said. It may have been
     /// for a peer that is gone, and the rings of all others go on.
     fn lost_somewhere(&mut self, error: &Error) -> Turn {
-        self.losses += 1;
         for (name, sender) in (0..).zip(&mut self.senders) {
             let Some(sender) = sender else { continue };
             if sender.has_lost(error) {
@@ -520,13 +517,6 @@ impl Port {
     #[must_use]
     pub fn strangers(&self) -> u64 {
         self.strangers
-    }
-
-    /// Failures of what was injected, such as credit to a writer that is gone, which the
-    /// provider did not say more of.
-    #[must_use]
-    pub fn losses(&self) -> u64 {
-        self.losses
     }
 
     #[cold]

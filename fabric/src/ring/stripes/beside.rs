@@ -19,9 +19,6 @@ use crate::{
     Address, AddressVector, Domain, Error, ErrorKind, MemoryRegion, MrMode, Peer, Result, Waker,
 };
 
-/// Looks that find nothing before a lane goes to sleep: it is woken for whatever there is to do,
-/// and others want the core.
-const LOOKS: u32 = 200;
 const OPENING: &str = "opening a port's lanes";
 
 /// The lanes of a port but for its own endpoint. They are numbered from 1 on.
@@ -86,6 +83,9 @@ impl Beside {
         if facts().any(|facts| Notify::Immediate.check(facts).is_err()) {
             return refuse("this provider cannot tell of writes by immediates");
         }
+        if all.iter().any(|lane| lane.queue.waker().wake().is_err()) {
+            return refuse("nothing wakes a thread that sleeps at this provider's queue");
+        }
         let owner = Arc::new(Owner::new(waker));
         let (sender, events) = sync_channel(MOST_CHUNKS as usize + 1024);
         let kept = Kept::default();
@@ -96,14 +96,10 @@ impl Beside {
             let domain = endpoint.domain().clone();
             board.expect(&endpoint, Notify::Immediate)?;
             board.refill(&mut endpoint, &mut queue)?;
-            let (outlet, speaker) = (None, None);
             let (held, kept) = (slate.clone(), Kept::clone(&kept));
-            let parts = Parts { endpoint, queue, board, outlet, speaker, slate: held, kept };
-            let ear = Ear { events: sender.clone(), owner: Some(Arc::clone(&owner)) };
-            let lane = Lane::start(number, parts, ear, LOOKS)?;
-            if !lane.can_wake() {
-                return refuse("nothing wakes a thread that sleeps at this provider's queue");
-            }
+            let parts = Parts { endpoint, queue, board, slate: held, kept };
+            let ear = Ear { events: sender.clone(), owner: Arc::clone(&owner) };
+            let lane = Lane::start(number, parts, ear)?;
             let peers = Peers::default();
             lanes.push(One { lane, domain, addresses, address, slate, peers });
         }

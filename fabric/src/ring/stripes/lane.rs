@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,7 +14,6 @@ use std::time::Duration;
 use super::super::board::{Board, Heard};
 use super::super::memory::RingMemory;
 use super::super::outlet::{Outlet, Title, named};
-use super::super::speaker::Speaker;
 use super::super::writer::Chunk;
 use super::share::Share;
 use crate::{
@@ -22,8 +21,11 @@ use crate::{
 };
 
 /// Jobs that may wait for a lane.
-pub(super) const JOBS: usize = 64;
-/// Longest sleep of a lane that can be woken, and of one that cannot.
+const JOBS: usize = 64;
+/// Looks that find nothing before a lane goes to sleep: it is woken for whatever there is to do,
+/// and others want the core.
+const LOOKS: u32 = 200;
+/// Longest sleep of a lane that has nothing to do, and of one that waits for room.
 const SLEEP: Duration = Duration::from_millis(50);
 const NAP: Duration = Duration::from_micros(100);
 /// How long a lane waits before it looks again whether its owner listens.
@@ -46,10 +48,6 @@ pub(super) enum Job {
     Stop(Title),
     /// The same, and nobody wants to hear of them.
     Close(Title),
-    /// Give a notice to the peer.
-    Say(u32),
-    /// Give the last notice to the peer, and tell when it came.
-    SayLast(u32),
 }
 
 /// What a lane tells.
@@ -63,10 +61,6 @@ pub(in super::super) enum Event {
     /// A chunk was not written, and no later one of its ring will be. What the lane was given up to
     /// that position is not read any more.
     Undone { lane: usize, title: Title, left_to: u64, error: Error },
-    /// Something was lost that nobody can name.
-    Lost(Error),
-    /// The last notice came, or nobody will know.
-    Said,
     /// The lane is of no use any more.
     Failed(Error),
 }
@@ -80,10 +74,6 @@ pub(super) struct Parts {
     pub(super) endpoint: Endpoint,
     pub(super) queue: CompletionQueue,
     pub(super) board: Board,
-    /// For chunks of a ring that is written from the beginning on.
-    pub(super) outlet: Option<Outlet>,
-    /// For notices, at a reader.
-    pub(super) speaker: Option<Speaker>,
     #[allow(dead_code)] // held, never read
     pub(super) slate: MemoryRegion,
     #[allow(dead_code)] // held, never read
@@ -123,8 +113,7 @@ impl Owner {
 #[derive(Debug, Clone)]
 pub(super) struct Ear {
     pub(super) events: SyncSender<Event>,
-    /// None: it sleeps where it waits for events.
-    pub(super) owner: Option<Arc<Owner>>,
+    pub(super) owner: Arc<Owner>,
 }
 
 /// What a lane's owner has of it.
@@ -132,7 +121,6 @@ pub(super) struct Ear {
 pub(super) struct Lane {
     jobs: Option<SyncSender<Job>>,
     waker: Waker,
-    can_wake: bool,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -145,29 +133,20 @@ struct Shared {
 }
 
 impl Lane {
-    /// Starts a lane's thread, which goes to sleep after so many looks that find nothing.
-    pub(super) fn start(number: usize, parts: Parts, ear: Ear, looks: u32) -> Result<Self> {
+    /// Starts a lane's thread.
+    pub(super) fn start(number: usize, parts: Parts, ear: Ear) -> Result<Self> {
         let (sender, jobs) = sync_channel(JOBS);
         let shared = Arc::new(Shared::default());
         let waker = parts.queue.waker();
-        // Asked once: not all queues can be woken.
-        let can_wake = waker.wake().is_ok();
-        let mut parts = parts;
-        let outlet = parts.outlet.take();
-        let mut worker = Worker {
+        let worker = Worker {
             number,
             parts,
             shares: HashMap::new(),
             writing: Vec::new(),
             jobs,
             teller: Teller { ear, shared: Arc::clone(&shared) },
-            longest: if can_wake { SLEEP } else { NAP },
-            looks,
-            waiting: None,
+            next: None,
         };
-        if let Some(outlet) = outlet {
-            worker.open(outlet);
-        }
         let thread = std::thread::Builder::new()
             .name(format!("ring lane {number}"))
             .spawn(move || worker.run())
@@ -175,7 +154,7 @@ impl Lane {
                 let detail = format!("no thread for a lane: {error}");
                 Error::new(ErrorKind::ResourceExhausted, "opening a ring", detail)
             })?;
-        Ok(Self { jobs: Some(sender), waker, can_wake, shared, thread: Some(thread) })
+        Ok(Self { jobs: Some(sender), waker, shared, thread: Some(thread) })
     }
 
     /// Gives the lane a job; gives it back if it has too many.
@@ -187,16 +166,10 @@ impl Lane {
         }
         // Either the lane sees the job before it sleeps, or it is seen here to sleep.
         fence(Ordering::SeqCst);
-        // One that cannot be woken looks soon.
-        if self.can_wake && self.shared.is_asleep.load(Ordering::Relaxed) {
+        if self.shared.is_asleep.load(Ordering::Relaxed) {
             self.waker.nudge();
         }
         Ok(())
-    }
-
-    /// Can its thread sleep until there is something to do?
-    pub(super) fn can_wake(&self) -> bool {
-        self.can_wake
     }
 
     /// Lets the thread end soon, without waiting for it: so that several end at the same time.
@@ -242,10 +215,8 @@ struct Worker {
     writing: Vec<u32>,
     jobs: Receiver<Job>,
     teller: Teller,
-    longest: Duration,
-    looks: u32,
-    /// A job that there was no room for.
-    waiting: Option<Job>,
+    /// A job that was taken just before it would have slept.
+    next: Option<Job>,
 }
 
 /// The thread's way to its owner.
@@ -260,9 +231,7 @@ impl Teller {
         let mut event = event;
         loop {
             let told = self.ear.events.try_send(event);
-            if let Some(owner) = &self.ear.owner {
-                owner.wake();
-            }
+            self.ear.owner.wake();
             match told {
                 Ok(()) | Err(TrySendError::Disconnected(_)) => return,
                 Err(TrySendError::Full(back)) => event = back,
@@ -287,7 +256,7 @@ impl Worker {
         loop {
             let Parts { endpoint, queue, board, .. } = &mut self.parts;
             board.refill(endpoint, queue)?;
-            let has_worked = self.do_jobs()?;
+            let has_worked = self.do_jobs();
             let outcome = self.parts.queue.poll();
             let has_heard = outcome.is_some();
             if let Some(outcome) = outcome {
@@ -301,7 +270,7 @@ impl Worker {
                 continue;
             }
             idle += 1;
-            if idle < self.looks {
+            if idle < LOOKS {
                 self.parts.queue.pause();
             } else {
                 self.sleep()?;
@@ -313,9 +282,9 @@ impl Worker {
     fn linger(&mut self) -> Result<()> {
         let mut idle = 0;
         for _ in 0..LINGER {
-            let has_worked = self.do_jobs()?;
+            let has_worked = self.do_jobs();
             let outcome = self.parts.queue.poll();
-            let is_done = self.waiting.is_none() && self.shares.values().all(Share::is_silent);
+            let is_done = self.shares.values().all(Share::is_silent);
             idle = if has_worked || outcome.is_some() { 0 } else { idle + 1 };
             if let Some(outcome) = outcome {
                 self.sort(outcome)?;
@@ -328,43 +297,26 @@ impl Worker {
         Ok(())
     }
 
-    fn open(&mut self, outlet: Outlet) {
-        self.shares.insert(outlet.title().number(), Share::new(outlet));
-    }
-
-    /// Does jobs until there are none, or there is no room.
-    fn do_jobs(&mut self) -> Result<bool> {
+    /// Does all jobs that there are, and writes what there is room for. True if anything was done.
+    fn do_jobs(&mut self) -> bool {
         let mut has_worked = false;
-        loop {
-            let job = match self.waiting.take() {
-                Some(job) => job,
-                None => match self.jobs.try_recv() {
-                    Ok(job) => job,
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                },
-            };
-            self.waiting = self.begin(job)?;
-            if self.waiting.is_some() {
-                break;
-            }
+        while let Some(job) = self.next.take().or_else(|| self.jobs.try_recv().ok()) {
+            self.begin(job);
             has_worked = true;
         }
-        has_worked |= self.write();
-        let Parts { endpoint, queue, .. } = &mut self.parts;
-        for share in self.shares.values_mut().filter(|share| share.wants_settling()) {
-            share.settle(endpoint, queue)?;
-        }
-        Ok(has_worked)
+        has_worked | self.write()
     }
 
-    /// Gives the job back if there is no room now.
-    fn begin(&mut self, job: Job) -> Result<Option<Job>> {
+    fn begin(&mut self, job: Job) {
         match job {
-            Job::Open(outlet) => self.open(*outlet),
+            Job::Open(outlet) => {
+                self.shares.insert(outlet.title().number(), Share::new(*outlet));
+            }
             Job::Write { title, chunk, payload } => {
                 let number = title.number();
-                let Some(share) = self.shares.get_mut(&number) else { return Ok(None) };
-                if share.put(chunk, payload) {
+                if let Some(share) = self.shares.get_mut(&number)
+                    && share.put(chunk, payload)
+                {
                     self.writing.push(number);
                 }
             }
@@ -379,24 +331,7 @@ impl Worker {
                     self.forget(title.number());
                 }
             }
-            Job::Say(bits) => {
-                let Parts { endpoint, queue, speaker, .. } = &mut self.parts;
-                let of_ring = self.shares.values().next().map(|share| share.outlet().speaker());
-                let Some(speaker) = speaker.as_ref().or(of_ring) else { return Ok(None) };
-                return Ok((!speaker.say(endpoint, queue, bits)?).then_some(job));
-            }
-            Job::SayLast(bits) => {
-                let Parts { endpoint, queue, .. } = &mut self.parts;
-                let Some(share) = self.shares.values().next() else { return Ok(None) };
-                let (speaker, number) = (share.outlet().speaker(), share.outlet().title().number());
-                let said = speaker.say_last(endpoint, queue, bits, number)?;
-                if said.is_none() {
-                    self.teller.tell(Event::Said);
-                }
-                return Ok((said == Some(false)).then_some(job));
-            }
         }
-        Ok(None)
     }
 
     /// Writes what there is room for. No ring holds up another one.
@@ -434,8 +369,6 @@ impl Worker {
         };
         if let Some(heard) = self.parts.board.hear(&completion)? {
             self.teller.tell(Event::Heard(heard));
-        } else if Title::of_last(completion.token).is_some() {
-            self.teller.tell(Event::Said);
         } else if let Some((title, slot)) = named(completion.token)
             && let Some(share) = self.shares.get_mut(&title.number())
         {
@@ -456,21 +389,18 @@ impl Worker {
                 self.teller.tell(event);
                 self.forget(title.number());
             }
-        } else if Title::of_last(failure.token).is_some() {
-            self.teller.tell(Event::Said);
         } else if Board::is_ours(failure.token) && kind == ErrorKind::Truncated {
             // Somebody sent a message that is too long for a notice.
             self.parts.board.missed(failure.token);
-        } else if failure.operation.is_none()
-            && matches!(
+        } else if failure.operation.is_some()
+            || !matches!(
                 kind,
                 ErrorKind::ConnectionLost | ErrorKind::ConnectionRefused | ErrorKind::Cancelled
             )
         {
-            self.teller.tell(Event::Lost(failure.error));
-        } else {
             return Err(failure.error);
         }
+        // Else something was lost that nobody can name: nothing that matters is injected here.
         Ok(())
     }
 
@@ -479,13 +409,11 @@ impl Worker {
         shared.is_asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         // Who gave a job before that did not see it, and woke nobody.
-        if self.waiting.is_none() {
-            self.waiting = self.jobs.try_recv().ok();
-        }
+        self.next = self.jobs.try_recv().ok();
         let is_over = shared.is_over.load(Ordering::Acquire);
-        let is_idle = self.waiting.is_none() && self.writing.is_empty() && !is_over;
+        let is_idle = self.next.is_none() && self.writing.is_empty() && !is_over;
         // Something that there is no room for: nothing tells when there is.
-        let longest = if is_idle { self.longest } else { NAP };
+        let longest = if is_idle { SLEEP } else { NAP };
         let outcome = self.parts.queue.wait_or_wake(longest);
         self.teller.shared.is_asleep.store(false, Ordering::Relaxed);
         outcome.map_or(Ok(()), |outcome| self.sort(outcome))

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::super::outlet::{Outlet, Posted};
 use super::super::writer::Chunk;
 use super::lane::Event;
-use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion, Result};
+use crate::{CompletionQueue, Endpoint, Error, ErrorKind, MemoryRegion};
 
 /// How long what was given for a ring that is not written any more may wait for room in the
 /// provider, which never makes any for a peer that is gone.
@@ -29,10 +29,6 @@ impl Share {
     pub(super) fn new(outlet: Outlet) -> Self {
         let waiting = VecDeque::new();
         Self { outlet, waiting, is_broken: false, is_closed: false, ends: None }
-    }
-
-    pub(super) fn outlet(&self) -> &Outlet {
-        &self.outlet
     }
 
     /// A chunk that is to be written. True if it is the only one.
@@ -67,19 +63,6 @@ impl Share {
 
     pub(super) fn is_over(&self) -> bool {
         self.is_closed && self.is_silent()
-    }
-
-    /// Has it notices to send that are messages?
-    pub(super) fn wants_settling(&self) -> bool {
-        self.outlet.has_due()
-    }
-
-    pub(super) fn settle(
-        &mut self,
-        endpoint: &mut Endpoint,
-        queue: &mut CompletionQueue,
-    ) -> Result<()> {
-        self.outlet.settle(endpoint, queue).map(drop)
     }
 
     /// Posts what there is room for. True if anything was.

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::spread::Spread;
 
 /// Chunks that a lane may have on its way.
-pub(super) const DEPTH: u64 = 4;
+const DEPTH: u64 = 4;
 
 /// Further lanes from which on chunks are not spread over the first one as well.
 ///
@@ -35,7 +35,7 @@ impl Shares {
     /// Over so many lanes, for chunks of at most so many bytes.
     pub(in super::super) fn new(lanes: usize, longest: u64) -> Self {
         let given = vec![VecDeque::with_capacity(DEPTH as usize * 2); lanes];
-        let spread = Spread::new(lanes, DEPTH * longest).beginning_with(first_of(lanes));
+        let spread = Spread::new(lanes, first_of(lanes), DEPTH * longest);
         Self { spread, given }
     }
 

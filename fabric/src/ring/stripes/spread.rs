@@ -32,16 +32,10 @@ pub(in super::super) struct Spread {
 }
 
 impl Spread {
-    /// Over so many lanes, each with so much on its way at most (or one chunk).
-    pub(super) fn new(lanes: usize, most_in_flight: u64) -> Self {
+    /// Over so many lanes, from this one on, each with so much on its way at most (or one chunk).
+    pub(super) fn new(lanes: usize, first: usize, most_in_flight: u64) -> Self {
         let lane = Lane { in_flight: 0, rate: None, done: 0, busy: 0, busy_since: 0 };
-        Self { lanes: vec![lane; lanes], most_in_flight, first: 0 }
-    }
-
-    /// The same, of which only this lane and those behind it are picked.
-    pub(super) fn beginning_with(mut self, first: usize) -> Self {
-        self.first = first;
-        self
+        Self { lanes: vec![lane; lanes], most_in_flight, first }
     }
 
     /// The lane for a chunk of so many bytes; None if all have enough to do.
@@ -89,11 +83,6 @@ impl Spread {
             (lane.done, lane.busy) = (0, 0);
         }
     }
-
-    /// Bytes that are on their way.
-    pub(super) fn in_flight(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.in_flight).sum()
-    }
 }
 
 #[cfg(test)]
@@ -103,7 +92,7 @@ mod tests {
     /// Lanes that take a fixed time for a byte each, in simulated time; gives the share of the
     /// bytes that each got, and how long it took.
     fn run(nanoseconds_per_byte: &[f64], chunks: u64, length: u64) -> (Vec<f64>, u64) {
-        let mut spread = Spread::new(nanoseconds_per_byte.len(), 4 * length);
+        let mut spread = Spread::new(nanoseconds_per_byte.len(), 0, 4 * length);
         let mut queues: Vec<Vec<u64>> = vec![Vec::new(); nanoseconds_per_byte.len()];
         let mut got = vec![0_u64; nanoseconds_per_byte.len()];
         let mut now = 0;
@@ -127,7 +116,7 @@ mod tests {
             now = end;
             spread.done(lane, length, now);
         }
-        assert_eq!(spread.in_flight(), 0);
+        assert!(spread.lanes.iter().all(|lane| lane.in_flight == 0));
         let total: u64 = got.iter().sum();
         (got.iter().map(|bytes| *bytes as f64 / total as f64).collect(), now)
     }
@@ -152,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_is_known_of_lanes_that_are_never_picked_does_not_count() {
-        let mut spread = Spread::new(3, 4 << 20).beginning_with(1);
+        let mut spread = Spread::new(3, 1, 4 << 20);
         // The first one is much faster than both others, whatever goes by it, and has nothing to do.
         for now in 0..10 {
             spread.posted(0, 1 << 20, now * 1000);
@@ -177,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_lane_that_stands_still_holds_up_no_more_than_it_has() {
-        let mut spread = Spread::new(2, 4 << 20);
+        let mut spread = Spread::new(2, 0, 4 << 20);
         let mut to_the_dead = 0;
         for now in 0..1000 {
             while let Some(lane) = spread.pick(1 << 20) {
