@@ -78,7 +78,7 @@ pub(super) struct Link {
 struct Said {
     /// That this process leaves.
     leaves: bool,
-    /// That it is to serve, and when; or when it was looked whether it still is.
+    /// That it is to serve, and when.
     asked: Option<Instant>,
 }
 
@@ -115,11 +115,11 @@ pub(super) fn run(shared: &Shared, link: Link) {
     }
 }
 
-/// One that is there to serve asks whoever serves for the office, as soon as nobody else is there
-/// for it. Gives when it is to be looked again, if at all.
+/// One that is there to serve asks whoever serves for the office, as soon as it has the claim. Gives
+/// when it is to be looked again, if at all.
 fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result<Option<Duration>> {
     let (options, own) = (shared.options(), shared.service());
-    if !options.service.stands() || shared.leaving_since().is_some() {
+    if options.service != ServiceMode::Standing || shared.leaving_since().is_some() {
         return Ok(None);
     }
     let left = said.asked.map_or(Duration::ZERO, |asked| ASKING.saturating_sub(asked.elapsed()));
@@ -132,14 +132,10 @@ fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result
         tracing::warn!(%error, "cannot say that this process is there to serve");
         false
     });
-    if has_claim && is_running && options.service == ServiceMode::Standing {
+    if has_claim && is_running {
         return Ok(None);
     }
     said.asked = Some(Instant::now());
-    if has_claim && is_running {
-        // One may come that goes before it.
-        return Ok(Some(ASKING));
-    }
     if has_claim {
         say("take a node over", channel, &Request::TakeOver, &[])?;
     }

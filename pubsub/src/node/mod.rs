@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
 use crate::report::Row;
-use crate::service::election::{self, Claim, Membership, Precedence};
+use crate::service::election::{self, Claim, Membership};
 use crate::service::protocol::{LONGEST_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
 use crate::{Publisher, Subscriber};
@@ -103,34 +103,21 @@ impl Drop for Entrance {
     }
 }
 
-/// How long one that is only to succeed another may take to see that one is there that goes before it,
-/// which it looks for each second.
-const GIVING_WAY: Duration = Duration::from_secs(5);
-
-/// Says that this process is there to serve, unless another one is. One that is only to succeed
-/// another gives way.
+/// Says that this process is there to serve, unless another one is.
 fn stand(options: &NodeOptions, service: &OwnService, end: Instant) -> Result<()> {
-    let directory = &options.directory;
-    let precedes = || service.precedes(JOINING, options);
-    one_only(end, Duration::ZERO, precedes, || Precedence::holder(JOINING, directory))?;
     let claims = || service.claims(JOINING, options);
-    one_only(end, GIVING_WAY, claims, || Claim::holder(JOINING, directory))
+    one_only(end, claims, || Claim::holder(JOINING, &options.directory))
 }
 
-/// Takes what only one has: by these, which take it, and who has it. Whoever has it is given so much
-/// time to let go of it.
+/// Takes what only one has: by these, which take it, and who has it.
 fn one_only(
     end: Instant,
-    patience: Duration,
     takes: impl Fn() -> Result<bool>,
     holder: impl Fn() -> Result<Option<u32>>,
 ) -> Result<()> {
     let operation = "serve a node";
-    let stays = end.min(Instant::now() + patience);
     while !takes()? {
-        if let Some(process) = holder()?
-            && Instant::now() >= stays
-        {
+        if let Some(process) = holder()? {
             let detail = format!("{} does, and stays", in_words(process));
             return Err(Error::new(operation, ErrorKind::AlreadyServed, detail));
         }
@@ -362,22 +349,12 @@ mod tests {
     #[test]
     fn one_that_is_to_serve_does_not_try_for_ever_while_others_come_and_go() {
         let end = Instant::now() + 4 * PAUSE;
-        let at_once = Duration::ZERO;
-        let error = one_only(end, at_once, || Ok(false), || Ok(None)).unwrap_err();
+        let error = one_only(end, || Ok(false), || Ok(None)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(Instant::now() >= end);
-        let error = one_only(end, at_once, || Ok(false), || Ok(Some(7))).unwrap_err();
+        let error = one_only(end, || Ok(false), || Ok(Some(7))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyServed);
         assert!(error.detail().starts_with("process 7 does"));
-        one_only(end, at_once, || Ok(true), || Ok(None)).unwrap();
-        // One that has it may let go of it.
-        let (begin, left) = (Instant::now(), Cell::new(3));
-        let takes = || Ok(left.replace(left.get() - 1) == 1);
-        one_only(begin + 9 * GIVING_WAY, GIVING_WAY, takes, || Ok(Some(7))).unwrap();
-        let patience = 4 * PAUSE;
-        let takes = || Ok(false);
-        let error = one_only(begin + GIVING_WAY, patience, takes, || Ok(Some(7))).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-        assert!(begin.elapsed() >= patience);
+        one_only(end, || Ok(true), || Ok(None)).unwrap();
     }
 }
