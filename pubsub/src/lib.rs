@@ -11,6 +11,13 @@ mod clock;
 mod crash_points;
 mod error;
 mod event;
+/// What fuzz targets call, and the tests that replay their corpora.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::peers::fuzzing::{Heard, hear, hear_interests, introduction};
+    pub use crate::service::{HeardGuests, hear_guests};
+}
 mod hall;
 mod house;
 mod loan;
@@ -39,8 +46,6 @@ pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
 pub use service::{Condition, check_directory, clean};
-#[doc(hidden)]
-pub use service::{HeardGuests, hear_guests};
 pub use settings::{
     LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
 };

@@ -12,7 +12,7 @@ use super::directory::{Change, Interest};
 use super::event::Event;
 use super::guard::Open;
 use super::handle::{Peers, PeersOptions};
-use super::hostile;
+use super::fuzzing;
 use super::identity::{NodeIdentity, SessionNumber};
 use super::reason::{Parting, Reason};
 use super::report::PeerState;
@@ -269,7 +269,7 @@ fn until_closed(mut stream: &TcpStream) -> Vec<u8> {
 fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
     let (one, two, session) = two();
     let address = one.listens().unwrap();
-    let introduction = hostile::introduction();
+    let introduction = fuzzing::introduction();
     let mut version = introduction.clone();
     version[12] += 1;
     let mut oversized = introduction.clone();
@@ -358,7 +358,7 @@ fn who_says_nothing_or_says_it_slowly_is_shown_out() {
     let silent = TcpStream::connect(one.listens().unwrap()).unwrap();
     let mut slow = TcpStream::connect(one.listens().unwrap()).unwrap();
     slow.set_nodelay(true).unwrap();
-    for byte in hostile::introduction().iter().cycle() {
+    for byte in fuzzing::introduction().iter().cycle() {
         // The frame that it claims has 4 KiB: it would take for ever.
         if slow.write_all(&[*byte & 0x0f]).is_err() {
             break;
@@ -376,7 +376,7 @@ fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
     first.lost_after = Duration::from_secs(3600);
     let one = Peers::start(first).unwrap();
     let mut stream = TcpStream::connect(one.listens().unwrap()).unwrap();
-    stream.write_all(&hostile::introduction()).unwrap();
+    stream.write_all(&fuzzing::introduction()).unwrap();
     let Event::Appeared { node, session, .. } = next(&one) else { panic!() };
     let letter = vec![7; 1 << 19];
     // What the system keeps for it has an end, too.
@@ -442,7 +442,7 @@ fn another_version_is_reported_as_such() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let one = Peers::start(options(1, &[listener.local_addr().unwrap()])).unwrap();
     let (mut stream, _) = listener.accept().unwrap();
-    let mut other = hostile::introduction();
+    let mut other = fuzzing::introduction();
     other[12] = 9;
     stream.write_all(&other).unwrap();
     wait_until("a reason", || {

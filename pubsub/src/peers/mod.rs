@@ -16,10 +16,10 @@ mod book;
 mod directory;
 mod event;
 mod framing;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod guard;
 mod handle;
-#[doc(hidden)]
-pub mod hostile;
 mod identity;
 mod mesh;
 mod names;

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::directory::{Change, Interest, Interests, Listing, MOST_INTERESTS, Teller, collect};
 use super::framing::Arrivals;
 use super::guard::{Guard, Heard, Open};
-use super::hostile;
+use super::fuzzing;
 use super::identity::{NodeIdentity, Run, SessionNumber};
 use super::protocol::{
     self, Acquaintance, Frame, Hello, LONGEST_FRAME, LONGEST_INTRODUCTION, LONGEST_LETTER,
@@ -127,11 +127,11 @@ proptest! {
 
     #[test]
     fn no_bytes_make_a_node_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = hostile::hear(&bytes);
-        let mut introduced = hostile::introduction();
+        let _ = fuzzing::hear(&bytes);
+        let mut introduced = fuzzing::introduction();
         introduced.extend(&bytes);
-        let _ = hostile::hear(&introduced);
-        let _ = hostile::hear_interests(&bytes);
+        let _ = fuzzing::hear(&introduced);
+        let _ = fuzzing::hear_interests(&bytes);
     }
 
     #[test]
@@ -139,7 +139,7 @@ proptest! {
         which in proptest::sample::subsequence((0..8).collect::<Vec<_>>(), 0..8),
         changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..6),
     ) {
-        let mut right = hostile::introduction();
+        let mut right = fuzzing::introduction();
         let mut interests = Vec::new();
         for frame in which.into_iter().map(|which| frames().remove(which)) {
             let body = protocol::encode(&frame);
@@ -156,8 +156,8 @@ proptest! {
                 }
             }
         }
-        let _ = hostile::hear(&right);
-        let _ = hostile::hear_interests(&interests);
+        let _ = fuzzing::hear(&right);
+        let _ = fuzzing::hear_interests(&interests);
     }
 
     #[test]
@@ -422,20 +422,20 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn the_fuzzers_corpus_of_sessions_does_not_panic() {
     for (name, bytes) in corpus("peer_session") {
-        let heard = hostile::hear(&bytes);
+        let heard = fuzzing::hear(&bytes);
         if name.starts_with("honest") {
             assert!(heard.events > 0, "{name} does not say what it was written for");
         }
-        let mut introduced = hostile::introduction();
+        let mut introduced = fuzzing::introduction();
         introduced.extend(&bytes);
-        let _ = hostile::hear(&introduced);
+        let _ = fuzzing::hear(&introduced);
     }
 }
 
 #[test]
 fn the_fuzzers_corpus_of_interests_does_not_panic() {
     for (name, bytes) in corpus("peer_directory") {
-        let accepted = hostile::hear_interests(&bytes);
+        let accepted = fuzzing::hear_interests(&bytes);
         assert_eq!(accepted > 0, name.starts_with("honest"), "{name}");
     }
 }
