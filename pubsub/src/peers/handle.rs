@@ -13,7 +13,7 @@ use super::admission::Limits;
 use super::directory::{Interest, collect};
 use super::event::Event;
 use super::guard::{Guard, Open};
-use super::identity::{Chance, LONGEST_LABEL, NodeIdentity, Run, SessionNumber, random};
+use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
 use super::mesh::{Mesh, Start};
 use super::names;
 use super::protocol::SHORTEST_LOST_AFTER;
@@ -188,10 +188,10 @@ impl Peers {
             Some(listener) => Some(listener.local_addr().map_err(failed)?),
             None => None,
         };
-        let seed = u128::from_le_bytes(random(START)?);
+        let chance = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
         let start = Start {
             identity,
-            run: Run::new(Chance(seed as u64).draw()),
+            run: Run::new(chance),
             label,
             listens,
             peers,

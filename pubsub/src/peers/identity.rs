@@ -1,8 +1,6 @@
 //! Who a node is, which start of its service speaks, and which connection.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -28,7 +26,9 @@ impl NodeIdentity {
     /// # Errors
     /// If the system gives no random bytes.
     pub fn random() -> Result<Self> {
-        let mut bytes = random("make the identity of a node")?;
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|cause| Error::of("make the identity of a node", cause))?;
         // What makes it a UUID of the random kind.
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -94,14 +94,6 @@ impl Chance {
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ mixed >> 31
     }
-}
-
-pub(super) fn random(operation: &'static str) -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|cause| Error::of(operation, cause))?;
-    Ok(bytes)
 }
 
 /// The beginning of a text that is not longer than so many bytes.
