@@ -1,11 +1,11 @@
 //! What a process and the service of its node say to each other, by a Unix socket.
 //!
-//! Each message is a version and then one value, encoded by postcard; descriptors come along
-//! in the order in which the value speaks of them. What comes is bounded by the channel, and
-//! refused unless it is one value and nothing else.
+//! Each message is a version and then one value, in the encoding of [`control::codec`]; descriptors
+//! come along in the order in which the value speaks of them. What comes is bounded by the channel.
 
 use std::os::fd::OwnedFd;
 
+use control::codec::{self, DecodeError};
 use ipc::{Life, Participant};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -170,25 +170,21 @@ impl Refusal {
 
 /// A value as a message.
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
-    // Cannot fail: there is memory, and nothing in these values refuses to be encoded.
-    postcard::to_extend(value, vec![VERSION]).unwrap_or_default()
+    codec::encode(VERSION, value)
 }
 
 /// The value of a message.
-pub(crate) fn decode<T: DeserializeOwned>(operation: &'static str, bytes: &[u8]) -> Result<T> {
-    let malformed = |detail: String| Error::new(operation, ErrorKind::Malformed, detail);
-    let Some((version, rest)) = bytes.split_first() else {
-        return Err(malformed("it is empty".into()));
-    };
-    if *version != VERSION {
-        let detail = format!("version {version}, where this build speaks {VERSION}");
-        return Err(Error::new(operation, ErrorKind::VersionMismatch, detail));
-    }
-    match postcard::take_from_bytes(rest) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(malformed(format!("{} bytes more than it is long", rest.len()))),
-        Err(error) => Err(malformed(error.to_string())),
-    }
+pub(crate) fn decode<T: Serialize + DeserializeOwned>(
+    operation: &'static str,
+    bytes: &[u8],
+) -> Result<T> {
+    codec::decode(VERSION, bytes).map_err(|error| match error {
+        DecodeError::Tag { found, expected } => {
+            let detail = format!("version {found}, where this build speaks {expected}");
+            Error::new(operation, ErrorKind::VersionMismatch, detail)
+        }
+        other => Error::new(operation, ErrorKind::Malformed, other.to_string()),
+    })
 }
 
 /// The lives that came with the names of whose they are. Names of nobody are passed over.
