@@ -12,7 +12,6 @@ use ipc::Incarnation;
 use super::admission::Limits;
 use super::directory::{Interest, collect};
 use super::event::Event;
-use super::guard::{Guard, Open};
 use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
 use super::mesh::{Mesh, Start};
 use super::names;
@@ -165,14 +164,10 @@ impl Peers {
     /// at each attempt, that peers are not authenticated.
     pub(crate) fn start_quietly(options: PeersOptions) -> Result<Self> {
         options.check()?;
-        Self::start_with(options, Limits::default(), || Box::new(Open))
+        Self::start_with(options, Limits::default())
     }
 
-    pub(super) fn start_with(
-        options: PeersOptions,
-        limits: Limits,
-        guard: fn() -> Box<dyn Guard>,
-    ) -> Result<Self> {
+    pub(super) fn start_with(options: PeersOptions, limits: Limits) -> Result<Self> {
         let PeersOptions { identity, label, listen, peers, rendezvous, .. } = options;
         let PeersOptions { insecure, lost_after, is_silent, is_reserved, .. } = options;
         let failed = |cause: std::io::Error| Error::of(START, cause);
@@ -198,7 +193,6 @@ impl Peers {
             rendezvous,
             timing: Timing::new(lost_after),
             limits,
-            guard,
         };
         let failed = |cause: nix::Error| Error::of(START, cause);
         let mut mesh = Mesh::new(start, Duration::ZERO);

@@ -10,7 +10,6 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::admission::Limits;
 use super::directory::{Change, Interest};
 use super::event::Event;
-use super::guard::Open;
 use super::handle::{Peers, PeersOptions};
 use super::fuzzing;
 use super::identity::{NodeIdentity, SessionNumber};
@@ -320,7 +319,7 @@ fn a_flood_of_strangers_keeps_nobody_out() {
     let mut first = options(1, &[]);
     first.listen = Some("0.0.0.0:0".parse().unwrap());
     first.insecure = true;
-    let one = Peers::start_with(first, limits, || Box::new(Open)).unwrap();
+    let one = Peers::start_with(first, limits).unwrap();
     let port = one.listens().unwrap().port();
     let two = Peers::start(options(2, &[SocketAddr::from(([127, 0, 0, 1], port))])).unwrap();
     let session = appears(&one, 2);

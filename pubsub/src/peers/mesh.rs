@@ -5,14 +5,12 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::Limits;
 use super::book::{Book, End, Origin};
 use super::directory::{Interests, Listing, Teller};
 use super::event::Event;
-use super::guard::Guard;
 use super::identity::{Chance, NodeIdentity, Run, SessionNumber, shortened};
 use super::pair::{Connection, Pair};
 use super::protocol::{Frame, Hello, LONGEST_LETTER, Letter, capability};
@@ -32,7 +30,6 @@ pub(super) struct Start {
     pub(super) rendezvous: Option<String>,
     pub(super) timing: Timing,
     pub(super) limits: Limits,
-    pub(super) guard: fn() -> Box<dyn Guard>,
 }
 
 /// What is to be done for the mesh.
@@ -78,10 +75,9 @@ pub(super) struct Node {
 
 #[derive(Debug)]
 pub(super) struct Mesh {
-    pub(super) me: Arc<Hello>,
+    pub(super) me: Hello,
     pub(super) timing: Timing,
     pub(super) limits: Limits,
-    guard: fn() -> Box<dyn Guard>,
     chance: Chance,
     pub(super) lines: BTreeMap<Connection, Line>,
     pub(super) nodes: HashMap<NodeIdentity, Node>,
@@ -100,8 +96,7 @@ pub(super) struct Mesh {
 
 impl Mesh {
     pub(super) fn new(start: Start, now: Duration) -> Self {
-        let Start { identity, run, label, listens, peers, rendezvous, timing, limits, guard } =
-            start;
+        let Start { identity, run, label, listens, peers, rendezvous, timing, limits } = start;
         let mut book = Book::default();
         for address in peers {
             book.add(address, Origin::Given, None, now);
@@ -122,10 +117,9 @@ impl Mesh {
         // service of this node used.
         let next_session = chance.draw();
         Self {
-            me: Arc::new(me),
+            me,
             timing,
             limits,
-            guard,
             chance,
             lines: BTreeMap::new(),
             nodes: HashMap::new(),
@@ -186,7 +180,7 @@ impl Mesh {
     ) -> Connection {
         let connection = Connection(self.next_connection);
         self.next_connection += 1;
-        let mut session = Session::new(Arc::clone(&self.me), (self.guard)(), &self.timing, now);
+        let mut session = Session::new(&self.me, &self.timing, now);
         session.set_deaf(self.is_deaf, now);
         let line = Line {
             session,

@@ -5,10 +5,9 @@
 //! carry its letters.
 //!
 //! The logic knows no sockets, threads or clock: `protocol` (what is said), `framing`,
-//! `guard` (where encryption goes), `session` (one connection), `pair` (which of the
-//! connections with a node counts), `book` (whom to dial, and when), `directory` (interests
-//! and their changes), `admission` (how many may come), `mesh` and `answers`
-//! (all of it). `service`, `socket`, `names`, `queue` and `handle` bind it to the world.
+//! `session` (one connection), `pair` (which of the connections with a node counts), `book`
+//! (whom to dial, and when), `directory` (interests and their changes), `admission` (how many
+//! may come), `mesh` and `answers` (all of it). `service`, `socket`, `names`, `queue` and `handle` bind it to the world.
 
 mod admission;
 mod answers;
@@ -18,7 +17,6 @@ mod event;
 mod framing;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
-mod guard;
 mod handle;
 mod identity;
 mod mesh;
