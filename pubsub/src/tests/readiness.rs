@@ -274,7 +274,7 @@ fn eviction_is_told_of_and_stays() {
     assert!(!is_readable(&subscriber));
     let seat = home.topic.here().seats().next().unwrap();
     let (at, held_for) = ((Direction::Here, seat), Duration::from_millis(7));
-    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    home.topic.evict_in(&home.caller(), at, held_for, home.ledgers()).unwrap();
     wait_for(&subscriber);
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
     assert_eq!(subscriber.poll_event(), Some(Event::Evicted { held_for: Some(held_for) }));

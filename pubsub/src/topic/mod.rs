@@ -20,7 +20,6 @@ mod words;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::Duration;
 
 use ipc::{Caller, Layout, MappedWords, Participant, Seat, Segment};
 
@@ -100,31 +99,6 @@ impl Topic {
         fence(Ordering::SeqCst);
         // If another one has seen that meanwhile, it tells.
         self.pressure().is_none() || self.is_waited_at.swap(true, Ordering::SeqCst)
-    }
-
-    /// Cleans up after one who is dead, or leaves: publishers, subscriptions, and what it was
-    /// about to hand over. Afterwards its loans are [reclaimed](Pool::reclaim), pool by pool,
-    /// when that was done for all topics. May be done again, if it was cut short.
-    pub(crate) fn bury(
-        &self,
-        caller: &Caller<'_>,
-        who: Participant,
-        here: &Pool,
-        arrivals: &Pool,
-    ) -> Result<()> {
-        self.bury_in(caller, who, here.ledger(), arrivals.ledger())
-    }
-
-    /// Removes a subscriber, found by a seat at one of the queues, and tells it so.
-    pub(crate) fn evict(
-        &self,
-        caller: &Caller<'_>,
-        (direction, seat): (Direction, Seat),
-        held_for: Duration,
-        here: &Pool,
-        arrivals: &Pool,
-    ) -> Result<()> {
-        self.evict_in(caller, (direction, seat), held_for, [here.ledger(), arrivals.ledger()])
     }
 
     /// As [`deliver_in`](Self::deliver_in).

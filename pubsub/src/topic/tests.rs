@@ -348,7 +348,7 @@ fn the_role_goes_on_where_it_was() {
         topic.publish_in(&second, entry, here.ledger()).unwrap();
     }
     assert_eq!(topic.here().take(&mut carrier).unwrap().position, 0);
-    topic.bury(&second, first.me, &here, &arrivals).unwrap();
+    topic.bury_in(&second, first.me, here.ledger(), arrivals.ledger()).unwrap();
     let mut carrier = topic.carry(&second, role(), &here).unwrap();
     for position in 0..2 {
         assert_eq!(topic.here().take(&mut carrier).unwrap().position, position);
