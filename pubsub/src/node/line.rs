@@ -282,18 +282,14 @@ impl Coming<'_> {
 
     /// Comes to the service of the node, says who this is, and hears whether it is let in. A
     /// service that ends meanwhile, or has ended long ago, is left for the next one.
-    pub(super) fn come_in(&self, greet: impl Fn(&Channel) -> Result<()>) -> Result<Answered> {
+    pub(super) fn come_in(&self, greet: impl Fn(&Channel) -> Result<()>) -> Result<(Channel, Answered)> {
         loop {
             let (channel, by) = self.reach()?;
             let answered = greet(&channel).and_then(|()| self.hear(&channel, by));
             match answered {
-                Ok(Some(Heard::Welcome(welcome))) => {
+                Ok(Some(answered)) => {
                     self.vacant_since.set(None);
-                    return Ok(Answered::Welcome(channel, welcome));
-                }
-                Ok(Some(Heard::Refused(why))) => {
-                    self.vacant_since.set(None);
-                    return Ok(Answered::Refused(why));
+                    return Ok((channel, answered));
                 }
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Closed && !self.is_late() => {}
@@ -304,7 +300,7 @@ impl Coming<'_> {
     }
 
     /// None if it is to be tried again.
-    fn hear(&self, channel: &Channel, by: Door) -> Result<Option<Heard>> {
+    fn hear(&self, channel: &Channel, by: Door) -> Result<Option<Answered>> {
         let operation = self.operation;
         let mut lives = Vec::new();
         loop {
@@ -334,10 +330,10 @@ impl Coming<'_> {
                     let service = Life::from_fd(service)
                         .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
                     let welcome = Welcome { participant, hall, service, lives };
-                    return Ok(Some(Heard::Welcome(welcome)));
+                    return Ok(Some(Answered::Welcome(welcome)));
                 }
                 Notice::SeenOff { why } => {
-                    return Ok(Some(Heard::Refused(why.into_error(operation))));
+                    return Ok(Some(Answered::Refused(why.into_error(operation))));
                 }
                 other => {
                     let detail = format!("it begins with {other:?}");
@@ -357,14 +353,9 @@ pub(super) struct Welcome {
     pub(super) lives: Vec<(Participant, Life)>,
 }
 
-enum Heard {
-    Welcome(Welcome),
-    Refused(Error),
-}
-
 /// What becomes of one that comes.
 pub(super) enum Answered {
-    Welcome(Channel, Welcome),
+    Welcome(Welcome),
     Refused(Error),
 }
 

@@ -175,10 +175,10 @@ impl Node {
             };
             let life = Life::of_this_process().map_err(failed)?;
             let hello = Request::Hello { label: options.label.clone() };
-            let answered =
+            let (channel, answered) =
                 coming.come_in(|channel| link::say(JOINING, channel, &hello, &[life.as_fd()]))?;
             let refused = match answered {
-                Answered::Welcome(channel, welcome) => {
+                Answered::Welcome(welcome) => {
                     match Entrance::new(&options, channel, welcome)? {
                         Some(entrance) => return Self::enter(options, service, entrance),
                         None => None,
@@ -283,20 +283,20 @@ impl Node {
     /// service serves it.
     #[must_use]
     pub fn identity(&self) -> String {
-        self.attendance.shared.hall().identity().to_string()
+        self.attendance.shared.hall.identity().to_string()
     }
 
     /// Does this process serve the node now? Others may do so later, or before; one that is
     /// [standing](ServiceMode::Standing) there begins when who serves in passing has given way.
     #[must_use]
     pub fn serves(&self) -> bool {
-        self.attendance.shared.service().is_running()
+        self.attendance.shared.service.is_running()
     }
 
     /// Where its socket is.
     #[must_use]
     pub fn directory(&self) -> &std::path::Path {
-        &self.attendance.shared.options().directory
+        &self.attendance.shared.options.directory
     }
 }
 
