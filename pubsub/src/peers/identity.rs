@@ -96,15 +96,6 @@ impl Chance {
     }
 }
 
-/// The beginning of a text that is not longer than so many bytes.
-pub(super) fn shortened(text: &str, most: usize) -> &str {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
-}
-
 /// As it may be shown: what others say of themselves could else move the cursor.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { '\u{fffd}' } else { letter }).collect()

@@ -11,13 +11,14 @@ use super::admission::Limits;
 use super::book::{Book, End, Origin};
 use super::directory::{Interests, Listing, Teller};
 use super::event::Event;
-use super::identity::{Chance, NodeIdentity, Run, SessionNumber, shortened};
+use super::identity::{Chance, NodeIdentity, Run, SessionNumber};
 use super::pair::{Connection, Pair};
 use super::protocol::{Frame, Hello, LONGEST_LETTER, Letter, capability};
 use super::reason::{Parting, Reason};
 use super::report::Absent;
 use super::session::{Session, Timing};
 use crate::error::{Error, ErrorKind, Result};
+use crate::text::shortened;
 
 /// What a mesh begins with.
 #[derive(Debug)]

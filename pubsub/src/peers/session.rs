@@ -134,7 +134,7 @@ impl Session {
     /// The rest of what is to be sent, with a goodbye behind it if there is still something to say.
     pub(super) fn farewell(&mut self, reason: Option<super::Parting>, detail: &str) -> Vec<u8> {
         if let Some(why) = reason {
-            let detail = super::identity::shortened(detail, LONGEST_DETAIL).to_owned();
+            let detail = crate::text::shortened(detail, LONGEST_DETAIL).to_owned();
             self.departures.add(&protocol::encode(&Frame::Goodbye { why, detail }), false);
         }
         self.departures.take()

@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pool::PoolId;
 use crate::report::Row;
 use crate::settings::SharedSettings;
+use crate::text::shortened;
 
 /// The version of these messages.
 pub(crate) const VERSION: u8 = 6;
@@ -97,45 +98,31 @@ pub(crate) enum Notice {
 /// Why something was refused, as it travels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
-    kind: RefusalKind,
+    kind: u8,
     detail: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum RefusalKind {
-    InvalidArgument,
-    SettingsDiffer,
-    Unknown,
-    OverBudget,
-    TooMany,
-    Denied,
-    Malformed,
-    VersionMismatch,
-    Closed,
-    Failed,
-}
+/// What travels as a refusal's kind, by its place. All others, and unknown ones, are failures.
+const KINDS: [ErrorKind; 9] = [
+    ErrorKind::InvalidArgument,
+    ErrorKind::SettingsDiffer,
+    ErrorKind::Unknown,
+    ErrorKind::OverBudget,
+    ErrorKind::TooMany,
+    ErrorKind::Denied,
+    ErrorKind::Malformed,
+    ErrorKind::VersionMismatch,
+    ErrorKind::Closed,
+];
 
 impl Refusal {
     /// The longest explanation, in bytes.
     const LONGEST: usize = 1000;
 
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
-        let kind = match kind {
-            ErrorKind::InvalidArgument => RefusalKind::InvalidArgument,
-            ErrorKind::SettingsDiffer => RefusalKind::SettingsDiffer,
-            ErrorKind::Unknown => RefusalKind::Unknown,
-            ErrorKind::OverBudget => RefusalKind::OverBudget,
-            ErrorKind::TooMany => RefusalKind::TooMany,
-            ErrorKind::Denied => RefusalKind::Denied,
-            ErrorKind::Malformed => RefusalKind::Malformed,
-            ErrorKind::VersionMismatch => RefusalKind::VersionMismatch,
-            ErrorKind::Closed => RefusalKind::Closed,
-            _ => RefusalKind::Failed,
-        };
+        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or(KINDS.len()) as u8;
         let mut detail = detail.into();
-        let end =
-            (0..=Self::LONGEST.min(detail.len())).rev().find(|end| detail.is_char_boundary(*end));
-        detail.truncate(end.unwrap_or(0));
+        detail.truncate(shortened(&detail, Self::LONGEST).len());
         Self { kind, detail }
     }
 
@@ -152,18 +139,7 @@ impl Refusal {
 
     /// As the error of who asked.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
-        let kind = match self.kind {
-            RefusalKind::InvalidArgument => ErrorKind::InvalidArgument,
-            RefusalKind::SettingsDiffer => ErrorKind::SettingsDiffer,
-            RefusalKind::Unknown => ErrorKind::Unknown,
-            RefusalKind::OverBudget => ErrorKind::OverBudget,
-            RefusalKind::TooMany => ErrorKind::TooMany,
-            RefusalKind::Denied => ErrorKind::Denied,
-            RefusalKind::Malformed => ErrorKind::Malformed,
-            RefusalKind::VersionMismatch => ErrorKind::VersionMismatch,
-            RefusalKind::Closed => ErrorKind::Closed,
-            RefusalKind::Failed => ErrorKind::Failed,
-        };
+        let kind = KINDS.get(usize::from(self.kind)).copied().unwrap_or(ErrorKind::Failed);
         Error::new(operation, kind, self.detail)
     }
 }
