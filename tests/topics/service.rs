@@ -99,8 +99,7 @@ fn service_ends_in_order_and_a_client_takes_over() {
     first.wait_for("SIGHUP is ignored");
     first.signal(Signal::SIGTERM);
     first.succeed();
-    let report =
-        house.wait_until("its successor", |report| report["node"]["label"] == "second");
+    let report = house.wait_until("its successor", |report| report["node"]["label"] == "second");
     assert_eq!(report["node"]["identity"], identity);
     second.signal(Signal::SIGINT);
     second.succeed();

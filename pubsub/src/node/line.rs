@@ -282,7 +282,10 @@ impl Coming<'_> {
 
     /// Comes to the service of the node, says who this is, and hears whether it is let in. A
     /// service that ends meanwhile, or has ended long ago, is left for the next one.
-    pub(super) fn come_in(&self, greet: impl Fn(&Channel) -> Result<()>) -> Result<(Channel, Answered)> {
+    pub(super) fn come_in(
+        &self,
+        greet: impl Fn(&Channel) -> Result<()>,
+    ) -> Result<(Channel, Answered)> {
         loop {
             let (channel, by) = self.reach()?;
             let answered = greet(&channel).and_then(|()| self.hear(&channel, by));

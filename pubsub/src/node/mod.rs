@@ -178,12 +178,10 @@ impl Node {
             let (channel, answered) =
                 coming.come_in(|channel| link::say(JOINING, channel, &hello, &[life.as_fd()]))?;
             let refused = match answered {
-                Answered::Welcome(welcome) => {
-                    match Entrance::new(&options, channel, welcome)? {
-                        Some(entrance) => return Self::enter(options, service, entrance),
-                        None => None,
-                    }
-                }
+                Answered::Welcome(welcome) => match Entrance::new(&options, channel, welcome)? {
+                    Some(entrance) => return Self::enter(options, service, entrance),
+                    None => None,
+                },
                 Answered::Refused(why) if why.kind() == ErrorKind::Failed => Some(why),
                 Answered::Refused(why) => return Err(why.on(options.directory.display())),
             };

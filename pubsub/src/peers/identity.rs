@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// The longest label of a node, in bytes.
-pub const LONGEST_LABEL: usize = 64;
+pub(super) const LONGEST_LABEL: usize = 64;
 
 /// The identity of a node: the random UUID of its service.
 ///
 /// ```
-/// use pubsub::peers::NodeIdentity;
+/// use pubsub::NodeIdentity;
 /// let node = NodeIdentity(*b"0123456789abcdef");
 /// assert_eq!(node.to_string(), "30313233-3435-3637-3839-616263646566");
 /// ```
@@ -57,7 +57,7 @@ impl fmt::Debug for NodeIdentity {
 /// A session between two nodes: one connection that both have agreed to use. Both
 /// know it by the same number, which neither uses again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SessionNumber(pub u64);
+pub(crate) struct SessionNumber(pub(crate) u64);
 
 impl fmt::Display for SessionNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

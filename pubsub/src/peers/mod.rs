@@ -39,10 +39,9 @@ mod session_tests;
 #[cfg(test)]
 mod simulation;
 
-pub use directory::{Change, Interest, MOST_INTERESTS};
-pub use event::Event;
-pub use handle::{Peers, PeersOptions};
-pub use identity::{LONGEST_LABEL, NodeIdentity, SessionNumber};
-pub use protocol::{LONGEST_FRAME, LONGEST_LETTER};
-pub use reason::{Parting, Reason};
-pub use report::{PeerReport, PeerState};
+pub(crate) use directory::{Change, Interest};
+pub(crate) use event::Event;
+pub(crate) use handle::{Peers, PeersOptions};
+pub use identity::NodeIdentity;
+pub(crate) use identity::SessionNumber;
+pub(crate) use report::{PeerReport, PeerState};

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Why a session ended, or a connection never became one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reason {
+pub(crate) enum Reason {
     /// The other node's service ended in order.
     Left,
     /// The connection broke, or was closed without a word; the text says how.
@@ -45,7 +44,7 @@ pub enum Reason {
 
 /// What one tells the other at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Parting {
+pub(crate) enum Parting {
     /// The service ends.
     Leaving,
     /// There is another connection already.
@@ -131,25 +130,9 @@ impl fmt::Display for Reason {
                 let ours = super::protocol::VERSION;
                 write!(f, "it speaks version {version}, where this build speaks {ours}")
             }
-            Self::Refused { why, detail } => write!(f, "the other side ended it: {why}: {detail}"),
+            Self::Refused { why, detail } => {
+                write!(f, "the other side ended it: {why:?}: {detail}")
+            }
         }
-    }
-}
-
-impl fmt::Display for Parting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Leaving => "leaving",
-            Self::Duplicate => "duplicate",
-            Self::Replaced => "replaced",
-            Self::Superseded => "superseded",
-            Self::Oneself => "the same service",
-            Self::Twin => "the same identity",
-            Self::Late => "late",
-            Self::Crowded => "crowded",
-            Self::Backlog => "backlog",
-            Self::Malformed => "malformed",
-            Self::Silent => "silent",
-        })
     }
 }

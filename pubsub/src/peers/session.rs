@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::framing::{Arrivals, Departures};
 use super::protocol::{self, Frame, Hello, LONGEST_DETAIL, LONGEST_FRAME, LONGEST_INTRODUCTION};
-use super::reason::Reason;
+use super::reason::{Parting, Reason};
 
 /// How patient a node is. Moments are told as the time since it began.
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +132,7 @@ impl Session {
     }
 
     /// The rest of what is to be sent, with a goodbye behind it if there is still something to say.
-    pub(super) fn farewell(&mut self, reason: Option<super::Parting>, detail: &str) -> Vec<u8> {
+    pub(super) fn farewell(&mut self, reason: Option<Parting>, detail: &str) -> Vec<u8> {
         if let Some(why) = reason {
             let detail = crate::text::shortened(detail, LONGEST_DETAIL).to_owned();
             self.departures.add(&protocol::encode(&Frame::Goodbye { why, detail }), false);

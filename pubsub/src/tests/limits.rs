@@ -252,7 +252,9 @@ fn one_taken_for_dead_publishes_nothing_in_anothers_name() {
     let home = Home::new(&settings());
     let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
     let loan = publisher.loan(1, FAR).unwrap();
-    home.topic.bury_in(&home.caller(), home.clerk.me, home.here.ledger(), home.arrivals.ledger()).unwrap();
+    home.topic
+        .bury_in(&home.caller(), home.clerk.me, home.here.ledger(), home.arrivals.ledger())
+        .unwrap();
     home.here.reclaim(&home.caller(), home.clerk.me).unwrap();
     assert_eq!(loan.publish(FAR).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(publisher.push(b"x", FAR).unwrap_err().kind(), ErrorKind::Closed);
