@@ -24,8 +24,6 @@ pub(crate) use self::departures::Departure;
 use self::departures::Departures;
 use self::readiness::{News, Readiness};
 
-pub use self::readiness::PollableSubscriber;
-
 /// Reads the messages of one topic: all that are published, on this node or others, from when
 /// it subscribed.
 ///
