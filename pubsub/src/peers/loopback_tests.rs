@@ -128,7 +128,7 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     drop(one);
     let farewell = Event::Letter { node: identity(1), session, bytes: b"farewell".to_vec() };
     assert_eq!(next(&two), farewell);
-    assert_eq!(vanishes(&two, 1), Reason::Left);
+    assert_eq!(vanishes(&two, 1), Reason::Ended(Parting::Leaving));
     let refused = two.tell(identity(1), session, Vec::new()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed);
     wait_until("a reason", || two.reports().iter().any(|report| report.why_not.is_some()));
@@ -151,7 +151,7 @@ fn a_node_that_starts_again_appears_again_in_another_session() {
     let mut again = options(1, &[]);
     again.listen = one.listens();
     drop(one);
-    assert_eq!(vanishes(&two, 1), Reason::Left);
+    assert_eq!(vanishes(&two, 1), Reason::Ended(Parting::Leaving));
     let one = Peers::start(again).unwrap();
     let second = appears(&two, 1);
     assert_ne!(second, session);
@@ -381,7 +381,7 @@ fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
         one.tell(node, session, letter.clone()).err()
     });
     assert_eq!(refused.unwrap().kind(), ErrorKind::TooMany);
-    assert!(matches!(next(&one), Event::Vanished { reason: Reason::Backlog, .. }));
+    assert!(matches!(next(&one), Event::Vanished { reason: Reason::Ended(Parting::Backlog), .. }));
     assert_eq!(one.tell(node, session, letter).unwrap_err().kind(), ErrorKind::Closed);
     drop(stream);
 }

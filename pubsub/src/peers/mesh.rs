@@ -164,7 +164,7 @@ impl Mesh {
             Ok((ours, theirs)) if self.lines.len() < self.limits.connections => {
                 return Some(self.open(Some(address.to_owned()), ours, theirs, now));
             }
-            Ok(_) => Reason::Crowded.to_string(),
+            Ok(_) => Parting::Crowded.to_string(),
             Err(why) => why,
         };
         tracing::debug!(address, why = failed, "a peer was not reached");
@@ -350,11 +350,11 @@ impl Mesh {
         self.actions.push_back(Action::Close { connection, rest });
         let why = reason.to_string();
         if let Some(address) = &line.dialled {
-            if reason == Reason::Oneself {
+            if reason == Reason::Ended(Parting::Oneself) {
                 self.book.is_own(address, now);
             }
             let end = match line.number {
-                _ if reason == Reason::Duplicate => End::Duplicate,
+                _ if reason == Reason::Ended(Parting::Duplicate) => End::Duplicate,
                 _ if reason.is_lasting() => End::Lasting(why.clone()),
                 Some(_) => End::Lost { why: why.clone(), lasted: now.saturating_sub(line.since) },
                 None => End::Failed(why.clone()),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::book::Stage;
 use super::identity::NodeIdentity;
 use super::mesh::{Line, Mesh};
-use super::reason::Reason;
+use super::reason::{Parting, Reason};
 use super::session::Timing;
 
 /// Nodes that are remembered though they are gone, at most.
@@ -36,7 +36,7 @@ impl Absent {
         let Some(peer) = &line.peer else { return };
         // Who leaves in order is waited for as long as it may be owed something.
         let remembered = match reason {
-            Reason::Left => 2 * timing.lost_after,
+            Reason::Ended(Parting::Leaving) => 2 * timing.lost_after,
             _ => timing.forgotten_after,
         };
         let gone = Gone {

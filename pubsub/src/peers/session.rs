@@ -125,7 +125,7 @@ impl Session {
         if is_letter && self.departures.letters() >= MOST_LETTERS
             || self.departures.bytes() + body.len() > room
         {
-            return Err(Reason::Backlog);
+            return Err(Reason::Ended(Parting::Backlog));
         }
         self.departures.add(&body, is_letter);
         Ok(())
@@ -167,10 +167,10 @@ impl Session {
     /// Time passed: sends a heartbeat when it is time, and ends when nothing was heard.
     pub(super) fn tick(&mut self, now: Duration) -> Result<(), Reason> {
         if !self.is_established {
-            return if now >= self.until { Err(Reason::Late) } else { Ok(()) };
+            return if now >= self.until { Err(Reason::Ended(Parting::Late)) } else { Ok(()) };
         }
         if !self.is_deaf && now >= self.heard + self.lost_after {
-            return Err(Reason::Silent);
+            return Err(Reason::Ended(Parting::Silent));
         }
         // While bytes wait, one more would be of no use.
         if now >= self.spoke + self.pace && self.departures.bytes() == 0 {

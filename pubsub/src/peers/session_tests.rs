@@ -322,7 +322,7 @@ fn each_beats_as_often_as_the_more_impatient_needs_it() {
     assert_eq!(one.tick(now + 5 * SECOND), Ok(()));
     one.set_deaf(false, now + 5 * SECOND);
     assert_eq!(one.tick(now + 5 * SECOND), Ok(()));
-    assert_eq!(one.tick(now + 6 * SECOND), Err(Reason::Silent));
+    assert_eq!(one.tick(now + 6 * SECOND), Err(Reason::Ended(Parting::Silent)));
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn who_trickles_its_hello_is_late() {
         }
         assert_eq!(two.tick(now), Ok(()));
     }
-    assert_eq!(two.tick(now), Err(Reason::Late));
+    assert_eq!(two.tick(now), Err(Reason::Ended(Parting::Late)));
     let _ = one.farewell(None, "");
 }
 
@@ -350,7 +350,7 @@ fn more_than_may_wait_is_refused() {
     let letter = Frame::Letter(Letter(vec![0; 1 << 20 >> 1]));
     let sent = (0..100).take_while(|_| one.send(&letter).is_ok()).count();
     assert_eq!(sent, 15);
-    assert_eq!(one.send(&letter), Err(Reason::Backlog));
+    assert_eq!(one.send(&letter), Err(Reason::Ended(Parting::Backlog)));
     // There is still room to say so.
     assert_eq!(one.send(&Frame::Heartbeat), Ok(()));
     let mut two = session(2, SECOND);
