@@ -61,12 +61,16 @@ const JOINING: &str = "join a node";
 /// Between two attempts to join.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A process that was let in, and is about to be a member. Its name is given back if it comes
-/// to nothing.
-struct Entrance(Option<(Link, Hall, Participant, Membership)>);
+/// A process that was let in, and is about to be a member.
+struct Entrance {
+    link: Link,
+    hall: Hall,
+    me: Participant,
+    membership: Membership,
+}
 
 impl Entrance {
-    /// None if the node is not the same any more.
+    /// None if the node is not the same any more: then its name is given back.
     fn new(options: &NodeOptions, channel: Channel, welcome: Welcome) -> Result<Option<Self>> {
         let hall = Hall::open(welcome.hall)?;
         let Some(me) = Participant::from_number(welcome.participant) else {
@@ -84,22 +88,11 @@ impl Entrance {
         hall.attend(me);
         let is_living = !hall.roster().is_dead(Some(me));
         let link = Link { channel, service: welcome.service };
-        // Dropped, it gives back the name.
-        let entrance = Self(Some((link, hall, me, membership)));
-        Ok((is_same && is_living).then_some(entrance))
-    }
-
-    fn taken(mut self) -> Result<(Link, Hall, Participant, Membership)> {
-        let nothing = || Error::new(JOINING, ErrorKind::Closed, "it was left already");
-        self.0.take().ok_or_else(nothing)
-    }
-}
-
-impl Drop for Entrance {
-    fn drop(&mut self) {
-        if let Some((_, hall, me, _)) = &self.0 {
-            hall.roster().resign(*me);
+        if is_same && is_living {
+            return Ok(Some(Self { link, hall, me, membership }));
         }
+        hall.roster().resign(me);
+        Ok(None)
     }
 }
 
@@ -197,10 +190,13 @@ impl Node {
 
     fn enter(options: NodeOptions, service: OwnService, entrance: Entrance) -> Result<Self> {
         let failed = |error: std::io::Error| Error::of(JOINING, error);
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|error| failed(error.into()))?;
+        let Entrance { link, hall, me, membership } = entrance;
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let bell = bell.map_err(|error| {
+            hall.roster().resign(me);
+            failed(error.into())
+        })?;
         let waiting = options.waiting;
-        let (link, hall, me, membership) = entrance.taken()?;
         let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));
         let shared = Arc::new(Shared::new(options, hall, me, bell, service, membership));
         let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
