@@ -94,7 +94,7 @@ impl Subscription {
     pub(crate) fn release(&self, direction: Direction, position: u64) {
         let Desk { house, topic, .. } = &self.desk;
         let seat = (direction, self.seat(direction));
-        topic.release(&house.caller(), seat, position, self.desk.pool(direction));
+        topic.release_in(&house.caller(), seat, position, self.desk.pool(direction).ledger());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Subscribers that are waited for by their descriptors.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,8 +12,8 @@ use ipc::Listener;
 use super::deaths::Child;
 use super::ordered::{Gate, home_with, on_a_device};
 use super::*;
-use crate::topic::{Delivery, Entry, OriginId};
 use crate::Event;
+use crate::topic::{Delivery, Entry, OriginId};
 
 fn polled(descriptor: BorrowedFd<'_>, longest: Duration) -> bool {
     let mut entry = [PollFd::new(descriptor, PollFlags::POLLIN)];
@@ -76,7 +76,8 @@ impl Home {
             lost: 0,
         };
         let origin = OriginId { node: [7; 16], topic: 1 };
-        let delivered = self.topic.deliver(&caller, (&origin, number), entry, &self.arrivals);
+        let delivered =
+            self.topic.deliver_in(&caller, (&origin, number), entry, self.arrivals.ledger());
         assert!(matches!(delivered, Ok(Delivery::Delivered(_))));
     }
 }

@@ -19,7 +19,12 @@ fn told(loops: &Epoll) -> Vec<usize> {
 fn watched(subscribers: &[Subscriber], how: EpollFlags) -> Epoll {
     let loops = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     for (subscriber, number) in subscribers.iter().zip(0..) {
-        loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(EpollFlags::EPOLLIN | how, number)).unwrap();
+        loops
+            .add(
+                subscriber.descriptor().unwrap(),
+                EpollEvent::new(EpollFlags::EPOLLIN | how, number),
+            )
+            .unwrap();
     }
     loops
 }
@@ -87,8 +92,7 @@ fn of_very_many_topics_those_are_told_of_that_have_something() {
     let node = ground.join();
     let topics: Vec<_> =
         (0..TOPICS).map(|at| node.topic(&format!("topic {at}"), &settings()).unwrap()).collect();
-    let mut subscribers: Vec<_> =
-        topics.iter().map(|topic| topic.subscriber().unwrap()).collect();
+    let mut subscribers: Vec<_> = topics.iter().map(|topic| topic.subscriber().unwrap()).collect();
     let loops = watched(&subscribers, EpollFlags::empty());
     for round in 0..3 {
         let mut missing = HashSet::new();
