@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::hear_guests;
+use pubsub::fuzzing::hear_guests;
 
 fuzz_target!(|script: &[u8]| {
     // What the system refuses, as more descriptors than there may be, says nothing of the node.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::peers::hostile::hear_interests;
+use pubsub::fuzzing::hear_interests;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = hear_interests(bytes);

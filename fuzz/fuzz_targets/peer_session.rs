@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pubsub::peers::hostile::{hear, introduction};
+use pubsub::fuzzing::{hear, introduction};
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = hear(bytes);

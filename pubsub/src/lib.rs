@@ -11,12 +11,19 @@ mod clock;
 mod crash_points;
 mod error;
 mod event;
+/// What fuzz targets call, and the tests that replay their corpora.
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::peers::fuzzing::{Heard, hear, hear_interests, introduction};
+    pub use crate::service::{HeardGuests, hear_guests};
+}
 mod hall;
 mod house;
 mod loan;
 mod loans;
 mod node;
-pub mod peers;
+mod peers;
 mod pool;
 mod publisher;
 mod report;
@@ -34,14 +41,13 @@ pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};
 pub use node::{Budgets, Node, NodeOptions, ServiceMode, Topic, report};
+pub use peers::NodeIdentity;
 pub use pool::{Metadata, Readiness, Times, Way};
 pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
 pub use service::{Condition, check_directory, clean};
-#[doc(hidden)]
-pub use service::{HeardGuests, hear_guests};
 pub use settings::{
     LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
 };
-pub use subscriber::{PollableSubscriber, Samples, Subscriber};
+pub use subscriber::{Samples, Subscriber};

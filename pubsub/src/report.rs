@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::settings::Reserve;
+use crate::text;
 
 /// A line of a report.
 ///
@@ -233,8 +234,6 @@ impl Row {
 
     /// As much of a reason as has room in a report.
     pub(crate) fn shortened(why: &str) -> String {
-        let fits = |end: &usize| why.is_char_boundary(*end);
-        let end = (0..=Self::LONGEST.min(why.len())).rev().find(fits);
-        why[..end.unwrap_or(0)].to_owned()
+        text::shortened(why, Self::LONGEST).to_owned()
     }
 }

@@ -238,17 +238,6 @@ impl Default for TopicSettings {
     }
 }
 
-impl fmt::Display for TopicSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { memory, reliability, depth, largest, loans, release_deadline } = self;
-        let [depth, loans] =
-            [(depth, "message"), (loans, "loan")].map(|(number, of)| counted((*number).into(), of));
-        let largest = counted(*largest, "byte");
-        write!(f, "{reliability}, {depth} of up to {largest} on {memory}, ")?;
-        write!(f, "{loans}, released within {release_deadline:?}")
-    }
-}
-
 /// As it lies in shared memory and is said to the service. Other nodes are not told how many loans
 /// there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -24,8 +24,6 @@ pub(crate) use self::departures::Departure;
 use self::departures::Departures;
 use self::readiness::{News, Readiness};
 
-pub use self::readiness::PollableSubscriber;
-
 /// Reads the messages of one topic: all that are published, on this node or others, from when
 /// it subscribed.
 ///
@@ -96,7 +94,7 @@ impl Subscription {
     pub(crate) fn release(&self, direction: Direction, position: u64) {
         let Desk { house, topic, .. } = &self.desk;
         let seat = (direction, self.seat(direction));
-        topic.release(&house.caller(), seat, position, self.desk.pool(direction));
+        topic.release_in(&house.caller(), seat, position, self.desk.pool(direction).ledger());
     }
 }
 

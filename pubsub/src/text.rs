@@ -15,6 +15,15 @@ pub(crate) fn plain_time(time: Duration) -> String {
     }
 }
 
+/// The beginning of a text that is not longer than so many bytes.
+pub(crate) fn shortened(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

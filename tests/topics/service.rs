@@ -11,8 +11,6 @@ use crate::house::{House, PATIENCE, parse, topic};
 fn nothing_is_lost_when_the_service_is_killed_under_load() {
     let house = House::open();
     let mut node = house.serve();
-    let mut standby = house.start(&["node", "--standby"]);
-    standby.wait_for("waiting to succeed it");
     let outside = ["--service", "outside"];
     let sub = ["sub", "t", "--check", "--count", "3000", "--json"];
     let publish = ["pub", "t", "--pattern", "--size", "10K", "--count", "3000", "--rate", "1000"];
@@ -24,7 +22,8 @@ fn nothing_is_lost_when_the_service_is_killed_under_load() {
     };
     let before = house.wait_until("messages", |report| is_under_way(report, 100));
     node.kill();
-    standby.wait_for("serves node");
+    // As a service manager does.
+    let mut next = house.serve();
     let after = house.wait_until("a successor", |report| report["node"]["service"] == 2);
     assert_eq!(before["node"]["identity"], after["node"]["identity"]);
     let sent = parse(&publisher.succeed());
@@ -32,8 +31,8 @@ fn nothing_is_lost_when_the_service_is_killed_under_load() {
     let read = parse(&sub.succeed());
     assert_eq!((&read["messages"], &read["missed"]), (&3000.into(), &0.into()), "{read}");
     assert_eq!(read["altered"], 0, "{read}");
-    standby.signal(Signal::SIGTERM);
-    standby.succeed();
+    next.signal(Signal::SIGTERM);
+    next.succeed();
 }
 
 #[test]
@@ -85,48 +84,26 @@ fn members_serve_their_node_themselves_when_the_service_is_gone() {
 }
 
 #[test]
-fn a_service_ends_in_order_and_a_standby_takes_over() {
+fn service_ends_in_order_and_a_client_takes_over() {
     let house = House::open();
     let mut first = house.start(&["node", "--label", "first"]);
     first.wait_for("serves node");
     let identity = house.json(&["topics", "--json"])["node"]["identity"].clone();
-    let mut second = house.start(&["node", "--label", "second", "--standby"]);
-    second.wait_for("waiting to succeed it");
+    let mut second = house.start(&["sub", "t", "--label", "second"]);
     first.wait_for("process \"second\"");
+    // There is one of these; the next one is told who serves, and what to do.
+    let (code, said) = house.run(&["node"]);
+    assert_eq!(code, Some(10), "{said}");
+    assert!(said.contains(&format!("process {} does, and stays; end that", first.id())), "{said}");
     first.signal(Signal::SIGHUP);
     first.wait_for("SIGHUP is ignored");
     first.signal(Signal::SIGTERM);
     first.succeed();
-    second.wait_for("serves node");
-    let report = house.json(&["topics", "--json"]);
-    assert_eq!(
-        (&report["node"]["identity"], &report["node"]["label"]),
-        (&identity, &"second".into())
-    );
+    let report = house.wait_until("its successor", |report| report["node"]["label"] == "second");
+    assert_eq!(report["node"]["identity"], identity);
     second.signal(Signal::SIGINT);
     second.succeed();
     assert_eq!(house.run(&["topics"]).0, Some(6), "nobody is there any more");
-}
-
-#[test]
-fn a_standby_that_serves_hands_the_node_over_and_succeeds_who_got_it() {
-    let house = House::open();
-    let mut standby = house.start(&["node", "--standby", "--label", "second"]);
-    standby.wait_for("serves node");
-    let mut node = house.start(&["node", "--label", "first"]);
-    node.wait_for("serves node");
-    standby.wait_for("waiting to succeed it");
-    let report = house.json(&["topics", "--json"]);
-    assert_eq!(report["node"]["label"], "first");
-    // There is one of these; the next one is told what it can do.
-    let (code, said) = house.run(&["node"]);
-    assert_eq!(code, Some(10), "{said}");
-    assert!(said.contains(&format!("process {} does", node.id())), "{said}");
-    assert!(said.contains("--standby to succeed it"), "{said}");
-    node.kill();
-    house.wait_until("its successor", |report| report["node"]["label"] == "second");
-    standby.signal(Signal::SIGTERM);
-    standby.succeed();
 }
 
 #[test]

@@ -4,8 +4,6 @@
 //! capability. So it works between containers as between threads.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -292,9 +290,7 @@ fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Res
 
 pub(crate) fn random(operation: &'static str) -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
-    let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
-    match read {
-        Ok(()) => Ok(bytes),
-        Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
-    }
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
+    Ok(bytes)
 }

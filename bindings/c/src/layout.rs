@@ -9,7 +9,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use ipc::Spin;
-use pubsub::peers::NodeIdentity;
+use pubsub::NodeIdentity;
 use pubsub::{
     Budgets, Event, NetworkOptions, NodeOptions, PublisherCounters, Reliability, Sent, ServiceMode,
     TopicSettings,

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use gpu::Stream;
-use pubsub::peers::NodeIdentity;
+use pubsub::NodeIdentity;
 use pubsub::{ErrorKind, Metadata, Sample, Subscriber, Topic};
 
 use crate::boundary::{Filled, Out, Room, export};

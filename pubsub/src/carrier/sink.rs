@@ -169,7 +169,7 @@ impl Sink for TopicSink {
         let origin = (&self.origin, header.position);
         // The first delivery looks through what a dead one left, as who buries that one does.
         let settling = (!self.has_settled).then(|| settles(&self.household.settling));
-        let delivered = self.topic.deliver(&caller, origin, entry, &self.pool);
+        let delivered = self.topic.deliver_in(&caller, origin, entry, self.pool.ledger());
         drop(settling);
         self.has_settled |= delivered.is_ok();
         match delivered {
@@ -185,7 +185,7 @@ impl Sink for TopicSink {
                 }
                 // Best effort: the newest is dropped, as on its own node. But its publisher is not
                 // told, so those that read here are, with the next one.
-                match self.topic.pass_over(&caller, origin, &self.pool) {
+                match self.topic.pass_over_in(&caller, origin, self.pool.ledger()) {
                     Err(error) if is_held(&error) => return Ok(Finished::NotYet),
                     passed => passed?,
                 }

@@ -113,7 +113,7 @@ impl TopicSource {
                     );
                     let caller = self.household.caller();
                     let seat = (Direction::Here, self.seat);
-                    self.topic.release(&caller, seat, position, &self.pool);
+                    self.topic.release_in(&caller, seat, position, self.pool.ledger());
                 }
             }
         }
@@ -174,18 +174,18 @@ impl Source for TopicSource {
     }
 
     fn release(&mut self, through: u64) {
-        let caller = self.household.caller();
+        let (caller, at) = (self.household.caller(), (Direction::Here, self.seat));
         while let Some(position) = self.held.front().copied().filter(|it| *it <= through) {
             self.held.pop_front();
-            self.topic.release(&caller, (Direction::Here, self.seat), position, &self.pool);
+            self.topic.release_in(&caller, at, position, self.pool.ledger());
         }
     }
 
     fn release_one(&mut self, position: u64) {
         if let Ok(place) = self.held.binary_search(&position) {
             self.held.remove(place);
-            let caller = self.household.caller();
-            self.topic.release(&caller, (Direction::Here, self.seat), position, &self.pool);
+            let (caller, at) = (self.household.caller(), (Direction::Here, self.seat));
+            self.topic.release_in(&caller, at, position, self.pool.ledger());
         }
     }
 }

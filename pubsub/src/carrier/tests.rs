@@ -112,7 +112,7 @@ impl Place {
     fn take(&self, subscriber: &mut ipc::Subscriber) -> Option<Entry> {
         let taken = self.topic.arrivals().take(subscriber)?;
         let at = (Direction::Arrivals, subscriber.seat());
-        self.topic.release(&self.caller(), at, taken.position, &self.arrivals);
+        self.topic.release_in(&self.caller(), at, taken.position, self.arrivals.ledger());
         Some(Entry::from_words(taken.entry))
     }
 

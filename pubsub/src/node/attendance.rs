@@ -68,11 +68,11 @@ struct State {
 }
 
 pub(super) struct Shared {
-    options: NodeOptions,
-    hall: Hall,
-    me: Participant,
-    bell: EventFd,
-    service: OwnService,
+    pub(super) options: NodeOptions,
+    pub(super) hall: Hall,
+    pub(super) me: Participant,
+    pub(super) bell: EventFd,
+    pub(super) service: OwnService,
     state: Mutex<State>,
     /// Asked on the way of each message, so without a lock.
     is_closed: AtomicBool,
@@ -117,28 +117,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn options(&self) -> &NodeOptions {
-        &self.options
-    }
-
-    pub(super) fn hall(&self) -> &Hall {
-        &self.hall
-    }
-
-    pub(super) fn me(&self) -> Participant {
-        self.me
-    }
-
     pub(super) fn roster(&self) -> &Arc<Roster<MappedWords>> {
         self.hall.roster()
-    }
-
-    pub(super) fn bell(&self) -> &EventFd {
-        &self.bell
-    }
-
-    pub(super) fn service(&self) -> &OwnService {
-        &self.service
     }
 
     pub(super) fn leaving_since(&self) -> Option<Instant> {

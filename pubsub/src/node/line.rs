@@ -14,7 +14,7 @@ use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
-use crate::service::election::{Claim, Office, Precedence, socket_in};
+use crate::service::election::{Claim, Office, socket_in};
 use crate::service::protocol::{self, Notice};
 use crate::service::{Service, ServiceOptions};
 use crate::text;
@@ -64,8 +64,6 @@ impl Setback {
 pub(super) struct OwnService {
     service: Mutex<Option<Service>>,
     claim: Mutex<Option<Claim>>,
-    /// Has it to serve before those that are only to succeed another?
-    precedence: Mutex<Option<Precedence>>,
     /// Has it the claim? The service asks that itself.
     stands: Arc<AtomicBool>,
     setback: Mutex<Option<Setback>>,
@@ -133,31 +131,12 @@ impl OwnService {
         tracing::warn!(why, %pause, "this process cannot serve its node, and leaves it to others");
     }
 
-    /// Does this process go before those that are only to succeed another? If it is there for that, and
-    /// no other one does.
-    pub(super) fn precedes(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
-        let mut precedence = locked(&self.precedence);
-        if precedence.is_none() && options.service == ServiceMode::Standing {
-            *precedence = Precedence::take(operation, &options.directory)?;
-        }
-        Ok(precedence.is_some())
-    }
-
     /// Says that this process is there to serve, if it is, and no other one says so. True if it
-    /// has said it. One that is only to succeed another does not say it any more as soon as one is
-    /// there that goes before it: its service then gives way to that.
+    /// has said it.
     pub(super) fn claims(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
         let now = Instant::now();
         let is_set_back = || locked(&self.setback).is_some_and(|setback| !setback.lets_claim(now));
-        if !options.service.stands() || is_set_back() {
-            return Ok(false);
-        }
-        let has_to_wait = match options.service {
-            ServiceMode::Standing => !self.precedes(operation, options)?,
-            _ => Precedence::holder(operation, &options.directory)?.is_some(),
-        };
-        if has_to_wait {
-            self.renounce();
+        if options.service != ServiceMode::Standing || is_set_back() {
             return Ok(false);
         }
         let mut claim = locked(&self.claim);
@@ -173,8 +152,6 @@ impl OwnService {
         let mut claim = locked(&self.claim);
         self.stands.store(false, Ordering::Release);
         drop(claim.take());
-        // Others may go before it then.
-        drop(locked(&self.precedence).take());
     }
 
     /// Does it run? If it has ended by itself, this is when that is noticed.
@@ -305,18 +282,17 @@ impl Coming<'_> {
 
     /// Comes to the service of the node, says who this is, and hears whether it is let in. A
     /// service that ends meanwhile, or has ended long ago, is left for the next one.
-    pub(super) fn come_in(&self, greet: impl Fn(&Channel) -> Result<()>) -> Result<Answered> {
+    pub(super) fn come_in(
+        &self,
+        greet: impl Fn(&Channel) -> Result<()>,
+    ) -> Result<(Channel, Answered)> {
         loop {
             let (channel, by) = self.reach()?;
             let answered = greet(&channel).and_then(|()| self.hear(&channel, by));
             match answered {
-                Ok(Some(Heard::Welcome(welcome))) => {
+                Ok(Some(answered)) => {
                     self.vacant_since.set(None);
-                    return Ok(Answered::Welcome(channel, welcome));
-                }
-                Ok(Some(Heard::Refused(why))) => {
-                    self.vacant_since.set(None);
-                    return Ok(Answered::Refused(why));
+                    return Ok((channel, answered));
                 }
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::Closed && !self.is_late() => {}
@@ -327,7 +303,7 @@ impl Coming<'_> {
     }
 
     /// None if it is to be tried again.
-    fn hear(&self, channel: &Channel, by: Door) -> Result<Option<Heard>> {
+    fn hear(&self, channel: &Channel, by: Door) -> Result<Option<Answered>> {
         let operation = self.operation;
         let mut lives = Vec::new();
         loop {
@@ -357,10 +333,10 @@ impl Coming<'_> {
                     let service = Life::from_fd(service)
                         .map_err(|error| Error::because(operation, ErrorKind::Malformed, error))?;
                     let welcome = Welcome { participant, hall, service, lives };
-                    return Ok(Some(Heard::Welcome(welcome)));
+                    return Ok(Some(Answered::Welcome(welcome)));
                 }
                 Notice::SeenOff { why } => {
-                    return Ok(Some(Heard::Refused(why.into_error(operation))));
+                    return Ok(Some(Answered::Refused(why.into_error(operation))));
                 }
                 other => {
                     let detail = format!("it begins with {other:?}");
@@ -380,14 +356,9 @@ pub(super) struct Welcome {
     pub(super) lives: Vec<(Participant, Life)>,
 }
 
-enum Heard {
-    Welcome(Welcome),
-    Refused(Error),
-}
-
 /// What becomes of one that comes.
 pub(super) enum Answered {
-    Welcome(Channel, Welcome),
+    Welcome(Welcome),
     Refused(Error),
 }
 

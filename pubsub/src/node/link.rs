@@ -78,7 +78,7 @@ pub(super) struct Link {
 struct Said {
     /// That this process leaves.
     leaves: bool,
-    /// That it is to serve, and when; or when it was looked whether it still is.
+    /// That it is to serve, and when.
     asked: Option<Instant>,
 }
 
@@ -115,11 +115,11 @@ pub(super) fn run(shared: &Shared, link: Link) {
     }
 }
 
-/// One that is there to serve asks whoever serves for the office, as soon as nobody else is there
-/// for it. Gives when it is to be looked again, if at all.
+/// One that is there to serve asks whoever serves for the office, as soon as it has the claim. Gives
+/// when it is to be looked again, if at all.
 fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result<Option<Duration>> {
-    let (options, own) = (shared.options(), shared.service());
-    if !options.service.stands() || shared.leaving_since().is_some() {
+    let (options, own) = (&shared.options, &shared.service);
+    if options.service != ServiceMode::Standing || shared.leaving_since().is_some() {
         return Ok(None);
     }
     let left = said.asked.map_or(Duration::ZERO, |asked| ASKING.saturating_sub(asked.elapsed()));
@@ -132,14 +132,10 @@ fn ask_for_office(shared: &Shared, channel: &Channel, said: &mut Said) -> Result
         tracing::warn!(%error, "cannot say that this process is there to serve");
         false
     });
-    if has_claim && is_running && options.service == ServiceMode::Standing {
+    if has_claim && is_running {
         return Ok(None);
     }
     said.asked = Some(Instant::now());
-    if has_claim && is_running {
-        // One may come that goes before it.
-        return Ok(Some(ASKING));
-    }
     if has_claim {
         say("take a node over", channel, &Request::TakeOver, &[])?;
     }
@@ -176,10 +172,10 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
         }
         longest = longest.min(left);
     }
-    let mut entries = [channel.as_fd(), shared.bell().as_fd(), link.service.as_fd()]
+    let mut entries = [channel.as_fd(), shared.bell.as_fd(), link.service.as_fd()]
         .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
     let _ = poll(&mut entries, PollTimeout::try_from(longest).unwrap_or(PollTimeout::ZERO));
-    let _ = shared.bell().read();
+    let _ = shared.bell.read();
     // Looked at first: what it said before its end is heard all the same.
     let is_over = link.service.is_over();
     loop {
@@ -264,7 +260,7 @@ fn is_final(why: &Error) -> bool {
 /// Finds the next service, or becomes it, and hands over all that is known here. None if this
 /// process leaves, and nobody is there to be told.
 fn come_back(shared: &Shared) -> Result<Option<Link>> {
-    let end = ipc::deadline(shared.options().patience);
+    let end = ipc::deadline(shared.options.patience);
     let is_left_alone = || shared.leaving_since().is_some() && !shared.has_company();
     // One that leaves does not wait that long, and does not begin to serve; it does not wait at all
     // if nobody is there who might, which may come to be so while it waits.
@@ -275,8 +271,8 @@ fn come_back(shared: &Shared) -> Result<Option<Link>> {
     };
     let coming = Coming {
         operation: RETURNING,
-        options: shared.options(),
-        own: shared.service(),
+        options: &shared.options,
+        own: &shared.service,
         end: &end,
         serves: &|| shared.leaving_since().is_none(),
         vacant_since: Cell::new(None),
@@ -287,13 +283,13 @@ fn come_back(shared: &Shared) -> Result<Option<Link>> {
         }
         let life = Life::of_this_process().map_err(|error| Error::of(RETURNING, error));
         let attempt = life.and_then(|life| {
-            let label = shared.options().label.clone();
-            let again = Request::Again { label, participant: shared.me().number() };
-            let files = [life.as_fd(), shared.hall().as_fd()];
+            let label = shared.options.label.clone();
+            let again = Request::Again { label, participant: shared.me.number() };
+            let files = [life.as_fd(), shared.hall.as_fd()];
             coming.come_in(|channel| say(RETURNING, channel, &again, &files))
         });
         let error = match attempt {
-            Ok(Answered::Welcome(channel, welcome)) => {
+            Ok((channel, Answered::Welcome(welcome))) => {
                 for (who, life) in welcome.lives {
                     shared.roster().learn(who, life);
                 }
@@ -303,8 +299,8 @@ fn come_back(shared: &Shared) -> Result<Option<Link>> {
                     Err(error) => error,
                 }
             }
-            Ok(Answered::Refused(why)) if is_final(&why) => return Err(why),
-            Ok(Answered::Refused(why)) => why,
+            Ok((_, Answered::Refused(why))) if is_final(&why) => return Err(why),
+            Ok((_, Answered::Refused(why))) => why,
             Err(error) => error,
         };
         if Instant::now() >= end() && !is_left_alone() {

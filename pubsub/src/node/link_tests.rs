@@ -59,10 +59,10 @@ fn what_is_lacking_for_a_moment_does_not_end_a_membership() {
             let why = Refusal::new(kind, "not now");
             answer(&listener, &Notice::SeenOff { why }, &[]);
         }
-        let (participant, node) = (shared.me().number(), [3; 16]);
+        let (participant, node) = (shared.me.number(), [3; 16]);
         let welcome = Notice::Welcome { participant, node, service: 2 };
         let life = Life::of_this_process().unwrap();
-        let channel = answer(&listener, &welcome, &[shared.hall().as_fd(), life.as_fd()]);
+        let channel = answer(&listener, &welcome, &[shared.hall.as_fd(), life.as_fd()]);
         while protocol::decode::<Request>("test", &channel.receive(FAR).unwrap().bytes).unwrap()
             != Request::Returned
         {}
@@ -84,7 +84,7 @@ fn one_that_begins_to_leave_while_it_looks_for_a_service_does_not_wait_for_nobod
     let shared = member(&directory);
     let roster = shared.roster();
     let other = roster.admit(Life::of_this_process().unwrap()).unwrap();
-    shared.hall().attend(other);
+    shared.hall.attend(other);
     std::thread::scope(|scope| {
         let back = scope.spawn(|| come_back(&shared).map(|link| link.is_some()));
         let moment = Duration::from_millis(100);
@@ -182,7 +182,7 @@ fn the_service_is_told_again_and_again_who_waits() {
             _ => panic!("another answer"),
         }
     });
-    let publisher = topic.publisher(topic.claim(shared.me()).unwrap());
+    let publisher = topic.publisher(topic.claim(shared.me).unwrap());
     let said = |now| {
         let next = shared.say_who_waits(now, WAITING);
         (next, shared.requests().into_iter().collect::<Vec<_>>())
@@ -225,7 +225,7 @@ fn a_service_that_died_is_left_also_if_its_connections_stay() {
     let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let service = life_of(&child);
     let link = Link { channel, service };
-    let _ = shared.bell().write(1);
+    let _ = shared.bell.write(1);
     assert!(matches!(turn(&shared, &link, &mut Said::default()), Next::Stay));
     child.kill().unwrap();
     child.wait().unwrap();

@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::{Desk, House};
 use crate::report::Row;
-use crate::service::election::{self, Claim, Membership, Precedence};
+use crate::service::election::{self, Claim, Membership};
 use crate::service::protocol::{LONGEST_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
 use crate::{Publisher, Subscriber};
@@ -61,12 +61,16 @@ const JOINING: &str = "join a node";
 /// Between two attempts to join.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A process that was let in, and is about to be a member. Its name is given back if it comes
-/// to nothing.
-struct Entrance(Option<(Link, Hall, Participant, Membership)>);
+/// A process that was let in, and is about to be a member.
+struct Entrance {
+    link: Link,
+    hall: Hall,
+    me: Participant,
+    membership: Membership,
+}
 
 impl Entrance {
-    /// None if the node is not the same any more.
+    /// None if the node is not the same any more: then its name is given back.
     fn new(options: &NodeOptions, channel: Channel, welcome: Welcome) -> Result<Option<Self>> {
         let hall = Hall::open(welcome.hall)?;
         let Some(me) = Participant::from_number(welcome.participant) else {
@@ -84,53 +88,29 @@ impl Entrance {
         hall.attend(me);
         let is_living = !hall.roster().is_dead(Some(me));
         let link = Link { channel, service: welcome.service };
-        // Dropped, it gives back the name.
-        let entrance = Self(Some((link, hall, me, membership)));
-        Ok((is_same && is_living).then_some(entrance))
-    }
-
-    fn taken(mut self) -> Result<(Link, Hall, Participant, Membership)> {
-        let nothing = || Error::new(JOINING, ErrorKind::Closed, "it was left already");
-        self.0.take().ok_or_else(nothing)
-    }
-}
-
-impl Drop for Entrance {
-    fn drop(&mut self) {
-        if let Some((_, hall, me, _)) = &self.0 {
-            hall.roster().resign(*me);
+        if is_same && is_living {
+            return Ok(Some(Self { link, hall, me, membership }));
         }
+        hall.roster().resign(me);
+        Ok(None)
     }
 }
 
-/// How long one that is only to succeed another may take to see that one is there that goes before it,
-/// which it looks for each second.
-const GIVING_WAY: Duration = Duration::from_secs(5);
-
-/// Says that this process is there to serve, unless another one is. One that is only to succeed
-/// another gives way.
+/// Says that this process is there to serve, unless another one is.
 fn stand(options: &NodeOptions, service: &OwnService, end: Instant) -> Result<()> {
-    let directory = &options.directory;
-    let precedes = || service.precedes(JOINING, options);
-    one_only(end, Duration::ZERO, precedes, || Precedence::holder(JOINING, directory))?;
     let claims = || service.claims(JOINING, options);
-    one_only(end, GIVING_WAY, claims, || Claim::holder(JOINING, directory))
+    one_only(end, claims, || Claim::holder(JOINING, &options.directory))
 }
 
-/// Takes what only one has: by these, which take it, and who has it. Whoever has it is given so much
-/// time to let go of it.
+/// Takes what only one has: by these, which take it, and who has it.
 fn one_only(
     end: Instant,
-    patience: Duration,
     takes: impl Fn() -> Result<bool>,
     holder: impl Fn() -> Result<Option<u32>>,
 ) -> Result<()> {
     let operation = "serve a node";
-    let stays = end.min(Instant::now() + patience);
     while !takes()? {
-        if let Some(process) = holder()?
-            && Instant::now() >= stays
-        {
+        if let Some(process) = holder()? {
             let detail = format!("{} does, and stays", in_words(process));
             return Err(Error::new(operation, ErrorKind::AlreadyServed, detail));
         }
@@ -188,15 +168,13 @@ impl Node {
             };
             let life = Life::of_this_process().map_err(failed)?;
             let hello = Request::Hello { label: options.label.clone() };
-            let answered =
+            let (channel, answered) =
                 coming.come_in(|channel| link::say(JOINING, channel, &hello, &[life.as_fd()]))?;
             let refused = match answered {
-                Answered::Welcome(channel, welcome) => {
-                    match Entrance::new(&options, channel, welcome)? {
-                        Some(entrance) => return Self::enter(options, service, entrance),
-                        None => None,
-                    }
-                }
+                Answered::Welcome(welcome) => match Entrance::new(&options, channel, welcome)? {
+                    Some(entrance) => return Self::enter(options, service, entrance),
+                    None => None,
+                },
                 Answered::Refused(why) if why.kind() == ErrorKind::Failed => Some(why),
                 Answered::Refused(why) => return Err(why.on(options.directory.display())),
             };
@@ -212,10 +190,13 @@ impl Node {
 
     fn enter(options: NodeOptions, service: OwnService, entrance: Entrance) -> Result<Self> {
         let failed = |error: std::io::Error| Error::of(JOINING, error);
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|error| failed(error.into()))?;
+        let Entrance { link, hall, me, membership } = entrance;
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let bell = bell.map_err(|error| {
+            hall.roster().resign(me);
+            failed(error.into())
+        })?;
         let waiting = options.waiting;
-        let (link, hall, me, membership) = entrance.taken()?;
         let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));
         let shared = Arc::new(Shared::new(options, hall, me, bell, service, membership));
         let thread = std::thread::Builder::new().name("fabricast-link".into()).spawn({
@@ -296,20 +277,20 @@ impl Node {
     /// service serves it.
     #[must_use]
     pub fn identity(&self) -> String {
-        self.attendance.shared.hall().identity().to_string()
+        self.attendance.shared.hall.identity().to_string()
     }
 
     /// Does this process serve the node now? Others may do so later, or before; one that is
     /// [standing](ServiceMode::Standing) there begins when who serves in passing has given way.
     #[must_use]
     pub fn serves(&self) -> bool {
-        self.attendance.shared.service().is_running()
+        self.attendance.shared.service.is_running()
     }
 
     /// Where its socket is.
     #[must_use]
     pub fn directory(&self) -> &std::path::Path {
-        &self.attendance.shared.options().directory
+        &self.attendance.shared.options.directory
     }
 }
 
@@ -362,22 +343,12 @@ mod tests {
     #[test]
     fn one_that_is_to_serve_does_not_try_for_ever_while_others_come_and_go() {
         let end = Instant::now() + 4 * PAUSE;
-        let at_once = Duration::ZERO;
-        let error = one_only(end, at_once, || Ok(false), || Ok(None)).unwrap_err();
+        let error = one_only(end, || Ok(false), || Ok(None)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
         assert!(Instant::now() >= end);
-        let error = one_only(end, at_once, || Ok(false), || Ok(Some(7))).unwrap_err();
+        let error = one_only(end, || Ok(false), || Ok(Some(7))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyServed);
         assert!(error.detail().starts_with("process 7 does"));
-        one_only(end, at_once, || Ok(true), || Ok(None)).unwrap();
-        // One that has it may let go of it.
-        let (begin, left) = (Instant::now(), Cell::new(3));
-        let takes = || Ok(left.replace(left.get() - 1) == 1);
-        one_only(begin + 9 * GIVING_WAY, GIVING_WAY, takes, || Ok(Some(7))).unwrap();
-        let patience = 4 * PAUSE;
-        let takes = || Ok(false);
-        let error = one_only(begin + GIVING_WAY, patience, takes, || Ok(Some(7))).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-        assert!(begin.elapsed() >= patience);
+        one_only(end, || Ok(true), || Ok(None)).unwrap();
     }
 }

@@ -85,19 +85,8 @@ pub enum ServiceMode {
     /// Always another process, as `fabricast node`.
     Outside,
     /// This process, as long as it is at the node: it takes the office from who serves in passing.
-    /// If another one is standing there, it [does not join](crate::ErrorKind::AlreadyServed); from one
-    /// on [standby](Self::Standby) it takes the office as well.
+    /// If another one is standing there, it [does not join](crate::ErrorKind::AlreadyServed).
     Standing,
-    /// As long as one that is [standing](Self::Standing) is there it serves, and this process succeeds
-    /// it; without one, this process serves, and hands the node over when one comes.
-    Standby,
-}
-
-impl ServiceMode {
-    /// Is it there to serve?
-    pub(crate) fn stands(self) -> bool {
-        matches!(self, Self::Standing | Self::Standby)
-    }
 }
 
 /// What the messages of all topics of a node may take of each memory, in bytes.

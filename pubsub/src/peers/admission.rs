@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::mesh::{Line, Mesh};
 use super::pair::Connection;
-use super::reason::Reason;
+use super::reason::{Parting, Reason};
 
 /// Connections that are held at the same time.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +71,7 @@ impl Mesh {
             return true;
         };
         if let Some(victim) = victim {
-            self.end(victim, Reason::Crowded, now);
+            self.end(victim, Reason::Ended(Parting::Crowded), now);
         }
         victim.is_some()
     }

@@ -8,7 +8,7 @@ use super::identity::{NodeIdentity, SessionNumber};
 use super::mesh::{Action, Line, Mesh, Node};
 use super::pair::{Connection, Pair, Step};
 use super::protocol::{Acquaintance, Frame, Hello, Letter, capability, malformed};
-use super::reason::Reason;
+use super::reason::{Parting, Reason};
 use super::session::Came;
 
 /// While more waits to be sent, a peer's knowledge of our interests may be old.
@@ -75,10 +75,10 @@ impl Mesh {
         let node = hello.identity;
         if node == self.me.identity {
             if hello.run == self.me.run {
-                return Err(Reason::Oneself);
+                return Err(Reason::Ended(Parting::Oneself));
             }
             tracing::warn!(%node, label = hello.label, "another service has this node's identity");
-            return Err(Reason::Twin);
+            return Err(Reason::Ended(Parting::Twin));
         }
         let Some(line) = self.lines.get_mut(&connection) else { return Ok(()) };
         let dialled = line.dialled.clone();
@@ -86,7 +86,7 @@ impl Mesh {
         line.peer = Some(hello);
         let known = self.nodes.entry(node).or_insert_with(|| Node { run, pair: Pair::default() });
         if run < known.run {
-            return Err(Reason::Superseded);
+            return Err(Reason::Ended(Parting::Superseded));
         }
         if run > known.run {
             known.run = run;
@@ -96,7 +96,7 @@ impl Mesh {
             let older: Vec<_> =
                 self.lines.iter().filter(|(_, line)| is_older(line)).map(|(old, _)| *old).collect();
             for old in older {
-                self.end(old, Reason::Superseded, now);
+                self.end(old, Reason::Ended(Parting::Superseded), now);
             }
         }
         if let Some(address) = dialled
@@ -118,8 +118,10 @@ impl Mesh {
             match step {
                 Step::Claim { on, instead_of } => self.send(on, &Frame::Claim { instead_of }, now),
                 Step::Accept { on, session } => self.send(on, &Frame::Accept { session }, now),
-                Step::Replace(old) => self.end(old, Reason::Replaced, now),
-                Step::Refuse(duplicate) => self.end(duplicate, Reason::Duplicate, now),
+                Step::Replace(old) => self.end(old, Reason::Ended(Parting::Replaced), now),
+                Step::Refuse(duplicate) => {
+                    self.end(duplicate, Reason::Ended(Parting::Duplicate), now)
+                }
                 Step::Establish { on, session } => self.establish(on, session, now),
             }
         }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::identity::{Chance, NodeIdentity};
-use super::reason::Reason;
+use super::reason::Parting;
 use super::session::Timing;
 
 /// Addresses that others told of, at most.
@@ -180,7 +180,7 @@ impl Book {
             entry.stage = Stage::Own;
             (entry.node, entry.label) = (None, None);
             entry.since = now;
-            entry.why_not = Some(Reason::Oneself.to_string());
+            entry.why_not = Some(Parting::Oneself.to_string());
         }
     }
 

@@ -13,19 +13,19 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::settings::{LONGEST_TOPIC, SharedSettings, TopicSettings};
 
 /// Topics that one node may have an interest in.
-pub const MOST_INTERESTS: usize = 1 << 14;
+pub(super) const MOST_INTERESTS: usize = 1 << 14;
 /// Changes of one frame: they fit in a note, however long the names are.
 const CHANGES_AT_ONCE: usize = LONGEST_NOTE / (LONGEST_TOPIC + 64);
 
 /// What a node has to do with a topic.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Interest {
+pub(crate) struct Interest {
     /// The topic's name.
-    pub topic: String,
+    pub(crate) topic: String,
     /// It has publishers there.
-    pub publishes: bool,
+    pub(crate) publishes: bool,
     /// It has subscribers there.
-    pub subscribes: bool,
+    pub(crate) subscribes: bool,
     #[serde(with = "told")]
     pub(crate) settings: SharedSettings,
 }
@@ -66,26 +66,15 @@ mod told {
 
 impl Interest {
     /// An interest in a topic that is like this.
-    ///
-    /// # Errors
-    /// If the settings are impossible, or name a device that this process does not see.
-    pub fn new(
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn new(
         topic: impl Into<String>,
         publishes: bool,
         subscribes: bool,
         settings: &TopicSettings,
     ) -> Result<Self> {
         let settings = SharedSettings::of(settings)?;
-        settings.check("say what a node subscribes to")?;
         Ok(Self { topic: topic.into(), publishes, subscribes, settings })
-    }
-
-    /// What the topic is like, as this process says it.
-    ///
-    /// # Errors
-    /// If it lies on a device that this process does not see.
-    pub fn settings(&self) -> Result<TopicSettings> {
-        self.settings.seen_here()
     }
 
     fn has_a_name(&self) -> bool {
@@ -108,7 +97,7 @@ impl Interest {
 
 /// What changed in what a node publishes and subscribes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Change {
+pub(crate) enum Change {
     /// It has this interest from now on, and no other in this topic.
     Set(Interest),
     /// It has none in this topic any more.

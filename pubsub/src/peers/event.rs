@@ -8,7 +8,7 @@ use super::reason::Reason;
 
 /// What happened. Of one session, `Appeared` comes first, and `Vanished` last.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// A session with a node began.
     Appeared {
         /// With whom.

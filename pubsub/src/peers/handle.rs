@@ -12,8 +12,7 @@ use ipc::Incarnation;
 use super::admission::Limits;
 use super::directory::{Interest, collect};
 use super::event::Event;
-use super::guard::{Guard, Open};
-use super::identity::{Chance, LONGEST_LABEL, NodeIdentity, Run, SessionNumber, random};
+use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
 use super::mesh::{Mesh, Start};
 use super::names;
 use super::protocol::SHORTEST_LOST_AFTER;
@@ -28,34 +27,33 @@ const LISTEN: &str = "listen for other nodes";
 
 /// How a node finds its peers, and is found.
 #[derive(Debug, Clone)]
-pub struct PeersOptions {
+pub(crate) struct PeersOptions {
     /// Who it is: the same after a restart.
-    pub identity: NodeIdentity,
+    pub(crate) identity: NodeIdentity,
     /// What it is called, for people.
-    pub label: String,
+    pub(crate) label: String,
     /// Where others can reach it. Port 0 is any.
-    pub listen: Option<SocketAddr>,
+    pub(crate) listen: Option<SocketAddr>,
     /// Peers, as `host:port`. Two nodes find each other if one is told of the other.
-    pub peers: Vec<String>,
+    pub(crate) peers: Vec<String>,
     /// A node, as `host:port`, that tells of the others. Any that listens does.
-    pub rendezvous: Option<String>,
+    pub(crate) rendezvous: Option<String>,
     /// Beyond loopback, though whoever can connect is believed, and whoever sees the
     /// packets can read them.
-    pub insecure: bool,
+    pub(crate) insecure: bool,
     /// A peer that was not heard for so long is lost. The shortest is 100 ms.
-    pub lost_after: Duration,
+    pub(crate) lost_after: Duration,
     /// Says nothing of what it subscribes to until it [knows](Peers::set_interests): not even that
     /// it is nothing.
-    pub is_silent: bool,
+    pub(crate) is_silent: bool,
     /// Nor does it say that to a node before it [may](Peers::speak_to): so that other things can be
     /// said first.
-    pub is_reserved: bool,
+    pub(crate) is_reserved: bool,
 }
 
 impl PeersOptions {
     /// A node that neither listens nor dials.
-    #[must_use]
-    pub fn new(identity: NodeIdentity, label: impl Into<String>) -> Self {
+    pub(crate) fn new(identity: NodeIdentity, label: impl Into<String>) -> Self {
         Self {
             identity,
             label: label.into(),
@@ -124,25 +122,8 @@ fn is_beyond_loopback(address: IpAddr) -> bool {
 
 /// The other nodes, looked after by a thread. Dropping it says goodbye to them, for which
 /// they have half a second.
-///
-/// ```
-/// use nix::poll::{PollFd, PollFlags, poll};
-/// use pubsub::peers::{Event, NodeIdentity, Peers, PeersOptions};
-///
-/// let mut one = PeersOptions::new(NodeIdentity::random()?, "one");
-/// one.listen = Some("127.0.0.1:0".parse().unwrap());
-/// let one = Peers::start(one)?;
-/// let mut two = PeersOptions::new(NodeIdentity::random()?, "two");
-/// two.peers = vec![one.listens().unwrap().to_string()];
-/// let two = Peers::start(two)?;
-///
-/// poll(&mut [PollFd::new(two.descriptor(), PollFlags::POLLIN)], 60_000_u16).unwrap();
-/// let event = two.next_event();
-/// assert!(matches!(event, Some(Event::Appeared { label, .. }) if label == "one"));
-/// # Ok::<(), pubsub::Error>(())
-/// ```
 #[derive(Debug)]
-pub struct Peers {
+pub(crate) struct Peers {
     shared: Arc<Shared>,
     listens: Option<SocketAddr>,
     thread: Option<JoinHandle<()>>,
@@ -150,29 +131,18 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Starts to listen and to dial.
+    /// Starts to listen and to dial. That peers are not authenticated is for others to
+    /// [say](PeersOptions::say_if_insecure), and not at each attempt.
     ///
     /// # Errors
     /// If the options are impossible, or lead beyond loopback without
     /// [`insecure`](PeersOptions::insecure); if the address cannot be listened at.
-    pub fn start(options: PeersOptions) -> Result<Self> {
-        options.check()?;
-        options.say_if_insecure();
-        Self::start_quietly(options)
+    pub(crate) fn start(options: PeersOptions) -> Result<Self> {
+        Self::start_with(options, Limits::default())
     }
 
-    /// As [`start`](Self::start), by one that [says](PeersOptions::say_if_insecure) itself, and not
-    /// at each attempt, that peers are not authenticated.
-    pub(crate) fn start_quietly(options: PeersOptions) -> Result<Self> {
+    pub(super) fn start_with(options: PeersOptions, limits: Limits) -> Result<Self> {
         options.check()?;
-        Self::start_with(options, Limits::default(), || Box::new(Open))
-    }
-
-    pub(super) fn start_with(
-        options: PeersOptions,
-        limits: Limits,
-        guard: fn() -> Box<dyn Guard>,
-    ) -> Result<Self> {
         let PeersOptions { identity, label, listen, peers, rendezvous, .. } = options;
         let PeersOptions { insecure, lost_after, is_silent, is_reserved, .. } = options;
         let failed = |cause: std::io::Error| Error::of(START, cause);
@@ -188,17 +158,16 @@ impl Peers {
             Some(listener) => Some(listener.local_addr().map_err(failed)?),
             None => None,
         };
-        let seed = u128::from_le_bytes(random(START)?);
+        let chance = getrandom::u64().map_err(|cause| Error::of(START, cause))?;
         let start = Start {
             identity,
-            run: Run::new(Chance(seed as u64).draw()),
+            run: Run::new(chance),
             label,
             listens,
             peers,
             rendezvous,
             timing: Timing::new(lost_after),
             limits,
-            guard,
         };
         let failed = |cause: nix::Error| Error::of(START, cause);
         let mut mesh = Mesh::new(start, Duration::ZERO);
@@ -220,8 +189,7 @@ impl Peers {
     }
 
     /// Where others can reach it.
-    #[must_use]
-    pub fn listens(&self) -> Option<SocketAddr> {
+    pub(crate) fn listens(&self) -> Option<SocketAddr> {
         self.listens
     }
 
@@ -230,7 +198,10 @@ impl Peers {
     ///
     /// # Errors
     /// If a topic is there twice or has an impossible name, and if there are too many.
-    pub fn set_interests(&self, interests: impl IntoIterator<Item = Interest>) -> Result<()> {
+    pub(crate) fn set_interests(
+        &self,
+        interests: impl IntoIterator<Item = Interest>,
+    ) -> Result<()> {
         self.check_fork("say what a node subscribes to")?;
         let interests = collect(interests)?;
         self.shared.mesh().set_interests(interests, self.shared.now());
@@ -243,7 +214,7 @@ impl Peers {
     ///
     /// # Errors
     /// In a process that was forked off.
-    pub fn speak_to(&self, node: NodeIdentity, session: SessionNumber) -> Result<()> {
+    pub(crate) fn speak_to(&self, node: NodeIdentity, session: SessionNumber) -> Result<()> {
         self.check_fork("tell a node")?;
         self.shared.mesh().speak_to(node, session, self.shared.now());
         self.shared.bell.ring();
@@ -255,7 +226,12 @@ impl Peers {
     ///
     /// # Errors
     /// If the session is over, or is ended by this; if the letter is too long.
-    pub fn tell(&self, node: NodeIdentity, session: SessionNumber, letter: Vec<u8>) -> Result<()> {
+    pub(crate) fn tell(
+        &self,
+        node: NodeIdentity,
+        session: SessionNumber,
+        letter: Vec<u8>,
+    ) -> Result<()> {
         self.check_fork("tell a node")?;
         let told = self.shared.mesh().tell(node, session, letter, self.shared.now());
         self.shared.bell.ring();
@@ -263,8 +239,7 @@ impl Peers {
     }
 
     /// How it stands with each peer, and with each address at which one is wanted.
-    #[must_use]
-    pub fn reports(&self) -> Vec<PeerReport> {
+    pub(crate) fn reports(&self) -> Vec<PeerReport> {
         if !self.born.is_current() {
             return Vec::new();
         }
@@ -276,14 +251,12 @@ impl Peers {
     }
 
     /// Can be read as long as there are [events](Self::next_event).
-    #[must_use]
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.shared.events.as_fd()
     }
 
     /// The next event, if there is one. As long as many wait here, nothing is read from peers.
-    #[must_use]
-    pub fn next_event(&self) -> Option<Event> {
+    pub(crate) fn next_event(&self) -> Option<Event> {
         if !self.born.is_current() {
             return None;
         }

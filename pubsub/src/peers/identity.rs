@@ -1,8 +1,6 @@
 //! Who a node is, which start of its service speaks, and which connection.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -10,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// The longest label of a node, in bytes.
-pub const LONGEST_LABEL: usize = 64;
+pub(super) const LONGEST_LABEL: usize = 64;
 
 /// The identity of a node: the random UUID of its service.
 ///
 /// ```
-/// use pubsub::peers::NodeIdentity;
+/// use pubsub::NodeIdentity;
 /// let node = NodeIdentity(*b"0123456789abcdef");
 /// assert_eq!(node.to_string(), "30313233-3435-3637-3839-616263646566");
 /// ```
@@ -28,7 +26,9 @@ impl NodeIdentity {
     /// # Errors
     /// If the system gives no random bytes.
     pub fn random() -> Result<Self> {
-        let mut bytes = random("make the identity of a node")?;
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|cause| Error::of("make the identity of a node", cause))?;
         // What makes it a UUID of the random kind.
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -57,7 +57,7 @@ impl fmt::Debug for NodeIdentity {
 /// A session between two nodes: one connection that both have agreed to use. Both
 /// know it by the same number, which neither uses again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SessionNumber(pub u64);
+pub(crate) struct SessionNumber(pub(crate) u64);
 
 impl fmt::Display for SessionNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -94,23 +94,6 @@ impl Chance {
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ mixed >> 31
     }
-}
-
-pub(super) fn random(operation: &'static str) -> Result<[u8; 16]> {
-    let mut bytes = [0; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|cause| Error::of(operation, cause))?;
-    Ok(bytes)
-}
-
-/// The beginning of a text that is not longer than so many bytes.
-pub(super) fn shortened(text: &str, most: usize) -> &str {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 /// As it may be shown: what others say of themselves could else move the cursor.

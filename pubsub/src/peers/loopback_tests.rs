@@ -10,9 +10,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::admission::Limits;
 use super::directory::{Change, Interest};
 use super::event::Event;
-use super::guard::Open;
+use super::fuzzing;
 use super::handle::{Peers, PeersOptions};
-use super::hostile;
 use super::identity::{NodeIdentity, SessionNumber};
 use super::reason::{Parting, Reason};
 use super::report::PeerState;
@@ -102,7 +101,7 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     let Event::Interests { node, session: in_session, changes } = next(&two) else { panic!() };
     assert_eq!((node, in_session), (identity(1), session));
     assert_eq!(changes, [Change::Set(interest("a")), Change::Set(interest("b"))]);
-    assert_eq!(interest("a").settings().unwrap(), settings);
+    assert_eq!(interest("a").settings.seen_here().unwrap(), settings);
     one.set_interests([interest("b"), interest("c")]).unwrap();
     let Event::Interests { changes, .. } = next(&two) else { panic!() };
     assert_eq!(changes, [Change::Gone("a".to_owned()), Change::Set(interest("c"))]);
@@ -123,19 +122,16 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
     assert_eq!(reports.len(), 1, "{reports:?}");
     assert_eq!(reports[0].state, PeerState::Connected);
     assert_eq!(reports[0].label.as_deref(), Some("node 1"));
-    assert_eq!(reports[0].session, Some(session));
 
     // What was told before the end arrives, and then nothing can be told any more.
     one.tell(identity(2), session, b"farewell".to_vec()).unwrap();
     drop(one);
     let farewell = Event::Letter { node: identity(1), session, bytes: b"farewell".to_vec() };
     assert_eq!(next(&two), farewell);
-    assert_eq!(vanishes(&two, 1), Reason::Left);
+    assert_eq!(vanishes(&two, 1), Reason::Ended(Parting::Leaving));
     let refused = two.tell(identity(1), session, Vec::new()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Closed);
-    wait_until("a reason", || {
-        two.reports().iter().any(|report| report.why_not.is_some() && report.session.is_none())
-    });
+    wait_until("a reason", || two.reports().iter().any(|report| report.why_not.is_some()));
     // It is still known what it called itself.
     let gone = two.reports().into_iter().find(|report| report.identity == Some(identity(1)));
     assert_eq!(gone.and_then(|report| report.label).as_deref(), Some("node 1"));
@@ -144,7 +140,7 @@ fn two_nodes_learn_what_the_other_subscribes_and_send_letters() {
 #[test]
 fn a_letter_has_an_end() {
     let (one, _two, session) = two();
-    let longest = vec![0; super::LONGEST_LETTER + 1];
+    let longest = vec![0; super::protocol::LONGEST_LETTER + 1];
     let refused = one.tell(identity(2), session, longest).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::TooLong);
 }
@@ -155,7 +151,7 @@ fn a_node_that_starts_again_appears_again_in_another_session() {
     let mut again = options(1, &[]);
     again.listen = one.listens();
     drop(one);
-    assert_eq!(vanishes(&two, 1), Reason::Left);
+    assert_eq!(vanishes(&two, 1), Reason::Ended(Parting::Leaving));
     let one = Peers::start(again).unwrap();
     let second = appears(&two, 1);
     assert_ne!(second, session);
@@ -269,7 +265,7 @@ fn until_closed(mut stream: &TcpStream) -> Vec<u8> {
 fn who_talks_nonsense_is_shown_out_and_nobody_else_notices() {
     let (one, two, session) = two();
     let address = one.listens().unwrap();
-    let introduction = hostile::introduction();
+    let introduction = fuzzing::introduction();
     let mut version = introduction.clone();
     version[12] += 1;
     let mut oversized = introduction.clone();
@@ -320,7 +316,7 @@ fn a_flood_of_strangers_keeps_nobody_out() {
     let mut first = options(1, &[]);
     first.listen = Some("0.0.0.0:0".parse().unwrap());
     first.insecure = true;
-    let one = Peers::start_with(first, limits, || Box::new(Open)).unwrap();
+    let one = Peers::start_with(first, limits).unwrap();
     let port = one.listens().unwrap().port();
     let two = Peers::start(options(2, &[SocketAddr::from(([127, 0, 0, 1], port))])).unwrap();
     let session = appears(&one, 2);
@@ -358,7 +354,7 @@ fn who_says_nothing_or_says_it_slowly_is_shown_out() {
     let silent = TcpStream::connect(one.listens().unwrap()).unwrap();
     let mut slow = TcpStream::connect(one.listens().unwrap()).unwrap();
     slow.set_nodelay(true).unwrap();
-    for byte in hostile::introduction().iter().cycle() {
+    for byte in fuzzing::introduction().iter().cycle() {
         // The frame that it claims has 4 KiB: it would take for ever.
         if slow.write_all(&[*byte & 0x0f]).is_err() {
             break;
@@ -376,7 +372,7 @@ fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
     first.lost_after = Duration::from_secs(3600);
     let one = Peers::start(first).unwrap();
     let mut stream = TcpStream::connect(one.listens().unwrap()).unwrap();
-    stream.write_all(&hostile::introduction()).unwrap();
+    stream.write_all(&fuzzing::introduction()).unwrap();
     let Event::Appeared { node, session, .. } = next(&one) else { panic!() };
     let letter = vec![7; 1 << 19];
     // What the system keeps for it has an end, too.
@@ -385,7 +381,7 @@ fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
         one.tell(node, session, letter.clone()).err()
     });
     assert_eq!(refused.unwrap().kind(), ErrorKind::TooMany);
-    assert!(matches!(next(&one), Event::Vanished { reason: Reason::Backlog, .. }));
+    assert!(matches!(next(&one), Event::Vanished { reason: Reason::Ended(Parting::Backlog), .. }));
     assert_eq!(one.tell(node, session, letter).unwrap_err().kind(), ErrorKind::Closed);
     drop(stream);
 }
@@ -442,7 +438,7 @@ fn another_version_is_reported_as_such() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let one = Peers::start(options(1, &[listener.local_addr().unwrap()])).unwrap();
     let (mut stream, _) = listener.accept().unwrap();
-    let mut other = hostile::introduction();
+    let mut other = fuzzing::introduction();
     other[12] = 9;
     stream.write_all(&other).unwrap();
     wait_until("a reason", || {

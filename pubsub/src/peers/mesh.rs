@@ -5,21 +5,20 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::Limits;
 use super::book::{Book, End, Origin};
 use super::directory::{Interests, Listing, Teller};
 use super::event::Event;
-use super::guard::Guard;
-use super::identity::{Chance, NodeIdentity, Run, SessionNumber, shortened};
+use super::identity::{Chance, NodeIdentity, Run, SessionNumber};
 use super::pair::{Connection, Pair};
 use super::protocol::{Frame, Hello, LONGEST_LETTER, Letter, capability};
 use super::reason::{Parting, Reason};
 use super::report::Absent;
 use super::session::{Session, Timing};
 use crate::error::{Error, ErrorKind, Result};
+use crate::text::shortened;
 
 /// What a mesh begins with.
 #[derive(Debug)]
@@ -32,7 +31,6 @@ pub(super) struct Start {
     pub(super) rendezvous: Option<String>,
     pub(super) timing: Timing,
     pub(super) limits: Limits,
-    pub(super) guard: fn() -> Box<dyn Guard>,
 }
 
 /// What is to be done for the mesh.
@@ -78,10 +76,9 @@ pub(super) struct Node {
 
 #[derive(Debug)]
 pub(super) struct Mesh {
-    pub(super) me: Arc<Hello>,
+    pub(super) me: Hello,
     pub(super) timing: Timing,
     pub(super) limits: Limits,
-    guard: fn() -> Box<dyn Guard>,
     chance: Chance,
     pub(super) lines: BTreeMap<Connection, Line>,
     pub(super) nodes: HashMap<NodeIdentity, Node>,
@@ -100,8 +97,7 @@ pub(super) struct Mesh {
 
 impl Mesh {
     pub(super) fn new(start: Start, now: Duration) -> Self {
-        let Start { identity, run, label, listens, peers, rendezvous, timing, limits, guard } =
-            start;
+        let Start { identity, run, label, listens, peers, rendezvous, timing, limits } = start;
         let mut book = Book::default();
         for address in peers {
             book.add(address, Origin::Given, None, now);
@@ -122,10 +118,9 @@ impl Mesh {
         // service of this node used.
         let next_session = chance.draw();
         Self {
-            me: Arc::new(me),
+            me,
             timing,
             limits,
-            guard,
             chance,
             lines: BTreeMap::new(),
             nodes: HashMap::new(),
@@ -169,7 +164,7 @@ impl Mesh {
             Ok((ours, theirs)) if self.lines.len() < self.limits.connections => {
                 return Some(self.open(Some(address.to_owned()), ours, theirs, now));
             }
-            Ok(_) => Reason::Crowded.to_string(),
+            Ok(_) => Parting::Crowded.to_string(),
             Err(why) => why,
         };
         tracing::debug!(address, why = failed, "a peer was not reached");
@@ -186,7 +181,7 @@ impl Mesh {
     ) -> Connection {
         let connection = Connection(self.next_connection);
         self.next_connection += 1;
-        let mut session = Session::new(Arc::clone(&self.me), (self.guard)(), &self.timing, now);
+        let mut session = Session::new(&self.me, &self.timing, now);
         session.set_deaf(self.is_deaf, now);
         let line = Line {
             session,
@@ -355,11 +350,11 @@ impl Mesh {
         self.actions.push_back(Action::Close { connection, rest });
         let why = reason.to_string();
         if let Some(address) = &line.dialled {
-            if reason == Reason::Oneself {
+            if reason == Reason::Ended(Parting::Oneself) {
                 self.book.is_own(address, now);
             }
             let end = match line.number {
-                _ if reason == Reason::Duplicate => End::Duplicate,
+                _ if reason == Reason::Ended(Parting::Duplicate) => End::Duplicate,
                 _ if reason.is_lasting() => End::Lasting(why.clone()),
                 Some(_) => End::Lost { why: why.clone(), lasted: now.saturating_sub(line.since) },
                 None => End::Failed(why.clone()),

@@ -5,10 +5,9 @@
 //! carry its letters.
 //!
 //! The logic knows no sockets, threads or clock: `protocol` (what is said), `framing`,
-//! `guard` (where encryption goes), `session` (one connection), `pair` (which of the
-//! connections with a node counts), `book` (whom to dial, and when), `directory` (interests
-//! and their changes), `admission` (how many may come), `mesh` and `answers`
-//! (all of it). `service`, `socket`, `names`, `queue` and `handle` bind it to the world.
+//! `session` (one connection), `pair` (which of the connections with a node counts), `book`
+//! (whom to dial, and when), `directory` (interests and their changes), `admission` (how many
+//! may come), `mesh` and `answers` (all of it). `service`, `socket`, `names`, `queue` and `handle` bind it to the world.
 
 mod admission;
 mod answers;
@@ -16,10 +15,9 @@ mod book;
 mod directory;
 mod event;
 mod framing;
-mod guard;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod handle;
-#[doc(hidden)]
-pub mod hostile;
 mod identity;
 mod mesh;
 mod names;
@@ -41,10 +39,9 @@ mod session_tests;
 #[cfg(test)]
 mod simulation;
 
-pub use directory::{Change, Interest, MOST_INTERESTS};
-pub use event::Event;
-pub use handle::{Peers, PeersOptions};
-pub use identity::{LONGEST_LABEL, NodeIdentity, SessionNumber};
-pub use protocol::{LONGEST_FRAME, LONGEST_LETTER};
-pub use reason::{Parting, Reason};
-pub use report::{PeerReport, PeerState};
+pub(crate) use directory::{Change, Interest};
+pub(crate) use event::Event;
+pub(crate) use handle::{Peers, PeersOptions};
+pub use identity::NodeIdentity;
+pub(crate) use identity::SessionNumber;
+pub(crate) use report::{PeerReport, PeerState};

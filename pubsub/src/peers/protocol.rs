@@ -27,13 +27,13 @@ pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
 /// What this build speaks.
 pub(super) const VERSION: u16 = 1;
 /// The longest body of a frame.
-pub const LONGEST_FRAME: usize = 1 << 20;
+pub(super) const LONGEST_FRAME: usize = 1 << 20;
 /// The longest body of one that is no letter: what it is decoded to is larger.
 pub(super) const LONGEST_NOTE: usize = 1 << 16;
 /// The longest body while it is not agreed that this is a session.
 pub(super) const LONGEST_INTRODUCTION: usize = 1 << 12;
 /// The longest letter.
-pub const LONGEST_LETTER: usize = LONGEST_FRAME - 64;
+pub(super) const LONGEST_LETTER: usize = LONGEST_FRAME - 64;
 /// The longest text of a goodbye.
 pub(super) const LONGEST_DETAIL: usize = 200;
 /// Nobody may ask to be heard from more often than a quarter of this.

@@ -6,30 +6,11 @@ use serde::{Deserialize, Serialize};
 
 /// Why a session ended, or a connection never became one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The other node's service ended in order.
-    Left,
+pub(crate) enum Reason {
+    /// For what one side tells the other.
+    Ended(Parting),
     /// The connection broke, or was closed without a word; the text says how.
     Broken(String),
-    /// Nothing was heard for as long as is waited.
-    Silent,
-    /// The same two nodes have another connection.
-    Duplicate,
-    /// Another connection took its place: the other side had lost this one.
-    Replaced,
-    /// A service of the same node that started later took its place.
-    Superseded,
-    /// It was this node itself that answered.
-    Oneself,
-    /// Another service has the identity of this node.
-    Twin,
-    /// It did not say in time who it is.
-    Late,
-    /// There are connections enough.
-    Crowded,
-    /// More waits to be sent than may wait.
-    Backlog,
     /// The other side broke the rules of the protocol.
     Malformed(String),
     /// The other side speaks this version, and not ours.
@@ -45,14 +26,14 @@ pub enum Reason {
 
 /// What one tells the other at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Parting {
-    /// The service ends.
+pub(crate) enum Parting {
+    /// The service ends in order.
     Leaving,
-    /// There is another connection already.
+    /// The same two nodes have another connection.
     Duplicate,
-    /// Another connection took its place.
+    /// Another connection took its place: the other side had lost this one.
     Replaced,
-    /// Another service of the same node started later.
+    /// Another service of the same node, which started later, took its place.
     Superseded,
     /// Both are the same service.
     Oneself,
@@ -73,29 +54,20 @@ pub enum Parting {
 impl Reason {
     /// What the other side is told, if it can still be told anything.
     pub(super) fn parting(&self) -> Option<Parting> {
-        Some(match self {
-            Self::Silent => Parting::Silent,
-            Self::Duplicate => Parting::Duplicate,
-            Self::Replaced => Parting::Replaced,
-            Self::Superseded => Parting::Superseded,
-            Self::Oneself => Parting::Oneself,
-            Self::Twin => Parting::Twin,
-            Self::Late => Parting::Late,
-            Self::Crowded => Parting::Crowded,
-            Self::Backlog => Parting::Backlog,
-            Self::Malformed(_) => Parting::Malformed,
+        match self {
+            Self::Ended(why) => Some(*why),
+            Self::Malformed(_) => Some(Parting::Malformed),
             // It has gone, or it sees by our hello which version is spoken here.
-            Self::Left | Self::Broken(_) | Self::Version(_) | Self::Refused { .. } => return None,
-        })
+            Self::Broken(_) | Self::Version(_) | Self::Refused { .. } => None,
+        }
     }
 
     /// What a goodbye of the other side means here.
     pub(super) fn of_goodbye(why: Parting, detail: String) -> Self {
         match why {
-            Parting::Leaving => Self::Left,
-            Parting::Duplicate => Self::Duplicate,
-            Parting::Oneself => Self::Oneself,
-            Parting::Twin => Self::Twin,
+            Parting::Leaving | Parting::Duplicate | Parting::Oneself | Parting::Twin => {
+                Self::Ended(why)
+            }
             _ => Self::Refused { why, detail },
         }
     }
@@ -103,11 +75,12 @@ impl Reason {
     /// Will it be the same at the next attempt, most likely?
     pub(super) fn is_lasting(&self) -> bool {
         match self {
-            Self::Version(_) | Self::Superseded | Self::Twin | Self::Malformed(_) => true,
+            Self::Version(_) | Self::Malformed(_) => true,
+            Self::Ended(why) => matches!(why, Parting::Superseded | Parting::Twin),
             Self::Refused { why, .. } => {
                 matches!(why, Parting::Superseded | Parting::Malformed | Parting::Crowded)
             }
-            _ => false,
+            Self::Broken(_) => false,
         }
     }
 }
@@ -115,23 +88,16 @@ impl Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Left => f.write_str("it left"),
+            Self::Ended(why) => why.fmt(f),
             Self::Broken(how) => write!(f, "the connection broke: {how}"),
-            Self::Silent => f.write_str("it was not heard for too long"),
-            Self::Duplicate => f.write_str("there is another connection with this node"),
-            Self::Replaced => f.write_str("another connection took its place"),
-            Self::Superseded => f.write_str("another service of the same node started later"),
-            Self::Oneself => f.write_str("it is this node itself"),
-            Self::Twin => f.write_str("another service has the identity of this node"),
-            Self::Late => f.write_str("it did not introduce itself in time"),
-            Self::Crowded => f.write_str("there are connections enough"),
-            Self::Backlog => f.write_str("more waits to be sent to it than may wait"),
-            Self::Malformed(what) => write!(f, "it broke the rules: {what}"),
+            Self::Malformed(what) => write!(f, "{}: {what}", Parting::Malformed),
             Self::Version(version) => {
                 let ours = super::protocol::VERSION;
                 write!(f, "it speaks version {version}, where this build speaks {ours}")
             }
-            Self::Refused { why, detail } => write!(f, "the other side ended it: {why}: {detail}"),
+            Self::Refused { why, detail } => {
+                write!(f, "the other side ended it: {why:?}: {detail}")
+            }
         }
     }
 }
@@ -139,17 +105,17 @@ impl fmt::Display for Reason {
 impl fmt::Display for Parting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Leaving => "leaving",
-            Self::Duplicate => "duplicate",
-            Self::Replaced => "replaced",
-            Self::Superseded => "superseded",
-            Self::Oneself => "the same service",
-            Self::Twin => "the same identity",
-            Self::Late => "late",
-            Self::Crowded => "crowded",
-            Self::Backlog => "backlog",
-            Self::Malformed => "malformed",
-            Self::Silent => "silent",
+            Self::Leaving => "it left",
+            Self::Duplicate => "there is another connection with this node",
+            Self::Replaced => "another connection took its place",
+            Self::Superseded => "another service of the same node started later",
+            Self::Oneself => "it is this node itself",
+            Self::Twin => "another service has the identity of this node",
+            Self::Late => "it did not introduce itself in time",
+            Self::Crowded => "there are connections enough",
+            Self::Backlog => "more waits to be sent to it than may wait",
+            Self::Malformed => "it broke the rules",
+            Self::Silent => "it was not heard for too long",
         })
     }
 }

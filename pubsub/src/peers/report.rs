@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use super::book::Stage;
-use super::identity::{NodeIdentity, SessionNumber};
+use super::identity::NodeIdentity;
 use super::mesh::{Line, Mesh};
-use super::reason::Reason;
+use super::reason::{Parting, Reason};
 use super::session::Timing;
 
 /// Nodes that are remembered though they are gone, at most.
@@ -36,7 +36,7 @@ impl Absent {
         let Some(peer) = &line.peer else { return };
         // Who leaves in order is waited for as long as it may be owed something.
         let remembered = match reason {
-            Reason::Left => 2 * timing.lost_after,
+            Reason::Ended(Parting::Leaving) => 2 * timing.lost_after,
             _ => timing.forgotten_after,
         };
         let gone = Gone {
@@ -78,8 +78,7 @@ impl Absent {
 
 /// How it stands with a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum PeerState {
+pub(crate) enum PeerState {
     /// There is a session.
     Connected,
     /// There is a connection, and it is not agreed yet that it is a session.
@@ -96,22 +95,20 @@ pub enum PeerState {
 
 /// How it stands with one peer, or with one address at which one is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PeerReport {
+pub(crate) struct PeerReport {
     /// Who it is, or was when it was last there.
-    pub identity: Option<NodeIdentity>,
+    pub(crate) identity: Option<NodeIdentity>,
     /// What it calls itself, or did when it was last there.
-    pub label: Option<String>,
+    pub(crate) label: Option<String>,
     /// The address that was dialled; of one that came, where it listens, or from where it came if
     /// it does not.
-    pub address: String,
-    /// The session, if there is one.
-    pub session: Option<SessionNumber>,
+    pub(crate) address: String,
     /// How it stands.
-    pub state: PeerState,
+    pub(crate) state: PeerState,
     /// Since when it stands so.
-    pub since: SystemTime,
+    pub(crate) since: SystemTime,
     /// Why there is no session, as far as it is known.
-    pub why_not: Option<String>,
+    pub(crate) why_not: Option<String>,
 }
 
 impl Mesh {
@@ -128,7 +125,6 @@ impl Mesh {
                 identity: line.peer.as_ref().map(|peer| peer.identity),
                 label: line.peer.as_ref().map(|peer| peer.label.clone()),
                 address: line.address(),
-                session: line.number,
                 state,
                 since: moment(line.since),
                 why_not: None,
@@ -149,7 +145,6 @@ impl Mesh {
                 identity: entry.node,
                 label: entry.label.clone(),
                 address: address.clone(),
-                session: None,
                 state,
                 since: moment(entry.since),
                 why_not: entry.why_not.clone(),
@@ -165,7 +160,6 @@ impl Mesh {
                 identity: Some(*node),
                 label: Some(gone.label.clone()),
                 address: gone.address.clone(),
-                session: None,
                 state: PeerState::Away,
                 since: moment(gone.since),
                 why_not: Some(gone.why.clone()),

@@ -1,12 +1,10 @@
 //! One connection, without its socket: hello, frames, heartbeats.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::framing::{Arrivals, Departures};
-use super::guard::{Guard, Heard};
 use super::protocol::{self, Frame, Hello, LONGEST_DETAIL, LONGEST_FRAME, LONGEST_INTRODUCTION};
-use super::reason::Reason;
+use super::reason::{Parting, Reason};
 
 /// How patient a node is. Moments are told as the time since it began.
 #[derive(Debug, Clone, Copy)]
@@ -49,11 +47,8 @@ pub(super) enum Came {
 
 #[derive(Debug)]
 pub(super) struct Session {
-    me: Arc<Hello>,
-    guard: Box<dyn Guard>,
     arrivals: Arrivals,
     departures: Departures,
-    has_greeted: bool,
     was_greeted: bool,
     is_established: bool,
     /// When something was heard last, and something sent.
@@ -69,18 +64,13 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(
-        me: Arc<Hello>,
-        guard: Box<dyn Guard>,
-        timing: &Timing,
-        now: Duration,
-    ) -> Self {
-        let mut session = Self {
-            me,
-            guard,
+    /// One that says hello as this.
+    pub(super) fn new(me: &Hello, timing: &Timing, now: Duration) -> Self {
+        let mut departures = Departures::default();
+        departures.add(&me.encode(), false);
+        Self {
             arrivals: Arrivals::default(),
-            departures: Departures::default(),
-            has_greeted: false,
+            departures,
             was_greeted: false,
             is_established: false,
             heard: now,
@@ -89,26 +79,7 @@ impl Session {
             pace: timing.lost_after / 4,
             lost_after: timing.lost_after,
             is_deaf: false,
-        };
-        if let Some(body) = session.guard.begin() {
-            session.departures.add(&body, false);
         }
-        session.greet();
-        session
-    }
-
-    /// Says hello, as soon as the guard can seal it.
-    fn greet(&mut self) {
-        if !self.has_greeted && self.guard.is_ready() {
-            self.has_greeted = true;
-            let body = self.me.encode();
-            self.post(body, false);
-        }
-    }
-
-    fn post(&mut self, body: Vec<u8>, is_letter: bool) {
-        let sealed = self.guard.seal(body);
-        self.departures.add(&sealed, is_letter);
     }
 
     /// Bytes came from the other side.
@@ -120,31 +91,20 @@ impl Session {
     /// The next that is whole.
     pub(super) fn next(&mut self) -> Result<Option<Came>, Reason> {
         let longest = if self.is_established { LONGEST_FRAME } else { LONGEST_INTRODUCTION };
-        loop {
-            let Some(body) = self.arrivals.next(longest)? else { return Ok(None) };
-            let Heard { answer, frame } = self.guard.hear(body)?;
-            if let Some(answer) = answer {
-                self.departures.add(&answer, false);
-            }
-            self.greet();
-            let Some(frame) = frame else { continue };
-            if frame.is_empty() {
-                return Err(protocol::malformed("an empty frame"));
-            }
-            if !self.was_greeted {
-                let hello = Hello::decode(&frame)?;
-                self.was_greeted = true;
-                let theirs = Duration::from_millis(u64::from(hello.lost_after));
-                self.pace = self.lost_after.min(theirs) / 4;
-                return Ok(Some(Came::Hello(hello)));
-            }
-            let frame = protocol::decode(&frame)?;
-            let is_first_of_all = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
-            if is_first_of_all == self.is_established && !matches!(frame, Frame::Goodbye { .. }) {
-                return Err(protocol::malformed("a frame out of its turn"));
-            }
-            return Ok(Some(Came::Frame(frame)));
+        let Some(body) = self.arrivals.next(longest)? else { return Ok(None) };
+        if !self.was_greeted {
+            let hello = Hello::decode(body)?;
+            self.was_greeted = true;
+            let theirs = Duration::from_millis(u64::from(hello.lost_after));
+            self.pace = self.lost_after.min(theirs) / 4;
+            return Ok(Some(Came::Hello(hello)));
         }
+        let frame = protocol::decode(body)?;
+        let is_first_of_all = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
+        if is_first_of_all == self.is_established && !matches!(frame, Frame::Goodbye { .. }) {
+            return Err(protocol::malformed("a frame out of its turn"));
+        }
+        Ok(Some(Came::Frame(frame)))
     }
 
     /// It is agreed that this is the session of these two nodes.
@@ -165,19 +125,17 @@ impl Session {
         if is_letter && self.departures.letters() >= MOST_LETTERS
             || self.departures.bytes() + body.len() > room
         {
-            return Err(Reason::Backlog);
+            return Err(Reason::Ended(Parting::Backlog));
         }
-        self.post(body, is_letter);
+        self.departures.add(&body, is_letter);
         Ok(())
     }
 
     /// The rest of what is to be sent, with a goodbye behind it if there is still something to say.
-    pub(super) fn farewell(&mut self, reason: Option<super::Parting>, detail: &str) -> Vec<u8> {
-        if let Some(why) = reason
-            && self.has_greeted
-        {
-            let detail = super::identity::shortened(detail, LONGEST_DETAIL).to_owned();
-            self.post(protocol::encode(&Frame::Goodbye { why, detail }), false);
+    pub(super) fn farewell(&mut self, reason: Option<Parting>, detail: &str) -> Vec<u8> {
+        if let Some(why) = reason {
+            let detail = crate::text::shortened(detail, LONGEST_DETAIL).to_owned();
+            self.departures.add(&protocol::encode(&Frame::Goodbye { why, detail }), false);
         }
         self.departures.take()
     }
@@ -209,10 +167,10 @@ impl Session {
     /// Time passed: sends a heartbeat when it is time, and ends when nothing was heard.
     pub(super) fn tick(&mut self, now: Duration) -> Result<(), Reason> {
         if !self.is_established {
-            return if now >= self.until { Err(Reason::Late) } else { Ok(()) };
+            return if now >= self.until { Err(Reason::Ended(Parting::Late)) } else { Ok(()) };
         }
         if !self.is_deaf && now >= self.heard + self.lost_after {
-            return Err(Reason::Silent);
+            return Err(Reason::Ended(Parting::Silent));
         }
         // While bytes wait, one more would be of no use.
         if now >= self.spoke + self.pace && self.departures.bytes() == 0 {

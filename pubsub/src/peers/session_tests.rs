@@ -1,14 +1,12 @@
 //! Frames, sessions and directories by themselves.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::directory::{Change, Interest, Interests, Listing, MOST_INTERESTS, Teller, collect};
 use super::framing::Arrivals;
-use super::guard::{Guard, Heard, Open};
-use super::hostile;
+use super::fuzzing;
 use super::identity::{NodeIdentity, Run, SessionNumber};
 use super::protocol::{
     self, Acquaintance, Frame, Hello, LONGEST_FRAME, LONGEST_INTRODUCTION, LONGEST_LETTER,
@@ -127,11 +125,11 @@ proptest! {
 
     #[test]
     fn no_bytes_make_a_node_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-        let _ = hostile::hear(&bytes);
-        let mut introduced = hostile::introduction();
+        let _ = fuzzing::hear(&bytes);
+        let mut introduced = fuzzing::introduction();
         introduced.extend(&bytes);
-        let _ = hostile::hear(&introduced);
-        let _ = hostile::hear_interests(&bytes);
+        let _ = fuzzing::hear(&introduced);
+        let _ = fuzzing::hear_interests(&bytes);
     }
 
     #[test]
@@ -139,7 +137,7 @@ proptest! {
         which in proptest::sample::subsequence((0..8).collect::<Vec<_>>(), 0..8),
         changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..6),
     ) {
-        let mut right = hostile::introduction();
+        let mut right = fuzzing::introduction();
         let mut interests = Vec::new();
         for frame in which.into_iter().map(|which| frames().remove(which)) {
             let body = protocol::encode(&frame);
@@ -156,8 +154,8 @@ proptest! {
                 }
             }
         }
-        let _ = hostile::hear(&right);
-        let _ = hostile::hear_interests(&interests);
+        let _ = fuzzing::hear(&right);
+        let _ = fuzzing::hear_interests(&interests);
     }
 
     #[test]
@@ -255,40 +253,10 @@ fn interests_are_checked_before_they_are_told() {
     assert!(collect([nothing]).unwrap().is_empty());
 }
 
-/// A guard that both must have: it says a word, and turns all bits.
-#[derive(Debug, Default)]
-struct Turned(bool);
-
-impl Guard for Turned {
-    fn begin(&mut self) -> Option<Vec<u8>> {
-        Some(b"open sesame".to_vec())
-    }
-
-    fn is_ready(&self) -> bool {
-        self.0
-    }
-
-    fn hear(&mut self, body: &[u8]) -> Result<Heard, Reason> {
-        if !self.0 {
-            self.0 = body == b"open sesame";
-            return match self.0 {
-                true => Ok(Heard { answer: None, frame: None }),
-                false => Err(protocol::malformed("not the word")),
-            };
-        }
-        Ok(Heard { answer: None, frame: Some(body.iter().map(|byte| !byte).collect()) })
-    }
-
-    fn seal(&mut self, body: Vec<u8>) -> Vec<u8> {
-        assert!(self.0, "sealed before the other is known");
-        body.iter().map(|byte| !byte).collect()
-    }
-}
-
-fn session(number: u8, guard: impl Guard + 'static, lost_after: Duration) -> Session {
+fn session(number: u8, lost_after: Duration) -> Session {
     let mut me = hello(number);
     me.lost_after = lost_after.as_millis() as u32;
-    Session::new(Arc::new(me), Box::new(guard), &Timing::new(lost_after), Duration::ZERO)
+    Session::new(&me, &Timing::new(lost_after), Duration::ZERO)
 }
 
 /// Carries what one has said to the other.
@@ -312,25 +280,12 @@ fn carry(from: &mut Session, to: &mut Session, now: Duration) -> Vec<Result<Came
 }
 
 #[test]
-fn a_guard_speaks_first_and_seals_everything() {
-    let (mut one, mut two) = (session(1, Turned(false), SECOND), session(2, Turned(false), SECOND));
-    let now = Duration::ZERO;
-    assert!(carry(&mut one, &mut two, now).is_empty());
-    assert!(carry(&mut two, &mut one, now).iter().any(|came| came.is_ok()));
-    assert!(!String::from_utf8_lossy(one.output()).contains("node"));
-    assert!(matches!(carry(&mut one, &mut two, now)[..], [Ok(Came::Hello(_))]));
-    let mut stranger = session(3, Open, SECOND);
-    let mut three = session(4, Turned(false), SECOND);
-    assert!(matches!(carry(&mut stranger, &mut three, now)[..], [Err(Reason::Malformed(_))]));
-}
-
-#[test]
 fn before_and_after_it_is_agreed_different_things_may_be_said() {
     for frame in frames() {
         let is_first = matches!(frame, Frame::Claim { .. } | Frame::Accept { .. });
         let is_last = matches!(frame, Frame::Goodbye { .. });
         for is_established in [false, true] {
-            let (mut one, mut two) = (session(1, Open, SECOND), session(2, Open, SECOND));
+            let (mut one, mut two) = (session(1, SECOND), session(2, SECOND));
             if is_established {
                 two.establish(Duration::ZERO);
             }
@@ -344,7 +299,7 @@ fn before_and_after_it_is_agreed_different_things_may_be_said() {
 
 #[test]
 fn each_beats_as_often_as_the_more_impatient_needs_it() {
-    let (mut one, mut two) = (session(1, Open, SECOND), session(2, Open, 60 * SECOND));
+    let (mut one, mut two) = (session(1, SECOND), session(2, 60 * SECOND));
     let mut now = Duration::ZERO;
     carry(&mut one, &mut two, now);
     carry(&mut two, &mut one, now);
@@ -367,12 +322,12 @@ fn each_beats_as_often_as_the_more_impatient_needs_it() {
     assert_eq!(one.tick(now + 5 * SECOND), Ok(()));
     one.set_deaf(false, now + 5 * SECOND);
     assert_eq!(one.tick(now + 5 * SECOND), Ok(()));
-    assert_eq!(one.tick(now + 6 * SECOND), Err(Reason::Silent));
+    assert_eq!(one.tick(now + 6 * SECOND), Err(Reason::Ended(Parting::Silent)));
 }
 
 #[test]
 fn who_trickles_its_hello_is_late() {
-    let (mut one, mut two) = (session(1, Open, SECOND), session(2, Open, SECOND));
+    let (mut one, mut two) = (session(1, SECOND), session(2, SECOND));
     let until = two.deadline().unwrap();
     let bytes = one.output().to_vec();
     let mut now = Duration::ZERO;
@@ -384,21 +339,21 @@ fn who_trickles_its_hello_is_late() {
         }
         assert_eq!(two.tick(now), Ok(()));
     }
-    assert_eq!(two.tick(now), Err(Reason::Late));
+    assert_eq!(two.tick(now), Err(Reason::Ended(Parting::Late)));
     let _ = one.farewell(None, "");
 }
 
 #[test]
 fn more_than_may_wait_is_refused() {
-    let mut one = session(1, Open, SECOND);
+    let mut one = session(1, SECOND);
     one.establish(Duration::ZERO);
     let letter = Frame::Letter(Letter(vec![0; 1 << 20 >> 1]));
     let sent = (0..100).take_while(|_| one.send(&letter).is_ok()).count();
     assert_eq!(sent, 15);
-    assert_eq!(one.send(&letter), Err(Reason::Backlog));
+    assert_eq!(one.send(&letter), Err(Reason::Ended(Parting::Backlog)));
     // There is still room to say so.
     assert_eq!(one.send(&Frame::Heartbeat), Ok(()));
-    let mut two = session(2, Open, SECOND);
+    let mut two = session(2, SECOND);
     let short = Frame::Letter(Letter(Vec::new()));
     assert_eq!((0..10_000).take_while(|_| two.send(&short).is_ok()).count(), 4096);
     let waiting = two.output().len();
@@ -422,20 +377,20 @@ fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn the_fuzzers_corpus_of_sessions_does_not_panic() {
     for (name, bytes) in corpus("peer_session") {
-        let heard = hostile::hear(&bytes);
+        let heard = fuzzing::hear(&bytes);
         if name.starts_with("honest") {
             assert!(heard.events > 0, "{name} does not say what it was written for");
         }
-        let mut introduced = hostile::introduction();
+        let mut introduced = fuzzing::introduction();
         introduced.extend(&bytes);
-        let _ = hostile::hear(&introduced);
+        let _ = fuzzing::hear(&introduced);
     }
 }
 
 #[test]
 fn the_fuzzers_corpus_of_interests_does_not_panic() {
     for (name, bytes) in corpus("peer_directory") {
-        let accepted = hostile::hear_interests(&bytes);
+        let accepted = fuzzing::hear_interests(&bytes);
         assert_eq!(accepted > 0, name.starts_with("honest"), "{name}");
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::admission::Limits;
 use super::directory::{Change, Interest, Interests, collect};
 use super::event::Event;
-use super::guard::Open;
 use super::identity::{Chance, NodeIdentity, Run, SessionNumber};
 use super::mesh::{Action, Mesh, Start};
 use super::pair::Connection;
@@ -131,7 +130,6 @@ impl World {
             rendezvous: plan.rendezvous,
             timing: self.timing,
             limits: Limits::default(),
-            guard: || Box::new(Open),
         };
         let mut mesh = Mesh::new(start, self.now);
         mesh.set_interests(host.interests.clone(), self.now);

@@ -6,7 +6,6 @@
 use std::os::fd::OwnedFd;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::peers::NodeIdentity;
 
 /// A piece of memory.
 #[derive(Debug)]
@@ -24,10 +23,8 @@ impl Piece {
 
 /// A name that no other piece has.
 pub(super) fn random_name() -> Result<u64> {
-    let bytes = NodeIdentity::random()?.0;
-    let [first, second] =
-        [0, 8].map(|at| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes));
-    Ok((first ^ second).max(1))
+    let drawn = getrandom::u64().map_err(|cause| Error::of("name a piece of a pool", cause))?;
+    Ok(drawn.max(1))
 }
 
 /// What became of a piece that was handed over.

@@ -7,9 +7,7 @@
 //! Who is to serve for as long as it is there holds a lock beside it, the *claim*, also while
 //! somebody else still has the office: who serves in passing gives way to who holds it, and who
 //! could serve in passing leaves a vacant office to it for a while. The kernel takes it from the
-//! dead, too, so nobody waits for one that is no more. One that is only to succeed another holds the
-//! claim, too, but lets go of it while somebody holds a third lock, the *precedence*, which those have
-//! that are to serve before it.
+//! dead, too, so nobody waits for one that is no more.
 //!
 //! Every member of a node holds another lock, together with the others. While anybody holds
 //! it there is a hall, and a new service waits for somebody to bring it. Which hall that is
@@ -32,7 +30,6 @@ use crate::peers::NodeIdentity;
 
 const SERVICE: &str = "node.lock";
 const STANDING: &str = "node.standing";
-const PRECEDENCE: &str = "node.precedence";
 const MEMBERS: &str = "node.members";
 const SOCKET: &str = "node.sock";
 
@@ -111,10 +108,6 @@ pub(crate) struct Office(#[allow(dead_code, reason = "it is held")] RecordLock);
 /// Says that this process is to serve the node for as long as it is there.
 #[derive(Debug)]
 pub(crate) struct Claim(#[allow(dead_code, reason = "it is held")] RecordLock);
-
-/// Says that those that are only to succeed another are to leave the claim to this process.
-#[derive(Debug)]
-pub(crate) struct Precedence(#[allow(dead_code, reason = "it is held")] RecordLock);
 
 fn open(directory: &Path, name: &str) -> io::Result<File> {
     OpenOptions::new()
@@ -200,18 +193,6 @@ impl Claim {
     /// The process that has it, if any has; 0 if that cannot be seen from here.
     pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
         RecordLock::holder(operation, directory, STANDING)
-    }
-}
-
-impl Precedence {
-    /// Takes it, if nobody has it.
-    pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
-        Ok(RecordLock::take(operation, directory, PRECEDENCE)?.map(Self))
-    }
-
-    /// The process that has it, if any has; 0 if that cannot be seen from here.
-    pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
-        RecordLock::holder(operation, directory, PRECEDENCE)
     }
 }
 

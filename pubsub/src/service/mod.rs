@@ -23,7 +23,8 @@ use ipc::{ChannelListener, Incarnation};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use self::leftovers::{Condition, check_directory, clean};
-pub use self::reception::hostile::{HeardGuests, hear_guests};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use self::reception::fuzzing::{HeardGuests, hear_guests};
 
 use self::election::{Office, socket_in};
 use self::reception::Reception;

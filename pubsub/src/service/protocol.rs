@@ -1,11 +1,11 @@
 //! What a process and the service of its node say to each other, by a Unix socket.
 //!
-//! Each message is a version and then one value, encoded by postcard; descriptors come along
-//! in the order in which the value speaks of them. What comes is bounded by the channel, and
-//! refused unless it is one value and nothing else.
+//! Each message is a version and then one value, in the encoding of [`control::codec`]; descriptors
+//! come along in the order in which the value speaks of them. What comes is bounded by the channel.
 
 use std::os::fd::OwnedFd;
 
+use control::codec::{self, DecodeError};
 use ipc::{Life, Participant};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pool::PoolId;
 use crate::report::Row;
 use crate::settings::SharedSettings;
+use crate::text::shortened;
 
 /// The version of these messages.
 pub(crate) const VERSION: u8 = 6;
@@ -97,45 +98,31 @@ pub(crate) enum Notice {
 /// Why something was refused, as it travels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
-    kind: RefusalKind,
+    kind: u8,
     detail: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum RefusalKind {
-    InvalidArgument,
-    SettingsDiffer,
-    Unknown,
-    OverBudget,
-    TooMany,
-    Denied,
-    Malformed,
-    VersionMismatch,
-    Closed,
-    Failed,
-}
+/// What travels as a refusal's kind, by its place. All others, and unknown ones, are failures.
+const KINDS: [ErrorKind; 9] = [
+    ErrorKind::InvalidArgument,
+    ErrorKind::SettingsDiffer,
+    ErrorKind::Unknown,
+    ErrorKind::OverBudget,
+    ErrorKind::TooMany,
+    ErrorKind::Denied,
+    ErrorKind::Malformed,
+    ErrorKind::VersionMismatch,
+    ErrorKind::Closed,
+];
 
 impl Refusal {
     /// The longest explanation, in bytes.
     const LONGEST: usize = 1000;
 
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
-        let kind = match kind {
-            ErrorKind::InvalidArgument => RefusalKind::InvalidArgument,
-            ErrorKind::SettingsDiffer => RefusalKind::SettingsDiffer,
-            ErrorKind::Unknown => RefusalKind::Unknown,
-            ErrorKind::OverBudget => RefusalKind::OverBudget,
-            ErrorKind::TooMany => RefusalKind::TooMany,
-            ErrorKind::Denied => RefusalKind::Denied,
-            ErrorKind::Malformed => RefusalKind::Malformed,
-            ErrorKind::VersionMismatch => RefusalKind::VersionMismatch,
-            ErrorKind::Closed => RefusalKind::Closed,
-            _ => RefusalKind::Failed,
-        };
+        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or(KINDS.len()) as u8;
         let mut detail = detail.into();
-        let end =
-            (0..=Self::LONGEST.min(detail.len())).rev().find(|end| detail.is_char_boundary(*end));
-        detail.truncate(end.unwrap_or(0));
+        detail.truncate(shortened(&detail, Self::LONGEST).len());
         Self { kind, detail }
     }
 
@@ -152,43 +139,28 @@ impl Refusal {
 
     /// As the error of who asked.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
-        let kind = match self.kind {
-            RefusalKind::InvalidArgument => ErrorKind::InvalidArgument,
-            RefusalKind::SettingsDiffer => ErrorKind::SettingsDiffer,
-            RefusalKind::Unknown => ErrorKind::Unknown,
-            RefusalKind::OverBudget => ErrorKind::OverBudget,
-            RefusalKind::TooMany => ErrorKind::TooMany,
-            RefusalKind::Denied => ErrorKind::Denied,
-            RefusalKind::Malformed => ErrorKind::Malformed,
-            RefusalKind::VersionMismatch => ErrorKind::VersionMismatch,
-            RefusalKind::Closed => ErrorKind::Closed,
-            RefusalKind::Failed => ErrorKind::Failed,
-        };
+        let kind = KINDS.get(usize::from(self.kind)).copied().unwrap_or(ErrorKind::Failed);
         Error::new(operation, kind, self.detail)
     }
 }
 
 /// A value as a message.
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
-    // Cannot fail: there is memory, and nothing in these values refuses to be encoded.
-    postcard::to_extend(value, vec![VERSION]).unwrap_or_default()
+    codec::encode(VERSION, value)
 }
 
 /// The value of a message.
-pub(crate) fn decode<T: DeserializeOwned>(operation: &'static str, bytes: &[u8]) -> Result<T> {
-    let malformed = |detail: String| Error::new(operation, ErrorKind::Malformed, detail);
-    let Some((version, rest)) = bytes.split_first() else {
-        return Err(malformed("it is empty".into()));
-    };
-    if *version != VERSION {
-        let detail = format!("version {version}, where this build speaks {VERSION}");
-        return Err(Error::new(operation, ErrorKind::VersionMismatch, detail));
-    }
-    match postcard::take_from_bytes(rest) {
-        Ok((value, [])) => Ok(value),
-        Ok((_, rest)) => Err(malformed(format!("{} bytes more than it is long", rest.len()))),
-        Err(error) => Err(malformed(error.to_string())),
-    }
+pub(crate) fn decode<T: Serialize + DeserializeOwned>(
+    operation: &'static str,
+    bytes: &[u8],
+) -> Result<T> {
+    codec::decode(VERSION, bytes).map_err(|error| match error {
+        DecodeError::Tag { found, expected } => {
+            let detail = format!("version {found}, where this build speaks {expected}");
+            Error::new(operation, ErrorKind::VersionMismatch, detail)
+        }
+        other => Error::new(operation, ErrorKind::Malformed, other.to_string()),
+    })
 }
 
 /// The lives that came with the names of whose they are. Names of nobody are passed over.

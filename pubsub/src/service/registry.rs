@@ -396,7 +396,7 @@ impl Registry {
         // is told by the topic's books.
         for number in self.topics.keys() {
             if let Some((topic, [here, arrivals])) = self.desk(*number) {
-                topic.bury(caller, who, here, arrivals)?;
+                topic.bury_in(caller, who, here.ledger(), arrivals.ledger())?;
             }
         }
         self.pools.values().try_for_each(|keeping| keeping.pool.reclaim(caller, who).map(drop))

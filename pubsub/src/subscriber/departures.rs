@@ -78,7 +78,7 @@ impl Departures {
             let caller = Caller::new(self.me, &*self.roster);
             let seat = (departure.direction, self.seat(departure.direction));
             pool.ledger().has_passed(departure.block, seat.1.place());
-            self.topic.release(&caller, seat, departure.position, pool);
+            self.topic.release_in(&caller, seat, departure.position, pool.ledger());
             // It was left to the stream, if this one was removed meanwhile.
             pool.ledger().free_if_left(&caller, departure.block);
         }

@@ -22,29 +22,7 @@ impl Subscriber {
     /// Only afterwards it is known [what came of it](Sample::readiness). The sample has to be
     /// held until the stream is through with it, or be [released there](Sample::release_on).
     ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use pubsub::{MemoryPlace, Node, NodeOptions, Readiness, TopicSettings};
-    /// # let directory = std::env::temp_dir().join(format!("fabricast-doc-pull-on-{}", std::process::id()));
-    /// # let path = directory.clone();
-    /// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
-    /// # let patience = Duration::from_secs(10);
-    /// let device = gpu::Device::open("stand-in:0".parse()?)?;
-    /// let memory = MemoryPlace::Device(device.name());
-    /// let topic = node.topic("frames", &TopicSettings { memory, ..TopicSettings::default() })?;
-    /// let (publisher, mut subscriber) = (topic.publisher()?, topic.subscriber()?);
-    /// # let (frame, producing) = (device.allocate(4096)?, device.stream()?);
-    /// # publisher.push_on(&producing, &frame.whole(), patience)?;
-    ///
-    /// let (result, stream) = (device.allocate(4096)?, device.stream()?);
-    /// let sample = subscriber.pull_on(&stream, patience)?;
-    /// stream.copy(&result.whole(), sample.slice())?; // begins when the message is there
-    /// stream.synchronize(patience)?;
-    /// assert_eq!(sample.readiness()?, Readiness::Ready);
-    /// # drop((sample, subscriber, publisher, topic, node));
-    /// # std::fs::remove_dir_all(path)?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// [`Publisher::push_on`](crate::Publisher::push_on) has an example.
     ///
     /// # Errors
     /// As [`pull`](Self::pull); [`InvalidArgument`](ErrorKind::InvalidArgument) for a stream of

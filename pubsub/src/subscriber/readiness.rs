@@ -5,8 +5,7 @@
 //! ([`ipc::Watch`]), and makes those readable. Who reads says at the bell that it waits, when it
 //! finds nothing, and looks once more: only then a publisher has somebody to wake.
 
-use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -172,7 +171,8 @@ impl Subscriber {
     ///
     /// Never read, write or change it: it is close-on-exec and does not block. It may be watched
     /// for reading by any number of pollers; take it from them before the subscriber is dropped.
-    /// In a forked child there is no subscriber: it watches its own.
+    /// In a forked child there is no subscriber: it watches its own. It stays the same: event loops
+    /// that want an owner of a descriptor, such as tokio's `AsyncFd`, take a struct of both.
     ///
     /// A thread makes them readable, one for each 127 of a membership, on kernels before 5.16 one
     /// for each; it wakes once a second when nothing happens. As long as no descriptor was asked
@@ -232,15 +232,6 @@ impl Subscriber {
         Ok(readiness)
     }
 
-    /// The subscriber as something that has a descriptor, for event loops that take such things.
-    ///
-    /// # Errors
-    /// As [`descriptor`](Self::descriptor).
-    pub fn into_pollable(self) -> Result<PollableSubscriber> {
-        let flag = Arc::clone(&self.ready()?.flag);
-        Ok(PollableSubscriber { subscriber: self, flag })
-    }
-
     #[inline]
     pub(super) fn is_readable(&self) -> bool {
         self.readiness.get().is_some_and(|readiness| readiness.flag.is_raised())
@@ -278,75 +269,5 @@ impl Subscriber {
         let is_some = self.gap > 0 || told != losses;
         let news = News { missed: self.missed(), losses };
         (is_some && news != self.announced).then_some(news)
-    }
-}
-
-/// A subscriber that event loops can watch: see [`Subscriber::descriptor`] for when it is
-/// readable.
-///
-/// With tokio it goes into an `AsyncFd`, whose `readable_mut` gives it for pulling; clear its
-/// readiness when [`try_pull`](Subscriber::try_pull) gives None.
-///
-/// ```
-/// use std::time::Duration;
-/// use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-/// use pubsub::{Node, NodeOptions, TopicSettings};
-/// # let directory = std::env::temp_dir().join(format!("fabricast-doc-epoll-{}", std::process::id()));
-/// # let node = Node::join(NodeOptions { directory, ..NodeOptions::default() })?;
-/// let topic = node.topic("greetings", &TopicSettings::default())?;
-/// let mut subscriber = topic.subscriber()?.into_pollable()?;
-/// let loops = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-/// loops.add(&subscriber, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 7))?;
-///
-/// topic.publisher()?.push(b"hello", Duration::from_secs(5))?;
-/// let mut events = [EpollEvent::empty()];
-/// assert_eq!(loops.wait(&mut events, EpollTimeout::from(5000_u16))?, 1);
-/// assert_eq!(events[0].data(), 7);
-/// while let Some(sample) = subscriber.try_pull()? {
-///     assert_eq!(sample.to_vec()?, b"hello");
-/// }
-/// loops.delete(&subscriber)?;
-/// # let path = node.directory().to_owned();
-/// # drop((node, topic, subscriber));
-/// # std::fs::remove_dir_all(path).unwrap();
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug)]
-pub struct PollableSubscriber {
-    subscriber: Subscriber,
-    flag: Arc<Flag>,
-}
-
-impl PollableSubscriber {
-    /// The subscriber; its descriptor stays as it is.
-    #[must_use]
-    pub fn into_subscriber(self) -> Subscriber {
-        self.subscriber
-    }
-}
-
-impl AsFd for PollableSubscriber {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.flag.descriptor.as_fd()
-    }
-}
-
-impl AsRawFd for PollableSubscriber {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-impl Deref for PollableSubscriber {
-    type Target = Subscriber;
-
-    fn deref(&self) -> &Subscriber {
-        &self.subscriber
-    }
-}
-
-impl DerefMut for PollableSubscriber {
-    fn deref_mut(&mut self) -> &mut Subscriber {
-        &mut self.subscriber
     }
 }

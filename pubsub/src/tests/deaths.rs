@@ -76,7 +76,7 @@ impl Home {
             std::thread::yield_now();
         }
         let caller = self.caller();
-        self.topic.bury(&caller, who, &self.here, &self.arrivals).unwrap();
+        self.topic.bury_in(&caller, who, self.here.ledger(), self.arrivals.ledger()).unwrap();
         for pool in [&self.here, &self.arrivals] {
             pool.reclaim(&caller, who).unwrap();
         }

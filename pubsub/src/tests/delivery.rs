@@ -143,7 +143,7 @@ fn what_comes_from_other_nodes_comes_in_turn_with_what_is_published_here() {
             lost: 0,
         };
         let origin = crate::topic::OriginId { node: [7; 16], topic: 1 };
-        home.topic.deliver(&caller, (&origin, number), entry, &home.arrivals).unwrap()
+        home.topic.deliver_in(&caller, (&origin, number), entry, home.arrivals.ledger()).unwrap()
     };
     for number in 0..3 {
         assert!(matches!(deliver(number), Delivery::Delivered(_)));

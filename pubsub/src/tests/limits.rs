@@ -104,7 +104,7 @@ fn who_holds_what_is_in_the_way_is_evicted_and_told() {
         assert_eq!((position, seats.len()), (0, 1));
         let held_for = Duration::from_millis(7);
         let seat = (Direction::Here, seats[0]);
-        home.topic.evict(&home.caller(), seat, held_for, &home.here, &home.arrivals).unwrap();
+        home.topic.evict_in(&home.caller(), seat, held_for, home.ledgers()).unwrap();
         assert_eq!(pushed.join().unwrap().unwrap().readers, 1);
     });
     assert!(!held.is_valid());
@@ -208,7 +208,7 @@ fn what_is_noted_of_another_message_is_not_told_of_one_that_is_gone() {
     assert_eq!(&*held.metadata(), b"its own");
     let seat = home.topic.here().seats().next().unwrap();
     let at = (Direction::Here, seat);
-    home.topic.evict(&home.caller(), at, Duration::ZERO, &home.here, &home.arrivals).unwrap();
+    home.topic.evict_in(&home.caller(), at, Duration::ZERO, home.ledgers()).unwrap();
     let mut loan = publisher.loan(1, FAR).unwrap();
     loan.set_metadata(b"another").unwrap();
     assert_eq!(loan.address(), held.address(), "another comes to its place");
@@ -227,7 +227,7 @@ fn one_who_sleeps_hears_that_it_is_evicted() {
         let seat = home.topic.arrivals().seats().next().unwrap();
         let seat = (Direction::Arrivals, seat);
         let held_for = Duration::from_millis(7);
-        home.topic.evict(&home.caller(), seat, held_for, &home.here, &home.arrivals).unwrap();
+        home.topic.evict_in(&home.caller(), seat, held_for, home.ledgers()).unwrap();
         assert_eq!(pulled.join().unwrap(), ErrorKind::Evicted);
     });
 }
@@ -252,7 +252,9 @@ fn one_taken_for_dead_publishes_nothing_in_anothers_name() {
     let home = Home::new(&settings());
     let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
     let loan = publisher.loan(1, FAR).unwrap();
-    home.topic.bury(&home.caller(), home.clerk.me, &home.here, &home.arrivals).unwrap();
+    home.topic
+        .bury_in(&home.caller(), home.clerk.me, home.here.ledger(), home.arrivals.ledger())
+        .unwrap();
     home.here.reclaim(&home.caller(), home.clerk.me).unwrap();
     assert_eq!(loan.publish(FAR).unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(publisher.push(b"x", FAR).unwrap_err().kind(), ErrorKind::Closed);

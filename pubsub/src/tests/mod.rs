@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hall::{Bell, Hall};
 use crate::house::{Desk, House, Office};
 use crate::peers::NodeIdentity;
-use crate::pool::{Direction, Pool, PoolId};
+use crate::pool::{Direction, Ledger, Pool, PoolId};
 use crate::settings::{SharedPlace, SharedSettings};
 use crate::topic::Topic;
 use crate::{Publisher, Reliability, Subscriber, TopicSettings};
@@ -97,6 +97,10 @@ struct Home {
 const HALL: Layout = Layout::new("test hall", 1);
 
 impl Home {
+    fn ledgers(&self) -> [&Ledger<MappedWords>; 2] {
+        [self.here.ledger(), self.arrivals.ledger()]
+    }
+
     fn new(settings: &TopicSettings) -> Self {
         Self::with_limit(settings, LIMIT)
     }

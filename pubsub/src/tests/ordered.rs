@@ -441,7 +441,7 @@ fn a_stream_releases_what_it_has_read_on_the_host_and_nobody_waits() {
     let (_, seats) = home.topic.in_the_way(Direction::Here).unwrap();
     let at = (Direction::Here, seats[0]);
     let held_for = Duration::from_secs(1);
-    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    home.topic.evict_in(&home.caller(), at, held_for, home.ledgers()).unwrap();
     home.here.free_what_is_done(&home.caller());
     assert_eq!(home.blocks_taken(), 2);
     gate.open();
@@ -466,7 +466,7 @@ fn who_is_removed_keeps_its_streams_memory() {
     let (_, seats) = home.topic.in_the_way(Direction::Here).unwrap();
     let at = (Direction::Here, seats[0]);
     let held_for = Duration::from_secs(1);
-    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    home.topic.evict_in(&home.caller(), at, held_for, home.ledgers()).unwrap();
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
     // All the memory that is free, but not that.
     let mut loans = Vec::new();
@@ -491,7 +491,7 @@ fn who_is_removed_keeps_its_streams_memory() {
     let sample = subscriber.pull(FAR).unwrap();
     let (_, seats) = home.topic.in_the_way(Direction::Here).unwrap();
     let at = (Direction::Here, seats[0]);
-    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    home.topic.evict_in(&home.caller(), at, held_for, home.ledgers()).unwrap();
     assert_eq!(sample.release_on(&reading).unwrap_err().kind(), ErrorKind::Evicted);
     drop(subscriber);
     home.nothing_is_left();

@@ -93,9 +93,7 @@ fn what_the_stream_of_a_dead_reader_held_is_given_back() {
     let (_, seats) = (0, home.topic.here().seats().collect::<Vec<_>>());
     let seat = seats.into_iter().find(|seat| seat.who() == Some(who)).unwrap();
     let held_for = Duration::from_secs(1);
-    home.topic
-        .evict(&home.caller(), (Direction::Here, seat), held_for, &home.here, &home.arrivals)
-        .unwrap();
+    home.topic.evict_in(&home.caller(), (Direction::Here, seat), held_for, home.ledgers()).unwrap();
     home.here.free_what_is_done(&home.caller());
     assert_eq!(home.blocks_taken(), 2, "its stream is at them");
     child.kill();

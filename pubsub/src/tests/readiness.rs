@@ -1,7 +1,7 @@
 //! Subscribers that are waited for by their descriptors.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Instant;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -12,8 +12,8 @@ use ipc::Listener;
 use super::deaths::Child;
 use super::ordered::{Gate, home_with, on_a_device};
 use super::*;
+use crate::Event;
 use crate::topic::{Delivery, Entry, OriginId};
-use crate::{Event, PollableSubscriber};
 
 fn polled(descriptor: BorrowedFd<'_>, longest: Duration) -> bool {
     let mut entry = [PollFd::new(descriptor, PollFlags::POLLIN)];
@@ -76,7 +76,8 @@ impl Home {
             lost: 0,
         };
         let origin = OriginId { node: [7; 16], topic: 1 };
-        let delivered = self.topic.deliver(&caller, (&origin, number), entry, &self.arrivals);
+        let delivered =
+            self.topic.deliver_in(&caller, (&origin, number), entry, self.arrivals.ledger());
         assert!(matches!(delivered, Ok(Delivery::Delivered(_))));
     }
 }
@@ -144,10 +145,10 @@ fn messages_of_other_nodes_are_told_of() {
 #[test]
 fn with_edge_triggering_each_message_after_none_is_told_of() {
     let home = Home::new(&settings());
-    let mut subscriber = home.subscriber().into_pollable().unwrap();
+    let mut subscriber = home.subscriber();
     let publisher = home.publisher();
     let loops = epoll();
-    loops.add(&subscriber, EpollEvent::new(EDGE, 7)).unwrap();
+    loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(EDGE, 7)).unwrap();
     for number in 0..500_u32 {
         publisher.push(&number.to_le_bytes(), FAR).unwrap();
         if number % 3 == 0 {
@@ -175,14 +176,14 @@ fn of_several_in_one_epoll_those_are_told_of_that_have_something() {
     let publishers: Vec<_> = homes.iter().map(Home::publisher).collect();
     let loops = epoll();
     // Two of each topic, at one desk.
-    let mut subscribers: Vec<PollableSubscriber> = homes
+    let mut subscribers: Vec<Subscriber> = homes
         .iter()
         .map(Home::desk)
         .flat_map(|desk| [desk.clone(), desk])
-        .map(|desk| Subscriber::new(desk).unwrap().into_pollable().unwrap())
+        .map(|desk| Subscriber::new(desk).unwrap())
         .collect();
     for (subscriber, number) in subscribers.iter().zip(0..) {
-        loops.add(subscriber, EpollEvent::new(LEVEL, number)).unwrap();
+        loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(LEVEL, number)).unwrap();
     }
     assert!(told(&loops, SOON).is_empty());
     for topic in [1, 0, 2, 2, 1] {
@@ -274,7 +275,7 @@ fn eviction_is_told_of_and_stays() {
     assert!(!is_readable(&subscriber));
     let seat = home.topic.here().seats().next().unwrap();
     let (at, held_for) = ((Direction::Here, seat), Duration::from_millis(7));
-    home.topic.evict(&home.caller(), at, held_for, &home.here, &home.arrivals).unwrap();
+    home.topic.evict_in(&home.caller(), at, held_for, home.ledgers()).unwrap();
     wait_for(&subscriber);
     assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Evicted);
     assert_eq!(subscriber.poll_event(), Some(Event::Evicted { held_for: Some(held_for) }));
@@ -356,13 +357,14 @@ fn a_forked_child_is_told_so_and_does_not_touch_its_parents() {
     publisher.push(b"x", FAR).unwrap();
     wait_for(&subscriber);
     let number = subscriber.descriptor().unwrap().as_raw_fd();
-    let mut handles = Some(subscriber.into_pollable().unwrap());
+    let mut handles = Some(subscriber);
     let child = Child::new(|| {
-        let subscriber = handles.take().unwrap();
+        let mut subscriber = handles.take().unwrap();
         assert_eq!(subscriber.descriptor().unwrap_err().kind(), ErrorKind::Forked);
+        // SAFETY: it is open as long as the subscriber is there.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
         // It can be polled, and says no more than that.
-        assert!(polled(subscriber.as_fd(), Duration::ZERO));
-        let mut subscriber = subscriber.into_subscriber();
+        assert!(polled(descriptor, Duration::ZERO));
         assert_eq!(subscriber.try_pull().unwrap_err().kind(), ErrorKind::Forked);
         drop(subscriber);
         // SAFETY: asks about a number that may be no descriptor.
@@ -422,8 +424,8 @@ fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
         .into_iter()
         .zip(0..)
         .map(|(how, number)| {
-            let subscriber = Subscriber::new(desk.clone()).unwrap().into_pollable().unwrap();
-            loops.add(&subscriber, EpollEvent::new(how, number)).unwrap();
+            let subscriber = Subscriber::new(desk.clone()).unwrap();
+            loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(how, number)).unwrap();
             subscriber
         })
         .collect();

@@ -13,6 +13,9 @@ use crate::pool::{Direction, Ledger, Readiness};
 use crate::settings::Reliability;
 
 impl<W: Words + Clone> TopicWords<W> {
+    /// Cleans up after one who is dead, or leaves: publishers, subscriptions, and what it was
+    /// about to hand over. Afterwards its loans are [reclaimed](crate::pool::Pool::reclaim), pool by
+    /// pool, when that was done for all topics. May be done again, if it was cut short.
     pub(crate) fn bury_in(
         &self,
         caller: &Caller<'_>,

@@ -20,13 +20,12 @@ mod words;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::Duration;
 
-use ipc::{Caller, Layout, MappedWords, Participant, Seat, Segment};
+use ipc::{Caller, Layout, MappedWords, Participant, Segment};
 
 use crate::below;
 use crate::error::Result;
-use crate::pool::{Direction, Pool};
+use crate::pool::Pool;
 use crate::settings::SharedSettings;
 
 pub(crate) use self::elsewhere::Elsewhere;
@@ -102,52 +101,6 @@ impl Topic {
         self.pressure().is_none() || self.is_waited_at.swap(true, Ordering::SeqCst)
     }
 
-    /// Cleans up after one who is dead, or leaves: publishers, subscriptions, and what it was
-    /// about to hand over. Afterwards its loans are [reclaimed](Pool::reclaim), pool by pool,
-    /// when that was done for all topics. May be done again, if it was cut short.
-    pub(crate) fn bury(
-        &self,
-        caller: &Caller<'_>,
-        who: Participant,
-        here: &Pool,
-        arrivals: &Pool,
-    ) -> Result<()> {
-        self.bury_in(caller, who, here.ledger(), arrivals.ledger())
-    }
-
-    /// Removes a subscriber, found by a seat at one of the queues, and tells it so.
-    pub(crate) fn evict(
-        &self,
-        caller: &Caller<'_>,
-        (direction, seat): (Direction, Seat),
-        held_for: Duration,
-        here: &Pool,
-        arrivals: &Pool,
-    ) -> Result<()> {
-        self.evict_in(caller, (direction, seat), held_for, [here.ledger(), arrivals.ledger()])
-    }
-
-    /// As [`deliver_in`](Self::deliver_in).
-    pub(crate) fn deliver(
-        &self,
-        caller: &Caller<'_>,
-        origin: (&OriginId, u64),
-        entry: Entry,
-        arrivals: &Pool,
-    ) -> Result<Delivery> {
-        self.deliver_in(caller, origin, entry, arrivals.ledger())
-    }
-
-    /// As [`pass_over_in`](Self::pass_over_in).
-    pub(crate) fn pass_over(
-        &self,
-        caller: &Caller<'_>,
-        origin: (&OriginId, u64),
-        arrivals: &Pool,
-    ) -> Result<()> {
-        self.pass_over_in(caller, origin, arrivals.ledger())
-    }
-
     /// From here on nothing is kept in the name of this role; what was stays.
     pub(crate) fn halt(&self, caller: &Caller<'_>, role: Participant) -> Result<()> {
         let halted = self.here().halt(caller, role);
@@ -187,18 +140,5 @@ impl Topic {
         // One whose making or ending was cut short.
         self.stop_carrying(caller, role, here)?;
         self.here().subscribe_as(caller, role).map_err(refused)
-    }
-
-    /// Lets go of a message that was taken from one of the queues; frees it, if nobody else
-    /// has it. By whoever took it, or any other thread.
-    #[inline]
-    pub(crate) fn release(
-        &self,
-        caller: &Caller<'_>,
-        (direction, seat): (Direction, Seat),
-        position: u64,
-        pool: &Pool,
-    ) {
-        self.release_in(caller, (direction, seat), position, pool.ledger());
     }
 }

@@ -8,7 +8,7 @@ use ipc::{Immortal, LocalWords, Owner, Participant};
 use super::alarm::{Alarm, Losses};
 use super::*;
 use crate::error::ErrorKind;
-use crate::pool::{Ledger, PoolId};
+use crate::pool::{Direction, Ledger, PoolId};
 use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace};
 
 type Words<'a> = &'a LocalWords;
@@ -348,11 +348,11 @@ fn the_role_goes_on_where_it_was() {
         topic.publish_in(&second, entry, here.ledger()).unwrap();
     }
     assert_eq!(topic.here().take(&mut carrier).unwrap().position, 0);
-    topic.bury(&second, first.me, &here, &arrivals).unwrap();
+    topic.bury_in(&second, first.me, here.ledger(), arrivals.ledger()).unwrap();
     let mut carrier = topic.carry(&second, role(), &here).unwrap();
     for position in 0..2 {
         assert_eq!(topic.here().take(&mut carrier).unwrap().position, position);
-        topic.release(&second, (Direction::Here, carrier.seat()), position, &here);
+        topic.release_in(&second, (Direction::Here, carrier.seat()), position, here.ledger());
     }
     assert_eq!(here.statistics(&second).unwrap().blocks_taken, 0);
     assert_eq!(topic.takes_part(), (true, false));

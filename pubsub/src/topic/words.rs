@@ -257,6 +257,8 @@ impl<W: Words + Clone> TopicWords<W> {
         ledger.retire(caller, Entry::from_words(words).block, self.owner)
     }
 
+    /// Lets go of a message that was taken from one of the queues; frees it, if nobody else
+    /// has it. By whoever took it, or any other thread.
     #[inline]
     pub(crate) fn release_in(
         &self,

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use pubsub::{Event, PollableSubscriber};
+use pubsub::{Event, Subscriber};
 
 use crate::ground::{Ground, Other, PATIENCE, message, number_of, settings};
 
@@ -16,10 +16,15 @@ fn told(loops: &Epoll) -> Vec<usize> {
     events[..count].iter().map(|event| usize::try_from(event.data()).unwrap()).collect()
 }
 
-fn watched(subscribers: &[PollableSubscriber], how: EpollFlags) -> Epoll {
+fn watched(subscribers: &[Subscriber], how: EpollFlags) -> Epoll {
     let loops = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     for (subscriber, number) in subscribers.iter().zip(0..) {
-        loops.add(subscriber, EpollEvent::new(EpollFlags::EPOLLIN | how, number)).unwrap();
+        loops
+            .add(
+                subscriber.descriptor().unwrap(),
+                EpollEvent::new(EpollFlags::EPOLLIN | how, number),
+            )
+            .unwrap();
     }
     loops
 }
@@ -32,7 +37,7 @@ fn one_thread_reads_what_several_processes_publish() {
     let names = ["one", "two", "three"];
     let subscriber = |name: &&str| {
         let topic = node.topic(name, &settings()).unwrap();
-        topic.subscriber().unwrap().into_pollable().unwrap()
+        topic.subscriber().unwrap()
     };
     let mut subscribers: Vec<_> = names.iter().map(subscriber).collect();
     let loops = watched(&subscribers, EpollFlags::EPOLLET);
@@ -57,7 +62,7 @@ fn one_who_polls_hears_that_a_publisher_was_killed() {
     let ground = Ground::new();
     let node = ground.join();
     let topic = node.topic("numbers", &settings()).unwrap();
-    let mut subscribers = [topic.subscriber().unwrap().into_pollable().unwrap()];
+    let mut subscribers = [topic.subscriber().unwrap()];
     let loops = watched(&subscribers, EpollFlags::EPOLLET);
     let mut other = Other::start("publishes-for-ever numbers", ground.path());
     let mut expected = 0;
@@ -87,8 +92,7 @@ fn of_very_many_topics_those_are_told_of_that_have_something() {
     let node = ground.join();
     let topics: Vec<_> =
         (0..TOPICS).map(|at| node.topic(&format!("topic {at}"), &settings()).unwrap()).collect();
-    let mut subscribers: Vec<_> =
-        topics.iter().map(|topic| topic.subscriber().unwrap().into_pollable().unwrap()).collect();
+    let mut subscribers: Vec<_> = topics.iter().map(|topic| topic.subscriber().unwrap()).collect();
     let loops = watched(&subscribers, EpollFlags::empty());
     for round in 0..3 {
         let mut missing = HashSet::new();

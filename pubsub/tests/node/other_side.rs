@@ -38,12 +38,6 @@ fn the_other_side() {
             stay();
             drop(node);
         }
-        // Serves as long as nobody comes who is there for it.
-        ["stands-by"] => {
-            let node = join(ServiceMode::Standby);
-            stay();
-            drop(node);
-        }
         // Serves, and leaves all that it has open with a child.
         ["serves-and-forks", topic] => {
             let node = join(ServiceMode::Embedded);

@@ -86,57 +86,27 @@ fn nobody_takes_it_from_one_that_is_there_for_it() {
     let error = join(&ground, ServiceMode::Standing).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyServed);
     assert!(error.detail().contains(&format!("process {} does", standing.process())), "{error}");
-    let standby = join(&ground, ServiceMode::Standby).unwrap();
     let passing = ground.join();
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(server(&ground), Some(standing.process()));
-    assert!(!standby.serves() && !passing.serves());
+    assert!(!passing.serves());
     standing.kill();
-    // Whoever is first, in the end it is the one that is there for it.
-    until("its successor", || standby.serves() && !passing.serves());
-    drop(standby);
     until("one that serves in passing", || passing.serves());
+    // The next one takes it, as the first did.
+    let next = join(&ground, ServiceMode::Standing).unwrap();
+    until("its successor", || next.serves() && !passing.serves());
 }
 
 #[test]
-fn one_that_is_only_to_succeed_another_gives_way_to_one_that_is_there_to_serve() {
+fn stopped_service_is_named_to_who_asks_and_who_joins() {
     let ground = Ground::new();
-    let standby = join(&ground, ServiceMode::Standby).unwrap();
-    // Nobody else is there: it serves, and takes the claim.
-    until("it to serve", || standby.serves());
-    let topic = standby.topic("numbers", &settings()).unwrap();
-    let mut subscriber = topic.subscriber().unwrap();
-    publish(&topic.publisher().unwrap(), 0..5);
-    for end in [Other::end as fn(&mut Other), Other::kill] {
-        let mut standing = Other::start("stands", ground.path());
-        until("it to serve", || server(&ground) == Some(standing.process()));
-        assert!(!standby.serves());
-        assert_eq!(holder(ground.path(), "node.standing"), Some(standing.process()));
-        // Of those there is one, as ever.
-        let error = join(&ground, ServiceMode::Standing).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-        end(&mut standing);
-        until("its successor", || standby.serves());
-        assert_eq!(holder(ground.path(), "node.precedence"), None);
-    }
-    publish(&topic.publisher().unwrap(), 5..8);
-    for expected in 0..8 {
-        assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
-    }
-}
-
-#[test]
-fn one_that_is_to_succeed_another_and_is_stopped_is_named_to_those_that_ask_and_to_those_that_come()
-{
-    let ground = Ground::new();
-    let standby = Other::start("stands-by", ground.path());
-    until("it to serve", || server(&ground) == Some(standby.process()));
-    standby.stop();
-    let named = format!("process {} ", standby.process());
+    let standing = Other::start("stands", ground.path());
+    until("it to serve", || server(&ground) == Some(standing.process()));
+    standing.stop();
+    let named = format!("process {} ", standing.process());
     let error = pubsub::report(ground.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(error.detail().starts_with(&named), "{error}");
-    // It does not see that it has to give way.
     let error = join(&ground, ServiceMode::Standing).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyServed);
     assert!(error.detail().starts_with(&named), "{error}");
@@ -145,9 +115,8 @@ fn one_that_is_to_succeed_another_and_is_stopped_is_named_to_those_that_ask_and_
     let error = Node::join(passing).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(error.detail().starts_with(&named), "{error}");
-    standby.go_on();
-    let standing = join(&ground, ServiceMode::Standing).unwrap();
-    until("it to serve", || standing.serves());
+    standing.go_on();
+    until("it to answer", || server(&ground) == Some(standing.process()));
 }
 
 /// Numbers go from one process to another while the node is handed over, again and again, and

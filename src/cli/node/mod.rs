@@ -24,13 +24,10 @@ const SOON: Duration = Duration::from_millis(50);
 ///
 /// Not needed where processes serve their node themselves; with it, the node stays when they
 /// come and go. If one of them serves the node already, it hands it over to this one at once, and
-/// messages go on meanwhile. So does a `fabricast node --standby`. Where another `fabricast node`
-/// does, this one ends and names it. A provider that cannot carry messages to other nodes ends it, too.
+/// messages go on meanwhile. Where another `fabricast node` does, this one ends and names it. A
+/// provider that cannot carry messages to other nodes ends it, too.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Serve only while no other `fabricast node` does: succeed it, and hand the node over when one comes
-    #[arg(long)]
-    standby: bool,
     /// What to log to standard error: off, error, warn, info, debug or trace [default: $FABRICAST_LOG, or info]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LevelFilter>,
@@ -51,10 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     // Programs that serve in passing go on without other nodes; who serves for nothing else does not.
     let mut options = membership::options(&settings, "node");
     // Whatever the settings say: that is what it is for.
-    options.service = match arguments.standby {
-        true => ServiceMode::Standby,
-        false => ServiceMode::Standing,
-    };
+    options.service = ServiceMode::Standing;
     if let Some(network) = &options.network {
         network.check(&options.label)?;
         network.check_provider()?;
@@ -73,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
         joined => joined?.map_err(refused)?,
     };
-    let served = serve(&node, Watch::new(arguments.standby), &signals, &manager);
+    let served = serve(&node, Watch::default(), &signals, &manager);
     manager.is_ending();
     tracing::info!("leaving the node; if there are others, one of them serves it now");
     drop(node);
@@ -85,8 +79,7 @@ fn refused(error: pubsub::Error) -> Failure {
     let why = error.to_string();
     match error.kind() {
         pubsub::ErrorKind::AlreadyServed => {
-            let what = "end that one first, or say --standby to succeed it when it ends";
-            Failure::new(Exit::Taken, format!("{why}; {what}"))
+            Failure::new(Exit::Taken, format!("{why}; end that one first"))
         }
         _ => error.into(),
     }

@@ -9,8 +9,6 @@ use crate::cli::text;
 /// What was seen at the last look.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// It serves only when another one that stays does not any more.
-    is_standby: bool,
     /// The number of the service, whether this process is it, and where that listens.
     service: Option<(u32, bool, Option<String>)>,
     /// Who is there, what there is, which nodes are connected: with what is said of each.
@@ -36,13 +34,9 @@ impl Thing {
 }
 
 impl Watch {
-    pub(super) fn new(is_standby: bool) -> Self {
-        Self { is_standby, ..Self::default() }
-    }
-
     /// Does the process do what it is there for? Not as long as it takes over.
     pub(super) fn is_settled(&self) -> bool {
-        self.service.as_ref().is_some_and(|(_, serves, _)| *serves || self.is_standby)
+        self.service.as_ref().is_some_and(|(_, serves, _)| *serves)
     }
 
     /// Logs what is different. Gives a line about the service, if that is.
@@ -69,9 +63,6 @@ impl Watch {
                     );
                     format!("serves node {identity} as its service number {service}; {listens}")
                 }
-                false if self.is_standby => format!(
-                    "process {process} serves node {identity} already; waiting to succeed it"
-                ),
                 false => format!("process {process} serves node {identity}; taking it over"),
             });
         }
@@ -146,19 +137,16 @@ mod tests {
     #[test]
     fn only_changes_are_told() {
         let mut watch = Watch::default();
-        let (status, _) = watch.changes(&[node(1)], false);
+        let (status, lines) = watch.changes(&[node(1), process("a")], false);
         assert_eq!(status.unwrap(), "process 7 serves node ab; taking it over");
         assert!(!watch.is_settled());
-        let mut watch = Watch::new(true);
-        let (status, lines) = watch.changes(&[node(1), process("a")], false);
-        assert!(watch.is_settled());
-        assert_eq!(status.unwrap(), "process 7 serves node ab already; waiting to succeed it");
         assert_eq!(lines, ["process \"a\\n\" (8, a) came"]);
         let (status, lines) = watch.changes(&[node(1), process("a")], false);
         assert!(status.is_none() && lines.is_empty());
         let (status, lines) = watch.changes(&[node(2), process("b")], true);
         let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
         assert_eq!(status.unwrap(), said);
+        assert!(watch.is_settled());
         assert_eq!(lines, ["process \"a\\n\" (8, a) left", "process \"b\\n\" (8, b) came"]);
         let mut late = node(2);
         let Row::Node { listens, .. } = &mut late else { panic!() };

@@ -113,7 +113,7 @@ fn publish(
 
 fn input(arguments: &Arguments, longest: Option<u64>, signals: &Signals) -> Result<Input, Failure> {
     if arguments.pattern {
-        let next = Content { run: draw(), number: 0, length: arguments.size };
+        let next = Content { run: draw()?, number: 0, length: arguments.size };
         return Ok(Input::Pattern { next, left: arguments.count });
     }
     if !arguments.files.is_empty() {
@@ -126,9 +126,8 @@ fn input(arguments: &Arguments, longest: Option<u64>, signals: &Signals) -> Resu
 }
 
 /// A number that no other run has.
-fn draw() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    std::hash::RandomState::new().build_hasher().finish()
+fn draw() -> Result<u64, Failure> {
+    getrandom::u64().map_err(|error| Failure::failed(format!("drawing a run's number: {error}")))
 }
 
 /// What became of messages.

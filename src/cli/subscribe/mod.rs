@@ -6,7 +6,7 @@ mod statistics;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use pubsub::peers::NodeIdentity;
+use pubsub::NodeIdentity;
 use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Topic};
 use serde_json::json;
 

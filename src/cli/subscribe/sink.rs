@@ -1,7 +1,6 @@
 //! Where messages go that were read.
 
 use std::fs::{File, OpenOptions};
-use std::hash::{BuildHasher, Hasher};
 use std::io::{self, ErrorKind, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -85,7 +84,8 @@ impl Part {
         lock: impl Fn(File) -> Result<Flock<File>, (File, Errno)>,
     ) -> Result<Self, Failure> {
         for _ in 0..ATTEMPTS {
-            let drawn = std::hash::RandomState::new().build_hasher().finish();
+            let drawn = getrandom::u64()
+                .map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
             let path = target.with_extension(format!("{drawn:016x}{PART}"));
             let file = OpenOptions::new().write(true).create_new(true).open(&path);
             let file = file.map_err(|error| failed(&path, &error))?;

@@ -97,7 +97,10 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     let dead = writing.hall.roster().admit(Life::of_this_process().unwrap()).unwrap();
     let ids = [0, 1].map(|_| writing.topic.claim(dead).unwrap());
     writing.publish(0).unwrap();
-    writing.topic.bury(&writing.caller(), dead, &writing.here, &writing.arrivals).unwrap();
+    writing
+        .topic
+        .bury_in(&writing.caller(), dead, writing.here.ledger(), writing.arrivals.ledger())
+        .unwrap();
     writer.have_changed(&[NUMBER].into());
     until("both to be told of", &mut [&mut writer, &mut reader], || {
         reading.topic.publishers_lost_elsewhere() == 2
@@ -116,7 +119,10 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     until("it to be told again", &mut [&mut writer, &mut reader], || {
         writing.topic.losses_told() == 2
     });
-    writing.topic.bury(&writing.caller(), dead, &writing.here, &writing.arrivals).unwrap();
+    writing
+        .topic
+        .bury_in(&writing.caller(), dead, writing.here.ledger(), writing.arrivals.ledger())
+        .unwrap();
     writer.have_changed(&[NUMBER].into());
     until("one more", &mut [&mut writer, &mut reader], || {
         reading.topic.publishers_lost_elsewhere() > 2
@@ -127,7 +133,10 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     let listen = writer.listens().unwrap().parse().ok();
     drop(writer);
     let last = writing.topic.claim(dead).unwrap();
-    writing.topic.bury(&writing.caller(), dead, &writing.here, &writing.arrivals).unwrap();
+    writing
+        .topic
+        .bury_in(&writing.caller(), dead, writing.here.ledger(), writing.arrivals.ledger())
+        .unwrap();
     let options = NetworkOptions { listen, lost_after: FAR, ..network() };
     let mut writer = writing.carrier(&options);
     writer.set_topics(writing.topics(true, false));

@@ -144,7 +144,8 @@ impl Reception {
                     continue;
                 }
                 let at = (direction, holder);
-                match topic.evict(&seat.caller(), at, held_for, here, arrivals) {
+                let ledgers = [here.ledger(), arrivals.ledger()];
+                match topic.evict_in(&seat.caller(), at, held_for, ledgers) {
                     Ok(()) => {
                         let who = holder.who();
                         let guest = who.and_then(|who| self.guests.get(&who));

@@ -7,12 +7,13 @@
 
 mod carrying;
 mod eviction;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) mod fuzzing;
+#[cfg(test)]
+mod fuzzing_tests;
 mod gathering;
 mod growth;
 mod guests;
-pub(super) mod hostile;
-#[cfg(test)]
-mod hostile_tests;
 mod members;
 mod reports;
 #[cfg(test)]

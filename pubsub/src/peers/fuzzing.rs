@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::admission::Limits;
 use super::directory::{Interest, Listing, MOST_INTERESTS, collect};
 use super::event::Event;
-use super::guard::Open;
 use super::identity::{NodeIdentity, Run};
 use super::mesh::{Action, Mesh, Start};
 use super::pair::Connection;
@@ -35,7 +34,6 @@ fn node() -> (Mesh, Connection) {
         rendezvous: None,
         timing: Timing::new(Duration::from_secs(3)),
         limits: Limits::default(),
-        guard: || Box::new(Open),
     };
     let mut mesh = Mesh::new(start, Duration::ZERO);
     let interest = Interest::new("topic", true, true, &TopicSettings::default());

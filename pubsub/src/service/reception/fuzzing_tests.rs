@@ -4,7 +4,7 @@
 use ipc::Participant;
 use proptest::prelude::*;
 
-use super::hostile::{HeardGuests, hear_guests};
+use super::fuzzing::{HeardGuests, hear_guests};
 use crate::pool::{Direction, PoolId};
 use crate::service::protocol::{self, Request, VERSION};
 use crate::settings::{SharedPlace, SharedSettings};
