@@ -58,6 +58,8 @@ fn send(address: &SocketAddr, what: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn hear(socket: &UnixDatagram) -> String {
@@ -86,9 +88,26 @@ mod tests {
     }
 
     #[test]
-    fn nobody_need_be_told() {
-        for name in ["", "relative", "@", "/nowhere/at/all", &format!("/{}", "x".repeat(200))] {
-            Manager::named(name).is_ready("here");
+    fn name_that_is_no_socket_address_is_ignored() {
+        for name in ["", "relative", &format!("/{}", "x".repeat(200))] {
+            assert!(Manager::named(name).0.is_none(), "{name}");
         }
+    }
+
+    #[test]
+    fn absent_manager_and_one_that_does_not_read_delay_nothing() {
+        let absent = SocketAddr::from_pathname("/nowhere/at/all").unwrap();
+        assert!(send(&absent, "READY=1").is_err());
+
+        let name = format!("fabricast-notify-full-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let unread = UnixDatagram::bind_addr(&address).unwrap();
+        let begin = Instant::now();
+        // Until its buffer is full; a call that waited for room would never come back.
+        let full = (0..100_000).find_map(|_| send(&address, "READY=1").err());
+        assert_eq!(full.map(|error| error.kind()), Some(io::ErrorKind::WouldBlock));
+        Manager::named(&format!("@{name}")).is_ready("here");
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+        assert_eq!(hear(&unread), "READY=1");
     }
 }
