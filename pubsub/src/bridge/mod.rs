@@ -38,7 +38,7 @@ pub use header::{
 pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
 pub(crate) use terms::{LONGEST_PROVIDER, MOST_LANES};
-pub use terms::{LONGEST_TERMS, Side, Spot, Terms, TopicFacts};
+pub use terms::{LONGEST_TERMS, Provider, Side, Terms, TopicFacts};
 pub(crate) use worker::check_provider;
 pub use worker::{
     Announcer, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,

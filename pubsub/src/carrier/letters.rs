@@ -1,7 +1,6 @@
 //! Letters between the services of two nodes that are no [terms](crate::bridge::Terms) of a topic.
 //!
-//! Each begins with a byte of its own, as no terms do. Nodes that do not know of one take no notice,
-//! but for a line in their log.
+//! Each begins with a byte of its own, as no terms do.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

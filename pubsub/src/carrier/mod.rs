@@ -44,10 +44,9 @@ use self::known::Known;
 use self::lines::{Line, State};
 use self::misfits::{Here, Misfits};
 use self::plan::{Plan, of_topic};
-use self::providers::Providers;
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
-use crate::bridge::{NodeId, TopicKey, Worker, Workers};
+use crate::bridge::{NodeId, Provider, TopicKey, Worker, Workers};
 use crate::error::Result;
 use crate::hall::Bell;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
@@ -130,6 +129,8 @@ struct Remote {
     session: SessionNumber,
     /// From where it is reached.
     ours: IpAddr,
+    /// What carries messages there, as soon as it has said so.
+    provider: Option<Provider>,
 }
 
 pub(crate) struct Carrier {
@@ -142,7 +143,8 @@ pub(crate) struct Carrier {
     #[cfg(test)]
     looks: u64,
     misfits: Misfits,
-    providers: Providers,
+    /// What carries messages here, or did last.
+    provider: Option<Provider>,
     ear: Ear,
     nodes: BTreeMap<NodeIdentity, Remote>,
     known: Known,
@@ -200,7 +202,7 @@ impl Carrier {
             #[cfg(test)]
             looks: 0,
             misfits: Misfits::default(),
-            providers: Providers::default(),
+            provider: None,
             ear: Ear::start(bell)?,
             options: options.clone(),
             household,
@@ -336,8 +338,8 @@ impl Carrier {
         match event {
             Event::Appeared { node, session, label, ours, .. } => {
                 tracing::info!(%node, label, "another node is there");
-                self.providers.forget(node);
-                self.nodes.insert(node, Remote { session, ours: ours.ip() });
+                let remote = Remote { session, ours: ours.ip(), provider: None };
+                self.nodes.insert(node, remote);
                 self.known.is_called(node, label, |node| self.nodes.contains_key(node));
                 self.plan.appears(now, node);
                 self.stir_all();
@@ -382,7 +384,6 @@ impl Carrier {
                 let label = self.known.label(node);
                 tracing::info!(%node, label, %reason, "another node is gone");
                 self.nodes.remove(&node);
-                self.providers.forget(node);
                 self.plan.vanishes(now, node);
                 self.agenda.stir_all(self.plan.topics_of(node));
                 self.misfits.forget(node);

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::letters::Kind;
 use super::lines::Line;
-use super::providers::Provider;
 use super::sink::TopicSink;
 use super::{Carrier, Facts, id, key};
 use crate::bridge::Terms;
@@ -68,18 +67,18 @@ impl Carrier {
                 return;
             }
         };
-        if let Terms::Wish { from, .. } | Terms::Offer { from, .. } = &terms {
-            // An older node has not said it yet.
-            self.hears_of_provider(node, Provider::of(from));
-        }
+        let is_understood = self.understands(node);
         let facts = self.facts(&letter.topic).cloned();
         if let Terms::Wish { connection, facts: theirs, .. } = &terms
-            && !facts
-                .as_ref()
-                .is_some_and(|facts| self.receive(node, facts, (theirs.number, *connection)))
+            && !facts.as_ref().is_some_and(|facts| {
+                is_understood && self.receive(node, facts, (theirs.number, *connection))
+            })
         {
             // Who wishes must not wait for nothing; it knows best whether to ask again.
             return self.asks_to_begin_again(node, &letter.topic, *connection);
+        }
+        if !is_understood && matches!(terms, Terms::Offer { .. }) {
+            return;
         }
         let Some(number) = facts.map(|facts| facts.topic.number()) else { return };
         // One that is lost is asked for again, when it was waited for long enough.

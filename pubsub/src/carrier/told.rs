@@ -113,7 +113,7 @@ impl Carrier {
         }
         for (worker, count) in workers.into_iter().zip(&self.counts) {
             let counters = count.last.clone();
-            let provider = &worker.address().provider;
+            let provider = &worker.provider().name;
             let path = |lanes: u64| match lanes {
                 0 | 1 => format!("ring over {provider}"),
                 lanes => format!("ring of {lanes} lanes over {provider}"),

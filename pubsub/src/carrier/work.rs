@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::providers::Provider;
 use super::receiving::Letter;
 use super::rest::Rest;
 use super::{Carrier, id, key};
@@ -52,11 +51,10 @@ impl Carrier {
         };
         match Workers::start(self.options.workers, &options, local) {
             Ok(workers) => {
-                let first = workers.all().next().map(|worker| worker.address().clone());
-                let provider = first.as_ref().map(|spot| &spot.provider);
-                tracing::info!(%local, provider, "messages go between nodes");
-                if let Some(first) = &first {
-                    self.has_provider(Provider::of(first));
+                if let Some(first) = workers.all().next() {
+                    let provider = &first.provider().name;
+                    tracing::info!(%local, provider, "messages go between nodes");
+                    self.has_provider(first.provider());
                 }
                 (self.workers, self.local) = (Some(workers), Some(local));
                 self.why_no_workers = None;

@@ -56,7 +56,7 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         announcer.announce();
         nodes.until("the first are there", |_| log.len() == 20);
         let facts = TopicFacts { number: 1, largest: 1 << 20, depth: 16 };
-        let from = nodes.of(2).address().clone();
+        let from = nodes.of(2).address().to_vec();
         let mut most = 0;
         for connection in 0..300 {
             let wish =

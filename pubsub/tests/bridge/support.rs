@@ -246,8 +246,6 @@ pub(crate) struct Nodes {
     pub(crate) behind: Vec<NodeId>,
     /// Nodes that nobody is to connect to again.
     pub(crate) gone: Vec<NodeId>,
-    /// Nodes that read the first version of letters only.
-    pub(crate) old: Vec<NodeId>,
 }
 
 impl Nodes {
@@ -260,7 +258,6 @@ impl Nodes {
             connected: 0,
             behind: Vec::new(),
             gone: Vec::new(),
-            old: Vec::new(),
         }
     }
 
@@ -278,9 +275,6 @@ impl Nodes {
             while let Some(report) = worker.try_report().unwrap() {
                 match report {
                     Report::Letter { key, node: to, letter, .. } => {
-                        if self.old.contains(&to) && letter[0] > 1 {
-                            continue;
-                        }
                         if let Some(reader) = self.workers.get(&to) {
                             patiently(|| reader.letter(key, *from, letter.clone()));
                         }

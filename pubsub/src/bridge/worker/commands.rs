@@ -78,7 +78,6 @@ impl Engine {
                         inbound: Inbound::new(reception.from, 0, patience),
                         tap: None,
                         wish: None,
-                        wished: None,
                         past: None,
                         is_untold: false,
                         heat: Heat::default(),

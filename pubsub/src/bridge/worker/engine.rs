@@ -17,7 +17,7 @@ use super::topics::{InTopic, OutTopic, Places, Task};
 use super::{Command, NodeId, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
 use crate::bridge::inbound::Broken;
-use crate::bridge::{Now, Progress, Side, Spot};
+use crate::bridge::{Now, Progress, Side};
 use crate::error::Error;
 
 /// Outcomes of the endpoint between two looks at everything else.
@@ -48,7 +48,8 @@ pub(super) struct Engine {
     pub(super) options: WorkerOptions,
     pub(super) deck: Deck,
     pub(super) addresses: AddressVector,
-    pub(super) spot: Spot,
+    /// Of the endpoint.
+    pub(super) address: Vec<u8>,
     /// Of the further lanes.
     pub(super) lane_domains: Vec<Domain>,
     pub(super) commands: Receiver<Command>,
@@ -96,7 +97,7 @@ impl Engine {
         commands: Receiver<Command>,
         reports: Reports,
     ) -> Self {
-        let Opened { addresses, mut port, spot, lane_domains } = opened;
+        let Opened { addresses, mut port, address, lane_domains, .. } = opened;
         let doorbell = Arc::new(Doorbell::new(port.parts().1.waker()));
         let all_slots = options.all_slots.max(2 * options.slots_by(port.lanes()));
         let deck = Deck::new(port, options.chunk as usize, all_slots);
@@ -104,7 +105,7 @@ impl Engine {
             options,
             deck,
             addresses,
-            spot,
+            address,
             lane_domains,
             commands,
             reports,

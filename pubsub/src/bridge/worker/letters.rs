@@ -12,7 +12,7 @@ use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
 use crate::bridge::deck::STRIPED;
-use crate::bridge::terms::{MOST_LANES, Spot, Terms, short};
+use crate::bridge::terms::{MOST_LANES, Terms, short};
 use crate::error::{Error, ErrorKind, Result};
 
 const CONNECT: &str = "connect a topic to a node";
@@ -36,14 +36,14 @@ impl Engine {
         self.reports.tell(Report::Failed { key: Some(key), node: Some(node), side, error });
     }
 
-    fn meet(&mut self, spot: &Spot) -> Result<fabric::Peer> {
-        if let Some(peer) = self.peers.get(&spot.address) {
+    fn meet(&mut self, address: Vec<u8>) -> Result<fabric::Peer> {
+        if let Some(peer) = self.peers.get(&address) {
             return Ok(*peer);
         }
         self.renewal.has_place(self.peers.len())?;
-        let address = Address(spot.address.clone());
+        let address = Address(address);
         let peer = self.addresses.insert(&address).map_err(|error| Error::of(CONNECT, error))?;
-        self.peers.insert(spot.address.clone(), peer);
+        self.peers.insert(address.0, peer);
         Ok(peer)
     }
 
@@ -54,7 +54,8 @@ impl Engine {
             tracing::trace!(?key, %node, "a node wants a topic that is not sent any more");
             return;
         };
-        let (connection, from, since) = (self.connections + 1, self.spot.clone(), self.now.steady);
+        let (connection, from, since) =
+            (self.connections + 1, self.address.clone(), self.now.steady);
         let Some(topic) = self.outs.get(place) else { return };
         topic.outbound.add(node);
         if matches!(topic.links.get(&node), Some(Link::Flowing { .. })) {
@@ -64,12 +65,7 @@ impl Engine {
         let facts = topic.facts;
         self.connections = connection;
         let lanes = self.lanes_of(&facts);
-        if lanes > 1 {
-            let from = from.clone();
-            self.say(key, node, &Terms::Wish { connection, facts, from, lanes });
-        }
-        // For those that cannot read that; others know the connection by now.
-        self.say(key, node, &Terms::Wish { connection, facts, from, lanes: 0 });
+        self.say(key, node, &Terms::Wish { connection, facts, from, lanes });
     }
 
     /// By how many lanes messages of such a topic could go.
@@ -92,13 +88,8 @@ impl Engine {
         };
         match terms {
             Terms::Wish { connection, facts, from, lanes } => {
-                let Some(topic) = self.ins.get(place) else { return };
-                if topic.wished.replace(connection) == Some(connection) {
-                    // The same once more, for older nodes than this one.
-                    return;
-                }
                 let old = self.ins.get(place).and_then(|topic| topic.tap.as_ref());
-                let is_gone = old.is_some_and(|tap| tap.wish.from.address != from.address);
+                let is_gone = old.is_some_and(|tap| tap.wish.from != from);
                 self.close_tap(place, is_gone);
                 if let Some(topic) = self.ins.get(place) {
                     topic.wish = Some(Wish { connection, facts, from, lanes });
@@ -112,7 +103,7 @@ impl Engine {
                     return;
                 }
                 let (ring, from) = (tap.ring, tap.wish.from.clone());
-                let connected = self.meet(&from).and_then(|peer| {
+                let connected = self.meet(from).and_then(|peer| {
                     let connected = self.deck.port.connect(ring, peer, &answer);
                     connected.map_err(|error| Error::of(CONNECT, error))
                 });
@@ -136,7 +127,7 @@ impl Engine {
                     return;
                 }
                 if let Err(error) =
-                    self.accept(place, node, (connection, position), &ring, (&from, further))
+                    self.accept(place, node, (connection, position), &ring, (from, further))
                 {
                     self.lose_link(place, node, Some(error));
                 }
@@ -185,11 +176,8 @@ impl Engine {
         node: NodeId,
         (connection, position): (u64, u64),
         offer: &fabric::ring::RingOffer,
-        (from, further): (&Spot, Vec<Vec<u8>>),
+        (from, further): (Vec<u8>, Vec<Vec<u8>>),
     ) -> Result<()> {
-        if !self.spot.meets(from) {
-            return Err(strangers(&self.spot, from));
-        }
         if offer.capacity < SMALLEST / 2 {
             let detail = format!("a ring of {} bytes", offer.capacity);
             return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
@@ -212,7 +200,7 @@ impl Engine {
 
     /// Makes a ring for a topic whose writer wishes for one.
     pub(super) fn make_offer(&mut self, place: usize) {
-        let (spot, largest_ring) = (self.spot.clone(), self.largest_ring());
+        let (from, largest_ring) = (self.address.clone(), self.largest_ring());
         let Some(topic) = self.ins.get(place) else { return };
         let (key, node) = (topic.key, topic.origin);
         if !self.renewal.allows(node, largest_ring) {
@@ -223,16 +211,11 @@ impl Engine {
         let connection = wish.connection;
         topic.inbound.set_largest(wish.facts.largest);
         let position = topic.inbound.expected();
-        let made = if spot.meets(&wish.from) {
-            self.make_tap(place, wish)
-        } else {
-            Err(strangers(&spot, &wish.from))
-        };
-        match made {
+        match self.make_tap(place, wish) {
             Ok(ring) => {
                 let lanes = self.deck.port.lane_addresses().into_iter().take(ring.lanes.len() - 1);
                 let further = lanes.map(|address| address.0).collect();
-                let offer = Terms::Offer { connection, ring, position, from: spot, further };
+                let offer = Terms::Offer { connection, ring, position, from, further };
                 self.say(key, node, &offer);
             }
             Err(error) => {
@@ -246,7 +229,7 @@ impl Engine {
     fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
         let of_fabric = |error| Error::of(CONNECT, error);
         let since = self.now.steady;
-        let lanes = usize::from(self.lanes_of(&wish.facts).min(wish.lanes.max(1)));
+        let lanes = usize::from(self.lanes_of(&wish.facts).min(wish.lanes));
         let capacity = self.options.ring_by(lanes, wish.facts.largest, wish.facts.depth);
         let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
         let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;
@@ -374,13 +357,4 @@ fn unknown() -> Error {
 #[cold]
 fn left(node: NodeId) -> Error {
     Error::new(CONNECT, ErrorKind::Closed, "the node is gone").on(node)
-}
-
-#[cold]
-fn strangers(ours: &Spot, theirs: &Spot) -> Error {
-    let detail = format!(
-        "{} with protocol {} here, {} with protocol {} there: choose one for both",
-        ours.provider, ours.protocol, theirs.provider, theirs.protocol
-    );
-    Error::new(CONNECT, ErrorKind::InvalidArgument, detail)
 }

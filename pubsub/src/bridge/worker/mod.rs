@@ -28,7 +28,8 @@ pub use reports::Report;
 use reports::Reports;
 
 use super::{
-    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeId, Sink, Source, Spot, TopicFacts,
+    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeId, Provider, Sink, Source,
+    TopicFacts,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -174,7 +175,8 @@ pub struct Worker {
     reports: Receiver<Report>,
     bell: Arc<reports::Bell>,
     finished: Receiver<()>,
-    spot: Spot,
+    provider: Provider,
+    address: Vec<u8>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -196,7 +198,7 @@ impl Worker {
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         let opened = endpoint::open(&options.policy, local, options.lanes, workers)?;
-        let spot = opened.spot.clone();
+        let (provider, address) = (opened.provider.clone(), opened.address.clone());
         let (commands, ordered) = bounded(COMMANDS);
         let (bell, reports, told) = reports::channel()?;
         let (finish, finished) = bounded::<()>(1);
@@ -209,14 +211,20 @@ impl Worker {
             engine.close();
         });
         let thread = Some(thread.map_err(|error| Error::of(operation, error))?);
-        Ok(Self { commands, doorbell, reports: told, bell, finished, spot, thread })
+        Ok(Self { commands, doorbell, reports: told, bell, finished, provider, address, thread })
     }
 
-    /// Where it began. It may close that endpoint one day and open another one of the same
-    /// provider, of which those that it writes to and reads from are told by letters.
+    /// What it carries messages by, for as long as it is there.
     #[must_use]
-    pub fn address(&self) -> &Spot {
-        &self.spot
+    pub fn provider(&self) -> &Provider {
+        &self.provider
+    }
+
+    /// The address of its endpoint where it began. It may close that one day and open another one
+    /// of the same provider, of which those that it writes to and reads from are told by letters.
+    #[must_use]
+    pub fn address(&self) -> &[u8] {
+        &self.address
     }
 
     /// Sends a topic's messages to those that are [added](Self::add_destination). Gives what tells

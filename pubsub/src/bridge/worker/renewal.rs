@@ -127,7 +127,7 @@ impl Engine {
         endpoint::add_lanes(&mut self.deck.port, &self.lane_domains);
         self.doorbell.wakes(self.deck.port.parts().1.waker());
         self.addresses = addresses;
-        self.spot.address = address;
+        self.address = address;
         self.peers.clear();
         self.senders.clear();
         self.receivers.clear();

@@ -9,7 +9,7 @@ use super::{NodeId, TopicKey};
 use crate::bridge::deck::{Arrived, Deck, Reading, Ticket};
 use crate::bridge::inbound::{Broken, Inbound};
 use crate::bridge::outbound::Outbound;
-use crate::bridge::{Now, Place, Progress, Sink, Source, Spot, TopicFacts};
+use crate::bridge::{Now, Place, Progress, Sink, Source, TopicFacts};
 
 /// A topic, by its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,7 +54,8 @@ pub(super) struct OutTopic {
 pub(super) struct Wish {
     pub(super) connection: u64,
     pub(super) facts: TopicFacts,
-    pub(super) from: Spot,
+    /// The address of its endpoint.
+    pub(super) from: Vec<u8>,
     /// Lanes that it could write by.
     pub(super) lanes: u8,
 }
@@ -79,8 +80,6 @@ pub(super) struct InTopic {
     pub(super) tap: Option<Tap>,
     /// To be answered as soon as nothing of the last connection is under way.
     pub(super) wish: Option<Wish>,
-    /// The connection that was wished for last.
-    pub(super) wished: Option<u64>,
     /// What copies of a ring that is gone may still read.
     pub(super) past: Option<Memory>,
     /// It released chunks of which the writer may not know.
