@@ -37,8 +37,10 @@ pub use header::{
 };
 pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
-pub(crate) use terms::{LONGEST_PROVIDER, MOST_LANES};
-pub use terms::{LONGEST_TERMS, Provider, Side, Terms, TopicFacts};
+pub(crate) use terms::MOST_LANES;
+#[cfg(test)]
+pub(crate) use terms::short;
+pub use terms::{Provider, Side, Terms, TopicFacts};
 pub(crate) use worker::check_provider;
 pub use worker::{
     Announcer, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,

@@ -1,4 +1,4 @@
-//! What two nodes tell each other before the first byte of a topic, as opaque letters.
+//! What two nodes tell each other before the first byte of a topic, in letters that others carry.
 //!
 //! 1. the writer: [`Wish`](Terms::Wish): a topic that it has messages of for the reader
 //! 2. the reader: [`Offer`](Terms::Offer): a ring, and from which position on it wants them
@@ -11,23 +11,18 @@
 
 use std::fmt;
 
-use control::codec::{self, DecodeError};
 use fabric::ring::{RingAnswer, RingOffer};
 use serde::{Deserialize, Serialize};
 
 use super::header::{LONGEST, MOST_POSITIONS};
-use crate::error::{Error, ErrorKind, Result};
 use crate::settings::TopicSettings;
 
-/// The longest letter, in bytes: three descriptors, two addresses and a little more.
-pub const LONGEST_TERMS: usize = 16 << 10;
 /// The longest address of a fabric.
 const LONGEST_ADDRESS: usize = 1 << 10;
 /// The longest reason.
 const LONGEST_REASON: usize = 400;
 /// The longest name of a provider.
-pub(crate) const LONGEST_PROVIDER: usize = 100;
-const VERSION: u8 = 1;
+const LONGEST_PROVIDER: usize = 100;
 /// Lanes that a ring has at most.
 pub(crate) const MOST_LANES: u8 = 16;
 
@@ -60,6 +55,13 @@ pub struct Provider {
     pub protocol: u32,
     /// The format of its addresses.
     pub format: u32,
+}
+
+impl Provider {
+    /// What it says that cannot be.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        (self.name.len() > LONGEST_PROVIDER).then_some("a name without end")
+    }
 }
 
 impl fmt::Display for Provider {
@@ -119,7 +121,7 @@ pub enum Terms {
 }
 
 /// As much of a text as a letter takes.
-pub(super) fn short(reason: &str) -> String {
+pub(crate) fn short(reason: &str) -> String {
     let mut end = reason.len().min(LONGEST_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;
@@ -137,44 +139,8 @@ impl Terms {
         }
     }
 
-    /// The bytes that travel.
-    ///
-    /// # Errors
-    /// `TooLong` if they are more than [`LONGEST_TERMS`].
-    pub fn encode(&self) -> Result<Vec<u8>> {
-        let bytes = codec::encode(VERSION, self);
-        if bytes.len() > LONGEST_TERMS {
-            let detail = format!("{} bytes, {LONGEST_TERMS} at most", bytes.len());
-            return Err(Error::new("write terms", ErrorKind::TooLong, detail));
-        }
-        Ok(bytes)
-    }
-
-    /// Reads a letter of another node. What is accepted has one encoding only.
-    ///
-    /// # Errors
-    /// `VersionMismatch`; `Malformed`.
-    pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let operation = "read terms";
-        if bytes.len() > LONGEST_TERMS {
-            let detail = "more bytes than a letter has";
-            return Err(Error::new(operation, ErrorKind::Malformed, detail));
-        }
-        let terms: Self = codec::decode(VERSION, bytes).map_err(|cause| {
-            let kind = match cause {
-                DecodeError::Tag { .. } => ErrorKind::VersionMismatch,
-                _ => ErrorKind::Malformed,
-            };
-            Error::because(operation, kind, cause)
-        })?;
-        match terms.fault() {
-            Some(detail) => Err(Error::new(operation, ErrorKind::Malformed, detail)),
-            None => Ok(terms),
-        }
-    }
-
     /// What it says that cannot be.
-    fn fault(&self) -> Option<&'static str> {
+    pub(crate) fn fault(&self) -> Option<&'static str> {
         let is_address = |it: &Vec<u8>| !it.is_empty() && it.len() <= LONGEST_ADDRESS;
         match self {
             Self::Wish { facts, from, lanes, .. } => {
@@ -200,75 +166,5 @@ impl Terms {
                 (reason.len() > LONGEST_REASON).then_some("a reason without end")
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const FACTS: TopicFacts = TopicFacts { number: 3, largest: 1 << 20, depth: 16 };
-
-    fn wish(facts: TopicFacts, address: usize, lanes: u8) -> Terms {
-        Terms::Wish { connection: 1 << 40, facts, from: vec![1; address], lanes }
-    }
-
-    #[test]
-    fn letters_are_read_as_written() {
-        let again = Terms::Again { connection: 9, reason: short(&"ä".repeat(1000)) };
-        let refused = Terms::Refused { connection: 9, reason: String::new() };
-        for terms in [wish(FACTS, 16, 1), wish(FACTS, LONGEST_ADDRESS, MOST_LANES), again, refused]
-        {
-            assert_eq!(Terms::decode(&terms.encode().unwrap()).unwrap(), terms);
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused() {
-        let good = wish(FACTS, 16, 4).encode().unwrap();
-        let kind = |bytes: &[u8]| Terms::decode(bytes).unwrap_err().kind();
-        assert_eq!(kind(&[]), ErrorKind::Malformed);
-        assert_eq!(kind(&[&[VERSION + 1], &good[1..]].concat()), ErrorKind::VersionMismatch);
-        assert_eq!(kind(&[&good[..], &[0]].concat()), ErrorKind::Malformed);
-        assert_eq!(kind(&good[..good.len() - 1]), ErrorKind::Malformed);
-        let deep = TopicFacts { depth: TopicSettings::MOST_DEPTH + 1, ..FACTS };
-        let long = TopicFacts { largest: LONGEST + 1, ..FACTS };
-        for terms in [
-            Terms::Again { connection: 1, reason: "x".repeat(LONGEST_REASON + 1) },
-            wish(FACTS, 0, 1),
-            wish(FACTS, LONGEST_ADDRESS + 1, 1),
-            wish(deep, 16, 1),
-            wish(long, 16, 1),
-            wish(FACTS, 16, 0),
-            wish(FACTS, 16, MOST_LANES + 1),
-        ] {
-            assert_eq!(kind(&terms.encode().unwrap()), ErrorKind::Malformed, "{terms:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = Terms::decode(&bytes);
-            let versioned = [&[VERSION], &bytes[..]].concat();
-            if let Ok(terms) = Terms::decode(&versioned) {
-                prop_assert_eq!(terms.encode().unwrap(), versioned);
-            }
-        }
-    }
-
-    #[test]
-    fn the_fuzzers_corpus_does_not_panic() {
-        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/bridge_terms");
-        let mut seen = 0;
-        for entry in std::fs::read_dir(corpus).expect("the corpus is part of the repository") {
-            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
-            let _ = Terms::decode(&bytes);
-            let _ = super::super::MessageHeader::decode(&bytes);
-            seen += 1;
-        }
-        assert!(seen > 0, "the corpus is empty");
     }
 }

@@ -53,6 +53,7 @@ use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::topic::Topic;
 
+pub use self::letters::read_letter;
 pub(crate) use self::lines::{is_owed, let_go};
 pub use self::options::NetworkOptions;
 pub(crate) use self::rest::Rest;

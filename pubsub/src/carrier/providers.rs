@@ -9,21 +9,9 @@
 use std::fmt;
 
 use super::Carrier;
-use super::letters::{Kind, Note};
-use super::receiving::Letter;
-use crate::bridge::{LONGEST_PROVIDER, Provider};
-use crate::error::Result;
+use super::letters::Letter;
+use crate::bridge::Provider;
 use crate::peers::NodeIdentity;
-
-impl Note for Provider {
-    const KIND: Kind = Kind::Provider;
-    const READ: &'static str = "read which provider another node has";
-
-    fn check(&self) -> std::result::Result<(), &'static str> {
-        let fits = self.name.len() <= LONGEST_PROVIDER;
-        fits.then_some(()).ok_or("a name without end")
-    }
-}
 
 /// Two that do not understand each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,20 +55,19 @@ impl Carrier {
     /// Tells a node that has just come, if there is something to tell; or else all are told later.
     pub(super) fn tell_provider(&self, node: NodeIdentity) {
         if let Some(ours) = &self.provider {
-            self.write(node, &Letter { topic: String::new(), terms: ours.encode() });
+            self.write(node, &Letter::Provider(ours.clone()));
         }
     }
 
     /// Another node has this one.
-    pub(super) fn reads_provider(&mut self, node: NodeIdentity, letter: &Letter) -> Result<()> {
-        let theirs = Some(Provider::decode(&letter.terms)?);
+    pub(super) fn hears_of_provider(&mut self, node: NodeIdentity, theirs: Provider) {
+        let theirs = Some(theirs);
         if let Some(remote) = self.nodes.get_mut(&node)
             && remote.provider != theirs
         {
             remote.provider = theirs;
             self.compare_providers(node);
         }
-        Ok(())
     }
 
     /// Has a node said that it has the same provider as this one?
@@ -114,10 +101,7 @@ impl Carrier {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::carrier::letters::tests::{is_read_as_written, is_read_or_refused, is_refused};
 
     fn provider(name: &str, protocol: u32) -> Provider {
         Provider { name: name.to_owned(), protocol, format: 2 }
@@ -135,18 +119,5 @@ mod tests {
         let said = Strangers::of(Some(&ours), Some(&other)).unwrap().to_string();
         let words = "is net (protocol 25, addresses 2), and that of this node tcp (protocol 25, ";
         assert!(said.contains(words) && said.ends_with("choose one for both"), "{said}");
-    }
-
-    #[test]
-    fn letters_are_read_as_written() {
-        is_read_as_written(&provider("tcp;ofi_rxm", 1 << 31));
-        is_refused::<Provider>(&provider(&"x".repeat(LONGEST_PROVIDER + 1), 1).encode());
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            is_read_or_refused::<Provider>(&bytes);
-        }
     }
 }

@@ -3,24 +3,14 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use serde::{Deserialize, Serialize};
-
-use super::letters::Kind;
+use super::letters::Letter;
 use super::lines::Line;
 use super::sink::TopicSink;
 use super::{Carrier, Facts, id, key};
 use crate::bridge::Terms;
 use crate::peers::NodeIdentity;
-use crate::service::protocol;
 use crate::settings::SharedPlace;
 use crate::topic::{OriginId, Topic};
-
-/// A letter between two services: what the bridges have to tell each other about a topic.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Letter {
-    pub(super) topic: String,
-    pub(super) terms: Vec<u8>,
-}
 
 /// A topic that comes from a node.
 pub(super) struct Receiving {
@@ -47,50 +37,44 @@ pub(super) struct Parting {
 impl Carrier {
     /// A letter of another node.
     pub(super) fn reads(&mut self, node: NodeIdentity, bytes: &[u8]) {
-        let read = protocol::decode::<Letter>("read a letter of another node", bytes);
-        let read = read.and_then(|letter| {
-            let Some(kind) = Kind::of(&letter.terms) else {
-                return Ok(Some((Terms::decode(&letter.terms)?, letter)));
-            };
-            match kind {
-                Kind::Obituary => self.hears_of_the_dead(node, &letter)?,
-                Kind::Provider => self.reads_provider(node, &letter)?,
-                Kind::Beginning => self.hears_of_a_beginning(node, &letter)?,
+        match Letter::decode(bytes) {
+            Ok(Letter::Provider(theirs)) => self.hears_of_provider(node, theirs),
+            Ok(Letter::Terms { topic, terms }) => self.hears_of_terms(node, &topic, terms),
+            Ok(Letter::Beginning { topic, begins }) => {
+                self.hears_of_a_beginning(node, &topic, begins);
             }
-            Ok(None)
-        });
-        let (terms, letter) = match read {
-            Ok(Some(read)) => read,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(%error, %node, "a letter that cannot be read");
-                return;
+            Ok(Letter::Obituary { topic, publishers }) => {
+                self.hears_of_the_dead(node, &topic, publishers);
             }
-        };
+            Err(error) => tracing::warn!(%error, %node, "a letter that cannot be read"),
+        }
+    }
+
+    /// What a bridge has to say about a topic.
+    fn hears_of_terms(&mut self, node: NodeIdentity, topic: &str, terms: Terms) {
         let is_understood = self.understands(node);
-        let facts = self.facts(&letter.topic).cloned();
+        let facts = self.facts(topic).cloned();
         if let Terms::Wish { connection, facts: theirs, .. } = &terms
             && !facts.as_ref().is_some_and(|facts| {
                 is_understood && self.receive(node, facts, (theirs.number, *connection))
             })
         {
             // Who wishes must not wait for nothing; it knows best whether to ask again.
-            return self.asks_to_begin_again(node, &letter.topic, *connection);
+            return self.asks_to_begin_again(node, topic, *connection);
         }
         if !is_understood && matches!(terms, Terms::Offer { .. }) {
             return;
         }
         let Some(number) = facts.map(|facts| facts.topic.number()) else { return };
         // One that is lost is asked for again, when it was waited for long enough.
-        self.tell(number, |worker| worker.letter(key(number), id(node), letter.terms));
+        self.tell(number, |worker| worker.letter(key(number), id(node), terms));
     }
 
     /// The connection of a writer's wish is none, or not any more.
     fn asks_to_begin_again(&self, node: NodeIdentity, topic: &str, connection: u64) {
         let reason = "it does not receive the topic now".to_owned();
-        if let Ok(terms) = (Terms::Again { connection, reason }).encode() {
-            self.write(node, &Letter { topic: topic.to_owned(), terms });
-        }
+        let (topic, terms) = (topic.to_owned(), Terms::Again { connection, reason });
+        self.write(node, &Letter::Terms { topic, terms });
     }
 
     /// Receives a topic from a node, if anybody here subscribes.

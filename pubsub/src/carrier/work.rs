@@ -3,13 +3,12 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::receiving::Letter;
+use super::letters::Letter;
 use super::rest::Rest;
 use super::{Carrier, id, key};
 use crate::bridge::{Report, Side, TopicKey, Worker, WorkerOptions, Workers};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
-use crate::service::protocol;
 
 /// How long to wait until it is tried again to start them.
 const RESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
@@ -153,11 +152,10 @@ impl Carrier {
     fn hears_worker(&mut self, now: Instant, report: Report) {
         let number = |key: TopicKey| key.0 as u32;
         match report {
-            Report::Letter { key, node, letter, .. } => {
-                let node = NodeIdentity(node.0);
+            Report::Letter { key, node, terms } => {
                 let Some(line) = self.lines.get(&number(key)) else { return };
                 let topic = line.facts.topic.name().to_owned();
-                self.write(node, &Letter { topic, terms: letter });
+                self.write(NodeIdentity(node.0), &Letter::Terms { topic, terms });
             }
             Report::Connected { key, node, side } => {
                 tracing::debug!(?key, %node, ?side, "a topic is connected");
@@ -176,30 +174,27 @@ impl Carrier {
                 }
             }
             Report::Behind { key, node } => self.is_behind_with(now, number(key), node.0),
-            Report::Failed { key: Some(key), node: Some(node), side, error } => {
+            Report::Failed { key, node: Some(node), side, error } => {
                 let (number, node) = (number(key), NodeIdentity(node.0));
                 let label = self.known.label(node);
                 tracing::error!(%error, ?key, %node, label, ?side, "a topic cannot go between two nodes");
                 // Of one that is gone nothing is noted that only its coming back would end.
                 let is_there = self.nodes.contains_key(&node);
-                if let Some(side) = side.filter(|_| is_there)
-                    && let Some(line) = self.lines.get(&number)
-                {
+                if let Some(line) = self.lines.get(&number).filter(|_| is_there) {
                     let topic = line.facts.topic.name();
                     self.misfits.fails(topic, (node, side), &error.to_string());
                 }
                 match side {
-                    Some(Side::Reader) => self.stop_receiving(number, node),
-                    Some(Side::Writer) => {
+                    Side::Reader => self.stop_receiving(number, node),
+                    Side::Writer => {
                         if is_there {
                             self.plan.refuses(number, node);
                         }
                         self.agenda.stir(number);
                     }
-                    None => {}
                 }
             }
-            Report::Failed { key: Some(key), node: None, error, .. } => {
+            Report::Failed { key, node: None, error, .. } => {
                 tracing::error!(%error, ?key, "a topic does not go to other nodes for now");
                 // Whoever publishes must not wait for what nobody takes.
                 if let Some(line) = self.lines.get_mut(&number(key)) {
@@ -208,17 +203,13 @@ impl Carrier {
                     self.agenda.stir(number(key));
                 }
             }
-            // It ends, and others take its place.
-            Report::Failed { key: None, error, .. } => {
-                tracing::error!(%error, "an endpoint is of no use any more");
-            }
         }
     }
 
     /// Sends a letter to a node, if it is there.
     pub(super) fn write(&self, node: NodeIdentity, letter: &Letter) {
         let Some(there) = self.nodes.get(&node) else { return };
-        if let Err(error) = self.peers.tell(node, there.session, protocol::encode(letter)) {
+        if let Err(error) = self.peers.tell(node, there.session, letter.encode()) {
             tracing::debug!(%error, %node, "a letter was not sent");
         }
     }

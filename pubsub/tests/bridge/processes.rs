@@ -14,6 +14,8 @@ use crate::support::{
     LOCAL, Lengths, PATIENCE, Published, Subscribed, Where, facts, node, options,
 };
 
+/// How each letter begins.
+const TERMS: u8 = 1;
 const KEY: TopicKey = TopicKey(1);
 const CHILD: &str = "BRIDGE_TEST_CHILD";
 const COUNT: u64 = 2500;
@@ -99,7 +101,8 @@ impl Party {
                 if came.is_err() {
                     return false;
                 }
-                self.worker.letter(KEY, node(1), letter).unwrap();
+                let terms = control::codec::decode(TERMS, &letter).unwrap();
+                self.worker.letter(KEY, node(1), terms).unwrap();
             }
             Ok(_) => return false,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -114,7 +117,8 @@ impl Party {
 
     fn act(&mut self, report: Report) -> bool {
         match report {
-            Report::Letter { letter, .. } => {
+            Report::Letter { terms, .. } => {
+                let letter = control::codec::encode(TERMS, &terms);
                 let mut frame = (letter.len() as u32).to_le_bytes().to_vec();
                 frame.extend(letter);
                 self.line.set_nonblocking(false).unwrap();

@@ -59,9 +59,8 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         let from = nodes.of(2).address().to_vec();
         let mut most = 0;
         for connection in 0..300 {
-            let wish =
-                Terms::Wish { connection, facts, from: from.clone(), lanes: lanes as u8 }.encode();
-            let wish = wish.unwrap();
+            let lanes = lanes as u8;
+            let wish = Terms::Wish { connection, facts, from: from.clone(), lanes };
             nodes.of(1).letter(OTHER, node(2), wish).unwrap();
             nodes.carry();
             most = most.max(nodes.of(1).counters(PATIENCE).unwrap().quarantined);

@@ -274,9 +274,9 @@ impl Nodes {
         for (from, worker) in &self.workers {
             while let Some(report) = worker.try_report().unwrap() {
                 match report {
-                    Report::Letter { key, node: to, letter, .. } => {
+                    Report::Letter { key, node: to, terms } => {
                         if let Some(reader) = self.workers.get(&to) {
-                            patiently(|| reader.letter(key, *from, letter.clone()));
+                            patiently(|| reader.letter(key, *from, terms.clone()));
                         }
                     }
                     Report::Connected { .. } => self.connected += 1,

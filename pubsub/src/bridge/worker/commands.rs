@@ -90,7 +90,7 @@ impl Engine {
                         self.stop_receiving(place, false);
                     }
                 }
-                Command::Letter(key, node, letter) => self.read_letter(key, node, &letter),
+                Command::Letter(key, node, terms) => self.read_letter(key, node, terms),
                 Command::LoseNode(node) => self.lose_node(node),
                 Command::ReportBehind(key) => self.report_behind(key),
                 Command::Count(answer) => {
@@ -109,7 +109,7 @@ impl Engine {
             let detail = "the worker has it already";
             let error = Error::new("begin with a topic", ErrorKind::InvalidArgument, detail);
             let side = if node.is_some() { Side::Reader } else { Side::Writer };
-            self.reports.tell(Report::Failed { key: Some(key), node, side: Some(side), error });
+            self.reports.tell(Report::Failed { key, node, side, error });
         }
         is_taken
     }

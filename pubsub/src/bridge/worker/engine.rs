@@ -18,7 +18,6 @@ use super::{Command, NodeId, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
 use crate::bridge::inbound::Broken;
 use crate::bridge::{Now, Progress, Side};
-use crate::error::Error;
 
 /// Outcomes of the endpoint between two looks at everything else.
 const OUTCOMES: usize = 64;
@@ -223,9 +222,7 @@ impl Engine {
                 tracing::debug!(%error, "a bridge's endpoint");
                 self.failures += 1;
                 if self.failures >= MOST_FAILURES {
-                    let error = Error::of("use an endpoint", error);
-                    let failed = Report::Failed { key: None, node: None, side: None, error };
-                    self.reports.tell(failed);
+                    tracing::error!(%error, "a bridge's endpoint is of no use any more");
                     self.is_over = true;
                 }
                 false
@@ -345,7 +342,7 @@ impl Engine {
                 progress
             }
             Err(error) => {
-                let (key, side) = (Some(topic.key), Some(Side::Writer));
+                let (key, side) = (topic.key, Side::Writer);
                 self.reports.tell(Report::Failed { key, node: None, side, error });
                 self.stop_sending(place);
                 Progress::default()
@@ -362,7 +359,7 @@ impl Engine {
                 Progress { has_moved: true, ..Progress::default() }
             }
             Err(Broken::Topic(error)) => {
-                let (key, node, side) = (Some(topic.key), Some(topic.origin), Some(Side::Reader));
+                let (key, node, side) = (topic.key, Some(topic.origin), Side::Reader);
                 self.reports.tell(Report::Failed { key, node, side, error });
                 self.stop_receiving(place, true);
                 return Progress::default();

@@ -19,21 +19,12 @@ const CONNECT: &str = "connect a topic to a node";
 const RING: Layout = Layout::new("bridge ring", 1);
 
 impl Engine {
-    fn say(&mut self, key: TopicKey, node: NodeId, terms: &Terms) {
-        match terms.encode() {
-            Ok(letter) => {
-                let side = terms.side();
-                self.reports.tell(Report::Letter { key, node, side, letter });
-            }
-            Err(error) => {
-                // Our side is that of who writes such a letter.
-                self.fail(key, node, Some(terms.side()), error);
-            }
-        }
+    fn say(&mut self, key: TopicKey, node: NodeId, terms: Terms) {
+        self.reports.tell(Report::Letter { key, node, terms });
     }
 
-    fn fail(&mut self, key: TopicKey, node: NodeId, side: Option<Side>, error: Error) {
-        self.reports.tell(Report::Failed { key: Some(key), node: Some(node), side, error });
+    fn fail(&mut self, key: TopicKey, node: NodeId, side: Side, error: Error) {
+        self.reports.tell(Report::Failed { key, node: Some(node), side, error });
     }
 
     fn meet(&mut self, address: Vec<u8>) -> Result<fabric::Peer> {
@@ -65,7 +56,7 @@ impl Engine {
         let facts = topic.facts;
         self.connections = connection;
         let lanes = self.lanes_of(&facts);
-        self.say(key, node, &Terms::Wish { connection, facts, from, lanes });
+        self.say(key, node, Terms::Wish { connection, facts, from, lanes });
     }
 
     /// By how many lanes messages of such a topic could go.
@@ -74,11 +65,7 @@ impl Engine {
         if facts.largest < STRIPED { 1 } else { lanes }
     }
 
-    pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeId, letter: &[u8]) {
-        let terms = match Terms::decode(letter) {
-            Ok(terms) => terms,
-            Err(error) => return self.fail(key, node, None, error),
-        };
+    pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeId, terms: Terms) {
         let name = match terms.side() {
             Side::Writer => Name::In(key, node),
             Side::Reader => Name::Out(key),
@@ -136,7 +123,7 @@ impl Engine {
                 if self.is_of(place, node, connection) {
                     self.lose_link(place, node, None);
                     let error = Error::new(CONNECT, ErrorKind::Denied, reason).on(node);
-                    self.fail(key, node, Some(Side::Writer), error);
+                    self.fail(key, node, Side::Writer, error);
                 }
             }
             Terms::Again { connection, reason } => {
@@ -154,7 +141,7 @@ impl Engine {
         tracing::trace!(?key, %node, ?terms, "a letter about a topic that is not here");
         if let Terms::Wish { connection, .. } = terms {
             let reason = "it does not receive the topic now".to_owned();
-            self.say(key, node, &Terms::Again { connection: *connection, reason });
+            self.say(key, node, Terms::Again { connection: *connection, reason });
         }
     }
 
@@ -192,7 +179,7 @@ impl Engine {
         topic.outbound.connect(node, ring, position, &mut self.deck);
         let key = topic.key;
         self.senders.insert(ring, place);
-        self.say(key, node, &Terms::Answer { connection, answer });
+        self.say(key, node, Terms::Answer { connection, answer });
         self.reports.tell(Report::Connected { key, node, side: Side::Writer });
         self.heat(Task::Out(place));
         Ok(())
@@ -215,13 +202,12 @@ impl Engine {
             Ok(ring) => {
                 let lanes = self.deck.port.lane_addresses().into_iter().take(ring.lanes.len() - 1);
                 let further = lanes.map(|address| address.0).collect();
-                let offer = Terms::Offer { connection, ring, position, from, further };
-                self.say(key, node, &offer);
+                self.say(key, node, Terms::Offer { connection, ring, position, from, further });
             }
             Err(error) => {
                 let reason = short(&error.to_string());
-                self.say(key, node, &Terms::Refused { connection, reason });
-                self.fail(key, node, Some(Side::Reader), error);
+                self.say(key, node, Terms::Refused { connection, reason });
+                self.fail(key, node, Side::Reader, error);
             }
         }
     }
@@ -279,7 +265,7 @@ impl Engine {
         let Some(topic) = self.ins.get(place) else { return };
         let Some(connection) = topic.tap.as_ref().map(|tap| tap.wish.connection) else { return };
         let (key, node, reason) = (topic.key, topic.origin, short(reason));
-        self.say(key, node, &Terms::Again { connection, reason });
+        self.say(key, node, Terms::Again { connection, reason });
     }
 
     /// Closes a topic's ring. Of a writer that is gone, or has begun anew, no answer is waited for.

@@ -28,7 +28,7 @@ pub use reports::Report;
 use reports::Reports;
 
 use super::{
-    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeId, Provider, Sink, Source,
+    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeId, Provider, Sink, Source, Terms,
     TopicFacts,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -151,7 +151,7 @@ pub(super) enum Command {
     Remove(TopicKey, NodeId),
     Receive(TopicKey, NodeId, Box<Reception>),
     StopReceiving(TopicKey, NodeId),
-    Letter(TopicKey, NodeId, Vec<u8>),
+    Letter(TopicKey, NodeId, Terms),
     LoseNode(NodeId),
     ReportBehind(TopicKey),
     Count(Sender<Counters>),
@@ -300,9 +300,9 @@ impl Worker {
     /// A letter of a node about a topic came, which that node's worker [reported](Report::Letter).
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic); what is wrong with the letter is reported.
-    pub fn letter(&self, key: TopicKey, node: NodeId, letter: Vec<u8>) -> Result<()> {
-        self.tell(Command::Letter(key, node, letter))
+    /// As [`send_topic`](Self::send_topic).
+    pub fn letter(&self, key: TopicKey, node: NodeId, terms: Terms) -> Result<()> {
+        self.tell(Command::Letter(key, node, terms))
     }
 
     /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is

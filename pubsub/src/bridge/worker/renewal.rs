@@ -110,7 +110,6 @@ impl Engine {
         let Some(why) = self.why_renew() else { return };
         if let Err(error) = self.renew(why) {
             tracing::error!(%error, why, "a bridge's endpoint was not begun anew");
-            self.reports.tell(Report::Failed { key: None, node: None, side: None, error });
             self.is_over = true;
         }
     }

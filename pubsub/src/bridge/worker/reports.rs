@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{NodeId, TopicKey};
-use crate::bridge::Side;
+use crate::bridge::{Side, Terms};
 use crate::error::{Error, Result};
 
 /// Reports that may wait to be taken; further ones wait in the worker.
@@ -23,10 +23,8 @@ pub enum Report {
         key: TopicKey,
         /// Who is to get it.
         node: NodeId,
-        /// Which side of the topic we are.
-        side: Side,
-        /// Its bytes.
-        letter: Vec<u8>,
+        /// What it says.
+        terms: Terms,
     },
     /// Messages of a topic flow.
     Connected {
@@ -59,12 +57,12 @@ pub enum Report {
     /// A topic cannot be sent, or not to a node, or not be received, and would not be if it were
     /// tried again: a source, a sink or a device failed, or the nodes do not understand each other.
     Failed {
-        /// The topic; None: all of them, and the thread ends.
-        key: Option<TopicKey>,
+        /// The topic.
+        key: TopicKey,
         /// The other node; None: all of them.
         node: Option<NodeId>,
-        /// Which side of the topic we are; None: both, or it is not known.
-        side: Option<Side>,
+        /// Which side of the topic we are.
+        side: Side,
         /// Why.
         error: Error,
     },

@@ -2,10 +2,8 @@
 
 use super::*;
 use crate::bridge::{Provider, Terms, TopicFacts};
-use crate::carrier::letters::Note;
-use crate::carrier::receiving::Letter;
+use crate::carrier::letters::Letter;
 use crate::peers::SessionNumber;
-use crate::service::protocol;
 
 /// What is told of the topic and of the other node: in what the two differ, and whether there is a
 /// connection.
@@ -29,13 +27,17 @@ fn session(other: &Peers) -> SessionNumber {
     session.unwrap()
 }
 
-fn tell(other: &Peers, session: SessionNumber, topic: &str, terms: Vec<u8>) {
-    let letter = protocol::encode(&Letter { topic: topic.into(), terms });
-    other.tell(NodeIdentity([1; 16]), session, letter).unwrap();
+fn tell(other: &Peers, session: SessionNumber, letter: &Letter) {
+    other.tell(NodeIdentity([1; 16]), session, letter.encode()).unwrap();
 }
 
-fn pigeon() -> Provider {
-    Provider { name: "carrier-pigeon".into(), protocol: 1, format: 1 }
+fn pigeon() -> Letter {
+    Letter::Provider(Provider { name: "carrier-pigeon".into(), protocol: 1, format: 1 })
+}
+
+/// That it has the same provider.
+fn the_same(carrier: &Carrier) -> Letter {
+    Letter::Provider(carrier.provider.clone().unwrap())
 }
 
 #[test]
@@ -47,13 +49,12 @@ fn nothing_is_kept_for_a_node_that_says_that_it_has_another_provider() {
     until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
     assert_eq!(told(&mut carrier), (Vec::new(), Some(true)));
     let session = session(&other);
-    tell(&other, session, "", pigeon().encode());
+    tell(&other, session, &pigeon());
     until("nothing to be kept for it", &mut [&mut carrier], || !place.is_owed());
     assert_eq!(told(&mut carrier), (vec!["provider".to_owned()], Some(false)));
     place.is_free();
     // It has the same one later.
-    let ours = carrier.provider.clone().unwrap();
-    tell(&other, session, "", ours.encode());
+    tell(&other, session, &the_same(&carrier));
     until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
     assert_eq!(told(&mut carrier), (Vec::new(), Some(true)));
 }
@@ -92,21 +93,53 @@ fn who_wishes_before_it_has_said_its_provider_is_told_to_ask_again() {
     });
     let Event::Appeared { session, .. } = events[0] else { panic!("{events:?}") };
     let facts = TopicFacts { number: 1, largest: 64, depth: DEPTH as u32 };
-    let wish = |connection| Terms::Wish { connection, facts, from: vec![1; 16], lanes: 1 };
     let answer = |carrier: &mut Carrier, connection: u64| {
-        tell(&other, session, NAME, wish(connection).encode().unwrap());
+        let terms = Terms::Wish { connection, facts, from: vec![1; 16], lanes: 1 };
+        tell(&other, session, &Letter::Terms { topic: NAME.into(), terms });
         let mut answer = None;
         until("an answer", &mut [carrier], || {
             answer = other.next_event();
             answer.is_some()
         });
         let Some(Event::Letter { bytes, .. }) = answer else { panic!("{answer:?}") };
-        let letter: Letter = protocol::decode("test", &bytes).unwrap();
-        Terms::decode(&letter.terms).unwrap()
+        match Letter::decode(&bytes).unwrap() {
+            Letter::Terms { terms, .. } => terms,
+            letter => panic!("{letter:?}"),
+        }
     };
     assert!(matches!(answer(&mut carrier, 1), Terms::Again { connection: 1, .. }));
-    tell(&other, session, "", carrier.provider.clone().unwrap().encode());
+    tell(&other, session, &the_same(&carrier));
     assert!(matches!(answer(&mut carrier, 2), Terms::Offer { connection: 2, .. }));
-    tell(&other, session, "", pigeon().encode());
+    tell(&other, session, &pigeon());
     assert!(matches!(answer(&mut carrier, 3), Terms::Again { connection: 3, .. }));
+}
+
+#[test]
+fn letters_that_are_none_are_refused_and_do_no_harm() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let others = [&writer, &reader].map(|carrier| {
+        let other = one_that_wants(carrier, 3);
+        other.set_interests([]).unwrap();
+        other
+    });
+    let garbage: [&[u8]; 5] = [&[], &[9, 9], &[1, 1, 0, 1, 2, 3], &[1; 300], &[1; 20_000]];
+    for (other, node) in others.iter().zip([1, 2]) {
+        let mut session = None;
+        until("a session", &mut [&mut writer, &mut reader], || {
+            if let Some(Event::Appeared { session: begun, .. }) = other.next_event() {
+                session = Some(begun);
+            }
+            session.is_some()
+        });
+        for bytes in garbage {
+            other.tell(NodeIdentity([node; 16]), session.unwrap(), bytes.to_vec()).unwrap();
+        }
+    }
+    for number in 0..20 {
+        until("a message", &mut [&mut writer, &mut reader], || {
+            let _ = writing.publish(number);
+            reading.take(&mut subscriber).is_some()
+        });
+    }
 }
