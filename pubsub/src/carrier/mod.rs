@@ -165,14 +165,8 @@ pub(crate) struct Carrier {
     receiving: BTreeMap<(u32, NodeIdentity), Receiving>,
     /// Where those begin that are about to be received, as far as it was told.
     beginnings: BTreeMap<(u32, NodeIdentity), Beginning>,
-    /// Those of them that are to end, as soon as the worker can be told.
-    ending: BTreeSet<(u32, NodeIdentity)>,
     /// Sinks that end.
     parting: Vec<Parting>,
-    /// Nodes that are gone, of which the workers do not know that yet.
-    losing: BTreeSet<NodeIdentity>,
-    /// A worker took nothing more, in this turn.
-    is_deaf: bool,
     /// Something is to be tried again soon, of which nobody tells.
     is_behind: bool,
 }
@@ -220,10 +214,7 @@ impl Carrier {
             lines: BTreeMap::new(),
             receiving: BTreeMap::new(),
             beginnings: BTreeMap::new(),
-            ending: BTreeSet::new(),
             parting: Vec::new(),
-            losing: BTreeSet::new(),
-            is_deaf: false,
             is_behind: false,
         })
     }
@@ -246,8 +237,7 @@ impl Carrier {
 
     /// How long it may be left alone.
     pub(crate) fn longest_wait(&self, now: Instant) -> Option<Duration> {
-        let looks = self.is_deaf || self.is_behind || !self.losing.is_empty();
-        let looks = looks || !self.parting.is_empty();
+        let looks = self.is_behind || !self.parting.is_empty();
         let workers = self.workers_rest.filter(|rest| self.workers.is_none() && !rest.is_over(now));
         let deadlines = self.agenda.deadline(now, LOOK).into_iter();
         let deadline = deadlines
@@ -315,9 +305,7 @@ impl Carrier {
     /// Sees to what happened.
     pub(crate) fn turn(&mut self) {
         let now = Instant::now();
-        (self.is_deaf, self.is_behind) = (false, false);
-        // First of all, before any of them is connected to anew.
-        self.lose_nodes();
+        self.is_behind = false;
         for _ in 0..EVENTS {
             // If there are more, they say so.
             let Some(event) = self.peers.next_event() else { break };
@@ -393,8 +381,7 @@ impl Carrier {
                         carried.loses(node);
                     }
                 }
-                self.losing.insert(node);
-                self.lose_nodes();
+                self.lose_node(node);
                 self.beginnings.retain(|(_, from), _| *from != node);
                 let of_node = self.receiving.keys().filter(|(_, from)| *from == node);
                 for (number, node) in of_node.copied().collect::<Vec<_>>() {

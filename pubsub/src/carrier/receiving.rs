@@ -20,8 +20,6 @@ pub(super) struct Receiving {
     pub(super) waits: Arc<AtomicBool>,
     /// As long as the sink lives.
     sink: Weak<()>,
-    /// It is to end, as soon as the worker can be told.
-    ends: bool,
 }
 
 /// A sink that may still be at work, though its worker knows that it is to end.
@@ -93,16 +91,11 @@ impl Carrier {
         }
         let origin = OriginId { node: node.0, topic: theirs };
         if let Some(known) = self.receiving.get_mut(&(number, node)) {
-            if known.ends {
-                return false;
-            }
             if known.origin == origin {
                 known.connection = connection;
                 return true;
             }
-            if !self.part(number, node, true) {
-                return false;
-            }
+            self.part(number, node, true);
         }
         let Some(workers) = self.workers.as_mut().filter(|_| facts.subscribes) else {
             return false;
@@ -126,7 +119,7 @@ impl Carrier {
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {
             Ok(_) => {
-                let receiving = Receiving { origin, connection, waits, sink: alive, ends: false };
+                let receiving = Receiving { origin, connection, waits, sink: alive };
                 self.receiving.insert((number, node), receiving);
                 true
             }
@@ -139,7 +132,7 @@ impl Carrier {
 
     /// Does this one receive a topic of a node, by its number there?
     pub(super) fn is_receiving(&self, number: u32, node: NodeIdentity, theirs: u64) -> bool {
-        let known = self.receiving.get(&(number, node)).filter(|known| !known.ends);
+        let known = self.receiving.get(&(number, node));
         known.is_some_and(|known| known.origin.topic == theirs)
     }
 
@@ -153,8 +146,7 @@ impl Carrier {
         let is_wanted = |line: &Line| !line.is_gone && line.facts.subscribes;
         let wanted = |number: &u32| self.lines.get(number).is_some_and(is_wanted);
         self.beginnings.retain(|(number, _), _| wanted(number));
-        let all =
-            self.receiving.iter().filter(|((number, _), known)| !wanted(number) && !known.ends);
+        let all = self.receiving.iter().filter(|((number, _), _)| !wanted(number));
         let all = all.map(|((number, node), known)| (*number, *node, known.connection));
         for (number, node, connection) in all.collect::<Vec<_>>() {
             // It may hear too late that nobody does, or not at all, if somebody does again.
@@ -165,23 +157,17 @@ impl Carrier {
         }
     }
 
-    /// Ends what comes from a node of a topic. False if that has to be done later.
-    fn part(&mut self, number: u32, node: NodeIdentity, forgets: bool) -> bool {
-        let Some(known) = self.receiving.get_mut(&(number, node)) else { return true };
-        known.ends = true;
-        let (origin, sink) = (known.origin, Weak::clone(&known.sink));
-        if !self.tell(number, |worker| worker.stop_receiving(key(number), id(node))) {
-            self.ending.insert((number, node));
-            return false;
-        }
-        self.ending.remove(&(number, node));
-        self.receiving.remove(&(number, node));
+    /// Ends what comes from a node of a topic.
+    fn part(&mut self, number: u32, node: NodeIdentity, forgets: bool) {
+        let Some(Receiving { origin, sink, .. }) = self.receiving.remove(&(number, node)) else {
+            return;
+        };
+        self.tell(number, |worker| worker.stop_receiving(key(number), id(node)));
         if let Some(line) = self.lines.get(&number) {
             let topic = Arc::clone(&line.facts.topic);
             let forget = forgets.then_some(origin);
             self.parting.push(Parting { topic, is_elsewhere: false, forget, sink });
         }
-        true
     }
 
     /// The workers are gone, or will be soon: those that write to them are told to begin again.
@@ -196,11 +182,8 @@ impl Carrier {
         self.parting.iter_mut().for_each(|parting| parting.is_elsewhere = true);
     }
 
-    /// What could not be ended is ended, and what has ended is cleaned up after.
+    /// What has ended is cleaned up after.
     pub(super) fn see_to_receiving(&mut self) {
-        for (number, node) in std::mem::take(&mut self.ending) {
-            self.is_behind |= !self.part(number, node, false);
-        }
         self.parting.retain(|parting| {
             let is_at_work = parting.sink.strong_count() > 0;
             if let Some(origin) = parting.forget.filter(|_| !is_at_work) {

@@ -82,7 +82,6 @@ impl Carrier {
         }
         self.stir_all();
         self.stop_receiving_all();
-        self.losing.clear();
         self.counts.clear();
         let farewell = std::thread::Builder::new()
             .name("fabricast-farewell".into())
@@ -95,30 +94,19 @@ impl Carrier {
         }
     }
 
-    /// Tells the worker of a topic something. False if that has to be done later.
-    pub(super) fn tell(&mut self, number: u32, what: impl FnOnce(&Worker) -> Result<()>) -> bool {
-        let Some(workers) = &self.workers else { return true };
-        if self.is_deaf {
-            return false;
-        }
+    /// Tells the worker of a topic something. If it has ended others take its place, and are told all
+    /// anew.
+    pub(super) fn tell(&self, number: u32, what: impl FnOnce(&Worker) -> Result<()>) {
+        let Some(workers) = &self.workers else { return };
         if let Err(error) = what(workers.of(key(number))) {
             tracing::debug!(%error, "a worker does not take what it is told");
-            self.is_deaf = true;
         }
-        !self.is_deaf
     }
 
-    /// Tells all workers of nodes that are gone.
-    pub(super) fn lose_nodes(&mut self) {
-        let Some(workers) = &self.workers else { return self.losing.clear() };
-        while let Some(node) = self.losing.first().copied() {
-            // Once more is harmless.
-            if let Err(error) = workers.all().try_for_each(|it| it.lose_node(id(node))) {
-                tracing::debug!(%error, "a worker does not take what it is told");
-                self.is_deaf = true;
-                return;
-            }
-            self.losing.pop_first();
+    /// Tells all workers of a node that is gone, before it is connected to anew.
+    pub(super) fn lose_node(&self, node: NodeIdentity) {
+        for worker in self.workers.iter().flat_map(Workers::all) {
+            let _ = worker.lose_node(id(node));
         }
     }
 

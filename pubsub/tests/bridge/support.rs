@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, Slice};
+use pubsub::Result;
 use pubsub::bridge::{
     Finished, MessageHeader, Metadata, NodeId, Outgoing, Place, Report, Room, Side, Sink, Source,
     Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
 };
-use pubsub::{ErrorKind, Result};
 
 /// Reached only on failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -276,7 +276,7 @@ impl Nodes {
                 match report {
                     Report::Letter { key, node: to, terms } => {
                         if let Some(reader) = self.workers.get(&to) {
-                            patiently(|| reader.letter(key, *from, terms.clone()));
+                            reader.letter(key, *from, terms).unwrap();
                         }
                     }
                     Report::Connected { .. } => self.connected += 1,
@@ -284,7 +284,7 @@ impl Nodes {
                     Report::Lost { key, node: of, side, .. } => {
                         self.lost.push((key, *from, of, side));
                         if side == Side::Writer && !self.gone.contains(&of) {
-                            patiently(|| worker.add_destination(key, of));
+                            worker.add_destination(key, of).unwrap();
                         }
                     }
                     Report::Failed { key, node, side, error } => {
@@ -315,14 +315,6 @@ impl Nodes {
         let mut polled: Vec<_> =
             descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
         let _ = poll(&mut polled, 5_u8);
-    }
-}
-
-/// Tells a worker something as a carrier does: again, if it has no place for it now.
-fn patiently(mut tell: impl FnMut() -> Result<()>) {
-    let end = Instant::now() + PATIENCE;
-    while let Err(error) = tell() {
-        assert!(error.kind() == ErrorKind::DeadlineExceeded && Instant::now() < end, "{error}");
     }
 }
 

@@ -197,9 +197,6 @@ impl Engine {
                 longest = longest.min(Duration::from_nanos(waited / 8).clamp(AGAIN, LATER));
             }
         }
-        if !self.reports.flush() {
-            longest = longest.min(AGAIN);
-        }
         self.doorbell.sleeps(true);
         if self.commands.is_empty() && self.doorbell.is_silent() {
             self.sleeps += 1;
@@ -426,7 +423,6 @@ impl Engine {
             return;
         }
         self.next_look = self.now.steady + LOOK;
-        self.reports.flush();
         self.let_go();
         let patience = nanoseconds(self.options.patience);
         let now = self.now.steady;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use fabric::Policy;
 
 pub use doorbell::Announcer;
@@ -33,10 +33,9 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Commands that may wait.
+/// Commands that may wait when a letter or a question comes, which can be asked again: all others are
+/// as many as what is told changes.
 const COMMANDS: usize = 1024;
-/// How long a command waits for its place among them: who gives it has other things to do.
-const PATIENCE: Duration = Duration::from_millis(5);
 /// The smallest ring.
 const SMALLEST: u64 = 64 << 10;
 /// Pieces that a further lane writes from, at most.
@@ -199,7 +198,7 @@ impl Worker {
         }
         let opened = endpoint::open(&options.policy, local, options.lanes, workers)?;
         let (provider, address) = (opened.provider.clone(), opened.address.clone());
-        let (commands, ordered) = bounded(COMMANDS);
+        let (commands, ordered) = unbounded();
         let (bell, reports, told) = reports::channel()?;
         let (finish, finished) = bounded::<()>(1);
         let mut engine = Engine::new(options, opened, ordered, Reports::new(reports, &bell));
@@ -231,7 +230,7 @@ impl Worker {
     /// it that there are some.
     ///
     /// # Errors
-    /// `Closed` if the thread ended, `DeadlineExceeded` if it does not take commands.
+    /// `Closed` if the thread ended.
     pub fn send_topic(
         &self,
         key: TopicKey,
@@ -300,9 +299,9 @@ impl Worker {
     /// A letter of a node about a topic came, which that node's worker [reported](Report::Letter).
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic).
+    /// As [`send_topic`](Self::send_topic); `TooMany` if it has not done what it was told before.
     pub fn letter(&self, key: TopicKey, node: NodeId, terms: Terms) -> Result<()> {
-        self.tell(Command::Letter(key, node, terms))
+        self.ask(Command::Letter(key, node, terms))
     }
 
     /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is
@@ -318,25 +317,25 @@ impl Worker {
     /// oldest message that is kept, or is not connected.
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic).
+    /// As [`letter`](Self::letter).
     pub fn report_behind(&self, key: TopicKey) -> Result<()> {
-        self.tell(Command::ReportBehind(key))
+        self.ask(Command::ReportBehind(key))
     }
 
     /// Asks what it did so far; the answer comes by itself.
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic).
+    /// As [`letter`](Self::letter).
     pub fn ask_for_counters(&self) -> Result<Receiver<Counters>> {
         let (answer, answered) = bounded(1);
-        self.tell(Command::Count(answer))?;
+        self.ask(Command::Count(answer))?;
         Ok(answered)
     }
 
     /// What it did so far.
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic).
+    /// As [`letter`](Self::letter).
     pub fn counters(&self, timeout: Duration) -> Result<Counters> {
         self.ask_for_counters()?.recv_timeout(timeout).map_err(|error| match error {
             RecvTimeoutError::Timeout => late("it does not answer"),
@@ -381,28 +380,23 @@ impl Worker {
     }
 
     fn tell(&self, command: Command) -> Result<()> {
-        let told = self.commands.try_send(command).or_else(|refused| {
-            // It may sleep over a full list.
-            self.doorbell.ring();
-            let command = match refused {
-                crossbeam_channel::TrySendError::Full(command)
-                | crossbeam_channel::TrySendError::Disconnected(command) => command,
-            };
-            self.commands.send_timeout(command, PATIENCE)
-        });
+        let told = self.commands.send(command);
         self.doorbell.ring();
-        told.map_err(|error| match error {
-            SendTimeoutError::Timeout(_) => late("it does not take commands"),
-            SendTimeoutError::Disconnected(_) => ended(),
-        })
+        told.map_err(|_| ended())
+    }
+
+    /// Tells it what it may miss, unless it is far behind.
+    fn ask(&self, command: Command) -> Result<()> {
+        if self.commands.len() < COMMANDS {
+            return self.tell(command);
+        }
+        Err(Error::new("use a bridge", ErrorKind::TooMany, "it does not take commands"))
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.doorbell.ring();
-        let _ = self.commands.send_timeout(Command::Stop, FAREWELL);
-        self.doorbell.ring();
+        let _ = self.tell(Command::Stop);
         // A provider may hang; then the thread, and what it owns, stay behind.
         if let Err(RecvTimeoutError::Disconnected) = self.finished.recv_timeout(FAREWELL)
             && let Some(thread) = self.thread.take()
