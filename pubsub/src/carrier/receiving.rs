@@ -118,7 +118,7 @@ impl Carrier {
         workers.place(key(number), topic.settings().largest);
         let worker = workers.of(key(number));
         match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {
-            Ok(_) => {
+            Ok(()) => {
                 let receiving = Receiving { origin, connection, waits, sink: alive };
                 self.receiving.insert((number, node), receiving);
                 true

@@ -2,9 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::doorbell::Name;
 use super::engine::{Engine, nanoseconds};
-use super::topics::{Heat, InTopic, OutTopic, Task};
+use super::topics::{Heat, InTopic, Name, OutTopic, Task};
 use super::{Command, Counters, NodeId, Report, TopicKey, TopicOptions, WorkerOptions};
 use crate::bridge::Side;
 use crate::bridge::deck::STRIPED;

@@ -4,10 +4,9 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::NodeId;
-use super::doorbell::Name;
 use super::engine::{Engine, SHORT};
 use super::reports::Report;
-use super::topics::Task;
+use super::topics::{Name, Task};
 use crate::bridge::Side;
 use crate::error::Error;
 

@@ -9,11 +9,11 @@ use crossbeam_channel::Receiver;
 use fabric::ring::{News, ReceiverId, SenderId, Turn};
 use fabric::{AddressVector, Domain, Peer};
 
-use super::doorbell::{Announced, Doorbell, Name};
+use super::doorbell::{Announced, Doorbell};
 use super::endpoint::Opened;
 use super::renewal::Renewal;
 use super::reports::Reports;
-use super::topics::{InTopic, OutTopic, Places, Task};
+use super::topics::{InTopic, Name, OutTopic, Places, Task};
 use super::{Command, NodeId, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
 use crate::bridge::inbound::Broken;
@@ -266,11 +266,8 @@ impl Engine {
         for one in announced.drain(..) {
             // Before it is looked at: what comes later is announced again.
             one.unlist();
-            if let Some(place) = self.names.get(&one.name).copied() {
-                match one.name {
-                    Name::Out(_) => self.heat(Task::Out(place)),
-                    Name::In(..) => self.heat(Task::In(place)),
-                }
+            if let Some(place) = self.names.get(&Name::Out(one.key)).copied() {
+                self.heat(Task::Out(place));
             }
         }
         self.announced = announced;

@@ -4,9 +4,8 @@ use fabric::Address;
 use fabric::ring::RingOptions;
 use ipc::{Layout, Segment};
 
-use super::doorbell::Name;
 use super::engine::Engine;
-use super::topics::{Link, Tap, Task, Wish};
+use super::topics::{Link, Name, Tap, Task, Wish};
 use super::{NodeId, Report, SMALLEST, TopicFacts, TopicKey};
 use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;

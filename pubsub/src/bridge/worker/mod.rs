@@ -21,7 +21,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use fabric::Policy;
 
 pub use doorbell::Announcer;
-use doorbell::{Doorbell, Name};
+use doorbell::Doorbell;
 pub(crate) use endpoint::check as check_provider;
 use engine::Engine;
 pub use reports::Report;
@@ -237,7 +237,7 @@ impl Worker {
         options: TopicOptions,
         source: Box<dyn Source>,
     ) -> Result<Announcer> {
-        let announcer = Announcer::new(&self.doorbell, Name::Out(key));
+        let announcer = Announcer::new(&self.doorbell, key);
         self.tell(Command::Send(key, options, source))?;
         Ok(announcer)
     }
@@ -270,7 +270,7 @@ impl Worker {
     }
 
     /// Receives a topic's messages from a node, from a position on: the first one that is not here.
-    /// If the sink gives memory of a device, this one. Gives what tells that there is room again.
+    /// If the sink gives memory of a device, this one.
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
@@ -281,11 +281,9 @@ impl Worker {
         from: u64,
         device: Option<gpu::Device>,
         sink: Box<dyn Sink>,
-    ) -> Result<Announcer> {
-        let announcer = Announcer::new(&self.doorbell, Name::In(key, origin));
+    ) -> Result<()> {
         let reception = Reception { from, device, sink };
-        self.tell(Command::Receive(key, origin, Box::new(reception)))?;
-        Ok(announcer)
+        self.tell(Command::Receive(key, origin, Box::new(reception)))
     }
 
     /// Does not receive it any more.

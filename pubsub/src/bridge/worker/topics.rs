@@ -11,6 +11,15 @@ use crate::bridge::inbound::{Broken, Inbound};
 use crate::bridge::outbound::Outbound;
 use crate::bridge::{Now, Place, Progress, Sink, Source, TopicFacts};
 
+/// A topic of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Name {
+    /// That it sends.
+    Out(TopicKey),
+    /// That it receives from a node.
+    In(TopicKey, NodeId),
+}
+
 /// A topic, by its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Task {
