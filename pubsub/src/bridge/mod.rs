@@ -129,8 +129,7 @@ pub trait Source<P = Place>: Send {
 pub enum Room<P = Place> {
     /// This, as long as the payload.
     Here(P),
-    /// Nothing yet: it is asked again when it [announces](Announcer::announce) itself, and now and
-    /// then.
+    /// Nothing yet: it is asked again, the less often the longer it had none.
     NotYet,
 }
 
@@ -148,10 +147,6 @@ pub enum Finished {
 pub struct Stages {
     /// Out of the device, at the writer: from the first copy's beginning to the last one's end.
     pub copy_out: u64,
-    /// From the arrival of its first chunk to that of its last.
-    pub wire: u64,
-    /// Waiting for room.
-    pub room: u64,
     /// Into its place, from the first copy's beginning to the last one's end.
     pub copy_in: u64,
     /// From then on until the sink was asked to publish it, this time.

@@ -127,7 +127,7 @@ fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
         assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
         let counted = nodes.of(1).counters(PATIENCE).unwrap().received[0].2;
         assert_eq!(counted.messages, count);
-        assert!(counted.no_room > 0 && counted.no_queue > 0, "{counted:?}");
+        assert!(counted.no_room_for > 0 && counted.no_queue_for > 0, "{counted:?}");
     }
 }
 

@@ -122,8 +122,6 @@ pub(crate) struct Manner {
 pub struct DestinationCounters {
     /// Messages that it has delivered.
     pub delivered: u64,
-    /// Messages that were written.
-    pub messages: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
     /// Messages of the ring in which several were written at a time.
@@ -132,10 +130,6 @@ pub struct DestinationCounters {
     pub blocked: u64,
     /// How long it took until there was, in nanoseconds.
     pub blocked_for: u64,
-    /// Times that the provider had no room.
-    pub busy: u64,
-    /// Times that the next piece was not staged yet.
-    pub unstaged: u64,
     /// Lanes that large messages go by; 0 while it is not connected.
     pub lanes: u64,
     /// Messages that it missed since it was too far behind.
