@@ -27,8 +27,6 @@ mod simulated_tests;
 #[cfg(test)]
 mod simulation;
 
-use std::fmt;
-
 use gpu::Slice;
 
 pub use header::{
@@ -47,22 +45,7 @@ pub use worker::{
 };
 
 use crate::error::Result;
-
-/// A node's identity.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub [u8; 16]);
-
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NodeId({self})")
-    }
-}
+pub use crate::peers::NodeIdentity;
 
 /// Where a payload lies.
 #[derive(Debug, Clone)]
@@ -111,7 +94,7 @@ pub trait Source<P = Place>: Send {
 
     /// This node has all messages before this position; told where all are kept, now and then, and
     /// before what it has is [released](Self::release).
-    fn has(&mut self, node: NodeId, before: u64) {
+    fn has(&mut self, node: NodeIdentity, before: u64) {
         let _ = (node, before);
     }
 

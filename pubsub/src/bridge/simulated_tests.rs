@@ -15,7 +15,7 @@ use super::simulated_ends::{SimSink, SimSource, header_of};
 use super::simulation::{
     SimChunk, SimIntake, SimLane, SimPlace, SimReading, SimWire, Speeds, takes,
 };
-use super::{MessageHeader, NodeId};
+use super::{MessageHeader, NodeIdentity};
 
 const MIB: u64 = 1 << 20;
 const SPEEDS: Speeds = Speeds { out: 10_000, wire: 4_000, into: 8_000, latency: 2_000 };
@@ -34,7 +34,7 @@ fn messages(lengths: &[usize], is_device: bool) -> Vec<(u64, SimPlace)> {
 
 /// A node that reads.
 struct Reader {
-    node: NodeId,
+    node: NodeIdentity,
     inbound: Inbound<SimChunk, SimPlace, u64>,
     intake: SimIntake,
     sink: SimSink,
@@ -52,14 +52,14 @@ struct World {
     ring: (u64, u64),
     manner: Manner,
     /// Who was given up.
-    lost: Vec<NodeId>,
+    lost: Vec<NodeIdentity>,
     may_lose: bool,
 }
 
 impl World {
     fn new(source: SimSource, readers: usize, ring: (u64, u64), speeds: Speeds) -> Self {
         let reader = |number: usize| Reader {
-            node: NodeId([number as u8; 16]),
+            node: NodeIdentity([number as u8; 16]),
             inbound: Inbound::new(0, 1 << 30, u64::MAX),
             intake: SimIntake::default(),
             sink: SimSink::default(),
@@ -394,7 +394,7 @@ fn a_ring_that_is_written_and_lost_gives_everything_back() {
     world.run_for(15);
     world.break_ring(0);
     world.run_for(15);
-    world.outbound.remove(NodeId([1; 16]), &mut world.wire);
+    world.outbound.remove(NodeIdentity([1; 16]), &mut world.wire);
     world.readers[1].is_stuck = true;
     world.run();
     world.check(0);
@@ -408,7 +408,7 @@ fn who_is_removed_and_does_not_know_it_reads_nothing_wrong() {
         let source = SimSource::new(messages(&lengths, false));
         let mut world = World::new(source, 2, (256 << 10, 32 << 10), SPEEDS);
         world.run_for(steps);
-        world.outbound.remove(NodeId([1; 16]), &mut world.wire);
+        world.outbound.remove(NodeIdentity([1; 16]), &mut world.wire);
         world.run();
         world.check(0);
         let published = world.readers[1].sink.published.lock().unwrap();

@@ -17,7 +17,7 @@ use super::known::Known;
 use super::plan::{Local, Plan, Standing};
 use super::rest::Rest;
 use super::source::{Delivered, TopicSource};
-use super::{Carrier, Facts, Household, LOOK, id, key};
+use super::{Carrier, Facts, Household, LOOK, key};
 use crate::bridge::{TopicFacts, TopicOptions};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
@@ -477,7 +477,7 @@ impl Carrier {
                     self.tell_beginning(*node, topic, begins);
                 }
                 let add =
-                    |worker: &crate::bridge::Worker| worker.add_destination(key(number), id(*node));
+                    |worker: &crate::bridge::Worker| worker.add_destination(key(number), *node);
                 self.tell(number, add);
                 has_new = true;
                 carried.told.insert(*node, connects);
@@ -488,7 +488,7 @@ impl Carrier {
         let others: Vec<_> =
             carried.told.keys().filter(|node| !wanted.contains_key(node)).copied().collect();
         for node in others {
-            self.tell(number, |worker| worker.remove_destination(key(number), id(node)));
+            self.tell(number, |worker| worker.remove_destination(key(number), node));
             carried.told.remove(&node);
         }
         // Those that are owed something are all known to the worker: it may begin.

@@ -46,7 +46,7 @@ use self::misfits::{Here, Misfits};
 use self::plan::{Plan, of_topic};
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
-use crate::bridge::{NodeId, Provider, TopicKey, Worker, Workers};
+use crate::bridge::{Provider, TopicKey, Worker, Workers};
 use crate::error::Result;
 use crate::hall::Bell;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
@@ -169,10 +169,6 @@ pub(crate) struct Carrier {
     parting: Vec<Parting>,
     /// Something is to be tried again soon, of which nobody tells.
     is_behind: bool,
-}
-
-fn id(node: NodeIdentity) -> NodeId {
-    NodeId(node.0)
 }
 
 fn key(number: u32) -> TopicKey {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use super::letters::Letter;
 use super::lines::Line;
 use super::sink::TopicSink;
-use super::{Carrier, Facts, id, key};
+use super::{Carrier, Facts, key};
 use crate::bridge::Terms;
 use crate::peers::NodeIdentity;
 use crate::settings::SharedPlace;
@@ -65,7 +65,7 @@ impl Carrier {
         }
         let Some(number) = facts.map(|facts| facts.topic.number()) else { return };
         // One that is lost is asked for again, when it was waited for long enough.
-        self.tell(number, |worker| worker.letter(key(number), id(node), terms));
+        self.tell(number, |worker| worker.letter(key(number), node, terms));
     }
 
     /// The connection of a writer's wish is none, or not any more.
@@ -117,7 +117,7 @@ impl Carrier {
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         workers.place(key(number), topic.settings().largest);
         let worker = workers.of(key(number));
-        match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {
+        match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
             Ok(()) => {
                 let receiving = Receiving { origin, connection, waits, sink: alive };
                 self.receiving.insert((number, node), receiving);
@@ -162,7 +162,7 @@ impl Carrier {
         let Some(Receiving { origin, sink, .. }) = self.receiving.remove(&(number, node)) else {
             return;
         };
-        self.tell(number, |worker| worker.stop_receiving(key(number), id(node)));
+        self.tell(number, |worker| worker.stop_receiving(key(number), node));
         if let Some(line) = self.lines.get(&number) {
             let topic = Arc::clone(&line.facts.topic);
             let forget = forgets.then_some(origin);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::letters::Letter;
 use super::rest::Rest;
-use super::{Carrier, id, key};
+use super::{Carrier, key};
 use crate::bridge::{Report, Side, TopicKey, Worker, WorkerOptions, Workers};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
@@ -106,7 +106,7 @@ impl Carrier {
     /// Tells all workers of a node that is gone, before it is connected to anew.
     pub(super) fn lose_node(&self, node: NodeIdentity) {
         for worker in self.workers.iter().flat_map(Workers::all) {
-            let _ = worker.lose_node(id(node));
+            let _ = worker.lose_node(node);
         }
     }
 
@@ -143,27 +143,27 @@ impl Carrier {
             Report::Letter { key, node, terms } => {
                 let Some(line) = self.lines.get(&number(key)) else { return };
                 let topic = line.facts.topic.name().to_owned();
-                self.write(NodeIdentity(node.0), &Letter::Terms { topic, terms });
+                self.write(node, &Letter::Terms { topic, terms });
             }
             Report::Connected { key, node, side } => {
                 tracing::debug!(?key, %node, ?side, "a topic is connected");
                 if let Some(line) = self.lines.get(&number(key)) {
-                    self.misfits.goes(line.facts.topic.name(), (NodeIdentity(node.0), side));
+                    self.misfits.goes(line.facts.topic.name(), (node, side));
                 }
                 if side == Side::Writer {
-                    self.plan.connects(now, number(key), NodeIdentity(node.0));
+                    self.plan.connects(now, number(key), node);
                 }
             }
             Report::Lost { key, node, side, reason } => {
                 tracing::debug!(?key, %node, ?side, %reason, "a topic's line broke");
                 if side == Side::Writer {
-                    self.plan.breaks(now, number(key), NodeIdentity(node.0));
+                    self.plan.breaks(now, number(key), node);
                     self.agenda.stir(number(key));
                 }
             }
-            Report::Behind { key, node } => self.is_behind_with(now, number(key), node.0),
+            Report::Behind { key, node } => self.is_behind_with(now, number(key), node),
             Report::Failed { key, node: Some(node), side, error } => {
-                let (number, node) = (number(key), NodeIdentity(node.0));
+                let (number, node) = (number(key), node);
                 let label = self.known.label(node);
                 tracing::error!(%error, ?key, %node, label, ?side, "a topic cannot go between two nodes");
                 // Of one that is gone nothing is noted that only its coming back would end.
@@ -220,12 +220,12 @@ impl Carrier {
         }
         let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();
         for node in nodes {
-            self.is_behind_with(Instant::now(), number, node.0);
+            self.is_behind_with(Instant::now(), number, node);
         }
     }
 
-    fn is_behind_with(&mut self, now: Instant, number: u32, node: [u8; 16]) {
-        let (node, patience) = (NodeIdentity(node), self.patience(number));
+    fn is_behind_with(&mut self, now: Instant, number: u32, node: NodeIdentity) {
+        let patience = self.patience(number);
         if self.plan.falls_behind(now, (number, node), patience) {
             self.agenda.stir(number);
             let topic = self.lines.get(&number).map(|line| line.facts.topic.name());

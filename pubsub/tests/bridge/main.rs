@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use pubsub::ErrorKind;
 use pubsub::bridge::{
-    NodeId, Outgoing, Side, Source, Terms, TopicKey, TopicOptions, Worker, Workers,
+    NodeIdentity, Outgoing, Side, Source, Terms, TopicKey, TopicOptions, Worker, Workers,
 };
 use support::{LOCAL, Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
 
@@ -247,5 +247,5 @@ fn topics_have_their_place_among_several_workers() {
     assert_eq!(of(&workers, 3), places[0]);
     workers.place(TopicKey(3), (1 << 20) - 1);
     assert_eq!(of(&workers, 3), places[3 % places.len()]);
-    let _: NodeId = node(3);
+    let _: NodeIdentity = node(3);
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use gpu::{Device, Slice};
 use pubsub::Result;
 use pubsub::bridge::{
-    Finished, MessageHeader, Metadata, NodeId, Outgoing, Place, Report, Room, Side, Sink, Source,
-    Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
+    Finished, MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Report, Room, Side, Sink,
+    Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
 };
 
 /// Reached only on failure.
@@ -229,23 +229,23 @@ pub(crate) fn facts(largest: u64) -> TopicOptions {
     TopicOptions { facts: TopicFacts { number: 1, largest, depth: 16 }, keep: None }
 }
 
-pub(crate) fn node(number: u8) -> NodeId {
-    NodeId([number; 16])
+pub(crate) fn node(number: u8) -> NodeIdentity {
+    NodeIdentity([number; 16])
 }
 
 /// Nodes of this process.
 pub(crate) struct Nodes {
-    pub(crate) workers: HashMap<NodeId, Worker>,
+    pub(crate) workers: HashMap<NodeIdentity, Worker>,
     /// Letters that are not carried: to or from these.
-    pub(crate) lost: Vec<(TopicKey, NodeId, NodeId, Side)>,
+    pub(crate) lost: Vec<(TopicKey, NodeIdentity, NodeIdentity, Side)>,
     /// What failed for good.
     pub(crate) failed: Vec<String>,
     /// Connections that were made.
     pub(crate) connected: usize,
     /// Who was reported to hold up a topic.
-    pub(crate) behind: Vec<NodeId>,
+    pub(crate) behind: Vec<NodeIdentity>,
     /// Nodes that nobody is to connect to again.
-    pub(crate) gone: Vec<NodeId>,
+    pub(crate) gone: Vec<NodeIdentity>,
 }
 
 impl Nodes {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::engine::{Engine, nanoseconds};
 use super::topics::{Heat, InTopic, Name, OutTopic, Task};
-use super::{Command, Counters, NodeId, Report, TopicKey, TopicOptions, WorkerOptions};
+use super::{Command, Counters, NodeIdentity, Report, TopicKey, TopicOptions, WorkerOptions};
 use crate::bridge::Side;
 use crate::bridge::deck::STRIPED;
 use crate::bridge::inbound::Inbound;
@@ -102,7 +102,7 @@ impl Engine {
         has_any
     }
 
-    fn is_taken(&mut self, name: Name, key: TopicKey, node: Option<NodeId>) -> bool {
+    fn is_taken(&mut self, name: Name, key: TopicKey, node: Option<NodeIdentity>) -> bool {
         let is_taken = self.names.contains_key(&name);
         if is_taken {
             let detail = "the worker has it already";

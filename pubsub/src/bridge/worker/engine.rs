@@ -14,7 +14,7 @@ use super::endpoint::Opened;
 use super::renewal::Renewal;
 use super::reports::Reports;
 use super::topics::{InTopic, Name, OutTopic, Places, Task};
-use super::{Command, NodeId, Report, WorkerOptions};
+use super::{Command, NodeIdentity, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
 use crate::bridge::inbound::Broken;
 use crate::bridge::{Now, Progress, Side};
@@ -65,7 +65,7 @@ pub(super) struct Engine {
     /// Topics that are not received any more, of which something is being copied.
     pub(super) coming: Vec<InTopic>,
     /// Rings that are being closed, of which node, and since when: their writers may never answer.
-    pub(super) closing: Vec<(ReceiverId, NodeId, u64)>,
+    pub(super) closing: Vec<(ReceiverId, NodeIdentity, u64)>,
     /// Why and when the endpoint is begun anew.
     pub(super) renewal: Renewal,
     /// Topics that are looked after in each round.
@@ -423,7 +423,7 @@ impl Engine {
         self.let_go();
         let patience = nanoseconds(self.options.patience);
         let now = self.now.steady;
-        let is_late = |(_, _, since): &mut (ReceiverId, NodeId, u64)| now - *since > patience;
+        let is_late = |(_, _, since): &mut (ReceiverId, NodeIdentity, u64)| now - *since > patience;
         for (ring, node, _) in self.closing.extract_if(.., is_late).collect::<Vec<_>>() {
             self.bury(node, |port| port.give_up(ring));
         }

@@ -6,7 +6,7 @@ use ipc::{Layout, Segment};
 
 use super::engine::Engine;
 use super::topics::{Link, Name, Tap, Task, Wish};
-use super::{NodeId, Report, SMALLEST, TopicFacts, TopicKey};
+use super::{NodeIdentity, Report, SMALLEST, TopicFacts, TopicKey};
 use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
@@ -18,11 +18,11 @@ const CONNECT: &str = "connect a topic to a node";
 const RING: Layout = Layout::new("bridge ring", 1);
 
 impl Engine {
-    fn say(&mut self, key: TopicKey, node: NodeId, terms: Terms) {
+    fn say(&mut self, key: TopicKey, node: NodeIdentity, terms: Terms) {
         self.reports.tell(Report::Letter { key, node, terms });
     }
 
-    fn fail(&mut self, key: TopicKey, node: NodeId, side: Side, error: Error) {
+    fn fail(&mut self, key: TopicKey, node: NodeIdentity, side: Side, error: Error) {
         self.reports.tell(Report::Failed { key, node: Some(node), side, error });
     }
 
@@ -38,7 +38,7 @@ impl Engine {
     }
 
     /// A node wants a topic: a ring is wished for, unless there is one.
-    pub(super) fn add(&mut self, key: TopicKey, node: NodeId) {
+    pub(super) fn add(&mut self, key: TopicKey, node: NodeIdentity) {
         let Some(place) = self.names.get(&Name::Out(key)).copied() else {
             // It failed, and that was reported.
             tracing::trace!(?key, %node, "a node wants a topic that is not sent any more");
@@ -64,7 +64,7 @@ impl Engine {
         if facts.largest < STRIPED { 1 } else { lanes }
     }
 
-    pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeId, terms: Terms) {
+    pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeIdentity, terms: Terms) {
         let name = match terms.side() {
             Side::Writer => Name::In(key, node),
             Side::Reader => Name::Out(key),
@@ -136,7 +136,7 @@ impl Engine {
 
     /// A letter about a topic that is not here, or not any more: what was under way when it went is
     /// of no interest. Who wishes for a ring is told to ask again, so that it does not wait.
-    fn answer_without(&mut self, key: TopicKey, node: NodeId, terms: &Terms) {
+    fn answer_without(&mut self, key: TopicKey, node: NodeIdentity, terms: &Terms) {
         tracing::trace!(?key, %node, ?terms, "a letter about a topic that is not here");
         if let Terms::Wish { connection, .. } = terms {
             let reason = "it does not receive the topic now".to_owned();
@@ -145,7 +145,7 @@ impl Engine {
     }
 
     /// Is it the connection that there is to a node?
-    fn is_of(&mut self, place: usize, node: NodeId, connection: u64) -> bool {
+    fn is_of(&mut self, place: usize, node: NodeIdentity, connection: u64) -> bool {
         let link = self.outs.get(place).and_then(|topic| topic.links.get(&node).copied());
         match link {
             Some(Link::Wished { connection: known, .. } | Link::Flowing { connection: known }) => {
@@ -159,7 +159,7 @@ impl Engine {
     fn accept(
         &mut self,
         place: usize,
-        node: NodeId,
+        node: NodeIdentity,
         (connection, position): (u64, u64),
         offer: &fabric::ring::RingOffer,
         (from, further): (Vec<u8>, Vec<Vec<u8>>),
@@ -286,7 +286,7 @@ impl Engine {
     }
 
     /// All connections to a node are over.
-    pub(super) fn lose_node(&mut self, node: NodeId) {
+    pub(super) fn lose_node(&mut self, node: NodeIdentity) {
         for place in 0..self.outs.len() {
             if self.outs.get(place).is_some_and(|topic| topic.links.contains_key(&node)) {
                 self.lose_link(place, node, Some(left(node)));
@@ -307,7 +307,7 @@ impl Engine {
     /// Who does not answer in time is not waited for any longer.
     pub(super) fn look_for_answers(&mut self, patience: u64) {
         let now = self.now.steady;
-        let late = |node: NodeId| {
+        let late = |node: NodeIdentity| {
             let detail = "it did not answer in time";
             Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail).on(node)
         };
@@ -340,6 +340,6 @@ fn unknown() -> Error {
 }
 
 #[cold]
-fn left(node: NodeId) -> Error {
+fn left(node: NodeIdentity) -> Error {
     Error::new(CONNECT, ErrorKind::Closed, "the node is gone").on(node)
 }

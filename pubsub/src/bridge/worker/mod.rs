@@ -28,8 +28,8 @@ pub use reports::Report;
 use reports::Reports;
 
 use super::{
-    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeId, Provider, Sink, Source, Terms,
-    TopicFacts,
+    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeIdentity, Provider, Sink, Source,
+    Terms, TopicFacts,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -131,9 +131,9 @@ pub struct TopicOptions {
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// For each topic that is sent and node that wants it.
-    pub sent: Vec<(TopicKey, NodeId, DestinationCounters)>,
+    pub sent: Vec<(TopicKey, NodeIdentity, DestinationCounters)>,
     /// For each topic that is received, and node that it comes from.
-    pub received: Vec<(TopicKey, NodeId, InboundCounters)>,
+    pub received: Vec<(TopicKey, NodeIdentity, InboundCounters)>,
     /// Bytes of memory of rings whose writers are gone, which is kept since something may be on
     /// its way to it, until the endpoint is closed.
     pub quarantined: u64,
@@ -146,12 +146,12 @@ pub struct Counters {
 pub(super) enum Command {
     Send(TopicKey, TopicOptions, Box<dyn Source>),
     StopSending(TopicKey),
-    Add(TopicKey, NodeId),
-    Remove(TopicKey, NodeId),
-    Receive(TopicKey, NodeId, Box<Reception>),
-    StopReceiving(TopicKey, NodeId),
-    Letter(TopicKey, NodeId, Terms),
-    LoseNode(NodeId),
+    Add(TopicKey, NodeIdentity),
+    Remove(TopicKey, NodeIdentity),
+    Receive(TopicKey, NodeIdentity, Box<Reception>),
+    StopReceiving(TopicKey, NodeIdentity),
+    Letter(TopicKey, NodeIdentity, Terms),
+    LoseNode(NodeIdentity),
     ReportBehind(TopicKey),
     Count(Sender<Counters>),
     Stop,
@@ -257,7 +257,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn add_destination(&self, key: TopicKey, node: NodeId) -> Result<()> {
+    pub fn add_destination(&self, key: TopicKey, node: NodeIdentity) -> Result<()> {
         self.tell(Command::Add(key, node))
     }
 
@@ -265,7 +265,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn remove_destination(&self, key: TopicKey, node: NodeId) -> Result<()> {
+    pub fn remove_destination(&self, key: TopicKey, node: NodeIdentity) -> Result<()> {
         self.tell(Command::Remove(key, node))
     }
 
@@ -277,7 +277,7 @@ impl Worker {
     pub fn receive_topic(
         &self,
         key: TopicKey,
-        origin: NodeId,
+        origin: NodeIdentity,
         from: u64,
         device: Option<gpu::Device>,
         sink: Box<dyn Sink>,
@@ -290,7 +290,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn stop_receiving(&self, key: TopicKey, origin: NodeId) -> Result<()> {
+    pub fn stop_receiving(&self, key: TopicKey, origin: NodeIdentity) -> Result<()> {
         self.tell(Command::StopReceiving(key, origin))
     }
 
@@ -298,7 +298,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic); `TooMany` if it has not done what it was told before.
-    pub fn letter(&self, key: TopicKey, node: NodeId, terms: Terms) -> Result<()> {
+    pub fn letter(&self, key: TopicKey, node: NodeIdentity, terms: Terms) -> Result<()> {
         self.ask(Command::Letter(key, node, terms))
     }
 
@@ -307,7 +307,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn lose_node(&self, node: NodeId) -> Result<()> {
+    pub fn lose_node(&self, node: NodeIdentity) -> Result<()> {
         self.tell(Command::LoseNode(node))
     }
 

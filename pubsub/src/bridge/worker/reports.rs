@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::{NodeId, TopicKey};
+use super::{NodeIdentity, TopicKey};
 use crate::bridge::{Side, Terms};
 use crate::error::{Error, Result};
 
@@ -18,7 +18,7 @@ pub enum Report {
         /// The topic, as it is numbered here.
         key: TopicKey,
         /// Who is to get it.
-        node: NodeId,
+        node: NodeIdentity,
         /// What it says.
         terms: Terms,
     },
@@ -27,7 +27,7 @@ pub enum Report {
         /// The topic.
         key: TopicKey,
         /// The other node.
-        node: NodeId,
+        node: NodeIdentity,
         /// Which side of the topic we are.
         side: Side,
     },
@@ -37,7 +37,7 @@ pub enum Report {
         /// The topic.
         key: TopicKey,
         /// The other node.
-        node: NodeId,
+        node: NodeIdentity,
         /// Which side of the topic we are.
         side: Side,
         /// Why.
@@ -48,7 +48,7 @@ pub enum Report {
         /// The topic.
         key: TopicKey,
         /// The node.
-        node: NodeId,
+        node: NodeIdentity,
     },
     /// A topic cannot be sent, or not to a node, or not be received, and would not be if it were
     /// tried again: a source, a sink or a device failed, or the nodes do not understand each other.
@@ -56,7 +56,7 @@ pub enum Report {
         /// The topic.
         key: TopicKey,
         /// The other node; None: all of them.
-        node: Option<NodeId>,
+        node: Option<NodeIdentity>,
         /// Which side of the topic we are.
         side: Side,
         /// Why.

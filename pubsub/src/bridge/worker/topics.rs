@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use fabric::ring::{ReceiverId, View};
 use gpu::{Device, Memory};
 
-use super::{NodeId, TopicKey};
+use super::{NodeIdentity, TopicKey};
 use crate::bridge::deck::{Arrived, Deck, Reading, Ticket};
 use crate::bridge::inbound::{Broken, Inbound};
 use crate::bridge::outbound::Outbound;
@@ -17,7 +17,7 @@ pub(super) enum Name {
     /// That it sends.
     Out(TopicKey),
     /// That it receives from a node.
-    In(TopicKey, NodeId),
+    In(TopicKey, NodeIdentity),
 }
 
 /// A topic, by its place.
@@ -54,7 +54,7 @@ pub(super) struct OutTopic {
     pub(super) facts: TopicFacts,
     pub(super) source: Box<dyn Source>,
     pub(super) outbound: Outbound<Deck>,
-    pub(super) links: HashMap<NodeId, Link>,
+    pub(super) links: HashMap<NodeIdentity, Link>,
     pub(super) heat: Heat,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Tap {
 /// A topic that is received from a node.
 pub(super) struct InTopic {
     pub(super) key: TopicKey,
-    pub(super) origin: NodeId,
+    pub(super) origin: NodeIdentity,
     pub(super) sink: Box<dyn Sink>,
     pub(super) device: Option<Device>,
     pub(super) inbound: Inbound<Arrived, Place, Ticket>,
