@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pubsub::bridge::{Counters, Side, TopicKey, WorkerOptions};
 
-use super::support::{Log, Nodes, PATIENCE, Published, Where, cpu_time, facts, node, options};
+use super::support::{Log, Nodes, Published, Where, cpu_time, facts, node, options};
 use super::{KEY, MIB, PROVIDERS, lengths, lose_in_turns, receive, send};
 
 /// As many as there can be here.
@@ -17,7 +17,7 @@ fn by(lanes: usize, provider: &str) -> WorkerOptions {
 }
 
 fn counted(nodes: &Nodes, number: u8) -> Counters {
-    nodes.of(number).counters(PATIENCE).unwrap()
+    nodes.counters(number)
 }
 
 static SIZES: [usize; 16] = [

@@ -8,6 +8,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, poll};
 use pubsub::bridge::{Report, Side, TopicKey, Worker};
 
 use crate::support::{
@@ -106,9 +107,8 @@ impl Party {
             }
             Ok(_) => return false,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                if let Ok(report) = self.worker.report(Duration::from_millis(2)) {
-                    return self.act(report);
-                }
+                let wakes = PollFd::new(self.worker.wake_descriptor(), PollFlags::POLLIN);
+                let _ = poll(&mut [wakes], 2_u8);
             }
             Err(_) => return false,
         }

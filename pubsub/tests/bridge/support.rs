@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use gpu::{Device, Slice};
 use pubsub::Result;
 use pubsub::bridge::{
-    Finished, MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Report, Room, Side, Sink,
-    Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
+    Counters, Finished, MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Report, Room, Side,
+    Sink, Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
 };
 
 /// Reached only on failure.
@@ -267,6 +267,11 @@ impl Nodes {
 
     pub(crate) fn of(&self, number: u8) -> &Worker {
         &self.workers[&node(number)]
+    }
+
+    /// What a node's worker did so far.
+    pub(crate) fn counters(&self, number: u8) -> Counters {
+        self.of(number).ask_for_counters().unwrap().recv_timeout(PATIENCE).unwrap()
     }
 
     /// Carries what there is to be carried.

@@ -330,17 +330,6 @@ impl Worker {
         Ok(answered)
     }
 
-    /// What it did so far.
-    ///
-    /// # Errors
-    /// As [`letter`](Self::letter).
-    pub fn counters(&self, timeout: Duration) -> Result<Counters> {
-        self.ask_for_counters()?.recv_timeout(timeout).map_err(|error| match error {
-            RecvTimeoutError::Timeout => late("it does not answer"),
-            RecvTimeoutError::Disconnected => ended(),
-        })
-    }
-
     /// The next thing that it has to say, if there is one.
     ///
     /// # Errors
@@ -352,17 +341,6 @@ impl Worker {
             Err(crossbeam_channel::TryRecvError::Empty) => Ok(None),
             Err(crossbeam_channel::TryRecvError::Disconnected) => Err(ended()),
         }
-    }
-
-    /// Waits for the next thing that it has to say.
-    ///
-    /// # Errors
-    /// As [`try_report`](Self::try_report); `DeadlineExceeded`.
-    pub fn report(&self, timeout: Duration) -> Result<Report> {
-        self.reports.recv_timeout(timeout).map_err(|error| match error {
-            RecvTimeoutError::Timeout => late("it has nothing to say"),
-            RecvTimeoutError::Disconnected => ended(),
-        })
     }
 
     /// Readable when there may be [reports](Self::try_report): to be taken until there are none.
@@ -402,11 +380,6 @@ impl Drop for Worker {
             let _ = thread.join();
         }
     }
-}
-
-#[cold]
-fn late(why: &str) -> Error {
-    Error::new("use a bridge", ErrorKind::DeadlineExceeded, why)
 }
 
 #[cold]
