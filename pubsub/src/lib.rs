@@ -37,6 +37,8 @@ mod text;
 mod topic;
 
 pub use carrier::NetworkOptions;
+#[doc(hidden)]
+pub use carrier::read_letter;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};

@@ -20,6 +20,7 @@
 //! payload, filled up to 8 bytes, all in one chunk; or a *long* one, whose first chunk is header
 //! and metadata, and the others the payload.
 
+use std::convert::Infallible;
 use std::fmt;
 
 use crate::settings::MOST_METADATA;
@@ -198,12 +199,11 @@ impl MessageHeader {
     /// # Errors
     /// What is wrong with them.
     pub fn decode(bytes: &[u8]) -> Result<(Self, bool), HeaderError> {
-        let (header, rest) = bytes.split_first_chunk::<HEADER>().ok_or(HeaderError::Short)?;
-        let (mut decoded, has_trailer) = Self::decode_bare(header)?;
-        let length = decoded.metadata.as_slice().len();
-        let metadata = rest.get(..length).ok_or(HeaderError::Short)?;
-        decoded.metadata.as_mut_slice().copy_from_slice(metadata);
-        Ok((decoded, has_trailer))
+        let decoded = Self::decode_from(bytes.len(), |at, into: &mut [u8]| {
+            into.copy_from_slice(&bytes[at..at + into.len()]);
+            Ok::<_, Infallible>(())
+        });
+        decoded.unwrap_or_else(|never| match never {})
     }
 
     /// The same without the metadata, of which only the length is known then.

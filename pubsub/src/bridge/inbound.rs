@@ -54,15 +54,9 @@ pub struct InboundCounters {
     pub messages: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
-    /// Messages that were here already.
-    pub duplicates: u64,
-    /// Times that there was no room for a message.
-    pub no_room: u64,
-    /// How long it took until there was, in nanoseconds.
+    /// How long there was no room for a message, in nanoseconds.
     pub no_room_for: u64,
-    /// Times that the queue was full.
-    pub no_queue: u64,
-    /// How long it took until it was not, in nanoseconds.
+    /// How long the queue was full, in nanoseconds.
     pub no_queue_for: u64,
     /// Lanes that large messages come by; 0 while it is not connected.
     pub lanes: u64,
@@ -108,22 +102,11 @@ struct Long<P> {
     header: MessageHeader,
     /// None: it is here already, or has no room yet.
     place: Option<P>,
-    state: LongState,
+    is_wanted: bool,
     prefix: u64,
     has_trailer: bool,
     trailer: [u8; TRAILER],
-    arrived: u64,
     copy_begun: Option<u64>,
-    room: u64,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LongState {
-    /// It is here already.
-    Skipped,
-    /// It has no room yet.
-    Waiting,
-    Begun,
 }
 
 /// One node's topic at a node that wants its messages.
@@ -283,10 +266,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
                     stages.landed = now.steady - times.arrived;
                     match sink.finish(header, stages).map_err(Broken::Topic)? {
                         Finished::NotYet => {
-                            if self.no_queue_since.is_none() {
-                                self.no_queue_since = Some(now.steady);
-                                self.counters.no_queue += 1;
-                            }
+                            self.no_queue_since.get_or_insert(now.steady);
                             return Ok(());
                         }
                         Finished::Published => {
@@ -318,10 +298,12 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         if self.batch.is_some() {
             return self.read_batch(now, intake, sink);
         }
-        if self.long.as_ref().is_some_and(|long| long.state == LongState::Waiting)
-            && !self.begin_long(now, sink)?
-        {
-            return Ok(false);
+        let waiting = self.long.as_ref().filter(|long| long.is_wanted && long.place.is_none());
+        if let Some(header) = waiting.map(|long| long.header) {
+            let Some(place) = self.room(&header, now, sink)? else { return Ok(false) };
+            if let Some(long) = &mut self.long {
+                long.place = Some(place);
+            }
         }
         let Some(chunk) = intake.take().map_err(Broken::Ring)? else { return Ok(false) };
         let header = *chunk.header();
@@ -339,7 +321,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
                 Ok(true)
             }
             Some(Form::Long) => {
-                self.read_prefix(&chunk, now)?;
+                self.read_prefix(&chunk)?;
                 // Nothing is left to wait for in it.
                 self.let_go(chunk);
                 Ok(true)
@@ -357,7 +339,6 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         }
         self.last = Some(header.position);
         if header.position < self.next {
-            self.counters.duplicates += 1;
             return Ok(false);
         }
         Ok(true)
@@ -368,20 +349,17 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         header: &MessageHeader,
         now: Now,
         sink: &mut (impl Sink<P> + ?Sized),
-    ) -> std::result::Result<Option<(P, u64)>, Broken> {
+    ) -> std::result::Result<Option<P>, Broken> {
         match sink.begin(header).map_err(Broken::Topic)? {
             Room::NotYet => {
-                if self.no_room_since.is_none() {
-                    self.no_room_since = Some(now.steady);
-                    self.counters.no_room += 1;
-                }
+                self.no_room_since.get_or_insert(now.steady);
                 Ok(None)
             }
             Room::Here(place) => {
-                let waited = self.no_room_since.take().map_or(0, |since| now.steady - since);
-                self.counters.no_room_for += waited;
+                let since = self.no_room_since.take();
+                self.counters.no_room_for += since.map_or(0, |since| now.steady - since);
                 self.next = header.position + 1;
-                Ok(Some((place, waited)))
+                Ok(Some(place))
             }
         }
     }
@@ -419,7 +397,7 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
             self.batch = Some(next);
             return Ok(true);
         }
-        let Some((place, room)) = self.room(&header, now, sink)? else {
+        let Some(place) = self.room(&header, now, sink)? else {
             self.batch = Some(Batch { at, ..next });
             return Ok(false);
         };
@@ -432,15 +410,14 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
                 times.done = None;
             }
         }
-        let stages = Stages { room, ..Stages::default() };
         self.begun.push_back(header);
-        self.steps.push_back(Step::Finish(stages, times));
+        self.steps.push_back(Step::Finish(Stages::default(), times));
         self.batch = Some(next);
         Ok(true)
     }
 
     /// The first chunk of a long message: header and metadata, and nothing else.
-    fn read_prefix(&mut self, chunk: &C, now: Now) -> std::result::Result<(), Broken> {
+    fn read_prefix(&mut self, chunk: &C) -> std::result::Result<(), Broken> {
         let ring = *chunk.header();
         let length = ring.payload as usize;
         if ring.offset != 0 || length > LONGEST_PREFIX {
@@ -456,38 +433,16 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
             return Err(violation("a message of another length than its header says"));
         }
         let is_wanted = self.check(&header)?;
-        let state = if is_wanted { LongState::Waiting } else { LongState::Skipped };
         self.long = Some(Long {
             prefix: length as u64,
             has_trailer,
             trailer: [0; TRAILER],
             header,
             place: None,
-            state,
-            arrived: now.steady,
+            is_wanted,
             copy_begun: None,
-            room: 0,
         });
         Ok(())
-    }
-
-    /// Asks for room for a long message. False if there is none.
-    fn begin_long(
-        &mut self,
-        now: Now,
-        sink: &mut (impl Sink<P> + ?Sized),
-    ) -> std::result::Result<bool, Broken> {
-        let Some(mut long) = self.long.take() else { return Ok(true) };
-        let room = self.room(&long.header, now, sink);
-        let is_begun = match room? {
-            Some((place, waited)) => {
-                (long.place, long.room, long.state) = (Some(place), waited, LongState::Begun);
-                true
-            }
-            None => false,
-        };
-        self.long = Some(long);
-        Ok(is_begun)
     }
 
     /// A further chunk of a long message.
@@ -538,13 +493,9 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
                 return Ok(());
             }
         }
-        if long.state == LongState::Begun {
-            let stages = Stages {
-                copy_out: if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 },
-                wire: now.steady - long.arrived,
-                room: long.room,
-                ..Stages::default()
-            };
+        if long.place.is_some() {
+            let copy_out = if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 };
+            let stages = Stages { copy_out, ..Stages::default() };
             let done = (is_done && self.steps.is_empty()).then_some(now.steady);
             let begun = long.copy_begun.unwrap_or(now.steady);
             let times = CopyTimes { arrived: now.steady, begun, done };

@@ -27,8 +27,6 @@ mod simulated_tests;
 #[cfg(test)]
 mod simulation;
 
-use std::fmt;
-
 use gpu::Slice;
 
 pub use header::{
@@ -37,30 +35,17 @@ pub use header::{
 };
 pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
-pub(crate) use terms::{LONGEST_PROVIDER, MOST_LANES};
-pub use terms::{LONGEST_TERMS, Side, Spot, Terms, TopicFacts};
+pub(crate) use terms::MOST_LANES;
+#[cfg(test)]
+pub(crate) use terms::short;
+pub use terms::{Provider, Side, Terms, TopicFacts};
 pub(crate) use worker::check_provider;
 pub use worker::{
     Announcer, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,
 };
 
 use crate::error::Result;
-
-/// A node's identity.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub [u8; 16]);
-
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NodeId({self})")
-    }
-}
+pub use crate::peers::NodeIdentity;
 
 /// Where a payload lies.
 #[derive(Debug, Clone)]
@@ -109,7 +94,7 @@ pub trait Source<P = Place>: Send {
 
     /// This node has all messages before this position; told where all are kept, now and then, and
     /// before what it has is [released](Self::release).
-    fn has(&mut self, node: NodeId, before: u64) {
+    fn has(&mut self, node: NodeIdentity, before: u64) {
         let _ = (node, before);
     }
 
@@ -127,8 +112,7 @@ pub trait Source<P = Place>: Send {
 pub enum Room<P = Place> {
     /// This, as long as the payload.
     Here(P),
-    /// Nothing yet: it is asked again when it [announces](Announcer::announce) itself, and now and
-    /// then.
+    /// Nothing yet: it is asked again, the less often the longer it had none.
     NotYet,
 }
 
@@ -146,10 +130,6 @@ pub enum Finished {
 pub struct Stages {
     /// Out of the device, at the writer: from the first copy's beginning to the last one's end.
     pub copy_out: u64,
-    /// From the arrival of its first chunk to that of its last.
-    pub wire: u64,
-    /// Waiting for room.
-    pub room: u64,
     /// Into its place, from the first copy's beginning to the last one's end.
     pub copy_in: u64,
     /// From then on until the sink was asked to publish it, this time.

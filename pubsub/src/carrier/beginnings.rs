@@ -8,16 +8,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::letters::{Kind, Note};
-use super::receiving::Letter;
+use super::letters::Letter;
 use super::{Carrier, Facts};
-use crate::error::Result;
 use crate::peers::NodeIdentity;
 use crate::settings::Reliability;
 use crate::topic::{Published, Topic};
 
 /// As many as can publish in a topic of a node.
-const MOST: usize = 256;
+pub(super) const MOST: usize = 256;
 /// The number of a publisher's first message.
 const FIRST: u64 = 1;
 
@@ -31,7 +29,7 @@ pub(super) struct Beginning {
     /// How many publishers it had had.
     serial: u64,
     /// Those that it had, each with the number of its last message.
-    publishers: Vec<(u64, u64)>,
+    pub(super) publishers: Vec<(u64, u64)>,
 }
 
 impl Beginning {
@@ -52,50 +50,36 @@ impl Beginning {
     }
 }
 
-impl Note for Beginning {
-    const KIND: Kind = Kind::Beginning;
-    const READ: &'static str = "read what was published before";
-
-    fn check(&self) -> std::result::Result<(), &'static str> {
-        let fits = self.publishers.len() <= MOST;
-        fits.then_some(()).ok_or("of more publishers than there can be")
-    }
-}
-
 impl Carrier {
     /// Tells a node what is not for it.
     pub(super) fn tell_beginning(&self, node: NodeIdentity, topic: &Topic, begins: &Beginning) {
-        let (topic, terms) = (topic.name().to_owned(), begins.encode());
-        self.write(node, &Letter { topic, terms });
+        let (topic, begins) = (topic.name().to_owned(), begins.clone());
+        self.write(node, &Letter::Beginning { topic, begins });
     }
 
     /// Another node tells what is not for this one.
     pub(super) fn hears_of_a_beginning(
         &mut self,
         node: NodeIdentity,
-        letter: &Letter,
-    ) -> Result<()> {
-        let begins = Beginning::decode(&letter.terms)?;
+        topic: &str,
+        begins: Beginning,
+    ) {
         let counts = |facts: &&Facts| {
             let settings = facts.topic.settings();
             facts.subscribes && settings.reliability != Reliability::Reliable
         };
-        let Some(facts) = self.facts(&letter.topic).filter(counts) else { return Ok(()) };
+        let Some(facts) = self.facts(topic).filter(counts) else { return };
         let number = facts.topic.number();
         // Who receives it knows better what came last.
         if !self.is_receiving(number, node, begins.topic) {
             self.beginnings.insert((number, node), begins);
         }
-        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::carrier::letters::tests::{is_read_as_written, is_read_or_refused, is_refused};
 
     impl Beginning {
         pub(in crate::carrier) fn at(
@@ -118,21 +102,5 @@ mod tests {
         assert_eq!((first(2, 0), first(4, 1)), (Some(10), Some(1)));
         // One that had left, and one that came later, in its line.
         assert_eq!((first(3, 2), first(5, 2)), (None, Some(1)));
-    }
-
-    #[test]
-    fn letters_are_read_as_written() {
-        for publishers in [vec![], vec![(256, u64::MAX)], vec![(1, 1); MOST]] {
-            is_read_as_written(&beginning(publishers));
-        }
-        is_refused::<Beginning>(&beginning(vec![(1, 1); MOST + 1]).encode());
-        is_refused::<Beginning>(&[Kind::Beginning as u8, 0x83, 0, 70, 4, 0]);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            is_read_or_refused::<Beginning>(&bytes);
-        }
     }
 }

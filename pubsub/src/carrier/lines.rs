@@ -17,7 +17,7 @@ use super::known::Known;
 use super::plan::{Local, Plan, Standing};
 use super::rest::Rest;
 use super::source::{Delivered, TopicSource};
-use super::{Carrier, Facts, Household, LOOK, id, key};
+use super::{Carrier, Facts, Household, LOOK, key};
 use crate::bridge::{TopicFacts, TopicOptions};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
@@ -77,8 +77,6 @@ impl Carried {
 
 pub(super) struct Ending {
     source: Weak<AtomicBool>,
-    /// The worker knows that it is to end, or is itself ending.
-    is_told: bool,
     /// The next source goes on where this one stops.
     keeps: bool,
 }
@@ -128,10 +126,9 @@ impl Line {
         match &mut self.state {
             State::Carried(Carried { source, .. }) => {
                 let source = Weak::clone(source);
-                self.state = State::Ending(Ending { source, is_told: true, keeps: true });
+                self.state = State::Ending(Ending { source, keeps: true });
             }
-            State::Ending(ending) => ending.is_told = true,
-            State::None | State::Left => {}
+            State::Ending(_) | State::None | State::Left => {}
         }
     }
 
@@ -139,7 +136,7 @@ impl Line {
     pub(super) fn fails(&mut self, now: Instant) {
         if let State::Carried(Carried { source, .. }) = &self.state {
             let source = Weak::clone(source);
-            self.state = State::Ending(Ending { source, is_told: true, keeps: false });
+            self.state = State::Ending(Ending { source, keeps: false });
             (self.is_given_up, self.is_owed) = (true, true);
             self.rests(now);
         }
@@ -340,10 +337,6 @@ impl Carrier {
         let deadline = line.deadline(now, LOOK);
         self.agenda
             .set_time(number, deadline.into_iter().chain(self.plan.deadline(now, number)).min());
-        if self.is_deaf {
-            // Something may not have been told.
-            self.agenda.stir(number);
-        }
         self.lines.insert(number, line);
     }
 
@@ -361,9 +354,10 @@ impl Carrier {
             State::None | State::Left => self.carry(now, number, line),
             State::Carried(carried) if wanted.is_empty() => {
                 let source = Weak::clone(&carried.source);
-                line.state = State::Ending(Ending { source, is_told: false, keeps: false });
+                line.state = State::Ending(Ending { source, keeps: false });
                 line.facts.topic.set_carried(false);
                 self.ear.ignore(number);
+                self.tell(number, |worker| worker.stop_sending(key(number)));
                 true
             }
             State::Carried(carried) => {
@@ -374,9 +368,6 @@ impl Carrier {
             }
             State::Ending(ending) => {
                 ending.keeps &= !wanted.is_empty();
-                if !ending.is_told {
-                    ending.is_told = self.tell(number, |worker| worker.stop_sending(key(number)));
-                }
                 if ending.source.strong_count() > 0 {
                     return false;
                 }
@@ -409,7 +400,7 @@ impl Carrier {
     /// Keeps a topic's messages for other nodes from now on.
     fn carry(&mut self, now: Instant, number: u32, line: &mut Line) -> bool {
         let Some(workers) = &mut self.workers else { return false };
-        if self.is_deaf || line.rest.is_some_and(|rest| !rest.is_over(now)) {
+        if line.rest.is_some_and(|rest| !rest.is_over(now)) {
             return false;
         }
         let (topic, gate) = (&line.facts.topic, Arc::new(AtomicBool::new(false)));
@@ -486,10 +477,8 @@ impl Carrier {
                     self.tell_beginning(*node, topic, begins);
                 }
                 let add =
-                    |worker: &crate::bridge::Worker| worker.add_destination(key(number), id(*node));
-                if !self.tell(number, add) {
-                    return;
-                }
+                    |worker: &crate::bridge::Worker| worker.add_destination(key(number), *node);
+                self.tell(number, add);
                 has_new = true;
                 carried.told.insert(*node, connects);
             } else if !connects {
@@ -499,11 +488,8 @@ impl Carrier {
         let others: Vec<_> =
             carried.told.keys().filter(|node| !wanted.contains_key(node)).copied().collect();
         for node in others {
-            let removed =
-                self.tell(number, |worker| worker.remove_destination(key(number), id(node)));
-            if removed {
-                carried.told.remove(&node);
-            }
+            self.tell(number, |worker| worker.remove_destination(key(number), node));
+            carried.told.remove(&node);
         }
         // Those that are owed something are all known to the worker: it may begin.
         if !is_kept || wanted.values().any(|standing| standing.is_sending()) {

@@ -44,16 +44,16 @@ use self::known::Known;
 use self::lines::{Line, State};
 use self::misfits::{Here, Misfits};
 use self::plan::{Plan, of_topic};
-use self::providers::Providers;
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
-use crate::bridge::{NodeId, TopicKey, Worker, Workers};
+use crate::bridge::{Provider, TopicKey, Worker, Workers};
 use crate::error::Result;
 use crate::hall::Bell;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::topic::Topic;
 
+pub use self::letters::read_letter;
 pub(crate) use self::lines::{is_owed, let_go};
 pub use self::options::NetworkOptions;
 pub(crate) use self::rest::Rest;
@@ -130,6 +130,8 @@ struct Remote {
     session: SessionNumber,
     /// From where it is reached.
     ours: IpAddr,
+    /// What carries messages there, as soon as it has said so.
+    provider: Option<Provider>,
 }
 
 pub(crate) struct Carrier {
@@ -142,7 +144,8 @@ pub(crate) struct Carrier {
     #[cfg(test)]
     looks: u64,
     misfits: Misfits,
-    providers: Providers,
+    /// What carries messages here, or did last.
+    provider: Option<Provider>,
     ear: Ear,
     nodes: BTreeMap<NodeIdentity, Remote>,
     known: Known,
@@ -162,20 +165,10 @@ pub(crate) struct Carrier {
     receiving: BTreeMap<(u32, NodeIdentity), Receiving>,
     /// Where those begin that are about to be received, as far as it was told.
     beginnings: BTreeMap<(u32, NodeIdentity), Beginning>,
-    /// Those of them that are to end, as soon as the worker can be told.
-    ending: BTreeSet<(u32, NodeIdentity)>,
     /// Sinks that end.
     parting: Vec<Parting>,
-    /// Nodes that are gone, of which the workers do not know that yet.
-    losing: BTreeSet<NodeIdentity>,
-    /// A worker took nothing more, in this turn.
-    is_deaf: bool,
     /// Something is to be tried again soon, of which nobody tells.
     is_behind: bool,
-}
-
-fn id(node: NodeIdentity) -> NodeId {
-    NodeId(node.0)
 }
 
 fn key(number: u32) -> TopicKey {
@@ -200,7 +193,7 @@ impl Carrier {
             #[cfg(test)]
             looks: 0,
             misfits: Misfits::default(),
-            providers: Providers::default(),
+            provider: None,
             ear: Ear::start(bell)?,
             options: options.clone(),
             household,
@@ -217,10 +210,7 @@ impl Carrier {
             lines: BTreeMap::new(),
             receiving: BTreeMap::new(),
             beginnings: BTreeMap::new(),
-            ending: BTreeSet::new(),
             parting: Vec::new(),
-            losing: BTreeSet::new(),
-            is_deaf: false,
             is_behind: false,
         })
     }
@@ -243,8 +233,7 @@ impl Carrier {
 
     /// How long it may be left alone.
     pub(crate) fn longest_wait(&self, now: Instant) -> Option<Duration> {
-        let looks = self.is_deaf || self.is_behind || !self.losing.is_empty();
-        let looks = looks || !self.parting.is_empty();
+        let looks = self.is_behind || !self.parting.is_empty();
         let workers = self.workers_rest.filter(|rest| self.workers.is_none() && !rest.is_over(now));
         let deadlines = self.agenda.deadline(now, LOOK).into_iter();
         let deadline = deadlines
@@ -312,9 +301,7 @@ impl Carrier {
     /// Sees to what happened.
     pub(crate) fn turn(&mut self) {
         let now = Instant::now();
-        (self.is_deaf, self.is_behind) = (false, false);
-        // First of all, before any of them is connected to anew.
-        self.lose_nodes();
+        self.is_behind = false;
         for _ in 0..EVENTS {
             // If there are more, they say so.
             let Some(event) = self.peers.next_event() else { break };
@@ -336,8 +323,8 @@ impl Carrier {
         match event {
             Event::Appeared { node, session, label, ours, .. } => {
                 tracing::info!(%node, label, "another node is there");
-                self.providers.forget(node);
-                self.nodes.insert(node, Remote { session, ours: ours.ip() });
+                let remote = Remote { session, ours: ours.ip(), provider: None };
+                self.nodes.insert(node, remote);
                 self.known.is_called(node, label, |node| self.nodes.contains_key(node));
                 self.plan.appears(now, node);
                 self.stir_all();
@@ -382,7 +369,6 @@ impl Carrier {
                 let label = self.known.label(node);
                 tracing::info!(%node, label, %reason, "another node is gone");
                 self.nodes.remove(&node);
-                self.providers.forget(node);
                 self.plan.vanishes(now, node);
                 self.agenda.stir_all(self.plan.topics_of(node));
                 self.misfits.forget(node);
@@ -391,8 +377,7 @@ impl Carrier {
                         carried.loses(node);
                     }
                 }
-                self.losing.insert(node);
-                self.lose_nodes();
+                self.lose_node(node);
                 self.beginnings.retain(|(_, from), _| *from != node);
                 let of_node = self.receiving.keys().filter(|(_, from)| *from == node);
                 for (number, node) in of_node.copied().collect::<Vec<_>>() {

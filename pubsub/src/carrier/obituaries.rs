@@ -7,18 +7,14 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-
 use super::Carrier;
-use super::letters::{Kind, Note};
-use super::receiving::Letter;
-use crate::error::Result;
+use super::letters::Letter;
 use crate::peers::NodeIdentity;
 use crate::publisher::PublisherId;
 use crate::topic::{Elsewhere, Topic};
 
 /// As many as the topic of who hears of them is sure to remember.
-const MOST: usize = 15;
+pub(super) const MOST: usize = 15;
 
 /// What there is to tell of the publishers that were lost.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,28 +49,6 @@ fn due(
     }
 }
 
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Obituary {
-    publishers: Vec<u64>,
-}
-
-impl Obituary {
-    /// Of more than are remembered the last are told of.
-    fn of(publishers: &[u64]) -> Self {
-        Self { publishers: publishers[publishers.len().saturating_sub(MOST)..].to_vec() }
-    }
-}
-
-impl Note for Obituary {
-    const KIND: Kind = Kind::Obituary;
-    const READ: &'static str = "read which publishers died";
-
-    fn check(&self) -> std::result::Result<(), &'static str> {
-        let is_one = (1..=MOST).contains(&self.publishers.len());
-        is_one.then_some(()).ok_or("of nobody, or of more than are told of")
-    }
-}
-
 impl Carrier {
     /// Tells the nodes that were destinations up to now of the publishers that died here.
     pub(super) fn tell_of_the_dead(&self, topic: &Topic) {
@@ -92,13 +66,13 @@ impl Carrier {
             Due::Nothing => {}
             Due::Nobody => topic.set_losses_told(lost),
             Due::From(first, nodes) => {
+                // Of more than are remembered the last are told of.
                 let publishers: Vec<_> = (first.max(lost.saturating_sub(MOST as u64))..lost)
                     .filter_map(|number| topic.publisher_lost(number))
                     .collect();
-                for node in nodes.into_iter().filter(|_| !publishers.is_empty()) {
-                    let (topic, terms) =
-                        (topic.name().to_owned(), Obituary::of(&publishers).encode());
-                    self.write(node, &Letter { topic, terms });
+                if !publishers.is_empty() {
+                    let letter = Letter::Obituary { topic: topic.name().to_owned(), publishers };
+                    nodes.into_iter().for_each(|node| self.write(node, &letter));
                 }
                 topic.set_losses_told(lost);
             }
@@ -106,11 +80,8 @@ impl Carrier {
     }
 
     /// Another node tells of publishers of a topic that died there.
-    pub(super) fn hears_of_the_dead(&self, node: NodeIdentity, letter: &Letter) -> Result<()> {
-        let Obituary { publishers } = Obituary::decode(&letter.terms)?;
-        let Some(facts) = self.facts(&letter.topic).filter(|facts| facts.subscribes) else {
-            return Ok(());
-        };
+    pub(super) fn hears_of_the_dead(&self, node: NodeIdentity, topic: &str, publishers: Vec<u64>) {
+        let Some(facts) = self.facts(topic).filter(|facts| facts.subscribes) else { return };
         for publisher in publishers {
             let lost = Elsewhere { node: node.0, publisher };
             if facts.topic.is_lost_elsewhere(lost) {
@@ -118,16 +89,12 @@ impl Carrier {
                 tracing::info!(topic, %node, %publisher, "a publisher at another node died");
             }
         }
-        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-    use crate::carrier::letters::tests::{is_read_as_written, is_read_or_refused, is_refused};
 
     const ONE: NodeIdentity = NodeIdentity([1; 16]);
     const OTHER: NodeIdentity = NodeIdentity([2; 16]);
@@ -142,30 +109,5 @@ mod tests {
         assert_eq!(due((4, 2), []), Due::Nobody);
         // What stands there makes no sense: from here on it does.
         assert_eq!(due((4, 9), [(ONE, true)]), Due::From(4, vec![ONE]));
-    }
-
-    #[test]
-    fn letters_are_read_as_written() {
-        for publishers in [vec![256], (1..=MOST as u64).map(|number| number << 40).collect()] {
-            is_read_as_written(&Obituary::of(&publishers));
-        }
-        let many: Vec<u64> = (0..40).collect();
-        assert_eq!(Obituary::of(&many).publishers, many[40 - MOST..]);
-    }
-
-    #[test]
-    fn what_cannot_be_is_refused() {
-        let of_many = Obituary { publishers: vec![1; MOST + 1] };
-        for note in [of_many, Obituary::of(&[])] {
-            is_refused::<Obituary>(&note.encode());
-        }
-        is_refused::<Obituary>(&[Kind::Obituary as u8, 1, 0x81, 0]);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            is_read_or_refused::<Obituary>(&bytes);
-        }
     }
 }

@@ -3,25 +3,14 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
-use serde::{Deserialize, Serialize};
-
-use super::letters::Kind;
+use super::letters::Letter;
 use super::lines::Line;
-use super::providers::Provider;
 use super::sink::TopicSink;
-use super::{Carrier, Facts, id, key};
+use super::{Carrier, Facts, key};
 use crate::bridge::Terms;
 use crate::peers::NodeIdentity;
-use crate::service::protocol;
 use crate::settings::SharedPlace;
 use crate::topic::{OriginId, Topic};
-
-/// A letter between two services: what the bridges have to tell each other about a topic.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Letter {
-    pub(super) topic: String,
-    pub(super) terms: Vec<u8>,
-}
 
 /// A topic that comes from a node.
 pub(super) struct Receiving {
@@ -31,8 +20,6 @@ pub(super) struct Receiving {
     pub(super) waits: Arc<AtomicBool>,
     /// As long as the sink lives.
     sink: Weak<()>,
-    /// It is to end, as soon as the worker can be told.
-    ends: bool,
 }
 
 /// A sink that may still be at work, though its worker knows that it is to end.
@@ -48,50 +35,44 @@ pub(super) struct Parting {
 impl Carrier {
     /// A letter of another node.
     pub(super) fn reads(&mut self, node: NodeIdentity, bytes: &[u8]) {
-        let read = protocol::decode::<Letter>("read a letter of another node", bytes);
-        let read = read.and_then(|letter| {
-            let Some(kind) = Kind::of(&letter.terms) else {
-                return Ok(Some((Terms::decode(&letter.terms)?, letter)));
-            };
-            match kind {
-                Kind::Obituary => self.hears_of_the_dead(node, &letter)?,
-                Kind::Provider => self.reads_provider(node, &letter)?,
-                Kind::Beginning => self.hears_of_a_beginning(node, &letter)?,
+        match Letter::decode(bytes) {
+            Ok(Letter::Provider(theirs)) => self.hears_of_provider(node, theirs),
+            Ok(Letter::Terms { topic, terms }) => self.hears_of_terms(node, &topic, terms),
+            Ok(Letter::Beginning { topic, begins }) => {
+                self.hears_of_a_beginning(node, &topic, begins);
             }
-            Ok(None)
-        });
-        let (terms, letter) = match read {
-            Ok(Some(read)) => read,
-            Ok(None) => return,
-            Err(error) => {
-                tracing::warn!(%error, %node, "a letter that cannot be read");
-                return;
+            Ok(Letter::Obituary { topic, publishers }) => {
+                self.hears_of_the_dead(node, &topic, publishers);
             }
-        };
-        if let Terms::Wish { from, .. } | Terms::Offer { from, .. } = &terms {
-            // An older node has not said it yet.
-            self.hears_of_provider(node, Provider::of(from));
+            Err(error) => tracing::warn!(%error, %node, "a letter that cannot be read"),
         }
-        let facts = self.facts(&letter.topic).cloned();
+    }
+
+    /// What a bridge has to say about a topic.
+    fn hears_of_terms(&mut self, node: NodeIdentity, topic: &str, terms: Terms) {
+        let is_understood = self.understands(node);
+        let facts = self.facts(topic).cloned();
         if let Terms::Wish { connection, facts: theirs, .. } = &terms
-            && !facts
-                .as_ref()
-                .is_some_and(|facts| self.receive(node, facts, (theirs.number, *connection)))
+            && !facts.as_ref().is_some_and(|facts| {
+                is_understood && self.receive(node, facts, (theirs.number, *connection))
+            })
         {
             // Who wishes must not wait for nothing; it knows best whether to ask again.
-            return self.asks_to_begin_again(node, &letter.topic, *connection);
+            return self.asks_to_begin_again(node, topic, *connection);
+        }
+        if !is_understood && matches!(terms, Terms::Offer { .. }) {
+            return;
         }
         let Some(number) = facts.map(|facts| facts.topic.number()) else { return };
         // One that is lost is asked for again, when it was waited for long enough.
-        self.tell(number, |worker| worker.letter(key(number), id(node), letter.terms));
+        self.tell(number, |worker| worker.letter(key(number), node, terms));
     }
 
     /// The connection of a writer's wish is none, or not any more.
     fn asks_to_begin_again(&self, node: NodeIdentity, topic: &str, connection: u64) {
         let reason = "it does not receive the topic now".to_owned();
-        if let Ok(terms) = (Terms::Again { connection, reason }).encode() {
-            self.write(node, &Letter { topic: topic.to_owned(), terms });
-        }
+        let (topic, terms) = (topic.to_owned(), Terms::Again { connection, reason });
+        self.write(node, &Letter::Terms { topic, terms });
     }
 
     /// Receives a topic from a node, if anybody here subscribes.
@@ -110,16 +91,11 @@ impl Carrier {
         }
         let origin = OriginId { node: node.0, topic: theirs };
         if let Some(known) = self.receiving.get_mut(&(number, node)) {
-            if known.ends {
-                return false;
-            }
             if known.origin == origin {
                 known.connection = connection;
                 return true;
             }
-            if !self.part(number, node, true) {
-                return false;
-            }
+            self.part(number, node, true);
         }
         let Some(workers) = self.workers.as_mut().filter(|_| facts.subscribes) else {
             return false;
@@ -141,9 +117,9 @@ impl Carrier {
         let from = topic.delivered(&origin).map_or(0, |last| last + 1);
         workers.place(key(number), topic.settings().largest);
         let worker = workers.of(key(number));
-        match worker.receive_topic(key(number), id(node), from, device, Box::new(sink)) {
-            Ok(_) => {
-                let receiving = Receiving { origin, connection, waits, sink: alive, ends: false };
+        match worker.receive_topic(key(number), node, from, device, Box::new(sink)) {
+            Ok(()) => {
+                let receiving = Receiving { origin, connection, waits, sink: alive };
                 self.receiving.insert((number, node), receiving);
                 true
             }
@@ -156,7 +132,7 @@ impl Carrier {
 
     /// Does this one receive a topic of a node, by its number there?
     pub(super) fn is_receiving(&self, number: u32, node: NodeIdentity, theirs: u64) -> bool {
-        let known = self.receiving.get(&(number, node)).filter(|known| !known.ends);
+        let known = self.receiving.get(&(number, node));
         known.is_some_and(|known| known.origin.topic == theirs)
     }
 
@@ -170,8 +146,7 @@ impl Carrier {
         let is_wanted = |line: &Line| !line.is_gone && line.facts.subscribes;
         let wanted = |number: &u32| self.lines.get(number).is_some_and(is_wanted);
         self.beginnings.retain(|(number, _), _| wanted(number));
-        let all =
-            self.receiving.iter().filter(|((number, _), known)| !wanted(number) && !known.ends);
+        let all = self.receiving.iter().filter(|((number, _), _)| !wanted(number));
         let all = all.map(|((number, node), known)| (*number, *node, known.connection));
         for (number, node, connection) in all.collect::<Vec<_>>() {
             // It may hear too late that nobody does, or not at all, if somebody does again.
@@ -182,23 +157,17 @@ impl Carrier {
         }
     }
 
-    /// Ends what comes from a node of a topic. False if that has to be done later.
-    fn part(&mut self, number: u32, node: NodeIdentity, forgets: bool) -> bool {
-        let Some(known) = self.receiving.get_mut(&(number, node)) else { return true };
-        known.ends = true;
-        let (origin, sink) = (known.origin, Weak::clone(&known.sink));
-        if !self.tell(number, |worker| worker.stop_receiving(key(number), id(node))) {
-            self.ending.insert((number, node));
-            return false;
-        }
-        self.ending.remove(&(number, node));
-        self.receiving.remove(&(number, node));
+    /// Ends what comes from a node of a topic.
+    fn part(&mut self, number: u32, node: NodeIdentity, forgets: bool) {
+        let Some(Receiving { origin, sink, .. }) = self.receiving.remove(&(number, node)) else {
+            return;
+        };
+        self.tell(number, |worker| worker.stop_receiving(key(number), node));
         if let Some(line) = self.lines.get(&number) {
             let topic = Arc::clone(&line.facts.topic);
             let forget = forgets.then_some(origin);
             self.parting.push(Parting { topic, is_elsewhere: false, forget, sink });
         }
-        true
     }
 
     /// The workers are gone, or will be soon: those that write to them are told to begin again.
@@ -213,11 +182,8 @@ impl Carrier {
         self.parting.iter_mut().for_each(|parting| parting.is_elsewhere = true);
     }
 
-    /// What could not be ended is ended, and what has ended is cleaned up after.
+    /// What has ended is cleaned up after.
     pub(super) fn see_to_receiving(&mut self) {
-        for (number, node) in std::mem::take(&mut self.ending) {
-            self.is_behind |= !self.part(number, node, false);
-        }
         self.parting.retain(|parting| {
             let is_at_work = parting.sink.strong_count() > 0;
             if let Some(origin) = parting.forget.filter(|_| !is_at_work) {

@@ -237,8 +237,7 @@ mod tests {
             metadata: Metadata::NONE,
         };
         // It was copied in from 500 to 900, and its last chunk came at 700.
-        let stages =
-            Stages { copy_out: 300, wire: 450, copy_in: 400, notice: 50, landed: 250, room: 0 };
+        let stages = Stages { copy_out: 300, copy_in: 400, notice: 50, landed: 250 };
         note_stages(&note, &header, &stages, 950);
         let expected = Times {
             posted: 100,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ipc::Seat;
 
 use super::Household;
-use crate::bridge::{MessageHeader, Metadata, NodeId, Outgoing, Place, Source};
+use crate::bridge::{MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Direction, Pool, Readiness};
 use crate::settings::SharedPlace;
@@ -166,7 +166,7 @@ impl Source for TopicSource {
         was_pending || self.readiness(&entry) == Readiness::Pending
     }
 
-    fn has(&mut self, node: NodeId, before: u64) {
+    fn has(&mut self, node: NodeIdentity, before: u64) {
         // One who begins to write anew does not know yet what it has.
         let mut all = self.delivered.all();
         let known = all.entry(node.0).or_default();

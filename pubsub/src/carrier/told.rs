@@ -7,7 +7,7 @@ use crossbeam_channel::Receiver;
 
 use super::Carrier;
 use crate::bridge::{Counters, TopicKey, Worker, Workers};
-use crate::peers::{NodeIdentity, PeerReport, PeerState};
+use crate::peers::{PeerReport, PeerState};
 use crate::report::Row;
 use crate::settings::SharedSettings;
 
@@ -113,18 +113,17 @@ impl Carrier {
         }
         for (worker, count) in workers.into_iter().zip(&self.counts) {
             let counters = count.last.clone();
-            let provider = &worker.address().provider;
+            let provider = &worker.provider().name;
             let path = |lanes: u64| match lanes {
                 0 | 1 => format!("ring over {provider}"),
                 lanes => format!("ring of {lanes} lanes over {provider}"),
             };
             let named = |key: &TopicKey| names.get(key).map(|name| (*name).to_owned());
-            let of_node = |node: [u8; 16]| NodeIdentity(node).to_string();
             for (key, node, found) in counters.sent {
                 let Some(topic) = named(&key) else { continue };
                 rows.push(Row::Sent {
                     topic,
-                    node: of_node(node.0),
+                    node: node.to_string(),
                     path: path(found.lanes),
                     messages: found.delivered,
                     bytes: found.bytes,
@@ -136,7 +135,7 @@ impl Carrier {
                 let Some(topic) = named(&key) else { continue };
                 rows.push(Row::Received {
                     topic,
-                    node: of_node(node.0),
+                    node: node.to_string(),
                     path: path(found.lanes),
                     messages: found.messages,
                     bytes: found.bytes,

@@ -3,14 +3,12 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::providers::Provider;
-use super::receiving::Letter;
+use super::letters::Letter;
 use super::rest::Rest;
-use super::{Carrier, id, key};
+use super::{Carrier, key};
 use crate::bridge::{Report, Side, TopicKey, Worker, WorkerOptions, Workers};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
-use crate::service::protocol;
 
 /// How long to wait until it is tried again to start them.
 const RESTS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
@@ -52,11 +50,10 @@ impl Carrier {
         };
         match Workers::start(self.options.workers, &options, local) {
             Ok(workers) => {
-                let first = workers.all().next().map(|worker| worker.address().clone());
-                let provider = first.as_ref().map(|spot| &spot.provider);
-                tracing::info!(%local, provider, "messages go between nodes");
-                if let Some(first) = &first {
-                    self.has_provider(Provider::of(first));
+                if let Some(first) = workers.all().next() {
+                    let provider = &first.provider().name;
+                    tracing::info!(%local, provider, "messages go between nodes");
+                    self.has_provider(first.provider());
                 }
                 (self.workers, self.local) = (Some(workers), Some(local));
                 self.why_no_workers = None;
@@ -85,7 +82,6 @@ impl Carrier {
         }
         self.stir_all();
         self.stop_receiving_all();
-        self.losing.clear();
         self.counts.clear();
         let farewell = std::thread::Builder::new()
             .name("fabricast-farewell".into())
@@ -98,30 +94,19 @@ impl Carrier {
         }
     }
 
-    /// Tells the worker of a topic something. False if that has to be done later.
-    pub(super) fn tell(&mut self, number: u32, what: impl FnOnce(&Worker) -> Result<()>) -> bool {
-        let Some(workers) = &self.workers else { return true };
-        if self.is_deaf {
-            return false;
-        }
+    /// Tells the worker of a topic something. If it has ended others take its place, and are told all
+    /// anew.
+    pub(super) fn tell(&self, number: u32, what: impl FnOnce(&Worker) -> Result<()>) {
+        let Some(workers) = &self.workers else { return };
         if let Err(error) = what(workers.of(key(number))) {
             tracing::debug!(%error, "a worker does not take what it is told");
-            self.is_deaf = true;
         }
-        !self.is_deaf
     }
 
-    /// Tells all workers of nodes that are gone.
-    pub(super) fn lose_nodes(&mut self) {
-        let Some(workers) = &self.workers else { return self.losing.clear() };
-        while let Some(node) = self.losing.first().copied() {
-            // Once more is harmless.
-            if let Err(error) = workers.all().try_for_each(|it| it.lose_node(id(node))) {
-                tracing::debug!(%error, "a worker does not take what it is told");
-                self.is_deaf = true;
-                return;
-            }
-            self.losing.pop_first();
+    /// Tells all workers of a node that is gone, before it is connected to anew.
+    pub(super) fn lose_node(&self, node: NodeIdentity) {
+        for worker in self.workers.iter().flat_map(Workers::all) {
+            let _ = worker.lose_node(node);
         }
     }
 
@@ -155,53 +140,49 @@ impl Carrier {
     fn hears_worker(&mut self, now: Instant, report: Report) {
         let number = |key: TopicKey| key.0 as u32;
         match report {
-            Report::Letter { key, node, letter, .. } => {
-                let node = NodeIdentity(node.0);
+            Report::Letter { key, node, terms } => {
                 let Some(line) = self.lines.get(&number(key)) else { return };
                 let topic = line.facts.topic.name().to_owned();
-                self.write(node, &Letter { topic, terms: letter });
+                self.write(node, &Letter::Terms { topic, terms });
             }
             Report::Connected { key, node, side } => {
                 tracing::debug!(?key, %node, ?side, "a topic is connected");
                 if let Some(line) = self.lines.get(&number(key)) {
-                    self.misfits.goes(line.facts.topic.name(), (NodeIdentity(node.0), side));
+                    self.misfits.goes(line.facts.topic.name(), (node, side));
                 }
                 if side == Side::Writer {
-                    self.plan.connects(now, number(key), NodeIdentity(node.0));
+                    self.plan.connects(now, number(key), node);
                 }
             }
             Report::Lost { key, node, side, reason } => {
                 tracing::debug!(?key, %node, ?side, %reason, "a topic's line broke");
                 if side == Side::Writer {
-                    self.plan.breaks(now, number(key), NodeIdentity(node.0));
+                    self.plan.breaks(now, number(key), node);
                     self.agenda.stir(number(key));
                 }
             }
-            Report::Behind { key, node } => self.is_behind_with(now, number(key), node.0),
-            Report::Failed { key: Some(key), node: Some(node), side, error } => {
-                let (number, node) = (number(key), NodeIdentity(node.0));
+            Report::Behind { key, node } => self.is_behind_with(now, number(key), node),
+            Report::Failed { key, node: Some(node), side, error } => {
+                let (number, node) = (number(key), node);
                 let label = self.known.label(node);
                 tracing::error!(%error, ?key, %node, label, ?side, "a topic cannot go between two nodes");
                 // Of one that is gone nothing is noted that only its coming back would end.
                 let is_there = self.nodes.contains_key(&node);
-                if let Some(side) = side.filter(|_| is_there)
-                    && let Some(line) = self.lines.get(&number)
-                {
+                if let Some(line) = self.lines.get(&number).filter(|_| is_there) {
                     let topic = line.facts.topic.name();
                     self.misfits.fails(topic, (node, side), &error.to_string());
                 }
                 match side {
-                    Some(Side::Reader) => self.stop_receiving(number, node),
-                    Some(Side::Writer) => {
+                    Side::Reader => self.stop_receiving(number, node),
+                    Side::Writer => {
                         if is_there {
                             self.plan.refuses(number, node);
                         }
                         self.agenda.stir(number);
                     }
-                    None => {}
                 }
             }
-            Report::Failed { key: Some(key), node: None, error, .. } => {
+            Report::Failed { key, node: None, error, .. } => {
                 tracing::error!(%error, ?key, "a topic does not go to other nodes for now");
                 // Whoever publishes must not wait for what nobody takes.
                 if let Some(line) = self.lines.get_mut(&number(key)) {
@@ -210,17 +191,13 @@ impl Carrier {
                     self.agenda.stir(number(key));
                 }
             }
-            // It ends, and others take its place.
-            Report::Failed { key: None, error, .. } => {
-                tracing::error!(%error, "an endpoint is of no use any more");
-            }
         }
     }
 
     /// Sends a letter to a node, if it is there.
     pub(super) fn write(&self, node: NodeIdentity, letter: &Letter) {
         let Some(there) = self.nodes.get(&node) else { return };
-        if let Err(error) = self.peers.tell(node, there.session, protocol::encode(letter)) {
+        if let Err(error) = self.peers.tell(node, there.session, letter.encode()) {
             tracing::debug!(%error, %node, "a letter was not sent");
         }
     }
@@ -243,12 +220,12 @@ impl Carrier {
         }
         let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();
         for node in nodes {
-            self.is_behind_with(Instant::now(), number, node.0);
+            self.is_behind_with(Instant::now(), number, node);
         }
     }
 
-    fn is_behind_with(&mut self, now: Instant, number: u32, node: [u8; 16]) {
-        let (node, patience) = (NodeIdentity(node), self.patience(number));
+    fn is_behind_with(&mut self, now: Instant, number: u32, node: NodeIdentity) {
+        let patience = self.patience(number);
         if self.plan.falls_behind(now, (number, node), patience) {
             self.agenda.stir(number);
             let topic = self.lines.get(&number).map(|line| line.facts.topic.name());

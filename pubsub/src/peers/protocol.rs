@@ -24,7 +24,8 @@ use super::reason::{Parting, Reason};
 
 /// How a connection begins.
 pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
-/// What this build speaks.
+/// What this build speaks. It is the version of all that two nodes say to each other, letters
+/// included: a node of another version is refused at its hello.
 pub(super) const VERSION: u16 = 1;
 /// The longest body of a frame.
 pub(super) const LONGEST_FRAME: usize = 1 << 20;

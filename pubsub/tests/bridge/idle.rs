@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use pubsub::bridge::TopicKey;
 
-use super::support::{
-    Lengths, Log, Nodes, PATIENCE, Published, Where, cpu_time, facts, node, options,
-};
+use super::support::{Lengths, Log, Nodes, Published, Where, cpu_time, facts, node, options};
 use super::{lengths, receive};
 
 #[test]
@@ -33,13 +31,13 @@ fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
         if number % 50 == 0 {
             nodes.carry();
             // They took what they were told so far, however slow they are.
-            (0..2).for_each(|of| drop(nodes.of(of).counters(PATIENCE).unwrap()));
+            (0..2).for_each(|of| drop(nodes.counters(of)));
         }
         sources.push((announcer, may_begin, is_done));
     }
     nodes.until("all are connected", |nodes| nodes.connected == 2000);
     let sleeps = |nodes: &Nodes| {
-        let of = |number| nodes.of(number).counters(PATIENCE).unwrap().sleeps;
+        let of = |number| nodes.counters(number).sleeps;
         of(0) + of(1)
     };
     let before = sleeps(&nodes);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pubsub::bridge::{Counters, Side, TopicKey, WorkerOptions};
 
-use super::support::{Log, Nodes, PATIENCE, Published, Where, cpu_time, facts, node, options};
+use super::support::{Log, Nodes, Published, Where, cpu_time, facts, node, options};
 use super::{KEY, MIB, PROVIDERS, lengths, lose_in_turns, receive, send};
 
 /// As many as there can be here.
@@ -17,7 +17,7 @@ fn by(lanes: usize, provider: &str) -> WorkerOptions {
 }
 
 fn counted(nodes: &Nodes, number: u8) -> Counters {
-    nodes.of(number).counters(PATIENCE).unwrap()
+    nodes.counters(number)
 }
 
 static SIZES: [usize; 16] = [
@@ -84,26 +84,6 @@ fn the_lower_number_of_lanes_counts() {
         assert_eq!(counted(&nodes, 0).sent[0].2.lanes, 1);
         assert_eq!(counted(&nodes, 1).received[0].2.lanes, 1);
         assert!(nodes.failed.is_empty() && nodes.lost.is_empty(), "{:?}", nodes.failed);
-    }
-}
-
-#[test]
-fn a_node_that_knows_nothing_of_lanes_is_served_by_one() {
-    let lengths = lengths(&[MIB + 17, 64, 4 * MIB]);
-    for old in [0, 1] {
-        let mut nodes = Nodes::start(2, &by(2, "=net"));
-        // Letters of a later version than the first do not get there.
-        nodes.old.push(node(old));
-        let log = Log::default();
-        receive(&nodes, KEY, 1, Where::Host, &log);
-        let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, 12), &[1]);
-        if old == 0 {
-            // It has no way to say that it knows of lanes, either.
-            nodes.old.push(node(1));
-        }
-        nodes.until("all are delivered", |_| is_done());
-        log.check(12);
-        assert_eq!(counted(&nodes, 0).sent[0].2.lanes, 1);
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use pubsub::ErrorKind;
 use pubsub::bridge::{
-    NodeId, Outgoing, Side, Source, Terms, TopicKey, TopicOptions, Worker, Workers,
+    NodeIdentity, Outgoing, Side, Source, Terms, TopicKey, TopicOptions, Worker, Workers,
 };
 use support::{LOCAL, Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
 
@@ -53,17 +53,7 @@ fn send(nodes: &Nodes, key: TopicKey, source: Published, to: &[u8]) -> impl Fn()
 
 fn receive(nodes: &Nodes, key: TopicKey, at: u8, place: Where, log: &Log) {
     let device = (place == Where::Device).then(|| place.device());
-    let begin =
-        || nodes.of(at).receive_topic(key, node(0), 0, device.clone(), Box::new(log.sink(place)));
-    // Whoever has many topics to begin with on a busy machine finds that it is behind, and tries again.
-    let mut begun = begin();
-    for _ in 0..100 {
-        match &begun {
-            Err(error) if error.kind() == ErrorKind::DeadlineExceeded => begun = begin(),
-            _ => break,
-        }
-    }
-    begun.unwrap();
+    nodes.of(at).receive_topic(key, node(0), 0, device, Box::new(log.sink(place))).unwrap();
 }
 
 #[test]
@@ -85,7 +75,7 @@ fn messages_of_all_sizes_arrive_over_each_provider() {
             nodes.until("all are delivered", |_| is_done());
             log.check(SIZES.len() as u64);
             assert!(nodes.failed.is_empty() && nodes.lost.is_empty(), "{:?}", nodes.failed);
-            let counted = nodes.of(0).counters(PATIENCE).unwrap();
+            let counted = nodes.counters(0);
             assert_eq!(counted.sent[0].2.delivered, SIZES.len() as u64);
         }
     }
@@ -95,7 +85,7 @@ fn messages_of_all_sizes_arrive_over_each_provider() {
 fn three_nodes_have_the_same() {
     let lengths = lengths(&[64, 100_000, 3 * MIB, 1000]);
     let mut nodes = Nodes::start(3, &options(""));
-    assert_eq!(nodes.of(0).address().provider, nodes.of(1).address().provider);
+    assert_eq!(nodes.of(0).provider(), nodes.of(1).provider());
     let (count, places) = (60, [Where::Host, Where::Device]);
     let mut logs = Vec::new();
     let mut are_done: Vec<Box<dyn Fn() -> bool>> = Vec::new();
@@ -135,9 +125,9 @@ fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
         nodes.until("all are delivered", |_| is_done());
         log.check(count);
         assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
-        let counted = nodes.of(1).counters(PATIENCE).unwrap().received[0].2;
+        let counted = nodes.counters(1).received[0].2;
         assert_eq!(counted.messages, count);
-        assert!(counted.no_room > 0 && counted.no_queue > 0, "{counted:?}");
+        assert!(counted.no_room_for > 0 && counted.no_queue_for > 0, "{counted:?}");
     }
 }
 
@@ -165,23 +155,6 @@ fn a_reader_that_stops_leaves_the_others_alone() {
 }
 
 #[test]
-fn letters_that_are_none_are_refused_and_do_no_harm() {
-    let mut nodes = Nodes::start(2, &options(""));
-    let log = Log::default();
-    receive(&nodes, KEY, 1, Where::Host, &log);
-    let garbage: [&[u8]; 4] = [&[], &[9, 9], &[1, 0, 1, 2, 3], &[1; 300]];
-    for letter in garbage {
-        nodes.of(0).letter(KEY, node(1), letter.to_vec()).unwrap();
-        nodes.of(1).letter(KEY, node(0), letter.to_vec()).unwrap();
-    }
-    nodes.until("all are refused", |nodes| nodes.failed.len() == 8);
-    let source = Published::new(&lengths(&[64]), Where::Host, 0, 10);
-    let is_done = send(&nodes, KEY, source, &[1]);
-    nodes.until("all are delivered", |_| is_done());
-    log.check(10);
-}
-
-#[test]
 fn letters_about_topics_that_are_not_there_are_no_failures() {
     let mut nodes = Nodes::start(2, &options(""));
     let source = Published::new(&lengths(&[64]), Where::Host, 0, 10);
@@ -201,12 +174,12 @@ fn letters_about_topics_that_are_not_there_are_no_failures() {
         Terms::Refused { connection: 1, reason: String::new() },
         Terms::Again { connection: 1, reason: String::new() },
     ] {
-        nodes.of(0).letter(KEY, node(1), letter.encode().unwrap()).unwrap();
+        nodes.of(0).letter(KEY, node(1), letter).unwrap();
     }
     // What comes behind them is heard: they were, too.
-    nodes.of(0).letter(KEY, node(1), Vec::new()).unwrap();
-    nodes.until("what is none is refused", |nodes| !nodes.failed.is_empty());
-    assert_eq!(nodes.failed.len(), 1, "{:?}", nodes.failed);
+    nodes.counters(0);
+    nodes.carry();
+    assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
 }
 
 /// A source that hangs for as long as somebody wants it to.
@@ -232,37 +205,24 @@ fn a_worker_that_hangs_does_not_hold_up_who_tells_it_something() {
     let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(Hangs(hangs))).unwrap();
     nodes.of(0).add_destination(KEY, node(1)).unwrap();
     announcer.announce();
-    // More than find a place. The longest that one may wait for it was ten seconds.
     let start = Instant::now();
-    let told: Vec<_> = (0..1100).map(|_| nodes.of(0).lose_node(node(2))).collect();
+    (0..1100).for_each(|_| nodes.of(0).lose_node(node(2)).unwrap());
+    // What it may miss is not kept beyond that.
+    let again = || Terms::Again { connection: 1, reason: String::new() };
+    let told = (0..1100).map(|_| nodes.of(0).letter(KEY, node(1), again()).unwrap_err().kind());
+    assert!(told.into_iter().all(|kind| kind == ErrorKind::TooMany));
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-    let refused = told.last().unwrap().as_ref().unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::DeadlineExceeded);
     drop(goes_on);
     let end = Instant::now() + PATIENCE;
-    while nodes.of(0).lose_node(node(2)).is_err() {
+    while nodes.of(0).letter(KEY, node(1), again()).is_err() {
         assert!(Instant::now() < end, "it does not go on");
     }
-}
-
-#[test]
-fn nodes_that_do_not_understand_each_other_say_so() {
-    let mut nodes = Nodes::start(1, &options("=net"));
-    let other = Worker::start(options("=tcp;ofi_rxm"), LOCAL).unwrap();
-    nodes.workers.insert(node(1), other);
-    receive(&nodes, KEY, 1, Where::Host, &Log::default());
-    let _ = send(&nodes, KEY, Published::new(&lengths(&[64]), Where::Host, 0, 10), &[1]);
-    nodes.until("both say so", |nodes| nodes.failed.len() == 2);
-    assert!(nodes.failed.iter().all(|failed| failed.contains("choose one")), "{:?}", nodes.failed);
-    // Each says of which side it speaks.
-    for side in ["Writer", "Reader"] {
-        assert!(nodes.failed.iter().any(|failed| failed.contains(side)), "{:?}", nodes.failed);
-    }
+    nodes.counters(0);
 }
 
 #[test]
 fn what_never_leaves_the_machine_connects_no_nodes() {
-    let reaches = |worker: &Worker| worker.address().provider.clone();
+    let reaches = |worker: &Worker| worker.provider().name.clone();
     assert_ne!(reaches(&Worker::start(options(""), LOCAL).unwrap()), "shm");
     assert_ne!(reaches(&Worker::start(options("shm"), LOCAL).unwrap()), "shm");
     let error = Worker::start(options("=shm"), LOCAL).unwrap_err();
@@ -276,9 +236,9 @@ fn what_never_leaves_the_machine_connects_no_nodes() {
 #[test]
 fn topics_have_their_place_among_several_workers() {
     let mut workers = Workers::start(2, &options(""), LOCAL).unwrap();
-    let places: Vec<_> = workers.all().map(|worker| worker.address().clone()).collect();
+    let places: Vec<_> = workers.all().map(|worker| worker.address().to_vec()).collect();
     assert!((1..=2).contains(&places.len()));
-    let of = |workers: &Workers, key| workers.of(TopicKey(key)).address().clone();
+    let of = |workers: &Workers, key| workers.of(TopicKey(key)).address().to_vec();
     for key in 0..4 {
         assert_eq!(of(&workers, key), places[key as usize % places.len()]);
     }
@@ -287,5 +247,5 @@ fn topics_have_their_place_among_several_workers() {
     assert_eq!(of(&workers, 3), places[0]);
     workers.place(TopicKey(3), (1 << 20) - 1);
     assert_eq!(of(&workers, 3), places[3 % places.len()]);
-    let _: NodeId = node(3);
+    let _: NodeIdentity = node(3);
 }

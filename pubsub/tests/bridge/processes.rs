@@ -8,12 +8,15 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, poll};
 use pubsub::bridge::{Report, Side, TopicKey, Worker};
 
 use crate::support::{
     LOCAL, Lengths, PATIENCE, Published, Subscribed, Where, facts, node, options,
 };
 
+/// How each letter begins.
+const TERMS: u8 = 1;
 const KEY: TopicKey = TopicKey(1);
 const CHILD: &str = "BRIDGE_TEST_CHILD";
 const COUNT: u64 = 2500;
@@ -99,13 +102,13 @@ impl Party {
                 if came.is_err() {
                     return false;
                 }
-                self.worker.letter(KEY, node(1), letter).unwrap();
+                let terms = control::codec::decode(TERMS, &letter).unwrap();
+                self.worker.letter(KEY, node(1), terms).unwrap();
             }
             Ok(_) => return false,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                if let Ok(report) = self.worker.report(Duration::from_millis(2)) {
-                    return self.act(report);
-                }
+                let wakes = PollFd::new(self.worker.wake_descriptor(), PollFlags::POLLIN);
+                let _ = poll(&mut [wakes], 2_u8);
             }
             Err(_) => return false,
         }
@@ -114,7 +117,8 @@ impl Party {
 
     fn act(&mut self, report: Report) -> bool {
         match report {
-            Report::Letter { letter, .. } => {
+            Report::Letter { terms, .. } => {
+                let letter = control::codec::encode(TERMS, &terms);
                 let mut frame = (letter.len() as u32).to_le_bytes().to_vec();
                 frame.extend(letter);
                 self.line.set_nonblocking(false).unwrap();

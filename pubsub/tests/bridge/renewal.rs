@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pubsub::Result;
 use pubsub::bridge::{Outgoing, Source, Terms, TopicFacts, TopicKey, WorkerOptions};
 
-use super::support::{Log, Nodes, PATIENCE, Published, Where, facts, node, options};
+use super::support::{Log, Nodes, Published, Where, facts, node, options};
 use super::{KEY, lengths, receive};
 
 const RING: u64 = 64 << 10;
@@ -56,20 +56,19 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         announcer.announce();
         nodes.until("the first are there", |_| log.len() == 20);
         let facts = TopicFacts { number: 1, largest: 1 << 20, depth: 16 };
-        let from = nodes.of(2).address().clone();
+        let from = nodes.of(2).address().to_vec();
         let mut most = 0;
         for connection in 0..300 {
-            let wish =
-                Terms::Wish { connection, facts, from: from.clone(), lanes: lanes as u8 }.encode();
-            let wish = wish.unwrap();
+            let lanes = lanes as u8;
+            let wish = Terms::Wish { connection, facts, from: from.clone(), lanes };
             nodes.of(1).letter(OTHER, node(2), wish).unwrap();
             nodes.carry();
-            most = most.max(nodes.of(1).counters(PATIENCE).unwrap().quarantined);
+            most = most.max(nodes.counters(1).quarantined);
         }
         assert!(most > RING && most <= 8 * RING * lanes, "{most} bytes are kept");
-        let renewals = |nodes: &Nodes| nodes.of(1).counters(PATIENCE).unwrap().renewals;
+        let renewals = |nodes: &Nodes| nodes.counters(1).renewals;
         nodes.until("there is another endpoint", |nodes| renewals(nodes) > 0);
-        assert_eq!(nodes.of(1).counters(PATIENCE).unwrap().quarantined, 0);
+        assert_eq!(nodes.counters(1).quarantined, 0);
         limit.store(60, Ordering::SeqCst);
         announcer.announce();
         nodes.until("all are delivered", |_| is_done());

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, Slice};
+use pubsub::Result;
 use pubsub::bridge::{
-    Finished, MessageHeader, Metadata, NodeId, Outgoing, Place, Report, Room, Side, Sink, Source,
-    Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
+    Counters, Finished, MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Report, Room, Side,
+    Sink, Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
 };
-use pubsub::{ErrorKind, Result};
 
 /// Reached only on failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -229,25 +229,23 @@ pub(crate) fn facts(largest: u64) -> TopicOptions {
     TopicOptions { facts: TopicFacts { number: 1, largest, depth: 16 }, keep: None }
 }
 
-pub(crate) fn node(number: u8) -> NodeId {
-    NodeId([number; 16])
+pub(crate) fn node(number: u8) -> NodeIdentity {
+    NodeIdentity([number; 16])
 }
 
 /// Nodes of this process.
 pub(crate) struct Nodes {
-    pub(crate) workers: HashMap<NodeId, Worker>,
+    pub(crate) workers: HashMap<NodeIdentity, Worker>,
     /// Letters that are not carried: to or from these.
-    pub(crate) lost: Vec<(TopicKey, NodeId, NodeId, Side)>,
+    pub(crate) lost: Vec<(TopicKey, NodeIdentity, NodeIdentity, Side)>,
     /// What failed for good.
     pub(crate) failed: Vec<String>,
     /// Connections that were made.
     pub(crate) connected: usize,
     /// Who was reported to hold up a topic.
-    pub(crate) behind: Vec<NodeId>,
+    pub(crate) behind: Vec<NodeIdentity>,
     /// Nodes that nobody is to connect to again.
-    pub(crate) gone: Vec<NodeId>,
-    /// Nodes that read the first version of letters only.
-    pub(crate) old: Vec<NodeId>,
+    pub(crate) gone: Vec<NodeIdentity>,
 }
 
 impl Nodes {
@@ -260,7 +258,6 @@ impl Nodes {
             connected: 0,
             behind: Vec::new(),
             gone: Vec::new(),
-            old: Vec::new(),
         }
     }
 
@@ -272,17 +269,19 @@ impl Nodes {
         &self.workers[&node(number)]
     }
 
+    /// What a node's worker did so far.
+    pub(crate) fn counters(&self, number: u8) -> Counters {
+        self.of(number).ask_for_counters().unwrap().recv_timeout(PATIENCE).unwrap()
+    }
+
     /// Carries what there is to be carried.
     pub(crate) fn carry(&mut self) {
         for (from, worker) in &self.workers {
             while let Some(report) = worker.try_report().unwrap() {
                 match report {
-                    Report::Letter { key, node: to, letter, .. } => {
-                        if self.old.contains(&to) && letter[0] > 1 {
-                            continue;
-                        }
+                    Report::Letter { key, node: to, terms } => {
                         if let Some(reader) = self.workers.get(&to) {
-                            patiently(|| reader.letter(key, *from, letter.clone()));
+                            reader.letter(key, *from, terms).unwrap();
                         }
                     }
                     Report::Connected { .. } => self.connected += 1,
@@ -290,7 +289,7 @@ impl Nodes {
                     Report::Lost { key, node: of, side, .. } => {
                         self.lost.push((key, *from, of, side));
                         if side == Side::Writer && !self.gone.contains(&of) {
-                            patiently(|| worker.add_destination(key, of));
+                            worker.add_destination(key, of).unwrap();
                         }
                     }
                     Report::Failed { key, node, side, error } => {
@@ -321,14 +320,6 @@ impl Nodes {
         let mut polled: Vec<_> =
             descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
         let _ = poll(&mut polled, 5_u8);
-    }
-}
-
-/// Tells a worker something as a carrier does: again, if it has no place for it now.
-fn patiently(mut tell: impl FnMut() -> Result<()>) {
-    let end = Instant::now() + PATIENCE;
-    while let Err(error) = tell() {
-        assert!(error.kind() == ErrorKind::DeadlineExceeded && Instant::now() < end, "{error}");
     }
 }
 

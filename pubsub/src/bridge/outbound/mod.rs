@@ -16,7 +16,7 @@ use fabric::ring::{Message, Pushed};
 
 use super::header::{Form, MessageHeader};
 use super::staging::{Stage, State, Want};
-use super::{NodeId, Now, Progress, Source};
+use super::{NodeIdentity, Now, Progress, Source};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes of a sheet, on which small messages are put together.
@@ -122,8 +122,6 @@ pub(crate) struct Manner {
 pub struct DestinationCounters {
     /// Messages that it has delivered.
     pub delivered: u64,
-    /// Messages that were written.
-    pub messages: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
     /// Messages of the ring in which several were written at a time.
@@ -132,10 +130,6 @@ pub struct DestinationCounters {
     pub blocked: u64,
     /// How long it took until there was, in nanoseconds.
     pub blocked_for: u64,
-    /// Times that the provider had no room.
-    pub busy: u64,
-    /// Times that the next piece was not staged yet.
-    pub unstaged: u64,
     /// Lanes that large messages go by; 0 while it is not connected.
     pub lanes: u64,
     /// Messages that it missed since it was too far behind.
@@ -185,7 +179,7 @@ struct Unread {
 }
 
 struct Destination<R> {
-    node: NodeId,
+    node: NodeIdentity,
     ring: Option<R>,
     /// The first position that it does not have.
     from: u64,
@@ -261,7 +255,7 @@ pub(crate) struct Outbound<W: Wire> {
     retiring: Vec<Retiring<W::Ring>>,
     /// Whose turn is first.
     turn: usize,
-    lost: Vec<(NodeId, Error)>,
+    lost: Vec<(NodeIdentity, Error)>,
     wants: Vec<Want>,
 }
 
@@ -286,7 +280,7 @@ impl<W: Wire> Outbound<W> {
 
     /// A node that wants the messages, from the first one that is kept on. Nothing is released
     /// that it has not delivered, until it is removed.
-    pub(crate) fn add(&mut self, node: NodeId) {
+    pub(crate) fn add(&mut self, node: NodeIdentity) {
         if self.place_of(node).is_none() {
             self.destinations.push(Destination {
                 node,
@@ -307,7 +301,7 @@ impl<W: Wire> Outbound<W> {
     }
 
     /// Writes to a node into this ring, which is empty, from a position on.
-    pub(crate) fn connect(&mut self, node: NodeId, ring: W::Ring, from: u64, wire: &mut W) {
+    pub(crate) fn connect(&mut self, node: NodeIdentity, ring: W::Ring, from: u64, wire: &mut W) {
         self.add(node);
         self.disconnect(node, wire);
         let Some(place) = self.place_of(node) else { return };
@@ -322,7 +316,7 @@ impl<W: Wire> Outbound<W> {
     }
 
     /// The ring to a node is gone: what was written and not delivered is to be written again.
-    pub(crate) fn disconnect(&mut self, node: NodeId, wire: &mut W) {
+    pub(crate) fn disconnect(&mut self, node: NodeIdentity, wire: &mut W) {
         let Some(place) = self.place_of(node) else { return };
         let destination = &mut self.destinations[place];
         if let Some(ring) = destination.ring.take() {
@@ -357,7 +351,7 @@ impl<W: Wire> Outbound<W> {
     }
 
     /// A node does not want the messages any more.
-    pub(crate) fn remove(&mut self, node: NodeId, wire: &mut W) {
+    pub(crate) fn remove(&mut self, node: NodeIdentity, wire: &mut W) {
         self.disconnect(node, wire);
         self.destinations.retain(|destination| destination.node != node);
     }
@@ -414,13 +408,13 @@ impl<W: Wire> Outbound<W> {
     }
 
     /// A ring that broke, and why; it is not used any more.
-    pub(crate) fn next_lost(&mut self) -> Option<(NodeId, Error)> {
+    pub(crate) fn next_lost(&mut self) -> Option<(NodeIdentity, Error)> {
         self.lost.pop()
     }
 
     /// Those that hold up the others: they do not have the oldest message. If none was taken, that
     /// is because they are not connected.
-    pub(crate) fn behind(&self) -> Vec<NodeId> {
+    pub(crate) fn behind(&self) -> Vec<NodeIdentity> {
         let is_behind = |destination: &&Destination<_>| match self.entries.is_empty() {
             true => destination.ring.is_none(),
             false => destination.delivered == self.first,
@@ -428,17 +422,17 @@ impl<W: Wire> Outbound<W> {
         self.destinations.iter().filter(is_behind).map(|destination| destination.node).collect()
     }
 
-    pub(crate) fn counters(&self) -> Vec<(NodeId, DestinationCounters)> {
+    pub(crate) fn counters(&self) -> Vec<(NodeIdentity, DestinationCounters)> {
         let of = |destination: &Destination<_>| (destination.node, destination.counters);
         self.destinations.iter().map(of).collect()
     }
 
     /// The ring of a node that is connected.
-    pub(crate) fn ring_of(&self, node: NodeId) -> Option<W::Ring> {
+    pub(crate) fn ring_of(&self, node: NodeIdentity) -> Option<W::Ring> {
         self.destinations[self.place_of(node)?].ring
     }
 
-    fn place_of(&self, node: NodeId) -> Option<usize> {
+    fn place_of(&self, node: NodeIdentity) -> Option<usize> {
         self.destinations.iter().position(|destination| destination.node == node)
     }
 

@@ -49,10 +49,7 @@ impl<W: Wire> Outbound<W> {
                         }
                         let ready = self.stage.find(serial);
                         let ready = ready.filter(|item| matches!(item.state, State::Ready));
-                        let Some(item) = ready else {
-                            destination.counters.unstaged += 1;
-                            break;
-                        };
+                        let Some(item) = ready else { break };
                         let part = Part::Slot { slot: item.slot, length: length as usize };
                         (message, part, prefix + from, Some(Hold::Piece(serial)))
                     }
@@ -68,7 +65,6 @@ impl<W: Wire> Outbound<W> {
                     break;
                 }
                 Pushed::Busy => {
-                    destination.counters.busy += 1;
                     progress.is_waiting = true;
                     break;
                 }
@@ -162,7 +158,6 @@ impl<W: Wire> Outbound<W> {
             let length = (prefix + trailer) as u64 + header.length;
             let message = wire.begin(ring, Form::Long, length).map_err(Stop::Peer)?;
             destination.writing = Some(Writing::Long { message, sheet, prefix });
-            destination.counters.messages += 1;
             destination.counters.bytes += header.length;
             return Ok(());
         }
@@ -192,7 +187,6 @@ impl<W: Wire> Outbound<W> {
         let message = wire.begin(ring, Form::Batch, at as u64).map_err(Stop::Peer)?;
         let messages = next - destination.next;
         destination.next = next;
-        destination.counters.messages += messages;
         destination.counters.bytes += payloads;
         destination.counters.batches += 1;
         destination.writing = Some(Writing::Batch { message, sheet, length: at, messages });

@@ -29,7 +29,7 @@ fn what_a_provider_does_not_let_go_of_stays_until_the_endpoint_is_closed() {
     world.run_for(1);
     let ring = world.readers[1].ring.unwrap();
     world.wire.rings[ring].is_dead = true;
-    world.outbound.remove(NodeId([1; 16]), &mut world.wire);
+    world.outbound.remove(NodeIdentity([1; 16]), &mut world.wire);
     world.readers[1].is_stuck = true;
     // It never comes to an end: it is looked again and again.
     world.run_for(10_000);
@@ -44,7 +44,7 @@ fn what_a_provider_does_not_let_go_of_stays_until_the_endpoint_is_closed() {
         assert!(world.outbound.is_overdue(world.wire.clock()));
     }
     world.renew();
-    world.outbound.remove(NodeId([1; 16]), &mut world.wire);
+    world.outbound.remove(NodeIdentity([1; 16]), &mut world.wire);
     world.run();
     assert!(!world.outbound.is_overdue(world.wire.clock()));
     assert_eq!(world.released(), Some(1));
@@ -77,7 +77,7 @@ fn who_holds_all_that_may_be_kept_is_given_up() {
     assert!(world.outbound.is_held_up());
     world.wire.now += 2 * SECOND;
     world.turn();
-    assert_eq!(world.lost, [NodeId([1; 16])]);
+    assert_eq!(world.lost, [NodeIdentity([1; 16])]);
     world.turn();
     world.wire.now += 2 * SECOND;
     world.turn();

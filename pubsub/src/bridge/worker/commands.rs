@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::doorbell::Name;
 use super::engine::{Engine, nanoseconds};
-use super::topics::{Heat, InTopic, OutTopic, Task};
-use super::{Command, Counters, NodeId, Report, TopicKey, TopicOptions, WorkerOptions};
+use super::topics::{Heat, InTopic, Name, OutTopic, Task};
+use super::{Command, Counters, NodeIdentity, Report, TopicKey, TopicOptions, WorkerOptions};
 use crate::bridge::Side;
 use crate::bridge::deck::STRIPED;
 use crate::bridge::inbound::Inbound;
@@ -78,7 +77,6 @@ impl Engine {
                         inbound: Inbound::new(reception.from, 0, patience),
                         tap: None,
                         wish: None,
-                        wished: None,
                         past: None,
                         is_untold: false,
                         heat: Heat::default(),
@@ -91,7 +89,7 @@ impl Engine {
                         self.stop_receiving(place, false);
                     }
                 }
-                Command::Letter(key, node, letter) => self.read_letter(key, node, &letter),
+                Command::Letter(key, node, terms) => self.read_letter(key, node, terms),
                 Command::LoseNode(node) => self.lose_node(node),
                 Command::ReportBehind(key) => self.report_behind(key),
                 Command::Count(answer) => {
@@ -104,13 +102,13 @@ impl Engine {
         has_any
     }
 
-    fn is_taken(&mut self, name: Name, key: TopicKey, node: Option<NodeId>) -> bool {
+    fn is_taken(&mut self, name: Name, key: TopicKey, node: Option<NodeIdentity>) -> bool {
         let is_taken = self.names.contains_key(&name);
         if is_taken {
             let detail = "the worker has it already";
             let error = Error::new("begin with a topic", ErrorKind::InvalidArgument, detail);
             let side = if node.is_some() { Side::Reader } else { Side::Writer };
-            self.reports.tell(Report::Failed { key: Some(key), node, side: Some(side), error });
+            self.reports.tell(Report::Failed { key, node, side, error });
         }
         is_taken
     }

@@ -5,16 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fabric::Waker;
 
-use super::{NodeId, TopicKey};
-
-/// A topic of a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Name {
-    /// That it sends.
-    Out(TopicKey),
-    /// That it receives from a node.
-    In(TopicKey, NodeId),
-}
+use super::TopicKey;
 
 /// What wakes a worker.
 #[derive(Debug)]
@@ -26,7 +17,7 @@ pub(super) struct Doorbell {
 
 #[derive(Debug)]
 pub(super) struct Announced {
-    pub(super) name: Name,
+    pub(super) key: TopicKey,
     is_listed: Arc<AtomicBool>,
 }
 
@@ -78,19 +69,19 @@ impl Doorbell {
     }
 }
 
-/// Says that a topic has something to do: a source has messages, or a sink has room. Cheap while
-/// the worker is awake, and it may be said too often.
+/// Says that a topic's source has messages. Cheap while the worker is awake, and it may be said too
+/// often.
 #[derive(Debug, Clone)]
 pub struct Announcer {
-    pub(super) doorbell: Arc<Doorbell>,
-    pub(super) name: Name,
-    pub(super) is_listed: Arc<AtomicBool>,
+    doorbell: Arc<Doorbell>,
+    key: TopicKey,
+    is_listed: Arc<AtomicBool>,
 }
 
 impl Announcer {
-    pub(super) fn new(doorbell: &Arc<Doorbell>, name: Name) -> Self {
+    pub(super) fn new(doorbell: &Arc<Doorbell>, key: TopicKey) -> Self {
         let is_listed = Arc::new(AtomicBool::new(false));
-        Self { doorbell: Arc::clone(doorbell), name, is_listed }
+        Self { doorbell: Arc::clone(doorbell), key, is_listed }
     }
 
     /// Says so.
@@ -99,7 +90,7 @@ impl Announcer {
             return;
         }
         let is_listed = Arc::clone(&self.is_listed);
-        self.doorbell.announced().push(Announced { name: self.name, is_listed });
+        self.doorbell.announced().push(Announced { key: self.key, is_listed });
         self.doorbell.ring();
     }
 }

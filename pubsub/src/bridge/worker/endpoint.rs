@@ -10,8 +10,7 @@ use fabric::{
     Verdict, Waiting, select,
 };
 
-use super::super::Spot;
-use super::super::terms::MOST_LANES;
+use super::super::terms::{MOST_LANES, Provider};
 use crate::error::{Error, ErrorKind, Result};
 
 const START: &str = "start a bridge";
@@ -21,7 +20,8 @@ const QUEUE: usize = 4096;
 pub(super) struct Opened {
     pub(super) addresses: AddressVector,
     pub(super) port: Port,
-    pub(super) spot: Spot,
+    pub(super) provider: Provider,
+    pub(super) address: Vec<u8>,
     /// Of the further lanes.
     pub(super) lane_domains: Vec<Domain>,
 }
@@ -60,9 +60,9 @@ pub(super) fn open(policy: &Policy, local: IpAddr, lanes: usize, workers: usize)
     if !add_lanes(&mut port, &lane_domains) {
         lane_domains.clear();
     }
-    let (provider, protocol, format) = (facts.provider, facts.protocol, facts.address_format);
-    let spot = Spot { provider, protocol, format, address };
-    Ok(Opened { addresses, port, spot, lane_domains })
+    let Capabilities { provider: name, protocol, address_format: format, .. } = facts;
+    let provider = Provider { name, protocol, format };
+    Ok(Opened { addresses, port, provider, address, lane_domains })
 }
 
 /// Starts the further lanes. False if there are none then: all goes by the first, which is said.

@@ -3,11 +3,10 @@
 use std::mem;
 use std::time::{Duration, Instant};
 
-use super::NodeId;
-use super::doorbell::Name;
+use super::NodeIdentity;
 use super::engine::{Engine, SHORT};
 use super::reports::Report;
-use super::topics::Task;
+use super::topics::{Name, Task};
 use crate::bridge::Side;
 use crate::error::Error;
 
@@ -16,7 +15,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 impl Engine {
     /// The connection to a node is over: with a reason that is reported, if it was not wished for.
-    pub(super) fn lose_link(&mut self, place: usize, node: NodeId, reason: Option<Error>) {
+    pub(super) fn lose_link(&mut self, place: usize, node: NodeIdentity, reason: Option<Error>) {
         let Some(topic) = self.outs.get(place) else { return };
         topic.outbound.disconnect(node, &mut self.deck);
         if topic.links.remove(&node).is_none() {

@@ -9,16 +9,15 @@ use crossbeam_channel::Receiver;
 use fabric::ring::{News, ReceiverId, SenderId, Turn};
 use fabric::{AddressVector, Domain, Peer};
 
-use super::doorbell::{Announced, Doorbell, Name};
+use super::doorbell::{Announced, Doorbell};
 use super::endpoint::Opened;
 use super::renewal::Renewal;
 use super::reports::Reports;
-use super::topics::{InTopic, OutTopic, Places, Task};
-use super::{Command, NodeId, Report, WorkerOptions};
+use super::topics::{InTopic, Name, OutTopic, Places, Task};
+use super::{Command, NodeIdentity, Report, WorkerOptions};
 use crate::bridge::deck::Deck;
 use crate::bridge::inbound::Broken;
-use crate::bridge::{Now, Progress, Side, Spot};
-use crate::error::Error;
+use crate::bridge::{Now, Progress, Side};
 
 /// Outcomes of the endpoint between two looks at everything else.
 const OUTCOMES: usize = 64;
@@ -48,7 +47,8 @@ pub(super) struct Engine {
     pub(super) options: WorkerOptions,
     pub(super) deck: Deck,
     pub(super) addresses: AddressVector,
-    pub(super) spot: Spot,
+    /// Of the endpoint.
+    pub(super) address: Vec<u8>,
     /// Of the further lanes.
     pub(super) lane_domains: Vec<Domain>,
     pub(super) commands: Receiver<Command>,
@@ -65,7 +65,7 @@ pub(super) struct Engine {
     /// Topics that are not received any more, of which something is being copied.
     pub(super) coming: Vec<InTopic>,
     /// Rings that are being closed, of which node, and since when: their writers may never answer.
-    pub(super) closing: Vec<(ReceiverId, NodeId, u64)>,
+    pub(super) closing: Vec<(ReceiverId, NodeIdentity, u64)>,
     /// Why and when the endpoint is begun anew.
     pub(super) renewal: Renewal,
     /// Topics that are looked after in each round.
@@ -96,7 +96,7 @@ impl Engine {
         commands: Receiver<Command>,
         reports: Reports,
     ) -> Self {
-        let Opened { addresses, mut port, spot, lane_domains } = opened;
+        let Opened { addresses, mut port, address, lane_domains, .. } = opened;
         let doorbell = Arc::new(Doorbell::new(port.parts().1.waker()));
         let all_slots = options.all_slots.max(2 * options.slots_by(port.lanes()));
         let deck = Deck::new(port, options.chunk as usize, all_slots);
@@ -104,7 +104,7 @@ impl Engine {
             options,
             deck,
             addresses,
-            spot,
+            address,
             lane_domains,
             commands,
             reports,
@@ -197,9 +197,6 @@ impl Engine {
                 longest = longest.min(Duration::from_nanos(waited / 8).clamp(AGAIN, LATER));
             }
         }
-        if !self.reports.flush() {
-            longest = longest.min(AGAIN);
-        }
         self.doorbell.sleeps(true);
         if self.commands.is_empty() && self.doorbell.is_silent() {
             self.sleeps += 1;
@@ -222,9 +219,7 @@ impl Engine {
                 tracing::debug!(%error, "a bridge's endpoint");
                 self.failures += 1;
                 if self.failures >= MOST_FAILURES {
-                    let error = Error::of("use an endpoint", error);
-                    let failed = Report::Failed { key: None, node: None, side: None, error };
-                    self.reports.tell(failed);
+                    tracing::error!(%error, "a bridge's endpoint is of no use any more");
                     self.is_over = true;
                 }
                 false
@@ -271,11 +266,8 @@ impl Engine {
         for one in announced.drain(..) {
             // Before it is looked at: what comes later is announced again.
             one.unlist();
-            if let Some(place) = self.names.get(&one.name).copied() {
-                match one.name {
-                    Name::Out(_) => self.heat(Task::Out(place)),
-                    Name::In(..) => self.heat(Task::In(place)),
-                }
+            if let Some(place) = self.names.get(&Name::Out(one.key)).copied() {
+                self.heat(Task::Out(place));
             }
         }
         self.announced = announced;
@@ -344,7 +336,7 @@ impl Engine {
                 progress
             }
             Err(error) => {
-                let (key, side) = (Some(topic.key), Some(Side::Writer));
+                let (key, side) = (topic.key, Side::Writer);
                 self.reports.tell(Report::Failed { key, node: None, side, error });
                 self.stop_sending(place);
                 Progress::default()
@@ -361,7 +353,7 @@ impl Engine {
                 Progress { has_moved: true, ..Progress::default() }
             }
             Err(Broken::Topic(error)) => {
-                let (key, node, side) = (Some(topic.key), Some(topic.origin), Some(Side::Reader));
+                let (key, node, side) = (topic.key, Some(topic.origin), Side::Reader);
                 self.reports.tell(Report::Failed { key, node, side, error });
                 self.stop_receiving(place, true);
                 return Progress::default();
@@ -428,11 +420,10 @@ impl Engine {
             return;
         }
         self.next_look = self.now.steady + LOOK;
-        self.reports.flush();
         self.let_go();
         let patience = nanoseconds(self.options.patience);
         let now = self.now.steady;
-        let is_late = |(_, _, since): &mut (ReceiverId, NodeId, u64)| now - *since > patience;
+        let is_late = |(_, _, since): &mut (ReceiverId, NodeIdentity, u64)| now - *since > patience;
         for (ring, node, _) in self.closing.extract_if(.., is_late).collect::<Vec<_>>() {
             self.bury(node, |port| port.give_up(ring));
         }

@@ -4,57 +4,48 @@ use fabric::Address;
 use fabric::ring::RingOptions;
 use ipc::{Layout, Segment};
 
-use super::doorbell::Name;
 use super::engine::Engine;
-use super::topics::{Link, Tap, Task, Wish};
-use super::{NodeId, Report, SMALLEST, TopicFacts, TopicKey};
+use super::topics::{Link, Name, Tap, Task, Wish};
+use super::{NodeIdentity, Report, SMALLEST, TopicFacts, TopicKey};
 use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
 use crate::bridge::deck::STRIPED;
-use crate::bridge::terms::{MOST_LANES, Spot, Terms, short};
+use crate::bridge::terms::{MOST_LANES, Terms, short};
 use crate::error::{Error, ErrorKind, Result};
 
 const CONNECT: &str = "connect a topic to a node";
 const RING: Layout = Layout::new("bridge ring", 1);
 
 impl Engine {
-    fn say(&mut self, key: TopicKey, node: NodeId, terms: &Terms) {
-        match terms.encode() {
-            Ok(letter) => {
-                let side = terms.side();
-                self.reports.tell(Report::Letter { key, node, side, letter });
-            }
-            Err(error) => {
-                // Our side is that of who writes such a letter.
-                self.fail(key, node, Some(terms.side()), error);
-            }
-        }
+    fn say(&mut self, key: TopicKey, node: NodeIdentity, terms: Terms) {
+        self.reports.tell(Report::Letter { key, node, terms });
     }
 
-    fn fail(&mut self, key: TopicKey, node: NodeId, side: Option<Side>, error: Error) {
-        self.reports.tell(Report::Failed { key: Some(key), node: Some(node), side, error });
+    fn fail(&mut self, key: TopicKey, node: NodeIdentity, side: Side, error: Error) {
+        self.reports.tell(Report::Failed { key, node: Some(node), side, error });
     }
 
-    fn meet(&mut self, spot: &Spot) -> Result<fabric::Peer> {
-        if let Some(peer) = self.peers.get(&spot.address) {
+    fn meet(&mut self, address: Vec<u8>) -> Result<fabric::Peer> {
+        if let Some(peer) = self.peers.get(&address) {
             return Ok(*peer);
         }
         self.renewal.has_place(self.peers.len())?;
-        let address = Address(spot.address.clone());
+        let address = Address(address);
         let peer = self.addresses.insert(&address).map_err(|error| Error::of(CONNECT, error))?;
-        self.peers.insert(spot.address.clone(), peer);
+        self.peers.insert(address.0, peer);
         Ok(peer)
     }
 
     /// A node wants a topic: a ring is wished for, unless there is one.
-    pub(super) fn add(&mut self, key: TopicKey, node: NodeId) {
+    pub(super) fn add(&mut self, key: TopicKey, node: NodeIdentity) {
         let Some(place) = self.names.get(&Name::Out(key)).copied() else {
             // It failed, and that was reported.
             tracing::trace!(?key, %node, "a node wants a topic that is not sent any more");
             return;
         };
-        let (connection, from, since) = (self.connections + 1, self.spot.clone(), self.now.steady);
+        let (connection, from, since) =
+            (self.connections + 1, self.address.clone(), self.now.steady);
         let Some(topic) = self.outs.get(place) else { return };
         topic.outbound.add(node);
         if matches!(topic.links.get(&node), Some(Link::Flowing { .. })) {
@@ -64,12 +55,7 @@ impl Engine {
         let facts = topic.facts;
         self.connections = connection;
         let lanes = self.lanes_of(&facts);
-        if lanes > 1 {
-            let from = from.clone();
-            self.say(key, node, &Terms::Wish { connection, facts, from, lanes });
-        }
-        // For those that cannot read that; others know the connection by now.
-        self.say(key, node, &Terms::Wish { connection, facts, from, lanes: 0 });
+        self.say(key, node, Terms::Wish { connection, facts, from, lanes });
     }
 
     /// By how many lanes messages of such a topic could go.
@@ -78,11 +64,7 @@ impl Engine {
         if facts.largest < STRIPED { 1 } else { lanes }
     }
 
-    pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeId, letter: &[u8]) {
-        let terms = match Terms::decode(letter) {
-            Ok(terms) => terms,
-            Err(error) => return self.fail(key, node, None, error),
-        };
+    pub(super) fn read_letter(&mut self, key: TopicKey, node: NodeIdentity, terms: Terms) {
         let name = match terms.side() {
             Side::Writer => Name::In(key, node),
             Side::Reader => Name::Out(key),
@@ -92,13 +74,8 @@ impl Engine {
         };
         match terms {
             Terms::Wish { connection, facts, from, lanes } => {
-                let Some(topic) = self.ins.get(place) else { return };
-                if topic.wished.replace(connection) == Some(connection) {
-                    // The same once more, for older nodes than this one.
-                    return;
-                }
                 let old = self.ins.get(place).and_then(|topic| topic.tap.as_ref());
-                let is_gone = old.is_some_and(|tap| tap.wish.from.address != from.address);
+                let is_gone = old.is_some_and(|tap| tap.wish.from != from);
                 self.close_tap(place, is_gone);
                 if let Some(topic) = self.ins.get(place) {
                     topic.wish = Some(Wish { connection, facts, from, lanes });
@@ -112,7 +89,7 @@ impl Engine {
                     return;
                 }
                 let (ring, from) = (tap.ring, tap.wish.from.clone());
-                let connected = self.meet(&from).and_then(|peer| {
+                let connected = self.meet(from).and_then(|peer| {
                     let connected = self.deck.port.connect(ring, peer, &answer);
                     connected.map_err(|error| Error::of(CONNECT, error))
                 });
@@ -136,7 +113,7 @@ impl Engine {
                     return;
                 }
                 if let Err(error) =
-                    self.accept(place, node, (connection, position), &ring, (&from, further))
+                    self.accept(place, node, (connection, position), &ring, (from, further))
                 {
                     self.lose_link(place, node, Some(error));
                 }
@@ -145,7 +122,7 @@ impl Engine {
                 if self.is_of(place, node, connection) {
                     self.lose_link(place, node, None);
                     let error = Error::new(CONNECT, ErrorKind::Denied, reason).on(node);
-                    self.fail(key, node, Some(Side::Writer), error);
+                    self.fail(key, node, Side::Writer, error);
                 }
             }
             Terms::Again { connection, reason } => {
@@ -159,16 +136,16 @@ impl Engine {
 
     /// A letter about a topic that is not here, or not any more: what was under way when it went is
     /// of no interest. Who wishes for a ring is told to ask again, so that it does not wait.
-    fn answer_without(&mut self, key: TopicKey, node: NodeId, terms: &Terms) {
+    fn answer_without(&mut self, key: TopicKey, node: NodeIdentity, terms: &Terms) {
         tracing::trace!(?key, %node, ?terms, "a letter about a topic that is not here");
         if let Terms::Wish { connection, .. } = terms {
             let reason = "it does not receive the topic now".to_owned();
-            self.say(key, node, &Terms::Again { connection: *connection, reason });
+            self.say(key, node, Terms::Again { connection: *connection, reason });
         }
     }
 
     /// Is it the connection that there is to a node?
-    fn is_of(&mut self, place: usize, node: NodeId, connection: u64) -> bool {
+    fn is_of(&mut self, place: usize, node: NodeIdentity, connection: u64) -> bool {
         let link = self.outs.get(place).and_then(|topic| topic.links.get(&node).copied());
         match link {
             Some(Link::Wished { connection: known, .. } | Link::Flowing { connection: known }) => {
@@ -182,14 +159,11 @@ impl Engine {
     fn accept(
         &mut self,
         place: usize,
-        node: NodeId,
+        node: NodeIdentity,
         (connection, position): (u64, u64),
         offer: &fabric::ring::RingOffer,
-        (from, further): (&Spot, Vec<Vec<u8>>),
+        (from, further): (Vec<u8>, Vec<Vec<u8>>),
     ) -> Result<()> {
-        if !self.spot.meets(from) {
-            return Err(strangers(&self.spot, from));
-        }
         if offer.capacity < SMALLEST / 2 {
             let detail = format!("a ring of {} bytes", offer.capacity);
             return Err(Error::new(CONNECT, ErrorKind::Malformed, detail));
@@ -204,7 +178,7 @@ impl Engine {
         topic.outbound.connect(node, ring, position, &mut self.deck);
         let key = topic.key;
         self.senders.insert(ring, place);
-        self.say(key, node, &Terms::Answer { connection, answer });
+        self.say(key, node, Terms::Answer { connection, answer });
         self.reports.tell(Report::Connected { key, node, side: Side::Writer });
         self.heat(Task::Out(place));
         Ok(())
@@ -212,7 +186,7 @@ impl Engine {
 
     /// Makes a ring for a topic whose writer wishes for one.
     pub(super) fn make_offer(&mut self, place: usize) {
-        let (spot, largest_ring) = (self.spot.clone(), self.largest_ring());
+        let (from, largest_ring) = (self.address.clone(), self.largest_ring());
         let Some(topic) = self.ins.get(place) else { return };
         let (key, node) = (topic.key, topic.origin);
         if !self.renewal.allows(node, largest_ring) {
@@ -223,22 +197,16 @@ impl Engine {
         let connection = wish.connection;
         topic.inbound.set_largest(wish.facts.largest);
         let position = topic.inbound.expected();
-        let made = if spot.meets(&wish.from) {
-            self.make_tap(place, wish)
-        } else {
-            Err(strangers(&spot, &wish.from))
-        };
-        match made {
+        match self.make_tap(place, wish) {
             Ok(ring) => {
                 let lanes = self.deck.port.lane_addresses().into_iter().take(ring.lanes.len() - 1);
                 let further = lanes.map(|address| address.0).collect();
-                let offer = Terms::Offer { connection, ring, position, from: spot, further };
-                self.say(key, node, &offer);
+                self.say(key, node, Terms::Offer { connection, ring, position, from, further });
             }
             Err(error) => {
                 let reason = short(&error.to_string());
-                self.say(key, node, &Terms::Refused { connection, reason });
-                self.fail(key, node, Some(Side::Reader), error);
+                self.say(key, node, Terms::Refused { connection, reason });
+                self.fail(key, node, Side::Reader, error);
             }
         }
     }
@@ -246,7 +214,7 @@ impl Engine {
     fn make_tap(&mut self, place: usize, wish: Wish) -> Result<fabric::ring::RingOffer> {
         let of_fabric = |error| Error::of(CONNECT, error);
         let since = self.now.steady;
-        let lanes = usize::from(self.lanes_of(&wish.facts).min(wish.lanes.max(1)));
+        let lanes = usize::from(self.lanes_of(&wish.facts).min(wish.lanes));
         let capacity = self.options.ring_by(lanes, wish.facts.largest, wish.facts.depth);
         let Some(topic) = self.ins.get(place) else { return Err(unknown()) };
         let options = RingOptions::new(self.deck.port.endpoint(), capacity).map_err(of_fabric)?;
@@ -296,7 +264,7 @@ impl Engine {
         let Some(topic) = self.ins.get(place) else { return };
         let Some(connection) = topic.tap.as_ref().map(|tap| tap.wish.connection) else { return };
         let (key, node, reason) = (topic.key, topic.origin, short(reason));
-        self.say(key, node, &Terms::Again { connection, reason });
+        self.say(key, node, Terms::Again { connection, reason });
     }
 
     /// Closes a topic's ring. Of a writer that is gone, or has begun anew, no answer is waited for.
@@ -318,7 +286,7 @@ impl Engine {
     }
 
     /// All connections to a node are over.
-    pub(super) fn lose_node(&mut self, node: NodeId) {
+    pub(super) fn lose_node(&mut self, node: NodeIdentity) {
         for place in 0..self.outs.len() {
             if self.outs.get(place).is_some_and(|topic| topic.links.contains_key(&node)) {
                 self.lose_link(place, node, Some(left(node)));
@@ -339,7 +307,7 @@ impl Engine {
     /// Who does not answer in time is not waited for any longer.
     pub(super) fn look_for_answers(&mut self, patience: u64) {
         let now = self.now.steady;
-        let late = |node: NodeId| {
+        let late = |node: NodeIdentity| {
             let detail = "it did not answer in time";
             Error::new(CONNECT, ErrorKind::DeadlineExceeded, detail).on(node)
         };
@@ -372,15 +340,6 @@ fn unknown() -> Error {
 }
 
 #[cold]
-fn left(node: NodeId) -> Error {
+fn left(node: NodeIdentity) -> Error {
     Error::new(CONNECT, ErrorKind::Closed, "the node is gone").on(node)
-}
-
-#[cold]
-fn strangers(ours: &Spot, theirs: &Spot) -> Error {
-    let detail = format!(
-        "{} with protocol {} here, {} with protocol {} there: choose one for both",
-        ours.provider, ours.protocol, theirs.provider, theirs.protocol
-    );
-    Error::new(CONNECT, ErrorKind::InvalidArgument, detail)
 }

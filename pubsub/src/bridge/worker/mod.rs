@@ -17,25 +17,25 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use fabric::Policy;
 
 pub use doorbell::Announcer;
-use doorbell::{Doorbell, Name};
+use doorbell::Doorbell;
 pub(crate) use endpoint::check as check_provider;
 use engine::Engine;
 pub use reports::Report;
 use reports::Reports;
 
 use super::{
-    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeId, Sink, Source, Spot, TopicFacts,
+    DestinationCounters, InboundCounters, LONGEST_PREFIX, NodeIdentity, Provider, Sink, Source,
+    Terms, TopicFacts,
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Commands that may wait.
+/// Commands that may wait when a letter or a question comes, which can be asked again: all others are
+/// as many as what is told changes.
 const COMMANDS: usize = 1024;
-/// How long a command waits for its place among them: who gives it has other things to do.
-const PATIENCE: Duration = Duration::from_millis(5);
 /// The smallest ring.
 const SMALLEST: u64 = 64 << 10;
 /// Pieces that a further lane writes from, at most.
@@ -131,9 +131,9 @@ pub struct TopicOptions {
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// For each topic that is sent and node that wants it.
-    pub sent: Vec<(TopicKey, NodeId, DestinationCounters)>,
+    pub sent: Vec<(TopicKey, NodeIdentity, DestinationCounters)>,
     /// For each topic that is received, and node that it comes from.
-    pub received: Vec<(TopicKey, NodeId, InboundCounters)>,
+    pub received: Vec<(TopicKey, NodeIdentity, InboundCounters)>,
     /// Bytes of memory of rings whose writers are gone, which is kept since something may be on
     /// its way to it, until the endpoint is closed.
     pub quarantined: u64,
@@ -146,12 +146,12 @@ pub struct Counters {
 pub(super) enum Command {
     Send(TopicKey, TopicOptions, Box<dyn Source>),
     StopSending(TopicKey),
-    Add(TopicKey, NodeId),
-    Remove(TopicKey, NodeId),
-    Receive(TopicKey, NodeId, Box<Reception>),
-    StopReceiving(TopicKey, NodeId),
-    Letter(TopicKey, NodeId, Vec<u8>),
-    LoseNode(NodeId),
+    Add(TopicKey, NodeIdentity),
+    Remove(TopicKey, NodeIdentity),
+    Receive(TopicKey, NodeIdentity, Box<Reception>),
+    StopReceiving(TopicKey, NodeIdentity),
+    Letter(TopicKey, NodeIdentity, Terms),
+    LoseNode(NodeIdentity),
     ReportBehind(TopicKey),
     Count(Sender<Counters>),
     Stop,
@@ -174,7 +174,8 @@ pub struct Worker {
     reports: Receiver<Report>,
     bell: Arc<reports::Bell>,
     finished: Receiver<()>,
-    spot: Spot,
+    provider: Provider,
+    address: Vec<u8>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -196,8 +197,8 @@ impl Worker {
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
         }
         let opened = endpoint::open(&options.policy, local, options.lanes, workers)?;
-        let spot = opened.spot.clone();
-        let (commands, ordered) = bounded(COMMANDS);
+        let (provider, address) = (opened.provider.clone(), opened.address.clone());
+        let (commands, ordered) = unbounded();
         let (bell, reports, told) = reports::channel()?;
         let (finish, finished) = bounded::<()>(1);
         let mut engine = Engine::new(options, opened, ordered, Reports::new(reports, &bell));
@@ -209,28 +210,34 @@ impl Worker {
             engine.close();
         });
         let thread = Some(thread.map_err(|error| Error::of(operation, error))?);
-        Ok(Self { commands, doorbell, reports: told, bell, finished, spot, thread })
+        Ok(Self { commands, doorbell, reports: told, bell, finished, provider, address, thread })
     }
 
-    /// Where it began. It may close that endpoint one day and open another one of the same
-    /// provider, of which those that it writes to and reads from are told by letters.
+    /// What it carries messages by, for as long as it is there.
     #[must_use]
-    pub fn address(&self) -> &Spot {
-        &self.spot
+    pub fn provider(&self) -> &Provider {
+        &self.provider
+    }
+
+    /// The address of its endpoint where it began. It may close that one day and open another one
+    /// of the same provider, of which those that it writes to and reads from are told by letters.
+    #[must_use]
+    pub fn address(&self) -> &[u8] {
+        &self.address
     }
 
     /// Sends a topic's messages to those that are [added](Self::add_destination). Gives what tells
     /// it that there are some.
     ///
     /// # Errors
-    /// `Closed` if the thread ended, `DeadlineExceeded` if it does not take commands.
+    /// `Closed` if the thread ended.
     pub fn send_topic(
         &self,
         key: TopicKey,
         options: TopicOptions,
         source: Box<dyn Source>,
     ) -> Result<Announcer> {
-        let announcer = Announcer::new(&self.doorbell, Name::Out(key));
+        let announcer = Announcer::new(&self.doorbell, key);
         self.tell(Command::Send(key, options, source))?;
         Ok(announcer)
     }
@@ -250,7 +257,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn add_destination(&self, key: TopicKey, node: NodeId) -> Result<()> {
+    pub fn add_destination(&self, key: TopicKey, node: NodeIdentity) -> Result<()> {
         self.tell(Command::Add(key, node))
     }
 
@@ -258,43 +265,41 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn remove_destination(&self, key: TopicKey, node: NodeId) -> Result<()> {
+    pub fn remove_destination(&self, key: TopicKey, node: NodeIdentity) -> Result<()> {
         self.tell(Command::Remove(key, node))
     }
 
     /// Receives a topic's messages from a node, from a position on: the first one that is not here.
-    /// If the sink gives memory of a device, this one. Gives what tells that there is room again.
+    /// If the sink gives memory of a device, this one.
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
     pub fn receive_topic(
         &self,
         key: TopicKey,
-        origin: NodeId,
+        origin: NodeIdentity,
         from: u64,
         device: Option<gpu::Device>,
         sink: Box<dyn Sink>,
-    ) -> Result<Announcer> {
-        let announcer = Announcer::new(&self.doorbell, Name::In(key, origin));
+    ) -> Result<()> {
         let reception = Reception { from, device, sink };
-        self.tell(Command::Receive(key, origin, Box::new(reception)))?;
-        Ok(announcer)
+        self.tell(Command::Receive(key, origin, Box::new(reception)))
     }
 
     /// Does not receive it any more.
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn stop_receiving(&self, key: TopicKey, origin: NodeId) -> Result<()> {
+    pub fn stop_receiving(&self, key: TopicKey, origin: NodeIdentity) -> Result<()> {
         self.tell(Command::StopReceiving(key, origin))
     }
 
     /// A letter of a node about a topic came, which that node's worker [reported](Report::Letter).
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic); what is wrong with the letter is reported.
-    pub fn letter(&self, key: TopicKey, node: NodeId, letter: Vec<u8>) -> Result<()> {
-        self.tell(Command::Letter(key, node, letter))
+    /// As [`send_topic`](Self::send_topic); `TooMany` if it has not done what it was told before.
+    pub fn letter(&self, key: TopicKey, node: NodeIdentity, terms: Terms) -> Result<()> {
+        self.ask(Command::Letter(key, node, terms))
     }
 
     /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is
@@ -302,7 +307,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`send_topic`](Self::send_topic).
-    pub fn lose_node(&self, node: NodeId) -> Result<()> {
+    pub fn lose_node(&self, node: NodeIdentity) -> Result<()> {
         self.tell(Command::LoseNode(node))
     }
 
@@ -310,30 +315,19 @@ impl Worker {
     /// oldest message that is kept, or is not connected.
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic).
+    /// As [`letter`](Self::letter).
     pub fn report_behind(&self, key: TopicKey) -> Result<()> {
-        self.tell(Command::ReportBehind(key))
+        self.ask(Command::ReportBehind(key))
     }
 
     /// Asks what it did so far; the answer comes by itself.
     ///
     /// # Errors
-    /// As [`send_topic`](Self::send_topic).
+    /// As [`letter`](Self::letter).
     pub fn ask_for_counters(&self) -> Result<Receiver<Counters>> {
         let (answer, answered) = bounded(1);
-        self.tell(Command::Count(answer))?;
+        self.ask(Command::Count(answer))?;
         Ok(answered)
-    }
-
-    /// What it did so far.
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic).
-    pub fn counters(&self, timeout: Duration) -> Result<Counters> {
-        self.ask_for_counters()?.recv_timeout(timeout).map_err(|error| match error {
-            RecvTimeoutError::Timeout => late("it does not answer"),
-            RecvTimeoutError::Disconnected => ended(),
-        })
     }
 
     /// The next thing that it has to say, if there is one.
@@ -349,17 +343,6 @@ impl Worker {
         }
     }
 
-    /// Waits for the next thing that it has to say.
-    ///
-    /// # Errors
-    /// As [`try_report`](Self::try_report); `DeadlineExceeded`.
-    pub fn report(&self, timeout: Duration) -> Result<Report> {
-        self.reports.recv_timeout(timeout).map_err(|error| match error {
-            RecvTimeoutError::Timeout => late("it has nothing to say"),
-            RecvTimeoutError::Disconnected => ended(),
-        })
-    }
-
     /// Readable when there may be [reports](Self::try_report): to be taken until there are none.
     #[must_use]
     pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
@@ -373,28 +356,23 @@ impl Worker {
     }
 
     fn tell(&self, command: Command) -> Result<()> {
-        let told = self.commands.try_send(command).or_else(|refused| {
-            // It may sleep over a full list.
-            self.doorbell.ring();
-            let command = match refused {
-                crossbeam_channel::TrySendError::Full(command)
-                | crossbeam_channel::TrySendError::Disconnected(command) => command,
-            };
-            self.commands.send_timeout(command, PATIENCE)
-        });
+        let told = self.commands.send(command);
         self.doorbell.ring();
-        told.map_err(|error| match error {
-            SendTimeoutError::Timeout(_) => late("it does not take commands"),
-            SendTimeoutError::Disconnected(_) => ended(),
-        })
+        told.map_err(|_| ended())
+    }
+
+    /// Tells it what it may miss, unless it is far behind.
+    fn ask(&self, command: Command) -> Result<()> {
+        if self.commands.len() < COMMANDS {
+            return self.tell(command);
+        }
+        Err(Error::new("use a bridge", ErrorKind::TooMany, "it does not take commands"))
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.doorbell.ring();
-        let _ = self.commands.send_timeout(Command::Stop, FAREWELL);
-        self.doorbell.ring();
+        let _ = self.tell(Command::Stop);
         // A provider may hang; then the thread, and what it owns, stay behind.
         if let Err(RecvTimeoutError::Disconnected) = self.finished.recv_timeout(FAREWELL)
             && let Some(thread) = self.thread.take()
@@ -402,11 +380,6 @@ impl Drop for Worker {
             let _ = thread.join();
         }
     }
-}
-
-#[cold]
-fn late(why: &str) -> Error {
-    Error::new("use a bridge", ErrorKind::DeadlineExceeded, why)
 }
 
 #[cold]

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use fabric::MrMode;
 use fabric::ring::Port;
 
-use super::NodeId;
+use super::NodeIdentity;
 use super::endpoint;
 use super::engine::Engine;
 use super::reports::Report;
@@ -38,7 +38,7 @@ const REST: u64 = 5_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Renewal {
     /// Bytes of memory of rings that are gone, of each node, that this endpoint keeps.
-    kept: HashMap<NodeId, u64>,
+    kept: HashMap<NodeIdentity, u64>,
     /// Some node waits for that.
     is_awaited: bool,
     /// When it was done last.
@@ -52,7 +52,7 @@ impl Renewal {
     }
 
     /// May a node have another ring?
-    pub(super) fn allows(&mut self, node: NodeId, ring: u64) -> bool {
+    pub(super) fn allows(&mut self, node: NodeIdentity, ring: u64) -> bool {
         let kept = self.kept.get(&node).copied().unwrap_or(0);
         let is_allowed = kept < MOST_RINGS.0.saturating_mul(ring);
         self.is_awaited |= !is_allowed;
@@ -71,7 +71,7 @@ impl Renewal {
 
 impl Engine {
     /// Lets go of a ring of a node, whose memory may have to be kept.
-    pub(super) fn bury<T>(&mut self, node: NodeId, how: impl FnOnce(&mut Port) -> T) -> T {
+    pub(super) fn bury<T>(&mut self, node: NodeIdentity, how: impl FnOnce(&mut Port) -> T) -> T {
         let before = self.deck.port.quarantined();
         let done = how(&mut self.deck.port);
         let more = self.deck.port.quarantined().saturating_sub(before);
@@ -110,7 +110,6 @@ impl Engine {
         let Some(why) = self.why_renew() else { return };
         if let Err(error) = self.renew(why) {
             tracing::error!(%error, why, "a bridge's endpoint was not begun anew");
-            self.reports.tell(Report::Failed { key: None, node: None, side: None, error });
             self.is_over = true;
         }
     }
@@ -127,7 +126,7 @@ impl Engine {
         endpoint::add_lanes(&mut self.deck.port, &self.lane_domains);
         self.doorbell.wakes(self.deck.port.parts().1.waker());
         self.addresses = addresses;
-        self.spot.address = address;
+        self.address = address;
         self.peers.clear();
         self.senders.clear();
         self.receivers.clear();

@@ -1,18 +1,14 @@
 //! What a worker has to say, and the descriptor that wakes who listens.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::{NodeId, TopicKey};
-use crate::bridge::Side;
+use super::{NodeIdentity, TopicKey};
+use crate::bridge::{Side, Terms};
 use crate::error::{Error, Result};
-
-/// Reports that may wait to be taken; further ones wait in the worker.
-const REPORTS: usize = 1024;
 
 /// What a worker has to say.
 #[derive(Debug)]
@@ -22,18 +18,16 @@ pub enum Report {
         /// The topic, as it is numbered here.
         key: TopicKey,
         /// Who is to get it.
-        node: NodeId,
-        /// Which side of the topic we are.
-        side: Side,
-        /// Its bytes.
-        letter: Vec<u8>,
+        node: NodeIdentity,
+        /// What it says.
+        terms: Terms,
     },
     /// Messages of a topic flow.
     Connected {
         /// The topic.
         key: TopicKey,
         /// The other node.
-        node: NodeId,
+        node: NodeIdentity,
         /// Which side of the topic we are.
         side: Side,
     },
@@ -43,7 +37,7 @@ pub enum Report {
         /// The topic.
         key: TopicKey,
         /// The other node.
-        node: NodeId,
+        node: NodeIdentity,
         /// Which side of the topic we are.
         side: Side,
         /// Why.
@@ -54,17 +48,17 @@ pub enum Report {
         /// The topic.
         key: TopicKey,
         /// The node.
-        node: NodeId,
+        node: NodeIdentity,
     },
     /// A topic cannot be sent, or not to a node, or not be received, and would not be if it were
     /// tried again: a source, a sink or a device failed, or the nodes do not understand each other.
     Failed {
-        /// The topic; None: all of them, and the thread ends.
-        key: Option<TopicKey>,
+        /// The topic.
+        key: TopicKey,
         /// The other node; None: all of them.
-        node: Option<NodeId>,
-        /// Which side of the topic we are; None: both, or it is not known.
-        side: Option<Side>,
+        node: Option<NodeIdentity>,
+        /// Which side of the topic we are.
+        side: Side,
         /// Why.
         error: Error,
     },
@@ -91,7 +85,7 @@ impl Bell {
 pub(super) fn channel() -> Result<(Arc<Bell>, Sender<Report>, Receiver<Report>)> {
     let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
     let bell = EventFd::from_flags(flags).map_err(|error| Error::of("start a bridge", error))?;
-    let (tell, told) = bounded(REPORTS);
+    let (tell, told) = unbounded();
     Ok((Arc::new(Bell(bell)), tell, told))
 }
 
@@ -101,8 +95,6 @@ pub(super) struct Reports {
     /// Gone before the bell rings for the last time, so that who is woken sees the end.
     tell: Sender<Report>,
     bell: RingsAtTheEnd,
-    /// What found no place.
-    waiting: VecDeque<Report>,
 }
 
 /// However a worker ends, who listens is woken.
@@ -117,27 +109,12 @@ impl Drop for RingsAtTheEnd {
 
 impl Reports {
     pub(super) fn new(tell: Sender<Report>, bell: &Arc<Bell>) -> Self {
-        Self { tell, bell: RingsAtTheEnd(Arc::clone(bell)), waiting: VecDeque::new() }
+        Self { tell, bell: RingsAtTheEnd(Arc::clone(bell)) }
     }
 
-    pub(super) fn tell(&mut self, report: Report) {
-        self.waiting.push_back(report);
-        self.flush();
-    }
-
-    /// Says what found no place before. False if there is still some of it.
-    pub(super) fn flush(&mut self) -> bool {
-        while let Some(report) = self.waiting.pop_front() {
-            match self.tell.try_send(report) {
-                Ok(()) => self.bell.0.ring(),
-                Err(TrySendError::Full(report)) => {
-                    self.waiting.push_front(report);
-                    return false;
-                }
-                // Nobody listens any more.
-                Err(TrySendError::Disconnected(_)) => {}
-            }
-        }
-        true
+    pub(super) fn tell(&self, report: Report) {
+        // Perhaps nobody listens any more.
+        let _ = self.tell.send(report);
+        self.bell.0.ring();
     }
 }

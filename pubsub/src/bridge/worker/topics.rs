@@ -5,11 +5,20 @@ use std::collections::HashMap;
 use fabric::ring::{ReceiverId, View};
 use gpu::{Device, Memory};
 
-use super::{NodeId, TopicKey};
+use super::{NodeIdentity, TopicKey};
 use crate::bridge::deck::{Arrived, Deck, Reading, Ticket};
 use crate::bridge::inbound::{Broken, Inbound};
 use crate::bridge::outbound::Outbound;
-use crate::bridge::{Now, Place, Progress, Sink, Source, Spot, TopicFacts};
+use crate::bridge::{Now, Place, Progress, Sink, Source, TopicFacts};
+
+/// A topic of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Name {
+    /// That it sends.
+    Out(TopicKey),
+    /// That it receives from a node.
+    In(TopicKey, NodeIdentity),
+}
 
 /// A topic, by its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,7 +54,7 @@ pub(super) struct OutTopic {
     pub(super) facts: TopicFacts,
     pub(super) source: Box<dyn Source>,
     pub(super) outbound: Outbound<Deck>,
-    pub(super) links: HashMap<NodeId, Link>,
+    pub(super) links: HashMap<NodeIdentity, Link>,
     pub(super) heat: Heat,
 }
 
@@ -54,7 +63,8 @@ pub(super) struct OutTopic {
 pub(super) struct Wish {
     pub(super) connection: u64,
     pub(super) facts: TopicFacts,
-    pub(super) from: Spot,
+    /// The address of its endpoint.
+    pub(super) from: Vec<u8>,
     /// Lanes that it could write by.
     pub(super) lanes: u8,
 }
@@ -72,15 +82,13 @@ pub(super) struct Tap {
 /// A topic that is received from a node.
 pub(super) struct InTopic {
     pub(super) key: TopicKey,
-    pub(super) origin: NodeId,
+    pub(super) origin: NodeIdentity,
     pub(super) sink: Box<dyn Sink>,
     pub(super) device: Option<Device>,
     pub(super) inbound: Inbound<Arrived, Place, Ticket>,
     pub(super) tap: Option<Tap>,
     /// To be answered as soon as nothing of the last connection is under way.
     pub(super) wish: Option<Wish>,
-    /// The connection that was wished for last.
-    pub(super) wished: Option<u64>,
     /// What copies of a ring that is gone may still read.
     pub(super) past: Option<Memory>,
     /// It released chunks of which the writer may not know.

@@ -1,9 +1,9 @@
 //! Nodes whose provider is none that this one's understands.
 
 use super::*;
-use crate::bridge::{Spot, Terms, TopicFacts};
-use crate::carrier::receiving::Letter;
-use crate::service::protocol;
+use crate::bridge::{Provider, Terms, TopicFacts};
+use crate::carrier::letters::Letter;
+use crate::peers::SessionNumber;
 
 /// What is told of the topic and of the other node: in what the two differ, and whether there is a
 /// connection.
@@ -19,24 +19,127 @@ fn told(carrier: &mut Carrier) -> (Vec<String>, Option<bool>) {
     (differs_in, connected)
 }
 
+fn session(other: &Peers) -> SessionNumber {
+    let session = std::iter::from_fn(|| other.next_event()).find_map(|event| match event {
+        Event::Appeared { session, .. } => Some(session),
+        _ => None,
+    });
+    session.unwrap()
+}
+
+fn tell(other: &Peers, session: SessionNumber, letter: &Letter) {
+    other.tell(NodeIdentity([1; 16]), session, letter.encode()).unwrap();
+}
+
+fn pigeon() -> Letter {
+    Letter::Provider(Provider { name: "carrier-pigeon".into(), protocol: 1, format: 1 })
+}
+
+/// That it has the same provider.
+fn the_same(carrier: &Carrier) -> Letter {
+    Letter::Provider(carrier.provider.clone().unwrap())
+}
+
 #[test]
-fn one_that_does_not_say_its_provider_is_known_by_its_first_letter_about_a_topic() {
+fn nothing_is_kept_for_a_node_that_says_that_it_has_another_provider() {
     let place = Place::new(1);
     let mut carrier = place.carrier(&NetworkOptions { lost_after: FAR, ..network() });
     let other = one_that_wants(&carrier, 2);
     carrier.set_topics(place.topics(true, false));
     until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
     assert_eq!(told(&mut carrier), (Vec::new(), Some(true)));
-    let session = std::iter::from_fn(|| other.next_event()).find_map(|event| match event {
-        Event::Appeared { session, .. } => Some(session),
-        _ => None,
-    });
-    let from = Spot { provider: "carrier-pigeon".into(), protocol: 1, format: 1, address: vec![1] };
-    let facts = TopicFacts { number: 1, largest: 64, depth: DEPTH as u32 };
-    let terms = Terms::Wish { connection: 1, facts, from, lanes: 0 }.encode().unwrap();
-    let letter = protocol::encode(&Letter { topic: NAME.into(), terms });
-    other.tell(NodeIdentity([1; 16]), session.unwrap(), letter).unwrap();
+    let session = session(&other);
+    tell(&other, session, &pigeon());
     until("nothing to be kept for it", &mut [&mut carrier], || !place.is_owed());
     assert_eq!(told(&mut carrier), (vec!["provider".to_owned()], Some(false)));
     place.is_free();
+    // It has the same one later.
+    tell(&other, session, &the_same(&carrier));
+    until("the topic to be carried", &mut [&mut carrier], || place.topic.is_carried());
+    assert_eq!(told(&mut carrier), (Vec::new(), Some(true)));
+}
+
+#[test]
+fn two_nodes_with_other_providers_both_say_so() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let of = |provider: &str| Some(provider.to_owned());
+    let mut writer = writing.carrier(&NetworkOptions { provider: of("net"), ..network() });
+    let peers = vec![writer.listens().unwrap()];
+    let provider = of("tcp;ofi_rxm");
+    let mut reader = reading.carrier(&NetworkOptions { peers, provider, ..network() });
+    writer.set_topics(writing.topics(true, false));
+    reader.set_topics(reading.topics(false, true));
+    let differs = (vec!["provider".to_owned()], Some(false));
+    let end = Instant::now() + FAR;
+    while [&mut writer, &mut reader].map(told) != [differs.clone(), differs.clone()] {
+        assert!(Instant::now() < end, "{:?}", [&mut writer, &mut reader].map(told));
+        writer.turn();
+        reader.turn();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    writing.is_free();
+}
+
+#[test]
+fn who_wishes_before_it_has_said_its_provider_is_told_to_ask_again() {
+    let place = Place::new(1);
+    let mut carrier = place.carrier(&network());
+    let other = one_that_wants(&carrier, 2);
+    carrier.set_topics(place.topics(false, true));
+    let mut events = Vec::new();
+    until("its interests", &mut [&mut carrier], || {
+        events.extend(std::iter::from_fn(|| other.next_event()));
+        events.iter().any(|event| matches!(event, Event::Interests { .. }))
+    });
+    let Event::Appeared { session, .. } = events[0] else { panic!("{events:?}") };
+    let facts = TopicFacts { number: 1, largest: 64, depth: DEPTH as u32 };
+    let answer = |carrier: &mut Carrier, connection: u64| {
+        let terms = Terms::Wish { connection, facts, from: vec![1; 16], lanes: 1 };
+        tell(&other, session, &Letter::Terms { topic: NAME.into(), terms });
+        let mut answer = None;
+        until("an answer", &mut [carrier], || {
+            answer = other.next_event();
+            answer.is_some()
+        });
+        let Some(Event::Letter { bytes, .. }) = answer else { panic!("{answer:?}") };
+        match Letter::decode(&bytes).unwrap() {
+            Letter::Terms { terms, .. } => terms,
+            letter => panic!("{letter:?}"),
+        }
+    };
+    assert!(matches!(answer(&mut carrier, 1), Terms::Again { connection: 1, .. }));
+    tell(&other, session, &the_same(&carrier));
+    assert!(matches!(answer(&mut carrier, 2), Terms::Offer { connection: 2, .. }));
+    tell(&other, session, &pigeon());
+    assert!(matches!(answer(&mut carrier, 3), Terms::Again { connection: 3, .. }));
+}
+
+#[test]
+fn letters_that_are_none_are_refused_and_do_no_harm() {
+    let (writing, reading) = (Place::new(1), Place::new(2));
+    let (mut writer, mut reader, mut subscriber) = carriers(&writing, &reading);
+    let others = [&writer, &reader].map(|carrier| {
+        let other = one_that_wants(carrier, 3);
+        other.set_interests([]).unwrap();
+        other
+    });
+    let garbage: [&[u8]; 5] = [&[], &[9, 9], &[1, 1, 0, 1, 2, 3], &[1; 300], &[1; 20_000]];
+    for (other, node) in others.iter().zip([1, 2]) {
+        let mut session = None;
+        until("a session", &mut [&mut writer, &mut reader], || {
+            if let Some(Event::Appeared { session: begun, .. }) = other.next_event() {
+                session = Some(begun);
+            }
+            session.is_some()
+        });
+        for bytes in garbage {
+            other.tell(NodeIdentity([node; 16]), session.unwrap(), bytes.to_vec()).unwrap();
+        }
+    }
+    for number in 0..20 {
+        until("a message", &mut [&mut writer, &mut reader], || {
+            let _ = writing.publish(number);
+            reading.take(&mut subscriber).is_some()
+        });
+    }
 }
