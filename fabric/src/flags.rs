@@ -35,8 +35,7 @@ bitflags! {
         const REMOTE_READ = sys::FI_REMOTE_READ;
         /// Peers may write to here.
         const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
-        /// One posted buffer can take many messages: see
-        /// [`Endpoint::receive_many`](crate::Endpoint::receive_many).
+        /// One posted buffer can take many messages.
         const MULTI_RECEIVE = sys::FI_MULTI_RECV;
         /// Operations can be fenced behind earlier ones.
         const FENCE = sys::FI_FENCE;

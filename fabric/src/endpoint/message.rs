@@ -7,8 +7,6 @@
 //! `inject` copies the bytes before it returns, so nothing stays in flight and the
 //! source may be any slice; its limit is `Capabilities::inject_size`.
 
-use std::os::raw::c_void;
-
 use libfabric_sys as sys;
 
 use super::Endpoint;
@@ -353,76 +351,6 @@ impl Endpoint {
             // SAFETY: the slot keeps the range alive until completion.
             move |endpoint, context| unsafe {
                 sys::fi_trecv(endpoint, pointer, length, descriptor, peer, tag, ignore, context)
-            },
-        )
-    }
-
-    /// Sends from memory that nothing keeps alive.
-    ///
-    /// # Safety
-    /// As [`write_raw`](Self::write_raw).
-    ///
-    /// # Errors
-    /// What the provider says.
-    #[allow(unsafe_code)]
-    pub unsafe fn send_raw(
-        &mut self,
-        queue: &mut CompletionQueue,
-        to: Peer,
-        (pointer, length): (*const u8, usize),
-        descriptor: *mut c_void,
-        options: impl Into<Options>,
-    ) -> Result<OperationId> {
-        let (operation, options) = ("fi_send", options.into());
-        self.check_message(operation)?;
-        self.check_no_flags(operation, &options)?;
-        self.check_length(operation, length)?;
-        let peer = self.resolve(operation, to)?;
-        let pointer = pointer.cast();
-        self.submit(
-            Posting::new(operation, SEND, to, &options),
-            queue,
-            |_| {},
-            // SAFETY: by contract.
-            move |endpoint, context| unsafe {
-                sys::direct::fi_send(endpoint, pointer, length, descriptor, peer, context)
-            },
-        )
-    }
-
-    /// Receives into memory that nothing keeps alive.
-    ///
-    /// # Safety
-    /// As [`write_raw`](Self::write_raw); the memory is written.
-    ///
-    /// # Errors
-    /// What the provider says.
-    #[allow(unsafe_code)]
-    pub unsafe fn receive_raw(
-        &mut self,
-        queue: &mut CompletionQueue,
-        (pointer, length): (*mut u8, usize),
-        descriptor: *mut c_void,
-        options: impl Into<Options>,
-    ) -> Result<OperationId> {
-        let options = options.into();
-        self.check_message("fi_recv")?;
-        self.check_no_flags("fi_recv", &options)?;
-        let pointer = pointer.cast();
-        self.submit(
-            Posting::new("fi_recv", RECEIVE, Peer::ANY, &options),
-            queue,
-            |_| {},
-            // SAFETY: by contract.
-            move |endpoint, context| unsafe {
-                sys::direct::fi_recv(
-                    endpoint,
-                    pointer,
-                    length,
-                    descriptor,
-                    sys::FI_ADDR_UNSPEC,
-                    context,
-                )
             },
         )
     }

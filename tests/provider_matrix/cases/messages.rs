@@ -22,7 +22,6 @@ pub const CASES: &[Case] = cases![
     tagged_ignore_mask,
     tagged_inject,
     sender_is_named,
-    raw_send_and_receive,
 ];
 
 fn exchange(pair: &mut Pair, length: usize, offset: usize) -> Checked {
@@ -282,25 +281,4 @@ fn sender_is_named(cell: &Cell) -> Checked {
     let sender = pair.sides[B].endpoint.sender(&got);
     ensure!(sender == Some(pair.sides[B].peer), "sender {sender:?}");
     Ok(())
-}
-
-#[allow(unsafe_code)]
-fn raw_send_and_receive(cell: &Cell) -> Checked {
-    let mut pair = Pair::new(cell)?;
-    // The raw road: pointers of registered memory, kept alive by hand.
-    let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
-    put(&from, 0, &pattern(8, 64))?;
-    let (source, target) = (from.as_ptr().cast_const(), into.as_ptr());
-    let (sent_by, received_by) = (from.local_descriptor(), into.local_descriptor());
-    let receive = pair.post(B, |s| {
-        // SAFETY: `into` outlives the operation, and the descriptor is its own.
-        unsafe { s.endpoint.receive_raw(&mut s.queue, (target, 64), received_by, at_once(0)) }
-    })?;
-    let send = pair.post(A, |s| {
-        // SAFETY: `from` outlives the operation, and the descriptor is its own.
-        unsafe { s.endpoint.send_raw(&mut s.queue, s.peer, (source, 64), sent_by, at_once(0)) }
-    })?;
-    pair.complete(B, receive)?;
-    pair.complete(A, send)?;
-    check_bytes("raw", &get(&into, 0, 64)?, &pattern(8, 64))
 }
