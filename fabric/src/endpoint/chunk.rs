@@ -43,7 +43,8 @@ impl Endpoint {
         self.limits.inject_size
     }
 
-    /// As [`write_gathered`](Self::write_gathered); false if there is no room now.
+    /// Gathers several pieces into one remote range, in one operation and without a copy, with an
+    /// immediate if there is one; false if there is no room now.
     #[inline]
     pub(crate) fn try_write_pieces(
         &mut self,
@@ -86,8 +87,8 @@ impl Endpoint {
         self.no_room(operation, to, code)
     }
 
-    /// As [`inject_write_data`](Self::inject_write_data) or
-    /// [`inject_write`](Self::inject_write); false if there is no room now.
+    /// Writes a few bytes that are copied at once, with an immediate if there is one: nothing stays
+    /// in flight, and no completion is reported. False if there is no room now.
     #[inline]
     pub(crate) fn try_inject_write(
         &mut self,
@@ -119,7 +120,7 @@ impl Endpoint {
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
     }
 
-    /// As [`inject`](Self::inject); false if there is no room now.
+    /// Sends a few bytes that are copied at once; false if there is no room now.
     pub(crate) fn try_inject(
         &mut self,
         queue: &CompletionQueue,
@@ -136,7 +137,7 @@ impl Endpoint {
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
     }
 
-    /// As [`inject_tagged`](Self::inject_tagged); false if there is no room now.
+    /// The same with a tag.
     pub(crate) fn try_inject_tagged(
         &mut self,
         queue: &CompletionQueue,

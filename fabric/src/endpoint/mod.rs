@@ -103,10 +103,7 @@ struct Attached {
 /// What is asked at every post, next to each other.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// Of one-sided writes.
     immediate_mask: u64,
-    /// Of messages.
-    message_data_mask: u64,
     inject_size: usize,
     max_message: usize,
     iov_limit: usize,
@@ -393,7 +390,6 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     use crate::Caps;
     Limits {
         immediate_mask: capabilities.immediate_mask(),
-        message_data_mask: capabilities.message_data_mask(),
         inject_size: capabilities.inject_size,
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,

@@ -71,9 +71,8 @@ impl Options {
 
     /// With these flags.
     ///
-    /// They are for what is sent, written or read, and for receives into several
-    /// buffers; the others have no form with flags, and refuse them
-    /// (`InvalidArgument`). With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
+    /// They are for what is sent, written or read; the others have no form with flags,
+    /// and refuse them (`InvalidArgument`). With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
     /// `fi_write`), which costs a little more to build. Not every provider obeys
     /// every flag, and libfabric has no bit to ask.
     #[must_use]
@@ -290,17 +289,7 @@ impl Endpoint {
     /// answer EAGAIN for ever) or where the provider would cut them silently.
     #[inline]
     pub(super) fn check_data(&self, operation: &'static str, data: u64) -> Result<()> {
-        self.check_data_width(operation, data, self.limits.immediate_mask)
-    }
-
-    /// The same for immediates of messages.
-    #[inline]
-    pub(super) fn check_message_data(&self, operation: &'static str, data: u64) -> Result<()> {
-        self.check_data_width(operation, data, self.limits.message_data_mask)
-    }
-
-    #[inline]
-    fn check_data_width(&self, operation: &'static str, data: u64, mask: u64) -> Result<()> {
+        let mask = self.limits.immediate_mask;
         if mask != 0 && data & !mask == 0 {
             return Ok(());
         }
@@ -389,27 +378,6 @@ impl Endpoint {
         }
         queue.put_back(id.index);
         Err(self.posting_failed(operation, peer, code, patience))
-    }
-
-    /// As [`submit`](Self::submit), for operations that leave nothing in flight.
-    #[inline]
-    pub(super) fn submit_injected(
-        &mut self,
-        operation: &'static str,
-        queue: &mut CompletionQueue,
-        peer: Peer,
-        mut call: impl FnMut(*mut sys::fid_ep) -> isize,
-    ) -> Result<()> {
-        self.check_queue(operation, queue, Side::Transmit)?;
-        let endpoint = self.handle.as_ptr();
-        let mut code = call(endpoint);
-        if code == AGAIN {
-            code = self.insist(queue, Options::PATIENCE, || call(endpoint));
-        }
-        if code == 0 {
-            return Ok(());
-        }
-        Err(self.posting_failed(operation, peer, code, Options::PATIENCE))
     }
 
     /// The provider's queue is full, or a connection is still coming up: makes
