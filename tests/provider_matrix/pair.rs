@@ -345,6 +345,15 @@ impl Pair {
         Ok(())
     }
 
+    /// Moves both sides until something holds, or it took too long.
+    pub fn pump_until(&mut self, holds: impl Fn() -> bool) {
+        let end = Instant::now() + patience();
+        while !holds() && Instant::now() < end {
+            self.pump();
+            std::thread::yield_now();
+        }
+    }
+
     /// Moves both sides for a while.
     pub fn pump_for(&mut self, time: Duration) {
         let end = Instant::now() + time;

@@ -277,22 +277,6 @@ impl Endpoint {
         Error::check("fi_shutdown", i64::from(code)).map(drop).map_err(|e| self.domain.blame(e))
     }
 
-    /// The address of the other end of a connection.
-    ///
-    /// # Errors
-    /// `ConnectionLost` if there is none; what the provider says.
-    pub fn peer_address(&self) -> Result<Address> {
-        let mut bytes = vec![0_u8; 256];
-        let mut length = bytes.len();
-        // SAFETY: the buffer's length is passed.
-        let code = unsafe {
-            sys::fi_getpeer(self.handle.as_ptr(), bytes.as_mut_ptr().cast(), &mut length)
-        };
-        Error::check("fi_getpeer", i64::from(code)).map_err(|e| self.domain.blame(e))?;
-        bytes.truncate(length);
-        Ok(Address(bytes))
-    }
-
     fn print(&self, address: &Address) -> String {
         super::print(&self.domain, address)
     }

@@ -136,12 +136,6 @@ impl MemoryRegion {
         self.0.length
     }
 
-    /// Is there nothing? (Never true: empty ranges are not registered.)
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.length == 0
-    }
-
     /// What sort of memory it is.
     #[must_use]
     #[inline]

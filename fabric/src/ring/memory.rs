@@ -190,12 +190,6 @@ impl View {
         self.header.payload as usize
     }
 
-    /// Is it the chunk of a message without bytes?
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.header.payload == 0
-    }
-
     /// Where it lies, to be sent on from or given to a device; None if there are no bytes.
     /// A slice keeps the memory, but not the place: what it names is the writer's again
     /// when the view is dropped.
