@@ -12,15 +12,13 @@
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Posting, Side, keep_mapping, keep_region};
+use super::post::{Options, Posting, keep_mapping, keep_region};
 use super::rma::parts;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
 use crate::memory::{RegionSlice, RemoteSlice};
 use crate::queue::{CompletionKind, CompletionQueue, OperationId};
-
-const ATOMIC: (Side, CompletionKind) = (Side::Transmit, CompletionKind::Atomic);
 
 macro_rules! numbered {
     ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:ident),* $(,)? }) => {
@@ -285,7 +283,7 @@ impl Endpoint {
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            Posting::new(operation, ATOMIC, to, &options),
+            Posting::new(operation, CompletionKind::Atomic, to, &options),
             queue,
             |slot| {
                 let slices = [Some(request.operand), with, result];

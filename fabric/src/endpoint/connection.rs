@@ -192,9 +192,7 @@ impl Endpoint {
                 data.len(),
             )
         };
-        for attached in [&self.transmit, &self.receive] {
-            attached.member.connects_to(self.print(to));
-        }
+        self.attached.member.connects_to(self.print(to));
         Error::check("fi_connect", i64::from(code))
             .map(drop)
             .map_err(|e| self.domain.blame(e).with_peer(self.print(to)))

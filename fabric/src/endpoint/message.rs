@@ -9,7 +9,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Posting, Side, keep_region};
+use super::post::{Options, Posting, keep_region};
 use super::rma::parts;
 use super::vectors::Vectors;
 use crate::address::Peer;
@@ -17,9 +17,6 @@ use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
 use crate::memory::RegionSlice;
 use crate::queue::{CompletionKind, CompletionQueue, OperationId};
-
-const SEND: (Side, CompletionKind) = (Side::Transmit, CompletionKind::Send);
-const RECEIVE: (Side, CompletionKind) = (Side::Receive, CompletionKind::Receive);
 
 impl Endpoint {
     /// Sends a message (`fi_send`).
@@ -72,7 +69,7 @@ impl Endpoint {
         let (pointer, length, descriptor) = parts(local);
         let flags = options.flags.bits();
         self.submit(
-            Posting::new(operation, SEND, to, &options),
+            Posting::new(operation, CompletionKind::Send, to, &options),
             queue,
             |slot| keep_region(slot, local),
             #[allow(unsafe_code)]
@@ -180,7 +177,7 @@ impl Endpoint {
         }
         let peer = sys::FI_ADDR_UNSPEC;
         self.submit(
-            Posting::new(operation, RECEIVE, Peer::ANY, &options),
+            Posting::new(operation, CompletionKind::Receive, Peer::ANY, &options),
             queue,
             |slot| into.into_iter().for_each(|into| keep_region(slot, into)),
             #[allow(unsafe_code)]
@@ -223,7 +220,7 @@ impl Endpoint {
         let peer = self.resolve(operation, to)?;
         let pointer = pointer.cast();
         self.submit(
-            Posting::new(operation, SEND, to, &options),
+            Posting::new(operation, CompletionKind::Send, to, &options),
             queue,
             |_| {},
             // SAFETY: by contract.

@@ -98,18 +98,10 @@ impl From<u64> for Options {
     }
 }
 
-/// Which of an endpoint's queues an operation reports to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    Transmit,
-    Receive,
-}
-
 /// One operation on its way to the provider.
 #[derive(Clone, Copy)]
 pub(super) struct Posting {
     operation: &'static str,
-    side: Side,
     kind: CompletionKind,
     /// Whom it is directed to.
     peer: Peer,
@@ -121,12 +113,12 @@ impl Posting {
     #[inline]
     pub(super) fn new(
         operation: &'static str,
-        (side, kind): (Side, CompletionKind),
+        kind: CompletionKind,
         peer: Peer,
         options: &Options,
     ) -> Self {
         let Options { token, patience, .. } = *options;
-        Self { operation, side, kind, peer, token, patience }
+        Self { operation, kind, peer, token, patience }
     }
 }
 
@@ -312,14 +304,9 @@ impl Endpoint {
         &self,
         operation: &'static str,
         queue: &CompletionQueue,
-        side: Side,
     ) -> Result<u32> {
-        let attached = match side {
-            Side::Transmit => &self.transmit,
-            Side::Receive => &self.receive,
-        };
-        if queue.is(&attached.queue) {
-            return Ok(attached.number);
+        if queue.is(&self.attached.queue) {
+            return Ok(self.attached.number);
         }
         Err(self.refuse(
             operation,
@@ -341,7 +328,7 @@ impl Endpoint {
         keep: impl FnOnce(&mut Slot) + Copy,
         call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize + Copy,
     ) -> Result<OperationId> {
-        let member = self.check_queue(posting.operation, queue, posting.side)?;
+        let member = self.check_queue(posting.operation, queue)?;
         let slot = queue.take(member, posting.kind, posting.peer, posting.token)?;
         let (id, context) = (slot.id(), slot.context());
         let code = call(self.handle.as_ptr(), context);
@@ -414,7 +401,7 @@ impl Endpoint {
         patience: Duration,
     ) -> Error {
         let mut error = self.domain.blame(Error::from_code(operation, code as i64));
-        if let Some(name) = self.transmit.member.name_of(peer) {
+        if let Some(name) = self.attached.member.name_of(peer) {
             error = error.with_peer(name);
         }
         if code != AGAIN {

@@ -15,7 +15,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Posting, Side, keep_mapping, keep_region};
+use super::post::{Options, Posting, keep_mapping, keep_region};
 use super::vectors::Vectors;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
@@ -145,7 +145,7 @@ impl Endpoint {
         let (address, key) = (remote.address, remote.key);
         let flags = options.flags.bits();
         self.submit(
-            Posting::new(operation, (Side::Transmit, kind), with, &options),
+            Posting::new(operation, kind, with, &options),
             queue,
             |slot| {
                 keep_region(slot, local);
