@@ -74,11 +74,7 @@ impl Side {
 
     /// Binds and enables where the provider demands it.
     pub fn activate(&self, region: &MemoryRegion) -> Checked {
-        if region.is_registered() && !region.is_enabled() {
-            region.bind_endpoint(&self.endpoint)?;
-            region.enable()?;
-        }
-        Ok(())
+        Ok(region.enable_for(&self.endpoint)?)
     }
 
     /// The peer's region, through the bytes that would travel.

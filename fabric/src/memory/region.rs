@@ -330,6 +330,21 @@ impl MemoryRegion {
         })
     }
 
+    /// The same after the region is tied to this endpoint, where the provider demands that;
+    /// does nothing for a region that is not registered.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn enable_for(&self, endpoint: &Endpoint) -> Result<()> {
+        if !self.is_registered() || self.is_enabled() {
+            return Ok(());
+        }
+        if self.0.domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+            self.bind_endpoint(endpoint)?;
+        }
+        self.enable()
+    }
+
     /// Tells the provider that pages of this range changed, as
     /// `MrMode::MMU_NOTIFY` demands; does nothing where it does not.
     ///

@@ -249,11 +249,9 @@ fn clean(region: &MemoryRegion, shape: &Shape, header: &Header) {
 
 /// Binds and enables a region where the provider demands it.
 pub(super) fn activate(region: &MemoryRegion, site: Site<'_>) -> Result<()> {
-    if region.is_registered() && !region.is_enabled() {
-        if let Some(endpoint) = site.endpoint {
-            region.bind_endpoint(endpoint)?;
-        }
-        region.enable()?;
+    match site.endpoint {
+        Some(endpoint) => region.enable_for(endpoint),
+        None if region.is_registered() => region.enable(),
+        None => Ok(()),
     }
-    Ok(())
 }

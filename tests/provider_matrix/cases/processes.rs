@@ -118,10 +118,7 @@ fn injected_writes_die_with_their_peer(cell: &Cell) -> Checked {
 /// Memory that rings are written from.
 fn source(side: &Side, bytes: Vec<u8>) -> Checked<MemoryRegion> {
     let source = side.domain.register(HostMemory::from_vec(bytes)?, Access::WRITE)?;
-    if source.is_registered() && !source.is_enabled() {
-        source.bind_endpoint(&side.endpoint)?;
-        source.enable()?;
-    }
+    source.enable_for(&side.endpoint)?;
     Ok(source)
 }
 
