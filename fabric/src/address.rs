@@ -193,12 +193,9 @@ impl AddressVector {
                 ptr::null_mut(),
             )
         };
-        self.inserted("fi_av_insert", inserted, raw)
-    }
-
-    fn inserted(&self, operation: &'static str, count: i32, raw: u64) -> Result<Peer> {
-        Error::check(operation, i64::from(count)).map_err(|e| self.0.domain.blame(e))?;
-        if count != 1 || raw == sys::FI_ADDR_UNSPEC {
+        let operation = "fi_av_insert";
+        Error::check(operation, i64::from(inserted)).map_err(|e| self.0.domain.blame(e))?;
+        if inserted != 1 || raw == sys::FI_ADDR_UNSPEC {
             return Err(self.0.domain.blame(Error::new(
                 ErrorKind::InvalidArgument,
                 operation,

@@ -70,7 +70,7 @@ pub struct Nic {
 /// use fabric::*;
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let facts = offer.capabilities();
-/// if facts.has_write_data() {
+/// if facts.immediate_mask() > 0 {
 ///     // What fits is what arrives: wider immediates are refused, not cut.
 ///     assert!(facts.immediate_mask() >= 0xff);
 /// }
@@ -157,23 +157,11 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Largest immediate of a message that arrives whole: wider ones are silently
+    /// Largest immediate of a one-sided write that arrives whole: wider ones are silently
     /// cut by some providers. 0 if there are none.
-    #[must_use]
-    pub fn message_data_mask(&self) -> u64 {
-        mask(self.cq_data_size)
-    }
-
-    /// Largest immediate of a one-sided write that arrives whole; 0 if there are none.
     #[must_use]
     pub fn immediate_mask(&self) -> u64 {
         mask(self.write_data_size)
-    }
-
-    /// Can data arrive with an immediate (`fi_writedata`)?
-    #[must_use]
-    pub fn has_write_data(&self) -> bool {
-        self.write_data_size > 0
     }
 
     /// Do the two bits of an ordered ring hold: a write after a write, a send after a write?

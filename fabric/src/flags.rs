@@ -55,8 +55,7 @@ bitflags! {
         /// Completions of receives name their sender, if it is in the address vector: see
         /// [`Endpoint::sender`](crate::Endpoint::sender).
         const SOURCE = sys::FI_SOURCE;
-        /// Receives can be restricted to one sender. Without it the sender that a receive
-        /// names is ignored.
+        /// Receives can be restricted to one sender (this library restricts none).
         const DIRECTED_RECEIVE = sys::FI_DIRECTED_RECV;
         /// Address vectors can be shared between processes.
         const SHARED_ADDRESSES = sys::FI_SHARED_AV;

@@ -74,11 +74,7 @@ impl Side {
 
     /// Binds and enables where the provider demands it.
     pub fn activate(&self, region: &MemoryRegion) -> Checked {
-        if region.is_registered() && !region.is_enabled() {
-            region.bind_endpoint(&self.endpoint)?;
-            region.enable()?;
-        }
-        Ok(())
+        Ok(region.enable_for(&self.endpoint)?)
     }
 
     /// The peer's region, through the bytes that would travel.
@@ -343,6 +339,15 @@ impl Pair {
             }
         }
         Ok(())
+    }
+
+    /// Moves both sides until something holds, or it took too long.
+    pub fn pump_until(&mut self, holds: impl Fn() -> bool) {
+        let end = Instant::now() + patience();
+        while !holds() && Instant::now() < end {
+            self.pump();
+            std::thread::yield_now();
+        }
     }
 
     /// Moves both sides for a while.

@@ -92,10 +92,7 @@ impl Station {
     /// Memory to write from, all of whose pages are there.
     pub fn source(&self, berth: &Berth, length: usize) -> Result<MemoryRegion, Failure> {
         let region = self.domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
-        if region.is_registered() && !region.is_enabled() {
-            region.bind_endpoint(berth.port.endpoint())?;
-            region.enable()?;
-        }
+        region.enable_for(berth.port.endpoint())?;
         region.fill(0..length, 1)?;
         Ok(region)
     }

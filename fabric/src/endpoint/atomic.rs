@@ -12,15 +12,13 @@
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Posting, Side, keep_mapping, keep_region};
+use super::post::{Options, Posting, keep_mapping, keep_region};
 use super::rma::parts;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
 use crate::memory::{RegionSlice, RemoteSlice};
 use crate::queue::{CompletionKind, CompletionQueue, OperationId};
-
-const ATOMIC: (Side, CompletionKind) = (Side::Transmit, CompletionKind::Atomic);
 
 macro_rules! numbered {
     ($(#[$attribute:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:ident),* $(,)? }) => {
@@ -199,6 +197,14 @@ pub struct AtomicRequest<'a> {
     pub remote: &'a RemoteSlice,
 }
 
+/// The buffers that a form of atomic has beside the operands.
+#[derive(Clone, Copy)]
+enum Buffers<'a> {
+    Plain,
+    Fetch { result: &'a RegionSlice },
+    Compare { with: &'a RegionSlice, result: &'a RegionSlice },
+}
+
 impl Endpoint {
     /// Changes remote elements (`fi_atomic`).
     ///
@@ -212,28 +218,7 @@ impl Endpoint {
         request: &AtomicRequest<'_>,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        let operation = "fi_atomic";
-        let options = options.into();
-        self.check_no_flags(operation, &options)?;
-        let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Plain)?;
-        let (operand, _, descriptor) = parts(request.operand);
-        let (address, key) = (request.remote.address, request.remote.key);
-        let (datatype, op) = (request.datatype.number(), request.operation.number());
-        self.submit(
-            Posting::new(operation, ATOMIC, to, &options),
-            queue,
-            |slot| {
-                keep_region(slot, request.operand);
-                keep_mapping(slot, request.remote);
-            },
-            #[allow(unsafe_code)]
-            // SAFETY: the slot keeps the operands alive until completion.
-            |endpoint, context| unsafe {
-                sys::fi_atomic(
-                    endpoint, operand, count, descriptor, peer, address, key, datatype, op, context,
-                )
-            },
-        )
+        self.post_atomic(queue, to, request, Buffers::Plain, options.into())
     }
 
     /// Changes remote elements and brings back what was there (`fi_fetch_atomic`).
@@ -249,42 +234,7 @@ impl Endpoint {
         result: &RegionSlice,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        let operation = "fi_fetch_atomic";
-        let options = options.into();
-        self.check_no_flags(operation, &options)?;
-        let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Fetch)?;
-        self.check_operand(operation, request, result, Access::READ)?;
-        let (operand, _, descriptor) = parts(request.operand);
-        let (into, _, into_descriptor) = parts(result);
-        let (address, key) = (request.remote.address, request.remote.key);
-        let (datatype, op) = (request.datatype.number(), request.operation.number());
-        self.submit(
-            Posting::new(operation, ATOMIC, to, &options),
-            queue,
-            |slot| {
-                keep_region(slot, request.operand);
-                keep_region(slot, result);
-                keep_mapping(slot, request.remote);
-            },
-            #[allow(unsafe_code)]
-            // SAFETY: the slot keeps operands and result alive until completion.
-            |endpoint, context| unsafe {
-                sys::fi_fetch_atomic(
-                    endpoint,
-                    operand,
-                    count,
-                    descriptor,
-                    into,
-                    into_descriptor,
-                    peer,
-                    address,
-                    key,
-                    datatype,
-                    op,
-                    context,
-                )
-            },
-        )
+        self.post_atomic(queue, to, request, Buffers::Fetch { result }, options.into())
     }
 
     /// Changes remote elements if a comparison holds, and brings back what was
@@ -302,45 +252,90 @@ impl Endpoint {
         result: &RegionSlice,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        let operation = "fi_compare_atomic";
-        let options = options.into();
+        let buffers = Buffers::Compare { with: compare, result };
+        self.post_atomic(queue, to, request, buffers, options.into())
+    }
+
+    fn post_atomic(
+        &mut self,
+        queue: &mut CompletionQueue,
+        to: Peer,
+        request: &AtomicRequest<'_>,
+        buffers: Buffers<'_>,
+        options: Options,
+    ) -> Result<OperationId> {
+        let (operation, form, with, result) = match buffers {
+            Buffers::Plain => ("fi_atomic", AtomicForm::Plain, None, None),
+            Buffers::Fetch { result } => ("fi_fetch_atomic", AtomicForm::Fetch, None, Some(result)),
+            Buffers::Compare { with, result } => {
+                ("fi_compare_atomic", AtomicForm::Compare, Some(with), Some(result))
+            }
+        };
         self.check_no_flags(operation, &options)?;
-        let (peer, count) = self.check_atomic(operation, to, request, AtomicForm::Compare)?;
-        self.check_operand(operation, request, compare, Access::WRITE)?;
-        self.check_operand(operation, request, result, Access::READ)?;
+        let (peer, count) = self.check_atomic(operation, to, request, form)?;
+        if let Some(with) = with {
+            self.check_operand(operation, request, with, Access::WRITE)?;
+        }
+        if let Some(result) = result {
+            self.check_operand(operation, request, result, Access::READ)?;
+        }
         let (operand, _, descriptor) = parts(request.operand);
-        let (with, _, with_descriptor) = parts(compare);
-        let (into, _, into_descriptor) = parts(result);
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
-            Posting::new(operation, ATOMIC, to, &options),
+            Posting::new(operation, CompletionKind::Atomic, to, &options),
             queue,
             |slot| {
-                keep_region(slot, request.operand);
-                keep_region(slot, compare);
-                keep_region(slot, result);
+                let slices = [Some(request.operand), with, result];
+                slices.into_iter().flatten().for_each(|slice| keep_region(slot, slice));
                 keep_mapping(slot, request.remote);
             },
             #[allow(unsafe_code)]
-            // SAFETY: the slot keeps all three buffers alive until completion.
+            // SAFETY: the slot keeps all buffers alive until completion.
             |endpoint, context| unsafe {
-                sys::fi_compare_atomic(
-                    endpoint,
-                    operand,
-                    count,
-                    descriptor,
-                    with,
-                    with_descriptor,
-                    into,
-                    into_descriptor,
-                    peer,
-                    address,
-                    key,
-                    datatype,
-                    op,
-                    context,
-                )
+                match buffers {
+                    Buffers::Plain => sys::fi_atomic(
+                        endpoint, operand, count, descriptor, peer, address, key, datatype, op,
+                        context,
+                    ),
+                    Buffers::Fetch { result } => {
+                        let (result, _, result_descriptor) = parts(result);
+                        sys::fi_fetch_atomic(
+                            endpoint,
+                            operand,
+                            count,
+                            descriptor,
+                            result,
+                            result_descriptor,
+                            peer,
+                            address,
+                            key,
+                            datatype,
+                            op,
+                            context,
+                        )
+                    }
+                    Buffers::Compare { with, result } => {
+                        let (with, _, with_descriptor) = parts(with);
+                        let (result, _, result_descriptor) = parts(result);
+                        sys::fi_compare_atomic(
+                            endpoint,
+                            operand,
+                            count,
+                            descriptor,
+                            with,
+                            with_descriptor,
+                            result,
+                            result_descriptor,
+                            peer,
+                            address,
+                            key,
+                            datatype,
+                            op,
+                            context,
+                        )
+                    }
+                }
             },
         )
     }

@@ -10,7 +10,7 @@ use std::os::raw::c_void;
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, Side, keep_region};
+use super::post::{Options, keep_region};
 use super::rma::parts;
 use super::vectors::Vectors;
 use crate::address::Peer;
@@ -43,7 +43,8 @@ impl Endpoint {
         self.limits.inject_size
     }
 
-    /// As [`write_gathered`](Self::write_gathered); false if there is no room now.
+    /// Gathers several pieces into one remote range, in one operation and without a copy, with an
+    /// immediate if there is one; false if there is no room now.
     #[inline]
     pub(crate) fn try_write_pieces(
         &mut self,
@@ -64,7 +65,7 @@ impl Endpoint {
         let peer = self.resolve(operation, to)?;
         let flags =
             options.flags.bits() | sys::FI_COMPLETION | data.map_or(0, |_| sys::FI_REMOTE_CQ_DATA);
-        let member = self.check_queue(operation, queue, Side::Transmit)?;
+        let member = self.check_queue(operation, queue)?;
         let (address, key) = target.memory.address(target.offset);
         let remote = sys::fi_rma_iov { addr: address, len: vectors.length, key };
         let slot = queue.take(member, CompletionKind::Write, to, options.token)?;
@@ -86,8 +87,8 @@ impl Endpoint {
         self.no_room(operation, to, code)
     }
 
-    /// As [`inject_write_data`](Self::inject_write_data) or
-    /// [`inject_write`](Self::inject_write); false if there is no room now.
+    /// Writes a few bytes that are copied at once, with an immediate if there is one: nothing stays
+    /// in flight, and no completion is reported. False if there is no room now.
     #[inline]
     pub(crate) fn try_inject_write(
         &mut self,
@@ -103,7 +104,7 @@ impl Endpoint {
         }
         let peer = self.check_inject(operation, to, bytes.len())?;
         self.check_target(operation, target, bytes.len())?;
-        self.check_queue(operation, queue, Side::Transmit)?;
+        self.check_queue(operation, queue)?;
         let (address, key) = target.memory.address(target.offset);
         let (pointer, length, endpoint) =
             (bytes.as_ptr().cast(), bytes.len(), self.handle.as_ptr());
@@ -119,7 +120,7 @@ impl Endpoint {
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
     }
 
-    /// As [`inject`](Self::inject); false if there is no room now.
+    /// Sends a few bytes that are copied at once; false if there is no room now.
     pub(crate) fn try_inject(
         &mut self,
         queue: &CompletionQueue,
@@ -129,14 +130,14 @@ impl Endpoint {
         let operation = "fi_inject";
         self.check_message(operation)?;
         let peer = self.check_inject(operation, to, bytes.len())?;
-        self.check_queue(operation, queue, Side::Transmit)?;
+        self.check_queue(operation, queue)?;
         let (pointer, length) = (bytes.as_ptr().cast(), bytes.len());
         // SAFETY: the bytes are copied before the call returns.
         let code = unsafe { sys::fi_inject(self.handle.as_ptr(), pointer, length, peer) };
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
     }
 
-    /// As [`inject_tagged`](Self::inject_tagged); false if there is no room now.
+    /// The same with a tag.
     pub(crate) fn try_inject_tagged(
         &mut self,
         queue: &CompletionQueue,
@@ -147,7 +148,7 @@ impl Endpoint {
         let operation = "fi_tinject";
         self.check_tagged(operation)?;
         let peer = self.check_inject(operation, to, bytes.len())?;
-        self.check_queue(operation, queue, Side::Transmit)?;
+        self.check_queue(operation, queue)?;
         let (pointer, length, endpoint) =
             (bytes.as_ptr().cast(), bytes.len(), self.handle.as_ptr());
         // SAFETY: the bytes are copied before the call returns.
@@ -210,7 +211,7 @@ impl Endpoint {
         keep: Option<&RegionSlice>,
         call: impl FnOnce(*mut sys::fid_ep, *mut c_void) -> isize,
     ) -> Result<bool> {
-        let member = self.check_queue(operation, queue, Side::Receive)?;
+        let member = self.check_queue(operation, queue)?;
         let slot = queue.take(member, CompletionKind::Receive, Peer::ANY, options.token)?;
         let (id, context) = (slot.id(), slot.context());
         let code = call(self.handle.as_ptr(), context);

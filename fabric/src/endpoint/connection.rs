@@ -192,9 +192,7 @@ impl Endpoint {
                 data.len(),
             )
         };
-        for attached in [&self.transmit, &self.receive] {
-            attached.member.connects_to(self.print(to));
-        }
+        self.attached.member.connects_to(self.print(to));
         Error::check("fi_connect", i64::from(code))
             .map(drop)
             .map_err(|e| self.domain.blame(e).with_peer(self.print(to)))
@@ -275,22 +273,6 @@ impl Endpoint {
         // SAFETY: the endpoint is alive; flags must be 0.
         let code = unsafe { sys::fi_shutdown(self.handle.as_ptr(), 0) };
         Error::check("fi_shutdown", i64::from(code)).map(drop).map_err(|e| self.domain.blame(e))
-    }
-
-    /// The address of the other end of a connection.
-    ///
-    /// # Errors
-    /// `ConnectionLost` if there is none; what the provider says.
-    pub fn peer_address(&self) -> Result<Address> {
-        let mut bytes = vec![0_u8; 256];
-        let mut length = bytes.len();
-        // SAFETY: the buffer's length is passed.
-        let code = unsafe {
-            sys::fi_getpeer(self.handle.as_ptr(), bytes.as_mut_ptr().cast(), &mut length)
-        };
-        Error::check("fi_getpeer", i64::from(code)).map_err(|e| self.domain.blame(e))?;
-        bytes.truncate(length);
-        Ok(Address(bytes))
     }
 
     fn print(&self, address: &Address) -> String {

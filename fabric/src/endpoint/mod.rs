@@ -1,6 +1,6 @@
 //! Endpoints: where operations are posted.
 //!
-//! One endpoint belongs to one domain and reports to one or two queues. What a
+//! One endpoint belongs to one domain and reports to one queue. What a
 //! post may touch is decided here, before libfabric is called: rights, bounds,
 //! widths and the peer are checked against facts read when the endpoint was opened,
 //! because providers answer a wrong argument with a bare `EINVAL`, with `EAGAIN` for
@@ -80,10 +80,9 @@ use crate::queue::{Completion, CompletionQueue, QueueShared};
 #[derive(Debug)]
 pub struct Endpoint {
     handle: ManuallyDrop<Handle<sys::fid_ep>>,
-    /// Before the queues: rxm keeps megabytes of a vector closed after them.
+    /// Before the queue: rxm keeps megabytes of a vector closed after them.
     addresses: Option<AddressVector>,
-    transmit: Attached,
-    receive: Attached,
+    attached: Attached,
     limits: Limits,
     #[allow(dead_code)] // kept alive: bound to the endpoint
     counters: Vec<Counter>,
@@ -92,7 +91,7 @@ pub struct Endpoint {
     domain: Domain,
 }
 
-/// The endpoint's place in one of its queues.
+/// The endpoint's place in its queue.
 #[derive(Debug, Clone)]
 struct Attached {
     member: Arc<crate::queue::Member>,
@@ -103,10 +102,7 @@ struct Attached {
 /// What is asked at every post, next to each other.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// Of one-sided writes.
     immediate_mask: u64,
-    /// Of messages.
-    message_data_mask: u64,
     inject_size: usize,
     max_message: usize,
     iov_limit: usize,
@@ -114,12 +110,6 @@ struct Limits {
     has_rma: bool,
     has_tagged: bool,
     has_atomic: bool,
-}
-
-enum Queues<'q> {
-    None,
-    One(&'q mut CompletionQueue),
-    Two(&'q mut CompletionQueue, &'q mut CompletionQueue),
 }
 
 /// Binds what an endpoint needs, then opens it.
@@ -132,26 +122,16 @@ enum Queues<'q> {
 /// use fabric::*;
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let domain = Domain::open(&offer)?;
-/// let mut sent = CompletionQueue::open(&domain)?;
-/// let mut arrived = CompletionQueue::open(&domain)?;
-///
-/// let error = Endpoint::builder(&domain).queue(&mut sent).open().unwrap_err();
+/// let mut queue = CompletionQueue::open(&domain)?;
+/// let error = Endpoint::builder(&domain).queue(&mut queue).open().unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-///
-/// // Two queues: a receive is posted with the second one, all else with the first.
-/// let addresses = AddressVector::open(&domain)?;
-/// let mut endpoint =
-///     Endpoint::builder(&domain).addresses(&addresses).queues(&mut sent, &mut arrived).open()?;
-/// let inbox = domain.register(HostMemory::zeroed(64)?, Access::ALL)?;
-/// assert!(endpoint.receive(&mut sent, &inbox.all(), 0).is_err());
-/// endpoint.receive(&mut arrived, &inbox.all(), 0)?;
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[must_use]
 pub struct EndpointBuilder<'q> {
     domain: Domain,
     offer: Offer,
-    queues: Queues<'q>,
+    queue: Option<&'q mut CompletionQueue>,
     addresses: Option<AddressVector>,
     events: Option<Arc<EventQueueShared>>,
     counters: Vec<(Counter, CounterEvents)>,
@@ -165,23 +145,9 @@ impl std::fmt::Debug for EndpointBuilder<'_> {
 }
 
 impl<'q> EndpointBuilder<'q> {
-    /// One queue for everything.
+    /// The queue that tells what became of operations, and what arrived.
     pub fn queue(mut self, queue: &'q mut CompletionQueue) -> Self {
-        self.queues = Queues::One(queue);
-        self
-    }
-
-    /// A queue for what starts here and one for what arrives.
-    ///
-    /// Arrivals of one-sided writes with an immediate are reported by the second.
-    /// Where progress is manual both have to be polled: a queue that nobody reads may
-    /// hold back the other.
-    pub fn queues(
-        mut self,
-        transmit: &'q mut CompletionQueue,
-        receive: &'q mut CompletionQueue,
-    ) -> Self {
-        self.queues = Queues::Two(transmit, receive);
+        self.queue = Some(queue);
         self
     }
 
@@ -237,13 +203,9 @@ impl<'q> EndpointBuilder<'q> {
         if !connectionless && self.events.is_none() {
             return Err(refuse("a connected endpoint needs an event queue"));
         }
+        let Some(queue) = self.queue else { return Err(refuse("no completion queue")) };
         // Providers cast what is bound to them without a look.
-        let queues_fit = match &self.queues {
-            Queues::None => true,
-            Queues::One(queue) => queue.domain().is_same(&domain),
-            Queues::Two(a, b) => a.domain().is_same(&domain) && b.domain().is_same(&domain),
-        };
-        if !queues_fit
+        if !queue.domain().is_same(&domain)
             || self.addresses.as_ref().is_some_and(|a| !a.domain().is_same(&domain))
             || self.counters.iter().any(|(counter, _)| !counter.domain().is_same(&domain))
             || self.events.as_ref().is_some_and(|events| !events.is_on(domain.fabric()))
@@ -295,17 +257,8 @@ impl<'q> EndpointBuilder<'q> {
         if let Some(events) = &self.events {
             bind("fi_ep_bind (event queue)", events.as_fid(), 0)?;
         }
-        match &self.queues {
-            Queues::None => return Err(refuse("no completion queue")),
-            Queues::One(queue) => {
-                let flags = sys::FI_TRANSMIT | sys::FI_RECV;
-                bind("fi_ep_bind (completion queue)", queue.share().as_fid(), flags)?;
-            }
-            Queues::Two(transmit, receive) => {
-                bind("fi_ep_bind (transmit queue)", transmit.share().as_fid(), sys::FI_TRANSMIT)?;
-                bind("fi_ep_bind (receive queue)", receive.share().as_fid(), sys::FI_RECV)?;
-            }
-        }
+        let flags = sys::FI_TRANSMIT | sys::FI_RECV;
+        bind("fi_ep_bind (completion queue)", queue.share().as_fid(), flags)?;
         let mut counters = self.counters;
         let counts_writes =
             |(_, events): &(_, CounterEvents)| events.contains(CounterEvents::WRITE);
@@ -326,26 +279,15 @@ impl<'q> EndpointBuilder<'q> {
         // Only now: a queue must not count on an endpoint that did not come up.
         let destination = self.destination.as_ref().map(|address| print(&domain, address));
         let destination = destination.or_else(|| self.offer.info.destination());
-        let attach = |queue: &mut CompletionQueue| {
-            let addresses = if connectionless { self.addresses.clone() } else { None };
-            let (number, member) = queue.join(handle.as_fid(), addresses);
-            if let Some(name) = &destination {
-                member.connects_to(name.clone());
-            }
-            Attached { queue: queue.share(), number, member }
-        };
-        let (transmit, receive) = match self.queues {
-            Queues::None => return Err(refuse("no completion queue")),
-            Queues::One(queue) => {
-                let both = attach(queue);
-                (both.clone(), both)
-            }
-            Queues::Two(transmit, receive) => (attach(transmit), attach(receive)),
-        };
+        let named = if connectionless { self.addresses.clone() } else { None };
+        let (number, member) = queue.join(handle.as_fid(), named);
+        if let Some(name) = destination {
+            member.connects_to(name);
+        }
+        let attached = Attached { queue: queue.share(), number, member };
         Ok(Endpoint {
             handle: ManuallyDrop::new(handle),
-            transmit,
-            receive,
+            attached,
             limits,
             addresses: self.addresses,
             counters: counters.into_iter().map(|(counter, _)| counter).collect(),
@@ -393,7 +335,6 @@ fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     use crate::Caps;
     Limits {
         immediate_mask: capabilities.immediate_mask(),
-        message_data_mask: capabilities.message_data_mask(),
         inject_size: capabilities.inject_size,
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,
@@ -408,7 +349,7 @@ impl Endpoint {
     /// A peer's address, for messages.
     #[cold]
     pub(crate) fn name_of(&self, peer: Peer) -> Option<String> {
-        self.transmit.member.name_of(peer)
+        self.attached.member.name_of(peer)
     }
 
     /// Starts making an endpoint of a domain.
@@ -416,7 +357,7 @@ impl Endpoint {
         EndpointBuilder {
             domain: domain.clone(),
             offer: domain.offer().clone(),
-            queues: Queues::None,
+            queue: None,
             addresses: None,
             events: None,
             counters: Vec::new(),
@@ -481,8 +422,7 @@ impl Endpoint {
         // the handle was consumed by `shut`.
         unsafe {
             ptr::drop_in_place(&mut rest.addresses);
-            ptr::drop_in_place(&mut rest.transmit);
-            ptr::drop_in_place(&mut rest.receive);
+            ptr::drop_in_place(&mut rest.attached);
             ptr::drop_in_place(&mut rest.counters);
             ptr::drop_in_place(&mut rest.events);
             ptr::drop_in_place(&mut rest.domain);
@@ -492,23 +432,19 @@ impl Endpoint {
 
     /// Consumes the handle. Must be called exactly once.
     fn shut(&mut self) -> Result<()> {
-        self.transmit.member.leave();
-        self.receive.member.leave();
+        self.attached.member.leave();
         if crate::choice::wants_entries_read(&self.domain.capabilities().provider) {
-            self.transmit.queue.save_entries();
-            self.receive.queue.save_entries();
+            self.attached.queue.save_entries();
         }
         // SAFETY: called once, by `close` (which forgets self) or by `drop`.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
         let result = handle.close();
         if result.is_ok() {
-            self.transmit.member.left(&self.transmit.queue);
-            self.receive.member.left(&self.receive.queue);
+            self.attached.member.left(&self.attached.queue);
         } else {
             // The provider may still use all of it: what the endpoint was made from,
             // and the memory in its queues, must never be freed.
-            std::mem::forget((self.transmit.clone(), self.receive.clone()));
-            std::mem::forget((self.addresses.clone(), self.events.clone()));
+            std::mem::forget((self.attached.clone(), self.addresses.clone(), self.events.clone()));
             std::mem::forget((self.counters.clone(), self.domain.clone()));
         }
         result

@@ -71,9 +71,8 @@ impl Options {
 
     /// With these flags.
     ///
-    /// They are for what is sent, written or read, and for receives into several
-    /// buffers; the others have no form with flags, and refuse them
-    /// (`InvalidArgument`). With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
+    /// They are for what is sent, written or read; the others have no form with flags,
+    /// and refuse them (`InvalidArgument`). With flags an operation takes libfabric's `*msg` form (`fi_writemsg` for
     /// `fi_write`), which costs a little more to build. Not every provider obeys
     /// every flag, and libfabric has no bit to ask.
     #[must_use]
@@ -99,18 +98,10 @@ impl From<u64> for Options {
     }
 }
 
-/// Which of an endpoint's queues an operation reports to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    Transmit,
-    Receive,
-}
-
 /// One operation on its way to the provider.
 #[derive(Clone, Copy)]
 pub(super) struct Posting {
     operation: &'static str,
-    side: Side,
     kind: CompletionKind,
     /// Whom it is directed to.
     peer: Peer,
@@ -122,12 +113,12 @@ impl Posting {
     #[inline]
     pub(super) fn new(
         operation: &'static str,
-        (side, kind): (Side, CompletionKind),
+        kind: CompletionKind,
         peer: Peer,
         options: &Options,
     ) -> Self {
         let Options { token, patience, .. } = *options;
-        Self { operation, side, kind, peer, token, patience }
+        Self { operation, kind, peer, token, patience }
     }
 }
 
@@ -290,17 +281,7 @@ impl Endpoint {
     /// answer EAGAIN for ever) or where the provider would cut them silently.
     #[inline]
     pub(super) fn check_data(&self, operation: &'static str, data: u64) -> Result<()> {
-        self.check_data_width(operation, data, self.limits.immediate_mask)
-    }
-
-    /// The same for immediates of messages.
-    #[inline]
-    pub(super) fn check_message_data(&self, operation: &'static str, data: u64) -> Result<()> {
-        self.check_data_width(operation, data, self.limits.message_data_mask)
-    }
-
-    #[inline]
-    fn check_data_width(&self, operation: &'static str, data: u64, mask: u64) -> Result<()> {
+        let mask = self.limits.immediate_mask;
         if mask != 0 && data & !mask == 0 {
             return Ok(());
         }
@@ -323,14 +304,9 @@ impl Endpoint {
         &self,
         operation: &'static str,
         queue: &CompletionQueue,
-        side: Side,
     ) -> Result<u32> {
-        let attached = match side {
-            Side::Transmit => &self.transmit,
-            Side::Receive => &self.receive,
-        };
-        if queue.is(&attached.queue) {
-            return Ok(attached.number);
+        if queue.is(&self.attached.queue) {
+            return Ok(self.attached.number);
         }
         Err(self.refuse(
             operation,
@@ -352,7 +328,7 @@ impl Endpoint {
         keep: impl FnOnce(&mut Slot) + Copy,
         call: impl Fn(*mut sys::fid_ep, *mut c_void) -> isize + Copy,
     ) -> Result<OperationId> {
-        let member = self.check_queue(posting.operation, queue, posting.side)?;
+        let member = self.check_queue(posting.operation, queue)?;
         let slot = queue.take(member, posting.kind, posting.peer, posting.token)?;
         let (id, context) = (slot.id(), slot.context());
         let code = call(self.handle.as_ptr(), context);
@@ -391,27 +367,6 @@ impl Endpoint {
         Err(self.posting_failed(operation, peer, code, patience))
     }
 
-    /// As [`submit`](Self::submit), for operations that leave nothing in flight.
-    #[inline]
-    pub(super) fn submit_injected(
-        &mut self,
-        operation: &'static str,
-        queue: &mut CompletionQueue,
-        peer: Peer,
-        mut call: impl FnMut(*mut sys::fid_ep) -> isize,
-    ) -> Result<()> {
-        self.check_queue(operation, queue, Side::Transmit)?;
-        let endpoint = self.handle.as_ptr();
-        let mut code = call(endpoint);
-        if code == AGAIN {
-            code = self.insist(queue, Options::PATIENCE, || call(endpoint));
-        }
-        if code == 0 {
-            return Ok(());
-        }
-        Err(self.posting_failed(operation, peer, code, Options::PATIENCE))
-    }
-
     /// The provider's queue is full, or a connection is still coming up: makes
     /// progress, with growing pauses, and tries again until patience is over.
     #[cold]
@@ -446,7 +401,7 @@ impl Endpoint {
         patience: Duration,
     ) -> Error {
         let mut error = self.domain.blame(Error::from_code(operation, code as i64));
-        if let Some(name) = self.transmit.member.name_of(peer) {
+        if let Some(name) = self.attached.member.name_of(peer) {
             error = error.with_peer(name);
         }
         if code != AGAIN {

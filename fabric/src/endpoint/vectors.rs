@@ -1,4 +1,4 @@
-//! What is gathered, scattered or sent with flags, as libfabric's `*msg` calls want it.
+//! What is gathered or sent with flags, as libfabric's `*msg` calls want it.
 
 use std::os::raw::c_void;
 
@@ -6,10 +6,8 @@ use libfabric_sys as sys;
 
 use super::Endpoint;
 use super::chunk::Piece;
-use super::rma::parts;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
-use crate::memory::RegionSlice;
 
 /// Slices as libfabric wants them.
 pub(super) struct Vectors {
@@ -23,38 +21,7 @@ impl Vectors {
     /// What every provider here can gather, and a slot can hold.
     pub(super) const MOST: usize = 4;
 
-    pub(super) fn new(
-        endpoint: &Endpoint,
-        operation: &'static str,
-        slices: &[&RegionSlice],
-        access: Access,
-    ) -> Result<Self> {
-        let limit = endpoint.limits.iov_limit.min(Self::MOST);
-        if slices.is_empty() || slices.len() > limit {
-            return Err(endpoint.refuse(
-                operation,
-                ErrorKind::InvalidArgument,
-                format!("{} slices, 1 to {limit} can go into one operation", slices.len()),
-            ));
-        }
-        let empty = sys::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        let mut vectors = Self {
-            vector: [empty; Self::MOST],
-            descriptors: [std::ptr::null_mut(); Self::MOST],
-            count: slices.len(),
-            length: 0,
-        };
-        for (at, slice) in slices.iter().enumerate() {
-            endpoint.check_local(operation, slice, access)?;
-            let (iov_base, iov_len, descriptor) = parts(slice);
-            vectors.vector[at] = sys::iovec { iov_base, iov_len };
-            vectors.descriptors[at] = descriptor;
-            vectors.length += iov_len;
-        }
-        Ok(vectors)
-    }
-
-    /// The same of a few pieces of regions that are to be written from.
+    /// A few pieces of regions that are to be written from.
     #[inline]
     pub(super) fn of_pieces(
         endpoint: &Endpoint,
@@ -86,7 +53,7 @@ impl Vectors {
         ))
     }
 
-    /// One buffer that nobody checked.
+    /// One buffer; the caller has checked it.
     pub(super) fn raw(pointer: *mut c_void, length: usize, descriptor: *mut c_void) -> Self {
         let empty = sys::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         let mut vector = [empty; Self::MOST];
@@ -116,33 +83,27 @@ impl Vectors {
         }
     }
 
-    pub(super) fn message(&self, peer: u64, context: *mut c_void, data: u64) -> sys::fi_msg {
+    pub(super) fn message(&self, peer: u64, context: *mut c_void) -> sys::fi_msg {
         sys::fi_msg {
             msg_iov: self.vector.as_ptr(),
             desc: self.descriptors.as_ptr().cast_mut(),
             iov_count: self.count,
             addr: peer,
             context,
-            data,
+            data: 0,
         }
     }
 
-    pub(super) fn tagged(
-        &self,
-        peer: u64,
-        (tag, ignore): (u64, u64),
-        context: *mut c_void,
-        data: u64,
-    ) -> sys::fi_msg_tagged {
+    pub(super) fn tagged(&self, peer: u64, tag: u64, context: *mut c_void) -> sys::fi_msg_tagged {
         sys::fi_msg_tagged {
             msg_iov: self.vector.as_ptr(),
             desc: self.descriptors.as_ptr().cast_mut(),
             iov_count: self.count,
             addr: peer,
             tag,
-            ignore,
+            ignore: 0,
             context,
-            data,
+            data: 0,
         }
     }
 }

@@ -115,21 +115,6 @@ impl MemoryRegion {
         // concurrent change from the other side.
         Ok(unsafe { AtomicU64::from_ptr(address.cast()) })
     }
-
-    /// The bytes themselves.
-    ///
-    /// # Safety
-    /// For the life of the slice nobody may write the region: no peer that holds
-    /// its key, no operation in flight, no [`write`](Self::write).
-    ///
-    /// # Panics
-    /// Never for host memory; device memory has no bytes that a CPU could read.
-    #[must_use]
-    pub unsafe fn bytes(&self) -> &[u8] {
-        assert!(!self.0.kind.is_device(), "device memory has no host bytes");
-        // SAFETY: valid for as long as `self`; unchanging by contract.
-        unsafe { std::slice::from_raw_parts(self.0.base, self.0.contiguous) }
-    }
 }
 
 #[cold]

@@ -95,12 +95,6 @@ impl RemoteRegion {
         self.length
     }
 
-    /// Is there nothing? (Never true for a descriptor that was decoded.)
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
     /// What a peer may do.
     #[must_use]
     pub fn rights(&self) -> Access {

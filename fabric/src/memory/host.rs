@@ -55,10 +55,6 @@ pub unsafe trait Memory: Send + Sync + 'static {
     fn as_ptr(&self) -> *mut u8;
     /// Length in bytes.
     fn len(&self) -> usize;
-    /// Is there nothing?
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
     /// What sort of memory it is.
     fn kind(&self) -> MemoryKind {
         MemoryKind::Host

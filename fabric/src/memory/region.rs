@@ -136,12 +136,6 @@ impl MemoryRegion {
         self.0.length
     }
 
-    /// Is there nothing? (Never true: empty ranges are not registered.)
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.length == 0
-    }
-
     /// What sort of memory it is.
     #[must_use]
     #[inline]
@@ -334,6 +328,21 @@ impl MemoryRegion {
             self.0.enabled.store(false, Ordering::Release);
             self.0.domain.blame(e)
         })
+    }
+
+    /// The same after the region is tied to this endpoint, where the provider demands that;
+    /// does nothing for a region that is not registered.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub fn enable_for(&self, endpoint: &Endpoint) -> Result<()> {
+        if !self.is_registered() || self.is_enabled() {
+            return Ok(());
+        }
+        if self.0.domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+            self.bind_endpoint(endpoint)?;
+        }
+        self.enable()
     }
 
     /// Tells the provider that pages of this range changed, as

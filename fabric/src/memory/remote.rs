@@ -114,12 +114,6 @@ impl RemoteMemory {
         self.length
     }
 
-    /// Is there nothing? (Never true.)
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
     /// What may be done with it.
     #[must_use]
     pub fn rights(&self) -> Access {
@@ -200,12 +194,6 @@ impl RemoteSlice {
     #[must_use]
     pub fn len(&self) -> u64 {
         self.length
-    }
-
-    /// Is there nothing?
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
     }
 }
 

@@ -190,12 +190,6 @@ impl View {
         self.header.payload as usize
     }
 
-    /// Is it the chunk of a message without bytes?
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.header.payload == 0
-    }
-
     /// Where it lies, to be sent on from or given to a device; None if there are no bytes.
     /// A slice keeps the memory, but not the place: what it names is the writer's again
     /// when the view is dropped.
@@ -255,11 +249,9 @@ fn clean(region: &MemoryRegion, shape: &Shape, header: &Header) {
 
 /// Binds and enables a region where the provider demands it.
 pub(super) fn activate(region: &MemoryRegion, site: Site<'_>) -> Result<()> {
-    if region.is_registered() && !region.is_enabled() {
-        if let Some(endpoint) = site.endpoint {
-            region.bind_endpoint(endpoint)?;
-        }
-        region.enable()?;
+    match site.endpoint {
+        Some(endpoint) => region.enable_for(endpoint),
+        None if region.is_registered() => region.enable(),
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -13,7 +13,7 @@ use crate::{Capabilities, Caps, Error, ErrorKind, MemoryKind, Order, Result};
 /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
 /// let facts = offer.capabilities();
 /// let form = Notify::best(facts)?;
-/// assert_eq!(form == Notify::Immediate, facts.has_write_data());
+/// assert_eq!(form == Notify::Immediate, facts.immediate_mask() > 0);
 /// # Ok::<(), fabric::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

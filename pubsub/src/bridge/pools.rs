@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fabric::ring::Port;
-use fabric::{Access, Endpoint, MemoryRegion, MrMode, RegionSlice};
+use fabric::{Access, Endpoint, MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Implementation, Memory, Slice};
 use ipc::{Layout, Segment};
 
@@ -57,17 +57,6 @@ impl<T> Shelf<T> {
     }
 }
 
-/// Has the provider enable a region where it demands that.
-pub(super) fn enable(region: &MemoryRegion, endpoint: &Endpoint) -> fabric::Result<()> {
-    if !region.is_registered() || region.is_enabled() {
-        return Ok(());
-    }
-    if region.domain().capabilities().mr_mode.contains(MrMode::ENDPOINT) {
-        region.bind_endpoint(endpoint)?;
-    }
-    region.enable()
-}
-
 /// Memory that is written from, as the lanes of a port know it: registered for each when that is to
 /// write from it first, for good. To pin a GiB takes half a second where a provider does that, so
 /// what is never written by a further lane is not registered for it.
@@ -98,7 +87,7 @@ impl<M: fabric::Memory> ForLanes<M> {
         let domain = port.lane_domain(lane).unwrap_or(port.endpoint().domain());
         let region = domain.register(Arc::clone(&self.memory), Access::WRITE)?;
         match lane {
-            0 => enable(&region, port.endpoint())?,
+            0 => region.enable_for(port.endpoint())?,
             // Where memory belongs to an endpoint there are no further lanes.
             _ if region.is_registered() => region.enable()?,
             _ => {}
@@ -126,7 +115,7 @@ impl Sheets {
         }
         let made = fabric::HostMemory::zeroed(SHEET)
             .and_then(|memory| endpoint.domain().register(memory, Access::WRITE))
-            .and_then(|region| enable(&region, endpoint).map(|()| region));
+            .and_then(|region| region.enable_for(endpoint).map(|()| region));
         match made {
             Ok(region) => Some(self.0.put(region)),
             Err(error) => {

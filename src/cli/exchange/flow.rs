@@ -205,10 +205,7 @@ impl Side {
         // Who only reads has nothing to send from.
         let length = if writes { flow.source() as usize } else { 64 };
         let source = domain.register(HostMemory::zeroed(length)?, Access::WRITE)?;
-        if source.is_registered() && !source.is_enabled() {
-            source.bind_endpoint(port.endpoint())?;
-            source.enable()?;
-        }
+        source.enable_for(port.endpoint())?;
         source.fill(0..length, 0x5a)?;
         Ok(Self {
             port,

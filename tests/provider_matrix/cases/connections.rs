@@ -17,7 +17,6 @@ pub const CASES: &[Case] = cases![
     rejection_is_reported,
     nobody_listening_is_refused,
     shutdown_is_seen_by_the_peer,
-    peer_address_is_known,
     a_request_is_taken_up_once,
 ];
 
@@ -133,13 +132,6 @@ fn shutdown_is_seen_by_the_peer(cell: &Cell) -> Checked {
         std::thread::sleep(Duration::from_millis(1));
     }
     Err("the peer saw no shutdown".into())
-}
-
-fn peer_address_is_known(cell: &Cell) -> Checked {
-    let pair = Pair::new(cell)?;
-    ensure!(pair.kind == EndpointKind::Msg, "for connected endpoints");
-    ensure!(!pair.sides[A].endpoint.peer_address()?.0.is_empty(), "no address");
-    Ok(())
 }
 
 fn a_request_is_taken_up_once(cell: &Cell) -> Checked {

@@ -1,6 +1,6 @@
 //! Writes that tell the target.
 
-use fabric::{CompletionKind, ErrorKind, TransferFlags};
+use fabric::{CompletionKind, ErrorKind};
 
 use super::{Case, sizes};
 use crate::cells::Cell;
@@ -13,8 +13,6 @@ pub const CASES: &[Case] = cases![
     too_wide_immediate_is_refused,
     immediates_absent_are_refused,
     write_data_without_payload,
-    inject_write_data,
-    gathered_write_with_immediate,
     immediates_come_once_each,
     ordered_writes_arrive_in_order,
 ];
@@ -119,48 +117,6 @@ fn write_data_without_payload(cell: &Cell) -> Checked {
     Ok(())
 }
 
-fn inject_write_data(cell: &Cell) -> Checked {
-    let mut pair = Pair::new(cell)?;
-    let limit = pair.sides[A].domain.capabilities().inject_size.min(64);
-    let into = pair.sides[B].region(limit)?;
-    let remote = pair.sides[A].attach(&into)?;
-    for round in 0..20_u64 {
-        let bytes = pattern(round, limit);
-        pair.expect_immediates(B, 1)?;
-        let target = remote.all();
-        pair.act(A, |s| {
-            s.endpoint.inject_write_data(&mut s.queue, s.peer, &bytes, &target, round)
-        })?;
-        let arrived = pair.arrival(B)?;
-        ensure!(arrived.data == Some(round), "{arrived:?}");
-        check_bytes("injected", &get(&into, 0, limit)?, &bytes)?;
-    }
-    ensure!(pair.sides[A].queue.in_flight() == 0, "an injected write is in flight");
-    Ok(())
-}
-
-fn gathered_write_with_immediate(cell: &Cell) -> Checked {
-    let mut pair = Pair::new(cell)?;
-    let (from, into) = (pair.sides[A].region(8192)?, pair.sides[B].region(8192)?);
-    let bytes = pattern(12, 8192);
-    put(&from, 0, &bytes)?;
-    let remote = pair.sides[A].attach(&into)?;
-    pair.expect_immediates(B, 1)?;
-    let (header, payload) = (from.slice(8000..8064)?, from.slice(0..5000)?);
-    let target = remote.slice(0..5064)?;
-    let id = pair.post(A, |s| {
-        let local = [&header, &payload];
-        s.endpoint.write_gathered(&mut s.queue, s.peer, &local, &target, Some(31), at_once(0))
-    })?;
-    let arrived = pair.arrival(B)?;
-    ensure!(arrived.data == Some(31), "{arrived:?}");
-    let mut expected = bytes[8000..8064].to_vec();
-    expected.extend_from_slice(&bytes[..5000]);
-    check_bytes("header and payload", &get(&into, 0, 5064)?, &expected)?;
-    pair.complete(A, id)?;
-    Ok(())
-}
-
 /// By count: every immediate comes exactly once, in whatever order.
 fn immediates_come_once_each(cell: &Cell) -> Checked {
     const COUNT: usize = 1000;
@@ -240,6 +196,5 @@ fn ordered_writes_arrive_in_order(cell: &Cell) -> Checked {
             pair.expect_immediates(B, 1)?;
         }
     }
-    let _ = TransferFlags::empty();
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::ring::{LaneOffer, Layout, Notify, Port, RingOffer};
-use fabric::{Access, ErrorKind, HostMemory, Options};
+use fabric::ring::{LaneOffer, Layout, Notify, Port, RingOffer, SenderId};
+use fabric::{Access, ErrorKind, HostMemory, MemoryRegion, Options, RemoteRegion};
 
 use super::Case;
 use crate::cells::Cell;
@@ -91,34 +91,57 @@ fn peer_killed_mid_transfer(cell: &Cell) -> Checked {
 /// Injected writes that wait behind others when their connection ends are nobody's: whoever
 /// takes them for somebody's, as rxm did over tcp, crashes.
 fn injected_writes_die_with_their_peer(cell: &Cell) -> Checked {
-    let (mut side, mut process, region) = meet(cell)?;
-    let remote = side.domain.attach(&region)?;
-    let facts = side.domain.capabilities();
-    let length = (1 << 20).min(facts.max_message_size);
-    let short = vec![7; facts.inject_size.min(64)];
-    let from = side.domain.register(HostMemory::from_vec(pattern(2, length))?, Access::ALL)?;
-    let target = remote.slice(0..length as u64)?;
-    let place = remote.slice(0..short.len() as u64)?;
+    const ROUNDS: usize = 16;
+    let (side, mut process, region) = meet(cell)?;
+    let length = 256 << 10;
+    let from = source(&side, pattern(2, length))?;
     let patience = Duration::from_secs(2);
-    let mut flying = Vec::new();
-    for token in 0..16 {
-        let options = Options::token(token).patience(patience);
-        let write = side.endpoint.write(&mut side.queue, side.peer, &from.all(), &target, options);
-        flying.push(write?);
-        side.endpoint.inject_write(&mut side.queue, side.peer, &short, &place)?;
+    // What is short enough is injected by a ring. Nobody reads: all of it fits.
+    let (mut port, writing) = ring_to(side, region, REGION as u64)?;
+    for _ in 0..ROUNDS {
+        port.send(writing, 0, &from.all(), patience)?;
+        port.send(writing, 0, &from.slice(0..32)?, patience)?;
     }
     process.kill()?;
-    let mut error = None;
     let end = Instant::now() + patience;
-    for id in flying {
-        let left = end.saturating_duration_since(Instant::now());
-        error = side.queue.complete(id, left).err().or(error);
+    while Instant::now() < end {
+        if let Err(error) = port.rest(Duration::from_millis(50)) {
+            println!("noticed: {error}");
+        }
     }
-    while end.elapsed() < Duration::from_millis(100) {
-        let _ = side.queue.wait(Duration::from_millis(50));
+    let started = Instant::now();
+    port.close()?;
+    ensure!(started.elapsed() < Duration::from_secs(5), "closing took {:?}", started.elapsed());
+    Ok(())
+}
+
+/// Memory that rings are written from.
+fn source(side: &Side, bytes: Vec<u8>) -> Checked<MemoryRegion> {
+    let source = side.domain.register(HostMemory::from_vec(bytes)?, Access::WRITE)?;
+    source.enable_for(&side.endpoint)?;
+    Ok(source)
+}
+
+/// A ring that nobody reads: the peer has none, but memory that is as good as one.
+fn ring_to(side: Side, region: RemoteRegion, capacity: u64) -> Checked<(Port, SenderId)> {
+    if let Err(error) = Notify::Immediate.check(side.domain.capabilities()) {
+        return Err(format!("lacking: {error}").into());
     }
-    let error = error.map_or("all had arrived".to_owned(), |error| error.to_string());
-    after_death(side, &error)
+    let lane = LaneOffer { ring: region.clone(), headers: None, slate: region };
+    let terms = RingOffer {
+        ring: 0,
+        epoch: 1,
+        capacity,
+        notify: Notify::Immediate,
+        tagged: false,
+        layout: Layout::Together,
+        whole: 0,
+        lanes: vec![lane],
+    };
+    let Side { endpoint, queue, peer, .. } = side;
+    let mut port = Port::new(endpoint, queue);
+    let (writing, _) = port.accept(peer, &terms, 64 << 10)?;
+    Ok((port, writing))
 }
 
 /// Everything can be closed in reasonable time, with operations in flight.
@@ -164,33 +187,11 @@ fn peer_killed_while_idle(cell: &Cell) -> Checked {
 /// its deadline, which says how much was written; and so does the next message.
 fn ring_to_the_dead_fails_in_time(cell: &Cell) -> Checked {
     let (side, mut process, region) = meet(cell)?;
-    if let Err(error) = Notify::Immediate.check(side.domain.capabilities()) {
-        return Err(format!("lacking: {error}").into());
-    }
     let capacity = 1 << 20;
     let length = 4 * capacity as usize;
-    let memory = HostMemory::from_vec(pattern(4, length))?;
-    let source = side.domain.register(memory, Access::WRITE)?;
-    if source.is_registered() && !source.is_enabled() {
-        source.bind_endpoint(&side.endpoint)?;
-        source.enable()?;
-    }
-    // The peer has no ring, but memory that is as good as one that nobody reads.
-    let lane = LaneOffer { ring: region.clone(), headers: None, slate: region };
-    let terms = RingOffer {
-        ring: 0,
-        epoch: 1,
-        capacity,
-        notify: Notify::Immediate,
-        tagged: false,
-        layout: Layout::Together,
-        whole: 0,
-        lanes: vec![lane],
-    };
-    let (peer, timeout) = (side.peer, Duration::from_secs(2));
-    let Side { endpoint, queue, .. } = side;
-    let mut port = Port::new(endpoint, queue);
-    let (writing, _) = port.accept(peer, &terms, 64 << 10)?;
+    let source = source(&side, pattern(4, length))?;
+    let timeout = Duration::from_secs(2);
+    let (mut port, writing) = ring_to(side, region, capacity)?;
     let mut message = port.begin(writing, 0, length as u64)?;
     let started = Instant::now();
     // The connection may take its time to come up.

@@ -389,9 +389,7 @@ fn remote_writes_are_counted_by_region(cell: &Cell) -> Checked {
         })?;
         pair.complete(A, id)?;
     }
-    counter.wait(3, patience(), || {
-        pair.pump();
-    })?;
+    pair.pump_until(|| counter.read() >= 3);
     ensure!(counter.read() == 3, "{} accesses counted", counter.read());
     drop(into);
     Ok(())

@@ -144,10 +144,7 @@ impl World {
             Memory::Host => domain.register(HostMemory::zeroed(length)?, access)?,
             Memory::Cuda => domain.register(DeviceMemory::new(length)?, access)?,
         };
-        if region.is_registered() && !region.is_enabled() {
-            region.bind_endpoint(endpoint)?;
-            region.enable()?;
-        }
+        region.enable_for(endpoint)?;
         if !bytes.is_empty() {
             put(&region, 0, bytes)?;
         }
@@ -326,10 +323,7 @@ fn ring_takes_another_message_where_one_found_no_room(cell: &Cell) -> Checked {
             .endpoint()
             .domain()
             .register(HostMemory::zeroed(64)?, Access::REMOTE_WRITE)?;
-        if place.is_registered() && !place.is_enabled() {
-            place.bind_endpoint(world.ports[B].endpoint())?;
-            place.enable()?;
-        }
+        place.enable_for(world.ports[B].endpoint())?;
         let to = world.parts.peers[A];
         for _ in 0..others {
             let (endpoint, queue) = world.ports[A].parts();
@@ -436,10 +430,7 @@ fn ring_misuse_is_refused(cell: &Cell) -> Checked {
     // What the caller posts itself comes back to the caller.
     let target =
         world.ports[B].endpoint().domain().register(HostMemory::zeroed(64)?, Access::ALL)?;
-    if target.is_registered() && !target.is_enabled() {
-        target.bind_endpoint(world.ports[B].endpoint())?;
-        target.enable()?;
-    }
+    target.enable_for(world.ports[B].endpoint())?;
     let own = world.ports[A].endpoint().domain().attach(&target.describe()?)?;
     let options = Options::token(4711).flags(TransferFlags::DELIVERY_COMPLETE);
     let options = options.patience(Duration::ZERO);

@@ -1,7 +1,7 @@
 //! Bounds, rights and keys that are wrong: an error, never data.
 //!
 //! The library refuses what it can see. What only the target can know (a forged
-//! or stale key) is sent on purpose here, by the raw road.
+//! or stale key) is sent on purpose here, by a forged descriptor.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -97,26 +97,32 @@ fn injecting_more_than_fits_is_refused_before_sending(cell: &Cell) -> Checked {
     Ok(())
 }
 
-/// Writes (or reads) 64 bytes at an address with a key that is not right, and
-/// expects an error at the initiator, and nothing at the target.
-fn violate(pair: &mut Pair, local: &MemoryRegion, address: u64, key: u64, write: bool) -> Checked {
-    let descriptor = local_descriptor(pair, local);
-    let pointer = local.as_ptr();
+/// What a peer could claim of its region: a descriptor whose fields are not what they were.
+struct Forged {
+    key: u64,
+    skip: u64,
+    write: bool,
+}
+
+/// Writes (or reads) 64 bytes by a descriptor that is not right, and expects an error at the
+/// initiator, and nothing at the target.
+fn violate(pair: &mut Pair, local: &MemoryRegion, good: &RemoteRegion, forged: Forged) -> Checked {
+    let Forged { key, skip, write } = forged;
+    let mut bytes = good.encode();
+    // All rights, a length that is long enough, and another key.
+    bytes[20..24].copy_from_slice(&3_u32.to_le_bytes());
+    bytes[24..32].copy_from_slice(&(skip + 64).to_le_bytes());
+    bytes[42..50].copy_from_slice(&key.to_le_bytes());
+    let end = bytes.len() - 4;
+    let checksum = crc32fast::hash(&bytes[..end]);
+    bytes[end..].copy_from_slice(&checksum.to_le_bytes());
+    let remote = pair.sides[A].domain.attach(&RemoteRegion::decode(&bytes)?)?;
+    let (here, there) = (local.slice(0..64)?, remote.slice(skip..skip + 64)?);
     // Without delivery complete a write may be reported before anybody looked at its key.
     let options = at_once(1).flags(TransferFlags::DELIVERY_COMPLETE);
-    let id = pair.post(A, |s| {
-        // SAFETY: `local` is registered and outlives the operation; the target
-        // is this test's own, and is looked at afterwards.
-        unsafe {
-            if write {
-                let to = (address, key);
-                let from = pointer.cast_const();
-                s.endpoint.write_raw(&mut s.queue, s.peer, from, 64, descriptor, to, None, options)
-            } else {
-                let from = (address, key);
-                s.endpoint.read_raw(&mut s.queue, s.peer, pointer, 64, descriptor, from, options)
-            }
-        }
+    let id = pair.post(A, |s| match write {
+        true => s.endpoint.write(&mut s.queue, s.peer, &here, &there, options),
+        false => s.endpoint.read(&mut s.queue, s.peer, &here, &there, options),
     })?;
     let is_it = move |outcome: &Outcome| match outcome {
         Ok(completion) => completion.operation == Some(id),
@@ -140,14 +146,10 @@ fn violate(pair: &mut Pair, local: &MemoryRegion, address: u64, key: u64, write:
     }
 }
 
-fn local_descriptor(_pair: &Pair, local: &MemoryRegion) -> *mut std::os::raw::c_void {
-    local.local_descriptor()
-}
-
-fn plain_key(region: &MemoryRegion) -> Checked<(u64, u64)> {
+fn described(region: &MemoryRegion) -> Checked<(RemoteRegion, u64)> {
     let description = region.describe()?;
     match description.key() {
-        RemoteKey::Plain(key) => Ok((description.base(), *key)),
+        RemoteKey::Plain(key) => Ok((description.clone(), *key)),
         _ => Err("raw key".into()),
     }
 }
@@ -160,8 +162,9 @@ fn wrong_key_is_an_error_and_no_data(cell: &Cell) -> Checked {
     let mut pair = Pair::new(cell)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     put(&into, 0, &pattern(99, 64))?;
-    let (base, key) = plain_key(&into)?;
-    let result = violate(&mut pair, &from, base, key ^ 0x5a5a, true);
+    let (good, key) = described(&into)?;
+    let result =
+        violate(&mut pair, &from, &good, Forged { key: key ^ 0x5a5a, skip: 0, write: true });
     untouched(&into, 64)?;
     result
 }
@@ -177,8 +180,8 @@ fn write_beyond_the_region_is_an_error_and_no_data(cell: &Cell) -> Checked {
         pair.sides[B].domain.register_raw(base, 4096, fabric::MemoryKind::Host, Access::ALL)?
     };
     pair.sides[B].activate(&into)?;
-    let (start, key) = plain_key(&into)?;
-    let result = violate(&mut pair, &from, start + 4096 - 32, key, true);
+    let (good, key) = described(&into)?;
+    let result = violate(&mut pair, &from, &good, Forged { key, skip: 4096 - 32, write: true });
     // SAFETY: inside `memory`.
     let beyond = unsafe { std::slice::from_raw_parts(base.add(4096), 4096) };
     ensure!(beyond.iter().all(|b| *b == 0), "bytes beyond the region were written");
@@ -192,8 +195,8 @@ fn write_without_right_is_an_error_and_no_data(cell: &Cell) -> Checked {
     let from = pair.sides[A].region(64)?;
     let into = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_READ)?;
     put(&into, 0, &pattern(99, 64))?;
-    let (base, key) = plain_key(&into)?;
-    let result = violate(&mut pair, &from, base, key, true);
+    let (good, key) = described(&into)?;
+    let result = violate(&mut pair, &from, &good, Forged { key, skip: 0, write: true });
     untouched(&into, 64)?;
     result
 }
@@ -204,8 +207,8 @@ fn read_without_right_is_an_error_and_no_data(cell: &Cell) -> Checked {
     put(&into, 0, &pattern(99, 64))?;
     let secret = pair.sides[B].region_for(64, Access::LOCAL | Access::REMOTE_WRITE)?;
     put(&secret, 0, &pattern(5, 64))?;
-    let (base, key) = plain_key(&secret)?;
-    let result = violate(&mut pair, &into, base, key, false);
+    let (good, key) = described(&secret)?;
+    let result = violate(&mut pair, &into, &good, Forged { key, skip: 0, write: false });
     untouched(&into, 64)?;
     result
 }
@@ -220,9 +223,9 @@ fn closed_region_is_an_error_and_no_data(cell: &Cell) -> Checked {
         pair.sides[B].domain.register_raw(pointer, 4096, fabric::MemoryKind::Host, Access::ALL)?
     };
     pair.sides[B].activate(&into)?;
-    let (base, key) = plain_key(&into)?;
+    let (good, key) = described(&into)?;
     drop(into);
-    let result = violate(&mut pair, &from, base, key, true);
+    let result = violate(&mut pair, &from, &good, Forged { key, skip: 0, write: true });
     // SAFETY: inside `memory`.
     let bytes = unsafe { std::slice::from_raw_parts(pointer, 4096) };
     ensure!(bytes.iter().all(|b| *b == 0), "a closed region was written");

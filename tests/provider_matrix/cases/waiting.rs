@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::{CompletionKind, CompletionQueue, ErrorKind, QueueOptions, Waiting};
+use fabric::{CompletionKind, ErrorKind, QueueOptions, Waiting};
 
 use super::Case;
 use crate::cells::Cell;
@@ -16,7 +16,6 @@ pub const CASES: &[Case] = cases![
     abandoned_operation_is_quarantined,
     many_given_up_at_once_are_no_burden,
     closing_tells_all_that_was_in_flight,
-    split_queues,
     full_queue_is_reported,
     busy_queue_works,
 ];
@@ -118,54 +117,6 @@ fn abandoned_operation_is_quarantined(cell: &Cell) -> Checked {
     drop(endpoint);
     while queue.poll().is_some() {}
     ensure!(queue.quarantined() == 0 && queue.in_flight() == 0, "not released with its endpoint");
-    Ok(())
-}
-
-fn split_queues(cell: &Cell) -> Checked {
-    use fabric::{AddressVector, Caps, Domain, Endpoint, EndpointKind};
-    ensure!(cell.kind != EndpointKind::Msg, "for connectionless endpoints");
-    let offer = cell.offer(Caps::empty())?;
-    let domain = Domain::open(&offer)?;
-    let addresses = AddressVector::open(&domain)?;
-    let mut transmit = CompletionQueue::open(&domain)?;
-    let mut receive = CompletionQueue::open(&domain)?;
-    let mut endpoint = Endpoint::builder(&domain)
-        .addresses(&addresses)
-        .queues(&mut transmit, &mut receive)
-        .open()?;
-    let me = addresses.insert(&endpoint.address()?)?;
-    let memory = |length| -> Checked<_> {
-        let memory = fabric::HostMemory::zeroed(length)?;
-        Ok(domain.register(memory, fabric::Access::ALL)?)
-    };
-    let (from, into) = (memory(64)?, memory(64)?);
-    let wrong = endpoint.receive(&mut transmit, &into.all(), 0).unwrap_err();
-    ensure!(wrong.kind() == ErrorKind::InvalidArgument, "{wrong}");
-    let got = endpoint.receive(&mut receive, &into.all(), 2)?;
-    let mut sent = None;
-    let end = Instant::now() + Duration::from_secs(10);
-    while sent.is_none() && Instant::now() < end {
-        match endpoint.send(&mut transmit, me, &from.all(), at_once(1)) {
-            Ok(id) => sent = Some(id),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                let _ = receive.wait(Duration::from_millis(1));
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    let sent = sent.ok_or("never posted")?;
-    let (mut done, mut arrived) = (false, false);
-    while !(done && arrived) && Instant::now() < end {
-        if let Some(outcome) = transmit.poll() {
-            ensure!(outcome?.operation == Some(sent), "strange completion");
-            done = true;
-        }
-        if let Some(outcome) = receive.poll() {
-            ensure!(outcome?.operation == Some(got), "strange completion");
-            arrived = true;
-        }
-    }
-    ensure!(done && arrived, "sent {done}, received {arrived}");
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{
     Access, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
-    MemoryRegion, MrMode, Outcome, Peer, QueueOptions, Waiting, Waker,
+    MemoryRegion, Outcome, Peer, QueueOptions, Waiting, Waker,
 };
 
 use super::aside::Aside;
@@ -570,11 +570,5 @@ impl Drop for End {
 }
 
 pub(super) fn enable(region: &MemoryRegion, endpoint: &Endpoint) -> fabric::Result<()> {
-    if !region.is_registered() || region.is_enabled() {
-        return Ok(());
-    }
-    if region.domain().capabilities().mr_mode.contains(MrMode::ENDPOINT) {
-        region.bind_endpoint(endpoint)?;
-    }
-    region.enable()
+    region.enable_for(endpoint)
 }

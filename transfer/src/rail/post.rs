@@ -54,7 +54,7 @@ impl Driver {
         let options = Options::token(token);
         let posted = if self.uses_tags {
             let any = (0, u64::MAX);
-            self.endpoint.receive_tagged(&mut self.queue, None, &slice, any, options)
+            self.endpoint.receive_tagged(&mut self.queue, &slice, any, options)
         } else {
             self.endpoint.receive(&mut self.queue, &slice, options)
         };
@@ -198,7 +198,7 @@ impl Driver {
         let token = self.post(Posted::Send(buffer, to, peer));
         let options = Options::token(token).patience(Duration::ZERO);
         let sent = if self.uses_tags {
-            self.endpoint.send_tagged(&mut self.queue, peer, &slice, 0, None, options)
+            self.endpoint.send_tagged(&mut self.queue, peer, &slice, 0, options)
         } else {
             self.endpoint.send(&mut self.queue, peer, &slice, options)
         };

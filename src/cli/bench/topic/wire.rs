@@ -275,10 +275,7 @@ fn enabled(
     port: &Port,
 ) -> Result<MemoryRegion, Failure> {
     let region = domain.register(Arc::clone(memory), Access::WRITE)?;
-    if region.is_registered() && !region.is_enabled() {
-        region.bind_endpoint(port.endpoint())?;
-        region.enable()?;
-    }
+    region.enable_for(port.endpoint())?;
     Ok(region)
 }
 
