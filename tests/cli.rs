@@ -149,12 +149,10 @@ fn a_policy_that_names_nobody_here_is_told_so() {
 
 #[test]
 fn an_impossible_policy_ends_with_reasons() {
-    for command in [&["info"][..], &["demo", "--ring"]] {
-        let output = fabricast(&[command, &["--policy", "=carrier-pigeon"]].concat());
-        assert_eq!(output.status.code(), Some(3), "{command:?}");
-        let out = text(&output.stdout);
-        assert!(out.contains("policy requires carrier-pigeon"), "{command:?}: {out}");
-    }
+    let output = fabricast(&["info", "--policy", "=carrier-pigeon"]);
+    assert_eq!(output.status.code(), Some(3));
+    let out = text(&output.stdout);
+    assert!(out.contains("policy requires carrier-pigeon"), "{out}");
     let (code, message) = fail(&["info", "--policy", "=shm,^shm"]);
     assert_eq!(code, 2, "a policy that contradicts itself: {message}");
     assert!(message.contains("required and denied"), "{message}");
@@ -435,13 +433,4 @@ fn a_dead_target_is_reported() {
     assert!(matches!(output.status.code(), Some(1 | 4)), "{:?}: {message}", output.status);
     assert!(!message.is_empty());
     assert!(!Path::new(&format!("/proc/{target}")).exists(), "a zombie is left");
-}
-
-#[test]
-fn the_demonstration_of_the_ring_works() {
-    let _alone = alone();
-    let out = succeed(&["demo", "--ring"]);
-    assert!(out.ends_with("\ndemo: ok\n"), "{out}");
-    assert!(out.contains("taken") && out.contains("MiB, 0 errors"), "{out}");
-    assert!(!out.contains('\x1b'), "colour belongs on a terminal");
 }

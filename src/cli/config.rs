@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::exit::Failure;
 use super::progress::amount;
-use super::settings::{self, All, Declaration, FILE_VARIABLE, Options, Settings, TABLE};
+use super::settings::{All, Declaration, FILE_VARIABLE, Options, Settings, TABLE};
 use super::text;
 
 /// Shows every setting with its value, and who said so: nobody, a file, the environment, an
@@ -27,7 +27,7 @@ const OTHERS: [&str; 2] = [FILE_VARIABLE, "FABRICAST_LOG"];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.markdown {
-        return text::print(&settings::markdown());
+        return text::print(&for_documentation());
     }
     let settings = arguments.settings.settings()?;
     for variable in strange(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
@@ -98,6 +98,19 @@ fn for_programs(settings: &Settings) -> Value {
     Value::Object(all.collect())
 }
 
+/// The table in docs/operating.md.
+fn for_documentation() -> String {
+    let rows = TABLE.iter().map(|declaration| {
+        let Declaration { about, default, variable, option, kind, is_flag, .. } = declaration;
+        let kind = if *is_flag { String::new() } else { format!(" {}", kind.replace('|', " or ")) };
+        let name = declaration.full_name();
+        format!("| `{name}` | `--{option}`{kind} | `{variable}` | {about} | {default} |\n")
+    });
+    let head = "| in the file | option | in the environment | what it is | if nothing is said |\n\
+                |---|---|---|---|---|\n";
+    head.to_owned() + &rows.collect::<String>()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,7 +142,7 @@ mod tests {
             lines.contains("a quarter of it: ") && lines.contains("the label: \"left\""),
             "{lines}"
         );
-        settings.budget_host.value = Some(settings::Size(1 << 30));
+        settings.budget_host.value = Some(crate::cli::settings::Size(1 << 30));
         assert!(for_programs(&settings)["budget_host"]["comes_to"].is_null());
     }
 

@@ -197,20 +197,21 @@ fn elsewhere(rows: &[Row]) -> String {
     if table.len() > 1 { text::table(&table) } else { String::new() }
 }
 
-/// A row's content, without the name of its kind.
-fn content(row: &Row) -> Result<(String, Value), Failure> {
-    let value = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
-    let Value::Object(object) = value else { return Ok((String::new(), value)) };
-    Ok(object.into_iter().next().unwrap_or((String::new(), Value::Null)))
+/// The content of rows, by the name of their kind.
+pub(super) fn by_kind(rows: &[Row]) -> Result<BTreeMap<String, Vec<Value>>, Failure> {
+    let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for row in rows {
+        let row = serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
+        for (kind, content) in row.as_object().into_iter().flatten() {
+            all.entry(kind.clone()).or_default().push(content.clone());
+        }
+    }
+    Ok(all)
 }
 
 /// Rows by kind; publishers and subscribers within their topics.
 fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
-    let mut all: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-    for row in rows {
-        let (kind, value) = content(row)?;
-        all.entry(kind).or_default().push(value);
-    }
+    let mut all = by_kind(rows)?;
     let mut take = |kind: &str| all.remove(kind).unwrap_or_default();
     let (publishers, subscribers) = (take("Publisher"), take("Subscriber"));
     let (sent, received) = (take("Sent"), take("Received"));

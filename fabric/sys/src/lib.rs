@@ -1,9 +1,14 @@
 //! Raw bindings to [libfabric](https://ofiwg.github.io/libfabric/).
 //!
-//! Everything in here is generated at build time from the headers that
-//! `pkg-config` finds, 1.17 or newer, and a small C shim. The names are
-//! libfabric's own; functions that libfabric declares `static inline` are
-//! ordinary functions here. Whatever differs between header versions
+//! Most of it is generated, by bindgen, from libfabric's headers and a small C
+//! shim, for what the `fabric` crate uses. `src/bindings` has a file for each
+//! version whose structures differ; the one taken is the newest that is not
+//! newer than the headers that `pkg-config` finds, 1.17 or newer. The C compiler
+//! checks sizes and offsets against these headers. `scripts/make-bindings` makes
+//! a file for another version, or anew.
+//!
+//! The names are libfabric's own; functions that libfabric declares `static
+//! inline` are ordinary functions here. Whatever differs between header versions
 //! (anonymous unions, structures that grew) is reached through the `fcs_`
 //! functions of the shim, so that one source builds against all of them.
 //!
@@ -32,7 +37,7 @@
 
 pub mod direct;
 
-include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+include!(env!("LIBFABRIC_BINDINGS"));
 
 // Macros with casts, and macros that are enum members in some versions, do not
 // come through bindgen. Their values are ABI; `shim.c` asserts each of them.

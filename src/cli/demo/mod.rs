@@ -6,14 +6,12 @@ mod company;
 mod memory;
 mod network;
 mod outcome;
-mod ring;
 mod show;
 mod worker;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use fabric::Policy;
 use pubsub::MemoryPlace;
 
 use self::cast::{NODES, Part, Role, TOPICS, budget};
@@ -57,18 +55,9 @@ pub(crate) struct Arguments {
     /// Only a JSON line
     #[arg(long)]
     json: bool,
-    /// Instead, show a ring between two processes, over the best providers
-    #[arg(long, conflicts_with_all = ["time", "between", "memory", "json"])]
-    ring: bool,
-    /// With --ring, what to take: names to prefer, =NAME to require, ^NAME to deny; comma-separated
-    #[arg(long, value_name = "POLICY", default_value = "", requires = "ring")]
-    policy: Policy,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.ring {
-        return ring::run(&arguments.policy);
-    }
     if arguments.time > Duration::from_secs(3600) || arguments.time < Duration::from_secs(1) {
         return Err(Failure::new(Exit::Usage, "--time: 1 to 3600 seconds"));
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use pubsub::Row;
 use serde::Serialize;
 
-use super::cast::{NODES, Part, Reading, STAGES, TIMES, TOPICS};
+use super::cast::{NODES, Part, Reading, STAGES, TIMES, TOPICS, line};
 use super::company::Company;
 use super::show::{medians, reading, time};
 use crate::cli::exit::{Exit, Failure};
@@ -115,9 +115,7 @@ impl Outcome {
 
     pub(super) fn print(&self, company: &Company, is_json: bool) -> Result<(), Failure> {
         if is_json {
-            let line = serde_json::to_string(self);
-            let line = line.map_err(|error| Failure::failed(error.to_string()))?;
-            return text::print(&format!("{line}\n"));
+            return text::print(&line(self)?);
         }
         text::print(&super::show::table(company, true))?;
         let legend = "borrow: until there was memory for it; fill: until it was written; begin: until its node began to \

@@ -7,7 +7,6 @@ use fabric::{Address, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
-use super::ring::Round;
 
 /// Longest body. The longest real one holds an address and a region descriptor.
 pub(crate) const LONGEST: usize = 64 * 1024;
@@ -28,8 +27,6 @@ pub(crate) enum Frame {
     Meet,
     /// The sender got something done since it last said so.
     Alive,
-    /// The next part of a demonstration. From the initiator.
-    Round(Round),
     /// What the sender found when it checked the data.
     Checked { bytes: u64, bad: u64 },
     /// The sender gives up.

@@ -1,5 +1,4 @@
-//! Two processes that move data between them and check it: what `bench` measures
-//! and `demo` shows.
+//! Two processes that move data between them and check it: what `bench` measures.
 //!
 //! The first process, the initiator, starts the second, the target, and both
 //! talk over the target's standard input and output in [`frame`]s: the
@@ -18,7 +17,6 @@ pub(crate) mod percentile;
 pub(crate) mod pingpong;
 pub(crate) mod plan;
 pub(crate) mod remote;
-pub(crate) mod ring;
 mod stamps;
 pub(crate) mod station;
 pub(crate) mod stream;

@@ -122,8 +122,6 @@ pub(crate) enum Exchange {
     Measure(Measure),
     /// Messages through rings.
     Flow(Flow),
-    /// A demonstration of a ring.
-    Ring,
 }
 
 /// Everything the target is told.
@@ -200,11 +198,6 @@ pub(crate) fn offer_here(query: &Query) -> fabric::Result<Offer> {
         Some(local) => Ok(local.offer),
         None => query.first(),
     }
-}
-
-/// All offers that two processes of this machine can use.
-pub(crate) fn all_offers() -> Result<Vec<Local>, Failure> {
-    Ok(offers_here(&query(ThreadingMode::Safe), None)?)
 }
 
 impl Plan {

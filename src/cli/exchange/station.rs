@@ -10,9 +10,9 @@ use fabric::{
 
 use super::frame::Frame;
 use super::link::{Link, Look};
+use super::measurement::Layout;
 use super::plan::{Exchange, Plan, STALL, WaitingMode};
 use super::vigil::{Role, Vigil, unexpected};
-use super::{measurement::Layout, ring};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::{stop_watching, watch_over};
 
@@ -48,7 +48,6 @@ impl Station {
             }
             // Rings bring their own memory.
             Exchange::Flow(_) => (4096, 4096),
-            Exchange::Ring => (ring::LENGTH, ring::SLOTS * 4),
         };
         let options = QueueOptions { size: entries.max(256), waiting: plan.waiting.waiting() };
         let mut queue = CompletionQueue::open_with(&domain, options)?;

@@ -8,7 +8,7 @@ use super::link::{Link, Look};
 use super::plan::{Exchange, Plan, STALL};
 use super::station::Station;
 use super::vigil::Role;
-use super::{flow, pingpong, ring, stream};
+use super::{flow, pingpong, stream};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::process::{end_with_parent, pin, stop_watching, watch_over};
 
@@ -49,7 +49,6 @@ pub(super) fn follow(plan: &Plan, link: Link, role: Role) -> Result<(), Failure>
             super::plan::Mode::Bw => stream::serve(station, measure),
         },
         Exchange::Flow(flow) => flow::serve(station, flow),
-        Exchange::Ring => ring::serve(station),
     }
 }
 

@@ -7,6 +7,7 @@ use super::{Arguments, print_json};
 use crate::cli::exit::Failure;
 use crate::cli::progress::amount;
 use crate::cli::text;
+use crate::cli::topics::by_kind;
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
@@ -218,39 +219,20 @@ fn times(stages: &[(String, u64)], messages: u64) -> String {
 }
 
 fn for_programs(rows: &[Row]) -> Result<Value, Failure> {
-    let mut kinds = [const { Vec::new() }; 5];
-    for row in rows {
-        let which = match row {
-            Row::Sent { .. } => 0,
-            Row::Received { .. } => 1,
-            Row::Peer { .. } => 2,
-            Row::Misfit { .. } => 3,
-            Row::Missed { .. } => 4,
-            _ => continue,
-        };
-        let value =
-            serde_json::to_value(row).map_err(|error| Failure::failed(error.to_string()))?;
-        let mut inner = value.as_object().and_then(|object| object.values().next()).cloned();
-        if let (Row::Missed { topic, .. }, Some(inner)) = (row, &mut inner) {
-            inner["names"] = given_up(rows, topic).into();
-        }
-        kinds[which].extend(inner);
+    let mut all = by_kind(rows)?;
+    let mut take = |kind: &str| all.remove(kind).unwrap_or_default();
+    let mut missed = take("Missed");
+    for one in &mut missed {
+        one["names"] = one["topic"].as_str().map(|topic| given_up(rows, topic)).into();
     }
-    let [sent, received, peers, misfits, missed] = kinds;
-    let topics: Vec<_> = rows
-        .iter()
-        .filter_map(|row| match row {
-            Row::Topic { name, .. } => Some(name),
-            _ => None,
-        })
-        .collect();
-    let not_carried = rows.iter().find_map(|row| match row {
-        Row::NotCarried { why } => Some(why),
-        _ => None,
-    });
+    let topics: Vec<_> = take("Topic").iter().map(|topic| topic["name"].clone()).collect();
     Ok(json!({
-        "not_carried": not_carried,
-        "topics": topics, "sent": sent, "received": received, "peers": peers, "misfits": misfits,
+        "not_carried": take("NotCarried").pop().map(|row| row["why"].clone()),
+        "topics": topics,
+        "sent": take("Sent"),
+        "received": take("Received"),
+        "peers": take("Peer"),
+        "misfits": take("Misfit"),
         "missed": missed,
     }))
 }

@@ -1,5 +1,5 @@
 //! How settings are declared: once, by a macro that makes of it a structure with a field for
-//! each, and a table for all that goes through them.
+//! each, and a table of all.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde_json::Value as Json;
 use toml::de::DeValue;
 
-use super::value::Value;
+use super::value::{Form, Value, text_of};
 
 /// What a setting is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,16 +16,6 @@ pub(crate) enum Group {
     Node,
     /// What a topic is like that is made.
     Topic,
-}
-
-impl Group {
-    /// What it is called in a file and in the environment, in front of the setting.
-    pub(crate) fn table(self) -> Option<&'static str> {
-        match self {
-            Self::Node => None,
-            Self::Topic => Some("topic"),
-        }
-    }
 }
 
 /// What is told of a setting.
@@ -41,8 +31,8 @@ pub(crate) struct Declaration {
     pub(crate) variable: String,
     /// On the command line, without the dashes in front.
     pub(crate) option: String,
-    /// What it means there if no value follows.
-    pub(crate) alone: Option<&'static str>,
+    /// An option without a value means "true".
+    pub(crate) is_flag: bool,
 }
 
 impl Declaration {
@@ -52,18 +42,26 @@ impl Declaration {
         default: &'static str,
         about: &'static str,
     ) -> Self {
-        let table = group.table().map(|table| format!("{table}_")).unwrap_or_default();
-        let variable = format!("FABRICAST_{table}{name}").to_uppercase();
-        let option = name.replace('_', "-");
-        let about = about.trim();
-        Self { group, name, kind: T::KIND, default, about, variable, option, alone: T::alone() }
+        let mut declaration = Self {
+            group,
+            name,
+            kind: T::KIND,
+            default,
+            about: about.trim(),
+            variable: String::new(),
+            option: name.replace('_', "-"),
+            is_flag: T::FORM == Form::Flag,
+        };
+        let name = declaration.full_name().replace('.', "_").to_uppercase();
+        declaration.variable = format!("FABRICAST_{name}");
+        declaration
     }
 
     /// As it is called where all have to have different names: `topic.depth`.
     pub(crate) fn full_name(&self) -> String {
-        match self.group.table() {
-            Some(table) => format!("{table}.{}", self.name),
-            None => self.name.to_owned(),
+        match self.group {
+            Group::Node => self.name.to_owned(),
+            Group::Topic => format!("topic.{}", self.name),
         }
     }
 }
@@ -93,19 +91,7 @@ impl fmt::Display for Origin {
 pub(crate) struct Given<T> {
     pub(crate) value: T,
     pub(crate) origin: Origin,
-    check: fn(&T) -> Result<(), String>,
-}
-
-impl<T> Given<T> {
-    pub(super) fn by_default(value: T, check: fn(&T) -> Result<(), String>) -> Self {
-        Self { value, origin: Origin::Default, check }
-    }
-
-    fn set(&mut self, value: T, origin: Origin) -> Result<(), String> {
-        (self.check)(&value)?;
-        (self.value, self.origin) = (value, origin);
-        Ok(())
-    }
+    pub(super) check: fn(&T) -> Result<(), String>,
 }
 
 /// A setting of any type.
@@ -124,11 +110,14 @@ pub(crate) trait Entry {
 
 impl<T: Value> Entry for Given<T> {
     fn read(&mut self, text: &str, origin: Origin) -> Result<(), String> {
-        self.set(T::read(text)?, origin)
+        let value = T::read(text)?;
+        (self.check)(&value)?;
+        (self.value, self.origin) = (value, origin);
+        Ok(())
     }
 
     fn read_toml(&mut self, value: &DeValue<'_>, origin: Origin) -> Result<(), String> {
-        self.set(T::from_toml(value)?, origin)
+        self.read(&text_of::<T>(value)?, origin)
     }
 
     fn write(&self) -> String {
@@ -159,7 +148,8 @@ macro_rules! declare {
 
         impl Default for Settings {
             fn default() -> Self {
-                Self { $($($name: Given::by_default($default, $check),)*)* }
+                let origin = Origin::Default;
+                Self { $($($name: Given { value: $default, origin: origin.clone(), check: $check },)*)* }
             }
         }
 

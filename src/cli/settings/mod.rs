@@ -6,15 +6,14 @@
 
 mod declare;
 mod file;
-mod nearest;
 mod options;
-mod table;
 #[cfg(test)]
 mod tests;
 mod value;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -25,8 +24,7 @@ use super::exit::{Exit, Failure};
 use declare::declare;
 pub(crate) use declare::{Declaration, Entry, Given, Group, Origin};
 pub(crate) use options::{All, OfDirectory, OfNode, Options};
-pub(crate) use table::markdown;
-pub(crate) use value::{Count, Depth, Lanes, Loans, Size, Value, Workers, seconds};
+pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, seconds};
 
 declare! {
     Node {
@@ -48,7 +46,7 @@ declare! {
         /// Other nodes, each as host:port; two nodes find each other if one is told of the other.
         peers: Vec<String> = Vec::new(), "none", |all| addresses(all);
         /// A node, as host:port, that tells of the others.
-        rendezvous: Option<String> = None, "none", address_if_any;
+        rendezvous: Option<String> = None, "none", |any| addresses(any);
         /// Allow other nodes beyond loopback, though they are not authenticated and nothing is encrypted.
         insecure: bool = false, "false", anything;
         /// What the node is called among others.
@@ -80,33 +78,6 @@ declare! {
     }
 }
 
-/// Who serves the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Service {
-    Embedded,
-    Outside,
-}
-
-impl Value for Service {
-    const KIND: &'static str = "embedded|outside";
-
-    fn read(text: &str) -> Result<Self, String> {
-        match text {
-            "embedded" => Ok(Self::Embedded),
-            "outside" => Ok(Self::Outside),
-            _ => Err(format!("\"{text}\" is not embedded or outside")),
-        }
-    }
-
-    fn write(&self) -> String {
-        match self {
-            Self::Embedded => "embedded",
-            Self::Outside => "outside",
-        }
-        .to_owned()
-    }
-}
-
 fn usual_directory() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty()) {
         Some(directory) => PathBuf::from(directory).join("fabricast"),
@@ -120,28 +91,20 @@ fn anything<T>(_: &T) -> Result<(), String> {
 
 fn label(label: &Option<String>) -> Result<(), String> {
     const LONGEST: usize = 64;
-    match label {
-        Some(label) if label.is_empty() => Err("it cannot be empty".to_owned()),
-        Some(label) if label.len() > LONGEST => Err(format!("at most {LONGEST} bytes")),
+    match label.as_ref().map(String::len) {
+        Some(0) => Err("it cannot be empty".to_owned()),
+        Some(length) if length > LONGEST => Err(format!("at most {LONGEST} bytes")),
         _ => Ok(()),
     }
 }
 
-fn address(address: &String) -> Result<(), String> {
-    match address.rsplit_once(':') {
+fn addresses<'a>(all: impl IntoIterator<Item = &'a String>) -> Result<(), String> {
+    all.into_iter().try_for_each(|address| match address.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => {
             Ok(())
         }
         _ => Err(format!("\"{address}\" is not like host:port")),
-    }
-}
-
-fn addresses(all: &[String]) -> Result<(), String> {
-    all.iter().try_for_each(address)
-}
-
-fn address_if_any(any: &Option<String>) -> Result<(), String> {
-    any.as_ref().map_or(Ok(()), address)
+    })
 }
 
 fn budget(budget: &Option<Size>) -> Result<(), String> {
@@ -159,25 +122,22 @@ fn budget(budget: &Option<Size>) -> Result<(), String> {
     }
 }
 
+fn within<T: PartialOrd>(range: RangeInclusive<T>, value: &T, why: &str) -> Result<(), String> {
+    if range.contains(value) { Ok(()) } else { Err(why.to_owned()) }
+}
+
 fn lost_after(time: &Duration) -> Result<(), String> {
-    match (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(time) {
-        true => Ok(()),
-        false => Err("0.1 to 3600 seconds are possible".to_owned()),
-    }
+    let range = Duration::from_millis(100)..=Duration::from_secs(3600);
+    within(range, time, "0.1 to 3600 seconds are possible")
 }
 
 fn largest(largest: &Size) -> Result<(), String> {
-    match (1..=TopicSettings::LARGEST).contains(&largest.0) {
-        true => Ok(()),
-        false => Err(format!("1 to {} bytes are possible", TopicSettings::LARGEST)),
-    }
+    let most = TopicSettings::LARGEST;
+    within(1..=most, &largest.0, &format!("1 to {most} bytes are possible"))
 }
 
 fn release_deadline(time: &Duration) -> Result<(), String> {
-    match *time >= Duration::from_millis(1) {
-        true => Ok(()),
-        false => Err("at least 0.001 seconds".to_owned()),
-    }
+    within(Duration::from_millis(1)..=Duration::MAX, time, "at least 0.001 seconds")
 }
 
 /// A setting, by its place in the table, and what was said of it.

@@ -4,53 +4,46 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 
-use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use super::declare::{Declaration, Group};
-use super::{FILE_VARIABLE, Said, Settings, TABLE, file};
-use crate::cli::exit::Failure;
+use super::{FILE_VARIABLE, Said, Settings, TABLE};
+use crate::cli::exit::{Exit, Failure};
 
 const HEADING: &str = "Settings (also by file and environment; docs/operating.md)";
 const FILE: &str = "config";
 
 /// Which settings a command takes.
 pub(crate) trait Scope: fmt::Debug {
-    fn takes(declaration: &Declaration) -> bool;
+    const TAKES: fn(&Declaration) -> bool;
 }
 
 /// Where the node is, and nothing else.
-#[derive(Debug, Clone)]
-pub(crate) struct OfDirectory;
+#[derive(Debug)]
+pub(crate) enum OfDirectory {}
 
 /// Those of a process that is at a node.
-#[derive(Debug, Clone)]
-pub(crate) struct OfNode;
+#[derive(Debug)]
+pub(crate) enum OfNode {}
 
 /// All.
-#[derive(Debug, Clone)]
-pub(crate) struct All;
+#[derive(Debug)]
+pub(crate) enum All {}
 
 impl Scope for OfDirectory {
-    fn takes(declaration: &Declaration) -> bool {
-        declaration.name == "directory"
-    }
+    const TAKES: fn(&Declaration) -> bool = |declaration| declaration.name == "directory";
 }
 
 impl Scope for OfNode {
-    fn takes(declaration: &Declaration) -> bool {
-        declaration.group == Group::Node
-    }
+    const TAKES: fn(&Declaration) -> bool = |declaration| declaration.group == Group::Node;
 }
 
 impl Scope for All {
-    fn takes(_: &Declaration) -> bool {
-        true
-    }
+    const TAKES: fn(&Declaration) -> bool = |_| true;
 }
 
 /// What the command line says of the settings.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Options<S> {
     file: Option<PathBuf>,
     said: Vec<Said>,
@@ -60,16 +53,20 @@ pub(crate) struct Options<S> {
 impl<S> Options<S> {
     /// The settings, with what the file and the environment say.
     pub(crate) fn settings(&self) -> Result<Settings, Failure> {
-        let named = || std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
-        let path = self.file.clone().or_else(|| named().map(PathBuf::from));
-        let text = path.as_deref().map(file::text).transpose()?;
+        let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
+        let path = self.file.clone().or_else(|| named.map(PathBuf::from));
+        let read = path.as_ref().map(std::fs::read_to_string).transpose();
+        let text = read.map_err(|error| {
+            let path = path.as_deref().unwrap_or("".as_ref()).display();
+            Failure::new(Exit::Usage, format!("the settings of {path}: {error}"))
+        })?;
         let file = path.as_deref().zip(text.as_deref());
         Settings::gather(file, |variable| std::env::var_os(variable), &self.said)
     }
 }
 
 fn of_scope<S: Scope>() -> impl Iterator<Item = (usize, &'static Declaration)> {
-    TABLE.iter().enumerate().filter(|(_, declaration)| S::takes(declaration))
+    TABLE.iter().enumerate().filter(|(_, declaration)| S::TAKES(declaration))
 }
 
 impl<S: Scope> Args for Options<S> {
@@ -78,22 +75,19 @@ impl<S: Scope> Args for Options<S> {
             .long(FILE)
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
-            .help("Read settings from this file [default: $FABRICAST_CONFIG, or none]")
-            .help_heading(HEADING);
-        of_scope::<S>().fold(command.arg(file), |command, (_, declaration)| {
+            .help("Read settings from this file [default: $FABRICAST_CONFIG, or none]");
+        let options = of_scope::<S>().map(|(_, declaration)| {
             let about = declaration.about.trim_end_matches('.');
-            let mut option = Arg::new(declaration.name)
+            let option = Arg::new(declaration.name)
                 .long(declaration.option.as_str())
                 .value_name(declaration.kind)
-                .help(format!("{about} [default: {}]", declaration.default.replace('`', "")))
-                .help_heading(HEADING)
-                .action(ArgAction::Set)
-                .allow_hyphen_values(false);
-            if let Some(alone) = declaration.alone {
-                option = option.num_args(0..=1).require_equals(true).default_missing_value(alone);
+                .help(format!("{about} [default: {}]", declaration.default.replace('`', "")));
+            match declaration.is_flag {
+                true => option.num_args(0..=1).require_equals(true).default_missing_value("true"),
+                false => option,
             }
-            command.arg(option)
-        })
+        });
+        command.args([file].into_iter().chain(options).map(|option| option.help_heading(HEADING)))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -103,13 +97,11 @@ impl<S: Scope> Args for Options<S> {
 
 impl<S: Scope> FromArgMatches for Options<S> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut said = Vec::new();
-        for (which, declaration) in of_scope::<S>() {
-            let value = matches.try_get_one::<String>(declaration.name);
-            let value = value.map_err(|error| clap::Error::raw(ErrorKind::InvalidValue, error))?;
-            said.extend(value.map(|text| (which, text.clone())));
-        }
-        Ok(Self { file: matches.get_one::<PathBuf>(FILE).cloned(), said, scope: PhantomData })
+        let said = of_scope::<S>().filter_map(|(which, declaration)| {
+            Some((which, matches.get_one::<String>(declaration.name)?.clone()))
+        });
+        let file = matches.get_one::<PathBuf>(FILE).cloned();
+        Ok(Self { file, said: said.collect(), scope: PhantomData })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

@@ -109,10 +109,7 @@ fn every_setting_is_read_as_it_is_written() {
         .iter()
         .zip(options)
         .filter(|(one, _)| !["peers", "insecure"].contains(&one.name))
-        .map(|(one, (_, text))| {
-            let section = one.group.table().map(|name| format!("{name}.")).unwrap_or_default();
-            format!("{section}{} = '{text}'\n", one.name)
-        })
+        .map(|(one, (_, text))| format!("{} = '{text}'\n", one.full_name()))
         .collect();
     let from_file = gather(&as_strings.concat(), &[], &[]);
     for (at, (name, text)) in options.iter().enumerate() {
@@ -145,6 +142,7 @@ fn what_is_not_known_is_answered_with_what_is_near() {
     wrong("dephth = 3\n", "the nearest is \"depth\", under [topic]");
     wrong("[topics]\ndepth = 3\n", "the nearest is \"topic\"");
     wrong("colour = 'red'\n", "there are directory, label, service");
+    wrong("Lost-Aftr = 3\n", "the nearest is \"lost_after\"");
     wrong("topic = 3\n", "\"topic\" is a table, [topic]");
     wrong("\"a\\nb\" = 3\n", "a\\nb");
 }
