@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use ipc::{Doorbell, Layout, Life, MappedWords, Segment};
 
 use super::board::Board;
+use super::protocol::Introduction;
 use super::visit::Host;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rail::Line;
@@ -125,6 +126,10 @@ impl Home {
             changes: AtomicU64::new(0),
             lines: OnceLock::new(),
         })
+    }
+
+    pub(super) fn introduction(&self) -> Introduction {
+        Introduction { identity: self.identity, label: self.label.clone() }
     }
 
     /// The bell of another agent.

@@ -13,7 +13,7 @@ use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::home::{Home, Visitor};
-use super::protocol::{Introduction, Open, PIECES_AT_ONCE, Pieces, Refusal};
+use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
 use crate::error::{Error, ErrorKind};
 
@@ -131,15 +131,14 @@ impl Reception<'_> {
     fn admit(&self, channel: &Channel, message: Message) -> Result<Arc<Visitor>, Error> {
         let operation = "receive a visitor";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
-        let (who, life) = Introduction::read_hello(message)?;
+        let (who, life) = Request::read_hello(message)?;
         let life = Life::from_fd(life)
             .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
         let visit = Host::create()?;
         let home = self.home;
-        let me =
-            Introduction { identity: home.identity, node: home.node, label: home.label.clone() };
+        let welcome = Reply::Welcome(home.introduction()).encode();
         let descriptors = [home.life.as_fd(), home.board.as_fd(), home.bell.as_fd(), visit.as_fd()];
-        channel.send(&me.welcome(), &descriptors, TAKING).map_err(|error| failed(&error))?;
+        channel.send(&welcome, &descriptors, TAKING).map_err(|error| failed(&error))?;
         Ok(Arc::new(Visitor::new(who.identity, who.label, life, visit)))
     }
 
@@ -174,12 +173,12 @@ fn ready<'a>(descriptors: impl Iterator<Item = BorrowedFd<'a>>) -> Option<Vec<bo
 
 fn refuse(channel: &Channel, kind: ErrorKind, why: impl Into<String>) {
     // Who does not take it does not hear it.
-    let _ = channel.send(&Refusal::new(kind, why).encode(), &[], Duration::ZERO);
+    let _ = channel.send(&Reply::Refused(Refusal::new(kind, why)).encode(), &[], Duration::ZERO);
 }
 
 /// Answers a request. False if the visitor is to be seen off.
 fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
-    let request = match Open::decode(&message.bytes) {
+    let request = match Request::read_open(&message.bytes) {
         Ok(request) => request,
         Err(error) => {
             refuse(channel, error.kind(), error.to_string());
@@ -188,8 +187,8 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
     };
     let Some(region) = home.region(request.number, request.ticket) else {
         let why = "the region was withdrawn, or never was";
-        let refusal = Refusal::new(ErrorKind::Stale, why);
-        return channel.send(&refusal.encode(), &[], TAKING).is_ok();
+        let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, why));
+        return channel.send(&refused.encode(), &[], TAKING).is_ok();
     };
     let in_all = region.descriptor.pieces;
     let bytes = region.bytes_of_pieces();
@@ -202,13 +201,13 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
         let (descriptors, lengths): (Vec<_>, Vec<_>) = match exported {
             Ok(exported) => exported.into_iter().unzip(),
             Err(error) => {
-                let refusal = Refusal::new(ErrorKind::Failed, error.to_string());
-                return channel.send(&refusal.encode(), &[], TAKING).is_ok();
+                let refused = Reply::Refused(Refusal::new(ErrorKind::Failed, error.to_string()));
+                return channel.send(&refused.encode(), &[], TAKING).is_ok();
             }
         };
         let pieces = Pieces { number: request.number, in_all, first, bytes, lengths };
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        if channel.send(&pieces.encode(), &borrowed, TAKING).is_err() {
+        if channel.send(&Reply::Pieces(pieces).encode(), &borrowed, TAKING).is_err() {
             return false;
         }
         first = end;

@@ -305,7 +305,7 @@ impl Driver {
         }
         let owes = self.side_of(party).is_some_and(|(_, _, hearing)| hearing.owes(now));
         if owes {
-            self.say(party, &Message::Pong { number: 0 });
+            self.say(party, &Message::Pong);
         }
         if let Party::Guest(session) = party {
             self.go_on_withdrawing(session);
@@ -319,7 +319,7 @@ impl Driver {
         match (message.is_for(), message) {
             (For::Host, message) => self.host_hears(session, message),
             (For::Guest, message) => self.guest_hears(session, message),
-            (For::Either, Message::Ping { number }) => self.say(party, &Message::Pong { number }),
+            (For::Either, Message::Ping) => self.say(party, &Message::Pong),
             (For::Either, Message::Bye) => match party {
                 Party::Guest(session) => self.guest_leaves(session),
                 Party::Link(link) => self.give_up_link(link, "it left"),

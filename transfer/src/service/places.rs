@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ipc::{Channel, ChannelError, ChannelListener, Message};
 
 use super::State;
-use super::protocol::{OF_THE_CONNECTION, Verdict, answer, read_request};
+use super::protocol::{Reply, read_request};
 
 /// Connections that are served at the same time.
 const MOST_PLACES: usize = 64;
@@ -101,11 +101,11 @@ impl Places {
 struct Leaving(VecDeque<(Channel, Instant)>);
 
 impl Leaving {
-    fn part(&mut self, channel: Channel, verdict: Verdict) {
+    fn part(&mut self, channel: Channel, reply: &Reply) {
         if self.0.len() >= MOST_LEAVING {
             self.0.pop_front();
         }
-        let _ = channel.send(&answer(verdict, OF_THE_CONNECTION, &[]), &[], Duration::ZERO);
+        let _ = channel.send(&reply.encode(), &[], Duration::ZERO);
         self.0.push_back((channel, Instant::now() + LEAVING));
     }
 
@@ -136,10 +136,10 @@ pub(super) fn accept(listener: &ChannelListener, state: &Arc<State>) {
         match state.admission.user_of(&channel) {
             None => {
                 state.counts.denied.fetch_add(1, Ordering::Relaxed);
-                leaving.part(channel, Verdict::Denied);
+                leaving.part(channel, &Reply::Denied);
             }
             Some(user) if places.make_room(user) => places.take(channel, user, state),
-            Some(_) => leaving.part(channel, Verdict::Full),
+            Some(_) => leaving.part(channel, &Reply::Full),
         }
     }
     places.end();
@@ -168,26 +168,26 @@ fn serve(place: &Place, state: &State) {
 /// Answers a request. False if no more shall be answered.
 fn reply(channel: &Channel, message: &Message, state: &State) -> bool {
     let counts = &state.counts;
-    let Some((number, name)) = read_request(&message.bytes) else {
+    let Some(name) = read_request(&message.bytes) else {
         counts.malformed.fetch_add(1, Ordering::Relaxed);
-        let _ = channel.send(&answer(Verdict::Malformed, OF_THE_CONNECTION, &[]), &[], LOOK);
+        let _ = channel.send(&Reply::Malformed.encode(), &[], LOOK);
         return false;
     };
-    let shared = state.shared().get(name).cloned();
-    let sent = match shared.map(|shared| shared.handle()) {
+    let shared = state.shared().get(&name).cloned();
+    let handle = shared.map(|shared| shared.handle());
+    let (reply, descriptors) = match handle {
         Some(Ok(handle)) => {
             counts.handles.fetch_add(1, Ordering::Relaxed);
-            let descriptors: Vec<_> = handle.descriptors.iter().map(AsFd::as_fd).collect();
-            let bytes = answer(Verdict::Here, number, &handle.facts.encode());
-            channel.send(&bytes, &descriptors, TAKING)
+            (Reply::Handle(handle.facts.encode()), handle.descriptors)
         }
-        Some(Err(_)) => channel.send(&answer(Verdict::Failed, number, &[]), &[], TAKING),
+        Some(Err(_)) => (Reply::Failed, Vec::new()),
         None => {
             counts.unknown.fetch_add(1, Ordering::Relaxed);
-            channel.send(&answer(Verdict::Unknown, number, &[]), &[], TAKING)
+            (Reply::Unknown, Vec::new())
         }
     };
-    sent.is_ok()
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    channel.send(&reply.encode(), &descriptors, TAKING).is_ok()
 }
 
 #[cfg(test)]
@@ -253,12 +253,12 @@ mod tests {
         let all: Vec<_> = (0..MOST_LEAVING + 4)
             .map(|_| {
                 let (here, there) = Channel::pair().unwrap();
-                leaving.part(here, Verdict::Denied);
+                leaving.part(here, &Reply::Denied);
                 there
             })
             .collect();
         assert_eq!(leaving.0.len(), MOST_LEAVING);
-        let denied = answer(Verdict::Denied, OF_THE_CONNECTION, &[]);
+        let denied = Reply::Denied.encode();
         assert!(all.iter().all(|channel| channel.receive(LEAVING).unwrap().bytes == denied));
         drop(all);
         leaving.sweep();
