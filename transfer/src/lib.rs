@@ -11,6 +11,7 @@
 
 mod agent;
 mod blocks;
+mod copies;
 mod error;
 mod handle;
 mod host;

@@ -19,7 +19,7 @@ use super::links::{Away, Link};
 use super::message::{For, Frame, LONGEST, Message};
 use super::post::{Posted, Unsent};
 use super::presence::QUESTIONS;
-use super::staging::{Copies, Slots};
+use super::staging::{DeviceCopies, Slots};
 use super::{Command, Report, START, Settings, Shared, lock};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
@@ -100,7 +100,7 @@ pub(super) struct Driver {
     pub(super) slots_generation: u32,
     /// Earlier ones, some slots of which are still used.
     pub(super) slots_aside: HashMap<u32, Slots>,
-    pub(super) copies: Copies,
+    pub(super) copies: DeviceCopies,
     // As a host.
     pub(super) guests: HashMap<u64, Guest>,
     pub(super) errands: HashMap<u64, Errand>,
@@ -178,7 +178,7 @@ impl Driver {
             slots: None,
             slots_generation: 0,
             slots_aside: HashMap::new(),
-            copies: Copies::default(),
+            copies: DeviceCopies::default(),
             guests: HashMap::new(),
             errands: HashMap::new(),
             retiring: HashMap::new(),
