@@ -18,6 +18,7 @@ mod host;
 pub mod path;
 mod pinned;
 mod rail;
+mod ready;
 mod region;
 mod service;
 mod share;

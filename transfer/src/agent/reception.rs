@@ -4,18 +4,18 @@
 //! visitor is served in turn, with deadlines, and none of them is believed.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::home::{Home, Visitor};
 use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
 use crate::error::{Error, ErrorKind};
+use crate::ready::ready;
 
 /// Visitors at a time.
 const MOST_VISITORS: usize = 1024;
@@ -61,7 +61,7 @@ impl Reception<'_> {
             let descriptors = std::iter::once(listener.as_fd())
                 .chain(self.strangers.iter().map(|stranger| stranger.channel.as_fd()))
                 .chain(self.visitors.values().map(|(channel, _)| channel.as_fd()));
-            ready(descriptors)
+            ready(descriptors, LOOK)
         };
         let Some(is_ready) = is_ready else {
             // Out of memory, say: not a reason to spin.
@@ -157,18 +157,6 @@ impl Reception<'_> {
             self.home.has_changed();
         }
     }
-}
-
-/// Which of the descriptors can be read, or are at their end? None if that cannot be told.
-fn ready<'a>(descriptors: impl Iterator<Item = BorrowedFd<'a>>) -> Option<Vec<bool>> {
-    let mut entries: Vec<_> =
-        descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
-    let timeout = PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO);
-    match poll(&mut entries, timeout) {
-        Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-        Err(_) => return None,
-    }
-    Some(entries.iter().map(|entry| entry.any().unwrap_or(true)).collect())
 }
 
 fn refuse(channel: &Channel, kind: ErrorKind, why: impl Into<String>) {

@@ -171,12 +171,11 @@ impl Client {
             }
             Reply::Unknown => (ErrorKind::Unknown, format!("nothing is shared as \"{name}\"")),
             Reply::Denied => (ErrorKind::Denied, "the service does not serve this user".to_owned()),
-            Reply::Full => (ErrorKind::Failed, "the service has too many clients".to_owned()),
             Reply::Malformed | Reply::Failed => {
                 (ErrorKind::Failed, "the service cannot answer".to_owned())
             }
         };
-        if matches!(reply, Reply::Denied | Reply::Full | Reply::Malformed) {
+        if matches!(reply, Reply::Denied | Reply::Malformed) {
             // The service closes it; the next call makes another.
             channel.end();
         }

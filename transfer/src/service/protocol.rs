@@ -20,12 +20,10 @@ pub(super) enum Reply {
     Unknown,
     /// There is no handle to be had now.
     Failed,
-    /// The request was none. The connection ends, as with those that follow.
+    /// The request was none. The connection ends, as with the next one.
     Malformed,
     /// This user is not served.
     Denied,
-    /// There are too many clients.
-    Full,
 }
 
 /// Can something be shared under this name?
@@ -74,11 +72,11 @@ mod tests {
     #[test]
     fn replies_of_other_versions_and_kinds_are_refused() {
         let read = |bytes: &[u8]| Reply::decode("test", bytes).map_err(|error| error.kind());
-        for reply in [Reply::Handle(vec![7; 90]), Reply::Unknown, Reply::Full] {
+        for reply in [Reply::Handle(vec![7; 90]), Reply::Unknown, Reply::Denied] {
             assert_eq!(read(&reply.encode()), Ok(reply));
         }
         assert_eq!(read(&[VERSION + 1, 1]), Err(ErrorKind::VersionMismatch));
-        assert_eq!(read(&[VERSION, 6]), Err(ErrorKind::Malformed));
+        assert_eq!(read(&[VERSION, 5]), Err(ErrorKind::Malformed));
         assert_eq!(read(&[VERSION]), Err(ErrorKind::Malformed));
     }
 }
