@@ -11,12 +11,14 @@
 
 mod agent;
 mod blocks;
+mod copies;
 mod error;
 mod handle;
 mod host;
 pub mod path;
 mod pinned;
 mod rail;
+mod ready;
 mod region;
 mod service;
 mod share;

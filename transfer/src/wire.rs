@@ -1,4 +1,7 @@
-//! What descriptors have in common: a name, a version, a length, and a checksum.
+//! How what other processes read is written.
+//!
+//! Control messages go by [`decode`]. Descriptors, which applications keep and send themselves, have
+//! a fixed layout: a name, a version, a length, and a checksum.
 //!
 //! ```text
 //! offset  size  field (little endian)
@@ -11,6 +14,10 @@
 //!
 //! The checksum finds accidents, not attackers: what the parts claim is checked by those
 //! who read them, and against what is really there.
+
+use control::codec::{self, DecodeError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -134,4 +141,23 @@ pub(crate) fn put_counted(bytes: &mut Vec<u8>, part: &[u8]) {
     let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
     bytes.extend(length.to_le_bytes());
     bytes.extend(part);
+}
+
+/// Reads a control message of this version, believing nothing.
+pub(crate) fn decode<T: Serialize + DeserializeOwned>(
+    operation: &'static str,
+    version: u8,
+    bytes: &[u8],
+) -> Result<T> {
+    codec::decode(version, bytes).map_err(|error| {
+        let kind = match error {
+            DecodeError::Tag { .. } => ErrorKind::VersionMismatch,
+            _ => ErrorKind::Malformed,
+        };
+        Error::new(operation, kind, error.to_string())
+    })
+}
+
+pub(crate) fn malformed(operation: &'static str, detail: impl Into<String>) -> Error {
+    Error::new(operation, ErrorKind::Malformed, detail)
 }

@@ -16,6 +16,7 @@ use ipc::{ChannelListener, Credentials, DirectoryLock, Incarnation};
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use super::START;
+use super::leftovers::{self, Condition};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What a socket is called: this, and the agent's identity in 32 digits.
@@ -109,8 +110,8 @@ fn is_at(path: &Path, file: &Metadata) -> bool {
 fn clean_up(directory: &Path) {
     // Where nothing is seen nothing is removed.
     for name in names_in(directory).unwrap_or_default() {
-        let is_removed = remove_dead(&directory.join(&name)).unwrap_or(false);
-        if is_removed {
+        let left = leftovers::judge(&directory.join(&name), false);
+        if matches!(left, Condition::Dead(files) if !files.is_empty()) {
             tracing::debug!(directory = %directory.display(), name, "cleaned up after a dead agent");
         }
     }
@@ -184,14 +185,6 @@ pub(super) fn examine(socket: &Path) -> io::Result<Found> {
         found.push(socket.to_owned());
     }
     Ok(Found::Dead(found, locks))
-}
-
-/// Removes an agent's socket and card, unless anything speaks for its being alive, or is not
-/// as an agent of this user leaves it.
-fn remove_dead(socket: &Path) -> io::Result<bool> {
-    let Found::Dead(found, _locks) = examine(socket)? else { return Ok(false) };
-    found.iter().try_for_each(fs::remove_file)?;
-    Ok(!found.is_empty())
 }
 
 /// Is there a card beside this socket? It hangs there before the socket is made.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use ipc::{Doorbell, Layout, Life, MappedWords, Segment};
 
 use super::board::Board;
+use super::protocol::Introduction;
 use super::visit::Host;
 use crate::error::{Error, ErrorKind, Result};
 use crate::rail::Line;
@@ -79,7 +80,6 @@ struct Regions {
 /// What an agent's two threads share.
 pub(crate) struct Home {
     pub(crate) identity: [u8; 16],
-    pub(crate) node: [u8; 16],
     pub(crate) label: String,
     pub(super) admission: Admission,
     pub(super) life: Life,
@@ -102,7 +102,7 @@ impl fmt::Debug for Home {
 }
 
 impl Home {
-    pub(crate) fn new(label: String, node: Option<[u8; 16]>, admission: Admission) -> Result<Self> {
+    pub(crate) fn new(label: String, admission: Admission) -> Result<Self> {
         let operation = "start an agent";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
         let identity = random(operation)?;
@@ -112,7 +112,6 @@ impl Home {
         let doorbell = Doorbell::new(bell.words()).ok_or_else(|| failed(&"a bell too short"))?;
         Ok(Self {
             identity,
-            node: node.unwrap_or(identity),
             label,
             admission,
             life: Life::of_this_process().map_err(|error| failed(&error))?,
@@ -125,6 +124,10 @@ impl Home {
             changes: AtomicU64::new(0),
             lines: OnceLock::new(),
         })
+    }
+
+    pub(super) fn introduction(&self) -> Introduction {
+        Introduction { identity: self.identity, label: self.label.clone() }
     }
 
     /// The bell of another agent.

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use gpu::{Block, BlocksBy, Device, Point, Slice, Stream};
+use gpu::{Block, BlocksBy, Device, Slice, Stream};
 
 use super::lists::Lists;
 use super::notice::Notice;
 use super::operations::Token;
 use crate::blocks::{Blocks, Kept};
+use crate::copies::Copies;
 use crate::error::{Error, Result};
 
 /// Copies that the driver has at a time: it blocks the caller when it has a thousand or so.
@@ -48,20 +49,12 @@ pub(crate) struct Ticket {
     pub(super) notice: Option<Notice>,
 }
 
-#[derive(Debug)]
-struct Begun {
-    ticket: Ticket,
-    point: Point,
-    since: Instant,
-}
-
 /// A stream of copies to or from one peer.
 #[derive(Debug)]
 pub(super) struct Lane {
-    stream: Stream,
+    copies: Copies<Ticket>,
     waiting: VecDeque<Waiting>,
     lists: Lists,
-    begun: VecDeque<Begun>,
     /// When all that was begun should be done.
     expected: Instant,
     /// Bytes in a microsecond, as seen lately.
@@ -71,13 +64,11 @@ pub(super) struct Lane {
 
 impl Lane {
     pub(super) fn new(device: &Device) -> Result<Self> {
-        let stream = device.stream().map_err(|error| Error::of_device("make a lane", error))?;
         let now = Instant::now();
         Ok(Self {
-            stream,
+            copies: Copies::new(device)?,
             waiting: VecDeque::new(),
             lists: Lists::default(),
-            begun: VecDeque::new(),
             expected: now,
             rate: FIRST_RATE,
             last_done: now,
@@ -85,7 +76,7 @@ impl Lane {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.begun.is_empty() && self.waiting.is_empty()
+        self.copies.count() == 0 && self.waiting.is_empty()
     }
 
     /// When all that was begun should be done, as far as can be told.
@@ -99,7 +90,7 @@ impl Lane {
         ticket: Ticket,
         request: Request<'_>,
     ) -> std::result::Result<(), Box<(Ticket, Error)>> {
-        if self.begun.len() >= DEPTH || !self.waiting.is_empty() {
+        if self.copies.count() >= DEPTH || !self.waiting.is_empty() {
             let Request { to, from, blocks, by } = request;
             let (to, from, blocks) = (to.clone(), from.clone(), self.lists.copy_of(blocks));
             self.waiting.push_back(Waiting { ticket, to, from, blocks, by });
@@ -113,14 +104,10 @@ impl Lane {
         ticket: Ticket,
         request: Request<'_>,
     ) -> std::result::Result<(), Box<(Ticket, Error)>> {
-        let point = match copy(&self.stream, request).and_then(|()| self.stream.point()) {
-            Ok(point) => point,
-            Err(error) => return Err(Box::new((ticket, Error::of_device("copy", error)))),
-        };
-        let since = Instant::now();
-        let took = Duration::from_secs_f64(ticket.bytes as f64 / self.rate / 1e6);
-        self.expected = self.expected.max(since) + took + LEAST;
-        self.begun.push_back(Begun { ticket, point, since });
+        let bytes = ticket.bytes;
+        self.copies.begin(ticket, |stream| copy(stream, request)).map_err(Box::new)?;
+        let took = Duration::from_secs_f64(bytes as f64 / self.rate / 1e6);
+        self.expected = self.expected.max(Instant::now()) + took + LEAST;
         Ok(())
     }
 
@@ -128,18 +115,12 @@ impl Lane {
     #[inline]
     pub(super) fn progress(&mut self, mut done: impl FnMut(Ticket, Result<()>)) -> bool {
         let mut has_moved = false;
-        while let Some(begun) = self.begun.front() {
-            let outcome = match begun.point.is_done() {
-                Ok(false) => break,
-                Ok(true) => Ok(()),
-                Err(error) => Err(Error::of_device("copy", error)),
-            };
-            let Some(Begun { ticket, since, .. }) = self.begun.pop_front() else { break };
+        while let Some((ticket, since, outcome)) = self.copies.next_done() {
             self.learn(ticket.bytes, since);
             done(ticket, outcome);
             has_moved = true;
         }
-        while self.begun.len() < DEPTH {
+        while self.copies.count() < DEPTH {
             let Some(Waiting { ticket, to, from, blocks, by }) = self.waiting.pop_front() else {
                 break;
             };
@@ -169,7 +150,7 @@ impl Lane {
     /// All that it has not told of yet, when nothing more can be expected of it.
     pub(super) fn give_up(&mut self) -> impl Iterator<Item = Ticket> {
         let waiting = self.waiting.drain(..).map(|waiting| waiting.ticket);
-        self.begun.drain(..).map(|begun| begun.ticket).chain(waiting)
+        self.copies.give_up().chain(waiting)
     }
 }
 

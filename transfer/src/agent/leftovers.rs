@@ -74,7 +74,9 @@ pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Vec<Remains>> {
     Ok(all.filter(|one| one.condition != Condition::Dead(Vec::new())).collect())
 }
 
-fn judge(socket: &Path, is_rehearsal: bool) -> Condition {
+/// Removes what a dead agent left, or only says what it would remove. To be called by who has the
+/// lock of the directory.
+pub(super) fn judge(socket: &Path, is_rehearsal: bool) -> Condition {
     match examine(socket) {
         Ok(Found::Alive(why)) => Condition::Alive(why.to_owned()),
         Ok(Found::Strange(why)) => Condition::Unknown(why.to_owned()),

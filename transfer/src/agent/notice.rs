@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes that a notice carries, at most.
@@ -71,6 +74,47 @@ impl Notice {
         }
         let length = words[1].min(LONGEST_NOTICE as u64) as u8;
         Self { tag: words[0], length, bytes }
+    }
+}
+
+/// The bytes of a notice, which are copied as a whole: one by one takes serde longer than the rest of
+/// a message.
+struct Data(Notice);
+
+impl Serialize for Data {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(self.0.data())
+    }
+}
+
+impl<'de> Deserialize<'de> for Data {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Taken;
+        impl Visitor<'_> for Taken {
+            type Value = Data;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{LONGEST_NOTICE} bytes at most")
+            }
+
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> std::result::Result<Data, E> {
+                Notice::new(0, bytes).map(Data).map_err(E::custom)
+            }
+        }
+        from.deserialize_bytes(Taken)
+    }
+}
+
+impl Serialize for Notice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        (self.tag, Data(*self)).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Notice {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let (tag, Data(notice)) = Deserialize::deserialize(from)?;
+        Ok(Self { tag, ..notice })
     }
 }
 

@@ -16,7 +16,7 @@ use super::doorplate;
 use super::home::{self, Home, Visitor};
 use super::lane::Ticket;
 use super::operations::Operations;
-use super::protocol::{Answer, Introduction, Open, Pieces, Refusal};
+use super::protocol::{Open, Reply, Request};
 use super::visit::{Guest, Host};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
@@ -249,10 +249,6 @@ fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
     move |error| Error::of_channel(operation, error)
 }
 
-fn refused<T>(operation: &'static str, refusal: Refusal) -> Result<T> {
-    Err(Error::new(operation, refusal.kind, refusal.why))
-}
-
 impl Visit {
     /// With another agent of this process.
     fn within(home: &Home, other: &Arc<Home>) -> Result<(Arc<Visitor>, Self)> {
@@ -294,14 +290,10 @@ impl Visit {
             let detail = format!("user {} listens there, whom we do not trust", who.user);
             return Err(Error::new(CONNECT, ErrorKind::Denied, detail));
         }
-        let me =
-            Introduction { identity: home.identity, node: home.node, label: home.label.clone() };
-        channel.send(&me.hello(), &[home.life.as_fd()], left(end)).map_err(of_channel(CONNECT))?;
+        let hello = Request::Hello(home.introduction()).encode();
+        channel.send(&hello, &[home.life.as_fd()], left(end)).map_err(of_channel(CONNECT))?;
         let message = channel.receive(left(end)).map_err(of_channel(CONNECT))?;
-        let (it, [life, board, bell, visit]) = match Introduction::read_welcome(message)? {
-            Answer::Granted(granted) => granted,
-            Answer::Refused(refusal) => return refused(CONNECT, refusal),
-        };
+        let (it, [life, board, bell, visit]) = Reply::read_welcome(CONNECT, message)?;
         if it.identity != card.identity {
             let detail = format!("another agent (\"{}\") listens there now", it.label);
             return Err(Error::new(CONNECT, ErrorKind::Stale, detail));
@@ -330,7 +322,7 @@ impl Visit {
         end: Instant,
         mut take: impl FnMut(OwnedFd, u64, u64) -> Result<()>,
     ) -> Result<()> {
-        let request = Open { number: region.number, ticket: region.ticket };
+        let request = Request::Open(Open { number: region.number, ticket: region.ticket });
         let asked = self.exchange(request, region, end, &mut take);
         if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
             // What comes late would be taken for the answer to the next request.
@@ -341,7 +333,7 @@ impl Visit {
 
     fn exchange(
         &mut self,
-        request: Open,
+        request: Request,
         region: &RegionDescriptor,
         end: Instant,
         take: &mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>,
@@ -354,10 +346,7 @@ impl Visit {
         let mut failure = None;
         loop {
             let message = channel.receive(left(end)).map_err(of_channel(OPEN))?;
-            let pieces = match Pieces::read(&message)? {
-                Answer::Granted(pieces) => pieces,
-                Answer::Refused(refusal) => return refused(OPEN, refusal),
-            };
+            let pieces = Reply::read_pieces(OPEN, &message)?;
             let fits = pieces.number == region.number
                 && pieces.in_all == region.pieces
                 && pieces.first == next;

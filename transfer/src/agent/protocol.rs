@@ -1,46 +1,59 @@
 //! What agents of one machine say to each other at the socket.
 //!
-//! | from | message | its parts | descriptors |
-//! |---|---|---|---|
-//! | who comes | `FcAH` hello | identity 16, node 16, label | its life |
-//! | the other | `FcAW` welcome | identity 16, node 16, label | its life, the board, the bell, the notices |
-//! | who comes | `FcAO` open | number 8, ticket 8 | |
-//! | the other | `FcAP` pieces | number 8, in all 4, first 4, bytes of all 8, lengths 8 each | one for each length |
-//! | the other | `FcAR` refusal | code 1, why | |
+//! | from | message | descriptors |
+//! |---|---|---|
+//! | who comes | hello | its life |
+//! | the other | welcome | its life, the board, the bell, the notices |
+//! | who comes | open | |
+//! | the other | pieces | one for each length |
+//! | the other | refused | |
 //!
 //! An answer to `open` is as many messages of pieces as it takes, in order, or a refusal.
 //! Regions that leave by legacy handle have no pieces: their answer is one message without.
 
 use std::os::fd::OwnedFd;
 
+use control::codec;
 use ipc::Message;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::card::LONGEST_LABEL;
 use crate::error::{Error, ErrorKind, Result};
 use crate::region::MOST_PIECES;
-use crate::wire::{Form, Reader, put_counted};
+use crate::wire;
 
-const HELLO: Form = Form { magic: *b"FcAH", version: 1, operation: "read a hello" };
-const WELCOME: Form = Form { magic: *b"FcAW", version: 1, operation: "read a welcome" };
-const OPEN: Form = Form { magic: *b"FcAO", version: 1, operation: "read a request" };
-const PIECES: Form = Form { magic: *b"FcAP", version: 2, operation: "read pieces" };
-const REFUSAL: Form = Form { magic: *b"FcAR", version: 1, operation: "read a refusal" };
+const VERSION: u8 = 1;
 const LONGEST_REASON: usize = 512;
 /// Pieces of one message: as many descriptors as it can carry.
 pub(super) const PIECES_AT_ONCE: usize = ipc::channel::MOST_DESCRIPTORS;
 /// Descriptors of a welcome.
 pub(super) const OF_A_WELCOME: usize = 4;
 
+/// What the visitor says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Request {
+    Hello(Introduction),
+    Open(Open),
+}
+
+/// What it is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Welcome(Introduction),
+    Pieces(Pieces),
+    Refused(Refusal),
+}
+
 /// Who speaks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Introduction {
     pub(super) identity: [u8; 16],
-    pub(super) node: [u8; 16],
     pub(super) label: String,
 }
 
 /// A part of a region's pieces.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Pieces {
     pub(super) number: u64,
     pub(super) in_all: u32,
@@ -50,149 +63,144 @@ pub(super) struct Pieces {
     pub(super) lengths: Vec<u64>,
 }
 
-/// What one who comes may ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A region that is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Open {
     pub(super) number: u64,
     pub(super) ticket: u64,
 }
 
 /// Why not.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
+    #[serde(serialize_with = "write_kind", deserialize_with = "read_kind")]
     pub(crate) kind: ErrorKind,
     pub(crate) why: String,
 }
 
-/// What came as an answer.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answer<T> {
-    Granted(T),
-    Refused(Refusal),
-}
-
-/// The kinds of refusals that travel.
-const KINDS: [(u8, ErrorKind); 10] = [
-    (1, ErrorKind::Malformed),
-    (2, ErrorKind::VersionMismatch),
-    (3, ErrorKind::Denied),
-    (4, ErrorKind::Stale),
-    (5, ErrorKind::Failed),
-    (6, ErrorKind::NotAllowed),
-    (7, ErrorKind::OutOfBounds),
-    (8, ErrorKind::TooMany),
-    (9, ErrorKind::Unknown),
-    (10, ErrorKind::NoPath),
+/// The kinds of refusals that travel, by their codes.
+const KINDS: [ErrorKind; 10] = [
+    ErrorKind::Failed,
+    ErrorKind::Malformed,
+    ErrorKind::VersionMismatch,
+    ErrorKind::Denied,
+    ErrorKind::Stale,
+    ErrorKind::NotAllowed,
+    ErrorKind::OutOfBounds,
+    ErrorKind::TooMany,
+    ErrorKind::Unknown,
+    ErrorKind::NoPath,
 ];
 
-impl Introduction {
-    fn encode(&self, form: &Form) -> Vec<u8> {
-        let mut bytes = form.begin();
-        bytes.extend(self.identity);
-        bytes.extend(self.node);
-        put_counted(&mut bytes, self.label.as_bytes());
-        // A label has an end.
-        form.seal(bytes).unwrap_or_default()
-    }
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn write_kind<S: Serializer>(
+    kind: &ErrorKind,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    // Any other is a failure to whoever is told.
+    let code = KINDS.iter().position(|known| known == kind).unwrap_or_default();
+    serializer.serialize_u8(code as u8)
+}
 
-    fn decode(form: &Form, bytes: &[u8]) -> Result<Self> {
-        let mut reader = form.open(bytes)?;
-        let (identity, node) = (reader.take()?, reader.take()?);
-        let label = String::from_utf8_lossy(reader.counted(LONGEST_LABEL)?).into_owned();
-        reader.finish()?;
-        Ok(Self { identity, node, label })
-    }
+fn read_kind<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<ErrorKind, D::Error> {
+    let code = u8::deserialize(from)?;
+    let kind = KINDS.get(usize::from(code)).copied();
+    kind.ok_or_else(|| D::Error::custom("an unknown kind of refusal"))
+}
 
-    pub(super) fn hello(&self) -> Vec<u8> {
-        self.encode(&HELLO)
-    }
-
-    pub(super) fn welcome(&self) -> Vec<u8> {
-        self.encode(&WELCOME)
+impl Request {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        codec::encode(VERSION, self)
     }
 
     /// The hello, and the life that comes with it.
-    pub(super) fn read_hello(mut message: Message) -> Result<(Self, OwnedFd)> {
-        let introduction = Self::decode(&HELLO, &message.bytes)?;
+    pub(super) fn read_hello(mut message: Message) -> Result<(Introduction, OwnedFd)> {
+        const OPERATION: &str = "read a hello";
+        let Self::Hello(introduction) = wire::decode(OPERATION, VERSION, &message.bytes)? else {
+            return Err(wire::malformed(OPERATION, "a hello was expected"));
+        };
+        introduction.check(OPERATION)?;
         match (message.descriptors.pop(), message.descriptors.is_empty()) {
             (Some(life), true) => Ok((introduction, life)),
-            _ => Err(HELLO.malformed("one descriptor was expected")),
+            _ => Err(wire::malformed(OPERATION, "one descriptor was expected")),
+        }
+    }
+
+    pub(super) fn read_open(bytes: &[u8]) -> Result<Open> {
+        const OPERATION: &str = "read a request";
+        match wire::decode(OPERATION, VERSION, bytes)? {
+            Self::Open(open) => Ok(open),
+            Self::Hello(_) => Err(wire::malformed(OPERATION, "it said hello before")),
+        }
+    }
+}
+
+impl Reply {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        codec::encode(VERSION, self)
+    }
+
+    /// A refusal is an error of this operation.
+    fn read(operation: &'static str, bytes: &[u8]) -> Result<Self> {
+        match wire::decode(operation, VERSION, bytes)? {
+            Self::Refused(refusal) if !refusal.is_short() => {
+                Err(wire::malformed(operation, "a refusal that is too long"))
+            }
+            Self::Refused(refusal) => Err(refusal.into_error(operation)),
+            reply => Ok(reply),
         }
     }
 
     /// The welcome, and what comes with it.
     pub(super) fn read_welcome(
+        operation: &'static str,
         message: Message,
-    ) -> Result<Answer<(Self, [OwnedFd; OF_A_WELCOME])>> {
-        if let Some(refusal) = Refusal::recognise(&message.bytes)? {
-            return Ok(Answer::Refused(refusal));
-        }
-        let introduction = Self::decode(&WELCOME, &message.bytes)?;
+    ) -> Result<(Introduction, [OwnedFd; OF_A_WELCOME])> {
+        let Self::Welcome(introduction) = Self::read(operation, &message.bytes)? else {
+            return Err(wire::malformed(operation, "a welcome was expected"));
+        };
+        introduction.check(operation)?;
         match message.descriptors.try_into() {
-            Ok(descriptors) => Ok(Answer::Granted((introduction, descriptors))),
-            Err(_) => Err(WELCOME.malformed(format!("{OF_A_WELCOME} descriptors were expected"))),
+            Ok(descriptors) => Ok((introduction, descriptors)),
+            Err(_) => {
+                let detail = format!("{OF_A_WELCOME} descriptors were expected");
+                Err(wire::malformed(operation, detail))
+            }
         }
-    }
-}
-
-impl Open {
-    pub(super) fn encode(self) -> Vec<u8> {
-        let mut bytes = OPEN.begin();
-        bytes.extend(self.number.to_le_bytes());
-        bytes.extend(self.ticket.to_le_bytes());
-        OPEN.seal(bytes).unwrap_or_default()
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut reader = OPEN.open(bytes)?;
-        let (number, ticket) = (reader.u64()?, reader.u64()?);
-        reader.finish()?;
-        Ok(Self { number, ticket })
-    }
-}
-
-impl Pieces {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = PIECES.begin();
-        bytes.extend(self.number.to_le_bytes());
-        bytes.extend(self.in_all.to_le_bytes());
-        bytes.extend(self.first.to_le_bytes());
-        bytes.extend(self.bytes.to_le_bytes());
-        let lengths = self.lengths.iter().take(PIECES_AT_ONCE);
-        lengths.for_each(|length| bytes.extend(length.to_le_bytes()));
-        PIECES.seal(bytes).unwrap_or_default()
     }
 
     /// The pieces, of which the descriptors stand in the message.
-    pub(super) fn read(message: &Message) -> Result<Answer<Self>> {
-        if let Some(refusal) = Refusal::recognise(&message.bytes)? {
-            return Ok(Answer::Refused(refusal));
-        }
-        let mut reader = PIECES.open(&message.bytes)?;
-        let (number, in_all, first) = (reader.u64()?, reader.u32()?, reader.u32()?);
-        let bytes = reader.u64()?;
+    pub(super) fn read_pieces(operation: &'static str, message: &Message) -> Result<Pieces> {
+        let Self::Pieces(pieces) = Self::read(operation, &message.bytes)? else {
+            return Err(wire::malformed(operation, "pieces were expected"));
+        };
+        let Pieces { in_all, first, ref lengths, .. } = pieces;
         let count = message.descriptors.len();
         let end = (count as u64).saturating_add(u64::from(first));
-        if in_all > MOST_PIECES || end > u64::from(in_all) {
-            let detail = format!("{count} pieces from {first} on, of {in_all}");
-            return Err(PIECES.malformed(detail));
+        let fits = in_all <= MOST_PIECES && end <= u64::from(in_all) && lengths.len() == count;
+        if !fits || lengths.contains(&0) {
+            let detail = format!("{count} pieces from {first} on, of {in_all}, long {lengths:?}");
+            return Err(wire::malformed(operation, detail));
         }
-        let lengths = (0..count).map(|_| read_length(&mut reader)).collect::<Result<_>>()?;
-        reader.finish()?;
-        Ok(Answer::Granted(Self { number, in_all, first, bytes, lengths }))
+        Ok(pieces)
     }
 }
 
-fn read_length(reader: &mut Reader<'_>) -> Result<u64> {
-    match reader.u64()? {
-        0 => Err(PIECES.malformed("an empty piece")),
-        length => Ok(length),
+impl Introduction {
+    fn check(&self, operation: &'static str) -> Result<()> {
+        match self.label.len() <= LONGEST_LABEL {
+            true => Ok(()),
+            false => Err(wire::malformed(operation, "a label that is too long")),
+        }
     }
 }
 
 impl Refusal {
+    /// A reason that is too long to travel is cut.
     pub(crate) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
-        Self { kind, why: why.into() }
+        let mut why = why.into();
+        why.truncate(why.floor_char_boundary(LONGEST_REASON));
+        Self { kind, why }
     }
 
     pub(crate) fn of(error: &Error) -> Self {
@@ -203,42 +211,8 @@ impl Refusal {
         Error::new(operation, self.kind, self.why)
     }
 
-    /// Its code, which is not 0, and why.
-    pub(crate) fn put(&self, bytes: &mut Vec<u8>) {
-        let code = KINDS.iter().find(|(_, kind)| *kind == self.kind).map_or(5, |(code, _)| *code);
-        bytes.push(code);
-        let mut end = self.why.len().min(LONGEST_REASON);
-        while !self.why.is_char_boundary(end) {
-            end -= 1;
-        }
-        put_counted(bytes, &self.why.as_bytes()[..end]);
-    }
-
-    /// None where the code is 0: then nothing follows.
-    pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Option<Self>> {
-        let [code] = reader.take()?;
-        if code == 0 {
-            return Ok(None);
-        }
-        let why = String::from_utf8_lossy(reader.counted(LONGEST_REASON)?).into_owned();
-        let kind = KINDS.iter().find(|(known, _)| *known == code).map(|(_, kind)| *kind);
-        Ok(Some(Self { kind: kind.unwrap_or(ErrorKind::Failed), why }))
-    }
-
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = REFUSAL.begin();
-        self.put(&mut bytes);
-        REFUSAL.seal(bytes).unwrap_or_default()
-    }
-
-    fn recognise(bytes: &[u8]) -> Result<Option<Self>> {
-        if !bytes.starts_with(&REFUSAL.magic) {
-            return Ok(None);
-        }
-        let mut reader = REFUSAL.open(bytes)?;
-        let refusal = Self::take(&mut reader)?;
-        reader.finish()?;
-        refusal.map(Some).ok_or_else(|| REFUSAL.malformed("a refusal that is none"))
+    pub(crate) fn is_short(&self) -> bool {
+        self.why.len() <= LONGEST_REASON
     }
 }
 
@@ -248,6 +222,8 @@ mod tests {
 
     use super::*;
 
+    const TEST: &str = "test";
+
     fn file() -> OwnedFd {
         std::fs::File::open("/dev/null").unwrap().into()
     }
@@ -256,67 +232,84 @@ mod tests {
         Message { bytes, descriptors: (0..descriptors).map(|_| file()).collect() }
     }
 
+    fn introduction(label: &str) -> Introduction {
+        Introduction { identity: [1; 16], label: label.to_owned() }
+    }
+
+    fn pieces() -> Pieces {
+        Pieces { number: 3, in_all: 5, first: 2, bytes: 40, lengths: vec![7, 8, 9] }
+    }
+
     #[test]
     fn what_was_written_is_read() {
-        let who = Introduction { identity: [1; 16], node: [2; 16], label: "me".to_owned() };
-        let (read, _) = Introduction::read_hello(message(who.hello(), 1)).unwrap();
-        assert_eq!(read, who);
-        let welcome = Introduction::read_welcome(message(who.welcome(), OF_A_WELCOME)).unwrap();
-        let Answer::Granted((read, _)) = welcome else { panic!("{welcome:?}") };
-        assert_eq!(read, who);
+        let who = introduction("me");
+        let hello = Request::Hello(who.clone()).encode();
+        assert_eq!(Request::read_hello(message(hello, 1)).unwrap().0, who);
+        let welcome = message(Reply::Welcome(who.clone()).encode(), OF_A_WELCOME);
+        assert_eq!(Reply::read_welcome(TEST, welcome).unwrap().0, who);
         let open = Open { number: 3, ticket: 4 };
-        assert_eq!(Open::decode(&open.encode()).unwrap(), open);
-        let pieces = Pieces { number: 3, in_all: 5, first: 2, bytes: 40, lengths: vec![7, 8, 9] };
-        let read = Pieces::read(&message(pieces.encode(), 3)).unwrap();
-        assert_eq!(read, Answer::Granted(pieces));
-        let refusal = Refusal::new(ErrorKind::Stale, "it is gone");
-        let read = Pieces::read(&message(refusal.encode(), 0)).unwrap();
-        assert_eq!(read, Answer::Refused(refusal.clone()));
-        let read = Introduction::read_welcome(message(refusal.encode(), 0)).unwrap();
-        assert!(matches!(read, Answer::Refused(read) if read == refusal));
+        assert_eq!(Request::read_open(&Request::Open(open).encode()).unwrap(), open);
+        let read = Reply::read_pieces(TEST, &message(Reply::Pieces(pieces()).encode(), 3));
+        assert_eq!(read.unwrap(), pieces());
+        let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, "it is gone")).encode();
+        for error in [
+            Reply::read_pieces(TEST, &message(refused.clone(), 0)).unwrap_err(),
+            Reply::read_welcome(TEST, message(refused, 0)).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Stale);
+            assert!(error.to_string().contains("it is gone"), "{error}");
+        }
     }
 
     #[test]
-    fn descriptors_and_counts_that_do_not_fit_are_refused() {
-        let who = Introduction { identity: [1; 16], node: [2; 16], label: String::new() };
-        assert!(Introduction::read_hello(message(who.hello(), 0)).is_err());
-        assert!(Introduction::read_hello(message(who.hello(), 2)).is_err());
-        assert!(Introduction::read_hello(message(who.welcome(), 1)).is_err());
-        assert!(Introduction::read_welcome(message(who.welcome(), 3)).is_err());
-        let pieces = Pieces { number: 3, in_all: 5, first: 2, bytes: 40, lengths: vec![7, 8, 9] };
-        assert!(Pieces::read(&message(pieces.encode(), 2)).is_err());
-        assert!(Pieces::read(&message(pieces.encode(), 4)).is_err());
-        let beyond = Pieces { first: 3, ..pieces.clone() };
-        assert!(Pieces::read(&message(beyond.encode(), 3)).is_err());
-        let empty = Pieces { lengths: vec![7, 0, 9], ..pieces };
-        assert!(Pieces::read(&message(empty.encode(), 3)).is_err());
-    }
-
-    #[test]
-    fn a_long_reason_is_cut_and_an_unknown_kind_is_a_failure() {
-        let refusal = Refusal::new(ErrorKind::WrongMemory, "ä".repeat(LONGEST_REASON));
-        let Answer::Refused(read) = Pieces::read(&message(refusal.encode(), 0)).unwrap() else {
-            panic!("a refusal")
+    fn descriptors_counts_and_lengths_that_do_not_fit_are_refused() {
+        let hello = |label, count| {
+            Request::read_hello(message(Request::Hello(introduction(label)).encode(), count))
         };
-        assert_eq!(read.kind, ErrorKind::Failed);
-        assert_eq!(read.why, "ä".repeat(LONGEST_REASON / 2));
+        let long = "x".repeat(LONGEST_LABEL + 1);
+        assert!(hello("", 0).is_err() && hello("", 2).is_err() && hello(&long, 1).is_err());
+        let welcome = |label, count| {
+            let bytes = Reply::Welcome(introduction(label)).encode();
+            Reply::read_welcome(TEST, message(bytes, count))
+        };
+        assert!(welcome("", 3).is_err() && welcome(&long, OF_A_WELCOME).is_err());
+        let read = |pieces, count| {
+            Reply::read_pieces(TEST, &message(Reply::Pieces(pieces).encode(), count))
+        };
+        assert!(read(pieces(), 2).is_err() && read(pieces(), 4).is_err());
+        assert!(read(Pieces { first: 3, ..pieces() }, 3).is_err());
+        assert!(read(Pieces { lengths: vec![7, 0, 9], ..pieces() }, 3).is_err());
+        let open = Request::Open(Open { number: 1, ticket: 2 }).encode();
+        assert!(Request::read_hello(message(open, 1)).is_err());
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_and_other_kinds_are_failures() {
+        let refusal = Refusal::new(ErrorKind::WrongMemory, "ä".repeat(LONGEST_REASON));
+        assert_eq!(refusal.why, "ä".repeat(LONGEST_REASON / 2));
+        let error = Reply::read(TEST, &Reply::Refused(refusal).encode()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Failed);
+        let long = Refusal { kind: ErrorKind::Stale, why: "x".repeat(LONGEST_REASON + 1) };
+        let error = Reply::read(TEST, &Reply::Refused(long).encode()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Malformed);
+        let error = Reply::read(TEST, &[VERSION, 2, 10, 0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Malformed, "a kind that is none");
+        let error = Reply::read(TEST, &[VERSION + 1, 2, 4, 0]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::VersionMismatch);
     }
 
     proptest! {
         #[test]
-        fn garbage_with_a_good_frame_never_panics(
-            which in 0..5_usize,
+        fn garbage_with_a_good_head_never_panics(
+            which in 0..4_u8,
             body in proptest::collection::vec(any::<u8>(), 0..200),
             descriptors in 0..5_usize,
         ) {
-            let form = [&HELLO, &WELCOME, &OPEN, &PIECES, &REFUSAL][which];
-            let mut bytes = form.begin();
-            bytes.extend(body);
-            let bytes = form.seal(bytes).unwrap();
-            let _ = Introduction::read_hello(message(bytes.clone(), descriptors));
-            let _ = Introduction::read_welcome(message(bytes.clone(), descriptors));
-            let _ = Pieces::read(&message(bytes.clone(), descriptors));
-            let _ = Open::decode(&bytes);
+            let bytes = [&[VERSION, which][..], &body].concat();
+            let _ = Request::read_hello(message(bytes.clone(), descriptors));
+            let _ = Reply::read_welcome(TEST, message(bytes.clone(), descriptors));
+            let _ = Reply::read_pieces(TEST, &message(bytes.clone(), descriptors));
+            let _ = Request::read_open(&bytes);
         }
     }
 }

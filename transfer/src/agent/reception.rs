@@ -4,18 +4,18 @@
 //! visitor is served in turn, with deadlines, and none of them is believed.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::home::{Home, Visitor};
-use super::protocol::{Introduction, Open, PIECES_AT_ONCE, Pieces, Refusal};
+use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
 use crate::error::{Error, ErrorKind};
+use crate::ready::ready;
 
 /// Visitors at a time.
 const MOST_VISITORS: usize = 1024;
@@ -61,7 +61,7 @@ impl Reception<'_> {
             let descriptors = std::iter::once(listener.as_fd())
                 .chain(self.strangers.iter().map(|stranger| stranger.channel.as_fd()))
                 .chain(self.visitors.values().map(|(channel, _)| channel.as_fd()));
-            ready(descriptors)
+            ready(descriptors, LOOK)
         };
         let Some(is_ready) = is_ready else {
             // Out of memory, say: not a reason to spin.
@@ -131,15 +131,14 @@ impl Reception<'_> {
     fn admit(&self, channel: &Channel, message: Message) -> Result<Arc<Visitor>, Error> {
         let operation = "receive a visitor";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
-        let (who, life) = Introduction::read_hello(message)?;
+        let (who, life) = Request::read_hello(message)?;
         let life = Life::from_fd(life)
             .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
         let visit = Host::create()?;
         let home = self.home;
-        let me =
-            Introduction { identity: home.identity, node: home.node, label: home.label.clone() };
+        let welcome = Reply::Welcome(home.introduction()).encode();
         let descriptors = [home.life.as_fd(), home.board.as_fd(), home.bell.as_fd(), visit.as_fd()];
-        channel.send(&me.welcome(), &descriptors, TAKING).map_err(|error| failed(&error))?;
+        channel.send(&welcome, &descriptors, TAKING).map_err(|error| failed(&error))?;
         Ok(Arc::new(Visitor::new(who.identity, who.label, life, visit)))
     }
 
@@ -160,26 +159,14 @@ impl Reception<'_> {
     }
 }
 
-/// Which of the descriptors can be read, or are at their end? None if that cannot be told.
-fn ready<'a>(descriptors: impl Iterator<Item = BorrowedFd<'a>>) -> Option<Vec<bool>> {
-    let mut entries: Vec<_> =
-        descriptors.map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN)).collect();
-    let timeout = PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO);
-    match poll(&mut entries, timeout) {
-        Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-        Err(_) => return None,
-    }
-    Some(entries.iter().map(|entry| entry.any().unwrap_or(true)).collect())
-}
-
 fn refuse(channel: &Channel, kind: ErrorKind, why: impl Into<String>) {
     // Who does not take it does not hear it.
-    let _ = channel.send(&Refusal::new(kind, why).encode(), &[], Duration::ZERO);
+    let _ = channel.send(&Reply::Refused(Refusal::new(kind, why)).encode(), &[], Duration::ZERO);
 }
 
 /// Answers a request. False if the visitor is to be seen off.
 fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
-    let request = match Open::decode(&message.bytes) {
+    let request = match Request::read_open(&message.bytes) {
         Ok(request) => request,
         Err(error) => {
             refuse(channel, error.kind(), error.to_string());
@@ -188,8 +175,8 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
     };
     let Some(region) = home.region(request.number, request.ticket) else {
         let why = "the region was withdrawn, or never was";
-        let refusal = Refusal::new(ErrorKind::Stale, why);
-        return channel.send(&refusal.encode(), &[], TAKING).is_ok();
+        let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, why));
+        return channel.send(&refused.encode(), &[], TAKING).is_ok();
     };
     let in_all = region.descriptor.pieces;
     let bytes = region.bytes_of_pieces();
@@ -202,13 +189,13 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
         let (descriptors, lengths): (Vec<_>, Vec<_>) = match exported {
             Ok(exported) => exported.into_iter().unzip(),
             Err(error) => {
-                let refusal = Refusal::new(ErrorKind::Failed, error.to_string());
-                return channel.send(&refusal.encode(), &[], TAKING).is_ok();
+                let refused = Reply::Refused(Refusal::new(ErrorKind::Failed, error.to_string()));
+                return channel.send(&refused.encode(), &[], TAKING).is_ok();
             }
         };
         let pieces = Pieces { number: request.number, in_all, first, bytes, lengths };
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        if channel.send(&pieces.encode(), &borrowed, TAKING).is_err() {
+        if channel.send(&Reply::Pieces(pieces).encode(), &borrowed, TAKING).is_err() {
             return false;
         }
         first = end;

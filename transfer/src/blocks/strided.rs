@@ -16,9 +16,8 @@ const OPERATION: &str = "describe rows";
 /// a few numbers.
 ///
 /// A description is sound from the beginning: nothing of it is empty, it stays below 2⁶⁴ at
-/// both ends, and no two rows go to the same place, as far as two distances tell: what
-/// three of them do together is not found out, and then some bytes are those of one row or
-/// of another. Rows that lie one behind the other at both ends are one longer row, and
+/// both ends, and no two rows go to the same place, since each distance at the target spans all
+/// that is repeated at shorter ones. Rows that lie one behind the other at both ends are one longer row, and
 /// distances that continue each other are one, so what is described in many steps is as
 /// good as what is described in few.
 ///
@@ -145,8 +144,8 @@ impl Strided {
     /// distance may be 0: the same bytes go to many places.
     ///
     /// # Errors
-    /// [`Malformed`](ErrorKind::Malformed) for no times at all, or where rows would go to the
-    /// same place; [`OutOfBounds`](ErrorKind::OutOfBounds) beyond 2⁶⁴;
+    /// [`Malformed`](ErrorKind::Malformed) for no times at all, or where a distance at the target
+    /// is shorter than what it repeats, so that rows could go to the same place; [`OutOfBounds`](ErrorKind::OutOfBounds) beyond 2⁶⁴;
     /// [`TooMany`](ErrorKind::TooMany) distances.
     pub fn repeat(self, count: u64, from_stride: u64, to_stride: u64) -> Result<Self> {
         let new = match count {
@@ -176,19 +175,6 @@ impl Strided {
         let (from, to) = (self.from.checked_add(from), self.to.checked_add(to));
         let (Some(from), Some(to)) = (from, to) else { return Err(too_much("a row begins at")) };
         Self { from, to, ..self }.checked()
-    }
-
-    /// The other way: from where it goes to where it comes from.
-    ///
-    /// # Errors
-    /// [`Malformed`](ErrorKind::Malformed) where rows come from the same place: they cannot go
-    /// there.
-    pub fn reversed(self) -> Result<Self> {
-        let mut reversed = Self::row(self.row)?;
-        for stride in self.strides {
-            reversed = reversed.repeat(stride.count, stride.to, stride.from)?;
-        }
-        reversed.shifted(self.to, self.from)
     }
 
     /// A tile of so many elements in each dimension, out of one array and into another: a halo,
@@ -341,81 +327,23 @@ fn joined<const N: usize>(mut row: u64, all: [Stride; N]) -> Result<(u64, [Strid
     Ok((row, kept))
 }
 
-/// Refuses what goes to the same place as something else, as far as two distances tell. In
-/// the order of their length at the target.
+/// Refuses a distance at the target that is shorter than what it repeats. They are in the order of
+/// their length there.
 fn check_apart(row: u64, strides: &[Stride]) -> Result<()> {
-    let mut needed = strides.iter().filter(|stride| stride.count > 1);
-    let overlap = |detail: String| Err(malformed(detail));
-    while let Some(short) = needed.next() {
-        if short.to < row {
-            let distance = short.to;
-            return overlap(format!("rows of {row} bytes that go {distance} bytes apart"));
+    let mut extent = row;
+    for stride in strides.iter().filter(|stride| stride.count > 1) {
+        if stride.to < extent {
+            let Stride { count, to, .. } = stride;
+            let detail = format!(
+                "{count} times what goes to {extent} bytes, {to} bytes apart: they may meet"
+            );
+            return Err(malformed(detail));
         }
-        for long in needed.clone() {
-            if meets(row, short, long) {
-                return overlap(format!(
-                    "{} times rows of {row} bytes {} bytes apart, and again after {} bytes",
-                    short.count, short.to, long.to
-                ));
-            }
-        }
+        let more = stride.to.checked_mul(stride.count - 1);
+        let longer = more.and_then(|more| extent.checked_add(more));
+        extent = longer.ok_or_else(|| too_much("a row ends at"))?;
     }
     Ok(())
-}
-
-/// Does a row that went some times the long distance meet one that went some times the short
-/// one? The short distance is no shorter than a row.
-fn meets(row: u64, short: &Stride, long: &Stride) -> bool {
-    // So many times the long distance lie a little beyond so many times the short one, or a
-    // little before. The first time that they do is the one with the fewest short ones.
-    let beyond = first_between(long.to, short.to, (0, row - 1));
-    let before =
-        (row > 1).then(|| first_between(long.to, short.to, (short.to - row + 1, short.to - 1)));
-    let is_there = |times: Option<u128>, one_more: u128| {
-        times.is_some_and(|times| {
-            let shorts = times.checked_mul(long.to.into()).map(|far| far / u128::from(short.to));
-            times < long.count.into()
-                && shorts.is_some_and(|shorts| shorts + one_more < short.count.into())
-        })
-    };
-    is_there(beyond, 0) || is_there(before.flatten(), 1)
-}
-
-/// The smallest number but 0 of which `step` times it leaves something in this range when it is
-/// divided by `by`.
-fn first_between(step: u64, by: u64, (low, high): (u64, u64)) -> Option<u128> {
-    let (step, by) = (u128::from(step), u128::from(by));
-    let (low, high) = (u128::from(low), u128::from(high));
-    let step = step % by;
-    // One step is gone already: what is left of the others is that much less.
-    let (low, high) = ((low + by - step) % by, (high + by - step) % by);
-    let found = if low <= high {
-        first_from_0(step, by, low, high)
-    } else {
-        // The range goes over the end, and so 0 is in it.
-        Some(0)
-    };
-    found.map(|more| more + 1)
-}
-
-/// The smallest number, 0 included, of which `step` times it leaves `low` to `high` when it is
-/// divided by `by`: as Euclid finds divisors, with the rest in turn.
-fn first_from_0(step: u128, by: u128, low: u128, high: u128) -> Option<u128> {
-    if low == 0 {
-        return Some(0);
-    }
-    let step = step % by;
-    if step == 0 {
-        return None;
-    }
-    let times = low.div_ceil(step);
-    if times * step <= high {
-        return Some(times);
-    }
-    // No multiple of the step lies in the range. So many rounds, and it does.
-    let rounds =
-        first_from_0(by % step, step, (step - high % step) % step, (step - low % step) % step)?;
-    Some((by.checked_mul(rounds)?.checked_add(low)?).div_ceil(step))
 }
 
 impl IntoIterator for &Strided {

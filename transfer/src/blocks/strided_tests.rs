@@ -28,6 +28,18 @@ fn overlaps(bytes: &Pairs) -> bool {
     bytes.windows(2).any(|two| two[0].0 == two[1].0)
 }
 
+/// Does each distance at the target span all that is repeated at shorter ones?
+fn is_nested(row: u64, strides: &[(u64, u64, u64)]) -> bool {
+    let mut strides: Vec<_> = strides.iter().filter(|(count, ..)| *count > 1).collect();
+    strides.sort_unstable_by_key(|(_, _, to)| to);
+    let ends = strides.iter().scan(row, |extent, (count, _, to)| {
+        let is_beyond = to >= extent;
+        *extent += to * (count - 1);
+        Some(is_beyond)
+    });
+    ends.fold(true, |all, is_beyond| all && is_beyond)
+}
+
 fn kind(result: Result<Strided>) -> ErrorKind {
     result.unwrap_err().kind()
 }
@@ -91,10 +103,9 @@ fn rows_that_go_to_the_same_place_are_refused() {
     }
     // Between each other is not the same place; and from one place all may come.
     Strided::rows(3, 4, 0, 10).unwrap().repeat(2, 0, 5).unwrap();
-    Strided::rows(3, 4, 0, 10).unwrap().repeat(2, 0, 15).unwrap();
-    // They cannot go back there.
-    let scattered = Strided::rows(3, 4, 0, 10).unwrap();
-    assert_eq!(kind(scattered.reversed()), ErrorKind::Malformed);
+    // Beyond the beginning of what is repeated, and not beyond its end: nobody looks closer.
+    let crossed = Strided::rows(3, 4, 0, 10).unwrap().repeat(2, 0, 15);
+    assert_eq!(kind(crossed), ErrorKind::Malformed);
 }
 
 #[test]
@@ -166,7 +177,6 @@ fn a_face_has_as_many_rows_as_it_needs() {
         );
         let face = Strided::tile(8, &size, from, to).unwrap();
         assert_eq!((face.count(), face.bytes()), (count, 8 * 1024));
-        assert_eq!(face.reversed().unwrap(), Strided::tile(8, &size, to, from).unwrap());
     }
 }
 
@@ -180,29 +190,6 @@ type Dimension = (u64, (u64, u64), (u64, u64));
 fn tiles() -> impl Strategy<Value = Vec<Dimension>> {
     let room = || (0_u64..3, 0_u64..3);
     proptest::collection::vec((1_u64..4, room(), room()), 0..4)
-}
-
-#[test]
-fn what_meets_only_after_several_times_is_refused() {
-    // Three times 12 is twice 18.
-    let rows =
-        |count| Strided::row(1).unwrap().repeat(4, 0, 12).and_then(|it| it.repeat(count, 0, 18));
-    assert_eq!(rows(3).unwrap_err().kind(), ErrorKind::Malformed);
-    rows(2).unwrap();
-    // The same by trying: which is the first that leaves so much?
-    for by in 1..24_u64 {
-        for step in 0..60 {
-            for low in 0..by {
-                for high in low..by {
-                    let naive = (1..=by).find(|times| (low..=high).contains(&(times * step % by)));
-                    let found = first_between(step, by, (low, high));
-                    assert_eq!(found, naive.map(u128::from), "{step} by {by}: {low} to {high}");
-                }
-            }
-        }
-    }
-    let far = first_between(u64::MAX - 1, u64::MAX, (5, 5));
-    assert_eq!(far, Some(u128::from(u64::MAX) - 5));
 }
 
 proptest! {
@@ -223,18 +210,12 @@ proptest! {
                 prop_assert_eq!(strided.bytes(), expected.len() as u64);
                 prop_assert_eq!(strided.to_end(), expected.iter().map(|b| b.0).max().unwrap() + 1);
                 prop_assert_eq!(strided.from_end(), expected.iter().map(|b| b.1).max().unwrap() + 1);
-                let needed = strided.strides.iter().filter(|stride| stride.count > 1).count();
-                prop_assert!(needed > 2 || !overlaps(&expected), "it was not noticed");
-                if let Ok(reversed) = strided.reversed() {
-                    let mut turned: Pairs = expected.iter().map(|(to, from)| (*from, *to)).collect();
-                    turned.sort_unstable();
-                    prop_assert_eq!(bytes_of(&reversed), turned);
-                }
+                prop_assert!(!overlaps(&expected), "it was not noticed");
             }
             Err(error) => match error.kind() {
                 ErrorKind::Malformed => {
                     let has_none = strides.iter().any(|stride| stride.0 == 0);
-                    prop_assert!(has_none || overlaps(&expected), "{}", error);
+                    prop_assert!(has_none || !is_nested(row, &strides), "{}", error);
                 }
                 ErrorKind::TooMany => {
                     let needed = strides.iter().filter(|stride| stride.0 > 1).count();

@@ -33,7 +33,7 @@ const REACHES: [Reach; 6] =
     [Reach::Same, Reach::Direct, Reach::None, Reach::Invisible, Reach::Foreign, Reach::NoDevice];
 
 const REGISTRATIONS: [Registration; 4] =
-    [Registration::Works, Registration::NotOffered, Registration::NotSafe, Registration::Refused];
+    [Registration::Works, Registration::NotOffered, Registration::NotSafe];
 
 fn fabrics() -> Vec<Fabric> {
     let mut fabrics = vec![Fabric::None { why: why() }];

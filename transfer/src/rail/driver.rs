@@ -19,7 +19,7 @@ use super::links::{Away, Link};
 use super::message::{For, Frame, LONGEST, Message};
 use super::post::{Posted, Unsent};
 use super::presence::QUESTIONS;
-use super::staging::{Copies, Slots};
+use super::staging::{DeviceCopies, Slots};
 use super::{Command, Report, START, Settings, Shared, lock};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
@@ -100,7 +100,7 @@ pub(super) struct Driver {
     pub(super) slots_generation: u32,
     /// Earlier ones, some slots of which are still used.
     pub(super) slots_aside: HashMap<u32, Slots>,
-    pub(super) copies: Copies,
+    pub(super) copies: DeviceCopies,
     // As a host.
     pub(super) guests: HashMap<u64, Guest>,
     pub(super) errands: HashMap<u64, Errand>,
@@ -178,7 +178,7 @@ impl Driver {
             slots: None,
             slots_generation: 0,
             slots_aside: HashMap::new(),
-            copies: Copies::default(),
+            copies: DeviceCopies::default(),
             guests: HashMap::new(),
             errands: HashMap::new(),
             retiring: HashMap::new(),
@@ -305,7 +305,7 @@ impl Driver {
         }
         let owes = self.side_of(party).is_some_and(|(_, _, hearing)| hearing.owes(now));
         if owes {
-            self.say(party, &Message::Pong { number: 0 });
+            self.say(party, &Message::Pong);
         }
         if let Party::Guest(session) = party {
             self.go_on_withdrawing(session);
@@ -319,7 +319,7 @@ impl Driver {
         match (message.is_for(), message) {
             (For::Host, message) => self.host_hears(session, message),
             (For::Guest, message) => self.guest_hears(session, message),
-            (For::Either, Message::Ping { number }) => self.say(party, &Message::Pong { number }),
+            (For::Either, Message::Ping) => self.say(party, &Message::Pong),
             (For::Either, Message::Bye) => match party {
                 Party::Guest(session) => self.guest_leaves(session),
                 Party::Link(link) => self.give_up_link(link, "it left"),

@@ -258,7 +258,7 @@ impl Driver {
         });
         let asked: Vec<_> = asked.collect();
         for session in asked {
-            self.say(Party::Guest(session), &Message::Ping { number: 0 });
+            self.say(Party::Guest(session), &Message::Ping);
         }
         if self.left_behind.iter().any(|(until, _)| now >= *until) {
             let (stays, goes): (VecDeque<_>, VecDeque<_>) =

@@ -236,7 +236,6 @@ impl Driver {
         let hello = Message::Hello {
             to,
             from: self.home.identity,
-            node: self.home.node,
             visit,
             label: self.home.label.clone(),
             address: self.address().to_vec(),
@@ -251,7 +250,7 @@ impl Driver {
         link.state = State::Opening;
         link.reopening = link.wanted.keys().copied().collect();
         // So it knows that it was heard.
-        self.say(Party::Link(number), &Message::Pong { number: 0 });
+        self.say(Party::Link(number), &Message::Pong);
         self.ask_again(number);
     }
 
@@ -494,7 +493,7 @@ impl Driver {
             self.say_hello(number, now);
         }
         for number in ask {
-            self.say(Party::Link(number), &Message::Ping { number: 0 });
+            self.say(Party::Link(number), &Message::Ping);
         }
         self.end_late_moves(now);
         self.try_again(now);

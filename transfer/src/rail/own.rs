@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
-use super::cache::{Cache, Kept, Span};
+use super::cache::{Cache, Kept};
 use super::driver::{Driver, enable};
 use super::{Command, Line, PATIENCE, Settings, lock, memory};
 use crate::error::{Error, Result};
@@ -172,12 +172,10 @@ impl Line {
         };
         let _one_at_a_time = lock(&self.shared.registering);
         let owner = Owner::of(buffer);
-        let wanted = Span { owner, range: 0..buffer.length(), access: Access::LOCAL };
         let has_room = {
             let mut own = lock(&self.shared.own);
             own.let_go();
-            // All of a buffer is registered, so what is found begins where it does.
-            let found = own.cache.find(&wanted).map(|(found, _)| found.region.clone());
+            let found = own.cache.find(&owner).map(|found| found.region.clone());
             own.tell();
             if let Some(found) = found {
                 return Ok(found);
@@ -192,7 +190,8 @@ impl Line {
         let region = self.register_with(&buffer, &options)?;
         let mut own = lock(&self.shared.own);
         if !own.has_ended {
-            own.cache.keep(wanted, Registration { region: region.clone(), buffer });
+            let length = buffer.length();
+            own.cache.keep(owner, length, Registration { region: region.clone(), buffer });
         }
         own.tell();
         Ok(region)

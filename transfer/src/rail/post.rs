@@ -107,7 +107,7 @@ impl Driver {
                 again.clear();
             }
             if again.is_empty() && owes {
-                self.say(party, &Message::Pong { number: 0 });
+                self.say(party, &Message::Pong);
             }
             for (number, message) in again {
                 let Some((peer, session, hearing)) = self.side_of(party) else { break };

@@ -1,10 +1,12 @@
 //! Slots of pinned memory, and the copies that devices make to and from them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use fabric::{MemoryRegion, RegionSlice};
-use gpu::{Device, DeviceName, Memory, Point, Slice, Stream};
+use gpu::{Device, DeviceName, Memory, Slice};
 
+use crate::copies::Copies;
 use crate::error::{Error, Result};
 use crate::host::HostBuffer;
 
@@ -60,11 +62,9 @@ pub(super) fn part(memory: &Memory, offset: u64, length: u64) -> Result<Slice> {
 
 /// Copies that devices make, each known by a number.
 #[derive(Debug, Default)]
-pub(super) struct Copies {
-    streams: HashMap<DeviceName, (Stream, VecDeque<(u64, Point)>)>,
-}
+pub(super) struct DeviceCopies(HashMap<DeviceName, Copies<u64>>);
 
-impl Copies {
+impl DeviceCopies {
     pub(super) fn begin(
         &mut self,
         number: u64,
@@ -72,43 +72,23 @@ impl Copies {
         to: &Slice,
         from: &Slice,
     ) -> Result<()> {
-        let of_device = |error| Error::of_device(COPY, error);
-        let (stream, begun) = match self.streams.entry(device.name()) {
-            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert((device.stream().map_err(of_device)?, VecDeque::new()))
-            }
+        let copies = match self.0.entry(device.name()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(Copies::new(device)?),
         };
-        stream.copy(to, from).map_err(of_device)?;
-        match stream.point() {
-            Ok(point) => {
-                begun.push_back((number, point));
-                Ok(())
-            }
-            Err(error) => {
-                // It was begun all the same, and its memory may be used again after this.
-                let _ = stream.synchronize(gpu::PATIENCE);
-                Err(of_device(error))
-            }
-        }
+        copies.begin(number, |stream| stream.copy(to, from)).map_err(|(_, error)| error)
     }
 
     /// What is done.
     pub(super) fn look(&mut self, done: &mut Vec<(u64, Result<()>)>) {
-        for (_, begun) in self.streams.values_mut() {
-            while let Some((number, point)) = begun.front() {
-                let outcome = match point.is_done() {
-                    Ok(false) => break,
-                    Ok(true) => Ok(()),
-                    Err(error) => Err(Error::of_device(COPY, error)),
-                };
-                done.push((*number, outcome));
-                begun.pop_front();
+        for copies in self.0.values_mut() {
+            while let Some((number, _, outcome)) = copies.next_done() {
+                done.push((number, outcome));
             }
         }
     }
 
     pub(super) fn are_under_way(&self) -> bool {
-        self.streams.values().any(|(_, begun)| !begun.is_empty())
+        self.0.values().any(|copies| copies.count() > 0)
     }
 }

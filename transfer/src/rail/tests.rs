@@ -31,7 +31,7 @@ impl World {
         let offer = query.clone().provider("tcp").first();
         let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
-        let home = Arc::new(Home::new("host".to_owned(), None, Admission::own_user()).unwrap());
+        let home = Arc::new(Home::new("host".to_owned(), Admission::own_user()).unwrap());
         let settings = Settings::default();
         let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
         let driver =
@@ -42,8 +42,8 @@ impl World {
     fn hello(&mut self, session: u64, to: [u8; 16]) {
         let address = self.driver.address().to_vec();
         let label = "guest".to_owned();
-        let (from, node, visit) = ([9; 16], [8; 16], session);
-        let hello = Message::Hello { to, from, node, visit, label, address };
+        let (from, visit) = ([9; 16], session);
+        let hello = Message::Hello { to, from, visit, label, address };
         self.driver.host_hears(session, hello);
     }
 
@@ -97,7 +97,7 @@ fn who_looks_for_another_agent_is_not_let_in() {
     world.hello(SESSION, world.home.identity);
     assert!(world.has_guest());
     for _ in 0..2 {
-        world.driver.take(frame(0, 0, Message::Pong { number: 0 }));
+        world.driver.take(frame(0, 0, Message::Pong));
     }
     let joined = lock(&world.shared.reports);
     let joined = joined.iter().filter(|report| matches!(report, Report::Came { .. }));
@@ -109,8 +109,8 @@ fn addresses_that_are_none_are_no_guests() {
     let mut world = World::new();
     for address in [vec![], vec![0], vec![0xff; 512]] {
         let (to, label) = (world.home.identity, "guest".to_owned());
-        let (from, node, visit) = ([9; 16], [8; 16], 1);
-        let hello = Message::Hello { to, from, node, visit, label, address };
+        let (from, visit) = ([9; 16], 1);
+        let hello = Message::Hello { to, from, visit, label, address };
         // The provider may take an address that leads nowhere.
         world.driver.host_hears(SESSION, hello);
     }
@@ -339,7 +339,7 @@ fn what_is_said_twice_is_heard_once_and_what_comes_early_has_to_wait() {
 
 #[test]
 fn who_lies_about_what_was_said_is_not_listened_to() {
-    let ping = |heard| frame(0, heard, Message::Ping { number: 0 });
+    let ping = |heard| frame(0, heard, Message::Ping);
     let rouse = |number| frame(number, 0, Message::Released { region: 1 });
     for lie in [ping(u64::MAX), ping(1000), rouse(u64::MAX), rouse(1000)] {
         let mut world = World::with_guest();
@@ -355,8 +355,8 @@ fn a_guest_that_did_not_hear_the_answer_is_answered_again_and_came_once() {
     let mut world = World::new();
     let hello = |world: &World, session, visit| {
         let (to, address) = (world.home.identity, world.driver.address().to_vec());
-        let (from, node, label) = ([9; 16], [8; 16], "guest".to_owned());
-        let message = Message::Hello { to, from, node, visit, label, address };
+        let (from, label) = ([9; 16], "guest".to_owned());
+        let message = Message::Hello { to, from, visit, label, address };
         Frame { session, number: 0, heard: 0, message }
     };
     let count = |world: &World| {
@@ -365,7 +365,7 @@ fn a_guest_that_did_not_hear_the_answer_is_answered_again_and_came_once() {
         let gone = reports.iter().filter(|report| matches!(report, Report::Gone { .. })).count();
         (came, gone, world.driver.guests.len())
     };
-    let pong = |session| Frame { session, ..frame(0, 0, Message::Pong { number: 0 }) };
+    let pong = |session| Frame { session, ..frame(0, 0, Message::Pong) };
     for _ in 0..3 {
         world.driver.take(hello(&world, SESSION, 5));
         assert_eq!(count(&world), (0, 0, 1));

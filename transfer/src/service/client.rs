@@ -1,6 +1,5 @@
 //! Asking a service.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
@@ -8,9 +7,7 @@ use std::time::{Duration, Instant};
 use gpu::Device;
 use ipc::{Channel, ChannelError, Credentials, Incarnation};
 
-use super::protocol::{
-    Answer, NoAnswer, OF_THE_CONNECTION, Verdict, is_name, read_answer, request,
-};
+use super::protocol::{Reply, is_name, request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
 use crate::share::{Opened, Opener, check_fork};
@@ -28,19 +25,12 @@ const TURNS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_m
 /// anew, is made again by the next call.
 #[derive(Debug)]
 pub struct Client {
-    connection: Mutex<Connection>,
+    channel: Mutex<Channel>,
     path: PathBuf,
     peer: String,
     trusted: Vec<u32>,
     opener: Arc<Opener>,
     born: Incarnation,
-}
-
-#[derive(Debug)]
-struct Connection {
-    channel: Channel,
-    /// Number of the last request.
-    last: u64,
 }
 
 impl Client {
@@ -80,7 +70,7 @@ impl Client {
         };
         check_owner(&channel, &trusted).map_err(|error| error.with(&peer))?;
         Ok(Self {
-            connection: Mutex::new(Connection { channel, last: 0 }),
+            channel: Mutex::new(channel),
             path: path.to_owned(),
             peer,
             trusted,
@@ -108,14 +98,17 @@ impl Client {
             return Err(self.failed(ErrorKind::Malformed, "a name has 1 to 255 bytes"));
         }
         let end = ipc::deadline(patience);
-        let mut connection = self.turn(end)?;
-        match self.ask(&mut connection, name, end) {
-            Err(error) if error.kind() == ErrorKind::Closed => {
-                connection.channel = self.connect_again(end)?;
-                self.ask(&mut connection, name, end)
-            }
-            other => other,
+        let mut channel = self.turn(end)?;
+        let mut asked = self.ask(&channel, name, end);
+        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed) {
+            *channel = self.connect_again(end)?;
+            asked = self.ask(&channel, name, end);
         }
+        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
+            // What comes late would be taken for the answer to the next request.
+            channel.end();
+        }
+        asked
     }
 
     /// Asks for a handle and opens it, for the device that it lies on or for another one.
@@ -131,11 +124,11 @@ impl Client {
     }
 
     /// The connection, when no other call uses it.
-    fn turn(&self, end: Instant) -> Result<MutexGuard<'_, Connection>> {
+    fn turn(&self, end: Instant) -> Result<MutexGuard<'_, Channel>> {
         let mut rest = TURNS.0;
         loop {
-            match self.connection.try_lock() {
-                Ok(connection) => return Ok(connection),
+            match self.channel.try_lock() {
+                Ok(channel) => return Ok(channel),
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
                 Err(TryLockError::WouldBlock) => {}
             }
@@ -160,60 +153,32 @@ impl Client {
         Ok(channel)
     }
 
-    fn ask(&self, connection: &mut Connection, name: &str, end: Instant) -> Result<Handle> {
-        connection.last += 1;
-        let number = connection.last;
-        let channel = &connection.channel;
+    fn ask(&self, channel: &Channel, name: &str, end: Instant) -> Result<Handle> {
         let of_channel = |error| Error::of_channel(ASK, error).with(&self.peer);
         // A service that turned us away has closed already; its answer says why, and comes
         // after the news that our request was not read.
-        let sent = channel.send(&request(number, name), &[], left(end));
-        loop {
-            let received = channel.receive(left(end)).or_else(|error| match error {
-                ChannelError::Closed => channel.receive(Duration::ZERO),
-                other => Err(other),
-            });
-            let message = match (received, sent.as_ref()) {
-                (Ok(message), _) => message,
-                (Err(error), Ok(())) => return Err(of_channel(error)),
-                (Err(_), Err(_)) => break,
-            };
-            let answer = read_answer(&message.bytes).map_err(|error| match error {
-                NoAnswer::Malformed => self.failed(ErrorKind::Malformed, "the answer is none"),
-                NoAnswer::OfVersion(version) => {
-                    let detail = format!("the service answers in version {version}");
-                    self.failed(ErrorKind::VersionMismatch, detail)
-                }
-            })?;
-            if answer.number == OF_THE_CONNECTION {
-                // The service will close it; the next call makes another.
-                channel.end();
+        let sent = channel.send(&request(name), &[], left(end)).map_err(of_channel);
+        let received = channel.receive(left(end)).or_else(|error| match error {
+            ChannelError::Closed => channel.receive(Duration::ZERO),
+            other => Err(other),
+        });
+        let message = received.map_err(|error| sent.err().unwrap_or_else(|| of_channel(error)))?;
+        let reply = Reply::decode(ASK, &message.bytes).map_err(|error| error.with(&self.peer))?;
+        let (kind, detail) = match reply {
+            Reply::Handle(bytes) => {
+                let handle = Handle::from_parts(&bytes, message.descriptors);
+                return handle.map_err(|error| error.with(&self.peer));
             }
-            if answer.is_for(number) {
-                return self.judge(&answer, message.descriptors, name);
+            Reply::Unknown => (ErrorKind::Unknown, format!("nothing is shared as \"{name}\"")),
+            Reply::Denied => (ErrorKind::Denied, "the service does not serve this user".to_owned()),
+            Reply::Malformed | Reply::Failed => {
+                (ErrorKind::Failed, "the service cannot answer".to_owned())
             }
-            // The answer to a call that did not wait for it: its descriptors are closed.
-            if Instant::now() >= end {
-                return Err(self.failed(ErrorKind::DeadlineExceeded, "only old answers came"));
-            }
-        }
-        sent.map_err(of_channel)?;
-        Err(self.failed(ErrorKind::Closed, "no answer came"))
-    }
-
-    fn judge(&self, answer: &Answer<'_>, descriptors: Vec<OwnedFd>, name: &str) -> Result<Handle> {
-        if answer.says(Verdict::Here) {
-            return Handle::from_parts(answer.rest, descriptors).map_err(|e| e.with(&self.peer));
-        }
-        let (kind, detail) = if answer.says(Verdict::Unknown) {
-            (ErrorKind::Unknown, format!("nothing is shared as \"{name}\""))
-        } else if answer.says(Verdict::Denied) {
-            (ErrorKind::Denied, "the service does not serve this user".to_owned())
-        } else if answer.says(Verdict::Full) {
-            (ErrorKind::Failed, "the service has too many clients".to_owned())
-        } else {
-            (ErrorKind::Failed, format!("the service answers {}", answer.verdict))
         };
+        if matches!(reply, Reply::Denied | Reply::Malformed) {
+            // The service closes it; the next call makes another.
+            channel.end();
+        }
         Err(self.failed(kind, detail))
     }
 }

@@ -156,7 +156,7 @@ impl ShareService {
         let theirs = Arc::clone(&state);
         let accepting = std::thread::Builder::new()
             .name("fabricast-share".to_owned())
-            .spawn(move || places::accept(&listener, &theirs))
+            .spawn(move || places::serve(&listener, &theirs))
             .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
         Ok(Self { state, accepting: Some(accepting), born: Incarnation::current() })
     }
