@@ -6,14 +6,13 @@
 //! (`FI_MR_RAW`) is shared by all slices and unmapped after the last operation that
 //! uses it: a provider may look it up when the transfer is made, not when posted.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use super::descriptor::{RemoteKey, RemoteRegion};
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flags::{Access, MrMode};
-use crate::kind::MemoryKind;
 
 /// A mapped raw key: given back when the last user is gone.
 #[derive(Debug)]
@@ -45,10 +44,8 @@ impl Drop for Mapping {
 /// ```
 #[derive(Debug, Clone)]
 pub struct RemoteMemory {
-    base: u64,
-    length: u64,
-    rights: Access,
-    kind: MemoryKind,
+    region: RemoteRegion,
+    /// The key as operations want it.
     key: u64,
     /// Present where the key had to be mapped; operations in flight hold it too.
     mapping: Option<Arc<Mapping>>,
@@ -96,36 +93,20 @@ impl Domain {
                 )));
             }
         };
-        Ok(RemoteMemory {
-            base: region.base(),
-            length: region.len(),
-            rights: region.rights(),
-            kind: region.kind(),
-            key,
-            mapping,
-        })
+        Ok(RemoteMemory { region: region.clone(), key, mapping })
+    }
+}
+
+/// Length, rights and kind are those of the region.
+impl Deref for RemoteMemory {
+    type Target = RemoteRegion;
+
+    fn deref(&self) -> &RemoteRegion {
+        &self.region
     }
 }
 
 impl RemoteMemory {
-    /// Length of the region in bytes.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.length
-    }
-
-    /// What may be done with it.
-    #[must_use]
-    pub fn rights(&self) -> Access {
-        self.rights
-    }
-
-    /// What sort of memory it is.
-    #[must_use]
-    pub fn kind(&self) -> MemoryKind {
-        self.kind
-    }
-
     /// Was its key mapped (`fi_mr_map_raw`)?
     #[must_use]
     pub fn is_mapped(&self) -> bool {
@@ -135,7 +116,7 @@ impl RemoteMemory {
     /// The address of an offset that is known to lie inside, and the key.
     #[inline]
     pub(crate) fn address(&self, offset: u64) -> (u64, u64) {
-        (self.base + offset, self.key)
+        (self.base() + offset, self.key)
     }
 
     #[inline]
@@ -149,31 +130,30 @@ impl RemoteMemory {
     /// `OutOfBounds`.
     #[inline]
     pub fn slice(&self, range: Range<u64>) -> Result<RemoteSlice> {
-        if range.start > range.end || range.end > self.length {
+        if range.start > range.end || range.end > self.len() {
             return Err(Error::new(
                 ErrorKind::OutOfBounds,
                 "slicing a remote region",
-                format!("{range:?} of a remote region of {} bytes", self.length),
+                format!("{range:?} of a remote region of {} bytes", self.len()),
             ));
         }
-        Ok(RemoteSlice {
-            // Cannot wrap: base + length was checked when the descriptor was read.
-            address: self.base + range.start,
-            length: range.end - range.start,
-            key: self.key,
-            rights: self.rights,
-            mapping: self.mapping.clone(),
-        })
+        Ok(self.part(range.start, range.end - range.start))
     }
 
     /// The whole region.
     #[must_use]
     pub fn all(&self) -> RemoteSlice {
+        self.part(0, self.len())
+    }
+
+    #[inline]
+    fn part(&self, offset: u64, length: u64) -> RemoteSlice {
         RemoteSlice {
-            address: self.base,
-            length: self.length,
+            // Cannot wrap: base + length was checked when the descriptor was read.
+            address: self.base() + offset,
+            length,
             key: self.key,
-            rights: self.rights,
+            rights: self.rights(),
             mapping: self.mapping.clone(),
         }
     }

@@ -172,7 +172,7 @@ impl Outlet {
             (Some(headers), Layout::Apart) if headers.len() >= needed => {}
             (None, Layout::Together | Layout::Flagged) => {}
             (headers, layout) => {
-                let length = headers.as_ref().map_or(0, RemoteMemory::len);
+                let length = headers.as_ref().map_or(0, |memory| memory.len());
                 return refuse(format!("{length} bytes of headers, for a ring with {layout:?}"));
             }
         }

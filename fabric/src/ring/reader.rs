@@ -18,14 +18,6 @@ pub struct Span {
     sequence: u64,
 }
 
-impl Span {
-    /// The number of its chunk.
-    #[must_use]
-    pub fn sequence(&self) -> u64 {
-        self.sequence
-    }
-}
-
 /// Where a header is to be looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {

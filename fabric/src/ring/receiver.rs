@@ -486,12 +486,6 @@ impl RingReceiver {
         Arc::clone(&self.memory)
     }
 
-    /// The ring's memory, of this epoch.
-    #[must_use]
-    pub fn region(&self) -> &MemoryRegion {
-        &self.memory.region
-    }
-
     /// How the reader is told.
     #[must_use]
     pub fn notify(&self) -> Notify {

@@ -60,8 +60,8 @@ pub struct SenderStatistics {
 ///
 /// Driven by its caller, a [`Port`](super::Port): that owns endpoint and queue, pushes chunks
 /// and hands over what the queue gives. Payload goes from the caller's registered memory
-/// straight into the ring; it must stay as it is until [`next_read`](Self::next_read) names
-/// its message.
+/// straight into the ring; it must stay as it is until
+/// [`next_read`](super::Port::next_read) names its message.
 #[derive(Debug)]
 pub struct RingSender {
     writer: Writer,
@@ -179,21 +179,13 @@ impl RingSender {
         Ok(answer)
     }
 
-    /// Begins a message of so many bytes: see [`Writer::begin`].
     #[inline]
-    pub fn begin(&self, topic: u32, length: u64) -> Message {
+    pub(super) fn begin(&self, topic: u32, length: u64) -> Message {
         self.writer.begin(topic, length)
     }
 
-    /// Posts the message's next chunk, if there is room for it. `payload` is the whole
-    /// message.
-    ///
-    /// # Errors
-    /// `OutOfBounds` if the payload is shorter than the message; `InvalidArgument` if another
-    /// message is written in part, or this one is of an earlier epoch; what the fabric says.
-    /// The message can be pushed again.
     #[inline]
-    pub fn push(
+    pub(super) fn push(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
@@ -203,14 +195,8 @@ impl RingSender {
         self.push_from(endpoint, queue, message, (payload, 0), u64::MAX)
     }
 
-    /// The same, where `part` is what lies in the message from byte `at` on: the chunk has bytes
-    /// of it only. So a message is put together from pieces of several memories. One of no bytes
-    /// needs nothing of any of them.
-    ///
-    /// # Errors
-    /// As [`push`](Self::push); `OutOfBounds` if the next byte to be written is not in the part.
     #[inline]
-    pub fn push_part(
+    pub(super) fn push_part(
         &mut self,
         endpoint: &mut Endpoint,
         queue: &mut CompletionQueue,
@@ -490,9 +476,8 @@ impl RingSender {
         self.past_credit.into_iter().chain(self.credit).collect()
     }
 
-    /// The next message that the reader let go of: its memory is free.
     #[inline]
-    pub fn next_read(&mut self) -> Option<u64> {
+    pub(super) fn next_read(&mut self) -> Option<u64> {
         self.writer.next_read()
     }
 
