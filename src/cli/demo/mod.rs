@@ -7,6 +7,7 @@ mod memory;
 mod network;
 mod outcome;
 mod ring;
+mod ring_ends;
 mod show;
 mod worker;
 

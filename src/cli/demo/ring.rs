@@ -4,13 +4,10 @@ use std::time::Duration;
 
 use fabric::{Capabilities, Need, Policy, Reach, rank};
 
-use crate::cli::exchange::initiator;
-use crate::cli::exchange::plan::{
-    Exchange, Local, Place, Plan, ThreadingMode, WaitingMode, all_offers,
-};
-use crate::cli::exchange::ring::{self, Shown};
+use super::ring_ends::{self, Shown};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::{choices, text};
+use command::local::{self, Local};
 
 /// How long each of three parts takes, for each provider.
 const TIME: Duration = Duration::from_millis(800);
@@ -25,7 +22,7 @@ pub(super) fn run(policy: &Policy) -> Result<(), Failure> {
     let mut need = Need::ring(Reach::SameMachine);
     // The demonstration reads the ring in the order in which it was written.
     need.ordered = true;
-    let offers = all_offers()?;
+    let offers = local::offers(&ring_ends::query(), None)?;
     let providers = offers.iter().map(|local| local.offer.capabilities().provider.as_str());
     choices::complain_of_strangers(policy, providers);
     let everything: Vec<&Local> = offers.iter().collect();
@@ -34,7 +31,7 @@ pub(super) fn run(policy: &Policy) -> Result<(), Failure> {
         &format!(
             "Two processes on this machine. One writes into a ring of {} MiB in the other's memory, by \
              one-sided writes whose immediates tell of them; libfabric {} carries them.",
-            ring::CAPACITY >> 20,
+            ring_ends::CAPACITY >> 20,
             fabric::Version::running()
         ),
     ))?;
@@ -96,38 +93,24 @@ fn show<'a>(offers: &[&'a Local], need: &Need, policy: &Policy) -> Result<&'a Lo
 }
 
 fn demonstrate(facts: &Capabilities) -> Result<Shown, Failure> {
-    // Two processes that poll all the time need a core each.
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let plan = Plan {
-        parent: std::process::id(),
-        place: Place {
-            provider: facts.provider.clone(),
-            domain: Some(facts.domain.clone()),
-            source: None,
-            threading: ThreadingMode::Safe,
-        },
-        waiting: if cores > 1 { WaitingMode::Busy } else { WaitingMode::Adaptive },
-        core: None,
-        exchange: Exchange::Ring,
-    };
-    let progress = Progress::start(&format!("measuring over {} …", facts.provider));
-    let shown = initiator::start(&plan, None).and_then(|station| ring::run(station, TIME));
-    drop(progress);
-    shown
+    let _progress = Progress::start(&format!("measuring over {} …", facts.provider));
+    ring_ends::show(&facts.provider, &facts.domain, TIME)
 }
 
 fn report(facts: &Capabilities, shown: &Shown) -> Result<(), Failure> {
-    let Shown { latency, round_trips, gb_per_s, checked_gb_per_s, checked, bad, wraps } = shown;
+    let Shown { round_trips, gb_per_s, checked_gb_per_s, checked, bad, wraps } = shown;
+    let one_way = |quantile| round_trips.microseconds(quantile).unwrap_or_default() / 2.0;
+    let [p50, p99, p999] = [0.5, 0.99, 0.999].map(one_way);
     let rows = [
         (
-            format!("latency of {} B", ring::SMALL),
+            format!("latency of {} B", ring_ends::SMALL),
             format!(
-                "{:.2} µs one way (p50; p99 {:.2}, p99.9 {:.2}; {round_trips} round trips)",
-                latency.p50, latency.p99, latency.p999
+                "{p50:.2} µs one way (p50; p99 {p99:.2}, p99.9 {p999:.2}; {} round trips)",
+                round_trips.samples()
             ),
         ),
         (
-            format!("bandwidth of {} MiB", ring::LARGE >> 20),
+            format!("bandwidth of {} MiB", ring_ends::LARGE >> 20),
             format!("{gb_per_s:.2} GB/s; {checked_gb_per_s:.2} while every byte is compared"),
         ),
         (
@@ -144,7 +127,7 @@ fn report(facts: &Capabilities, shown: &Shown) -> Result<(), Failure> {
     for (what, value) in rows {
         text::print(&format!("  {what}: {value}\n"))?;
     }
-    if !facts.reaches_other_machines && latency.p50 > LATE {
+    if !facts.reaches_other_machines && p50 > LATE {
         let why = "within a machine that takes a few µs where both processes have a core: these were busy";
         text::print(&format!("  so slow: {why}\n"))?;
     }

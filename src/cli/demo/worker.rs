@@ -2,7 +2,6 @@
 //! input, and says what it does, by lines on standard output.
 
 use std::io::{BufRead, Write};
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -16,11 +15,13 @@ use pubsub::{
 
 use super::cast::{Part, Published, Reading, Role, STAGES, Said, TIMES, TOPICS, line};
 use super::network::{self, Place};
+use super::ring_ends;
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use crate::cli::process::{end_with_parent, leave};
 use crate::cli::stages::{self, Stage};
 use crate::cli::window::{Content, Windows};
+use command::worker::this_program;
 
 /// What is waited for at a time.
 const SLICE: Duration = Duration::from_millis(100);
@@ -34,11 +35,13 @@ const LATEST: usize = 15;
 pub(super) const GO: &str = "go";
 pub(super) const END: &str = "end";
 pub(super) const PROBE: &str = "probe";
+/// The second end of a ring.
+pub(super) const RING: &str = "ring";
 
 /// This program again, as one of the demonstration.
 pub(super) fn program(name: &str) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("fabricast").arg("demo-worker").arg(name);
+    let mut command = this_program("fabricast");
+    command.arg("demo-worker").arg(name);
     command
 }
 
@@ -49,6 +52,9 @@ pub(crate) fn work(name: &str) -> Result<(), Failure> {
             println!("{why}");
             Failure::silent(Exit::Denied)
         });
+    }
+    if name == RING {
+        return ring_ends::answer();
     }
     let mut first = String::new();
     let read = std::io::stdin().read_line(&mut first);

@@ -1,0 +1,430 @@
+//! `fabricast bench ring`: messages through a ring.
+
+use fabric::ring::{Notify, default_stripes};
+use serde::Serialize;
+
+use super::fabric::parse_cores;
+use super::report::{Common, conclude};
+use crate::exchange::flow::{self, Flow, Flown};
+use crate::exchange::percentile::Percentiles;
+use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode, name_of};
+use crate::exchange::{initiator, remote};
+use command::exit::{Exit, Failure};
+use command::{size, text};
+
+/// Two processes send messages through rings and check them: both of this machine, or one that
+/// serves, and one that is given its address.
+///
+/// With one lane both sides poll inline, in one thread each. The last line of the output is one JSON
+/// object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Exact name of the provider: shm, tcp, net, "tcp;ofi_rxm", …
+    #[arg(long, value_name = "NAME")]
+    provider: String,
+    /// Latency or bandwidth
+    #[arg(long, value_enum, default_value_t = Pattern::Lat)]
+    mode: Pattern,
+    /// Bytes of a message, which may be many times the ring; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
+    size: u64,
+    /// Bytes of the ring; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "8M")]
+    ring_size: u64,
+    /// Bytes that are read before the writer is told, 0: after each chunk [default: a
+    /// quarter of the ring]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    watermark: Option<u64>,
+    /// Bytes of payload in a chunk, at most; takes K, M, G [default: 1M, or 256K with several
+    /// lanes]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive)]
+    chunk: Option<u64>,
+    /// How the reader is told of what was written [default: the best form that the provider
+    /// can do]
+    #[arg(long, value_enum)]
+    notify: Option<NotifyMode>,
+    /// Lanes of the ring, each with a domain and, if there are several, a thread: 1 to 64, or
+    /// "auto" for what the provider is thought to need; several only with --mode bw
+    #[arg(long, value_name = "K", default_value = "1", value_parser = parse_stripes)]
+    stripes: Lanes,
+    /// Messages that are measured; takes K, M, G
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
+    iterations: u64,
+    /// Cores of the two processes, A,B [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_parser = parse_cores)]
+    cores: Option<(usize, usize)>,
+    /// How both sides wait
+    #[arg(long, value_enum, default_value_t = WaitingMode::Busy)]
+    waiting: WaitingMode,
+    /// Local address to bind to, for providers that leave the machine [default: the loopback
+    /// address, or the one that the connection to the other side has]
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<String>,
+    /// Wait for a client at this address, and be its other side, once; all but the provider
+    /// and the source is the client's to say
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = OF_THE_CLIENT)]
+    serve: Option<String>,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+    /// Where a server waits, on this or another machine [default: a second process of this one]
+    #[arg(value_name = "HOST:PORT")]
+    server: Option<String>,
+}
+
+/// What a server is told by its client, or has no use for.
+const OF_THE_CLIENT: [&str; 12] = [
+    "server",
+    "mode",
+    "size",
+    "ring_size",
+    "watermark",
+    "chunk",
+    "notify",
+    "stripes",
+    "iterations",
+    "cores",
+    "waiting",
+    "json",
+];
+
+/// In which pattern: a [`Mode`], in the words of rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "lowercase")]
+enum Pattern {
+    /// Ping-pong: a sample is half a round trip
+    Lat,
+    /// A stream one way: a sample is one message's share of the time of a few
+    Bw,
+}
+
+impl Pattern {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Lat => Mode::Lat,
+            Self::Bw => Mode::Bw,
+        }
+    }
+}
+
+/// How many lanes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lanes {
+    Some(usize),
+    Auto,
+}
+
+fn parse_stripes(text: &str) -> Result<Lanes, String> {
+    match text.parse() {
+        Ok(count @ 1..=64) => Ok(Lanes::Some(count)),
+        _ if text == "auto" => Ok(Lanes::Auto),
+        _ => Err("1 to 64, or auto".to_owned()),
+    }
+}
+
+/// How the reader is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "lowercase")]
+enum NotifyMode {
+    /// By an immediate with the write
+    Imm,
+    /// By a small message after it
+    Msg,
+    /// Not at all: it polls its memory, and zeroes it
+    Poll,
+}
+
+impl NotifyMode {
+    fn form(self) -> Notify {
+        match self {
+            Self::Imm => Notify::Immediate,
+            Self::Msg => Notify::Message,
+            Self::Poll => Notify::Polling,
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(flatten)]
+    common: Common,
+    mode: String,
+    notify: &'static str,
+    ring_size: u64,
+    watermark: u64,
+    chunk: u64,
+    stripes: usize,
+    /// Credits that came back to the writer, and how long it waited for them.
+    credits: u64,
+    blocked_us: f64,
+    libfabric: String,
+    program: &'static str,
+}
+
+/// Bytes that a client may make a server take; and bytes that a side may take at all.
+const MOST_OF_A_CLIENT: u64 = 4 << 30;
+const MOST: u64 = 64 << 30;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let place = Place {
+        provider: arguments.provider.clone(),
+        domain: None,
+        source: arguments.source.clone(),
+        threading: ThreadingMode::Safe,
+    };
+    if let Some(source) = &arguments.source {
+        check_source(&place, source)?;
+    }
+    if let Some(address) = &arguments.serve {
+        let source = arguments.source.as_deref();
+        return remote::serve(address, &arguments.provider, source, |plan| match &plan.exchange {
+            Exchange::Flow(flow) => check_for_a_client(flow),
+            _ => Err(Failure::new(Exit::Usage, "the client wants something else than a ring")),
+        });
+    }
+    let flow = flow_of(arguments, &place)?;
+    check(&flow)?;
+    if flow.stripes > 1 && arguments.cores.is_some() {
+        let why = "--cores is for one lane: all threads of a process would have the same core";
+        return Err(Failure::new(Exit::Usage, why));
+    }
+    warn_of_threads(&flow, arguments.server.is_some());
+    let plan = Plan {
+        parent: std::process::id(),
+        place,
+        waiting: arguments.waiting,
+        core: arguments.cores.map(|(_, second)| second),
+        exchange: Exchange::Flow(flow.clone()),
+    };
+    let core = arguments.cores.map(|(first, _)| first);
+    let station = match &arguments.server {
+        Some(address) => remote::connect(&plan, address, core)?,
+        None => initiator::start(&plan, core)?,
+    };
+    let report = report(arguments, &flow, flow::run(station, &flow)?);
+    conclude(
+        &report,
+        &report.common,
+        arguments.json,
+        for_people,
+        "data did not arrive as it was sent",
+    )
+}
+
+fn flow_of(arguments: &Arguments, place: &Place) -> Result<Flow, Failure> {
+    let stripes = match arguments.stripes {
+        Lanes::Some(count) => count,
+        Lanes::Auto if arguments.mode == Pattern::Lat => 1,
+        Lanes::Auto => default_stripes(&[place.offer()?.capabilities().clone()], cores_here()),
+    };
+    let chunk = if stripes > 1 { 256 << 10 } else { 1 << 20 };
+    Ok(Flow {
+        mode: arguments.mode.mode(),
+        size: arguments.size,
+        capacity: arguments.ring_size,
+        watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
+        chunk: arguments.chunk.unwrap_or(chunk),
+        notify: arguments.notify.map(NotifyMode::form),
+        stripes,
+        iterations: arguments.iterations,
+        warmup: (arguments.iterations / 10 + 1).min(1000),
+    })
+}
+
+fn cores_here() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// An address is for networks: what stays on the machine would take it for a name, and both
+/// sides for the same.
+fn check_source(place: &Place, source: &str) -> Result<(), Failure> {
+    let anywhere = Place { source: None, ..place.clone() };
+    if anywhere.is_network() == Some(false) {
+        let provider = &place.provider;
+        return Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "--source {source}: {provider} never leaves the machine and has no addresses to \
+                 bind to; both sides would take this as the same name"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Lanes that share cores wait for each other.
+fn warn_of_threads(flow: &Flow, is_remote: bool) {
+    let (threads, cores) = (flow.stripes * if is_remote { 1 } else { 2 }, cores_here());
+    if flow.stripes > 1 && threads > cores {
+        eprintln!(
+            "fabricast: warning: {threads} threads of lanes poll on {cores} cores here: fewer \
+             lanes, or --waiting adaptive, may well be faster"
+        );
+    }
+}
+
+fn refuse(why: impl Into<String>) -> Result<(), Failure> {
+    Err(Failure::new(Exit::Usage, why))
+}
+
+/// What a client wants: it may not take all memory.
+fn check_for_a_client(flow: &Flow) -> Result<(), Failure> {
+    check(flow)?;
+    let wanted = flow.memory_of_target();
+    if wanted > MOST_OF_A_CLIENT {
+        return refuse(format!(
+            "this would take {wanted} bytes of the server's memory, for the ring and what it \
+             sends from; a client may have {}",
+            size::print(MOST_OF_A_CLIENT),
+        ));
+    }
+    Ok(())
+}
+
+/// Also for what comes from a client.
+fn check(flow: &Flow) -> Result<(), Failure> {
+    if !flow.has_shape() {
+        let capacity = flow.capacity;
+        return refuse(format!(
+            "--ring-size {capacity}: a ring has 1024 bytes to 1024G: powers of two, or up to \
+             2097024 bytes any multiple of 128 bytes, and beyond that of a 16384th of it rounded up \
+             to a power of two; {} would do",
+            capacity.clamp(1 << 10, 1 << 40).next_power_of_two(),
+        ));
+    }
+    if !(1..=64).contains(&flow.stripes) || (flow.stripes > 1 && flow.mode == Mode::Lat) {
+        return refuse("--stripes is for --mode bw: each message goes through two threads more");
+    }
+    if flow.iterations > 1 << 30 || flow.warmup > 1 << 30 || flow.size > 1 << 40 || flow.size == 0 {
+        return refuse("at most 1G messages, of 1024G each");
+    }
+    let wanted = flow.memory_of_initiator();
+    if wanted > MOST {
+        return refuse(format!(
+            "this would take {wanted} bytes of memory, for the ring and four messages to send \
+             from; at most {} are for a measurement",
+            size::print(MOST),
+        ));
+    }
+    if flow.stripes > 1 && flow.notify == Some(Notify::Polling) {
+        return refuse("--notify poll is for one lane");
+    }
+    if flow.chunk == 0 {
+        return refuse("--chunk is at least 1");
+    }
+    Ok(())
+}
+
+fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
+    let Flown { mut measured, notify, credits, blocked } = flown;
+    // One way for a ping-pong, one message's share of a stream.
+    let share = if flow.mode == Mode::Lat { 0.5e-3 } else { 1e-3 };
+    let microseconds = Percentiles::of(&mut measured.samples).map(|all| all.scaled(share));
+    let rounded = |value: f64| (value * 1e4).round() / 1e4;
+    let bytes = flow.size as f64;
+    let rate = match flow.mode {
+        Mode::Bw => bytes * flow.iterations as f64 / measured.elapsed as f64,
+        Mode::Lat => microseconds.as_ref().map_or(0.0, |all| bytes / all.p50 / 1e3),
+    };
+    Report {
+        common: Common {
+            p50_us: microseconds.as_ref().map(|all| rounded(all.p50)),
+            p99_us: microseconds.as_ref().map(|all| rounded(all.p99)),
+            p999_us: microseconds.as_ref().map(|all| rounded(all.p999)),
+            gb_per_s: rounded(rate),
+            bytes: flow.size,
+            iterations: flow.iterations,
+            provider: arguments.provider.clone(),
+            waiting: name_of(arguments.waiting),
+            cores: arguments.cores.map(|(a, b)| vec![a, b]),
+            verified: measured.verified,
+        },
+        mode: name_of(flow.mode),
+        notify: notify.name(),
+        credits,
+        blocked_us: rounded(blocked.as_secs_f64() * 1e6),
+        ring_size: flow.capacity,
+        watermark: flow.watermark.min(flow.capacity / 2),
+        chunk: flow.chunk,
+        stripes: flow.stripes,
+        libfabric: fabric::Version::running().to_string(),
+        program: command::VERSION_LINE,
+    }
+}
+
+fn for_people(report: &Report) -> String {
+    let number = |value: Option<f64>| value.unwrap_or(0.0);
+    let common = &report.common;
+    let lanes = text::counted(report.stripes as u64, "lane");
+    let what = if report.mode == "lat" { "one way" } else { "for each message" };
+    let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
+    format!(
+        "{}: {} {} through a ring of {} over {}, {}, {lanes}: {what} p50 {:.3} us, p99 {:.3} us, \
+         p99.9 {:.3} us; {:.3} GB/s; {verified}\n",
+        report.mode,
+        common.iterations,
+        messages_of(common.bytes),
+        size::print(report.ring_size),
+        common.provider,
+        report.notify,
+        number(common.p50_us),
+        number(common.p99_us),
+        number(common.p999_us),
+        common.gb_per_s,
+    )
+}
+
+fn messages_of(bytes: u64) -> String {
+    let unit = if bytes < 1 << 10 || !bytes.is_multiple_of(1 << 10) { " bytes" } else { "" };
+    format!("messages of {}{unit}", size::print(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(mode: Mode, size: u64, capacity: u64) -> Flow {
+        Flow {
+            mode,
+            size,
+            capacity,
+            watermark: 0,
+            chunk: 1 << 20,
+            notify: None,
+            stripes: 1,
+            iterations: 1,
+            warmup: 1,
+        }
+    }
+
+    #[test]
+    fn a_client_cannot_take_all_memory() {
+        let is_good =
+            |mode, size, capacity| check_for_a_client(&flow(mode, size, capacity)).is_ok();
+        assert!(is_good(Mode::Lat, 64, 8 << 20));
+        assert!(is_good(Mode::Lat, 256 << 20, 8 << 20));
+        assert!(!is_good(Mode::Lat, 1 << 30, 8 << 20));
+        // The server only reads these, where they lie.
+        assert!(is_good(Mode::Bw, 8 << 30, 8 << 20));
+        assert!(!is_good(Mode::Bw, 64, 8 << 30));
+        for mode in [Mode::Lat, Mode::Bw] {
+            assert!(!is_good(mode, 1 << 40, 8 << 20));
+            assert!(!is_good(mode, u64::MAX, 8 << 20));
+            assert!(!is_good(mode, 64, 1 << 40));
+        }
+    }
+
+    #[test]
+    fn what_is_no_ring_is_told_what_one_is() {
+        for (capacity, near) in [(1000, "1024 would do"), (3000, "4096 would do")] {
+            let text = check(&flow(Mode::Bw, 64, capacity)).unwrap_err().to_string();
+            assert!(text.contains(near), "{text}");
+        }
+        for capacity in [1024, 1024 + 128, 2_097_024, 1 << 40] {
+            assert!(flow(Mode::Bw, 64, capacity).has_shape(), "{capacity}");
+        }
+        assert!(!flow(Mode::Bw, 64, u64::MAX).has_shape());
+        let too_large = check(&flow(Mode::Bw, 64, u64::MAX)).unwrap_err().to_string();
+        assert!(too_large.contains("would do"), "{too_large}");
+    }
+}

@@ -1,0 +1,497 @@
+//! The wire alone: messages of the same length through a ring as a bridge has it, of as many lanes,
+//! between two processes where those of services run. It takes turns with the messages of the
+//! topic, and sleeps meanwhile. Nothing but the wire: no device, no queue; what is written lies in
+//! as much memory as the bridge would write from, and what comes is let go of where it came.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::ring::{
+    Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions, SenderId, Stripes,
+    StripesOptions, Turn,
+};
+use fabric::{
+    Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
+    MemoryRegion, Need, Query, QueueOptions, Reach, Waiting,
+};
+use pubsub::bridge::WorkerOptions;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::part::{Found, PATIENCE, is_over, nothing_found, now, room, wire_asked, wire_done};
+use crate::party::{Done, Shared};
+use command::exit::{Exit, Failure};
+use command::process::confine;
+use command::text;
+
+/// What stands before a message: when it began, its number, and whether it is timed.
+const HEAD: usize = 64;
+const TOPIC: u32 = 1;
+/// Completions that may wait to be looked at, as a bridge has it.
+const QUEUE: usize = 4096;
+/// How often what is asked for is looked at while nothing happens.
+const LOOK: Duration = Duration::from_millis(1);
+const LONGEST_REST: Duration = Duration::from_millis(20);
+/// Turns without anything after which the writer is told all that was read.
+const QUIET: u32 = 16;
+
+/// One end of it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct End {
+    pub(super) is_writer: bool,
+    /// Below it the ends meet, and are told how the topic's messages go.
+    pub(super) directory: PathBuf,
+    pub(super) size: u64,
+    pub(super) depth: u32,
+    /// The messages are copied out of a device first: by way of slots.
+    pub(super) is_staged: bool,
+    /// Messages of each turn, and in how many turns at the beginning they are not counted.
+    pub(super) each: u64,
+    pub(super) warmup: u64,
+    pub(super) cores: Vec<usize>,
+}
+
+/// How the messages of the topic go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Way {
+    pub(super) provider: String,
+    pub(super) lanes: usize,
+}
+
+impl Way {
+    /// As a node reports it: "ring of 3 lanes over net", or "ring over net".
+    pub(super) fn of(path: &str) -> Option<Self> {
+        let (ring, provider) = path.split_once(" over ")?;
+        let lanes = match ring.strip_prefix("ring of ") {
+            Some(lanes) => lanes.strip_suffix(" lanes")?.parse().ok()?,
+            None => 1,
+        };
+        Some(Self { provider: provider.to_owned(), lanes })
+    }
+
+    /// Tells it to both ends.
+    pub(super) fn tell(&self, directory: &Path) -> Result<(), Failure> {
+        let bytes = serde_json::to_vec(self).map_err(|error| Failure::failed(error.to_string()))?;
+        // Whoever sees it sees all of it.
+        let (draft, place) = (directory.join("way.draft"), told_at(directory));
+        std::fs::write(&draft, bytes)
+            .and_then(|()| std::fs::rename(draft, place))
+            .map_err(failed("telling how messages go"))
+    }
+
+    /// Waits until it is told. None if all is over before.
+    fn hear(shared: &Shared, directory: &Path) -> Result<Option<Self>, Failure> {
+        let (place, end) = (told_at(directory), Instant::now() + 2 * PATIENCE);
+        loop {
+            if let Ok(bytes) = std::fs::read(&place) {
+                let way = serde_json::from_slice(&bytes);
+                return way.map(Some).map_err(|error| Failure::failed(error.to_string()));
+            }
+            if is_over(shared)? {
+                return Ok(None);
+            }
+            if Instant::now() > end {
+                return Err(late("nobody says how messages go"));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+fn told_at(directory: &Path) -> PathBuf {
+    directory.join("way")
+}
+
+fn meeting_at(directory: &Path) -> PathBuf {
+    directory.join("wire")
+}
+
+fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
+    move |error| Failure::failed(format!("{what}: {error}"))
+}
+
+fn late(why: &str) -> Failure {
+    Failure::new(Exit::Deadline, format!("the wire alone: {why}"))
+}
+
+/// Where an end is reached, by each lane.
+#[derive(Debug, Serialize, Deserialize)]
+struct Whereabouts {
+    address: Address,
+    further: Vec<Address>,
+}
+
+/// The other end, while they get to know each other: a line each.
+struct Meeting {
+    reader: BufReader<UnixStream>,
+}
+
+impl Meeting {
+    fn new(socket: UnixStream) -> Result<Self, Failure> {
+        socket.set_read_timeout(Some(PATIENCE)).map_err(failed("setting a deadline"))?;
+        Ok(Self { reader: BufReader::new(socket) })
+    }
+
+    fn say(&mut self, what: &impl Serialize) -> Result<(), Failure> {
+        let line = serde_json::to_string(what);
+        let line = line.map_err(|error| Failure::failed(error.to_string()))?;
+        let said = self.reader.get_mut().write_all(format!("{line}\n").as_bytes());
+        said.map_err(failed("telling the other end"))
+    }
+
+    fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        let mut line = String::new();
+        self.reader.read_line(&mut line).map_err(failed("hearing the other end"))?;
+        serde_json::from_str(&line).map_err(|error| Failure::failed(error.to_string()))
+    }
+}
+
+/// An endpoint with further lanes, opened as a bridge does.
+struct Opened {
+    port: Port,
+    addresses: AddressVector,
+}
+
+impl Opened {
+    fn new(way: &Way) -> Result<Self, Failure> {
+        let caps = Need::ring(Reach::SameMachine).caps;
+        let query = Query::new(EndpointKind::Rdm).source("127.0.0.1").caps(caps);
+        let offer = query.provider(&way.provider).first()?;
+        let domain = Domain::open(&offer)?;
+        let addresses = AddressVector::open(&domain)?;
+        let options = QueueOptions { size: QUEUE, waiting: Waiting::Block };
+        let mut queue = CompletionQueue::open_with(&domain, options)?;
+        let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+        let mut port = Port::new(endpoint, queue);
+        if way.lanes > 1 {
+            let domains = (1..way.lanes).map(|_| Domain::open(&offer));
+            let domains = domains.collect::<fabric::Result<Vec<_>>>()?;
+            let options = StripesOptions { waiting: Waiting::Block };
+            port.add_lanes(Stripes::open_on(&domains, options)?)?;
+        }
+        Ok(Self { port, addresses })
+    }
+}
+
+/// Looks all the time for as long as a bridge does, and sleeps then.
+struct Looking {
+    spin: Duration,
+    moved: Instant,
+    idle: u32,
+}
+
+impl Looking {
+    fn new() -> Self {
+        Self { spin: WorkerOptions::default().spin, moved: Instant::now(), idle: 0 }
+    }
+
+    fn look(&mut self, port: &mut Port) -> Result<(), Failure> {
+        let is_awake = self.moved.elapsed() < self.spin;
+        match if is_awake { port.turn()? } else { port.rest(LONGEST_REST)? } {
+            Turn::Idle => {
+                self.idle = self.idle.saturating_add(1);
+                if is_awake {
+                    port.pause();
+                }
+            }
+            Turn::Ring => self.has_moved(),
+            Turn::Other(Ok(_)) => {}
+            Turn::Other(Err(failure)) => return Err(failure.error.into()),
+        }
+        Ok(())
+    }
+
+    fn has_moved(&mut self) {
+        (self.moved, self.idle) = (Instant::now(), 0);
+    }
+}
+
+/// The other end; None if all is over before it comes.
+fn accept(shared: &Shared, listener: &UnixListener) -> Result<Option<UnixStream>, Failure> {
+    listener.set_nonblocking(true).map_err(failed("listening"))?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) => {
+                socket.set_nonblocking(false).map_err(failed("accepting"))?;
+                return Ok(Some(socket));
+            }
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
+                return Err(failed("accepting")(error));
+            }
+            Err(_) if is_over(shared)? => return Ok(None),
+            Err(_) if Instant::now() > end => return Err(late("the other end does not come")),
+            Err(_) => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+/// The life of an end. If it fails nobody is to wait for its turns: why it did is its result.
+pub(super) fn take(
+    shared: &Shared,
+    end: &End,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Done, Failure> {
+    let taken = live(shared, end, ready);
+    if taken.is_err() {
+        wire_done(shared, u64::MAX)?;
+    }
+    taken
+}
+
+fn live(
+    shared: &Shared,
+    end: &End,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Done, Failure> {
+    confine(&end.cores)?;
+    let meeting = meeting_at(&end.directory);
+    // Whoever writes comes when the way is told: after this.
+    let listener = match end.is_writer {
+        true => None,
+        false => Some(UnixListener::bind(&meeting).map_err(failed("listening"))?),
+    };
+    ready()?;
+    let Some(way) = Way::hear(shared, &end.directory)? else { return Ok(nothing_found(0)) };
+    match listener {
+        Some(listener) => {
+            let Some(socket) = accept(shared, &listener)? else { return Ok(nothing_found(0)) };
+            Reader::meet(end, &way, Meeting::new(socket)?)?.read(shared, end)
+        }
+        None => {
+            let socket = UnixStream::connect(&meeting).map_err(failed("connecting"))?;
+            Writer::meet(end, &way, Meeting::new(socket)?)?.write(shared, end)
+        }
+    }
+}
+
+/// Memory that one end writes from, as a domain knows it.
+fn enabled(
+    domain: &Domain,
+    memory: &Arc<HostMemory>,
+    port: &Port,
+) -> Result<MemoryRegion, Failure> {
+    let region = domain.register(Arc::clone(memory), Access::WRITE)?;
+    if region.is_registered() && !region.is_enabled() {
+        region.bind_endpoint(port.endpoint())?;
+        region.enable()?;
+    }
+    Ok(region)
+}
+
+struct Writer {
+    port: Port,
+    sender: SenderId,
+    head: MemoryRegion,
+    /// What payloads are written from, as each lane knows it.
+    payload: Vec<MemoryRegion>,
+    chunk: u64,
+    looking: Looking,
+    next: u64,
+    _addresses: AddressVector,
+}
+
+impl Writer {
+    fn meet(end: &End, way: &Way, mut other: Meeting) -> Result<Self, Failure> {
+        let options = WorkerOptions::default();
+        let mut here = Opened::new(way)?;
+        let there: Whereabouts = other.hear()?;
+        let offer: RingOffer = other.hear()?;
+        let Opened { port, addresses } = &mut here;
+        let peer = addresses.insert(&there.address)?;
+        let chunk = options.chunk.min(offer.capacity / 4);
+        let further = there.further.get(..offer.lanes.len().saturating_sub(1));
+        let further = further.ok_or_else(|| Failure::failed("an address of a lane is missing"))?;
+        other.say(&Whereabouts { address: port.endpoint().address()?, further: Vec::new() })?;
+        let (sender, answer) = port.accept_by(peer, further, &offer, chunk)?;
+        other.say(&answer)?;
+        let lanes = port.sender(sender)?.lanes();
+        if lanes != way.lanes {
+            let lanes = text::counted(lanes as u64, "lane");
+            let why = format!("{lanes} of the wire alone, where messages have {}", way.lanes);
+            return Err(Failure::failed(why));
+        }
+        let slots = options.chunk * options.slots_by(lanes) as u64;
+        let length = if end.is_staged { slots } else { end.size.next_multiple_of(options.chunk) };
+        let memory = Arc::new(HostMemory::zeroed(length as usize)?);
+        let mut payload = Vec::new();
+        for lane in 0..lanes {
+            let domain = port.lane_domain(lane).ok_or_else(|| Failure::failed("a lane is gone"))?;
+            payload.push(enabled(domain, &memory, port)?);
+        }
+        payload[0].fill(0..length as usize, 0x5a)?;
+        let memory = Arc::new(HostMemory::zeroed(HEAD)?);
+        let head = enabled(port.endpoint().domain(), &memory, port)?;
+        let Opened { port, addresses } = here;
+        let looking = Looking::new();
+        let chunk = options.chunk;
+        Ok(Self { port, sender, head, payload, chunk, looking, next: 0, _addresses: addresses })
+    }
+
+    /// Writes as many messages as are asked for, in turns, until all is over.
+    fn write(mut self, shared: &Shared, end: &End) -> Result<Done, Failure> {
+        let mut turns = 0;
+        while !is_over(shared)? {
+            if wire_asked(shared)? == turns {
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            self.looking.has_moved();
+            for _ in 0..end.each {
+                self.message(end.size, turns >= end.warmup)?;
+            }
+            turns += 1;
+            wire_done(shared, turns)?;
+        }
+        Ok(nothing_found(self.next))
+    }
+
+    /// Writes one, and waits until it is read.
+    fn message(&mut self, size: u64, is_timed: bool) -> Result<(), Failure> {
+        let end = Instant::now() + PATIENCE;
+        let (head, mut at) = (HEAD as u64, 0);
+        let words = [now(), self.next, is_timed.into()].map(u64::to_le_bytes).concat();
+        self.head.write(0, &words)?;
+        let mut message = self.port.begin(self.sender, TOPIC, head + size)?;
+        while !message.is_written() {
+            let written = message.written();
+            let pushed = if written < head {
+                let part = self.head.slice(0..HEAD)?;
+                self.port.push_by(0, self.sender, &mut message, &part, 0)?
+            } else {
+                // A piece begins where one began before, until all of it is written.
+                if written - head >= at + self.chunk {
+                    at = (written - head) / self.chunk * self.chunk;
+                }
+                self.piece(&mut message, at, size)?
+            };
+            match pushed {
+                Pushed::Posted(_) | Pushed::Written => self.looking.has_moved(),
+                Pushed::Blocked(_) | Pushed::Busy => self.looking.look(&mut self.port)?,
+            }
+            if Instant::now() > end {
+                return Err(late("a message was not written"));
+            }
+        }
+        while self.port.next_read(self.sender)?.is_none() {
+            self.looking.look(&mut self.port)?;
+            if Instant::now() > end {
+                return Err(late("a message was not read"));
+            }
+        }
+        self.next += 1;
+        Ok(())
+    }
+
+    fn piece(
+        &mut self,
+        message: &mut fabric::ring::Message,
+        at: u64,
+        size: u64,
+    ) -> Result<Pushed, Failure> {
+        let left = message.length() - message.written();
+        let lane = match self.payload.len() {
+            1 => 0,
+            _ => match self.port.pick(self.sender, left)? {
+                Some(lane) => lane,
+                None => return Ok(Pushed::Busy),
+            },
+        };
+        let region = self.payload.get(lane).ok_or_else(|| Failure::failed("a lane too many"))?;
+        let from = at % region.len() as u64;
+        let length = self.chunk.min(size - at);
+        let part = region.slice(from as usize..(from + length) as usize)?;
+        let place = HEAD as u64 + at;
+        Ok(self.port.push_by(lane, self.sender, message, &part, place)?)
+    }
+}
+
+struct Reader {
+    port: Port,
+    ring: ReceiverId,
+    looking: Looking,
+    _addresses: AddressVector,
+}
+
+impl Reader {
+    fn meet(end: &End, way: &Way, mut other: Meeting) -> Result<Self, Failure> {
+        let Opened { mut port, addresses } = Opened::new(way)?;
+        let capacity = WorkerOptions::default().ring_by(way.lanes, end.size, end.depth);
+        let options = RingOptions::new(port.endpoint(), capacity)?;
+        let memory = HostMemory::zeroed(capacity as usize)?;
+        let ring = port.offer_by(&options, way.lanes, memory)?;
+        let further = port.lane_addresses();
+        other.say(&Whereabouts { address: port.endpoint().address()?, further })?;
+        other.say(&port.terms(ring)?)?;
+        let there: Whereabouts = other.hear()?;
+        let peer = addresses.insert(&there.address)?;
+        let answer: RingAnswer = other.hear()?;
+        port.connect(ring, peer, &answer)?;
+        Ok(Self { port, ring, looking: Looking::new(), _addresses: addresses })
+    }
+
+    /// Reads until all is over.
+    fn read(mut self, shared: &Shared, end: &End) -> Result<Done, Failure> {
+        let (mut samples, mut messages, mut verified) = (room(), 0, true);
+        let mut head = [0; HEAD];
+        loop {
+            // The other end says that it goes, by ending the ring.
+            let view = match self.port.take(self.ring) {
+                Err(error) if error.kind() == fabric::ErrorKind::Closed => break,
+                view => view?,
+            };
+            let Some(view) = view else {
+                self.looking.look(&mut self.port)?;
+                if self.looking.idle == QUIET {
+                    self.port.tell(self.ring, true)?;
+                }
+                if self.looking.moved.elapsed() > LONGEST_REST && is_over(shared)? {
+                    break;
+                }
+                continue;
+            };
+            self.looking.has_moved();
+            let header = *view.header();
+            verified &= header.length == HEAD as u64 + end.size;
+            if header.offset == 0 {
+                let length = view.len().min(HEAD);
+                view.read(0, &mut head[..length])?;
+            }
+            let is_last = view.is_last();
+            drop(view);
+            self.port.tell(self.ring, false)?;
+            if is_last {
+                let came = now();
+                let word =
+                    |at: usize| head[at * 8..at * 8 + 8].try_into().map_or(0, u64::from_le_bytes);
+                verified &= word(1) == messages;
+                if word(2) != 0 {
+                    samples.add(came.saturating_sub(word(0)));
+                }
+                messages += 1;
+                // Whoever writes the next one waits for this.
+                self.port.tell(self.ring, true)?;
+            }
+        }
+        let found = Found { topics: vec![samples], ..Found::default() };
+        Ok(Done { verified, found: Some(found), ..nothing_found(messages) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_is_read_as_nodes_report_it() {
+        let way = |provider: &str, lanes| Some(Way { provider: provider.to_owned(), lanes });
+        assert_eq!(Way::of("ring over net"), way("net", 1));
+        assert_eq!(Way::of("ring of 3 lanes over tcp;ofi_rxm"), way("tcp;ofi_rxm", 3));
+        for none in ["", "ring", "ring of lanes over net", "ring of -1 lanes over net"] {
+            assert_eq!(Way::of(none), None, "{none}");
+        }
+    }
+}
