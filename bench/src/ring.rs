@@ -1,6 +1,6 @@
 //! `fabricast bench ring`: messages through a ring.
 
-use fabric::ring::{Notify, default_stripes};
+use fabric::ring::Notify;
 use serde::Serialize;
 
 use super::fabric::parse_cores;
@@ -10,13 +10,12 @@ use crate::exchange::percentile::Percentiles;
 use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode, name_of};
 use crate::exchange::{initiator, remote};
 use command::exit::{Exit, Failure};
-use command::{size, text};
+use command::size;
 
 /// Two processes send messages through rings and check them: both of this machine, or one that
 /// serves, and one that is given its address.
 ///
-/// With one lane both sides poll inline, in one thread each. The last line of the output is one JSON
-/// object.
+/// Both sides poll inline, in one thread each. The last line of the output is one JSON object.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Exact name of the provider: shm, tcp, net, "tcp;ofi_rxm", …
@@ -35,18 +34,13 @@ pub(crate) struct Arguments {
     /// quarter of the ring]
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     watermark: Option<u64>,
-    /// Bytes of payload in a chunk, at most; takes K, M, G [default: 1M, or 256K with several
-    /// lanes]
-    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive)]
-    chunk: Option<u64>,
+    /// Bytes of payload in a chunk, at most; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
+    chunk: u64,
     /// How the reader is told of what was written [default: the best form that the provider
     /// can do]
     #[arg(long, value_enum)]
     notify: Option<NotifyMode>,
-    /// Lanes of the ring, each with a domain and, if there are several, a thread: 1 to 64, or
-    /// "auto" for what the provider is thought to need; several only with --mode bw
-    #[arg(long, value_name = "K", default_value = "1", value_parser = parse_stripes)]
-    stripes: Lanes,
     /// Messages that are measured; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
@@ -73,7 +67,7 @@ pub(crate) struct Arguments {
 }
 
 /// What a server is told by its client, or has no use for.
-const OF_THE_CLIENT: [&str; 12] = [
+const OF_THE_CLIENT: [&str; 11] = [
     "server",
     "mode",
     "size",
@@ -81,7 +75,6 @@ const OF_THE_CLIENT: [&str; 12] = [
     "watermark",
     "chunk",
     "notify",
-    "stripes",
     "iterations",
     "cores",
     "waiting",
@@ -104,21 +97,6 @@ impl Pattern {
             Self::Lat => Mode::Lat,
             Self::Bw => Mode::Bw,
         }
-    }
-}
-
-/// How many lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lanes {
-    Some(usize),
-    Auto,
-}
-
-fn parse_stripes(text: &str) -> Result<Lanes, String> {
-    match text.parse() {
-        Ok(count @ 1..=64) => Ok(Lanes::Some(count)),
-        _ if text == "auto" => Ok(Lanes::Auto),
-        _ => Err("1 to 64, or auto".to_owned()),
     }
 }
 
@@ -153,7 +131,6 @@ struct Report {
     ring_size: u64,
     watermark: u64,
     chunk: u64,
-    stripes: usize,
     /// Credits that came back to the writer, and how long it waited for them.
     credits: u64,
     blocked_us: f64,
@@ -182,13 +159,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             _ => Err(Failure::new(Exit::Usage, "the client wants something else than a ring")),
         });
     }
-    let flow = flow_of(arguments, &place)?;
+    let flow = Flow {
+        mode: arguments.mode.mode(),
+        size: arguments.size,
+        capacity: arguments.ring_size,
+        watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
+        chunk: arguments.chunk,
+        notify: arguments.notify.map(NotifyMode::form),
+        iterations: arguments.iterations,
+        warmup: (arguments.iterations / 10 + 1).min(1000),
+    };
     check(&flow)?;
-    if flow.stripes > 1 && arguments.cores.is_some() {
-        let why = "--cores is for one lane: all threads of a process would have the same core";
-        return Err(Failure::new(Exit::Usage, why));
-    }
-    warn_of_threads(&flow, arguments.server.is_some());
     let plan = Plan {
         parent: std::process::id(),
         place,
@@ -211,30 +192,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     )
 }
 
-fn flow_of(arguments: &Arguments, place: &Place) -> Result<Flow, Failure> {
-    let stripes = match arguments.stripes {
-        Lanes::Some(count) => count,
-        Lanes::Auto if arguments.mode == Pattern::Lat => 1,
-        Lanes::Auto => default_stripes(&[place.offer()?.capabilities().clone()], cores_here()),
-    };
-    let chunk = if stripes > 1 { 256 << 10 } else { 1 << 20 };
-    Ok(Flow {
-        mode: arguments.mode.mode(),
-        size: arguments.size,
-        capacity: arguments.ring_size,
-        watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
-        chunk: arguments.chunk.unwrap_or(chunk),
-        notify: arguments.notify.map(NotifyMode::form),
-        stripes,
-        iterations: arguments.iterations,
-        warmup: (arguments.iterations / 10 + 1).min(1000),
-    })
-}
-
-fn cores_here() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// An address is for networks: what stays on the machine would take it for a name, and both
 /// sides for the same.
 fn check_source(place: &Place, source: &str) -> Result<(), Failure> {
@@ -250,17 +207,6 @@ fn check_source(place: &Place, source: &str) -> Result<(), Failure> {
         ));
     }
     Ok(())
-}
-
-/// Lanes that share cores wait for each other.
-fn warn_of_threads(flow: &Flow, is_remote: bool) {
-    let (threads, cores) = (flow.stripes * if is_remote { 1 } else { 2 }, cores_here());
-    if flow.stripes > 1 && threads > cores {
-        eprintln!(
-            "fabricast: warning: {threads} threads of lanes poll on {cores} cores here: fewer \
-             lanes, or --waiting adaptive, may well be faster"
-        );
-    }
 }
 
 fn refuse(why: impl Into<String>) -> Result<(), Failure> {
@@ -292,9 +238,6 @@ fn check(flow: &Flow) -> Result<(), Failure> {
             capacity.clamp(1 << 10, 1 << 40).next_power_of_two(),
         ));
     }
-    if !(1..=64).contains(&flow.stripes) || (flow.stripes > 1 && flow.mode == Mode::Lat) {
-        return refuse("--stripes is for --mode bw: each message goes through two threads more");
-    }
     if flow.iterations > 1 << 30 || flow.warmup > 1 << 30 || flow.size > 1 << 40 || flow.size == 0 {
         return refuse("at most 1G messages, of 1024G each");
     }
@@ -305,9 +248,6 @@ fn check(flow: &Flow) -> Result<(), Failure> {
              from; at most {} are for a measurement",
             size::print(MOST),
         ));
-    }
-    if flow.stripes > 1 && flow.notify == Some(Notify::Polling) {
-        return refuse("--notify poll is for one lane");
     }
     if flow.chunk == 0 {
         return refuse("--chunk is at least 1");
@@ -346,7 +286,6 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
         ring_size: flow.capacity,
         watermark: flow.watermark.min(flow.capacity / 2),
         chunk: flow.chunk,
-        stripes: flow.stripes,
         libfabric: fabric::Version::running().to_string(),
         program: command::VERSION_LINE,
     }
@@ -355,11 +294,10 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
 fn for_people(report: &Report) -> String {
     let number = |value: Option<f64>| value.unwrap_or(0.0);
     let common = &report.common;
-    let lanes = text::counted(report.stripes as u64, "lane");
     let what = if report.mode == "lat" { "one way" } else { "for each message" };
     let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
     format!(
-        "{}: {} {} through a ring of {} over {}, {}, {lanes}: {what} p50 {:.3} us, p99 {:.3} us, \
+        "{}: {} {} through a ring of {} over {}, {}: {what} p50 {:.3} us, p99 {:.3} us, \
          p99.9 {:.3} us; {:.3} GB/s; {verified}\n",
         report.mode,
         common.iterations,
@@ -391,7 +329,6 @@ mod tests {
             watermark: 0,
             chunk: 1 << 20,
             notify: None,
-            stripes: 1,
             iterations: 1,
             warmup: 1,
         }

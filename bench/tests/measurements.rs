@@ -200,18 +200,6 @@ fn messages_through_a_ring_are_checked() {
             &["--mode", "bw", "--size", "1M", "--iters", "64", "--waiting", "adaptive"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "msg"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "poll"],
-            &[
-                "--mode",
-                "bw",
-                "--size",
-                "1M",
-                "--iters",
-                "32",
-                "--stripes",
-                "3",
-                "--waiting",
-                "adaptive",
-            ],
         ] {
             let out = succeed(&[&["ring", "--provider", &provider], more].concat());
             assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
@@ -219,8 +207,6 @@ fn messages_through_a_ring_are_checked() {
     }
     for (wrong, why) in [
         (&["--ring-size", "1000"][..], "1024 would do"),
-        (&["--stripes", "2"], "--mode bw"),
-        (&["--stripes", "65"], "1 to 64"),
         (&["--size", "1024G"], "bytes of memory"),
         (&["--source", "127.0.0.1"], "never leaves the machine"),
         (&["--serve", "127.0.0.1:0", "--size", "64"], "cannot be used with"),

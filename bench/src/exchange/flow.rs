@@ -13,7 +13,6 @@ use super::pingpong::Measured;
 use super::plan::{Mode, WaitingMode};
 use super::stamps::{Found, stamp};
 use super::station::Station;
-use super::striped;
 use super::vigil::{Vigil, unexpected};
 use command::exit::Failure;
 
@@ -42,8 +41,6 @@ pub(crate) struct Flow {
     pub(crate) chunk: u64,
     /// How readers are told; None: by the best form that the provider can do.
     pub(crate) notify: Option<Notify>,
-    /// Lanes of the ring; 1: driven inline, without threads.
-    pub(crate) stripes: usize,
     pub(crate) iterations: u64,
     pub(crate) warmup: u64,
 }
@@ -134,9 +131,6 @@ pub(crate) struct Flown {
 
 /// The initiator's side.
 pub(crate) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
-    if flow.stripes > 1 {
-        return striped::run(station, flow);
-    }
     let mut side = Side::new(station, flow, true)?;
     let mut samples = flow.room_for_samples()?;
     let mut elapsed = 0;
@@ -174,9 +168,6 @@ pub(crate) fn run(station: Station, flow: &Flow) -> Result<Flown, Failure> {
 
 /// The target's side.
 pub(crate) fn serve(station: Station, flow: &Flow) -> Result<(), Failure> {
-    if flow.stripes > 1 {
-        return striped::serve(station, flow);
-    }
     let mut side = Side::new(station, flow, flow.mode == Mode::Lat)?;
     for count in [flow.warmup, flow.iterations] {
         side.meet()?;

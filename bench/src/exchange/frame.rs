@@ -19,8 +19,6 @@ pub(crate) enum Frame {
     Plan(Plan),
     /// Where the sender's endpoint and memory are.
     Hello { address: Address, region: RemoteRegion },
-    /// Where the sender's lanes are.
-    Lanes(Vec<Address>),
     /// The sender's ring.
     Ring(RingOffer),
     /// Where the sender wants to be told of credit.

@@ -20,6 +20,5 @@ pub(crate) mod remote;
 mod stamps;
 pub(crate) mod station;
 pub(crate) mod stream;
-pub(crate) mod striped;
 pub(crate) mod target;
 pub(crate) mod vigil;

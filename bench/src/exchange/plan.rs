@@ -141,7 +141,7 @@ fn query(threading: ThreadingMode) -> Query {
     let query = Query::new(EndpointKind::Rdm).progress(Progress::Manual);
     match threading {
         ThreadingMode::Safe => query,
-        // Lanes, which have threads, are refused by `Plan::offer`; a client cannot ask for this.
+        // A client cannot ask for this.
         // SAFETY: one thread of each process makes, uses and drops all objects of the domain.
         #[allow(unsafe_code)]
         ThreadingMode::Domain => unsafe { query.threading(Threading::Domain) },
@@ -153,13 +153,6 @@ impl Plan {
     ///
     /// Without a hint for order some providers promise none.
     pub(crate) fn offer(&self) -> Result<(Offer, bool), Failure> {
-        if let Exchange::Flow(flow) = &self.exchange
-            && flow.stripes > 1
-            && self.place.threading != ThreadingMode::Safe
-        {
-            let why = "several lanes have a thread each: libfabric is to be told of that";
-            return Err(Failure::new(Exit::Usage, why));
-        }
         let mut wanted = Order::WRITE_AFTER_WRITE | Order::SEND_AFTER_WRITE;
         if let Exchange::Measure(measure) = &self.exchange
             && measure.operation == Operation::Send
@@ -290,7 +283,7 @@ mod tests {
         assert_eq!(Measure::slots(Operation::Send, Mode::Lat, 1 << 30, 16), 2);
     }
 
-    fn plan(stripes: usize) -> Plan {
+    fn plan() -> Plan {
         let place = Place {
             provider: "shm".to_owned(),
             domain: Some("a domain".to_owned()),
@@ -304,7 +297,6 @@ mod tests {
             watermark: 0,
             chunk: 64,
             notify: None,
-            stripes,
             iterations: 1,
             warmup: 0,
         };
@@ -314,18 +306,11 @@ mod tests {
 
     #[test]
     fn a_client_promises_nothing_of_the_servers_threads() {
-        let followed = plan(1).for_a_client(None);
+        let followed = plan().for_a_client(None);
         assert_eq!(followed.place.threading, ThreadingMode::Safe);
         assert_eq!((followed.place.source, followed.place.domain), (None, None));
-        let bound = plan(1).for_a_client(Some("here"));
+        let bound = plan().for_a_client(Some("here"));
         assert_eq!(bound.place.source.as_deref(), Some("here"));
-    }
-
-    #[test]
-    fn lanes_are_refused_where_one_thread_is_promised() {
-        let failure = plan(2).offer().unwrap_err();
-        assert_eq!(failure.exit(), Exit::Usage);
-        assert!(failure.to_string().contains("lanes"), "{failure}");
     }
 
     #[test]

@@ -33,7 +33,6 @@ pub(super) fn ring(
         watermark: ring / 4,
         chunk,
         notify: None,
-        stripes: 1,
         iterations,
         warmup: (iterations / 10 + 1).min(1000),
     };
