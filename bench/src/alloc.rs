@@ -6,12 +6,14 @@ use ipc::{Allocator, AllocatorError, MappedWords, Owner, Part};
 use serde::{Deserialize, Serialize};
 
 use super::party::{Done, LONGEST, Party, Shared, Task};
-use super::report::{Common, conclude};
+use super::report::{Common, Findings, Report};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::process::times_preempted;
 use command::{size, text};
 
+/// Blocks that each process keeps.
+const LIVE: u64 = 100;
 /// Bytes of a granule.
 const GRANULE: u64 = 256;
 
@@ -33,9 +35,6 @@ pub(crate) struct Arguments {
     /// All blocks have the largest size
     #[arg(long)]
     fixed: bool,
-    /// Blocks that each process keeps
-    #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "100")]
-    live: u64,
     /// Pairs of each process; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1M")]
     iterations: u64,
@@ -49,15 +48,12 @@ pub(crate) struct Arguments {
 pub(crate) struct Work {
     largest: u64,
     is_fixed: bool,
-    live: u64,
     iterations: u64,
     seed: u64,
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    common: Common,
+struct Found {
     p9999_us: Option<f64>,
     max_us: Option<f64>,
     /// Of a pair, without the clock that is read around each for the others.
@@ -71,7 +67,6 @@ struct Report {
     /// Hundreds of pairs: for programs only.
     #[serde(skip_serializing_if = "Option::is_none")]
     histogram_ns: Option<Vec<(u64, u64)>>,
-    program: &'static str,
 }
 
 type Books = Allocator<Part<MappedWords>>;
@@ -82,26 +77,25 @@ fn failed(error: AllocatorError) -> Failure {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
-    let (processes, live) = (arguments.processes, arguments.live);
-    if processes > 64 || live > 100_000 || arguments.size > 1 << 30 {
-        return refuse("at most 64 processes, 100000 blocks each, of 1G each");
+    let processes = arguments.processes;
+    if processes > 64 || arguments.size > 1 << 30 {
+        return refuse("at most 64 processes, and blocks of 1G");
     }
     let cores = arguments.cores.clone();
     if cores.as_ref().is_some_and(|cores| cores.len() as u64 != processes) {
         return refuse("--cores wants a core for each process");
     }
-    let most_blocks = (4 * processes * (live + 1) + 64) as u32;
+    let most_blocks = (4 * processes * (LIVE + 1) + 64) as u32;
     let mut party = Party::new(Books::words_needed(most_blocks))?;
     let books = Books::format(party.shared.part()?, most_blocks, GRANULE).map_err(failed)?;
     // Twice of what is kept, so that no search is in vain.
-    let memory = 2 * processes * (live + 1) * arguments.size.next_multiple_of(GRANULE);
+    let memory = 2 * processes * (LIVE + 1) * arguments.size.next_multiple_of(GRANULE);
     books.extend(&party.shared.caller(), 0, memory).map_err(failed)?;
     let tasks: Vec<_> = (0..processes)
         .map(|number| {
             let work = Work {
                 largest: arguments.size,
                 is_fixed: arguments.fixed,
-                live,
                 iterations: arguments.iterations,
                 seed: number + 1,
             };
@@ -115,52 +109,49 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let caller = party.shared.caller();
     let is_sound = books.audit(&caller).map_err(failed)?.is_ok()
         && books.statistics(&caller).map_err(failed)?.free == memory;
-    let report = report(arguments, &results, is_sound);
-    conclude(&report, &report.common, arguments.json, for_people, "blocks overlapped, or were lost")
+    report(arguments, &results, is_sound).conclude(arguments.json)
 }
 
-fn for_people(report: &Report) -> String {
-    let number = |value: Option<f64>| value.unwrap_or(0.0);
-    let common = &report.common;
-    format!(
-        "{}, {:.1} ns a pair; with the clock around each: p50 {:.3}, p99 {:.3}, p99.9 {:.3}, p99.99 {:.3} us\n",
-        text::one_or(report.processes, "process", "processes"),
-        report.mean_ns,
-        number(common.p50_us),
-        number(common.p99_us),
-        number(common.p999_us),
-        number(report.p9999_us),
-    )
+impl Findings for Found {
+    const WRONG: &str = "blocks overlapped, or were lost";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, p999] = common.percentiles();
+        format!(
+            "{}, {:.1} ns a pair; with the clock around each: p50 {p50:.3}, p99 {p99:.3}, \
+             p99.9 {p999:.3}, p99.99 {:.3} us\n",
+            text::one_or(self.processes, "process", "processes"),
+            self.mean_ns,
+            self.p9999_us.unwrap_or_default(),
+        )
+    }
 }
 
-fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report {
+fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report<Found> {
     let mut samples = Histogram::default();
     results.iter().for_each(|done| samples.merge(&done.samples));
     let pairs: u64 = results.iter().map(|done| done.iterations).sum();
     let elapsed: u64 = results.iter().map(|done| done.elapsed).sum();
-    Report {
-        common: Common {
-            p50_us: samples.microseconds(0.5),
-            p99_us: samples.microseconds(0.99),
-            p999_us: samples.microseconds(0.999),
-            gb_per_s: 0.0,
-            bytes: arguments.size,
-            iterations: arguments.iterations,
-            provider: "tlsf".to_owned(),
-            waiting: "lock".to_owned(),
-            cores: arguments.cores.clone(),
-            verified: is_sound && results.iter().all(|done| done.verified),
-        },
+    let common = Common {
+        bytes: arguments.size,
+        iterations: arguments.iterations,
+        provider: "tlsf".to_owned(),
+        waiting: "lock".to_owned(),
+        cores: arguments.cores.clone(),
+        verified: is_sound && results.iter().all(|done| done.verified),
+        ..Common::of(&samples, 1.0)
+    };
+    let found = Found {
         p9999_us: samples.microseconds(0.9999),
         max_us: samples.microseconds(1.0),
         mean_ns: elapsed as f64 / pairs.max(1) as f64,
         processes: arguments.processes,
         preempted: results.iter().map(|done| done.preempted).sum(),
-        live: arguments.live,
+        live: LIVE,
         fixed: arguments.fixed,
         histogram_ns: arguments.json.then(|| samples.buckets()),
-        program: command::VERSION_LINE,
-    }
+    };
+    Report::new(common, found)
 }
 
 /// What each process does: half of the pairs with the clock around all of them, then
@@ -184,7 +175,7 @@ pub(crate) fn work(
         if work.is_fixed { work.largest } else { random % work.largest + 1 }
     };
     let mut kept = Vec::new();
-    for _ in 0..work.live {
+    for _ in 0..LIVE {
         let (block, _) = books.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
         kept.push(block);
     }
@@ -192,7 +183,7 @@ pub(crate) fn work(
     let preempted = times_preempted();
     let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
     let mut pair = |which: u64, size: u64| {
-        let kept = &mut kept[(which % work.live) as usize];
+        let kept = &mut kept[(which % LIVE) as usize];
         books.free(&caller, *kept, owner).map_err(failed)?;
         *kept = books.allocate(&caller, owner, size, 1).map_err(failed)?.0;
         Ok::<_, Failure>(())
@@ -219,5 +210,5 @@ pub(crate) fn work(
     places.sort_unstable_by_key(|place| place.offset);
     let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);
     let preempted = times_preempted() - preempted;
-    Ok(Done { samples, elapsed, iterations: half, verified, preempted, seen: None, found: None })
+    Ok(Done { samples, elapsed, iterations: half, verified, preempted, ..Done::default() })
 }

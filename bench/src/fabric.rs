@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-use super::report::{Common, conclude};
-use crate::exchange::percentile::Percentiles;
+use super::report::{Common, Findings, Report, rounded};
 use crate::exchange::pingpong::{self, Measured};
 use crate::exchange::plan::{
-    Exchange, Measure, Mode, Operation, Place, Plan, ThreadingMode, WaitingMode, name_of,
+    Exchange, Measure, Mode, Operation, Place, Plan, ThreadingMode, Wait, name_of,
 };
 use crate::exchange::{initiator, stream};
 use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
 use command::{size, text};
 
 /// So that the sequence number fits an immediate of 32 bits.
@@ -36,9 +36,6 @@ pub(crate) struct Arguments {
     /// Operations that are measured; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
-    /// Operations before that [default: a tenth, at most 1000]
-    #[arg(long, value_name = "N", value_parser = size::parse)]
-    warmup: Option<u64>,
     /// Operations in flight, for bandwidth; no more than fit 64 MiB
     #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "16")]
     window: u64,
@@ -46,14 +43,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A,B", value_parser = parse_cores)]
     cores: Option<(usize, usize)>,
     /// How both sides wait
-    #[arg(long, value_enum, default_value_t = WaitingMode::Busy)]
-    waiting: WaitingMode,
+    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    waiting: Wait,
     /// What libfabric is told of the threads that call it (there is one)
     #[arg(long, value_enum, default_value_t = ThreadingMode::Safe)]
     threading: ThreadingMode,
-    /// Local address to bind to [default: the loopback address where one is needed]
-    #[arg(long, value_name = "ADDRESS")]
-    source: Option<String>,
     /// Only the JSON line
     #[arg(long)]
     json: bool,
@@ -65,17 +59,13 @@ pub(crate) fn parse_cores(text: &str) -> Result<(usize, usize), String> {
         .ok_or_else(|| "not two core numbers with a comma between them".to_owned())
 }
 
-/// The last line.
 #[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    common: Common,
+struct Found {
     op: String,
     mode: String,
     window: Option<usize>,
     threading: String,
     libfabric: String,
-    program: &'static str,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -85,20 +75,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Mode::Lat => pingpong::run(station, &measure)?,
         Mode::Bw => stream::run(station, &measure)?,
     };
-    let report = report(arguments, &measure, measured)?;
-    conclude(&report, &report.common, arguments.json, table, "data did not arrive as it was sent")
+    report(arguments, &measure, measured).conclude(arguments.json)
 }
 
 fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {
     let refuse = |why: String| Failure::new(Exit::Usage, why);
     let iterations = arguments.iterations;
-    let warmup = arguments.warmup.unwrap_or_else(|| (iterations / 10 + 1).min(1000));
-    if iterations > MOST_ITERATIONS || warmup > MOST_ITERATIONS {
-        return Err(refuse(format!("at most {MOST_ITERATIONS} iterations, and as much warmup")));
+    if iterations > MOST_ITERATIONS {
+        return Err(refuse(format!("at most {MOST_ITERATIONS} iterations")));
     }
     let (operation, mode) = (arguments.operation, arguments.mode);
-    if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != WaitingMode::Busy
-    {
+    if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != Wait::Busy {
         return Err(refuse(
             "nobody is told of a plain write, so nobody can sleep until it comes: \
              use --waiting busy, or --op writedata"
@@ -115,14 +102,13 @@ fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {
         size: bytes,
         slots: Measure::slots(operation, mode, bytes, arguments.window),
         iterations,
-        warmup,
+        warmup: (iterations / 10 + 1).min(1000),
     };
     let plan = Plan {
         parent: std::process::id(),
         place: Place {
             provider: arguments.provider.clone(),
-            domain: None,
-            source: arguments.source.clone(),
+            source: None,
             threading: arguments.threading,
         },
         waiting: arguments.waiting,
@@ -132,11 +118,7 @@ fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {
     Ok((plan, measure))
 }
 
-fn report(
-    arguments: &Arguments,
-    measure: &Measure,
-    mut measured: Measured,
-) -> Result<Report, Failure> {
+fn report(arguments: &Arguments, measure: &Measure, measured: Measured) -> Report<Found> {
     // One way for a ping-pong, the whole operation for a read, the share of one
     // operation in a window of a stream.
     let share = match (measure.mode, measure.operation) {
@@ -144,73 +126,72 @@ fn report(
         (Mode::Lat, Operation::Read) => 1.0,
         (Mode::Lat, _) => 0.5,
     };
-    let nanoseconds = Percentiles::of(&mut measured.samples).map(|p| p.scaled(share));
+    let samples: Histogram = measured.samples.into_iter().collect();
+    let percentiles = Common::of(&samples, share);
     let bytes = measure.size as f64;
     let rate = match measure.mode {
         Mode::Bw => bytes * measure.iterations as f64 / measured.elapsed as f64,
-        Mode::Lat => nanoseconds.map_or(0.0, |p| bytes / p.p50),
+        Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| bytes / p50 / 1e3),
     };
-    let rounded = |value: f64| (value * 1e4).round() / 1e4;
-    let microseconds = |pick: fn(&Percentiles) -> f64| {
-        nanoseconds.as_ref().map(|percentiles| rounded(pick(percentiles) / 1e3))
+    let common = Common {
+        gb_per_s: rounded(rate),
+        bytes: measure.size as u64,
+        iterations: measure.iterations,
+        provider: arguments.provider.clone(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.map(|(a, b)| vec![a, b]),
+        verified: measured.verified,
+        ..percentiles
     };
-    Ok(Report {
-        common: Common {
-            p50_us: microseconds(|p| p.p50),
-            p99_us: microseconds(|p| p.p99),
-            p999_us: microseconds(|p| p.p999),
-            gb_per_s: rounded(rate),
-            bytes: measure.size as u64,
-            iterations: measure.iterations,
-            provider: arguments.provider.clone(),
-            waiting: name_of(arguments.waiting),
-            cores: arguments.cores.map(|(a, b)| vec![a, b]),
-            verified: measured.verified,
-        },
+    let found = Found {
         op: name_of(measure.operation),
         mode: name_of(measure.mode),
         window: (measure.mode == Mode::Bw).then_some(measure.slots),
         threading: name_of(arguments.threading),
         libfabric: fabric::Version::running().to_string(),
-        program: command::VERSION_LINE,
-    })
+    };
+    Report::new(common, found)
 }
 
-fn table(report: &Report) -> String {
-    let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
-    let common = &report.common;
-    let cores = common.cores.as_ref().map_or("any".to_owned(), |cores| {
-        cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
-    });
-    let head = [
-        "provider",
-        "op",
-        "mode",
-        "bytes",
-        "iterations",
-        "p50 µs",
-        "p99 µs",
-        "p99.9 µs",
-        "GB/s",
-        "waiting",
-        "cores",
-        "data",
-    ];
-    let row = [
-        common.provider.clone(),
-        report.op.clone(),
-        report.mode.clone(),
-        size::print(common.bytes),
-        common.iterations.to_string(),
-        number(common.p50_us),
-        number(common.p99_us),
-        number(common.p999_us),
-        number(Some(common.gb_per_s)),
-        common.waiting.clone(),
-        cores,
-        if common.verified { "verified" } else { "ALTERED" }.to_owned(),
-    ];
-    text::table(&[head.map(str::to_owned).to_vec(), row.to_vec()])
+impl Findings for Found {
+    const WRONG: &str = "data did not arrive as it was sent";
+
+    fn for_people(&self, common: &Common) -> String {
+        let number =
+            |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
+        let cores = common.cores.as_ref().map_or("any".to_owned(), |cores| {
+            cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+        });
+        let head = [
+            "provider",
+            "op",
+            "mode",
+            "bytes",
+            "iterations",
+            "p50 µs",
+            "p99 µs",
+            "p99.9 µs",
+            "GB/s",
+            "waiting",
+            "cores",
+            "data",
+        ];
+        let row = [
+            common.provider.clone(),
+            self.op.clone(),
+            self.mode.clone(),
+            size::print(common.bytes),
+            common.iterations.to_string(),
+            number(common.p50_us),
+            number(common.p99_us),
+            number(common.p999_us),
+            number(Some(common.gb_per_s)),
+            common.waiting.clone(),
+            cores,
+            if common.verified { "verified" } else { "ALTERED" }.to_owned(),
+        ];
+        text::table(&[head.map(str::to_owned).to_vec(), row.to_vec()])
+    }
 }
 
 #[cfg(test)]
@@ -228,13 +209,13 @@ mod tests {
         let arguments = arguments(more);
         let (_, measure) = plan(&arguments).unwrap();
         let measured = Measured { samples, elapsed, verified: true };
-        serde_json::to_string(&report(&arguments, &measure, measured).unwrap()).unwrap()
+        report(&arguments, &measure, measured).line().unwrap()
     }
 
     #[test]
     fn the_json_line_has_its_keys_in_order() {
-        let text = json(&["--cores", "0,1"], vec![2000, 4000, 6000], 0);
-        let fixed = "{\"p50_us\":2.0,\"p99_us\":3.0,\"p999_us\":3.0,\"gb_per_s\":0.032,\
+        let text = json(&["--cores", "0,1"], vec![1000, 2000, 1500], 0);
+        let fixed = "{\"p50_us\":0.75,\"p99_us\":1.0,\"p999_us\":1.0,\"gb_per_s\":0.085333,\
                      \"bytes\":64,\"iterations\":10000,\"provider\":\"shm\",\
                      \"waiting\":\"busy\",\"cores\":[0,1],\"verified\":true,";
         assert!(text.starts_with(fixed), "{text}");
@@ -243,9 +224,9 @@ mod tests {
     #[test]
     fn a_stream_reports_shares_and_a_rate() {
         let more = ["--mode", "bw", "--size", "1M", "--iters", "100", "--window", "4"];
-        let text = json(&more, vec![400_000], 10_000_000);
-        assert!(text.starts_with("{\"p50_us\":100.0,"), "{text}");
-        assert!(text.contains("\"gb_per_s\":10.4858,"), "{text}");
+        let text = json(&more, vec![2000], 10_000_000);
+        assert!(text.starts_with("{\"p50_us\":0.5,"), "{text}");
+        assert!(text.contains("\"gb_per_s\":10.48576,"), "{text}");
         assert!(text.contains("\"cores\":null,"), "{text}");
         // Fewer operations than a window: nothing to take percentiles of.
         let text = json(&more, vec![], 10_000_000);

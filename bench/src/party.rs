@@ -3,6 +3,7 @@
 //! They meet at a socket, as members of a node do: a worker sends a descriptor that
 //! stands for itself, and is given its name, its task and the segment.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +14,7 @@ use ipc::{
     Roster, Segment, Words,
 };
 use nix::sys::signal::Signal;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{alloc, queue, share, topic, transfer};
@@ -24,9 +26,6 @@ use command::worker::{Worker, this_program};
 
 /// Characters of what a worker says of its failure.
 const LONGEST_MESSAGE: usize = 4000;
-/// Bytes of an answer that go at a time, and the most that there are.
-const PART: usize = 48 << 10;
-const LONGEST_ANSWER: usize = 64 << 20;
 const LAYOUT: Layout = Layout::new("fabricast bench", 1);
 /// How long a step of getting to know each other may take.
 const MEETING: Duration = Duration::from_secs(20);
@@ -46,12 +45,15 @@ pub(crate) enum Task {
 #[derive(Debug, Serialize, Deserialize)]
 struct Invitation {
     name: u32,
+    /// Which of the workers it is, and where it leaves what it found.
+    number: usize,
+    directory: PathBuf,
     core: Option<usize>,
     task: Task,
 }
 
-/// What a worker says when it is done.
-#[derive(Debug, Serialize, Deserialize)]
+/// What a worker found when it is done.
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Done {
     /// Nanoseconds of each.
     pub(crate) samples: Histogram,
@@ -62,18 +64,41 @@ pub(crate) struct Done {
     /// How often its core was given to another meanwhile.
     pub(crate) preempted: u64,
     /// Of a reader of a shared buffer only.
-    #[serde(default)]
     pub(crate) seen: Option<share::Seen>,
     /// Of one who takes part in topics only.
-    #[serde(default)]
     pub(crate) found: Option<topic::Found>,
 }
 
+/// What a worker says. What it found is in a file: it may be longer than a message.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Ready,
-    Done(Box<Done>),
+    Done,
     Failed { exit: i32, message: String },
+}
+
+/// Leaves something for another process of the measurement, in its directory. Whoever sees it sees
+/// all of it.
+pub(crate) fn leave(directory: &Path, name: &str, what: &impl Serialize) -> Result<(), Failure> {
+    let draft = directory.join(format!("{name}.draft"));
+    let left = std::fs::write(&draft, to_bytes(what)?)
+        .and_then(|()| std::fs::rename(draft, directory.join(name)));
+    left.map_err(|error| Failure::failed(format!("leaving {name}: {error}")))
+}
+
+/// What another process has left, if it has.
+pub(crate) fn find<T: DeserializeOwned>(
+    directory: &Path,
+    name: &str,
+) -> Result<Option<T>, Failure> {
+    let Ok(bytes) = std::fs::read(directory.join(name)) else { return Ok(None) };
+    let found = serde_json::from_slice(&bytes);
+    found.map(Some).map_err(|error| Failure::failed(format!("{name}: {error}")))
+}
+
+/// The same, where it is there.
+pub(crate) fn take<T: DeserializeOwned>(directory: &Path, name: &str) -> Result<T, Failure> {
+    find(directory, name)?.ok_or_else(|| Failure::failed(format!("{name} is not there")))
 }
 
 /// The memory that all of them map: names first, then what is measured.
@@ -195,7 +220,7 @@ impl Party {
         self.segment.mark_ready();
         let path = self.directory().join("socket");
         let listener = ChannelListener::bind(&path).map_err(broken("listening"))?;
-        for (task, core) in tasks {
+        for (number, (task, core)) in tasks.iter().enumerate() {
             let mut command = self.program();
             command.arg("bench-worker").arg(&path);
             let worker = Worker::start(command, "a worker", self.signal())?;
@@ -209,7 +234,9 @@ impl Party {
             };
             let full = || Failure::failed("too many workers");
             let name = self.shared.roster.admit(life).ok_or_else(full)?.number();
-            let invitation = Invitation { name, core: *core, task: task.clone() };
+            let directory = self.directory().to_owned();
+            let (core, task) = (*core, task.clone());
+            let invitation = Invitation { name, number, directory, core, task };
             let bytes = to_bytes(&invitation)?;
             channel
                 .send(&bytes, &[self.segment.as_fd()], MEETING)
@@ -219,7 +246,7 @@ impl Party {
             match answer(&worker.channel, MEETING)? {
                 Answer::Ready => {}
                 Answer::Failed { exit, message } => return Err(failed(exit, &message)),
-                Answer::Done(_) => return Err(Failure::failed("a worker is done too early")),
+                Answer::Done => return Err(Failure::failed("a worker is done too early")),
             }
         }
         Ok(())
@@ -249,25 +276,29 @@ impl Party {
         first: usize,
         end: impl FnOnce(&Shared) -> Result<(), Failure>,
     ) -> Result<Vec<Done>, Failure> {
-        let (first, others) = self.workers.split_at(first.min(self.workers.len()));
-        let others = Self::results_of(others)?;
+        let first = first.min(self.workers.len());
+        let others = self.results_of(first..self.workers.len())?;
         end(&self.shared)?;
-        let mut results = Self::results_of(first)?;
+        let mut results = self.results_of(0..first)?;
         results.extend(others);
         self.workers.iter_mut().for_each(|member| member.worker.ends_by_itself());
         Ok(results)
     }
 
-    fn results_of(workers: &[Member]) -> Result<Vec<Done>, Failure> {
+    fn results_of(&self, workers: Range<usize>) -> Result<Vec<Done>, Failure> {
         workers
-            .iter()
-            .map(|worker| match answer(&worker.channel, LONGEST)? {
-                Answer::Done(done) => Ok(*done),
+            .map(|number| match answer(&self.workers[number].channel, LONGEST)? {
+                Answer::Done => take(self.directory(), &result_of(number)),
                 Answer::Failed { exit, message } => Err(failed(exit, &message)),
                 Answer::Ready => Err(Failure::failed("a worker is ready again")),
             })
             .collect()
     }
+}
+
+/// Where a worker leaves what it found.
+fn result_of(number: usize) -> String {
+    format!("result-{number}")
 }
 
 /// What a worker says of its failure, with the exit code that it would have had by itself.
@@ -279,35 +310,15 @@ fn to_bytes(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
     serde_json::to_vec(value).map_err(|error| Failure::failed(error.to_string()))
 }
 
-/// An answer may be longer than a message of a channel: it comes in parts, of which each but the
-/// last is full.
 fn answer(channel: &Channel, patience: Duration) -> Result<Answer, Failure> {
-    let mut bytes = Vec::new();
-    loop {
-        let part = channel.receive(patience).map_err(broken("a worker's answer"))?.bytes;
-        let is_last = part.len() < PART;
-        bytes.extend(part);
-        if is_last {
-            break;
-        }
-        if bytes.len() > LONGEST_ANSWER {
-            return Err(Failure::failed("a worker's answer has no end"));
-        }
-    }
+    let bytes = channel.receive(patience).map_err(broken("a worker's answer"))?.bytes;
     serde_json::from_slice(&bytes)
         .map_err(|error| Failure::failed(format!("a worker's answer: {error}")))
 }
 
 fn send_answer(channel: &Channel, answer: &Answer) -> Result<(), Failure> {
-    let bytes = to_bytes(answer)?;
-    // What fills the last part, too, is followed by an empty one.
-    let end = bytes.len() / PART * PART;
-    let (full, last) = bytes.split_at(end);
-    full.chunks(PART)
-        .chain([last])
-        // Who asked is listening to another one first, maybe for as long as all of it takes.
-        .try_for_each(|part| channel.send(part, &[], LONGEST))
-        .map_err(broken("answering"))
+    // Who asked is listening to another one first, maybe for as long as all of it takes.
+    channel.send(&to_bytes(answer)?, &[], LONGEST).map_err(broken("answering"))
 }
 
 /// The life of a worker: `fabricast bench-worker SOCKET`.
@@ -323,9 +334,10 @@ pub(crate) fn work(path: &Path) -> Result<(), Failure> {
         .descriptors
         .pop()
         .ok_or_else(|| Failure::failed("no segment came along"))
-        .and_then(|segment| follow(&channel, &invitation, segment));
+        .and_then(|segment| follow(&channel, &invitation, segment))
+        .and_then(|done| leave(&invitation.directory, &result_of(invitation.number), &done));
     let answer = match result {
-        Ok(done) => Answer::Done(Box::new(done)),
+        Ok(()) => Answer::Done,
         Err(failure) => Answer::Failed {
             exit: failure.exit() as i32,
             message: failure.to_string().chars().take(LONGEST_MESSAGE).collect(),
@@ -357,28 +369,5 @@ fn follow(
         Task::Share(opening) => share::open(&shared, opening, ready),
         Task::Transfer(target) => transfer::serve(&shared, target, ready),
         Task::Topic(part) => topic::take(&shared, part, ready),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_may_be_longer_than_a_message() {
-        let (one, other) = Channel::pair().unwrap();
-        // As long as a part, with and without one more.
-        let frame = to_bytes(&Answer::Failed { exit: 3, message: String::new() }).unwrap().len();
-        for length in [0, PART - frame - 1, PART - frame, 2 * PART - frame, 5 * PART] {
-            let message = "x".repeat(length);
-            let sent = Answer::Failed { exit: 3, message: message.clone() };
-            std::thread::scope(|scope| {
-                scope.spawn(|| send_answer(&one, &sent).unwrap());
-                let come = answer(&other, MEETING).unwrap();
-                let is_right =
-                    matches!(come, Answer::Failed { exit: 3, message: it } if it == message);
-                assert!(is_right, "{length}");
-            });
-        }
     }
 }

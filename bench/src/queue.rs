@@ -1,13 +1,13 @@
 //! `fabricast bench queue`: from a publisher in one process to readers in others.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ipc::{MappedWords, Part, Queue, QueueError, QueueSetup, Spin, WhenFull};
 use serde::{Deserialize, Serialize};
 
 use super::party::{Done, LONGEST, Party, Shared, Task};
-use super::report::{Common, conclude};
-use crate::exchange::plan::name_of;
+use super::report::{Common, Findings, Report};
+use crate::exchange::plan::{Wait, name_of};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::process::pin;
@@ -17,28 +17,6 @@ use command::{size, text};
 type Line = Queue<Part<MappedWords>, 3>;
 
 const DEPTH: u32 = 64;
-
-/// How readers wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Wait {
-    /// Look all the time
-    Busy,
-    /// Look for a while, then sleep
-    Adaptive,
-    /// Sleep at once
-    Block,
-}
-
-impl Wait {
-    pub(crate) fn spin(self) -> Spin {
-        match self {
-            Self::Busy => Spin::Always,
-            Self::Adaptive => Spin::default(),
-            Self::Block => Spin::Never,
-        }
-    }
-}
 
 /// Publishes entries one at a time, and measures when each reader has seen them.
 ///
@@ -71,11 +49,8 @@ pub(crate) struct Reading {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    common: Common,
+struct Found {
     readers: u64,
-    program: &'static str,
 }
 
 fn failed(error: QueueError) -> Failure {
@@ -110,12 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     party.invite(&tasks)?;
     party.begin()?;
     let caller = party.shared.caller();
-    // Between two entries: long enough for readers to be waiting again, in their way.
-    let pause = match arguments.waiting {
-        Wait::Busy => Duration::from_nanos(500),
-        Wait::Adaptive => Duration::from_micros(5),
-        Wait::Block => Duration::from_micros(100),
-    };
+    let pause = arguments.waiting.pause();
     let end = Instant::now() + LONGEST;
     let mut spin = Spin::Always;
     for number in 0..arguments.iterations {
@@ -135,41 +105,30 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     let results = party.results()?;
-    let report = report(arguments, &results);
-    conclude(&report, &report.common, arguments.json, for_people, "entries were lost, or altered")
-}
-
-fn for_people(report: &Report) -> String {
-    let number = |value: Option<f64>| value.unwrap_or(0.0);
-    let common = &report.common;
-    format!(
-        "{}, {}: p50 {:.3}, p99 {:.3}, p99.9 {:.3} us one way\n",
-        text::counted(report.readers, "reader"),
-        common.waiting,
-        number(common.p50_us),
-        number(common.p99_us),
-        number(common.p999_us),
-    )
-}
-
-fn report(arguments: &Arguments, results: &[Done]) -> Report {
     let mut samples = Histogram::default();
     results.iter().for_each(|done| samples.merge(&done.samples));
-    Report {
-        common: Common {
-            p50_us: samples.microseconds(0.5),
-            p99_us: samples.microseconds(0.99),
-            p999_us: samples.microseconds(0.999),
-            gb_per_s: 0.0,
-            bytes: 24,
-            iterations: arguments.iterations,
-            provider: "queue".to_owned(),
-            waiting: name_of(arguments.waiting),
-            cores: arguments.cores.clone(),
-            verified: results.iter().all(|done| done.verified),
-        },
-        readers: arguments.readers,
-        program: command::VERSION_LINE,
+    let common = Common {
+        bytes: 24,
+        iterations: arguments.iterations,
+        provider: "queue".to_owned(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.clone(),
+        verified: results.iter().all(|done| done.verified),
+        ..Common::of(&samples, 1.0)
+    };
+    Report::new(common, Found { readers: arguments.readers }).conclude(arguments.json)
+}
+
+impl Findings for Found {
+    const WRONG: &str = "entries were lost, or altered";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, p999] = common.percentiles();
+        format!(
+            "{}, {}: p50 {p50:.3}, p99 {p99:.3}, p99.9 {p999:.3} us one way\n",
+            text::counted(self.readers, "reader"),
+            common.waiting,
+        )
     }
 }
 
@@ -200,13 +159,5 @@ pub(crate) fn read(
         }
     }
     let elapsed = start.elapsed().as_nanos() as u64;
-    Ok(Done {
-        samples,
-        elapsed,
-        iterations: reading.iterations,
-        verified,
-        preempted: 0,
-        seen: None,
-        found: None,
-    })
+    Ok(Done { samples, elapsed, iterations: reading.iterations, verified, ..Done::default() })
 }

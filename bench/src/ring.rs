@@ -4,12 +4,12 @@ use fabric::ring::Notify;
 use serde::Serialize;
 
 use super::fabric::parse_cores;
-use super::report::{Common, conclude};
+use super::report::{Common, Findings, Report, rounded};
 use crate::exchange::flow::{self, Flow, Flown};
-use crate::exchange::percentile::Percentiles;
-use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode, name_of};
+use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, Wait, name_of};
 use crate::exchange::{initiator, remote};
 use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
 use command::size;
 
 /// Two processes send messages through rings and check them: both of this machine, or one that
@@ -22,8 +22,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME")]
     provider: String,
     /// Latency or bandwidth
-    #[arg(long, value_enum, default_value_t = Pattern::Lat)]
-    mode: Pattern,
+    #[arg(long, value_enum, default_value_t = Mode::Lat)]
+    mode: Mode,
     /// Bytes of a message, which may be many times the ring; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
     size: u64,
@@ -37,10 +37,10 @@ pub(crate) struct Arguments {
     /// Bytes of payload in a chunk, at most; takes K, M, G
     #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
     chunk: u64,
-    /// How the reader is told of what was written [default: the best form that the provider
-    /// can do]
-    #[arg(long, value_enum)]
-    notify: Option<NotifyMode>,
+    /// How the reader is told of what was written: imm, by an immediate with the write; msg, by a
+    /// message after it; poll, not at all [default: the best form that the provider can do]
+    #[arg(long, value_name = "FORM", value_parser = parse_notify)]
+    notify: Option<Notify>,
     /// Messages that are measured; takes K, M, G
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
@@ -48,8 +48,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "A,B", value_parser = parse_cores)]
     cores: Option<(usize, usize)>,
     /// How both sides wait
-    #[arg(long, value_enum, default_value_t = WaitingMode::Busy)]
-    waiting: WaitingMode,
+    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    waiting: Wait,
     /// Local address to bind to, for providers that leave the machine [default: the loopback
     /// address, or the one that the connection to the other side has]
     #[arg(long, value_name = "ADDRESS")]
@@ -81,51 +81,17 @@ const OF_THE_CLIENT: [&str; 11] = [
     "json",
 ];
 
-/// In which pattern: a [`Mode`], in the words of rings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "lowercase")]
-enum Pattern {
-    /// Ping-pong: a sample is half a round trip
-    Lat,
-    /// A stream one way: a sample is one message's share of the time of a few
-    Bw,
-}
+/// How the reader is told: by an immediate with the write, by a small message after it, or not at
+/// all, so that it polls its memory, and zeroes it.
+const NOTIFY: [Notify; 3] = [Notify::Immediate, Notify::Message, Notify::Polling];
 
-impl Pattern {
-    fn mode(self) -> Mode {
-        match self {
-            Self::Lat => Mode::Lat,
-            Self::Bw => Mode::Bw,
-        }
-    }
-}
-
-/// How the reader is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "lowercase")]
-enum NotifyMode {
-    /// By an immediate with the write
-    Imm,
-    /// By a small message after it
-    Msg,
-    /// Not at all: it polls its memory, and zeroes it
-    Poll,
-}
-
-impl NotifyMode {
-    fn form(self) -> Notify {
-        match self {
-            Self::Imm => Notify::Immediate,
-            Self::Msg => Notify::Message,
-            Self::Poll => Notify::Polling,
-        }
-    }
+fn parse_notify(text: &str) -> Result<Notify, String> {
+    let found = NOTIFY.into_iter().find(|form| form.name() == text);
+    found.ok_or_else(|| format!("one of {}", NOTIFY.map(Notify::name).join(", ")))
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    common: Common,
+struct Found {
     mode: String,
     notify: &'static str,
     ring_size: u64,
@@ -135,7 +101,6 @@ struct Report {
     credits: u64,
     blocked_us: f64,
     libfabric: String,
-    program: &'static str,
 }
 
 /// Bytes that a client may make a server take; and bytes that a side may take at all.
@@ -145,7 +110,6 @@ const MOST: u64 = 64 << 30;
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let place = Place {
         provider: arguments.provider.clone(),
-        domain: None,
         source: arguments.source.clone(),
         threading: ThreadingMode::Safe,
     };
@@ -160,12 +124,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         });
     }
     let flow = Flow {
-        mode: arguments.mode.mode(),
+        mode: arguments.mode,
         size: arguments.size,
         capacity: arguments.ring_size,
         watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
         chunk: arguments.chunk,
-        notify: arguments.notify.map(NotifyMode::form),
+        notify: arguments.notify,
         iterations: arguments.iterations,
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
@@ -182,14 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(address) => remote::connect(&plan, address, core)?,
         None => initiator::start(&plan, core)?,
     };
-    let report = report(arguments, &flow, flow::run(station, &flow)?);
-    conclude(
-        &report,
-        &report.common,
-        arguments.json,
-        for_people,
-        "data did not arrive as it was sent",
-    )
+    report(arguments, &flow, flow::run(station, &flow)?).conclude(arguments.json)
 }
 
 /// An address is for networks: what stays on the machine would take it for a name, and both
@@ -255,30 +212,28 @@ fn check(flow: &Flow) -> Result<(), Failure> {
     Ok(())
 }
 
-fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
-    let Flown { mut measured, notify, credits, blocked } = flown;
+fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report<Found> {
+    let Flown { measured, notify, credits, blocked } = flown;
     // One way for a ping-pong, one message's share of a stream.
-    let share = if flow.mode == Mode::Lat { 0.5e-3 } else { 1e-3 };
-    let microseconds = Percentiles::of(&mut measured.samples).map(|all| all.scaled(share));
-    let rounded = |value: f64| (value * 1e4).round() / 1e4;
+    let share = if flow.mode == Mode::Lat { 0.5 } else { 1.0 };
+    let samples: Histogram = measured.samples.into_iter().collect();
+    let percentiles = Common::of(&samples, share);
     let bytes = flow.size as f64;
     let rate = match flow.mode {
         Mode::Bw => bytes * flow.iterations as f64 / measured.elapsed as f64,
-        Mode::Lat => microseconds.as_ref().map_or(0.0, |all| bytes / all.p50 / 1e3),
+        Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| bytes / p50 / 1e3),
     };
-    Report {
-        common: Common {
-            p50_us: microseconds.as_ref().map(|all| rounded(all.p50)),
-            p99_us: microseconds.as_ref().map(|all| rounded(all.p99)),
-            p999_us: microseconds.as_ref().map(|all| rounded(all.p999)),
-            gb_per_s: rounded(rate),
-            bytes: flow.size,
-            iterations: flow.iterations,
-            provider: arguments.provider.clone(),
-            waiting: name_of(arguments.waiting),
-            cores: arguments.cores.map(|(a, b)| vec![a, b]),
-            verified: measured.verified,
-        },
+    let common = Common {
+        gb_per_s: rounded(rate),
+        bytes: flow.size,
+        iterations: flow.iterations,
+        provider: arguments.provider.clone(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.map(|(a, b)| vec![a, b]),
+        verified: measured.verified,
+        ..percentiles
+    };
+    let found = Found {
         mode: name_of(flow.mode),
         notify: notify.name(),
         credits,
@@ -287,29 +242,29 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report {
         watermark: flow.watermark.min(flow.capacity / 2),
         chunk: flow.chunk,
         libfabric: fabric::Version::running().to_string(),
-        program: command::VERSION_LINE,
-    }
+    };
+    Report::new(common, found)
 }
 
-fn for_people(report: &Report) -> String {
-    let number = |value: Option<f64>| value.unwrap_or(0.0);
-    let common = &report.common;
-    let what = if report.mode == "lat" { "one way" } else { "for each message" };
-    let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
-    format!(
-        "{}: {} {} through a ring of {} over {}, {}: {what} p50 {:.3} us, p99 {:.3} us, \
-         p99.9 {:.3} us; {:.3} GB/s; {verified}\n",
-        report.mode,
-        common.iterations,
-        messages_of(common.bytes),
-        size::print(report.ring_size),
-        common.provider,
-        report.notify,
-        number(common.p50_us),
-        number(common.p99_us),
-        number(common.p999_us),
-        common.gb_per_s,
-    )
+impl Findings for Found {
+    const WRONG: &str = "data did not arrive as it was sent";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, p999] = common.percentiles();
+        let what = if self.mode == "lat" { "one way" } else { "for each message" };
+        let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
+        format!(
+            "{}: {} {} through a ring of {} over {}, {}: {what} p50 {p50:.3} us, p99 {p99:.3} us, \
+             p99.9 {p999:.3} us; {:.3} GB/s; {verified}\n",
+            self.mode,
+            common.iterations,
+            messages_of(common.bytes),
+            size::print(self.ring_size),
+            common.provider,
+            self.notify,
+            common.gb_per_s,
+        )
+    }
 }
 
 fn messages_of(bytes: u64) -> String {

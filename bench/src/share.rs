@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use transfer::{Admission, Client, Opener, ShareService, Shared as SharedMemory, Tensor};
 
 use super::party::{Done, Party, Shared, Task};
-use super::report::{Common, conclude, median};
+use super::report::{Common, Findings, Report, median};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::size;
@@ -75,16 +75,13 @@ pub(crate) struct Seen {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    common: Common,
+struct Found {
     reader: String,
     ask_p50_us: Option<f64>,
     cached_p50_us: Option<f64>,
     cached_p99_us: Option<f64>,
     own_gb_per_s: f64,
     ratio_to_own: f64,
-    program: &'static str,
 }
 
 /// The one named, or the best there is.
@@ -125,46 +122,45 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     else {
         return Err(Failure::failed("the reader said nothing"));
     };
-    let report = Report {
-        common: Common {
-            p50_us: done.samples.microseconds(0.5),
-            p99_us: done.samples.microseconds(0.99),
-            p999_us: done.samples.microseconds(0.999),
-            gb_per_s: seen.through,
-            bytes: arguments.size,
-            iterations: arguments.iterations,
-            provider: device.name().to_string(),
-            waiting: "poll".to_owned(),
-            cores: arguments.cores.clone(),
-            verified: done.verified,
-        },
+    let common = Common {
+        gb_per_s: seen.through,
+        bytes: arguments.size,
+        iterations: arguments.iterations,
+        provider: device.name().to_string(),
+        waiting: "poll".to_owned(),
+        cores: arguments.cores.clone(),
+        verified: done.verified,
+        ..Common::of(&done.samples, 1.0)
+    };
+    let found = Found {
         reader: reader.to_string(),
         ask_p50_us: seen.asked.microseconds(0.5),
         cached_p50_us: seen.cached.microseconds(0.5),
         cached_p99_us: seen.cached.microseconds(0.99),
         own_gb_per_s: seen.own,
         ratio_to_own: seen.ratio,
-        program: command::VERSION_LINE,
     };
-    conclude(&report, &report.common, arguments.json, for_people, "the reader saw other bytes")
+    Report::new(common, found).conclude(arguments.json)
 }
 
-fn for_people(report: &Report) -> String {
-    let number = |value: Option<f64>| value.unwrap_or(0.0);
-    let common = &report.common;
-    format!(
-        "{} of {} opened for {}: first {:.1} us (p99 {:.1}), of which {:.1} to ask for it; mapped already {:.2} us\n\
-         read at {:.1} GB/s, {:.3} of what memory of its own gives\n",
-        size::print(common.bytes),
-        common.provider,
-        report.reader,
-        number(common.p50_us),
-        number(common.p99_us),
-        number(report.ask_p50_us),
-        number(report.cached_p50_us),
-        common.gb_per_s,
-        report.ratio_to_own,
-    )
+impl Findings for Found {
+    const WRONG: &str = "the reader saw other bytes";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, _] = common.percentiles();
+        format!(
+            "{} of {} opened for {}: first {p50:.1} us (p99 {p99:.1}), of which {:.1} to ask for \
+             it; mapped already {:.2} us\n\
+             read at {:.1} GB/s, {:.3} of what memory of its own gives\n",
+            size::print(common.bytes),
+            common.provider,
+            self.reader,
+            self.ask_p50_us.unwrap_or_default(),
+            self.cached_p50_us.unwrap_or_default(),
+            common.gb_per_s,
+            self.ratio_to_own,
+        )
+    }
 }
 
 /// Puts bytes there that are not all the same, and gives their checksum.
@@ -226,9 +222,8 @@ pub(crate) fn open(
         elapsed: since(start),
         iterations: opening.iterations,
         verified,
-        preempted: 0,
         seen: Some(Seen { asked, cached, through, own, ratio }),
-        found: None,
+        ..Done::default()
     })
 }
 

@@ -7,10 +7,10 @@ use std::time::Instant;
 use fabric::{Access, Domain, HostMemory, MemoryRegion};
 use serde::Serialize;
 
-use super::report::{Common, conclude};
-use crate::exchange::percentile::Percentiles;
+use super::report::{Common, Findings, Report, rounded};
 use crate::exchange::plan::{Place, ThreadingMode};
 use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
 use command::process::pin;
 use command::size;
 
@@ -42,19 +42,14 @@ pub(crate) struct Arguments {
     /// Core of the process [default: wherever the system puts it]
     #[arg(long, value_name = "N")]
     core: Option<usize>,
-    /// Local address to bind to [default: the loopback address where one is needed]
-    #[arg(long, value_name = "ADDRESS")]
-    source: Option<String>,
     /// Only the JSON line
     #[arg(long)]
     json: bool,
 }
 
+/// What is in the common part is of one call of the ring's method.
 #[derive(Debug, Serialize)]
-struct Report {
-    /// Of one call of the ring's method.
-    #[serde(flatten)]
-    common: Common,
+struct Found {
     memset_p50_us: Option<f64>,
     memset_p99_us: Option<f64>,
     memset_gb_per_s: f64,
@@ -64,7 +59,6 @@ struct Report {
     /// What the clock costs: taken off from each round.
     clock_ns: u64,
     libfabric: String,
-    program: &'static str,
 }
 
 /// The memory, of a whole number of pieces.
@@ -90,8 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let place = Place {
         provider: arguments.provider.clone(),
-        domain: None,
-        source: arguments.source.clone(),
+        source: None,
         threading: ThreadingMode::Safe,
     };
     let domain = Domain::open(&place.offer()?)?;
@@ -113,20 +106,40 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    let report = report(arguments, count, clock_ns, [&mut ring, &mut memset], verified);
-    conclude(&report, &report.common, arguments.json, for_people, "memory was not as it was left")
+    let [ring, memset] = [ring, memset]
+        .map(|all| Common::of(&all.into_iter().collect::<Histogram>(), 1.0 / count as f64));
+    let rate = |all: &Common| {
+        all.p50_us.map_or(0.0, |p50| rounded(arguments.size as f64 / p50.max(1e-6) / 1e3))
+    };
+    let found = Found {
+        memset_p50_us: memset.p50_us,
+        memset_p99_us: memset.p99_us,
+        memset_gb_per_s: rate(&memset),
+        cache: "written, then read, by the same core just before",
+        calls: count,
+        clock_ns,
+        libfabric: fabric::Version::running().to_string(),
+    };
+    let common = Common {
+        gb_per_s: rate(&ring),
+        bytes: arguments.size,
+        iterations: arguments.iterations,
+        provider: arguments.provider.clone(),
+        waiting: "none".to_owned(),
+        cores: arguments.core.map(|core| vec![core]),
+        verified,
+        ..ring
+    };
+    Report::new(common, found).conclude(arguments.json)
 }
 
 /// Nanoseconds between two looks at the clock.
 fn clock() -> u64 {
-    let mut samples: Vec<_> = (0..CLOCKS)
-        .map(|_| {
-            let start = Instant::now();
-            start.elapsed().as_nanos() as u64
-        })
-        .collect();
-    samples.sort_unstable();
-    samples[CLOCKS / 2]
+    let looks = (0..CLOCKS).map(|_| {
+        let start = Instant::now();
+        start.elapsed().as_nanos() as u64
+    });
+    looks.collect::<Histogram>().quantile(0.5).unwrap_or_default()
 }
 
 impl Pieces {
@@ -173,57 +186,20 @@ impl Pieces {
     }
 }
 
-fn report(
-    arguments: &Arguments,
-    calls: usize,
-    clock_ns: u64,
-    samples: [&mut [u64]; 2],
-    verified: bool,
-) -> Report {
-    let share = 1e-3 / calls as f64;
-    let [ring, memset] =
-        samples.map(|samples| Percentiles::of(samples).map(|all| all.scaled(share)));
-    // A call may take a few nanoseconds only.
-    let rounded = |value: f64| (value * 1e6).round() / 1e6;
-    let rate = |all: &Option<Percentiles>| {
-        all.map_or(0.0, |all| rounded(arguments.size as f64 / all.p50.max(1e-6) / 1e3))
-    };
-    Report {
-        common: Common {
-            p50_us: ring.map(|all| rounded(all.p50)),
-            p99_us: ring.map(|all| rounded(all.p99)),
-            p999_us: ring.map(|all| rounded(all.p999)),
-            gb_per_s: rate(&ring),
-            bytes: arguments.size,
-            iterations: arguments.iterations,
-            provider: arguments.provider.clone(),
-            waiting: "none".to_owned(),
-            cores: arguments.core.map(|core| vec![core]),
-            verified,
-        },
-        memset_p50_us: memset.map(|all| rounded(all.p50)),
-        memset_p99_us: memset.map(|all| rounded(all.p99)),
-        memset_gb_per_s: rate(&memset),
-        cache: "written, then read, by the same core just before",
-        calls,
-        clock_ns,
-        libfabric: fabric::Version::running().to_string(),
-        program: command::VERSION_LINE,
-    }
-}
+impl Findings for Found {
+    const WRONG: &str = "memory was not as it was left";
 
-fn for_people(report: &Report) -> String {
-    let number = |value: Option<f64>| value.unwrap_or(0.0);
-    let common = &report.common;
-    format!(
-        "{} of memory of {} zeroed: p50 {:.4}, p99 {:.4} us, {:.1} GB/s; by memset {:.4}, {:.4} us, {:.1} GB/s\n",
-        size::print(common.bytes),
-        common.provider,
-        number(common.p50_us),
-        number(common.p99_us),
-        common.gb_per_s,
-        number(report.memset_p50_us),
-        number(report.memset_p99_us),
-        report.memset_gb_per_s,
-    )
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, _] = common.percentiles();
+        format!(
+            "{} of memory of {} zeroed: p50 {p50:.4}, p99 {p99:.4} us, {:.1} GB/s; by memset \
+             {:.4}, {:.4} us, {:.1} GB/s\n",
+            size::print(common.bytes),
+            common.provider,
+            common.gb_per_s,
+            self.memset_p50_us.unwrap_or_default(),
+            self.memset_p99_us.unwrap_or_default(),
+            self.memset_gb_per_s,
+        )
+    }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::frame::Frame;
 use super::pingpong::Measured;
-use super::plan::{Mode, WaitingMode};
+use super::plan::{Mode, Wait};
 use super::stamps::{Found, stamp};
 use super::station::Station;
 use super::vigil::{Vigil, unexpected};
@@ -368,15 +368,15 @@ fn next_frame(port: &mut Port, vigil: &mut Vigil, what: &'static str) -> Result<
 fn progress(port: &mut Port, vigil: &mut Vigil) -> Result<bool, Failure> {
     vigil.look_up()?;
     let turn = match vigil.waiting {
-        WaitingMode::Busy => port.turn(),
-        WaitingMode::Adaptive | WaitingMode::Block => port.rest(NAP),
+        Wait::Busy => port.turn(),
+        Wait::Adaptive | Wait::Block => port.rest(NAP),
     };
     match turn {
         Ok(Turn::Ring) => {
             vigil.has_moved();
             Ok(true)
         }
-        Ok(Turn::Idle) if vigil.waiting == WaitingMode::Busy => {
+        Ok(Turn::Idle) if vigil.waiting == Wait::Busy => {
             port.pause();
             Ok(false)
         }

@@ -13,7 +13,6 @@ pub(crate) mod frame;
 pub(crate) mod initiator;
 pub(crate) mod link;
 pub(crate) mod measurement;
-pub(crate) mod percentile;
 pub(crate) mod pingpong;
 pub(crate) mod plan;
 pub(crate) mod remote;

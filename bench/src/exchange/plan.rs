@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use fabric::ring::Notify;
 use fabric::{Caps, EndpointKind, ErrorKind, Offer, Order, Progress, Query, Threading, Waiting};
+use ipc::Spin;
 use serde::{Deserialize, Serialize};
 
 use super::flow::Flow;
@@ -32,28 +33,47 @@ pub(crate) enum Operation {
 pub(crate) enum Mode {
     /// Ping-pong: a sample is half a round trip, or all of a read
     Lat,
-    /// A window of operations in flight
+    /// A stream: a window of operations in flight, or messages through a ring
     Bw,
 }
 
-/// How both processes wait.
+/// How processes wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum WaitingMode {
-    /// Poll all the time
+pub(crate) enum Wait {
+    /// Look all the time
     Busy,
-    /// Poll for a while, then sleep
+    /// Look for a while, then sleep
     Adaptive,
     /// Sleep at once
     Block,
 }
 
-impl WaitingMode {
+impl Wait {
+    /// For completions.
     pub(crate) fn waiting(self) -> Waiting {
         match self {
             Self::Busy => Waiting::Busy,
             Self::Adaptive => Waiting::default(),
             Self::Block => Waiting::Block,
+        }
+    }
+
+    /// For entries of a queue.
+    pub(crate) fn spin(self) -> Spin {
+        match self {
+            Self::Busy => Spin::Always,
+            Self::Adaptive => Spin::default(),
+            Self::Block => Spin::Never,
+        }
+    }
+
+    /// Between two messages: long enough for readers to be waiting again, in their way.
+    pub(crate) fn pause(self) -> Duration {
+        match self {
+            Self::Busy => Duration::from_nanos(500),
+            Self::Adaptive => Duration::from_micros(5),
+            Self::Block => Duration::from_micros(100),
         }
     }
 }
@@ -77,8 +97,6 @@ pub(crate) fn name_of(value: impl ValueEnum) -> String {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Place {
     pub(crate) provider: String,
-    /// None: the first one.
-    pub(crate) domain: Option<String>,
     /// None: the loopback address, where a provider needs one.
     pub(crate) source: Option<String>,
     pub(crate) threading: ThreadingMode,
@@ -128,7 +146,7 @@ pub(crate) struct Plan {
     /// Process number of the initiator.
     pub(crate) parent: u32,
     pub(crate) place: Place,
-    pub(crate) waiting: WaitingMode,
+    pub(crate) waiting: Wait,
     /// The target's core; None: any.
     pub(crate) core: Option<usize>,
     pub(crate) exchange: Exchange,
@@ -180,7 +198,6 @@ impl Plan {
     pub(crate) fn for_a_client(mut self, source: Option<&str>) -> Self {
         self.place.threading = ThreadingMode::Safe;
         self.place.source = source.map(str::to_owned);
-        self.place.domain = None;
         self
     }
 
@@ -215,11 +232,7 @@ impl Place {
     }
 
     fn query(&self) -> Query {
-        let query = query(self.threading).provider(&self.provider);
-        match &self.domain {
-            Some(domain) => query.domain(domain),
-            None => query,
-        }
+        query(self.threading).provider(&self.provider)
     }
 
     /// The offer to use where no order is asked for.
@@ -286,7 +299,6 @@ mod tests {
     fn plan() -> Plan {
         let place = Place {
             provider: "shm".to_owned(),
-            domain: Some("a domain".to_owned()),
             source: Some("an address".to_owned()),
             threading: ThreadingMode::Domain,
         };
@@ -301,14 +313,14 @@ mod tests {
             warmup: 0,
         };
         let exchange = Exchange::Flow(flow);
-        Plan { parent: 1, place, waiting: WaitingMode::Busy, core: None, exchange }
+        Plan { parent: 1, place, waiting: Wait::Busy, core: None, exchange }
     }
 
     #[test]
     fn a_client_promises_nothing_of_the_servers_threads() {
         let followed = plan().for_a_client(None);
         assert_eq!(followed.place.threading, ThreadingMode::Safe);
-        assert_eq!((followed.place.source, followed.place.domain), (None, None));
+        assert_eq!(followed.place.source, None);
         let bound = plan().for_a_client(Some("here"));
         assert_eq!(bound.place.source.as_deref(), Some("here"));
     }
@@ -317,6 +329,6 @@ mod tests {
     fn names_are_those_of_the_command_line() {
         assert_eq!(name_of(Operation::WriteData), "writedata");
         assert_eq!(name_of(Mode::Bw), "bw");
-        assert_eq!(name_of(WaitingMode::Adaptive), "adaptive");
+        assert_eq!(name_of(Wait::Adaptive), "adaptive");
     }
 }

@@ -11,7 +11,7 @@ use fabric::{
 use super::frame::Frame;
 use super::link::{Link, Look};
 use super::measurement::Layout;
-use super::plan::{Exchange, Plan, STALL, WaitingMode};
+use super::plan::{Exchange, Plan, STALL, Wait};
 use super::vigil::{Role, Vigil, unexpected};
 use command::exit::{Exit, Failure};
 use command::process::{stop_watching, watch_over};
@@ -101,14 +101,14 @@ impl Station {
     #[inline(always)] // what polls is measured: a call and a copy less each time
     pub(crate) fn turn(&mut self) -> Result<Option<Completion>, Failure> {
         let outcome = match self.vigil.waiting {
-            WaitingMode::Busy => {
+            Wait::Busy => {
                 let outcome = self.queue.poll();
                 if outcome.is_none() {
                     self.queue.pause();
                 }
                 outcome
             }
-            WaitingMode::Adaptive | WaitingMode::Block => self.nap()?,
+            Wait::Adaptive | Wait::Block => self.nap()?,
         };
         self.vigil.look_up()?;
         match outcome {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::frame::Frame;
 use super::link::{Link, Look};
-use super::plan::{STALL, WaitingMode};
+use super::plan::{STALL, Wait};
 use command::exit::{Exit, Failure};
 use command::process::still_alive;
 use command::worker::Worker;
@@ -16,8 +16,6 @@ const MOST_PENDING: usize = 8;
 /// How often the clock is looked at, in polls, while polling all the time.
 const POLLS_PER_TICK: u32 = 1024;
 const TICK: Duration = Duration::from_millis(100);
-/// Between two looks at the pipe while nothing else is waited for.
-const PAUSE: Duration = Duration::from_micros(200);
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Which side this is.
@@ -39,7 +37,7 @@ pub(crate) enum Role {
 pub(crate) struct Vigil {
     /// What the other side is waited for: for the message of a deadline.
     pub(crate) waiting_for: &'static str,
-    pub(crate) waiting: WaitingMode,
+    pub(crate) waiting: Wait,
     provider: String,
     polls: u32,
     pulse: Pulse,
@@ -61,7 +59,7 @@ struct Pulse {
 }
 
 impl Vigil {
-    pub(crate) fn new(link: Link, role: Role, provider: String, waiting: WaitingMode) -> Self {
+    pub(crate) fn new(link: Link, role: Role, provider: String, waiting: Wait) -> Self {
         let now = Instant::now();
         Self {
             waiting_for: "the other process",
@@ -183,30 +181,9 @@ impl Vigil {
         Ok(frame)
     }
 
-    /// Waits for the next frame, where nothing has to be moved meanwhile.
-    pub(crate) fn next(&mut self, what: &'static str) -> Result<Frame, Failure> {
-        self.waiting_for = what;
-        loop {
-            if let Some(frame) = self.receive()? {
-                return Ok(frame);
-            }
-            std::thread::sleep(PAUSE);
-            self.tick()?;
-        }
-    }
-
-    /// Both sides come here before either goes on; nothing has to be moved meanwhile.
-    pub(crate) fn meet(&mut self) -> Result<(), Failure> {
-        self.send(&Frame::Meet)?;
-        match self.next("the meeting")? {
-            Frame::Meet => Ok(()),
-            frame => Err(unexpected(frame)),
-        }
-    }
-
     /// How often to move data between two looks at the pipe.
     pub(crate) fn turns_per_look(&self) -> u32 {
-        if self.waiting == WaitingMode::Busy { 256 } else { 1 }
+        if self.waiting == Wait::Busy { 256 } else { 1 }
     }
 
     /// The last word: waits for the other side's end, if that was started here.

@@ -11,8 +11,7 @@ use pubsub::bridge::WorkerOptions;
 use super::part::{Kind, PATIENCE, room};
 use crate::exchange::flow::{self, Flow};
 use crate::exchange::initiator;
-use crate::exchange::percentile::Percentiles;
-use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, WaitingMode};
+use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, Wait};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 
@@ -22,7 +21,7 @@ use command::histogram::Histogram;
 pub(super) fn ring(
     provider: &str,
     (size, iterations): (u64, u64),
-    waiting: WaitingMode,
+    waiting: Wait,
     [here, there]: [Option<usize>; 2],
 ) -> Result<f64, Failure> {
     let WorkerOptions { chunk, ring, .. } = WorkerOptions::default();
@@ -36,12 +35,8 @@ pub(super) fn ring(
         iterations,
         warmup: (iterations / 10 + 1).min(1000),
     };
-    let place = Place {
-        provider: provider.to_owned(),
-        domain: None,
-        source: None,
-        threading: ThreadingMode::Safe,
-    };
+    let place =
+        Place { provider: provider.to_owned(), source: None, threading: ThreadingMode::Safe };
     let plan = Plan {
         parent: std::process::id(),
         place,
@@ -49,11 +44,12 @@ pub(super) fn ring(
         core: there,
         exchange: Exchange::Flow(flow.clone()),
     };
-    let mut flown = flow::run(initiator::start(&plan, here)?, &flow)?.measured;
+    let flown = flow::run(initiator::start(&plan, here)?, &flow)?.measured;
     if !flown.verified {
         return Err(Failure::new(Exit::Corrupt, "the ring's data did not arrive as it was sent"));
     }
-    Ok(Percentiles::of(&mut flown.samples).map_or(0.0, |all| all.scaled(0.5e-3).p50))
+    let samples: Histogram = flown.samples.into_iter().collect();
+    Ok(samples.microseconds(0.5).unwrap_or_default() / 2.0)
 }
 
 /// Copies of a message as a bridge makes them, piece by piece by way of as much memory as it has for

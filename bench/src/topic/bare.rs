@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use ipc::{MappedWords, Part, Queue, QueueError, QueueSetup, Spin, Subscriber, WhenFull};
 
 use super::part::{PATIENCE, WORDS, now};
+use crate::exchange::plan::Wait;
 use crate::party::Shared;
-use crate::queue::Wait;
 use command::exit::{Exit, Failure};
 
 /// As many words as a topic's entries.

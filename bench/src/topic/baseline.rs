@@ -21,10 +21,10 @@ use super::part::{
 };
 use super::private::Private;
 use super::reading::Reading;
-use super::report::figure;
 use super::schedule::{PROOFS, Round, Turn, WARMUP, What};
+use crate::exchange::plan::Wait;
 use crate::party::{Done, Party, Shared};
-use crate::queue::Wait;
+use crate::report::figure;
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::stages;

@@ -11,16 +11,14 @@ use super::cores::{Cores, Services};
 use super::part::{Kind, Network, Part, Service, WORDS, end_all, join, next_turn, wire_turn};
 use super::publishing::Line;
 use super::reading::Reading;
-use super::report::{Latency, common, found, middle, of_topic, slowest, stages, way};
+use super::report::{Latency, common, found, of_topic, slowest, stages, way};
 use super::schedule::{PROOFS, Round, Turn, WARMUP, What, compared, in_turn};
-use super::summary::{Report, for_people};
+use super::summary::Summary;
 use super::threads::Threads;
 use super::wire::{End, Way};
 use super::{Arguments, ROUNDS};
-use crate::exchange::plan::WaitingMode;
 use crate::party::{Party, Task};
-use crate::queue::Wait;
-use crate::report::{conclude, median};
+use crate::report::{Report, median};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::process::{Affinity, confine, pin};
@@ -43,7 +41,6 @@ pub(super) fn address() -> Result<SocketAddr, Failure> {
     found.map_err(|error| Failure::failed(format!("looking for a free port: {error}")))
 }
 
-/// The services of two nodes that know each other, below this directory.
 /// What carries messages.
 #[derive(Debug, Clone)]
 pub(super) struct By {
@@ -60,6 +57,7 @@ impl By {
     }
 }
 
+/// The services of two nodes that know each other, below this directory.
 pub(super) fn services(
     party: &Party,
     budget: u64,
@@ -96,14 +94,6 @@ fn sent(node: &Node) -> Result<(Way, u64), Failure> {
         _ => None,
     });
     of_it.ok_or_else(|| Failure::failed("the node does not say how messages go"))
-}
-
-fn waiting(wait: Wait) -> WaitingMode {
-    match wait {
-        Wait::Busy => WaitingMode::Busy,
-        Wait::Adaptive => WaitingMode::Adaptive,
-        Wait::Block => WaitingMode::Block,
-    }
 }
 
 /// What takes turns.
@@ -329,7 +319,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             Item::Ring => {
                 anywhere.restore()?;
-                let (message, how) = ((arguments.size, plan.each), waiting(arguments.waiting));
+                let (message, how) = ((arguments.size, plan.each), arguments.waiting);
                 ring.push(alone::ring(&way_of_all.provider, message, how, cores.of_two())?);
                 here_again()?;
             }
@@ -346,7 +336,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let waited = sent(&node)?.1.saturating_sub(waited_before);
     publish(&mut lines, plan.after())?;
-    let publish_p50_us = middle(&lines[0].publishing);
+    let publishing: Histogram = lines[0].publishing.iter().copied().collect();
     drop(lines);
     if let Some(rival) = &mut rival {
         rival.end(&party.shared)?;
@@ -378,15 +368,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let slowest_stage = slowest(of_alone).or_else(|| slowest(of_all)).map(str::to_owned);
     let verified = results.iter().all(|done| done.verified);
     let messages = plan.each * ROUNDS;
-    let report = Report {
-        common: common(
-            arguments,
-            cores.waiting(arguments.waiting),
-            cores.all(),
-            &samples,
-            messages,
-            verified,
-        ),
+    let waiting = cores.waiting(arguments.waiting);
+    let common = common(arguments, waiting, cores.all(), &samples, messages, verified);
+    let summary = Summary {
         subscribers: arguments.subscribers,
         to: to.to_string(),
         path: way(readers),
@@ -394,7 +378,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         lanes: way_of_all.lanes,
         counts_writing: arguments.copy,
         compared: compared(&plan.schedule()),
-        publish_p50_us,
+        publish_p50_us: publishing.microseconds(0.5),
         stages,
         slowest_stage,
         one_p50_us: one.microseconds(0.5),
@@ -411,9 +395,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         alone,
         baseline,
         note: cores.note(),
-        program: command::VERSION_LINE,
     };
-    conclude(&report, &report.common, arguments.json, for_people, "other bytes arrived")
+    Report::new(common, summary).conclude(arguments.json)
 }
 
 fn publish(lines: &mut [Line], turns: impl IntoIterator<Item = Turn>) -> Result<(), Failure> {

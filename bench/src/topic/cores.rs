@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::queue::Wait;
+use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
 use command::process::Affinity;
 use command::text;

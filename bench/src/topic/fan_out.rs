@@ -2,10 +2,9 @@
 
 use serde::Serialize;
 
-use super::report::figure;
-use super::within::{self, Report as Row};
+use super::within::{self, Found as Row};
 use super::{Arguments, Wait};
-use crate::report::{Common, conclude};
+use crate::report::{Common, Findings, Report, figure};
 use command::exit::Failure;
 use command::text::table;
 
@@ -13,12 +12,10 @@ use command::text::table;
 /// thousand in a second.
 const ASLEEP: u64 = 4_000;
 
+/// What is in the common part is of the last row: as many readers as there are, asleep.
 #[derive(Debug, Serialize)]
-struct Report {
-    /// Of the last row: as many readers as there are, asleep.
-    #[serde(flatten)]
-    common: Common,
-    rows: Vec<Row>,
+struct Found {
+    rows: Vec<Report<Row>>,
 }
 
 /// What each row is measured with. Those that look all the time need a core each: rows for which
@@ -45,43 +42,53 @@ pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
     }
     let Some(last) = measured.last() else { return Ok(()) };
     let verified = measured.iter().all(|row| row.common.verified);
-    let report = Report { common: Common { verified, ..last.common.clone() }, rows: measured };
-    conclude(&report, &report.common, arguments.json, for_people, "other bytes were read")
+    let common = Common { verified, ..last.common.clone() };
+    Report::new(common, Found { rows: measured }).conclude(arguments.json)
 }
 
-fn for_people(report: &Report) -> String {
-    let heads = [
-        "waiting",
-        "readers",
-        "p50",
-        "p99",
-        "publish p50",
-        "p99",
-        "borrow",
-        "notice",
-        "queue p50",
-        "p99",
-    ];
-    let row = |row: &Row| {
-        let stage = |name: &str| {
-            figure(row.stages.iter().find(|stage| stage.stage == name).map(|stage| stage.p50_us))
+impl Findings for Found {
+    const WRONG: &str = "other bytes were read";
+
+    fn for_people(&self, _common: &Common) -> String {
+        let heads = [
+            "waiting",
+            "readers",
+            "p50",
+            "p99",
+            "publish p50",
+            "p99",
+            "borrow",
+            "notice",
+            "queue p50",
+            "p99",
+        ];
+        let row = |row: &Report<Row>| {
+            let found = &row.findings;
+            let stage = |name: &str| {
+                figure(
+                    found.stages.iter().find(|stage| stage.stage == name).map(|stage| stage.p50_us),
+                )
+            };
+            vec![
+                row.common.waiting.clone(),
+                found.subscribers.to_string(),
+                figure(row.common.p50_us),
+                figure(row.common.p99_us),
+                figure(found.publish_p50_us),
+                figure(found.publish_p99_us),
+                stage("borrow"),
+                stage("notice"),
+                figure(found.queue_p50_us),
+                figure(found.queue_p99_us),
+            ]
         };
-        vec![
-            row.common.waiting.clone(),
-            row.subscribers.to_string(),
-            figure(row.common.p50_us),
-            figure(row.common.p99_us),
-            figure(row.publish_p50_us),
-            figure(row.publish_p99_us),
-            stage("borrow"),
-            stage("notice"),
-            figure(row.queue_p50_us),
-            figure(row.queue_p99_us),
-        ]
-    };
-    let heads = heads.map(str::to_owned).to_vec();
-    let all: Vec<_> = std::iter::once(heads).chain(report.rows.iter().map(row)).collect();
-    format!("us, from the memory being borrowed until a reader has the message\n{}", table(&all))
+        let heads = heads.map(str::to_owned).to_vec();
+        let all: Vec<_> = std::iter::once(heads).chain(self.rows.iter().map(row)).collect();
+        format!(
+            "us, from the memory being borrowed until a reader has the message\n{}",
+            table(&all)
+        )
+    }
 }
 
 #[cfg(test)]

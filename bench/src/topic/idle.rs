@@ -8,17 +8,15 @@ use super::Arguments;
 use super::cores::{Cores, Services};
 use super::part::{Kind, Part, Service, WORDS, end_all, join};
 use super::report::common;
+use crate::exchange::plan::Wait;
 use crate::party::{Party, Task};
-use crate::queue::Wait;
-use crate::report::{Common, conclude};
+use crate::report::{Common, Findings, Report};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::text;
 
 #[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    common: Common,
+struct Found {
     topics: u64,
     /// Of one core, in per cent, that the service takes.
     cpu_percent: f64,
@@ -26,7 +24,6 @@ struct Report {
     memory_of_each: u64,
     /// Until all were there.
     making_s: f64,
-    program: &'static str,
 }
 
 /// Seconds that a process has computed.
@@ -102,30 +99,22 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     drop((users, node));
     end_all(&party.shared)?;
     party.results()?;
-    let report = Report {
-        common: common(
-            arguments,
-            arguments.waiting,
-            cores,
-            &Histogram::default(),
-            topics,
-            verified,
-        ),
-        topics,
-        cpu_percent,
-        memory_of_each,
-        making_s,
-        program: command::VERSION_LINE,
-    };
-    conclude(&report, &report.common, arguments.json, for_people, "a topic does not work any more")
+    let (waiting, samples) = (arguments.waiting, Histogram::default());
+    let common = common(arguments, waiting, cores, &samples, topics, verified);
+    let found = Found { topics, cpu_percent, memory_of_each, making_s };
+    Report::new(common, found).conclude(arguments.json)
 }
 
-fn for_people(report: &Report) -> String {
-    format!(
-        "{}: {:.3} % of a core, {} of memory each; made in {:.2} s\n",
-        text::counted(report.topics, "idle topic"),
-        report.cpu_percent,
-        text::counted(report.memory_of_each, "byte"),
-        report.making_s
-    )
+impl Findings for Found {
+    const WRONG: &str = "a topic does not work any more";
+
+    fn for_people(&self, _common: &Common) -> String {
+        format!(
+            "{}: {:.3} % of a core, {} of memory each; made in {:.2} s\n",
+            text::counted(self.topics, "idle topic"),
+            self.cpu_percent,
+            text::counted(self.memory_of_each, "byte"),
+            self.making_s
+        )
+    }
 }

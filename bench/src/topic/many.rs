@@ -10,9 +10,9 @@ use super::Arguments;
 use super::between::{By, services};
 use super::part::{Found, Kind, Part, WORDS, end_all, is_over, join, nothing_found};
 use super::report::{common, found};
+use crate::exchange::plan::Wait;
 use crate::party::{Done, Party, Shared, Task};
-use crate::queue::Wait;
-use crate::report::{Common, conclude};
+use crate::report::{Common, Findings, Report};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::text;
@@ -57,9 +57,7 @@ impl Side {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
-    #[serde(flatten)]
-    common: Common,
+struct Summary {
     topics: u64,
     subscribers: u64,
     /// Of each node, and of each subscriber.
@@ -73,7 +71,6 @@ struct Report {
     /// The longest that any subscriber had nothing of a topic.
     longest_gap_ms: f64,
     lost: u64,
-    program: &'static str,
 }
 
 pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
@@ -150,8 +147,8 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
     let mean = messages as f64 / topics as f64;
     let share = |count: Option<&u64>| count.map_or(0.0, |count| *count as f64 / mean.max(1.0));
     let verified = lost == 0 && results.iter().all(|done| done.verified);
-    let report = Report {
-        common: common(arguments, arguments.waiting, None, &samples, messages, verified),
+    let common = common(arguments, arguments.waiting, None, &samples, messages, verified);
+    let summary = Summary {
         topics,
         subscribers: readers[0] + readers[1],
         processes,
@@ -162,25 +159,28 @@ pub(super) fn run(arguments: &Arguments, topics: u64) -> Result<(), Failure> {
         largest_share: share(published.iter().max()),
         longest_gap_ms: longest_gap as f64 / 1e6,
         lost,
-        program: command::VERSION_LINE,
     };
-    conclude(&report, &report.common, arguments.json, for_people, "messages were lost, or altered")
+    Report::new(common, summary).conclude(arguments.json)
 }
 
-fn for_people(report: &Report) -> String {
-    format!(
-        "{} {}, {} each: {}, {:.0}/s; the least has {:.3} of \
+impl Findings for Summary {
+    const WRONG: &str = "messages were lost, or altered";
+
+    fn for_people(&self, _common: &Common) -> String {
+        format!(
+            "{} {}, {} each: {}, {:.0}/s; the least has {:.3} of \
          the mean, the most {:.3}; longest without one {:.0} ms; {} lost\n",
-        text::counted(report.topics, "topic"),
-        if report.is_one_way { "from one node to another" } else { "of two nodes" },
-        text::counted(report.subscribers, "subscriber"),
-        text::counted(report.messages, "message"),
-        report.messages_per_s,
-        report.smallest_share,
-        report.largest_share,
-        report.longest_gap_ms,
-        report.lost,
-    )
+            text::counted(self.topics, "topic"),
+            if self.is_one_way { "from one node to another" } else { "of two nodes" },
+            text::counted(self.subscribers, "subscriber"),
+            text::counted(self.messages, "message"),
+            self.messages_per_s,
+            self.smallest_share,
+            self.largest_share,
+            self.longest_gap_ms,
+            self.lost,
+        )
+    }
 }
 
 /// The topics that are this process's, of so many.

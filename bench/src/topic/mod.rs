@@ -25,7 +25,7 @@ use pubsub::MemoryPlace;
 pub(super) use self::part::{Found, Part, take};
 
 use self::cores::Choice;
-use super::queue::Wait;
+use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
 use command::window::HEADER;
 use command::{size, text};

@@ -13,9 +13,9 @@ use pubsub::{
 use serde::{Deserialize, Serialize};
 
 use super::super::party::{Done, LONGEST, Shared};
-use super::super::queue::Wait;
 use super::reading::{self, Reading};
 use super::{baseline, many, wire};
+use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::process::confine;
@@ -242,15 +242,7 @@ pub(super) fn wire_done(shared: &Shared, turns: u64) -> Result<(), Failure> {
 }
 
 pub(super) fn nothing_found(iterations: u64) -> Done {
-    Done {
-        samples: Histogram::default(),
-        elapsed: 0,
-        iterations,
-        verified: true,
-        preempted: 0,
-        seen: None,
-        found: None,
-    }
+    Done { iterations, verified: true, ..Done::default() }
 }
 
 /// The life of such a process.

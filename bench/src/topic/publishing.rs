@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use pubsub::{Publisher, Topic};
 
-use super::super::queue::Wait;
 use super::contents::Contents;
 use super::part::{Kind, PATIENCE, Stamps, now};
 use super::schedule::{Round, Turn};
+use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
 use command::text;
 
@@ -40,7 +40,7 @@ impl Line {
             size: kind.size,
             next: 0,
             publishing: Vec::new(),
-            pause: pause(waiting),
+            pause: waiting.pause(),
             counts_writing,
         })
     }
@@ -95,14 +95,5 @@ impl Line {
         }
         self.next += 1;
         Ok(())
-    }
-}
-
-/// Between two messages: long enough for readers to be waiting again, in their way.
-pub(super) fn pause(waiting: Wait) -> Duration {
-    match waiting {
-        Wait::Busy => Duration::from_nanos(500),
-        Wait::Adaptive => Duration::from_micros(5),
-        Wait::Block => Duration::from_micros(100),
     }
 }

@@ -7,12 +7,12 @@ use pubsub::{Sample, Subscriber};
 use serde::{Deserialize, Serialize};
 
 use super::super::party::{Done, Shared};
-use super::super::queue::Wait;
 use super::bare::BareReader;
 use super::contents::Contents;
 use super::part::{Found, Kind, PATIENCE, Stamps, join, nothing_found, now, rest, room};
 use super::private::Private;
 use super::schedule::{Round, Turn, What};
+use crate::exchange::plan::Wait;
 use command::exit::{Exit, Failure};
 use command::process::pin;
 use command::stages::{self, Stage};

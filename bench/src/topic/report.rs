@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use super::Arguments;
 use super::part::Found;
+use crate::exchange::plan::Wait;
 use crate::exchange::plan::name_of;
 use crate::party::Done;
-use crate::queue::Wait;
-use crate::report::{Common, median};
+use crate::report::Common;
 use command::histogram::Histogram;
 use command::stages::Stage;
 
@@ -72,9 +72,6 @@ pub(super) fn common(
 ) -> Common {
     let p50 = samples.quantile(0.5).unwrap_or(0);
     Common {
-        p50_us: samples.microseconds(0.5),
-        p99_us: samples.microseconds(0.99),
-        p999_us: samples.microseconds(0.999),
         gb_per_s: if p50 > 0 { arguments.size as f64 / p50 as f64 } else { 0.0 },
         bytes: arguments.size,
         iterations,
@@ -82,23 +79,6 @@ pub(super) fn common(
         waiting: name_of(waiting),
         cores,
         verified,
+        ..Common::of(samples, 1.0)
     }
-}
-
-/// The median of nanoseconds, in microseconds.
-pub(super) fn middle(values: &[u64]) -> Option<f64> {
-    median(values.iter().map(|value| *value as f64 / 1e3))
-}
-
-/// What all but one of a hundred stay below, in microseconds.
-pub(super) fn high(values: &[u64]) -> Option<f64> {
-    let mut values = values.to_vec();
-    values.sort_unstable();
-    let rank = (values.len() * 99).div_ceil(100).saturating_sub(1);
-    values.get(rank).map(|value| *value as f64 / 1e3)
-}
-
-/// A figure for people.
-pub(super) fn figure(value: Option<f64>) -> String {
-    value.map_or_else(|| "?".to_owned(), |value| format!("{value:.3}"))
 }

@@ -3,15 +3,13 @@
 use serde::Serialize;
 
 use super::baseline;
-use super::report::{Latency, figure};
+use super::report::Latency;
 use super::threads::{self, Thread};
-use crate::report::Common;
+use crate::report::{Common, Findings, figure};
 use command::{size, text};
 
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    #[serde(flatten)]
-    pub(super) common: Common,
+pub(super) struct Summary {
     pub(super) subscribers: u64,
     pub(super) to: String,
     pub(super) path: String,
@@ -46,7 +44,6 @@ pub(super) struct Report {
     pub(super) ratio_to_slowest: Option<f64>,
     pub(super) baseline: Option<baseline::Measured>,
     pub(super) note: Option<String>,
-    pub(super) program: &'static str,
 }
 
 fn spread(stages: &[Latency]) -> String {
@@ -54,58 +51,65 @@ fn spread(stages: &[Latency]) -> String {
     each.collect::<Vec<_>>().join("  ")
 }
 
-pub(super) fn for_people(report: &Report) -> String {
-    let common = &report.common;
-    let lanes = text::counted(report.lanes as u64, "lane");
-    let mut out = format!(
-        "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
+impl Findings for Summary {
+    const WRONG: &str = "other bytes arrived";
+
+    fn for_people(&self, common: &Common) -> String {
+        let lanes = text::counted(self.lanes as u64, "lane");
+        let mut out = format!(
+            "{} on {}, to {} on {} by {} over {}, {lanes}, {}: p50 {}, p99 {}, p99.9 {} us one \
          way; {:.0} messages/s, {:.3} GB/s\n",
-        size::print(common.bytes),
-        common.provider,
-        text::counted(report.subscribers, "reader"),
-        report.to,
-        report.path,
-        report.wire,
-        common.waiting,
-        figure(common.p50_us),
-        figure(common.p99_us),
-        figure(common.p999_us),
-        report.messages_per_s,
-        report.stream_gb_per_s,
-    );
-    if let Some(ratio) = report.fan_out_ratio {
+            size::print(common.bytes),
+            common.provider,
+            text::counted(self.subscribers, "reader"),
+            self.to,
+            self.path,
+            self.wire,
+            common.waiting,
+            figure(common.p50_us),
+            figure(common.p99_us),
+            figure(common.p999_us),
+            self.messages_per_s,
+            self.stream_gb_per_s,
+        );
+        if let Some(ratio) = self.fan_out_ratio {
+            out.push_str(&format!(
+                "{ratio:.3} of what it takes with one reader (p50 {}, p99 {} us)\n",
+                figure(self.one_p50_us),
+                figure(self.one_p99_us)
+            ));
+        }
+        if let Some(ring) = self.ring_p50_us {
+            let beyond = figure(self.beyond_ring_us);
+            out.push_str(&format!(
+                "a ring alone takes {ring:.3} us; the topic, {beyond} us more\n"
+            ));
+        }
+        let slowest = self.slowest_stage.as_deref().unwrap_or("?");
         out.push_str(&format!(
-            "{ratio:.3} of what it takes with one reader (p50 {}, p99 {} us)\n",
-            figure(report.one_p50_us),
-            figure(report.one_p99_us)
+            "stages in us, p50/p99: {}; the slowest is {slowest}\n",
+            spread(&self.stages)
         ));
+        if !self.alone.is_empty() {
+            out.push_str(&format!(
+                "each alone: {}; all takes {} of the slowest\n",
+                spread(&self.alone),
+                figure(self.ratio_to_slowest)
+            ));
+        }
+        if self.waits_for_room_us > 0.0 {
+            let waits = self.waits_for_room_us;
+            out.push_str(&format!(
+                "a message waits {waits:.1} us for room in the other node's ring\n"
+            ));
+        }
+        out.push_str(&threads::for_people(&self.threads));
+        if let Some(baseline) = &self.baseline {
+            out.push_str(&baseline.for_people());
+        }
+        if let Some(note) = &self.note {
+            out.push_str(&format!("{note}\n"));
+        }
+        out
     }
-    if let Some(ring) = report.ring_p50_us {
-        let beyond = figure(report.beyond_ring_us);
-        out.push_str(&format!("a ring alone takes {ring:.3} us; the topic, {beyond} us more\n"));
-    }
-    let slowest = report.slowest_stage.as_deref().unwrap_or("?");
-    out.push_str(&format!(
-        "stages in us, p50/p99: {}; the slowest is {slowest}\n",
-        spread(&report.stages)
-    ));
-    if !report.alone.is_empty() {
-        out.push_str(&format!(
-            "each alone: {}; all takes {} of the slowest\n",
-            spread(&report.alone),
-            figure(report.ratio_to_slowest)
-        ));
-    }
-    if report.waits_for_room_us > 0.0 {
-        let waits = report.waits_for_room_us;
-        out.push_str(&format!("a message waits {waits:.1} us for room in the other node's ring\n"));
-    }
-    out.push_str(&threads::for_people(&report.threads));
-    if let Some(baseline) = &report.baseline {
-        out.push_str(&baseline.for_people());
-    }
-    if let Some(note) = &report.note {
-        out.push_str(&format!("{note}\n"));
-    }
-    out
 }

@@ -3,8 +3,6 @@
 //! topic, and sleeps meanwhile. Nothing but the wire: no device, no queue; what is written lies in
 //! as much memory as the bridge would write from, and what comes is let go of where it came.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::part::{Found, PATIENCE, is_over, nothing_found, now, room, wire_asked, wire_done};
-use crate::party::{Done, Shared};
+use crate::party::{Done, Shared, find, leave};
 use command::exit::{Exit, Failure};
 use command::process::confine;
 use command::text;
@@ -74,79 +72,39 @@ impl Way {
 
     /// Tells it to both ends.
     pub(super) fn tell(&self, directory: &Path) -> Result<(), Failure> {
-        let bytes = serde_json::to_vec(self).map_err(|error| Failure::failed(error.to_string()))?;
-        // Whoever sees it sees all of it.
-        let (draft, place) = (directory.join("way.draft"), told_at(directory));
-        std::fs::write(&draft, bytes)
-            .and_then(|()| std::fs::rename(draft, place))
-            .map_err(failed("telling how messages go"))
+        leave(directory, "way", self)
     }
+}
 
-    /// Waits until it is told. None if all is over before.
-    fn hear(shared: &Shared, directory: &Path) -> Result<Option<Self>, Failure> {
-        let (place, end) = (told_at(directory), Instant::now() + 2 * PATIENCE);
-        loop {
-            if let Ok(bytes) = std::fs::read(&place) {
-                let way = serde_json::from_slice(&bytes);
-                return way.map(Some).map_err(|error| Failure::failed(error.to_string()));
-            }
-            if is_over(shared)? {
-                return Ok(None);
-            }
-            if Instant::now() > end {
-                return Err(late("nobody says how messages go"));
-            }
-            std::thread::sleep(LOOK);
+/// Waits until another process has left this. None if all is over before.
+fn hear<T: DeserializeOwned>(
+    shared: &Shared,
+    directory: &Path,
+    name: &str,
+) -> Result<Option<T>, Failure> {
+    let end = Instant::now() + 2 * PATIENCE;
+    loop {
+        let found = find(directory, name)?;
+        if found.is_some() || is_over(shared)? {
+            return Ok(found);
         }
+        if Instant::now() > end {
+            return Err(late(&format!("{name} did not come")));
+        }
+        std::thread::sleep(LOOK);
     }
-}
-
-fn told_at(directory: &Path) -> PathBuf {
-    directory.join("way")
-}
-
-fn meeting_at(directory: &Path) -> PathBuf {
-    directory.join("wire")
-}
-
-fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
-    move |error| Failure::failed(format!("{what}: {error}"))
 }
 
 fn late(why: &str) -> Failure {
     Failure::new(Exit::Deadline, format!("the wire alone: {why}"))
 }
 
-/// Where an end is reached, by each lane.
+/// Where the reader is reached, by each lane, and its ring.
 #[derive(Debug, Serialize, Deserialize)]
-struct Whereabouts {
+struct Offered {
     address: Address,
     further: Vec<Address>,
-}
-
-/// The other end, while they get to know each other: a line each.
-struct Meeting {
-    reader: BufReader<UnixStream>,
-}
-
-impl Meeting {
-    fn new(socket: UnixStream) -> Result<Self, Failure> {
-        socket.set_read_timeout(Some(PATIENCE)).map_err(failed("setting a deadline"))?;
-        Ok(Self { reader: BufReader::new(socket) })
-    }
-
-    fn say(&mut self, what: &impl Serialize) -> Result<(), Failure> {
-        let line = serde_json::to_string(what);
-        let line = line.map_err(|error| Failure::failed(error.to_string()))?;
-        let said = self.reader.get_mut().write_all(format!("{line}\n").as_bytes());
-        said.map_err(failed("telling the other end"))
-    }
-
-    fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
-        let mut line = String::new();
-        self.reader.read_line(&mut line).map_err(failed("hearing the other end"))?;
-        serde_json::from_str(&line).map_err(|error| Failure::failed(error.to_string()))
-    }
+    ring: RingOffer,
 }
 
 /// An endpoint with further lanes, opened as a bridge does.
@@ -209,26 +167,6 @@ impl Looking {
     }
 }
 
-/// The other end; None if all is over before it comes.
-fn accept(shared: &Shared, listener: &UnixListener) -> Result<Option<UnixStream>, Failure> {
-    listener.set_nonblocking(true).map_err(failed("listening"))?;
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match listener.accept() {
-            Ok((socket, _)) => {
-                socket.set_nonblocking(false).map_err(failed("accepting"))?;
-                return Ok(Some(socket));
-            }
-            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => {
-                return Err(failed("accepting")(error));
-            }
-            Err(_) if is_over(shared)? => return Ok(None),
-            Err(_) if Instant::now() > end => return Err(late("the other end does not come")),
-            Err(_) => std::thread::sleep(LOOK),
-        }
-    }
-}
-
 /// The life of an end. If it fails nobody is to wait for its turns: why it did is its result.
 pub(super) fn take(
     shared: &Shared,
@@ -248,23 +186,16 @@ fn live(
     ready: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<Done, Failure> {
     confine(&end.cores)?;
-    let meeting = meeting_at(&end.directory);
-    // Whoever writes comes when the way is told: after this.
-    let listener = match end.is_writer {
-        true => None,
-        false => Some(UnixListener::bind(&meeting).map_err(failed("listening"))?),
-    };
     ready()?;
-    let Some(way) = Way::hear(shared, &end.directory)? else { return Ok(nothing_found(0)) };
-    match listener {
-        Some(listener) => {
-            let Some(socket) = accept(shared, &listener)? else { return Ok(nothing_found(0)) };
-            Reader::meet(end, &way, Meeting::new(socket)?)?.read(shared, end)
-        }
-        None => {
-            let socket = UnixStream::connect(&meeting).map_err(failed("connecting"))?;
-            Writer::meet(end, &way, Meeting::new(socket)?)?.write(shared, end)
-        }
+    let Some(way) = hear(shared, &end.directory, "way")? else { return Ok(nothing_found(0)) };
+    if end.is_writer {
+        let offered = hear(shared, &end.directory, "ring")?;
+        let Some(offered) = offered else { return Ok(nothing_found(0)) };
+        return Writer::meet(end, &way, &offered)?.write(shared, end);
+    }
+    match Reader::meet(shared, end, &way)? {
+        Some(reader) => reader.read(shared, end),
+        None => Ok(nothing_found(0)),
     }
 }
 
@@ -295,19 +226,17 @@ struct Writer {
 }
 
 impl Writer {
-    fn meet(end: &End, way: &Way, mut other: Meeting) -> Result<Self, Failure> {
+    fn meet(end: &End, way: &Way, there: &Offered) -> Result<Self, Failure> {
         let options = WorkerOptions::default();
         let mut here = Opened::new(way)?;
-        let there: Whereabouts = other.hear()?;
-        let offer: RingOffer = other.hear()?;
+        let offer = &there.ring;
         let Opened { port, addresses } = &mut here;
         let peer = addresses.insert(&there.address)?;
         let chunk = options.chunk.min(offer.capacity / 4);
         let further = there.further.get(..offer.lanes.len().saturating_sub(1));
         let further = further.ok_or_else(|| Failure::failed("an address of a lane is missing"))?;
-        other.say(&Whereabouts { address: port.endpoint().address()?, further: Vec::new() })?;
-        let (sender, answer) = port.accept_by(peer, further, &offer, chunk)?;
-        other.say(&answer)?;
+        let (sender, answer) = port.accept_by(peer, further, offer, chunk)?;
+        leave(&end.directory, "answer", &(port.endpoint().address()?, answer))?;
         let lanes = port.sender(sender)?.lanes();
         if lanes != way.lanes {
             let lanes = text::counted(lanes as u64, "lane");
@@ -417,20 +346,21 @@ struct Reader {
 }
 
 impl Reader {
-    fn meet(end: &End, way: &Way, mut other: Meeting) -> Result<Self, Failure> {
+    /// None if all is over before the other end comes.
+    fn meet(shared: &Shared, end: &End, way: &Way) -> Result<Option<Self>, Failure> {
         let Opened { mut port, addresses } = Opened::new(way)?;
         let capacity = WorkerOptions::default().ring_by(way.lanes, end.size, end.depth);
         let options = RingOptions::new(port.endpoint(), capacity)?;
         let memory = HostMemory::zeroed(capacity as usize)?;
         let ring = port.offer_by(&options, way.lanes, memory)?;
         let further = port.lane_addresses();
-        other.say(&Whereabouts { address: port.endpoint().address()?, further })?;
-        other.say(&port.terms(ring)?)?;
-        let there: Whereabouts = other.hear()?;
-        let peer = addresses.insert(&there.address)?;
-        let answer: RingAnswer = other.hear()?;
-        port.connect(ring, peer, &answer)?;
-        Ok(Self { port, ring, looking: Looking::new(), _addresses: addresses })
+        let address = port.endpoint().address()?;
+        let offered = Offered { address, further, ring: port.terms(ring)? };
+        leave(&end.directory, "ring", &offered)?;
+        let answer = hear::<(Address, RingAnswer)>(shared, &end.directory, "answer")?;
+        let Some((address, answer)) = answer else { return Ok(None) };
+        port.connect(ring, addresses.insert(&address)?, &answer)?;
+        Ok(Some(Self { port, ring, looking: Looking::new(), _addresses: addresses }))
     }
 
     /// Reads until all is over.

@@ -5,13 +5,13 @@ use serde::Serialize;
 use super::bare::{self, Bare};
 use super::cores::{Cores, Services};
 use super::part::{Kind, Part, Service, WORDS, serve};
-use super::publishing::{Line, pause};
+use super::publishing::Line;
 use super::reading::Reading;
-use super::report::{Latency, common, figure, found, high, middle, of_topic, stages};
+use super::report::{Latency, common, found, of_topic, stages};
 use super::schedule::{MORE_WARMUP, PROOFS, Round, Turn, WARMUP, What, compared, in_turn};
 use super::{Arguments, ROUNDS};
 use crate::party::{Party, Task};
-use crate::report::{Common, conclude};
+use crate::report::{Common, Findings, Report, figure};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::process::{Affinity, confine, pin};
@@ -21,9 +21,7 @@ const ALL: What = What::Topic(0);
 const ONE: What = What::Topic(1);
 
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
-    #[serde(flatten)]
-    pub(super) common: Common,
+pub(super) struct Found {
     pub(super) subscribers: u64,
     counts_writing: bool,
     /// Messages of which all bytes were compared.
@@ -40,7 +38,6 @@ pub(super) struct Report {
     one_p99_us: Option<f64>,
     fan_out_ratio: Option<f64>,
     note: Option<String>,
-    program: &'static str,
 }
 
 /// First and last all bytes are compared; what is compared with each other takes turns.
@@ -55,8 +52,7 @@ fn schedule(each: u64, has_one: bool, warmup: u64) -> Vec<Turn> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let report = measure(arguments)?;
-    conclude(&report, &report.common, arguments.json, for_people, "other bytes were read")
+    measure(arguments)?.conclude(arguments.json)
 }
 
 /// Which are used.
@@ -65,7 +61,7 @@ pub(super) fn cores(arguments: &Arguments) -> Result<Cores, Failure> {
 }
 
 /// Leaves this process where it was, with nothing that was measured there.
-pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
+pub(super) fn measure(arguments: &Arguments) -> Result<Report<Found>, Failure> {
     let mut party = Party::new(WORDS + bare::words())?;
     let cores = cores(arguments)?;
     let waiting = cores.waiting(arguments.waiting);
@@ -128,7 +124,7 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
     for turn in &schedule {
         match turn.what {
             What::Topic(topic) => lines[topic].turn(*turn)?,
-            What::Queue => queue.one_by_one(turn.count, pause(arguments.waiting))?,
+            What::Queue => queue.one_by_one(turn.count, arguments.waiting.pause())?,
             What::Rest => {}
         }
     }
@@ -142,13 +138,14 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
     let one = of_topic(&results, 1);
     let one_p50 = one.microseconds(0.5);
     let queue_p50 = of_queue.microseconds(0.5);
-    Ok(Report {
-        common: common(arguments, waiting, cores.all(), &samples, each * ROUNDS, verified),
+    let publishing: Histogram = lines[0].publishing.iter().copied().collect();
+    let common = common(arguments, waiting, cores.all(), &samples, each * ROUNDS, verified);
+    let found = Found {
         subscribers: arguments.subscribers,
         counts_writing: arguments.copy,
         compared: compared(&schedule),
-        publish_p50_us: middle(&lines[0].publishing),
-        publish_p99_us: high(&lines[0].publishing),
+        publish_p50_us: publishing.microseconds(0.5),
+        publish_p99_us: publishing.microseconds(0.99),
         stages: stages(&results),
         queue_p50_us: queue_p50,
         queue_p99_us: of_queue.microseconds(0.99),
@@ -157,38 +154,41 @@ pub(super) fn measure(arguments: &Arguments) -> Result<Report, Failure> {
         one_p99_us: one.microseconds(0.99),
         fan_out_ratio: p50.zip(one_p50).map(|(all, one)| all / one),
         note: cores.note(),
-        program: command::VERSION_LINE,
-    })
+    };
+    Ok(Report::new(common, found))
 }
 
-fn for_people(report: &Report) -> String {
-    let common = &report.common;
-    let fan_out = report.fan_out_ratio.map(|ratio| {
-        let (p50, p99) = (figure(report.one_p50_us), figure(report.one_p99_us));
-        format!("; {ratio:.3} of what it takes with one reader (p50 {p50}, p99 {p99} us)")
-    });
-    let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
-    let stages = report.stages.iter().map(of_stage);
-    let note = report.note.as_ref().map(|note| format!("{note}\n"));
-    format!(
-        "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
+impl Findings for Found {
+    const WRONG: &str = "other bytes were read";
+
+    fn for_people(&self, common: &Common) -> String {
+        let fan_out = self.fan_out_ratio.map(|ratio| {
+            let (p50, p99) = (figure(self.one_p50_us), figure(self.one_p99_us));
+            format!("; {ratio:.3} of what it takes with one reader (p50 {p50}, p99 {p99} us)")
+        });
+        let of_stage = |it: &Latency| format!(", {} {:.3}/{:.3}", it.stage, it.p50_us, it.p99_us);
+        let stages = self.stages.iter().map(of_stage);
+        let note = self.note.as_ref().map(|note| format!("{note}\n"));
+        format!(
+            "{} on {}, {}, {}: p50 {}, p99 {}, p99.9 {} us until it was read{}\n\
          p50 of the call that publishes {} us (p99 {}); p50/p99 of stages{}\n\
          a queue alone takes {} us; the topic, {} us more\n{}",
-        size::print(common.bytes),
-        common.provider,
-        text::counted(report.subscribers, "reader"),
-        common.waiting,
-        figure(common.p50_us),
-        figure(common.p99_us),
-        figure(common.p999_us),
-        fan_out.unwrap_or_default(),
-        figure(report.publish_p50_us),
-        figure(report.publish_p99_us),
-        stages.collect::<String>(),
-        figure(report.queue_p50_us),
-        figure(report.beyond_queue_us),
-        note.unwrap_or_default(),
-    )
+            size::print(common.bytes),
+            common.provider,
+            text::counted(self.subscribers, "reader"),
+            common.waiting,
+            figure(common.p50_us),
+            figure(common.p99_us),
+            figure(common.p999_us),
+            fan_out.unwrap_or_default(),
+            figure(self.publish_p50_us),
+            figure(self.publish_p99_us),
+            stages.collect::<String>(),
+            figure(self.queue_p50_us),
+            figure(self.beyond_queue_us),
+            note.unwrap_or_default(),
+        )
+    }
 }
 
 #[cfg(test)]

@@ -15,14 +15,12 @@ use transfer::{Agent, PeerId, Route};
 
 use links::Watched;
 use raw::Raw;
-use report::{Report, for_people};
-use side::{
-    ANSWER, END, FILL, FIRST, PROOF, Side, TIMED, Wire, heard, notice, now, read, start, write,
-};
+use report::Found;
+use side::{ANSWER, END, FILL, FIRST, PROOF, Side, TIMED, Wire, heard, notice, now, start};
 pub(super) use side::{Target, serve};
 
-use super::party::{Party, Task};
-use super::report::{Common, conclude, median};
+use super::party::{Party, Task, leave, take};
+use super::report::{Common, Report, median};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::size;
@@ -89,9 +87,6 @@ pub(crate) struct Arguments {
     /// Where both memories come from
     #[arg(long, value_enum, default_value = "shared")]
     memory: Source,
-    /// Which paths may be taken: NAME prefers, =NAME requires, ^NAME denies
-    #[arg(long, value_name = "LIST", default_value = "")]
-    paths: Policy,
     /// Have a fabric, too: the name of its provider, such as net (tcp since libfabric 1.18) or
     /// "tcp;ofi_rxm"
     #[arg(long, value_name = "PROVIDER")]
@@ -106,9 +101,6 @@ pub(crate) struct Arguments {
     /// Measure this beside it, in turn
     #[arg(long, value_enum)]
     rival: Option<Rival>,
-    /// Also tell the other process of each get
-    #[arg(long)]
-    notify: bool,
     /// Read the counters of links and network interfaces before and after, and print which
     /// carried how much
     #[arg(long)]
@@ -158,7 +150,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         takes_all_for_remote: arguments.remote,
     };
     let mut agent = start(FIRST, &directory, &wire)?;
-    write(&directory.join("card"), &agent.card().encode()?)?;
+    leave(&directory, "card", &agent.card().encode()?)?;
     let side = Side::new(&agent, &from, arguments.memory, length)?;
     let target = Target {
         directory: directory.clone(),
@@ -171,10 +163,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(core) = first {
         command::process::pin(core)?;
     }
-    let card = read(&directory.join("target-card"))?;
-    let descriptor = read(&directory.join("target-region"))?;
+    let (card, descriptor): (Vec<u8>, Vec<u8>) = take(&directory, "target")?;
     let peer = agent.connect(&card, PATIENCE)?;
-    let joined = agent.join(peer, &side.region, &descriptor, &arguments.paths, PATIENCE);
+    let joined = agent.join(peer, &side.region, &descriptor, &Policy::default(), PATIENCE);
     let route = joined?;
     if arguments.explain {
         command::text::print(&format!("{}\n", route.choice()))?;
@@ -191,15 +182,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         },
         blocks: blocks(arguments),
         length,
-        notify: arguments.notify || arguments.op == Direction::Put,
         moved: 0,
     };
-    let report = run.measure(arguments, &from, to)?;
+    let mut report = run.measure(arguments, &from, to)?;
     run.tell(END, 0)?;
     let results = party.results()?;
-    let verified = report.common.verified && results.iter().all(|done| done.verified);
-    let report = Report { common: Common { verified, ..report.common }, ..report };
-    conclude(&report, &report.common, arguments.json, for_people, "other bytes arrived")
+    report.common.verified &= results.iter().all(|done| done.verified);
+    report.conclude(arguments.json)
 }
 
 /// Every block goes where it is in the other memory, but in the order of a shuffle.
@@ -226,7 +215,6 @@ struct Run {
     operation: Operation,
     blocks: Vec<Block>,
     length: u64,
-    notify: bool,
     moved: u64,
 }
 
@@ -244,12 +232,13 @@ impl Run {
     /// One request. Nanoseconds until it is done here, and until the other side knows.
     fn once(&mut self, by: BlocksBy) -> Result<(u64, u64), Failure> {
         let begun = now()?;
-        let notice = self.notify.then(|| notice(TIMED, begun)).transpose()?;
+        let is_put = self.operation == Operation::Put;
+        let notice = is_put.then(|| notice(TIMED, begun)).transpose()?;
         let token = self.agent.begin(self.operation, &self.route, &self.blocks, notice, by);
         self.agent.wait(token?, PATIENCE)?;
         let done = now()? - begun;
         self.moved += self.length;
-        let seen = if self.notify { heard(&mut self.agent)?.1 } else { done };
+        let seen = if is_put { heard(&mut self.agent)?.1 } else { done };
         Ok((done, seen))
     }
 
@@ -258,7 +247,7 @@ impl Run {
         arguments: &Arguments,
         from: &Device,
         to: DeviceName,
-    ) -> Result<Report, Failure> {
+    ) -> Result<Report<Found>, Failure> {
         let rival = arguments.rival.map(|_| Raw::new(from, to, self.operation, self.length));
         let rival = rival.transpose()?;
         // Pages that nobody touched yet, clocks that are low yet.
@@ -312,19 +301,18 @@ impl Run {
         let rate = |time: f64| self.length as f64 / time;
         let ours = middle(&ours).unwrap_or(f64::NAN);
         let theirs = middle(&theirs);
-        Ok(Report {
-            common: Common {
-                p50_us: Some(ours / 1e3),
-                p99_us: samples.microseconds(0.99),
-                p999_us: samples.microseconds(0.999),
-                gb_per_s: rate(ours),
-                bytes: arguments.size,
-                iterations: (each * ROUNDS) as u64,
-                provider: from.name().to_string(),
-                waiting: "poll".to_owned(),
-                cores: arguments.cores.clone(),
-                verified,
-            },
+        let common = Common {
+            p50_us: Some(ours / 1e3),
+            gb_per_s: rate(ours),
+            bytes: arguments.size,
+            iterations: (each * ROUNDS) as u64,
+            provider: from.name().to_string(),
+            waiting: "poll".to_owned(),
+            cores: arguments.cores.clone(),
+            verified,
+            ..Common::of(&samples, 1.0)
+        };
+        let found = Found {
             peer: to.to_string(),
             fabric: arguments.fabric.clone(),
             rails: arguments.fabric.as_ref().map(|_| arguments.rails),
@@ -341,8 +329,8 @@ impl Run {
             ratio: middle(&ratios).map(|ratio| ratio / 1e6),
             loop_gb_per_s: middle(&single).map(rate),
             carried,
-            program: command::VERSION_LINE,
-        })
+        };
+        Ok(Report::new(common, found))
     }
 
     /// Fills, moves and compares all of it.

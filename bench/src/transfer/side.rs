@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
 use super::{PATIENCE, Source};
-use crate::party::{Done, Shared};
+use crate::party::{Done, Shared, leave, take};
 use command::exit::Failure;
 use command::histogram::Histogram;
 use command::local;
@@ -138,15 +138,6 @@ pub(super) fn heard(agent: &mut Agent) -> Result<(u64, u64), Failure> {
     }
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    std::fs::read(path).map_err(|e| Failure::failed(format!("reading {}: {e}", path.display())))
-}
-
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    std::fs::write(path, bytes)
-        .map_err(|e| Failure::failed(format!("writing {}: {e}", path.display())))
-}
-
 /// A fabric that the two have beside what they share, or instead of it.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Wire {
@@ -178,11 +169,10 @@ pub(crate) fn serve(
     let device = Device::open(name)?;
     let mut agent = start(SECOND, &target.directory, &target.wire)?;
     let side = Side::new(&agent, &device, target.memory, target.length)?;
-    let region = side.region.descriptor().encode()?;
-    write(&target.directory.join("target-region"), &region)?;
-    let card = agent.card().encode()?;
-    write(&target.directory.join("target-card"), &card)?;
-    let peer = agent.connect(&read(&target.directory.join("card"))?, PATIENCE)?;
+    let (card, region) = (agent.card().encode()?, side.region.descriptor().encode()?);
+    leave(&target.directory, "target", &(card, region))?;
+    let card: Vec<u8> = take(&target.directory, "card")?;
+    let peer = agent.connect(&card, PATIENCE)?;
     ready()?;
     let mut samples = Histogram::default();
     let (mut verified, mut iterations, start) = (true, 0, Instant::now());
@@ -211,8 +201,6 @@ pub(crate) fn serve(
         elapsed: start.elapsed().as_nanos() as u64,
         iterations,
         verified,
-        preempted: 0,
-        seen: None,
-        found: None,
+        ..Done::default()
     })
 }
