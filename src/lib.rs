@@ -25,7 +25,8 @@
 //! ```
 //!
 //! On the command line `fabricast info` shows what this machine offers,
-//! `fabricast demo` runs two nodes with topics, and `fabricast bench` measures.
+//! `fabricast demo` runs two nodes with topics, and `fabricast bench` measures. A program that wants
+//! the library only takes it with `default-features = false`.
 
 pub use fabric;
 pub use gpu;

@@ -1,10 +1,5 @@
 //! The demonstration: it shows what it says, ends by itself, and leaves nothing, however it ends.
 
-#[path = "measurements/processes.rs"]
-mod processes;
-#[path = "measurements/turns.rs"]
-mod turns;
-
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::PathBuf;
@@ -16,8 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use self::processes::{Process, children, until, until_gone};
-use self::turns::alone;
+use testkit::processes::{Process, children, until, until_gone};
+use testkit::turns::alone;
 
 /// It is to be over by then, whatever happens.
 const LIMIT: Duration = Duration::from_secs(50);

@@ -116,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let document = Document {
         versions: Versions {
             fabricast: env!("CARGO_PKG_VERSION"),
-            commit: Some(env!("FABRICAST_GIT_COMMIT")).filter(|commit| !commit.is_empty()),
+            commit: Some(command::GIT_COMMIT).filter(|commit| !commit.is_empty()),
             libfabric_headers: Version::headers(),
             libfabric_running: Version::running(),
         },
@@ -146,7 +146,7 @@ fn for_people(document: &Document<'_>, verbose: bool) -> String {
     let versions = &document.versions;
     let mut out = format!(
         "fabricast {}, libfabric {} (built against {})\n",
-        env!("FABRICAST_VERSION_LINE"),
+        command::VERSION_LINE,
         versions.libfabric_running,
         versions.libfabric_headers
     );

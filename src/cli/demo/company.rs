@@ -12,8 +12,8 @@ use pubsub::Row;
 
 use super::cast::{Part, Published, Reading, Role, Said, line};
 use super::worker::program;
-use crate::cli::bench::premises::Premises;
 use crate::cli::exit::{Exit, Failure};
+use crate::cli::premises::Premises;
 use crate::cli::process::{end_with_this_process, is_ignored};
 use crate::cli::signals::{Signals, interrupted};
 

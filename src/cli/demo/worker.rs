@@ -2,7 +2,6 @@
 //! input, and says what it does, by lines on standard output.
 
 use std::io::{BufRead, Write};
-use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,6 +20,7 @@ use crate::cli::histogram::Histogram;
 use crate::cli::process::{end_with_parent, leave};
 use crate::cli::stages::{self, Stage};
 use crate::cli::window::{Content, Windows};
+use command::worker::this_program;
 
 /// What is waited for at a time.
 const SLICE: Duration = Duration::from_millis(100);
@@ -37,8 +37,8 @@ pub(super) const PROBE: &str = "probe";
 
 /// This program again, as one of the demonstration.
 pub(super) fn program(name: &str) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("fabricast").arg("demo-worker").arg(name);
+    let mut command = this_program("fabricast");
+    command.arg("demo-worker").arg(name);
     command
 }
 

@@ -3,8 +3,8 @@
 use fabric::{Caps, EndpointKind, ErrorKind, Offer, Query};
 use transfer::{Agent, AgentCard, AgentOptions};
 
-use crate::cli::exchange::plan::offer_here;
 use crate::cli::exit::Failure;
+use command::local;
 
 /// Starts an agent that asks this one, with a fabric if one is wanted: of a provider, or, without
 /// a name, of one that the other agent has.
@@ -38,5 +38,5 @@ fn offer(card: &AgentCard, provider: Option<&str>) -> fabric::Result<Offer> {
     if let Some(provider) = provider {
         query = query.provider(provider);
     }
-    if card.is_of_this_machine() { offer_here(&query) } else { query.first() }
+    if card.is_of_this_machine() { local::first(&query) } else { query.first() }
 }

@@ -78,8 +78,7 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
         .into_iter()
         .map(|(path, card)| examine(path, &card, region.as_ref(), arguments))
         .collect::<Result<_, _>>()?;
-    let report =
-        Report { policy: &arguments.policy, peers, program: env!("FABRICAST_VERSION_LINE") };
+    let report = Report { policy: &arguments.policy, peers, program: command::VERSION_LINE };
     if arguments.json {
         print_json(&report)?;
     } else {

@@ -1,0 +1,214 @@
+//! `fabricast bench alloc`: allocate and free, by one process or by several at once.
+
+use std::time::Instant;
+
+use ipc::{Allocator, AllocatorError, MappedWords, Owner, Part};
+use serde::{Deserialize, Serialize};
+
+use super::party::{Done, LONGEST, Party, Shared, Task};
+use super::report::{Common, Findings, Report};
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::process::times_preempted;
+use command::{size, text};
+
+/// Blocks that each process keeps.
+const LIVE: u64 = 100;
+/// Bytes of a granule.
+const GRANULE: u64 = 256;
+
+/// Allocates and frees blocks whose books lie in shared memory.
+///
+/// Each process keeps some blocks, and again and again frees one of them and
+/// allocates another: one pair. The last line of the output is one JSON object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Processes at the same time
+    #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "1")]
+    processes: u64,
+    /// Cores of the processes, A,B,… [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    cores: Option<Vec<usize>>,
+    /// The largest block, in bytes; sizes are drawn up to it; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64K")]
+    size: u64,
+    /// All blocks have the largest size
+    #[arg(long)]
+    fixed: bool,
+    /// Pairs of each process; takes K, M, G
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1M")]
+    iterations: u64,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What each process does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Work {
+    largest: u64,
+    is_fixed: bool,
+    iterations: u64,
+    seed: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Found {
+    p9999_us: Option<f64>,
+    max_us: Option<f64>,
+    /// Of a pair, without the clock that is read around each for the others.
+    mean_ns: f64,
+    processes: u64,
+    /// How often the system took a core away from one of them. Who holds the lock then
+    /// holds up all.
+    preempted: u64,
+    live: u64,
+    fixed: bool,
+    /// Hundreds of pairs: for programs only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    histogram_ns: Option<Vec<(u64, u64)>>,
+}
+
+type Books = Allocator<Part<MappedWords>>;
+
+fn failed(error: AllocatorError) -> Failure {
+    Failure::failed(error.to_string())
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
+    let processes = arguments.processes;
+    if processes > 64 || arguments.size > 1 << 30 {
+        return refuse("at most 64 processes, and blocks of 1G");
+    }
+    let cores = arguments.cores.clone();
+    if cores.as_ref().is_some_and(|cores| cores.len() as u64 != processes) {
+        return refuse("--cores wants a core for each process");
+    }
+    let most_blocks = (4 * processes * (LIVE + 1) + 64) as u32;
+    let mut party = Party::new(Books::words_needed(most_blocks))?;
+    let books = Books::format(party.shared.part()?, most_blocks, GRANULE).map_err(failed)?;
+    // Twice of what is kept, so that no search is in vain.
+    let memory = 2 * processes * (LIVE + 1) * arguments.size.next_multiple_of(GRANULE);
+    books.extend(&party.shared.caller(), 0, memory).map_err(failed)?;
+    let tasks: Vec<_> = (0..processes)
+        .map(|number| {
+            let work = Work {
+                largest: arguments.size,
+                is_fixed: arguments.fixed,
+                iterations: arguments.iterations,
+                seed: number + 1,
+            };
+            let core = cores.as_ref().map(|cores| cores[number as usize]);
+            (Task::Alloc(work), core)
+        })
+        .collect();
+    party.invite(&tasks)?;
+    party.begin()?;
+    let results = party.results()?;
+    let caller = party.shared.caller();
+    let is_sound = books.audit(&caller).map_err(failed)?.is_ok()
+        && books.statistics(&caller).map_err(failed)?.free == memory;
+    report(arguments, &results, is_sound).conclude(arguments.json)
+}
+
+impl Findings for Found {
+    const WRONG: &str = "blocks overlapped, or were lost";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, p999] = common.percentiles();
+        format!(
+            "{}, {:.1} ns a pair; with the clock around each: p50 {p50:.3}, p99 {p99:.3}, \
+             p99.9 {p999:.3}, p99.99 {:.3} us\n",
+            text::one_or(self.processes, "process", "processes"),
+            self.mean_ns,
+            self.p9999_us.unwrap_or_default(),
+        )
+    }
+}
+
+fn report(arguments: &Arguments, results: &[Done], is_sound: bool) -> Report<Found> {
+    let mut samples = Histogram::default();
+    results.iter().for_each(|done| samples.merge(&done.samples));
+    let pairs: u64 = results.iter().map(|done| done.iterations).sum();
+    let elapsed: u64 = results.iter().map(|done| done.elapsed).sum();
+    let common = Common {
+        bytes: arguments.size,
+        iterations: arguments.iterations,
+        provider: "tlsf".to_owned(),
+        waiting: "lock".to_owned(),
+        cores: arguments.cores.clone(),
+        verified: is_sound && results.iter().all(|done| done.verified),
+        ..Common::of(&samples, 1.0)
+    };
+    let found = Found {
+        p9999_us: samples.microseconds(0.9999),
+        max_us: samples.microseconds(1.0),
+        mean_ns: elapsed as f64 / pairs.max(1) as f64,
+        processes: arguments.processes,
+        preempted: results.iter().map(|done| done.preempted).sum(),
+        live: LIVE,
+        fixed: arguments.fixed,
+        histogram_ns: arguments.json.then(|| samples.buckets()),
+    };
+    Report::new(common, found)
+}
+
+/// What each process does: half of the pairs with the clock around all of them, then
+/// as many with the clock around each.
+pub(crate) fn work(
+    shared: &Shared,
+    work: &Work,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Done, Failure> {
+    let books = Books::attach(shared.part()?).map_err(failed)?;
+    let caller = shared.caller();
+    let owner = Owner::participant(caller.me);
+    let mut random = work.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let bytes = |random: u64| {
+        if work.is_fixed { work.largest } else { random % work.largest + 1 }
+    };
+    let mut kept = Vec::new();
+    for _ in 0..LIVE {
+        let (block, _) = books.allocate(&caller, owner, bytes(next()), 1).map_err(failed)?;
+        kept.push(block);
+    }
+    ready()?;
+    let preempted = times_preempted();
+    let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
+    let mut pair = |which: u64, size: u64| {
+        let kept = &mut kept[(which % LIVE) as usize];
+        books.free(&caller, *kept, owner).map_err(failed)?;
+        *kept = books.allocate(&caller, owner, size, 1).map_err(failed)?.0;
+        Ok::<_, Failure>(())
+    };
+    let half = work.iterations.div_ceil(2);
+    let start = Instant::now();
+    for _ in 0..half {
+        pair(next(), bytes(next()))?;
+    }
+    let elapsed = start.elapsed().as_nanos() as u64;
+    for _ in 0..half {
+        let (which, size) = (next(), bytes(next()));
+        let before = Instant::now();
+        pair(which, size)?;
+        samples.add(before.elapsed().as_nanos() as u64);
+    }
+    // All that is kept lies apart, in this process; the others' are looked at by the
+    // audit at the end.
+    let mut places = Vec::new();
+    for block in kept {
+        places.push(books.find(block).map_err(failed)?);
+        books.free(&caller, block, owner).map_err(failed)?;
+    }
+    places.sort_unstable_by_key(|place| place.offset);
+    let verified = places.windows(2).all(|two| two[0].offset + two[0].length <= two[1].offset);
+    let preempted = times_preempted() - preempted;
+    Ok(Done { samples, elapsed, iterations: half, verified, preempted, ..Done::default() })
+}

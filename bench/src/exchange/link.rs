@@ -1,0 +1,225 @@
+//! The pipes between the two processes, or the connection.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::frame::{Decoder, Frame, encode};
+use command::exit::{Exit, Failure};
+use command::process::do_not_block;
+
+/// How long the other side may leave the pipe full.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a look at the pipe found.
+#[derive(Debug)]
+pub(crate) enum Look {
+    Frame(Frame),
+    Nothing,
+    /// The other process closed its end: it is gone, or going.
+    Closed,
+}
+
+/// Frames in both directions, never blocking for longer than asked.
+#[derive(Debug)]
+pub(crate) struct Link {
+    reader: File,
+    writer: File,
+    decoder: Decoder,
+    /// What it goes over, for messages.
+    medium: &'static str,
+}
+
+impl Link {
+    /// Over two pipes.
+    pub(crate) fn new(
+        reader: impl Into<OwnedFd>,
+        writer: impl Into<OwnedFd>,
+    ) -> Result<Self, Failure> {
+        Self::over("pipe", reader, writer)
+    }
+
+    /// Over a connection to another machine, perhaps, given twice.
+    pub(crate) fn over_connection(
+        reader: impl Into<OwnedFd>,
+        writer: impl Into<OwnedFd>,
+    ) -> Result<Self, Failure> {
+        Self::over("connection", reader, writer)
+    }
+
+    fn over(
+        medium: &'static str,
+        reader: impl Into<OwnedFd>,
+        writer: impl Into<OwnedFd>,
+    ) -> Result<Self, Failure> {
+        let (reader, writer) = (File::from(reader.into()), File::from(writer.into()));
+        do_not_block(&reader)?;
+        do_not_block(&writer)?;
+        Ok(Self { reader, writer, decoder: Decoder::default(), medium })
+    }
+
+    /// The same once more, to send on.
+    pub(crate) fn try_clone(&self) -> Result<Self, Failure> {
+        let medium = self.medium;
+        let clone = |file: &File| {
+            let failed = |error| Failure::failed(format!("duplicating a {medium}: {error}"));
+            file.try_clone().map_err(failed)
+        };
+        let (reader, writer) = (clone(&self.reader)?, clone(&self.writer)?);
+        Ok(Self { reader, writer, decoder: Decoder::default(), medium })
+    }
+
+    /// Sends a frame; false if the other side is gone.
+    pub(crate) fn send(&mut self, frame: &Frame) -> Result<bool, Failure> {
+        let bytes = encode(frame).map_err(|e| Failure::failed(format!("sending {e}")))?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match self.writer.write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if is_gone(error.kind()) => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if !wait(&self.writer, PollFlags::POLLOUT, deadline)? {
+                        return Err(late("the other process to take a frame", PATIENCE));
+                    }
+                }
+                Err(error) => {
+                    let medium = self.medium;
+                    return Err(Failure::failed(format!("writing to a {medium}: {error}")));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// The next frame, if it is there.
+    pub(crate) fn look(&mut self) -> Result<Look, Failure> {
+        loop {
+            let frame = self.decoder.next();
+            if let Some(frame) =
+                frame.map_err(|e| Failure::failed(format!("the other process sent {e}")))?
+            {
+                return Ok(Look::Frame(frame));
+            }
+            let mut piece = [0; 4096];
+            match self.reader.read(&mut piece) {
+                Ok(0) => return Ok(Look::Closed),
+                Ok(length) => self.decoder.push(&piece[..length]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Look::Nothing),
+                Err(error) if is_gone(error.kind()) => return Ok(Look::Closed),
+                Err(error) => {
+                    let medium = self.medium;
+                    return Err(Failure::failed(format!("reading from a {medium}: {error}")));
+                }
+            }
+        }
+    }
+
+    /// Sleeps until there is a frame, or the other side is gone.
+    pub(crate) fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<Look, Failure> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.look()? {
+                Look::Nothing => {
+                    if !wait(&self.reader, PollFlags::POLLIN, deadline)? {
+                        return Err(late(what, timeout));
+                    }
+                }
+                found => return Ok(found),
+            }
+        }
+    }
+}
+
+/// Is this how one learns that the other side is there no more? A connection is reset when
+/// the other side ends with something unread.
+fn is_gone(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
+    matches!(kind, BrokenPipe | ConnectionReset | ConnectionAborted)
+}
+
+fn late(what: &str, after: Duration) -> Failure {
+    Failure::new(Exit::Deadline, format!("waited {after:?} in vain for {what}"))
+}
+
+/// False: the deadline has passed.
+fn wait(file: &File, events: PollFlags, deadline: Instant) -> Result<bool, Failure> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Ok(false);
+    }
+    let mut entries = [PollFd::new(file.as_fd(), events)];
+    let timeout = PollTimeout::try_from(left.as_millis().max(1)).unwrap_or(PollTimeout::MAX);
+    match poll(&mut entries, timeout) {
+        // Interrupted, or nothing yet: the caller looks again.
+        Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(true),
+        Err(error) => Err(Failure::failed(format!("poll: {}", error.desc()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Link, Link) {
+        let (read_here, write_there) = std::io::pipe().unwrap();
+        let (read_there, write_here) = std::io::pipe().unwrap();
+        (Link::new(read_here, write_here).unwrap(), Link::new(read_there, write_there).unwrap())
+    }
+
+    #[test]
+    fn frames_go_both_ways() {
+        let (mut here, mut there) = pair();
+        assert!(matches!(there.look().unwrap(), Look::Nothing));
+        assert!(here.send(&Frame::Meet).unwrap());
+        assert!(here.send(&Frame::Alive).unwrap());
+        assert!(matches!(there.look().unwrap(), Look::Frame(Frame::Meet)));
+        let found = there.wait_for("a frame", Duration::from_secs(1)).unwrap();
+        assert!(matches!(found, Look::Frame(Frame::Alive)));
+        assert!(there.send(&Frame::Meet).unwrap());
+        assert!(matches!(here.look().unwrap(), Look::Frame(Frame::Meet)));
+    }
+
+    #[test]
+    fn waiting_ends_with_its_deadline() {
+        let (mut here, _there) = pair();
+        let failure = here.wait_for("Godot", Duration::from_millis(20)).unwrap_err();
+        assert_eq!(failure.exit(), Exit::Deadline);
+        assert!(failure.to_string().contains("Godot"));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_noticed() {
+        let (mut here, there) = pair();
+        drop(there);
+        assert!(matches!(here.look().unwrap(), Look::Closed));
+        assert!(!here.send(&Frame::Meet).unwrap());
+    }
+
+    #[test]
+    fn a_connection_that_is_reset_is_a_closed_one() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (there, _) = listener.accept().unwrap();
+        let mut here = Link::over_connection(here.try_clone().unwrap(), here).unwrap();
+        assert!(here.send(&Frame::Meet).unwrap());
+        // Nobody read the frame: the system resets the connection.
+        drop(there);
+        let found = here.wait_for("the end", Duration::from_secs(5)).unwrap();
+        assert!(matches!(found, Look::Closed), "{found:?}");
+        assert!(!here.send(&Frame::Meet).unwrap());
+    }
+
+    #[test]
+    fn garbage_is_an_error() {
+        let (mut here, mut there) = pair();
+        there.writer.write_all(b"hello, world").unwrap();
+        let failure = here.look().unwrap_err();
+        assert!(failure.to_string().contains("bytes"), "{failure}");
+    }
+}

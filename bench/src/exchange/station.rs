@@ -1,0 +1,174 @@
+//! One side of an exchange: an endpoint with its queue and memory, the other
+//! side's, and the rules of waiting that hold for all of it.
+
+use std::time::Duration;
+
+use fabric::{
+    Access, AddressVector, Capabilities, Completion, CompletionQueue, Domain, Endpoint, ErrorKind,
+    HostMemory, MemoryRegion, MrMode, Offer, Outcome, Peer, QueueOptions, RemoteMemory,
+};
+
+use super::frame::Frame;
+use super::link::{Link, Look};
+use super::measurement::Layout;
+use super::plan::{Exchange, Plan, STALL, Wait};
+use super::vigil::{Role, Vigil, unexpected};
+use command::exit::{Exit, Failure};
+use command::process::{stop_watching, watch_over};
+
+/// How long a sleep for completions may take before the pipe is looked at.
+const NAP: Duration = Duration::from_millis(10);
+
+/// One side. Its fields are what exchanges post with; waiting goes through
+/// [`turn`](Self::turn).
+#[derive(Debug)]
+pub(crate) struct Station {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) queue: CompletionQueue,
+    pub(crate) peer: Peer,
+    pub(crate) region: MemoryRegion,
+    pub(crate) remote: RemoteMemory,
+    pub(crate) vigil: Vigil,
+}
+
+impl Station {
+    /// Opens everything and gets to know the other side.
+    pub(crate) fn open(
+        plan: &Plan,
+        offer: &Offer,
+        mut link: Link,
+        role: Role,
+    ) -> Result<Self, Failure> {
+        watch_over()?;
+        let domain = Domain::open(offer)?;
+        let (length, entries) = match &plan.exchange {
+            Exchange::Measure(measure) => {
+                check_size(domain.capabilities(), measure.size)?;
+                (Layout::new(measure).length(), measure.slots * 4)
+            }
+            // Rings bring their own memory.
+            Exchange::Flow(_) => (4096, 4096),
+        };
+        let options = QueueOptions { size: entries.max(256), waiting: plan.waiting.waiting() };
+        let mut queue = CompletionQueue::open_with(&domain, options)?;
+        let addresses = AddressVector::open(&domain)?;
+        let endpoint = Endpoint::builder(&domain).addresses(&addresses).queue(&mut queue).open()?;
+        let region = domain.register(HostMemory::zeroed(length)?, Access::ALL)?;
+        if domain.capabilities().mr_mode.contains(MrMode::ENDPOINT) {
+            region.bind_endpoint(&endpoint)?;
+        }
+        region.enable()?;
+        // Pages are not to be made while the clock runs.
+        region.fill(0..length, 0)?;
+
+        let hello = Frame::Hello { address: endpoint.address()?, region: region.describe()? };
+        let hello = if link.send(&hello)? {
+            link.wait_for("the other side's address", STALL)?
+        } else {
+            Look::Closed
+        };
+        let (address, remote) = match hello {
+            Look::Frame(Frame::Hello { address, region }) => (address, region),
+            Look::Frame(frame) => return Err(unexpected(frame)),
+            Look::Closed | Look::Nothing => {
+                return Err(match role {
+                    Role::Initiator(target) => target.explain_end(),
+                    Role::Target => Failure::failed("the initiator is gone"),
+                    Role::Remote { .. } => Failure::failed("the other side is gone"),
+                });
+            }
+        };
+        Ok(Self {
+            peer: addresses.insert(&address)?,
+            remote: domain.attach(&remote)?,
+            endpoint,
+            queue,
+            region,
+            vigil: Vigil::new(link, role, offer.capabilities().provider.clone(), plan.waiting),
+        })
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        self.region.domain().capabilities()
+    }
+
+    pub(crate) fn is_initiator(&self) -> bool {
+        self.vigil.is_initiator()
+    }
+
+    /// Moves data, and says what completed, if anything did. All waiting is done
+    /// by calling this again; it fails once nothing has happened for too long.
+    #[inline(always)] // what polls is measured: a call and a copy less each time
+    pub(crate) fn turn(&mut self) -> Result<Option<Completion>, Failure> {
+        let outcome = match self.vigil.waiting {
+            Wait::Busy => {
+                let outcome = self.queue.poll();
+                if outcome.is_none() {
+                    self.queue.pause();
+                }
+                outcome
+            }
+            Wait::Adaptive | Wait::Block => self.nap()?,
+        };
+        self.vigil.look_up()?;
+        match outcome {
+            Some(Ok(completion)) => {
+                self.vigil.has_moved();
+                Ok(Some(completion))
+            }
+            None => Ok(None),
+            Some(Err(failure)) => Err(self.vigil.failed(failure.error)),
+        }
+    }
+
+    /// Waits in the way the queue was opened with, for a short while.
+    #[inline(never)]
+    fn nap(&mut self) -> Result<Option<Outcome>, Failure> {
+        match self.queue.wait(NAP) {
+            Err(failure)
+                if failure.operation.is_none()
+                    && failure.error.kind() == ErrorKind::DeadlineExceeded
+                    && failure.error.code().is_none() =>
+            {
+                self.vigil.tick()?;
+                Ok(None)
+            }
+            outcome => Ok(Some(outcome)),
+        }
+    }
+
+    pub(crate) fn send(&mut self, frame: &Frame) -> Result<(), Failure> {
+        self.vigil.send(frame)
+    }
+
+    /// The next frame, if there is one.
+    pub(crate) fn receive(&mut self) -> Result<Option<Frame>, Failure> {
+        self.vigil.receive()
+    }
+
+    /// How often to move data between two looks at the pipe.
+    pub(crate) fn turns_per_look(&self) -> u32 {
+        self.vigil.turns_per_look()
+    }
+
+    /// Ends the exchange: with the other side's own end, for the initiator.
+    pub(crate) fn finish(self) -> Result<(), Failure> {
+        let Self { endpoint, vigil, .. } = self;
+        vigil.end()?;
+        endpoint.close()?;
+        stop_watching();
+        Ok(())
+    }
+}
+
+fn check_size(capabilities: &Capabilities, size: usize) -> Result<(), Failure> {
+    let most = capabilities.max_message_size;
+    if size > most {
+        let provider = &capabilities.provider;
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("{provider} transfers at most {most} bytes at once"),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! A window of operations in flight, each on a slot of its own. The clock stops
+//! when the target has said that everything is there; for reads, when the last
+//! completion is.
+
+use std::time::Instant;
+
+use super::measurement::{Measurement, read_stamp};
+use super::pingpong::Measured;
+use super::plan::{Measure, Operation};
+use super::station::Station;
+use command::exit::Failure;
+
+/// The initiator's side.
+pub(crate) fn run(station: Station, measure: &Measure) -> Result<Measured, Failure> {
+    let mut measurement = Measurement::new(station, measure)?;
+    let windows = measure.iterations / measure.slots as u64;
+    // One sample for each window but the first, which only fills the queue.
+    // Touched now: while the clock runs nothing is allocated.
+    let mut samples = vec![1; usize::try_from(windows.saturating_sub(1)).unwrap_or(usize::MAX)];
+    if measure.warmup > 0 {
+        initiate(&mut measurement, measure.warmup, &mut [])?;
+    }
+    let elapsed = initiate(&mut measurement, measure.iterations, &mut samples)?;
+    Ok(Measured { samples, elapsed, verified: measurement.check_and_finish()? })
+}
+
+/// The target's side.
+pub(crate) fn serve(station: Station, measure: &Measure) -> Result<(), Failure> {
+    let mut measurement = Measurement::new(station, measure)?;
+    for count in [measure.warmup, measure.iterations] {
+        if count > 0 {
+            answer(&mut measurement, count)?;
+        }
+    }
+    measurement.check_and_finish().map(drop)
+}
+
+/// Returns the time taken.
+fn initiate(at: &mut Measurement, count: u64, samples: &mut [u64]) -> Result<u64, Failure> {
+    at.begin()?;
+    let slots = at.measure.slots as u64;
+    let is_read = at.measure.operation == Operation::Read;
+    let mut samples = samples.iter_mut();
+    let start = Instant::now();
+    let mut before = start;
+    for i in 0..count {
+        let slot = (at.sent % slots) as usize;
+        at.sent += 1;
+        at.station.vigil.waiting_for = "a slot of the window";
+        while at.is_busy(slot) {
+            at.progress()?;
+        }
+        if is_read {
+            let is_good = at.sent <= slots || at.payload.has(slot, read_stamp(slot))?;
+            at.bad += u64::from(!is_good);
+            at.payload.stamp_incoming(slot, 0)?;
+        } else {
+            at.payload.stamp_outgoing(slot, at.sent)?;
+        }
+        at.post(slot)?;
+        if (i + 1) % slots == 0 {
+            let after = Instant::now();
+            if i + 1 > slots
+                && let Some(sample) = samples.next()
+            {
+                *sample = (after - before).as_nanos() as u64;
+            }
+            before = after;
+        }
+    }
+    at.drain()?;
+    if at.measure.operation == Operation::Write {
+        // Nothing else tells the target, and one byte has only 256 stamps.
+        at.send_notice()?;
+    }
+    if !is_read {
+        at.await_notice("the target to acknowledge")?;
+    }
+    let elapsed = start.elapsed().as_nanos() as u64;
+    at.end()?;
+    Ok(elapsed)
+}
+
+fn answer(at: &mut Measurement, count: u64) -> Result<(), Failure> {
+    at.begin()?;
+    match at.measure.operation {
+        // It serves, at the meeting point.
+        Operation::Read => {}
+        operation => {
+            // What the initiator will have sent.
+            at.sent += count;
+            if operation == Operation::Write {
+                at.await_notice("the end of the stream")?;
+                for slot in 0..at.measure.slots {
+                    let last = at.last_of(slot);
+                    while last > 0 && !at.payload.has(slot, last)? {
+                        at.station.vigil.waiting_for = "the last writes of the stream";
+                        at.progress()?;
+                    }
+                }
+            }
+            at.station.vigil.waiting_for = "the stream";
+            while operation != Operation::Write && at.arrived < at.sent {
+                at.progress()?;
+                at.post_used_receives()?;
+            }
+            at.send_notice()?;
+        }
+    }
+    at.end()
+}

@@ -1,0 +1,254 @@
+//! `fabricast bench fabric`: what the fabric layer costs.
+
+use serde::Serialize;
+
+use super::report::{Common, Findings, Report, rounded};
+use crate::exchange::pingpong::{self, Measured};
+use crate::exchange::plan::{
+    Exchange, Measure, Mode, Operation, Place, Plan, ThreadingMode, Wait, name_of,
+};
+use crate::exchange::{initiator, stream};
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::{size, text};
+
+/// So that the sequence number fits an immediate of 32 bits.
+const MOST_ITERATIONS: u64 = 1 << 30;
+
+/// Two processes exchange data through one provider and check it.
+///
+/// The last line of the output is one JSON object. benches/raw/raw_fabric.c makes
+/// the same exchange straight on libfabric.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Exact name of the provider: shm, tcp, net, "tcp;ofi_rxm", …
+    #[arg(long, value_name = "NAME")]
+    provider: String,
+    /// What is measured
+    #[arg(long = "op", value_enum, default_value_t = Operation::WriteData)]
+    operation: Operation,
+    /// Latency or bandwidth
+    #[arg(long, value_enum, default_value_t = Mode::Lat)]
+    mode: Mode,
+    /// Bytes of a message; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
+    size: u64,
+    /// Operations that are measured; takes K, M, G
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
+    iterations: u64,
+    /// Operations in flight, for bandwidth; no more than fit 64 MiB
+    #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "16")]
+    window: u64,
+    /// Cores of the two processes, A,B [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_parser = parse_cores)]
+    cores: Option<(usize, usize)>,
+    /// How both sides wait
+    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    waiting: Wait,
+    /// What libfabric is told of the threads that call it (there is one)
+    #[arg(long, value_enum, default_value_t = ThreadingMode::Safe)]
+    threading: ThreadingMode,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn parse_cores(text: &str) -> Result<(usize, usize), String> {
+    text.split_once(',')
+        .and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)))
+        .ok_or_else(|| "not two core numbers with a comma between them".to_owned())
+}
+
+#[derive(Debug, Serialize)]
+struct Found {
+    op: String,
+    mode: String,
+    window: Option<usize>,
+    threading: String,
+    libfabric: String,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let (plan, measure) = plan(arguments)?;
+    let station = initiator::start(&plan, arguments.cores.map(|(first, _)| first))?;
+    let measured = match measure.mode {
+        Mode::Lat => pingpong::run(station, &measure)?,
+        Mode::Bw => stream::run(station, &measure)?,
+    };
+    report(arguments, &measure, measured).conclude(arguments.json)
+}
+
+fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {
+    let refuse = |why: String| Failure::new(Exit::Usage, why);
+    let iterations = arguments.iterations;
+    if iterations > MOST_ITERATIONS {
+        return Err(refuse(format!("at most {MOST_ITERATIONS} iterations")));
+    }
+    let (operation, mode) = (arguments.operation, arguments.mode);
+    if operation == Operation::Write && mode == Mode::Lat && arguments.waiting != Wait::Busy {
+        return Err(refuse(
+            "nobody is told of a plain write, so nobody can sleep until it comes: \
+             use --waiting busy, or --op writedata"
+                .to_owned(),
+        ));
+    }
+    let bytes = usize::try_from(arguments.size)
+        .ok()
+        .filter(|bytes| *bytes <= 1 << 40)
+        .ok_or_else(|| refuse("--size is beyond what one transfer can be".to_owned()))?;
+    let measure = Measure {
+        operation,
+        mode,
+        size: bytes,
+        slots: Measure::slots(operation, mode, bytes, arguments.window),
+        iterations,
+        warmup: (iterations / 10 + 1).min(1000),
+    };
+    let plan = Plan {
+        parent: std::process::id(),
+        place: Place {
+            provider: arguments.provider.clone(),
+            source: None,
+            threading: arguments.threading,
+        },
+        waiting: arguments.waiting,
+        core: arguments.cores.map(|(_, second)| second),
+        exchange: Exchange::Measure(measure.clone()),
+    };
+    Ok((plan, measure))
+}
+
+fn report(arguments: &Arguments, measure: &Measure, measured: Measured) -> Report<Found> {
+    // One way for a ping-pong, the whole operation for a read, the share of one
+    // operation in a window of a stream.
+    let share = match (measure.mode, measure.operation) {
+        (Mode::Bw, _) => 1.0 / measure.slots as f64,
+        (Mode::Lat, Operation::Read) => 1.0,
+        (Mode::Lat, _) => 0.5,
+    };
+    let samples: Histogram = measured.samples.into_iter().collect();
+    let percentiles = Common::of(&samples, share);
+    let bytes = measure.size as f64;
+    let rate = match measure.mode {
+        Mode::Bw => bytes * measure.iterations as f64 / measured.elapsed as f64,
+        Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| bytes / p50 / 1e3),
+    };
+    let common = Common {
+        gb_per_s: rounded(rate),
+        bytes: measure.size as u64,
+        iterations: measure.iterations,
+        provider: arguments.provider.clone(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.map(|(a, b)| vec![a, b]),
+        verified: measured.verified,
+        ..percentiles
+    };
+    let found = Found {
+        op: name_of(measure.operation),
+        mode: name_of(measure.mode),
+        window: (measure.mode == Mode::Bw).then_some(measure.slots),
+        threading: name_of(arguments.threading),
+        libfabric: fabric::Version::running().to_string(),
+    };
+    Report::new(common, found)
+}
+
+impl Findings for Found {
+    const WRONG: &str = "data did not arrive as it was sent";
+
+    fn for_people(&self, common: &Common) -> String {
+        let number =
+            |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
+        let cores = common.cores.as_ref().map_or("any".to_owned(), |cores| {
+            cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+        });
+        let head = [
+            "provider",
+            "op",
+            "mode",
+            "bytes",
+            "iterations",
+            "p50 µs",
+            "p99 µs",
+            "p99.9 µs",
+            "GB/s",
+            "waiting",
+            "cores",
+            "data",
+        ];
+        let row = [
+            common.provider.clone(),
+            self.op.clone(),
+            self.mode.clone(),
+            size::print(common.bytes),
+            common.iterations.to_string(),
+            number(common.p50_us),
+            number(common.p99_us),
+            number(common.p999_us),
+            number(Some(common.gb_per_s)),
+            common.waiting.clone(),
+            cores,
+            if common.verified { "verified" } else { "ALTERED" }.to_owned(),
+        ];
+        text::table(&[head.map(str::to_owned).to_vec(), row.to_vec()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(more: &[&str]) -> Arguments {
+        use clap::{Args, FromArgMatches};
+        let command = Arguments::augment_args(clap::Command::new("fabric"));
+        let all = ["fabric", "--provider", "shm"].iter().chain(more);
+        Arguments::from_arg_matches(&command.try_get_matches_from(all).unwrap()).unwrap()
+    }
+
+    fn json(more: &[&str], samples: Vec<u64>, elapsed: u64) -> String {
+        let arguments = arguments(more);
+        let (_, measure) = plan(&arguments).unwrap();
+        let measured = Measured { samples, elapsed, verified: true };
+        report(&arguments, &measure, measured).line().unwrap()
+    }
+
+    #[test]
+    fn the_json_line_has_its_keys_in_order() {
+        let text = json(&["--cores", "0,1"], vec![1000, 2000, 1500], 0);
+        let fixed = "{\"p50_us\":0.75,\"p99_us\":1.0,\"p999_us\":1.0,\"gb_per_s\":0.085333,\
+                     \"bytes\":64,\"iterations\":10000,\"provider\":\"shm\",\
+                     \"waiting\":\"busy\",\"cores\":[0,1],\"verified\":true,";
+        assert!(text.starts_with(fixed), "{text}");
+    }
+
+    #[test]
+    fn a_stream_reports_shares_and_a_rate() {
+        let more = ["--mode", "bw", "--size", "1M", "--iters", "100", "--window", "4"];
+        let text = json(&more, vec![2000], 10_000_000);
+        assert!(text.starts_with("{\"p50_us\":0.5,"), "{text}");
+        assert!(text.contains("\"gb_per_s\":10.48576,"), "{text}");
+        assert!(text.contains("\"cores\":null,"), "{text}");
+        // Fewer operations than a window: nothing to take percentiles of.
+        let text = json(&more, vec![], 10_000_000);
+        assert!(text.starts_with("{\"p50_us\":null,"), "{text}");
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        let sleeping = ["--op", "write", "--waiting", "block"];
+        let failure = plan(&arguments(&sleeping)).unwrap_err();
+        assert_eq!(failure.exit(), Exit::Usage);
+        assert!(plan(&arguments(&["--iters", "2G"])).is_err());
+        assert!(plan(&arguments(&["--size", "2048G"])).is_err());
+        let (_, measure) = plan(&arguments(&["--iters", "100"])).unwrap();
+        assert_eq!(measure.warmup, 11);
+    }
+
+    #[test]
+    fn cores_are_two_numbers() {
+        assert_eq!(parse_cores("0,1"), Ok((0, 1)));
+        for text in ["", "1", "1,", "1,2,3", "-1,0", "a,b"] {
+            assert!(parse_cores(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! `fabricast-bench`: what things cost, with the data checked. `fabricast bench` starts it.
+
+mod alloc;
+mod early;
+mod exchange;
+mod fabric;
+mod party;
+mod queue;
+mod report;
+mod ring;
+mod share;
+mod topic;
+mod transfer;
+mod zero;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use command::exit::{self, Failure};
+use command::process;
+use tracing_subscriber::filter::LevelFilter;
+
+/// Measures what Fabricast costs, with the data checked.
+#[derive(Debug, Parser)]
+#[command(name = "fabricast bench", bin_name = "fabricast bench", version = command::VERSION_LINE)]
+#[command(after_help = exit::HELP)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Measure the fabric layer between two processes on this machine
+    Fabric(fabric::Arguments),
+    /// Measure messages through a ring, between two processes or two machines
+    Ring(ring::Arguments),
+    /// Measure how long it takes to zero registered memory that was read
+    Zero(zero::Arguments),
+    /// Measure the allocator whose books processes share
+    Alloc(alloc::Arguments),
+    /// Measure how long an entry takes from a publisher to its readers
+    Queue(queue::Arguments),
+    /// Measure how another process's buffer is opened and read
+    Share(share::Arguments),
+    /// Measure puts and gets between the memories of two processes
+    Transfer(transfer::Arguments),
+    /// Measure messages of topics, within a node and between two
+    Topic(topic::Arguments),
+    /// The second process of a measurement: started by the first one only
+    #[command(hide = true)]
+    ExchangeTarget,
+    /// A process of a measurement: started by the first one only
+    #[command(hide = true)]
+    BenchWorker {
+        /// Where to meet
+        socket: PathBuf,
+    },
+}
+
+fn run(bench: &Bench) -> Result<(), Failure> {
+    match bench {
+        Bench::Fabric(arguments) => fabric::run(arguments),
+        Bench::Ring(arguments) => ring::run(arguments),
+        Bench::Zero(arguments) => zero::run(arguments),
+        Bench::Alloc(arguments) => alloc::run(arguments),
+        Bench::Queue(arguments) => queue::run(arguments),
+        Bench::Share(arguments) => share::run(arguments),
+        Bench::Transfer(arguments) => transfer::run(arguments),
+        Bench::Topic(arguments) => topic::run(arguments),
+        Bench::ExchangeTarget => exchange::target::run(),
+        Bench::BenchWorker { socket } => party::work(socket),
+    }
+}
+
+fn main() -> ExitCode {
+    process::end_as_usual();
+    let arguments = command::arguments::read::<Arguments>();
+    let result =
+        command::log::start(None, LevelFilter::WARN).and_then(|()| run(&arguments.command));
+    exit::conclude(result)
+}

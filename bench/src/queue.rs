@@ -1,0 +1,163 @@
+//! `fabricast bench queue`: from a publisher in one process to readers in others.
+
+use std::time::Instant;
+
+use ipc::{MappedWords, Part, Queue, QueueError, QueueSetup, Spin, WhenFull};
+use serde::{Deserialize, Serialize};
+
+use super::party::{Done, LONGEST, Party, Shared, Task};
+use super::report::{Common, Findings, Report};
+use crate::exchange::plan::{Wait, name_of};
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::process::pin;
+use command::{size, text};
+
+/// The time when it was published, its number, and the two together.
+type Line = Queue<Part<MappedWords>, 3>;
+
+const DEPTH: u32 = 64;
+
+/// Publishes entries one at a time, and measures when each reader has seen them.
+///
+/// The last line of the output is one JSON object. Latency is one way, from before
+/// the call that publishes to after the call that takes.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Readers, each a process
+    #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "1")]
+    readers: u64,
+    /// Cores of the publisher and the readers, A,B,… [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    cores: Option<Vec<usize>>,
+    /// How readers wait
+    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    waiting: Wait,
+    /// Entries; takes K, M, G
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "100K")]
+    iterations: u64,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a reader does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Reading {
+    waiting: Wait,
+    iterations: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Found {
+    readers: u64,
+}
+
+fn failed(error: QueueError) -> Failure {
+    Failure::failed(error.to_string())
+}
+
+/// Nanoseconds of the clock that all processes of a machine share.
+fn now() -> u64 {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+    time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let refuse = |why: &str| Err(Failure::new(Exit::Usage, why));
+    if arguments.readers > 32 {
+        return refuse("at most 32 readers");
+    }
+    let cores = arguments.cores.as_ref();
+    if cores.is_some_and(|cores| cores.len() as u64 != arguments.readers + 1) {
+        return refuse("--cores wants a core for the publisher and one for each reader");
+    }
+    let setup = QueueSetup { depth: DEPTH, when_full: WhenFull::Refuse };
+    let mut party = Party::new(Line::words_needed(setup))?;
+    let queue = Line::format(party.shared.part()?, setup).map_err(failed)?;
+    let reading = Reading { waiting: arguments.waiting, iterations: arguments.iterations };
+    let tasks: Vec<_> = (0..arguments.readers)
+        .map(|reader| (Task::Read(reading.clone()), cores.map(|all| all[reader as usize + 1])))
+        .collect();
+    if let Some(cores) = cores {
+        pin(cores[0])?;
+    }
+    party.invite(&tasks)?;
+    party.begin()?;
+    let caller = party.shared.caller();
+    let pause = arguments.waiting.pause();
+    let end = Instant::now() + LONGEST;
+    let mut spin = Spin::Always;
+    for number in 0..arguments.iterations {
+        let resting = Instant::now();
+        while resting.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+        let stamp = now();
+        let entry = [stamp, number, stamp ^ number];
+        let published =
+            queue.publish_until(&caller, entry, &mut spin, end, |_| {}).map_err(failed)?;
+        while !queue.is_released(published.position) {
+            std::hint::spin_loop();
+            if Instant::now() > end {
+                return Err(Failure::new(Exit::Deadline, "readers do not read any more"));
+            }
+        }
+    }
+    let results = party.results()?;
+    let mut samples = Histogram::default();
+    results.iter().for_each(|done| samples.merge(&done.samples));
+    let common = Common {
+        bytes: 24,
+        iterations: arguments.iterations,
+        provider: "queue".to_owned(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.clone(),
+        verified: results.iter().all(|done| done.verified),
+        ..Common::of(&samples, 1.0)
+    };
+    Report::new(common, Found { readers: arguments.readers }).conclude(arguments.json)
+}
+
+impl Findings for Found {
+    const WRONG: &str = "entries were lost, or altered";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, p999] = common.percentiles();
+        format!(
+            "{}, {}: p50 {p50:.3}, p99 {p99:.3}, p99.9 {p999:.3} us one way\n",
+            text::counted(self.readers, "reader"),
+            common.waiting,
+        )
+    }
+}
+
+/// What a reader does.
+pub(crate) fn read(
+    shared: &Shared,
+    reading: &Reading,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Done, Failure> {
+    let queue = Line::attach(shared.part()?).map_err(failed)?;
+    let mut subscriber = queue.subscribe(&shared.caller()).map_err(failed)?;
+    subscriber.set_spin(reading.waiting.spin());
+    let mut samples = Histogram::up_to(LONGEST.as_nanos() as u64);
+    ready()?;
+    let (start, end) = (Instant::now(), Instant::now() + LONGEST);
+    let mut verified = true;
+    for number in 0..reading.iterations {
+        let taken = queue.take_until(&mut subscriber, end);
+        let seen = now();
+        let Some(taken) = taken else {
+            return Err(Failure::new(Exit::Deadline, format!("entry {number} did not come")));
+        };
+        let [stamp, its_number, both] = taken.entry;
+        verified &= its_number == number && both == stamp ^ number;
+        samples.add(seen.saturating_sub(stamp));
+        if queue.release(&subscriber, taken.position).is_some() {
+            queue.settle(taken.position);
+        }
+    }
+    let elapsed = start.elapsed().as_nanos() as u64;
+    Ok(Done { samples, elapsed, iterations: reading.iterations, verified, ..Done::default() })
+}

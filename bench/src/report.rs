@@ -1,0 +1,92 @@
+//! What all measurements print last.
+
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::text;
+use serde::Serialize;
+
+/// The keys that every report begins with, in this order: scripts read them.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Common {
+    pub(crate) p50_us: Option<f64>,
+    pub(crate) p99_us: Option<f64>,
+    pub(crate) p999_us: Option<f64>,
+    pub(crate) gb_per_s: f64,
+    pub(crate) bytes: u64,
+    pub(crate) iterations: u64,
+    pub(crate) provider: String,
+    pub(crate) waiting: String,
+    pub(crate) cores: Option<Vec<usize>>,
+    pub(crate) verified: bool,
+}
+
+impl Common {
+    /// The percentiles of samples in nanoseconds, of each of which this share counts.
+    pub(crate) fn of(samples: &Histogram, share: f64) -> Self {
+        let at = |quantile| Some(rounded(samples.microseconds(quantile)? * share));
+        Self { p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), ..Self::default() }
+    }
+
+    /// For people; 0 without samples.
+    pub(crate) fn percentiles(&self) -> [f64; 3] {
+        [self.p50_us, self.p99_us, self.p999_us].map(Option::unwrap_or_default)
+    }
+}
+
+/// To a millionth: what is behind that is noise.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+/// What one kind of measurement finds beside that.
+pub(crate) trait Findings: Serialize {
+    /// What is wrong if the data was not verified.
+    const WRONG: &str;
+
+    /// All of it, for people.
+    fn for_people(&self, common: &Common) -> String;
+}
+
+/// What is told of a measurement.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report<F> {
+    #[serde(flatten)]
+    pub(crate) common: Common,
+    #[serde(flatten)]
+    pub(crate) findings: F,
+    program: &'static str,
+}
+
+impl<F: Findings> Report<F> {
+    pub(crate) fn new(common: Common, findings: F) -> Self {
+        Self { common, findings, program: command::VERSION_LINE }
+    }
+
+    /// One line of JSON.
+    pub(crate) fn line(&self) -> Result<String, Failure> {
+        serde_json::to_string(self).map_err(|error| Failure::failed(error.to_string()))
+    }
+
+    /// Prints it as one line of JSON, after what is for people, if that is wanted. Fails, with
+    /// what is wrong, if the data was not verified.
+    pub(crate) fn conclude(&self, is_json_only: bool) -> Result<(), Failure> {
+        let line = self.line()?;
+        if !is_json_only {
+            text::print(&self.findings.for_people(&self.common))?;
+        }
+        text::print(&format!("{line}\n"))?;
+        if self.common.verified { Ok(()) } else { Err(Failure::new(Exit::Corrupt, F::WRONG)) }
+    }
+}
+
+/// The one in the middle, if there is any.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// A figure for people.
+pub(crate) fn figure(value: Option<f64>) -> String {
+    value.map_or_else(|| "?".to_owned(), |value| format!("{value:.3}"))
+}

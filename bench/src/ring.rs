@@ -1,0 +1,322 @@
+//! `fabricast bench ring`: messages through a ring.
+
+use fabric::ring::Notify;
+use serde::Serialize;
+
+use super::fabric::parse_cores;
+use super::report::{Common, Findings, Report, rounded};
+use crate::exchange::flow::{self, Flow, Flown};
+use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, Wait, name_of};
+use crate::exchange::{initiator, remote};
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::size;
+
+/// Two processes send messages through rings and check them: both of this machine, or one that
+/// serves, and one that is given its address.
+///
+/// Both sides poll inline, in one thread each. The last line of the output is one JSON object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Exact name of the provider: shm, tcp, net, "tcp;ofi_rxm", …
+    #[arg(long, value_name = "NAME")]
+    provider: String,
+    /// Latency or bandwidth
+    #[arg(long, value_enum, default_value_t = Mode::Lat)]
+    mode: Mode,
+    /// Bytes of a message, which may be many times the ring; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
+    size: u64,
+    /// Bytes of the ring; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "8M")]
+    ring_size: u64,
+    /// Bytes that are read before the writer is told, 0: after each chunk [default: a
+    /// quarter of the ring]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    watermark: Option<u64>,
+    /// Bytes of payload in a chunk, at most; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "1M")]
+    chunk: u64,
+    /// How the reader is told of what was written: imm, by an immediate with the write; msg, by a
+    /// message after it; poll, not at all [default: the best form that the provider can do]
+    #[arg(long, value_name = "FORM", value_parser = parse_notify)]
+    notify: Option<Notify>,
+    /// Messages that are measured; takes K, M, G
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
+    iterations: u64,
+    /// Cores of the two processes, A,B [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_parser = parse_cores)]
+    cores: Option<(usize, usize)>,
+    /// How both sides wait
+    #[arg(long, value_enum, default_value_t = Wait::Busy)]
+    waiting: Wait,
+    /// Local address to bind to, for providers that leave the machine [default: the loopback
+    /// address, or the one that the connection to the other side has]
+    #[arg(long, value_name = "ADDRESS")]
+    source: Option<String>,
+    /// Wait for a client at this address, and be its other side, once; all but the provider
+    /// and the source is the client's to say
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = OF_THE_CLIENT)]
+    serve: Option<String>,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+    /// Where a server waits, on this or another machine [default: a second process of this one]
+    #[arg(value_name = "HOST:PORT")]
+    server: Option<String>,
+}
+
+/// What a server is told by its client, or has no use for.
+const OF_THE_CLIENT: [&str; 11] = [
+    "server",
+    "mode",
+    "size",
+    "ring_size",
+    "watermark",
+    "chunk",
+    "notify",
+    "iterations",
+    "cores",
+    "waiting",
+    "json",
+];
+
+/// How the reader is told: by an immediate with the write, by a small message after it, or not at
+/// all, so that it polls its memory, and zeroes it.
+const NOTIFY: [Notify; 3] = [Notify::Immediate, Notify::Message, Notify::Polling];
+
+fn parse_notify(text: &str) -> Result<Notify, String> {
+    let found = NOTIFY.into_iter().find(|form| form.name() == text);
+    found.ok_or_else(|| format!("one of {}", NOTIFY.map(Notify::name).join(", ")))
+}
+
+#[derive(Debug, Serialize)]
+struct Found {
+    mode: String,
+    notify: &'static str,
+    ring_size: u64,
+    watermark: u64,
+    chunk: u64,
+    /// Credits that came back to the writer, and how long it waited for them.
+    credits: u64,
+    blocked_us: f64,
+    libfabric: String,
+}
+
+/// Bytes that a client may make a server take; and bytes that a side may take at all.
+const MOST_OF_A_CLIENT: u64 = 4 << 30;
+const MOST: u64 = 64 << 30;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let place = Place {
+        provider: arguments.provider.clone(),
+        source: arguments.source.clone(),
+        threading: ThreadingMode::Safe,
+    };
+    if let Some(source) = &arguments.source {
+        check_source(&place, source)?;
+    }
+    if let Some(address) = &arguments.serve {
+        let source = arguments.source.as_deref();
+        return remote::serve(address, &arguments.provider, source, |plan| match &plan.exchange {
+            Exchange::Flow(flow) => check_for_a_client(flow),
+            _ => Err(Failure::new(Exit::Usage, "the client wants something else than a ring")),
+        });
+    }
+    let flow = Flow {
+        mode: arguments.mode,
+        size: arguments.size,
+        capacity: arguments.ring_size,
+        watermark: arguments.watermark.unwrap_or(arguments.ring_size / 4),
+        chunk: arguments.chunk,
+        notify: arguments.notify,
+        iterations: arguments.iterations,
+        warmup: (arguments.iterations / 10 + 1).min(1000),
+    };
+    check(&flow)?;
+    let plan = Plan {
+        parent: std::process::id(),
+        place,
+        waiting: arguments.waiting,
+        core: arguments.cores.map(|(_, second)| second),
+        exchange: Exchange::Flow(flow.clone()),
+    };
+    let core = arguments.cores.map(|(first, _)| first);
+    let station = match &arguments.server {
+        Some(address) => remote::connect(&plan, address, core)?,
+        None => initiator::start(&plan, core)?,
+    };
+    report(arguments, &flow, flow::run(station, &flow)?).conclude(arguments.json)
+}
+
+/// An address is for networks: what stays on the machine would take it for a name, and both
+/// sides for the same.
+fn check_source(place: &Place, source: &str) -> Result<(), Failure> {
+    let anywhere = Place { source: None, ..place.clone() };
+    if anywhere.is_network() == Some(false) {
+        let provider = &place.provider;
+        return Err(Failure::new(
+            Exit::Usage,
+            format!(
+                "--source {source}: {provider} never leaves the machine and has no addresses to \
+                 bind to; both sides would take this as the same name"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+fn refuse(why: impl Into<String>) -> Result<(), Failure> {
+    Err(Failure::new(Exit::Usage, why))
+}
+
+/// What a client wants: it may not take all memory.
+fn check_for_a_client(flow: &Flow) -> Result<(), Failure> {
+    check(flow)?;
+    let wanted = flow.memory_of_target();
+    if wanted > MOST_OF_A_CLIENT {
+        return refuse(format!(
+            "this would take {wanted} bytes of the server's memory, for the ring and what it \
+             sends from; a client may have {}",
+            size::print(MOST_OF_A_CLIENT),
+        ));
+    }
+    Ok(())
+}
+
+/// Also for what comes from a client.
+fn check(flow: &Flow) -> Result<(), Failure> {
+    if !flow.has_shape() {
+        let capacity = flow.capacity;
+        return refuse(format!(
+            "--ring-size {capacity}: a ring has 1024 bytes to 1024G: powers of two, or up to \
+             2097024 bytes any multiple of 128 bytes, and beyond that of a 16384th of it rounded up \
+             to a power of two; {} would do",
+            capacity.clamp(1 << 10, 1 << 40).next_power_of_two(),
+        ));
+    }
+    if flow.iterations > 1 << 30 || flow.warmup > 1 << 30 || flow.size > 1 << 40 || flow.size == 0 {
+        return refuse("at most 1G messages, of 1024G each");
+    }
+    let wanted = flow.memory_of_initiator();
+    if wanted > MOST {
+        return refuse(format!(
+            "this would take {wanted} bytes of memory, for the ring and four messages to send \
+             from; at most {} are for a measurement",
+            size::print(MOST),
+        ));
+    }
+    if flow.chunk == 0 {
+        return refuse("--chunk is at least 1");
+    }
+    Ok(())
+}
+
+fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report<Found> {
+    let Flown { measured, notify, credits, blocked } = flown;
+    // One way for a ping-pong, one message's share of a stream.
+    let share = if flow.mode == Mode::Lat { 0.5 } else { 1.0 };
+    let samples: Histogram = measured.samples.into_iter().collect();
+    let percentiles = Common::of(&samples, share);
+    let bytes = flow.size as f64;
+    let rate = match flow.mode {
+        Mode::Bw => bytes * flow.iterations as f64 / measured.elapsed as f64,
+        Mode::Lat => percentiles.p50_us.map_or(0.0, |p50| bytes / p50 / 1e3),
+    };
+    let common = Common {
+        gb_per_s: rounded(rate),
+        bytes: flow.size,
+        iterations: flow.iterations,
+        provider: arguments.provider.clone(),
+        waiting: name_of(arguments.waiting),
+        cores: arguments.cores.map(|(a, b)| vec![a, b]),
+        verified: measured.verified,
+        ..percentiles
+    };
+    let found = Found {
+        mode: name_of(flow.mode),
+        notify: notify.name(),
+        credits,
+        blocked_us: rounded(blocked.as_secs_f64() * 1e6),
+        ring_size: flow.capacity,
+        watermark: flow.watermark.min(flow.capacity / 2),
+        chunk: flow.chunk,
+        libfabric: fabric::Version::running().to_string(),
+    };
+    Report::new(common, found)
+}
+
+impl Findings for Found {
+    const WRONG: &str = "data did not arrive as it was sent";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, p999] = common.percentiles();
+        let what = if self.mode == "lat" { "one way" } else { "for each message" };
+        let verified = if common.verified { "verified" } else { "NOT VERIFIED" };
+        format!(
+            "{}: {} {} through a ring of {} over {}, {}: {what} p50 {p50:.3} us, p99 {p99:.3} us, \
+             p99.9 {p999:.3} us; {:.3} GB/s; {verified}\n",
+            self.mode,
+            common.iterations,
+            messages_of(common.bytes),
+            size::print(self.ring_size),
+            common.provider,
+            self.notify,
+            common.gb_per_s,
+        )
+    }
+}
+
+fn messages_of(bytes: u64) -> String {
+    let unit = if bytes < 1 << 10 || !bytes.is_multiple_of(1 << 10) { " bytes" } else { "" };
+    format!("messages of {}{unit}", size::print(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(mode: Mode, size: u64, capacity: u64) -> Flow {
+        Flow {
+            mode,
+            size,
+            capacity,
+            watermark: 0,
+            chunk: 1 << 20,
+            notify: None,
+            iterations: 1,
+            warmup: 1,
+        }
+    }
+
+    #[test]
+    fn a_client_cannot_take_all_memory() {
+        let is_good =
+            |mode, size, capacity| check_for_a_client(&flow(mode, size, capacity)).is_ok();
+        assert!(is_good(Mode::Lat, 64, 8 << 20));
+        assert!(is_good(Mode::Lat, 256 << 20, 8 << 20));
+        assert!(!is_good(Mode::Lat, 1 << 30, 8 << 20));
+        // The server only reads these, where they lie.
+        assert!(is_good(Mode::Bw, 8 << 30, 8 << 20));
+        assert!(!is_good(Mode::Bw, 64, 8 << 30));
+        for mode in [Mode::Lat, Mode::Bw] {
+            assert!(!is_good(mode, 1 << 40, 8 << 20));
+            assert!(!is_good(mode, u64::MAX, 8 << 20));
+            assert!(!is_good(mode, 64, 1 << 40));
+        }
+    }
+
+    #[test]
+    fn what_is_no_ring_is_told_what_one_is() {
+        for (capacity, near) in [(1000, "1024 would do"), (3000, "4096 would do")] {
+            let text = check(&flow(Mode::Bw, 64, capacity)).unwrap_err().to_string();
+            assert!(text.contains(near), "{text}");
+        }
+        for capacity in [1024, 1024 + 128, 2_097_024, 1 << 40] {
+            assert!(flow(Mode::Bw, 64, capacity).has_shape(), "{capacity}");
+        }
+        assert!(!flow(Mode::Bw, 64, u64::MAX).has_shape());
+        let too_large = check(&flow(Mode::Bw, 64, u64::MAX)).unwrap_err().to_string();
+        assert!(too_large.contains("would do"), "{too_large}");
+    }
+}

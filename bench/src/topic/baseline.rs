@@ -1,0 +1,349 @@
+//! What topics are compared with, as the thesis has it: a pageable copy out of the device, a Unix
+//! socket to a manager, TCP to the manager of the other node, shared memory to its readers, and a
+//! copy of each of them into memory of its own.
+//!
+//! In place of the thesis' iceoryx the last manager has a topic within its node: one copy into shared
+//! memory, and notices that take no longer. Managers take a message whole before they pass it on.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::ROUNDS;
+use super::between::address;
+use super::contents::Contents;
+use super::part::{
+    Found, Kind, PATIENCE, Part, Service, Stamps, next_turn, nothing_found, now, serve,
+};
+use super::private::Private;
+use super::reading::Reading;
+use super::schedule::{PROOFS, Round, Turn, WARMUP, What};
+use crate::exchange::plan::Wait;
+use crate::party::{Done, Party, Shared};
+use crate::report::figure;
+use command::exit::Failure;
+use command::histogram::Histogram;
+use command::stages;
+
+/// When the message began, what it is for, when it was copied out, when the first manager had it,
+/// and its number.
+const HEADER: usize = 40;
+/// It is not timed, it is, or it is the last.
+const OTHER: u64 = 0;
+const TIMED: u64 = 1;
+const LAST: u64 = 2;
+/// All that read it are done.
+const DONE: [u8; 1] = [1];
+/// The readers' line of turns.
+const LINE: usize = 1;
+
+/// What a process does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Role {
+    /// Takes messages from a Unix socket, and sends them on by TCP.
+    Sender { socket: PathBuf, to: SocketAddr, size: u64 },
+    /// Takes them from there, and gives them to readers.
+    Receiver { at: SocketAddr, service: Service, kind: Kind, readers: u32 },
+}
+
+/// Who takes part, and where they meet.
+pub(super) struct Plan {
+    socket: PathBuf,
+    at: SocketAddr,
+    service: Service,
+    /// In the memory of the host, where readers find it.
+    kind: Kind,
+    private: String,
+    readers: u64,
+    schedule: Vec<Turn>,
+}
+
+fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Failure {
+    move |error| Failure::failed(format!("{what}: {error}"))
+}
+
+impl Plan {
+    pub(super) fn new(
+        party: &Party,
+        readers: u64,
+        kind: &Kind,
+        each: u64,
+    ) -> Result<Self, Failure> {
+        let private = kind.memory.clone();
+        let kind = Kind { memory: "host".to_owned(), ..kind.clone() };
+        let directory = party.directory().join("baseline");
+        Ok(Self {
+            socket: party.directory().join("manager"),
+            at: address()?,
+            service: Service {
+                directory,
+                network: None,
+                budget: kind.budget(1),
+                cores: Vec::new(),
+            },
+            private,
+            kind,
+            readers,
+            schedule: schedule(each),
+        })
+    }
+
+    pub(super) fn parts(&self) -> Vec<Part> {
+        let (socket, at, size) = (self.socket.clone(), self.at, self.kind.size);
+        let receiver = Role::Receiver {
+            at,
+            service: self.service.clone(),
+            kind: self.kind.clone(),
+            readers: self.readers as u32,
+        };
+        let sender = Role::Sender { socket, to: at, size };
+        let reading = Reading {
+            directory: self.service.directory.clone(),
+            topics: vec![Some(("copies".to_owned(), self.kind.clone()))],
+            schedule: self.schedule.clone(),
+            waiting: Wait::Block,
+            core: None,
+            line: LINE,
+            private: Some(self.private.clone()),
+        };
+        let readers = (0..self.readers).map(|_| Part::Read(reading.clone()));
+        [Part::Baseline(receiver), Part::Baseline(sender)].into_iter().chain(readers).collect()
+    }
+
+    /// What came of it, beside what ours took and its slowest stage takes, in microseconds.
+    pub(super) fn measured(&self, results: &[Done], ours: Option<f64>, slowest: f64) -> Measured {
+        let readers = &results[results.len() - self.readers as usize..];
+        let managers = &results[..results.len() - readers.len()];
+        let (mut all, mut copied) = (Histogram::default(), Histogram::default());
+        let mut notice = Histogram::default();
+        for found in super::report::found(readers) {
+            found.topics.iter().for_each(|took| all.merge(took));
+            copied.merge(&found.private);
+            notice.merge(&found.stages[stages::Stage::Notice as usize]);
+        }
+        let receiver = super::report::found(managers).find(|found| found.topics.len() == 4);
+        let of = |which: usize| {
+            let found = receiver.and_then(|found| found.topics.get(which));
+            found.and_then(|found| found.microseconds(0.5)).unwrap_or(0.0)
+        };
+        let stages = [
+            ("copy out", of(0)),
+            ("Unix socket", of(1)),
+            ("TCP", of(2)),
+            ("shared memory", of(3) + notice.microseconds(0.5).unwrap_or(0.0)),
+            ("private copy", copied.microseconds(0.5).unwrap_or(0.0)),
+        ];
+        let sum: f64 = stages.iter().map(|(_, time)| time).sum();
+        let p50_us = all.microseconds(0.5);
+        let bound = (slowest > 0.0).then(|| sum / slowest);
+        let ratio = p50_us.zip(ours).map(|(theirs, ours)| theirs / ours);
+        Measured {
+            p50_us,
+            p99_us: all.microseconds(0.99),
+            stages: stages.map(|(stage, p50_us)| Stage { stage, p50_us }).to_vec(),
+            bound,
+            ratio,
+            of_bound: ratio.zip(bound).map(|(ratio, bound)| ratio / bound),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+struct Stage {
+    stage: &'static str,
+    p50_us: f64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Measured {
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    stages: Vec<Stage>,
+    /// All its stages, relative to the slowest of ours alone: more cannot be won.
+    bound: Option<f64>,
+    /// What it takes, relative to what ours takes; and that, relative to the bound.
+    ratio: Option<f64>,
+    of_bound: Option<f64>,
+}
+
+impl Measured {
+    pub(super) fn for_people(&self) -> String {
+        let stages: String =
+            self.stages.iter().map(|it| format!("{} {:.1}  ", it.stage, it.p50_us)).collect();
+        format!(
+            "baseline: p50 {}, p99 {} us: {}; that is {} times ours, {} of the bound, which is {}\n",
+            figure(self.p50_us),
+            figure(self.p99_us),
+            stages.trim_end(),
+            figure(self.ratio),
+            figure(self.of_bound),
+            figure(self.bound)
+        )
+    }
+}
+
+/// The publisher of it: its messages begin in memory of its own.
+pub(super) struct Rival {
+    socket: UnixStream,
+    contents: Contents,
+    memory: Private,
+    pageable: Vec<u8>,
+    next: u64,
+    is_awake: bool,
+}
+
+impl Rival {
+    pub(super) fn start(plan: &Plan, kind: &Kind) -> Result<Self, Failure> {
+        let socket = connected(|| UnixStream::connect(&plan.socket))?;
+        socket.set_read_timeout(Some(PATIENCE)).map_err(failed("setting a deadline"))?;
+        let mut rival = Self {
+            socket,
+            contents: Contents::new(kind, false),
+            memory: Private::new(&kind.memory, kind.size)?,
+            pageable: vec![1; kind.size as usize],
+            next: 0,
+            is_awake: true,
+        };
+        for (round, count) in BEGINNING {
+            for _ in 0..count {
+                rival.publish(round, OTHER)?;
+            }
+        }
+        Ok(rival)
+    }
+
+    /// Publishes so many messages, each when all have copied the one before.
+    pub(super) fn turn(&mut self, shared: &Shared, count: u64) -> Result<(), Failure> {
+        self.wake(shared)?;
+        for _ in 0..count {
+            self.publish(Round::Timed, TIMED)?;
+        }
+        self.is_awake = false;
+        Ok(())
+    }
+
+    /// With the last messages, which are compared again, everybody ends.
+    pub(super) fn end(&mut self, shared: &Shared) -> Result<(), Failure> {
+        self.wake(shared)?;
+        for _ in 1..PROOFS {
+            self.publish(Round::Proof, OTHER)?;
+        }
+        self.publish(Round::Proof, LAST)
+    }
+
+    fn wake(&mut self, shared: &Shared) -> Result<(), Failure> {
+        if !self.is_awake {
+            next_turn(shared, LINE)?;
+            self.is_awake = true;
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, round: Round, what: u64) -> Result<(), Failure> {
+        let Self { socket, contents, memory, pageable, next, .. } = self;
+        contents.write(*next, round, |offset, part| memory.put(offset, part))?;
+        let begun = now();
+        memory.take(pageable)?;
+        let words = [begun, what, now(), 0, *next].map(u64::to_le_bytes).concat();
+        let sent = socket.write_all(&words).and_then(|()| socket.write_all(pageable));
+        sent.map_err(failed("sending to the manager"))?;
+        *next += 1;
+        let mut done = DONE;
+        socket.read_exact(&mut done).map_err(failed("waiting for the manager"))
+    }
+}
+
+/// Before the first that counts.
+const BEGINNING: [(Round, u64); 2] = [(Round::Proof, PROOFS), (Round::Warmup, WARMUP)];
+
+/// What readers do.
+fn schedule(each: u64) -> Vec<Turn> {
+    let turn = |round, count| Turn::new(What::Topic(0), round, count);
+    let timed = (0..ROUNDS).flat_map(|_| [turn(Round::Timed, each), Turn::rest()]);
+    let beginning = BEGINNING.map(|(round, count)| turn(round, count));
+    beginning.into_iter().chain(timed).chain([turn(Round::Proof, PROOFS)]).collect()
+}
+
+/// Who is to be connected with may not be there yet.
+fn connected<T>(connect: impl Fn() -> std::io::Result<T>) -> Result<T, Failure> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match connect() {
+            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(2)),
+            connected => return connected.map_err(failed("connecting")),
+        }
+    }
+}
+
+/// The life of a manager.
+pub(super) fn take(
+    role: &Role,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Done, Failure> {
+    match role {
+        Role::Sender { socket, to, size } => {
+            let listener = UnixListener::bind(socket).map_err(failed("listening"))?;
+            ready()?;
+            let (mut from, _) = listener.accept().map_err(failed("accepting"))?;
+            let mut to = connected(|| TcpStream::connect(to))?;
+            to.set_nodelay(true).map_err(failed("setting an option"))?;
+            let mut message = vec![0; HEADER + *size as usize];
+            loop {
+                from.read_exact(&mut message).map_err(failed("taking a message"))?;
+                message[24..32].copy_from_slice(&now().to_le_bytes());
+                to.write_all(&message).map_err(failed("sending a message"))?;
+                let mut done = DONE;
+                to.read_exact(&mut done).map_err(failed("waiting for the other manager"))?;
+                from.write_all(&done).map_err(failed("telling the publisher"))?;
+                if word(&message, 1) == LAST {
+                    return Ok(nothing_found(0));
+                }
+            }
+        }
+        Role::Receiver { at, service, kind, readers } => {
+            let node = serve(service)?;
+            let topic = node.topic("copies", &kind.settings()?)?;
+            let publisher = topic.publisher()?;
+            let listener = TcpListener::bind(at).map_err(failed("listening"))?;
+            ready()?;
+            let (mut from, _) = listener.accept().map_err(failed("accepting"))?;
+            from.set_nodelay(true).map_err(failed("setting an option"))?;
+            let mut message = vec![0; HEADER + kind.size as usize];
+            let mut times: [Histogram; 4] = Default::default();
+            debug_assert!(publisher.subscribers() == *readers);
+            loop {
+                from.read_exact(&mut message).map_err(failed("taking a message"))?;
+                let came = now();
+                let [begun, what, copied, sent, number] =
+                    [0, 1, 2, 3, 4].map(|at| word(&message, at));
+                let mut loan = publisher.loan(kind.size, PATIENCE)?;
+                loan.write(0, &message[HEADER..])?;
+                let stamps = Stamps { published: begun, borrow: 0, fill: 0, number };
+                loan.set_metadata(&stamps.bytes())?;
+                let lent = now();
+                loan.publish(PATIENCE)?;
+                let ends = [begun, copied, sent, came, lent];
+                if what == TIMED {
+                    for (samples, stage) in times.iter_mut().zip(ends.windows(2)) {
+                        samples.add(stage[1].saturating_sub(stage[0]));
+                    }
+                }
+                publisher.flush(PATIENCE)?;
+                from.write_all(&DONE).map_err(failed("telling the other manager"))?;
+                if what == LAST {
+                    let found = Found { topics: times.into(), ..Found::default() };
+                    return Ok(Done { found: Some(found), ..nothing_found(0) });
+                }
+            }
+        }
+    }
+}
+
+fn word(message: &[u8], at: usize) -> u64 {
+    message[at * 8..at * 8 + 8].try_into().map_or(0, u64::from_le_bytes)
+}

@@ -1,0 +1,256 @@
+//! Which process runs where.
+
+use std::str::FromStr;
+
+use crate::exchange::plan::Wait;
+use command::exit::{Exit, Failure};
+use command::process::Affinity;
+use command::text;
+
+/// Fewer cores than these are not worth being given out.
+const LEAST: usize = 4;
+/// So many are left to the system where there are as many as the second.
+const SYSTEM: (usize, usize) = (2, 16);
+
+/// Which cores are used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Choice {
+    Named(Vec<usize>),
+    Automatic,
+}
+
+impl FromStr for Choice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Automatic);
+        }
+        let of = |core: &str| core.parse().map_err(|_| format!("{core:?} is no number of a core"));
+        text.split(',').map(of).collect::<Result<_, _>>().map(Self::Named)
+    }
+}
+
+/// What the services of nodes have to do while something is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Services {
+    /// They carry messages to another node.
+    Carry,
+    /// Messages go past them.
+    Rest,
+}
+
+/// Cores that are used: the first is the publisher's, the next ones the readers'. Where there are
+/// fewer, readers take turns with those that there are; a single one is everybody's. What is left
+/// is for the services of nodes, which carry messages: all of them together. None at all: nobody
+/// is confined.
+#[derive(Debug, Clone)]
+pub(super) struct Cores {
+    named: Vec<usize>,
+    readers: usize,
+    /// Cores that readers have.
+    own: usize,
+    is_automatic: bool,
+}
+
+impl Cores {
+    /// For so many readers, and services that do so much.
+    ///
+    /// # Errors
+    /// Cores that do not exist, or that this process may not use.
+    pub(super) fn new(
+        choice: Option<&Choice>,
+        readers: u64,
+        services: Services,
+    ) -> Result<Self, Failure> {
+        let allowed = Affinity::now()?;
+        let cores = match choice {
+            None => Self::named(&[], readers as usize),
+            Some(Choice::Named(named)) => Self::named(named, readers as usize),
+            Some(Choice::Automatic) => Self::chosen(&allowed.cores(), readers as usize, services),
+        };
+        match cores.named.iter().find(|core| !allowed.has(**core)) {
+            None => Ok(cores),
+            Some(core) => {
+                let why = format!("--cores: cannot run on core {core}");
+                Err(Failure::new(Exit::Usage, why))
+            }
+        }
+    }
+
+    fn named(named: &[usize], readers: usize) -> Self {
+        let own = readers.min(named.len().saturating_sub(1));
+        Self { named: named.to_vec(), readers, own, is_automatic: false }
+    }
+
+    /// Of these that may be used two thirds at least are the services' where they carry messages:
+    /// large ones go by one lane for each four of them. Else one is. Readers share the rest if there
+    /// are more.
+    fn chosen(allowed: &[usize], readers: usize, services: Services) -> Self {
+        let (left, from) = SYSTEM;
+        let usable = if allowed.len() < from { allowed } else { &allowed[left..] };
+        let usable = if usable.len() < LEAST { &[] } else { usable };
+        let most = match services {
+            Services::Carry => usable.len().saturating_sub(1) / 3,
+            Services::Rest => usable.len().saturating_sub(2),
+        };
+        let own = readers.min(most);
+        Self { named: usable.to_vec(), readers, own, is_automatic: true }
+    }
+
+    /// All of them, if there are any.
+    pub(super) fn all(&self) -> Option<Vec<usize>> {
+        (!self.named.is_empty()).then(|| self.named.clone())
+    }
+
+    pub(super) fn publisher(&self) -> Option<usize> {
+        self.named.first().copied()
+    }
+
+    pub(super) fn reader(&self, which: u64) -> Option<usize> {
+        match self.own {
+            0 => self.publisher(),
+            own => self.named.get(1 + which as usize % own).copied(),
+        }
+    }
+
+    /// How readers wait that are to wait so: those that share cores nobody named sleep at some
+    /// time, as who looks all the time keeps the other from its message.
+    pub(super) fn waiting(&self, wanted: Wait) -> Wait {
+        let is_shared = self.is_automatic && self.own < self.readers;
+        if is_shared && wanted == Wait::Busy { Wait::Adaptive } else { wanted }
+    }
+
+    /// Does everybody look all the time who is to, and have a core for it? Where nobody is confined,
+    /// of so many.
+    pub(super) fn are_enough(&self, everywhere: usize) -> bool {
+        match self.named.len() {
+            0 => !self.is_automatic && self.readers < everywhere,
+            _ => self.own == self.readers,
+        }
+    }
+
+    pub(super) fn services(&self) -> &[usize] {
+        self.named.get(1 + self.own..).unwrap_or_default()
+    }
+
+    /// Of the two ends of something that is measured alone; nowhere in particular if they would
+    /// have to share one.
+    pub(super) fn of_two(&self) -> [Option<usize>; 2] {
+        match (self.publisher(), self.reader(0)) {
+            (Some(one), Some(other)) if one != other => [Some(one), Some(other)],
+            _ => [None, None],
+        }
+    }
+
+    /// What has to be known of it to understand the figures.
+    pub(super) fn note(&self) -> Option<String> {
+        let services = self.services();
+        let own = text::counted(self.own as u64, "core");
+        let shared = format!("{} share {own}", text::counted(self.readers as u64, "reader"));
+        let served = format!("services have the cores {services:?}");
+        match self.named.len() {
+            0 if self.is_automatic => Some("there are too few cores to give them out".to_owned()),
+            0 => None,
+            1 => Some("publisher and readers share one core".to_owned()),
+            _ if self.own < self.readers && services.is_empty() => Some(shared),
+            _ if self.own < self.readers => Some(format!("{shared}; {served}")),
+            _ if !services.is_empty() => Some(served),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_are_shared_and_more_are_the_services() {
+        let all = |named: &[usize], readers: u64| {
+            let cores = Cores::named(named, readers as usize);
+            let readers: Vec<_> = (0..readers).map(|which| cores.reader(which)).collect();
+            (cores.publisher(), readers, cores.services().to_vec(), cores.of_two(), cores.note())
+        };
+        let (publisher, readers, services, two, note) = all(&[4, 5, 6], 2);
+        assert_eq!((publisher, readers), (Some(4), vec![Some(5), Some(6)]));
+        assert_eq!((services, two, note), (vec![], [Some(4), Some(5)], None));
+        let (publisher, readers, services, two, note) = all(&[4, 5, 6], 5);
+        assert_eq!((publisher, two), (Some(4), [Some(4), Some(5)]));
+        assert_eq!(readers, [5, 6, 5, 6, 5].map(Some));
+        assert_eq!((services, note.as_deref()), (vec![], Some("5 readers share 2 cores")));
+        let (publisher, readers, services, two, note) = all(&[4], 2);
+        assert_eq!((publisher, readers), (Some(4), vec![Some(4), Some(4)]));
+        assert_eq!((services, two), (vec![], [None, None]), "no two ends on one core");
+        assert_eq!(note.as_deref(), Some("publisher and readers share one core"));
+        let (_, readers, services, _, note) = all(&[4, 5, 6, 7], 1);
+        assert_eq!((readers, services), (vec![Some(5)], vec![6, 7]));
+        assert_eq!(note.as_deref(), Some("services have the cores [6, 7]"));
+        let none = Cores::named(&[], 3);
+        assert_eq!((none.publisher(), none.reader(2), none.of_two()), (None, None, [None, None]));
+        assert!(none.services().is_empty() && none.note().is_none());
+    }
+
+    #[test]
+    fn services_have_cores_for_several_lanes_also_with_many_readers() {
+        // Of so many cores, with so many readers: the publisher's, the readers', the services',
+        // and lanes for these.
+        for (count, readers, expected) in [
+            (32, 1, (2, 1, 28, 8)),
+            (32, 8, (2, 8, 21, 7)),
+            (16, 8, (2, 4, 9, 3)),
+            (12, 8, (0, 3, 8, 3)),
+            (8, 8, (0, 2, 5, 1)),
+            (4, 8, (0, 1, 2, 1)),
+        ] {
+            let all: Vec<_> = (0..count).collect();
+            let cores = Cores::chosen(&all, readers, Services::Carry);
+            let mut own: Vec<_> = (0..readers as u64).filter_map(|it| cores.reader(it)).collect();
+            own.sort_unstable();
+            own.dedup();
+            let services = cores.services();
+            assert!(own.iter().all(|core| !services.contains(core)), "{count}: {own:?}");
+            let lanes = (services.len() * 3 / 8).clamp(1, 8);
+            let publisher = cores.publisher().unwrap_or(usize::MAX);
+            assert_eq!((publisher, own.len(), services.len(), lanes), expected, "{count} cores");
+            let is_shared = own.len() < readers;
+            let waiting = if is_shared { Wait::Adaptive } else { Wait::Busy };
+            assert_eq!(cores.waiting(Wait::Busy), waiting, "{count} cores");
+            assert_eq!(cores.waiting(Wait::Block), Wait::Block);
+            assert_eq!(cores.are_enough(1), !is_shared, "{count} cores");
+        }
+        let few = Cores::chosen(&[3, 4], 8, Services::Carry);
+        assert_eq!(few.waiting(Wait::Busy), Wait::Adaptive);
+        assert!(!few.are_enough(9), "nobody looks all the time");
+        assert_eq!((few.publisher(), few.reader(5), few.all()), (None, None, None));
+        assert_eq!(few.note().as_deref(), Some("there are too few cores to give them out"));
+        assert_eq!(Cores::named(&[4, 5], 8).waiting(Wait::Busy), Wait::Busy, "as it was said");
+    }
+
+    #[test]
+    fn readers_have_the_cores_of_services_that_carry_nothing() {
+        // Of so many cores, with so many readers: the readers' and the services'.
+        for (count, readers, expected) in
+            [(32, 8, (8, 21)), (32, 32, (28, 1)), (16, 8, (8, 5)), (8, 8, (6, 1)), (4, 1, (1, 2))]
+        {
+            let all: Vec<_> = (0..count).collect();
+            let cores = Cores::chosen(&all, readers, Services::Rest);
+            assert_eq!((cores.own, cores.services().len()), expected, "{count}, {readers}");
+            assert_eq!(cores.are_enough(1), cores.own == readers, "{count}, {readers}");
+        }
+        let anywhere = Cores::named(&[], 8);
+        assert!(!anywhere.are_enough(8) && anywhere.are_enough(9));
+        assert!(Cores::named(&[4, 5, 6], 2).are_enough(1));
+        assert!(!Cores::named(&[4, 5], 2).are_enough(32), "of those that are named");
+    }
+
+    #[test]
+    fn a_core_that_there_is_not_is_refused() {
+        let new = |choice: Option<&Choice>| Cores::new(choice, 1, Services::Carry);
+        assert!(new(Some(&Choice::Named(vec![1_000_000]))).is_err());
+        assert!(new(Some(&Choice::Automatic)).is_ok() && new(None).is_ok());
+        assert_eq!("2,3".parse(), Ok(Choice::Named(vec![2, 3])));
+        assert_eq!("auto".parse(), Ok(Choice::Automatic));
+        assert!("2,,3".parse::<Choice>().is_err() && "".parse::<Choice>().is_err());
+    }
+}

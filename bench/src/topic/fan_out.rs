@@ -1,0 +1,107 @@
+//! Within a node, with one reader, two, four and so on, that look all the time or sleep.
+
+use serde::Serialize;
+
+use super::within::{self, Found as Row};
+use super::{Arguments, Wait};
+use crate::report::{Common, Findings, Report, figure};
+use command::exit::Failure;
+use command::text::table;
+
+/// Messages that are timed where readers sleep, if nothing else is said: of those there are some
+/// thousand in a second.
+const ASLEEP: u64 = 4_000;
+
+/// What is in the common part is of the last row: as many readers as there are, asleep.
+#[derive(Debug, Serialize)]
+struct Found {
+    rows: Vec<Report<Row>>,
+}
+
+/// What each row is measured with. Those that look all the time need a core each: rows for which
+/// there are too few are left out.
+fn rows(most: u64, are_enough: impl Fn(u64) -> bool) -> Vec<(Wait, u64)> {
+    let readers = move || (0..).map(|power| 1 << power).take_while(move |count| *count < most);
+    let all = move || readers().chain([most]);
+    let busy = all().filter(|count| are_enough(*count)).map(|count| (Wait::Busy, count));
+    busy.chain(all().map(|count| (Wait::Block, count))).collect()
+}
+
+pub(super) fn run(arguments: &Arguments, most: u64) -> Result<(), Failure> {
+    let everywhere = std::thread::available_parallelism().map_or(1, usize::from);
+    let are_enough = |subscribers| {
+        let arguments = Arguments { subscribers, ..arguments.clone() };
+        within::cores(&arguments).is_ok_and(|cores| cores.are_enough(everywhere))
+    };
+    let mut measured = Vec::new();
+    for (waiting, subscribers) in rows(most, are_enough) {
+        let asleep = (waiting == Wait::Block).then_some(ASLEEP);
+        let iterations = arguments.iterations.or(asleep);
+        let arguments = Arguments { waiting, subscribers, iterations, ..arguments.clone() };
+        measured.push(within::measure(&arguments)?);
+    }
+    let Some(last) = measured.last() else { return Ok(()) };
+    let verified = measured.iter().all(|row| row.common.verified);
+    let common = Common { verified, ..last.common.clone() };
+    Report::new(common, Found { rows: measured }).conclude(arguments.json)
+}
+
+impl Findings for Found {
+    const WRONG: &str = "other bytes were read";
+
+    fn for_people(&self, _common: &Common) -> String {
+        let heads = [
+            "waiting",
+            "readers",
+            "p50",
+            "p99",
+            "publish p50",
+            "p99",
+            "borrow",
+            "notice",
+            "queue p50",
+            "p99",
+        ];
+        let row = |row: &Report<Row>| {
+            let found = &row.findings;
+            let stage = |name: &str| {
+                figure(
+                    found.stages.iter().find(|stage| stage.stage == name).map(|stage| stage.p50_us),
+                )
+            };
+            vec![
+                row.common.waiting.clone(),
+                found.subscribers.to_string(),
+                figure(row.common.p50_us),
+                figure(row.common.p99_us),
+                figure(found.publish_p50_us),
+                figure(found.publish_p99_us),
+                stage("borrow"),
+                stage("notice"),
+                figure(found.queue_p50_us),
+                figure(found.queue_p99_us),
+            ]
+        };
+        let heads = heads.map(str::to_owned).to_vec();
+        let all: Vec<_> = std::iter::once(heads).chain(self.rows.iter().map(row)).collect();
+        format!(
+            "us, from the memory being borrowed until a reader has the message\n{}",
+            table(&all)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_double_and_who_looks_has_a_core() {
+        let all = |most, cores| rows(most, |readers| readers < cores);
+        let (busy, block) = (Wait::Busy, Wait::Block);
+        let few = [(busy, 1), (block, 1), (block, 2), (block, 4), (block, 6)];
+        assert_eq!(all(6, 2), few);
+        assert_eq!(all(8, 32).len(), 8);
+        assert_eq!(all(1, 1), [(block, 1)]);
+    }
+}

@@ -1,0 +1,84 @@
+//! What is told of a measurement.
+
+use serde::Serialize;
+
+use super::Arguments;
+use super::part::Found;
+use crate::exchange::plan::Wait;
+use crate::exchange::plan::name_of;
+use crate::party::Done;
+use crate::report::Common;
+use command::histogram::Histogram;
+use command::stages::Stage;
+
+/// How long a stage took.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Latency {
+    pub(super) stage: &'static str,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+}
+
+impl Latency {
+    /// None without samples.
+    pub(super) fn of(stage: &'static str, samples: &Histogram) -> Option<Self> {
+        let (p50_us, p99_us) = (samples.microseconds(0.5)?, samples.microseconds(0.99)?);
+        Some(Self { stage, p50_us, p99_us })
+    }
+}
+
+/// What all readers found of a topic.
+pub(super) fn of_topic(results: &[Done], topic: usize) -> Histogram {
+    let mut all = Histogram::default();
+    for found in found(results) {
+        if let Some(samples) = found.topics.get(topic) {
+            all.merge(samples);
+        }
+    }
+    all
+}
+
+pub(super) fn found(results: &[Done]) -> impl Iterator<Item = &Found> {
+    results.iter().filter_map(|done| done.found.as_ref())
+}
+
+pub(super) fn stages(results: &[Done]) -> Vec<Latency> {
+    let of_stage = |stage: Stage| {
+        let mut all = Histogram::default();
+        found(results).for_each(|found| all.merge(&found.stages[stage as usize]));
+        Latency::of(stage.name(), &all)
+    };
+    Stage::ALL.into_iter().filter_map(of_stage).collect()
+}
+
+/// The stage that takes longest.
+pub(super) fn slowest<'a>(stages: impl Iterator<Item = (&'a str, f64)>) -> Option<&'a str> {
+    stages.max_by(|one, other| one.1.total_cmp(&other.1)).map(|(stage, _)| stage)
+}
+
+/// The way by which messages came.
+pub(super) fn way(results: &[Done]) -> String {
+    found(results).map(|found| found.way.clone()).find(|way| !way.is_empty()).unwrap_or_default()
+}
+
+/// What all measurements tell; readers waited so.
+pub(super) fn common(
+    arguments: &Arguments,
+    waiting: Wait,
+    cores: Option<Vec<usize>>,
+    samples: &Histogram,
+    iterations: u64,
+    verified: bool,
+) -> Common {
+    let p50 = samples.quantile(0.5).unwrap_or(0);
+    Common {
+        gb_per_s: if p50 > 0 { arguments.size as f64 / p50 as f64 } else { 0.0 },
+        bytes: arguments.size,
+        iterations,
+        provider: arguments.memory.to_string(),
+        waiting: name_of(waiting),
+        cores,
+        verified,
+        ..Common::of(samples, 1.0)
+    }
+}

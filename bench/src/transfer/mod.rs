@@ -1,0 +1,365 @@
+//! `fabricast bench transfer`: puts and gets between the memories of two processes, beside a
+//! raw copy in one.
+
+mod links;
+mod raw;
+mod report;
+mod side;
+
+use std::time::Duration;
+
+use gpu::{Block, BlocksBy, Device, DeviceName};
+use serde::{Deserialize, Serialize};
+use transfer::path::{Operation, Policy};
+use transfer::{Agent, PeerId, Route};
+
+use links::Watched;
+use raw::Raw;
+use report::Found;
+use side::{ANSWER, END, FILL, FIRST, PROOF, Side, TIMED, Wire, heard, notice, now, start};
+pub(super) use side::{Target, serve};
+
+use super::party::{Party, Task, leave, take};
+use super::report::{Common, Report, median};
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::size;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Measurements of ours and of the rival's that are made in turn.
+const ROUNDS: usize = 11;
+/// Times that everything is filled anew, moved and compared.
+const PROOFS: u64 = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Direction {
+    /// From the memory of the process that begins it to the other's
+    Put,
+    /// From the other's memory
+    Get,
+}
+
+/// Where memory comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Source {
+    /// Allocated to be shared, as pools are
+    Shared,
+    /// As cudaMalloc does
+    Plain,
+    /// Of the host, in a segment that both can map; --from and --to say which side
+    Host,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Rival {
+    /// A copy and a wait for it, in one process that has both memories
+    Memcpy,
+}
+
+/// Moves bytes between the memories of two processes, and tells the other one.
+///
+/// The time of a put is from its beginning to when the other process has its notice, that
+/// of a get until the data is here. Both poll. The last line of the output is one JSON
+/// object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// The device of the process that begins it [default: cuda:0 if there is one, else stand-in:0]
+    #[arg(long, value_name = "DEVICE")]
+    from: Option<DeviceName>,
+    /// The device of the other process [default: the next one, if there is one]
+    #[arg(long, value_name = "DEVICE")]
+    to: Option<DeviceName>,
+    /// Which way the bytes go
+    #[arg(long, value_enum, default_value = "put")]
+    op: Direction,
+    /// Bytes of a block; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64M")]
+    size: u64,
+    /// Blocks of a request, in the order of a shuffle
+    #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "1")]
+    batch: u64,
+    /// Requests that are timed
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "200")]
+    iterations: u64,
+    /// Where both memories come from
+    #[arg(long, value_enum, default_value = "shared")]
+    memory: Source,
+    /// Have a fabric, too: the name of its provider, such as net (tcp since libfabric 1.18) or
+    /// "tcp;ofi_rxm"
+    #[arg(long, value_name = "PROVIDER")]
+    fabric: Option<String>,
+    /// Rails of that fabric, 1 to 8, each with a domain and a thread; blocks from 8 MiB on are
+    /// shared among them
+    #[arg(long, value_name = "N", default_value = "1", requires = "fabric", value_parser = clap::value_parser!(u8).range(1..=8))]
+    rails: u8,
+    /// Take each other for remote, so that the bytes go by the fabric
+    #[arg(long, requires = "fabric")]
+    remote: bool,
+    /// Measure this beside it, in turn
+    #[arg(long, value_enum)]
+    rival: Option<Rival>,
+    /// Read the counters of links and network interfaces before and after, and print which
+    /// carried how much
+    #[arg(long)]
+    prove: bool,
+    /// Start the other process in PID, IPC, mount and network namespaces of its own
+    #[arg(long)]
+    isolated: bool,
+    /// Cores of the two, A,B [default: wherever the system puts them]
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    cores: Option<Vec<usize>>,
+    /// Print the verdict on every path
+    #[arg(long)]
+    explain: bool,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+fn devices(arguments: &Arguments) -> Result<(Device, DeviceName), Failure> {
+    let from = super::share::choose(arguments.from)?;
+    let to = arguments.to.unwrap_or_else(|| {
+        let next = DeviceName { number: from.name().number + 1, ..from.name() };
+        let count = Device::count(next.implementation).unwrap_or(0);
+        if next.number < count { next } else { from.name() }
+    });
+    Ok((from, to))
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let (from, to) = devices(arguments)?;
+    let (first, second) = match arguments.cores.as_deref() {
+        Some([first, second]) => (Some(*first), Some(*second)),
+        None => (None, None),
+        Some(_) => return Err(Failure::new(Exit::Usage, "--cores wants two, one for each side")),
+    };
+    let Some(length) = arguments.size.checked_mul(arguments.batch) else {
+        return Err(Failure::new(Exit::Usage, "--size times --batch is more than can be"));
+    };
+    let mut party = Party::new(1)?;
+    let directory = party.directory().to_owned();
+    if arguments.isolated {
+        party.isolate();
+    }
+    let wire = Wire {
+        provider: arguments.fabric.clone(),
+        rails: arguments.rails.into(),
+        takes_all_for_remote: arguments.remote,
+    };
+    let mut agent = start(FIRST, &directory, &wire)?;
+    leave(&directory, "card", &agent.card().encode()?)?;
+    let side = Side::new(&agent, &from, arguments.memory, length)?;
+    let target = Target {
+        directory: directory.clone(),
+        device: to.to_string(),
+        length,
+        memory: arguments.memory,
+        wire,
+    };
+    party.invite(&[(Task::Transfer(target), second)])?;
+    if let Some(core) = first {
+        command::process::pin(core)?;
+    }
+    let (card, descriptor): (Vec<u8>, Vec<u8>) = take(&directory, "target")?;
+    let peer = agent.connect(&card, PATIENCE)?;
+    let joined = agent.join(peer, &side.region, &descriptor, &Policy::default(), PATIENCE);
+    let route = joined?;
+    if arguments.explain {
+        command::text::print(&format!("{}\n", route.choice()))?;
+    }
+    party.begin()?;
+    let mut run = Run {
+        agent,
+        peer,
+        route,
+        side,
+        operation: match arguments.op {
+            Direction::Put => Operation::Put,
+            Direction::Get => Operation::Get,
+        },
+        blocks: blocks(arguments),
+        length,
+        moved: 0,
+    };
+    let mut report = run.measure(arguments, &from, to)?;
+    run.tell(END, 0)?;
+    let results = party.results()?;
+    report.common.verified &= results.iter().all(|done| done.verified);
+    report.conclude(arguments.json)
+}
+
+/// Every block goes where it is in the other memory, but in the order of a shuffle.
+fn blocks(arguments: &Arguments) -> Vec<Block> {
+    let mut blocks: Vec<_> = (0..arguments.batch)
+        .map(|number| {
+            let at = number * arguments.size;
+            Block { to: at, from: at, length: arguments.size }
+        })
+        .collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for at in (1..blocks.len()).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
+        blocks.swap(at, (state >> 33) as usize % (at + 1));
+    }
+    blocks
+}
+
+struct Run {
+    agent: Agent,
+    peer: PeerId,
+    route: Route,
+    side: Side,
+    operation: Operation,
+    blocks: Vec<Block>,
+    length: u64,
+    moved: u64,
+}
+
+impl Run {
+    fn tell(&mut self, tag: u64, number: u64) -> Result<(), Failure> {
+        let token = self.agent.notify(self.peer, notice(tag, number)?)?;
+        Ok(self.agent.wait(token, PATIENCE).map(drop)?)
+    }
+
+    fn ask(&mut self, tag: u64, number: u64) -> Result<u64, Failure> {
+        self.tell(tag, number)?;
+        heard(&mut self.agent).map(|(_, answer)| answer)
+    }
+
+    /// One request. Nanoseconds until it is done here, and until the other side knows.
+    fn once(&mut self, by: BlocksBy) -> Result<(u64, u64), Failure> {
+        let begun = now()?;
+        let is_put = self.operation == Operation::Put;
+        let notice = is_put.then(|| notice(TIMED, begun)).transpose()?;
+        let token = self.agent.begin(self.operation, &self.route, &self.blocks, notice, by);
+        self.agent.wait(token?, PATIENCE)?;
+        let done = now()? - begun;
+        self.moved += self.length;
+        let seen = if is_put { heard(&mut self.agent)?.1 } else { done };
+        Ok((done, seen))
+    }
+
+    fn measure(
+        &mut self,
+        arguments: &Arguments,
+        from: &Device,
+        to: DeviceName,
+    ) -> Result<Report<Found>, Failure> {
+        let rival = arguments.rival.map(|_| Raw::new(from, to, self.operation, self.length));
+        let rival = rival.transpose()?;
+        // Pages that nobody touched yet, clocks that are low yet.
+        self.side.fill(0, self.length)?;
+        for _ in 0..3 {
+            self.once(BlocksBy::Best)?;
+            rival.as_ref().map(Raw::once).transpose()?;
+        }
+        let watched = arguments.prove.then(|| Watched::begin(from, to));
+        self.moved = 0;
+        let mut samples = Histogram::default();
+        let (mut ours, mut done, mut theirs, mut ratios) = (vec![], vec![], vec![], vec![]);
+        let each = (arguments.iterations as usize).div_ceil(ROUNDS).max(1);
+        for round in 0..ROUNDS {
+            let (mut mine, mut raw) = (vec![], vec![]);
+            for turn in 0..2 {
+                if (turn + round) % 2 == 0 {
+                    for _ in 0..each {
+                        let (until_done, until_seen) = self.once(BlocksBy::Best)?;
+                        let time = match self.operation {
+                            Operation::Put => until_seen,
+                            Operation::Get => until_done,
+                        };
+                        samples.add(time);
+                        mine.push(time);
+                        done.push(until_done);
+                    }
+                } else if let Some(rival) = &rival {
+                    for _ in 0..each {
+                        raw.push(rival.once()?);
+                        if arguments.prove {
+                            self.moved += self.length;
+                        }
+                    }
+                }
+            }
+            if let (Some(mine), Some(raw)) = (middle(&mine), middle(&raw)) {
+                ratios.push((raw / mine * 1e6) as u64);
+            }
+            ours.extend(mine);
+            theirs.extend(raw);
+        }
+        let carried = watched.map(|watched| watched.end(self.moved));
+        let mut single = vec![];
+        if self.blocks.len() > 1 {
+            for _ in 0..3 {
+                single.push(self.once(BlocksBy::Loop)?.0);
+            }
+        }
+        let verified = self.prove()?;
+        let rate = |time: f64| self.length as f64 / time;
+        let ours = middle(&ours).unwrap_or(f64::NAN);
+        let theirs = middle(&theirs);
+        let common = Common {
+            p50_us: Some(ours / 1e3),
+            gb_per_s: rate(ours),
+            bytes: arguments.size,
+            iterations: (each * ROUNDS) as u64,
+            provider: from.name().to_string(),
+            waiting: "poll".to_owned(),
+            cores: arguments.cores.clone(),
+            verified,
+            ..Common::of(&samples, 1.0)
+        };
+        let found = Found {
+            peer: to.to_string(),
+            fabric: arguments.fabric.clone(),
+            rails: arguments.fabric.as_ref().map(|_| arguments.rails),
+            op: arguments.op,
+            memory: arguments.memory,
+            batch: arguments.batch,
+            path: self.route.path().name(),
+            fallback: self.route.fallback(),
+            isolated: arguments.isolated,
+            done_p50_us: middle(&done).unwrap_or(f64::NAN) / 1e3,
+            rival: arguments.rival,
+            rival_p50_us: theirs.map(|time| time / 1e3),
+            rival_gb_per_s: theirs.map(rate),
+            ratio: middle(&ratios).map(|ratio| ratio / 1e6),
+            loop_gb_per_s: middle(&single).map(rate),
+            carried,
+        };
+        Ok(Report::new(common, found))
+    }
+
+    /// Fills, moves and compares all of it.
+    fn prove(&mut self) -> Result<bool, Failure> {
+        let mut is_right = true;
+        for number in 1..=PROOFS {
+            match self.operation {
+                Operation::Put => {
+                    let sum = self.side.fill(number, self.length)?;
+                    // At the other side all of it is to be there with the notice.
+                    let tell = Some(notice(PROOF, sum)?);
+                    let token = self.agent.put(&self.route, &self.blocks, tell);
+                    let token = token?;
+                    self.agent.wait(token, PATIENCE)?;
+                    is_right &= heard(&mut self.agent)? == (ANSWER, sum);
+                }
+                Operation::Get => {
+                    let sum = self.ask(FILL, number)?;
+                    let token = self.agent.get(&self.route, &self.blocks, None);
+                    let token = token?;
+                    self.agent.wait(token, PATIENCE)?;
+                    is_right &= self.side.checksum(self.length)? == sum;
+                }
+            }
+        }
+        Ok(is_right)
+    }
+}
+
+fn middle(values: &[u64]) -> Option<f64> {
+    median(values.iter().map(|value| *value as f64))
+}

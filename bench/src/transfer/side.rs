@@ -1,0 +1,206 @@
+//! A side: what it moves bytes from and to, what it hears and says, and what the other process does.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use fabric::{Caps, EndpointKind, Query};
+use gpu::{Device, DeviceName, Memory, Stream};
+use ipc::Spin;
+use serde::{Deserialize, Serialize};
+use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
+
+use super::{PATIENCE, Source};
+use crate::party::{Done, Shared, leave, take};
+use command::exit::Failure;
+use command::histogram::Histogram;
+use command::local;
+
+// What notices mean.
+/// Timed; the data is when it was begun.
+pub(super) const TIMED: u64 = 1;
+/// Moved to be compared; the data is the checksum.
+pub(super) const PROOF: u64 = 2;
+/// To be filled with the pattern of this number.
+pub(super) const FILL: u64 = 3;
+/// It is as was asked; the data is the checksum, or 0 if it is not.
+pub(super) const ANSWER: u64 = 4;
+/// That was all.
+pub(super) const END: u64 = 5;
+
+/// What the other process does.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Target {
+    pub(super) directory: PathBuf,
+    pub(super) device: String,
+    pub(super) length: u64,
+    pub(super) memory: Source,
+    pub(super) wire: Wire,
+}
+
+/// What a side moves bytes from and to.
+pub(super) struct Side {
+    pub(super) region: Region,
+    pub(super) memory: Option<Memory>,
+    pub(super) host: Option<HostBuffer>,
+    pub(super) stream: Option<Stream>,
+}
+
+impl Side {
+    pub(super) fn new(
+        agent: &Agent,
+        device: &Device,
+        source: Source,
+        length: u64,
+    ) -> Result<Self, Failure> {
+        let memory = match source {
+            Source::Shared => Some(device.allocate_shared(length, &[])?),
+            Source::Plain => Some(device.allocate(length)?),
+            Source::Host => None,
+        };
+        let Some(memory) = memory else {
+            let host = HostBuffer::new(length)?;
+            let region = agent.register(&host, Rights::ALL)?;
+            return Ok(Self { region, memory: None, host: Some(host), stream: None });
+        };
+        let region = agent.register(&memory, Rights::ALL)?;
+        let stream = Some(device.stream()?);
+        Ok(Self { region, memory: Some(memory), host: None, stream })
+    }
+
+    /// Fills all of it, differently for each number, and gives its checksum.
+    pub(super) fn fill(&self, number: u64, length: u64) -> Result<u64, Failure> {
+        const SPOT: u64 = 64 << 10;
+        let spot = SPOT.min(length);
+        let bytes: Vec<u8> = (0..spot).map(|at| ((at * at + 31 * number) >> 3) as u8).collect();
+        let places = [0, (length - spot) / 2, length - spot];
+        let byte = (number * 37 + 1) as u8;
+        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
+            let filled = stream.fill(&memory.slice(0, length)?, byte);
+            let filled = filled.and_then(|()| {
+                places
+                    .into_iter()
+                    .try_for_each(|at| stream.upload(&memory.slice(at, spot)?, &bytes, PATIENCE))
+            });
+            filled?;
+        }
+        if let Some(host) = &self.host {
+            let all = vec![byte; length as usize];
+            host.write(0, &all)?;
+            for at in places {
+                host.write(at, &bytes)?;
+            }
+        }
+        self.checksum(length)
+    }
+
+    pub(super) fn checksum(&self, length: u64) -> Result<u64, Failure> {
+        if let (Some(memory), Some(stream)) = (&self.memory, &self.stream) {
+            let range = memory.slice(0, length)?;
+            return Ok(stream.checksum(&range, PATIENCE)?);
+        }
+        let mut bytes = vec![0; length as usize];
+        if let Some(host) = &self.host {
+            host.read(0, &mut bytes)?;
+        }
+        Ok(gpu::checksum(&bytes))
+    }
+}
+
+/// Nanoseconds of a clock that all processes of a machine share.
+pub(super) fn now() -> Result<u64, Failure> {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_err(|error| Failure::failed(format!("clock_gettime: {error}")))?;
+    Ok(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+pub(super) fn notice(tag: u64, number: u64) -> Result<Notice, Failure> {
+    Ok(Notice::new(tag, &number.to_le_bytes())?)
+}
+
+/// What the two are called.
+pub(super) const FIRST: &str = "the one that begins";
+const SECOND: &str = "the other one";
+
+/// The next notice; what else happens does not matter here.
+pub(super) fn heard(agent: &mut Agent) -> Result<(u64, u64), Failure> {
+    loop {
+        match agent.next_event(PATIENCE)? {
+            Event::Notice { notice, .. } => {
+                let number = notice.data().try_into().map(u64::from_le_bytes);
+                return Ok((notice.tag, number.unwrap_or_default()));
+            }
+            // Others may come to look, and leave again.
+            Event::Left { label, .. } if [FIRST, SECOND].contains(&label.as_str()) => {
+                return Err(Failure::failed(format!("{label} is gone")));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A fabric that the two have beside what they share, or instead of it.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct Wire {
+    pub(super) provider: Option<String>,
+    pub(super) rails: usize,
+    pub(super) takes_all_for_remote: bool,
+}
+
+pub(super) fn start(label: &str, directory: &Path, wire: &Wire) -> Result<Agent, Failure> {
+    let mut options = AgentOptions::new(label).directory(directory).waiting(Spin::Always);
+    if wire.takes_all_for_remote {
+        options = options.take_all_for_remote();
+    }
+    if let Some(provider) = &wire.provider {
+        let query = Query::new(EndpointKind::Rdm).caps(Caps::MESSAGE | Caps::RMA);
+        let offer = local::first(&query.provider(provider))?;
+        options = (0..wire.rails).fold(options, |options, _| options.fabric(&offer));
+    }
+    Ok(Agent::start(options)?)
+}
+
+/// What the other process does.
+pub(crate) fn serve(
+    _shared: &Shared,
+    target: &Target,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Done, Failure> {
+    let name: DeviceName = target.device.parse()?;
+    let device = Device::open(name)?;
+    let mut agent = start(SECOND, &target.directory, &target.wire)?;
+    let side = Side::new(&agent, &device, target.memory, target.length)?;
+    let (card, region) = (agent.card().encode()?, side.region.descriptor().encode()?);
+    leave(&target.directory, "target", &(card, region))?;
+    let card: Vec<u8> = take(&target.directory, "card")?;
+    let peer = agent.connect(&card, PATIENCE)?;
+    ready()?;
+    let mut samples = Histogram::default();
+    let (mut verified, mut iterations, start) = (true, 0, Instant::now());
+    loop {
+        let (tag, number) = heard(&mut agent)?;
+        let answer = match tag {
+            TIMED => {
+                let took = now()?.saturating_sub(number);
+                samples.add(took);
+                iterations += 1;
+                took
+            }
+            PROOF => {
+                let sum = side.checksum(target.length)?;
+                verified &= sum == number;
+                sum
+            }
+            FILL => side.fill(number, target.length)?,
+            _ => break,
+        };
+        let token = agent.notify(peer, notice(ANSWER, answer)?)?;
+        agent.wait(token, PATIENCE)?;
+    }
+    Ok(Done {
+        samples,
+        elapsed: start.elapsed().as_nanos() as u64,
+        iterations,
+        verified,
+        ..Done::default()
+    })
+}

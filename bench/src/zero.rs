@@ -1,0 +1,205 @@
+//! `fabricast bench zero`: what a reader pays who has to leave clean memory behind.
+#![allow(unsafe_code)]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use fabric::{Access, Domain, HostMemory, MemoryRegion};
+use serde::Serialize;
+
+use super::report::{Common, Findings, Report, rounded};
+use crate::exchange::plan::{Place, ThreadingMode};
+use command::exit::{Exit, Failure};
+use command::histogram::Histogram;
+use command::process::pin;
+use command::size;
+
+/// Smaller pieces are zeroed many at a time, so that the clock is small beside them: all of
+/// them fit a first cache.
+const AT_LEAST: usize = 16 << 10;
+/// What is in the memory before. Not zero, in no byte.
+const WRITTEN: u8 = 0xa5;
+/// Empty measurements, to know what the clock costs.
+const CLOCKS: usize = 1001;
+
+/// Zeroes registered memory that was just read, as the ring does that polls its memory.
+///
+/// In each round the bytes are written and read, then zeroed with the clock running: by what
+/// the ring uses, and, in a round of its own, by memset. So they are in the caches as far as
+/// they fit, as after a consumer. Writer, reader and zeroer are one core. The last line of the
+/// output is one JSON object.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Exact name of the provider that registers the memory: shm, tcp, net, …
+    #[arg(long, value_name = "NAME")]
+    provider: String,
+    /// Bytes that are zeroed by one call; takes K, M, G
+    #[arg(long, value_name = "BYTES", value_parser = size::parse_positive, default_value = "64")]
+    size: u64,
+    /// Rounds of either method; in one, at least 16K are zeroed; takes K, M, G
+    #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "1000")]
+    iterations: u64,
+    /// Core of the process [default: wherever the system puts it]
+    #[arg(long, value_name = "N")]
+    core: Option<usize>,
+    /// Only the JSON line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is in the common part is of one call of the ring's method.
+#[derive(Debug, Serialize)]
+struct Found {
+    memset_p50_us: Option<f64>,
+    memset_p99_us: Option<f64>,
+    memset_gb_per_s: f64,
+    cache: &'static str,
+    /// Calls in a round.
+    calls: usize,
+    /// What the clock costs: taken off from each round.
+    clock_ns: u64,
+    libfabric: String,
+}
+
+/// The memory, of a whole number of pieces.
+struct Pieces {
+    region: MemoryRegion,
+    size: usize,
+    count: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Method {
+    Ring,
+    Memset,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let size = usize::try_from(arguments.size).ok().filter(|size| *size <= 1 << 40);
+    let Some(size) = size.filter(|_| arguments.iterations <= 1 << 30) else {
+        return Err(Failure::new(Exit::Usage, "at most 1G rounds, of 1024G each"));
+    };
+    if let Some(core) = arguments.core {
+        pin(core)?;
+    }
+    let place = Place {
+        provider: arguments.provider.clone(),
+        source: None,
+        threading: ThreadingMode::Safe,
+    };
+    let domain = Domain::open(&place.offer()?)?;
+    let count = AT_LEAST.div_ceil(size);
+    let memory = HostMemory::zeroed(count * size)?;
+    // As a ring's memory is.
+    let region = domain.register(memory, Access::REMOTE_WRITE)?;
+    let pieces = Pieces { region, size, count };
+    let clock_ns = clock();
+    let (mut ring, mut memset) = (Vec::new(), Vec::new());
+    let mut verified = true;
+    for round in 0..=arguments.iterations {
+        for (method, samples) in [(Method::Ring, &mut ring), (Method::Memset, &mut memset)] {
+            let (took, is_right) = pieces.round(method)?;
+            verified &= is_right;
+            // The first round is to make pages.
+            if round > 0 {
+                samples.push(took.saturating_sub(clock_ns));
+            }
+        }
+    }
+    let [ring, memset] = [ring, memset]
+        .map(|all| Common::of(&all.into_iter().collect::<Histogram>(), 1.0 / count as f64));
+    let rate = |all: &Common| {
+        all.p50_us.map_or(0.0, |p50| rounded(arguments.size as f64 / p50.max(1e-6) / 1e3))
+    };
+    let found = Found {
+        memset_p50_us: memset.p50_us,
+        memset_p99_us: memset.p99_us,
+        memset_gb_per_s: rate(&memset),
+        cache: "written, then read, by the same core just before",
+        calls: count,
+        clock_ns,
+        libfabric: fabric::Version::running().to_string(),
+    };
+    let common = Common {
+        gb_per_s: rate(&ring),
+        bytes: arguments.size,
+        iterations: arguments.iterations,
+        provider: arguments.provider.clone(),
+        waiting: "none".to_owned(),
+        cores: arguments.core.map(|core| vec![core]),
+        verified,
+        ..ring
+    };
+    Report::new(common, found).conclude(arguments.json)
+}
+
+/// Nanoseconds between two looks at the clock.
+fn clock() -> u64 {
+    let looks = (0..CLOCKS).map(|_| {
+        let start = Instant::now();
+        start.elapsed().as_nanos() as u64
+    });
+    looks.collect::<Histogram>().quantile(0.5).unwrap_or_default()
+}
+
+impl Pieces {
+    /// Nanoseconds that it took, and whether all bytes were as they had to be.
+    fn round(&self, method: Method) -> Result<(u64, bool), Failure> {
+        self.region.fill(0..self.count * self.size, WRITTEN)?;
+        let was_written = self.holds(WRITTEN)?;
+        let start = Instant::now();
+        match method {
+            Method::Ring => self.by_ring()?,
+            Method::Memset => self.by_memset(),
+        }
+        let took = start.elapsed().as_nanos() as u64;
+        Ok((took, was_written && self.holds(0)?))
+    }
+
+    fn by_ring(&self) -> Result<(), Failure> {
+        for piece in 0..self.count {
+            let from = black_box(piece * self.size);
+            self.region.fill(from..from + self.size, 0)?;
+        }
+        Ok(())
+    }
+
+    fn by_memset(&self) {
+        for piece in 0..self.count {
+            let from = black_box(piece * self.size);
+            // SAFETY: inside the region; nobody else has a clone of it, or its key.
+            unsafe { self.region.as_ptr().add(from).write_bytes(0, self.size) };
+        }
+    }
+
+    /// Reads all of it.
+    fn holds(&self, byte: u8) -> Result<bool, Failure> {
+        let mut bytes = [0; 4096];
+        let length = self.count * self.size;
+        let mut is_right = true;
+        for from in (0..length).step_by(bytes.len()) {
+            let bytes = &mut bytes[..(length - from).min(4096)];
+            self.region.read(from, bytes)?;
+            is_right &= bytes.iter().fold(true, |all, found| all & (*found == byte));
+        }
+        Ok(is_right)
+    }
+}
+
+impl Findings for Found {
+    const WRONG: &str = "memory was not as it was left";
+
+    fn for_people(&self, common: &Common) -> String {
+        let [p50, p99, _] = common.percentiles();
+        format!(
+            "{} of memory of {} zeroed: p50 {p50:.4}, p99 {p99:.4} us, {:.1} GB/s; by memset \
+             {:.4}, {:.4} us, {:.1} GB/s\n",
+            size::print(common.bytes),
+            common.provider,
+            common.gb_per_s,
+            self.memset_p50_us.unwrap_or_default(),
+            self.memset_p99_us.unwrap_or_default(),
+            self.memset_gb_per_s,
+        )
+    }
+}

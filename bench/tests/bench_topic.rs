@@ -1,0 +1,231 @@
+//! Measurements of topics, with few messages: that they end, check their data, say what they found,
+//! and leave nothing.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use testkit::directory::Directory;
+use testkit::processes::{cores, status};
+use testkit::turns::alone;
+
+/// What it says in its last line.
+#[track_caller]
+fn bench(name: &str, arguments: &[&str]) -> Value {
+    let _alone = alone();
+    let directory = Directory::new(&format!("bench-topic-{name}"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
+    command.args(["topic"]).args(arguments).args(["--waiting", "block", "--json"]);
+    let output = command.env("TMPDIR", &*directory).env_remove("FI_PROVIDER").output().unwrap();
+    let (out, error) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}\n{out}\n{error}");
+    assert_eq!(out.lines().count(), 1, "{out}");
+    assert_eq!(directory.entries(), [""; 0].map(PathBuf::from));
+    let found: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(found["verified"], true, "{found}");
+    found
+}
+
+/// The stages that it tells of, which all take some time or none.
+#[track_caller]
+fn stages(found: &Value) -> Vec<&str> {
+    let all = found["stages"].as_array().unwrap();
+    assert!(all.iter().all(|stage| stage["p50_us"].as_f64() >= Some(0.0)), "{found}");
+    all.iter().map(|stage| stage["stage"].as_str().unwrap()).collect()
+}
+
+/// The directories of everything that this one has a number for.
+fn numbered(directory: &Path) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+    all.map(|entry| entry.path())
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_number))
+        .collect()
+}
+
+/// Two who look all the time for what the other does need a core each: a process that is started
+/// by one that has a core of its own must not be left on it, and threads of nodes neither.
+#[test]
+fn whoever_is_started_has_a_core_of_its_own() {
+    let cores: Vec<_> = cores().iter().map(usize::to_string).collect();
+    let [first, second, ..] = &cores[..] else {
+        eprintln!("there is one core only");
+        return;
+    };
+    let _alone = alone();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
+    command.args(["topic", "--between", "--waiting", "adaptive", "--iters", "22"]);
+    command.args(["--cores", &format!("{first},{second}")]).env_remove("FI_PROVIDER");
+    let mut bench = command.stdout(Stdio::null()).spawn().unwrap();
+    let number = bench.id().to_string();
+    let (mut targets, mut threads) = (0, 0);
+    while bench.try_wait().unwrap().is_none() {
+        for process in numbered(Path::new("/proc")) {
+            let is_it = process.ends_with(&number);
+            if !is_it && status(&process, "PPid") != number {
+                continue;
+            }
+            let words = std::fs::read_to_string(process.join("cmdline")).unwrap_or_default();
+            let is_target = words.contains("exchange-target");
+            for thread in numbered(&process.join("task")) {
+                let (name, where_) =
+                    (status(&thread, "Name"), status(&thread, "Cpus_allowed_list"));
+                // When they start, libraries look at the first core for a moment.
+                targets += usize::from(is_target && where_ == *second);
+                if name.starts_with("fabricast-") && !where_.is_empty() {
+                    assert!(where_ != *first && where_ != *second, "{name} is on {where_}");
+                    threads += 1;
+                }
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(bench.wait().unwrap().success());
+    assert!(targets > 0, "the other end of a ring was not seen on a core of its own");
+    assert!(threads > 0, "no thread of a node was seen");
+}
+
+#[test]
+fn with_more_and_more_readers() {
+    let found = bench("fan-out", &["--fan-out", "2", "--iters", "22"]);
+    let rows = found["rows"].as_array().unwrap();
+    let asleep = |row: &&Value| row["waiting"] == "block";
+    let readers: Vec<_> = rows.iter().filter(asleep).map(|row| &row["subscribers"]).collect();
+    assert_eq!(readers, [1, 2], "{found}");
+    for row in rows {
+        for key in ["p50_us", "p99_us", "publish_p50_us", "publish_p99_us", "queue_p50_us"] {
+            assert!(row[key].as_f64() > Some(0.0), "{key} in {row}");
+        }
+    }
+}
+
+#[test]
+fn within_a_node() {
+    let found = bench("within", &["--iters", "33"]);
+    assert!(found["p50_us"].as_f64() > Some(0.0), "{found}");
+    assert_eq!((&found["iterations"], &found["bytes"]), (&33.into(), &64.into()), "{found}");
+    assert_eq!(stages(&found), ["borrow", "begin", "notice", "drop"], "{found}");
+    assert_eq!((&found["compared"], &found["note"]), (&4.into(), &Value::Null), "{found}");
+    let (all, queue) = (found["p50_us"].as_f64().unwrap(), found["queue_p50_us"].as_f64().unwrap());
+    assert!(queue > 0.0, "{found}");
+    let beyond = found["beyond_queue_us"].as_f64().unwrap();
+    assert!((beyond - (all - queue)).abs() < 1e-6, "{found}");
+    let more = ["--iters", "33", "--size", "1M", "--subscribers", "3", "--ratio", "--copy"];
+    let found = bench("ratio", &more);
+    assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
+    assert_eq!((&found["subscribers"], &found["compared"]), (&3.into(), &8.into()), "{found}");
+    assert_eq!(stages(&found), ["borrow", "fill", "begin", "notice", "drop"], "{found}");
+}
+
+#[test]
+fn cores_may_be_fewer_or_more() {
+    let core = cores()[0].to_string();
+    let found = bench("one core", &["--iters", "33", "--subscribers", "2", "--cores", &core]);
+    assert_eq!(found["note"], "publisher and readers share one core", "{found}");
+    let four = [core.as_str(); 4].join(",");
+    let found = bench("four", &["--between", "--iters", "33", "--cores", &four]);
+    assert!(found["note"].as_str().unwrap().starts_with("services have"), "{found}");
+    assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
+}
+
+#[test]
+fn between_nodes() {
+    let found = bench("small", &["--between", "--iters", "33", "--subscribers", "2"]);
+    assert!(found["ring_p50_us"].as_f64() > Some(0.0), "{found}");
+    assert!(found["messages_per_s"].as_f64() > Some(0.0), "{found}");
+    assert_eq!((&found["path"], &found["stream_depth"]), (&"ring".into(), &1024.into()));
+    let small = stages(&found);
+    assert!(small.starts_with(&["borrow", "begin", "wire"]), "{found}");
+    assert!(small.ends_with(&["notice", "drop"]), "{found}");
+    assert!(small.contains(&found["slowest_stage"].as_str().unwrap()), "{found}");
+    let device = ["--memory", "stand-in:0", "--to", "stand-in:1"];
+    let large = ["--between", "--iters", "11", "--size", "4M"];
+    let found = bench("large", &[&large[..], &device].concat());
+    assert_eq!((&found["path"], &found["to"]), (&"staged-ring".into(), &"stand-in:1".into()));
+    assert_eq!(
+        stages(&found),
+        ["borrow", "begin", "out", "wire", "in", "notice", "drop"],
+        "{found}"
+    );
+    let alone = found["alone"].as_array().unwrap();
+    assert_eq!(alone.len(), 3, "{found}");
+    assert!(alone.iter().all(|it| it["p99_us"].as_f64() >= it["p50_us"].as_f64()), "{found}");
+    assert_eq!((&found["lanes"], &found["fan_out_ratio"]), (&1.into(), &Value::Null), "{found}");
+    let threads = found["threads"].as_array().unwrap();
+    // Not every system counts what they compute.
+    let is_counted = Path::new("/proc/self/schedstat").exists();
+    for service in ["writer", "reader"].into_iter().filter(|_| is_counted) {
+        assert!(threads.iter().any(|it| it["service"] == service), "{service}: {found}");
+    }
+    let slowest = alone.iter().find(|it| it["stage"] == found["slowest_stage"]).unwrap();
+    assert!(alone.iter().all(|it| it["p50_us"].as_f64() <= slowest["p50_us"].as_f64()), "{found}");
+    assert!(alone.iter().all(|it| it["p50_us"].as_f64() > Some(0.0)), "{found}");
+    assert!(found["ratio_to_slowest"].as_f64() > Some(0.0), "{found}");
+}
+
+/// The wire alone goes by as many lanes as the messages, and all readers' message takes turns with one
+/// of one reader.
+#[test]
+fn several_lanes_and_readers() {
+    if cores().len() < 2 {
+        eprintln!("one core has one lane");
+        return;
+    }
+    let arguments = ["--between", "--iters", "11", "--size", "2M", "--lanes", "2", "--ratio"];
+    let more = ["--subscribers", "2", "--memory", "stand-in:0", "--to", "stand-in:1"];
+    for (more, wire_only) in [(&more[..], false), (&more[..2], true)] {
+        let found = bench("lanes", &[&arguments[..], more].concat());
+        assert_eq!(found["lanes"], 2, "{found}");
+        let one = found["one_p50_us"].as_f64().unwrap();
+        let ratio = found["fan_out_ratio"].as_f64().unwrap();
+        assert!((ratio - found["p50_us"].as_f64().unwrap() / one).abs() < 1e-6, "{found}");
+        let alone = found["alone"].as_array().unwrap();
+        let stages: Vec<_> = alone.iter().map(|it| it["stage"].as_str().unwrap()).collect();
+        // From the host nothing is copied out.
+        let expected = if wire_only { &["wire", "in"][..] } else { &["out", "wire", "in"] };
+        assert_eq!(stages, expected, "{found}");
+    }
+}
+
+#[test]
+fn beside_the_baseline() {
+    let arguments = ["--baseline", "thesis", "--iters", "11", "--size", "1M", "--subscribers", "2"];
+    let found = bench("baseline", &[&arguments[..], &["--ratio", "--cores", "auto"]].concat());
+    assert!(found["fan_out_ratio"].as_f64() > Some(0.0), "{found}");
+    let baseline = &found["baseline"];
+    assert_eq!(baseline["stages"].as_array().unwrap().len(), 5, "{found}");
+    for key in ["p50_us", "bound", "ratio", "of_bound"] {
+        assert!(baseline[key].as_f64() > Some(0.0), "{key}: {found}");
+    }
+}
+
+#[test]
+fn idle_topics_and_many_at_once() {
+    let found = bench("idle", &["--topics", "20", "--seconds", "1"]);
+    assert!(found["cpu_percent"].is_number() && found["memory_of_each"].is_number(), "{found}");
+    let many = ["--many", "6", "--subscribers", "4", "--seconds", "1", "--size", "4K"];
+    let found = bench("many", &many);
+    assert_eq!((&found["lost"], &found["topics"]), (&0.into(), &6.into()), "{found}");
+    assert!(found["smallest_share"].as_f64() > Some(0.0), "{found}");
+    let one_way = ["--one-way", "--processes", "2", "--workers", "2"];
+    let found = bench("many", &[&many[..], &one_way[..]].concat());
+    assert_eq!((&found["lost"], &found["processes"]), (&0.into(), &2.into()), "{found}");
+    assert!(found["smallest_share"].as_f64() > Some(0.0), "{found}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for arguments in [
+        &["--size", "8"][..],
+        &["--cores", "1000000"],
+        &["--within", "--between"],
+        &["--fan-out", "2", "--subscribers", "2"],
+        &["--fan-out", "2", "--ratio"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
+        let output = command.args(["topic"]).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+}

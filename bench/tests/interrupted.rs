@@ -1,0 +1,185 @@
+//! Measurements that are interrupted: no process stays, and no directory.
+
+use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use testkit::processes::{Process, descendants, until, until_gone};
+use testkit::turns::alone;
+
+const UNSHARE: [&str; 7] =
+    ["--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--ipc", "--net"];
+
+/// A measurement that would take for ever, with a directory for temporary files of its own.
+struct Measurement {
+    child: Child,
+    directory: PathBuf,
+}
+
+impl Measurement {
+    fn start(name: &str, arguments: &[&str]) -> Self {
+        let directory = std::env::temp_dir().join(format!("ends-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let child = bench(&directory, arguments).spawn().unwrap();
+        Self { child, directory }
+    }
+
+    fn number(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    fn left(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.directory).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// Waits until others take part in it.
+    fn wait_for_others(&self, count: usize) -> BTreeSet<Process> {
+        until("nobody else was started", || {
+            let all = descendants(self.number());
+            (all.len() >= count).then_some(all)
+        })
+    }
+
+    /// Ends it, and waits until it and all others are gone.
+    fn end(&mut self, signal: Signal, others: &BTreeSet<Process>) {
+        kill(Pid::from_raw(self.number()), signal).unwrap();
+        let status = self.child.wait().unwrap();
+        // libfabric's shm catches signals, removes what it has, and ends the process with 1.
+        let is_by_provider = signal != Signal::SIGKILL && status.code() == Some(1);
+        assert!(is_by_provider || status.signal() == Some(signal as i32), "{status}");
+        until_gone(others);
+    }
+}
+
+impl Drop for Measurement {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn bench(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"));
+    command.args(arguments).env("TMPDIR", directory).env_remove("FI_PROVIDER");
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+const TRANSFER: [&str; 9] =
+    ["transfer", "--from", "stand-in:0", "--to", "stand-in:1", "--size", "4K", "--iters", "1G"];
+
+#[test]
+fn who_is_asked_to_end_leaves_nothing() {
+    let _alone = alone();
+    for (name, arguments) in [
+        ("transfer", &TRANSFER[..]),
+        ("queue", &["queue", "--iters", "1G", "--waiting", "block"]),
+        ("alloc", &["alloc", "--processes", "2", "--iters", "1G"]),
+        ("share", &["share", "--device", "stand-in:0", "--size", "4K", "--iters", "1G"]),
+    ] {
+        for signal in [Signal::SIGTERM, Signal::SIGINT] {
+            let mut measurement = Measurement::start(name, arguments);
+            let others = measurement.wait_for_others(1);
+            measurement.end(signal, &others);
+            assert_eq!(measurement.left(), [""; 0].map(PathBuf::from), "{name} {signal}");
+        }
+    }
+}
+
+#[test]
+fn between_namespaces_too() {
+    let _alone = alone();
+    let works = Command::new("unshare").args(UNSHARE).arg("true").stderr(Stdio::null()).status();
+    if !works.is_ok_and(|status| status.success()) {
+        println!("skipped: no namespaces can be made here");
+        return;
+    }
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let arguments = [&TRANSFER[..], &["--isolated"]].concat();
+        let mut measurement = Measurement::start("isolated", &arguments);
+        // unshare, and the worker in it.
+        let others = measurement.wait_for_others(2);
+        measurement.end(signal, &others);
+        assert!(signal == Signal::SIGKILL || measurement.left().is_empty());
+    }
+}
+
+#[test]
+fn what_the_killed_leave_the_next_one_removes() {
+    let _alone = alone();
+    let mut measurement = Measurement::start("killed", &TRANSFER);
+    let others = measurement.wait_for_others(1);
+    measurement.end(Signal::SIGKILL, &others);
+    assert_eq!(measurement.left().len(), 1);
+    // One that runs is left alone.
+    let second = bench(&measurement.directory, &TRANSFER).spawn().unwrap();
+    let mut second = Measurement { child: second, directory: measurement.directory.clone() };
+    let others = second.wait_for_others(1);
+    assert_eq!(second.left().len(), 1);
+    let short = ["alloc", "--iters", "100", "--processes", "1"];
+    assert!(bench(&measurement.directory, &short).status().unwrap().success());
+    assert_eq!(second.left().len(), 1);
+    second.end(Signal::SIGTERM, &others);
+    assert_eq!(second.left().len(), 0);
+}
+
+/// As by nohup, or in the background of a script.
+#[test]
+fn a_signal_that_is_ignored_ends_nothing() {
+    let _alone = alone();
+    let directory = std::env::temp_dir().join(format!("ends-{}-ignored", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let program = env!("CARGO_BIN_EXE_fabricast-bench");
+    let script = format!("trap '' INT; exec {program} {}", TRANSFER.join(" "));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).env("TMPDIR", &directory).stdout(Stdio::null());
+    let child = shell.stderr(Stdio::null()).spawn().unwrap();
+    let mut measurement = Measurement { child, directory };
+    let others = measurement.wait_for_others(1);
+    kill(Pid::from_raw(measurement.number()), Signal::SIGINT).unwrap();
+    measurement.end(Signal::SIGTERM, &others);
+}
+
+#[test]
+fn processes_of_a_fabric_end_with_who_started_them() {
+    let _alone = alone();
+    for command in ["fabric", "ring"] {
+        // Who is killed leaves memory of shm behind.
+        for (signal, provider) in
+            [(Signal::SIGTERM, "shm"), (Signal::SIGINT, "shm"), (Signal::SIGKILL, "tcp;ofi_rxm")]
+        {
+            let arguments = [command, "--provider", provider, "--iters", "1G"];
+            let mut measurement = Measurement::start(command, &arguments);
+            let others = measurement.wait_for_others(1);
+            measurement.end(signal, &others);
+            assert!(measurement.left().is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_core_that_is_not_there_is_a_mistake_of_the_user() {
+    let _alone = alone();
+    let directory = std::env::temp_dir().join(format!("ends-{}-cores", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    for arguments in [
+        &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "0,1000"][..],
+        &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "1000,0"],
+        &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "0"],
+        &["share", "--device", "stand-in:0", "--size", "4K", "--cores", "0,1000"],
+        &["queue", "--iters", "10", "--cores", "0,1000"],
+        &["alloc", "--iters", "10", "--processes", "1", "--cores", "1000"],
+        &["fabric", "--provider", "shm", "--iters", "10", "--cores", "0,1000"],
+    ] {
+        let status = bench(&directory, arguments).status().unwrap();
+        assert_eq!(status.code(), Some(2), "{arguments:?}");
+    }
+    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+    std::fs::remove_dir_all(&directory).unwrap();
+}

@@ -1,0 +1,226 @@
+//! How the command ends when it does not succeed.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use fabric::ErrorKind;
+
+use crate::text;
+
+/// What help says of exit codes and of the environment.
+pub const HELP: &str = "\
+Exit codes:
+  0  it worked
+  1  it failed
+  2  the command line, or a setting, is wrong
+  3  no provider, no device, or no path is what was asked for; or a program is not installed
+  4  a deadline passed
+  5  data arrived altered
+  6  nobody is there who was asked for
+  7  a message is longer than its topic allows, or the node has no room for it
+  8  messages of a reliable topic were missed, or the subscriber was removed for being too slow
+  9  this user may not use the node
+ 10  another process serves the node, and stays
+130  interrupted before it was done
+141  who read the output did not read on
+
+Environment:
+  FABRICAST_LOG  off, error, warn (the default), info, debug or trace; to stderr
+  FI_PROVIDER    libfabric's own filter of providers; obeyed, and shown where it matters
+  FI_LOG_LEVEL   libfabric's own messages: warn, trace, info or debug";
+
+/// What the exit code says. `--help` documents the numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// It failed.
+    Failed = 1,
+    /// The command line, or a setting, is wrong.
+    Usage = 2,
+    /// No provider, no device, no path, or no program is what was asked for.
+    NoProvider = 3,
+    /// A deadline passed.
+    Deadline = 4,
+    /// Data arrived altered.
+    Corrupt = 5,
+    /// Nobody is there who was asked for.
+    NobodyThere = 6,
+    /// A message is longer than its topic allows, or the node has no room for it.
+    TooMuch = 7,
+    /// Messages were missed.
+    Missed = 8,
+    /// This user may not use the node.
+    Denied = 9,
+    /// Another process serves the node.
+    Taken = 10,
+    /// As shells have it for a broken pipe.
+    Unread = 141,
+    /// As shells have it for Ctrl-C.
+    Interrupted = 130,
+}
+
+impl Exit {
+    /// What a code means that came from another process.
+    pub fn from_code(code: i32) -> Self {
+        match code {
+            2 => Self::Usage,
+            3 => Self::NoProvider,
+            4 => Self::Deadline,
+            5 => Self::Corrupt,
+            6 => Self::NobodyThere,
+            7 => Self::TooMuch,
+            8 => Self::Missed,
+            9 => Self::Denied,
+            10 => Self::Taken,
+            141 => Self::Unread,
+            130 => Self::Interrupted,
+            _ => Self::Failed,
+        }
+    }
+}
+
+/// Says why a program failed, if it did, and with which code it ends.
+#[must_use]
+pub fn conclude(result: Result<(), Failure>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.is_silent() {
+                text::complain(&format!("fabricast: {failure}"));
+            }
+            failure.exit().into()
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why the command failed, and with which code it ends. Boxed, so that what
+/// succeeds while something is measured carries a single word.
+#[derive(Debug)]
+pub struct Failure(Box<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    exit: Exit,
+    message: String,
+}
+
+impl Failure {
+    /// It ends with this code, and says this.
+    pub fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner { exit, message: message.into() }))
+    }
+
+    /// It failed, and says this.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, message)
+    }
+
+    /// Ends without a message, which was given already.
+    pub fn silent(exit: Exit) -> Self {
+        Self::new(exit, "")
+    }
+
+    /// The code that it ends with.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        self.0.exit
+    }
+
+    /// Was the message given already?
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.0.message.is_empty()
+    }
+
+    /// Says in front what was being done.
+    pub fn while_doing(self, what: impl fmt::Display) -> Self {
+        Self::new(self.0.exit, format!("{what}: {}", self.0.message))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)
+    }
+}
+
+impl From<fabric::Error> for Failure {
+    fn from(error: fabric::Error) -> Self {
+        let exit = match error.kind() {
+            ErrorKind::NoProvider => Exit::NoProvider,
+            ErrorKind::DeadlineExceeded => Exit::Deadline,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+/// What the library says that it does when a topic is to lie in a device's memory.
+const DEVICE: &str = "open the device of a topic";
+
+impl From<pubsub::Error> for Failure {
+    fn from(error: pubsub::Error) -> Self {
+        use pubsub::ErrorKind as Kind;
+        let exit = match error.kind() {
+            Kind::InvalidArgument | Kind::SettingsDiffer => Exit::Usage,
+            Kind::DeadlineExceeded => Exit::Deadline,
+            Kind::NoProvider => Exit::NoProvider,
+            // What is not there is a device, and nobody.
+            Kind::Unknown if error.operation() == DEVICE => Exit::NoProvider,
+            Kind::Unknown | Kind::Closed => Exit::NobodyThere,
+            Kind::OverBudget | Kind::TooLong | Kind::TooMany | Kind::TooManyLoans => Exit::TooMuch,
+            Kind::Evicted => Exit::Missed,
+            Kind::Denied => Exit::Denied,
+            Kind::AlreadyServed => Exit::Taken,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+impl From<gpu::Error> for Failure {
+    fn from(error: gpu::Error) -> Self {
+        let exit = match error.kind() {
+            gpu::ErrorKind::Unavailable | gpu::ErrorKind::NoSuchDevice => Exit::NoProvider,
+            gpu::ErrorKind::DeadlineExceeded => Exit::Deadline,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+impl From<transfer::Error> for Failure {
+    fn from(error: transfer::Error) -> Self {
+        let exit = match error.kind() {
+            transfer::ErrorKind::NoSuchDevice | transfer::ErrorKind::NoPath => Exit::NoProvider,
+            transfer::ErrorKind::DeadlineExceeded => Exit::Deadline,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_not_nobody() {
+        let path = std::env::temp_dir().join(format!("fabricast-exit-{}", std::process::id()));
+        let options = pubsub::NodeOptions { directory: path.clone(), ..Default::default() };
+        let node = pubsub::Node::join(options).unwrap();
+        let memory = "stand-in:99".parse().unwrap();
+        let wanted = pubsub::TopicSettings { memory, ..Default::default() };
+        let exit = |error: pubsub::Error| Failure::from(error).exit();
+        assert_eq!(exit(node.topic("t", &wanted).unwrap_err()), Exit::NoProvider);
+        assert_eq!(exit(node.open("t").unwrap_err()), Exit::NobodyThere);
+        drop(node);
+        let _ = std::fs::remove_dir_all(path);
+    }
+}

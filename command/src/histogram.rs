@@ -1,0 +1,129 @@
+//! Many samples in little room: counts by size, to a tenth of a per cent, so that ratios of two of
+//! them can be told from each other.
+
+use hdrhistogram::Histogram as Counts;
+use serde::{Deserialize, Serialize};
+
+/// Digits of a sample that are kept.
+const DIGITS: u8 = 3;
+
+/// Counts of samples, which can be sent and added up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<(u64, u64)>", into = "Vec<(u64, u64)>")]
+pub struct Histogram(Counts<u64>);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self::up_to(u64::from(u16::MAX))
+    }
+}
+
+/// As it is sent: samples, and how many of each there are.
+impl From<Histogram> for Vec<(u64, u64)> {
+    fn from(all: Histogram) -> Self {
+        all.buckets()
+    }
+}
+
+impl From<Vec<(u64, u64)>> for Histogram {
+    fn from(counted: Vec<(u64, u64)>) -> Self {
+        let mut all = Self::default();
+        for (sample, count) in counted {
+            all.0.saturating_record_n(sample, count);
+        }
+        all
+    }
+}
+
+impl FromIterator<u64> for Histogram {
+    fn from_iter<I: IntoIterator<Item = u64>>(samples: I) -> Self {
+        let mut all = Self::default();
+        samples.into_iter().for_each(|sample| all.add(sample));
+        all
+    }
+}
+
+impl Histogram {
+    /// Adds a sample.
+    #[inline]
+    pub fn add(&mut self, sample: u64) {
+        self.0.saturating_record(sample);
+    }
+
+    /// Room for all samples up to this one, so that adding them allocates nothing.
+    ///
+    /// # Panics
+    /// Never: a whole number and three digits can always be counted.
+    #[must_use]
+    pub fn up_to(sample: u64) -> Self {
+        let mut counts = Counts::new_with_bounds(1, sample.max(2), DIGITS).expect("valid bounds");
+        counts.auto(true);
+        Self(counts)
+    }
+
+    /// Adds all of another one.
+    ///
+    /// # Panics
+    /// Never: there is room for whatever comes.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("it grows");
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// What this part of all samples does not exceed; None without samples.
+    #[must_use]
+    pub fn quantile(&self, quantile: f64) -> Option<u64> {
+        (!self.0.is_empty()).then(|| self.0.value_at_quantile(quantile))
+    }
+
+    /// The same, of samples in nanoseconds.
+    #[must_use]
+    pub fn microseconds(&self, quantile: f64) -> Option<f64> {
+        self.quantile(quantile).map(|nanoseconds| nanoseconds as f64 / 1000.0)
+    }
+
+    /// The samples, to the digits that are kept, and how many of each there are.
+    #[must_use]
+    pub fn buckets(&self) -> Vec<(u64, u64)> {
+        let all = self.0.iter_recorded();
+        all.map(|it| (it.value_iterated_to(), it.count_at_value())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_the_samples() {
+        assert_eq!(Histogram::default().quantile(0.5), None);
+        let mut all = Histogram::default();
+        for sample in 0..=1000 {
+            let mut one = Histogram::up_to(1);
+            one.add(sample);
+            all.merge(&one);
+        }
+        assert_eq!(all.samples(), 1001);
+        let quantiles = [0.0, 0.5, 0.99, 1.0].map(|quantile| all.quantile(quantile));
+        assert_eq!(quantiles, [0, 500, 990, 1000].map(Some));
+        let one: Histogram = [70_001].into_iter().collect();
+        let [least, most] = [0.001, 0.999].map(|quantile| one.quantile(quantile).unwrap());
+        assert_eq!(least, most);
+        assert!(most.abs_diff(70_001) <= 70, "{most}");
+    }
+
+    #[test]
+    fn what_is_sent_comes_as_it_was() {
+        let samples = [3, 3, 70_000, 11_010_047, 900_000_000_000, u64::MAX];
+        let all: Histogram = samples.into_iter().collect();
+        let sent = serde_json::to_string(&all).unwrap();
+        assert!(sent.len() < 120, "{sent}");
+        let come: Histogram = serde_json::from_str(&sent).unwrap();
+        assert_eq!((come.samples(), come.buckets()), (6, all.buckets()));
+    }
+}

@@ -1,0 +1,45 @@
+//! What is logged, to standard error.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::exit::{Exit, Failure};
+
+/// Starts to log: as was said on the command line, by `FABRICAST_LOG`, or as is usual.
+///
+/// # Errors
+/// `FABRICAST_LOG` is no level.
+pub fn start(said: Option<LevelFilter>, usual: LevelFilter) -> Result<(), Failure> {
+    // Set to nothing counts as not set, as with the settings.
+    let named = std::env::var_os("FABRICAST_LOG").filter(|value| !value.is_empty());
+    let level = match (said, named) {
+        (Some(level), _) => level,
+        (None, None) => usual,
+        (None, Some(named)) => {
+            let named = named.to_string_lossy();
+            named.parse().map_err(|_| {
+                let levels = "off, error, warn, info, debug or trace";
+                let named = named.escape_debug();
+                let why = format!("FABRICAST_LOG is \"{named}\"; it can be {levels}");
+                Failure::new(Exit::Usage, why)
+            })?
+        }
+    };
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level);
+    match goes_to_the_journal() {
+        // It notes the time by itself.
+        true => log.without_time().init(),
+        false => log.init(),
+    }
+    Ok(())
+}
+
+/// Is standard error what the service manager says that it has connected with its journal?
+fn goes_to_the_journal() -> bool {
+    let Ok(journal) = std::env::var("JOURNAL_STREAM") else { return false };
+    let error = std::io::stderr().as_fd().try_clone_to_owned();
+    let found = error.and_then(|error| std::fs::File::from(error).metadata());
+    found.is_ok_and(|found| format!("{}:{}", found.dev(), found.ino()) == journal)
+}

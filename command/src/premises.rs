@@ -1,0 +1,215 @@
+//! Where the processes of a measurement meet: a directory that goes when the measurement does,
+//! however that ends.
+//!
+//! By itself, or by a signal: a thread waits for those that ask the process to end, and tidies
+//! up first. Who is killed leaves the directory to the next measurement; whoever lives has a
+//! lock on its own.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use ipc::Credentials;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::sys::signal::{SigSet, Signal, raise};
+
+use crate::exit::Failure;
+use crate::process::{is_ignored, leave};
+use crate::worker::end_children;
+
+/// Locked as long as the process lives that made the directory.
+const OWNER: &str = "owner";
+const NAME: &str = "fabricast-bench-";
+/// Processes of one number in several containers that share a directory, and what is left of
+/// those that had the number before.
+const ATTEMPTS: u32 = 100;
+
+/// What is to be removed if a signal ends the process.
+static LEFT: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+fn left() -> MutexGuard<'static, Option<PathBuf>> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The directory of a measurement. There is one at a time.
+#[derive(Debug)]
+pub struct Premises {
+    directory: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Premises {
+    /// To be called before other threads are started: they inherit which signals they leave to
+    /// the one that tidies up.
+    pub fn open() -> Result<Self, Failure> {
+        wait_for_signals()?;
+        Self::open_for_one_who_heeds_signals()
+    }
+
+    /// For one who ends in order by itself when it is asked to.
+    pub fn open_for_one_who_heeds_signals() -> Result<Self, Failure> {
+        tidy_up_after_the_killed(&std::env::temp_dir());
+        let (directory, lock) = make(&std::env::temp_dir())?;
+        *left() = Some(directory.clone());
+        Ok(Self { directory, _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for Premises {
+    fn drop(&mut self) {
+        *left() = None;
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Makes a directory that nobody else has.
+fn make(above: &Path) -> Result<(PathBuf, Flock<File>), Failure> {
+    let mut last = String::new();
+    for attempt in 0..ATTEMPTS {
+        let more = if attempt == 0 { String::new() } else { format!("-{attempt}") };
+        let path = above.join(format!("{NAME}{}{more}", std::process::id()));
+        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        if let Err(error) = made {
+            last = format!("making {}: {error}", path.display());
+            continue;
+        }
+        match take(&path) {
+            Some(lock) => return Ok((path, lock)),
+            // Somebody took it for one that was left.
+            None => last = format!("locking {}: it is gone", path.display()),
+        }
+    }
+    Err(Failure::failed(last))
+}
+
+/// Makes the lock of a directory that was just made.
+fn take(path: &Path) -> Option<Flock<File>> {
+    let _alone = lock(path)?;
+    let mut owner = OpenOptions::new();
+    owner.write(true).create_new(true).mode(0o600);
+    Flock::lock(owner.open(path.join(OWNER)).ok()?, FlockArg::LockExclusiveNonblock).ok()
+}
+
+/// Locks a directory of this user, if nobody has locked it, and it is still there then. Agents
+/// lock it, too, for the moment in which they make a socket there; so it says nothing of its
+/// owner, who has a lock of its own.
+fn lock(path: &Path) -> Option<Flock<File>> {
+    let flags = (OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits();
+    let directory = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let locked = Flock::lock(directory, FlockArg::LockExclusiveNonblock).ok()?;
+    let (found, there) = (locked.metadata().ok()?, fs::symlink_metadata(path).ok()?);
+    let is_it = (found.dev(), found.ino()) == (there.dev(), there.ino());
+    (is_it && found.uid() == Credentials::of_this_process().user).then_some(locked)
+}
+
+fn is_name(name: &str) -> bool {
+    let number = name.strip_prefix(NAME);
+    number.is_some_and(|rest| {
+        !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
+    })
+}
+
+/// Does somebody live who made this? False, too, where one was killed before that.
+fn has_owner(owner: &Path) -> bool {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(owner);
+    file.is_ok_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
+}
+
+fn tidy_up_after_the_killed(above: &Path) {
+    let Ok(entries) = fs::read_dir(above) else { return };
+    for entry in entries.flatten() {
+        if !entry.file_name().to_str().is_some_and(is_name) {
+            continue;
+        }
+        // Nobody is about to make it while this is held.
+        let Some(_alone) = lock(&entry.path()) else { continue };
+        if !has_owner(&entry.path().join(OWNER)) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Starts the thread that waits for signals, unless it is there already.
+fn wait_for_signals() -> Result<(), Failure> {
+    static STARTED: Once = Once::new();
+    let mut outcome = Ok(());
+    STARTED.call_once(|| outcome = start_thread());
+    outcome
+}
+
+fn start_thread() -> Result<(), Failure> {
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        // As by nohup: who is not to be disturbed is not.
+        if !is_ignored(signal) {
+            signals.add(signal);
+        }
+    }
+    let failed = |why: String| Failure::failed(format!("waiting for signals: {why}"));
+    signals.thread_block().map_err(|error| failed(error.desc().to_owned()))?;
+    let thread = std::thread::Builder::new().name("fabricast-signals".to_owned());
+    let started = thread.spawn(move || {
+        loop {
+            if let Ok(signal) = signals.wait() {
+                end(signal, &signals);
+            }
+        }
+    });
+    started.map(drop).map_err(|error| failed(error.to_string()))
+}
+
+/// Tidies up, and ends this process as the signal would have.
+fn end(signal: Signal, signals: &SigSet) -> ! {
+    // Kept: nobody waits for children, or begins anything, from now on.
+    let left = left();
+    end_children();
+    if let Some(directory) = left.as_ref() {
+        // What this process was just about to make there would be in the way.
+        let _ = (0..3).any(|_| fs::remove_dir_all(directory).is_ok());
+    }
+    // The handler of a provider, if it has one, removes what it left elsewhere: that of shm, which
+    // then ends the process with exit code 1.
+    let _ = signals.thread_unblock();
+    let _ = raise(signal);
+    leave(128 + signal as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_killed_left_is_removed_and_what_others_have_is_not() {
+        let above = std::env::temp_dir().join(format!("premises-test-{}", std::process::id()));
+        fs::create_dir_all(&above).unwrap();
+        let (path, lock) = make(&above).unwrap();
+        // One that has the same number elsewhere.
+        let (second, other) = make(&above).unwrap();
+        assert_ne!(path, second);
+        fs::write(second.join("socket"), "").unwrap();
+        let foreign =
+            ["fabricast-bench-", "fabricast-bench-1x", "else"].map(|name| above.join(name));
+        foreign.iter().for_each(|path| fs::create_dir(path).unwrap());
+        std::os::unix::fs::symlink(&foreign[2], above.join("fabricast-bench-7")).unwrap();
+        fs::write(above.join("fabricast-bench-8"), "").unwrap();
+        tidy_up_after_the_killed(&above);
+        assert!(path.exists() && second.exists(), "they are in use");
+        drop(other);
+        tidy_up_after_the_killed(&above);
+        assert!(path.exists() && !second.exists());
+        drop(lock);
+        tidy_up_after_the_killed(&above);
+        assert!(!path.exists() && foreign.iter().all(|path| path.exists()));
+        assert!(above.join("fabricast-bench-7").is_symlink());
+        assert!(above.join("fabricast-bench-8").exists());
+        fs::remove_dir_all(&above).unwrap();
+    }
+}

@@ -1,0 +1,152 @@
+//! Output for people: aligned tables, wrapped lines, and a pipe that may close.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use crate::exit::{Exit, Failure};
+
+/// The widest line that is printed.
+pub const WIDTH: usize = 120;
+
+/// Writes to standard output. That nobody reads on (`| head`) is no reason for
+/// noise, but one to stop.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            Failure::silent(Exit::Unread)
+        } else {
+            Failure::failed(format!("writing the output: {error}"))
+        }
+    })
+}
+
+/// Writes a line to standard error. If nobody can hear it, there is nobody to be told.
+pub fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// What others call things, as it can be printed: what would move a cursor or colour a terminal
+/// stands there as its escape.
+pub fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '"' | '\'' | '\\' => out.push(letter),
+            _ => out.extend(letter.escape_debug()),
+        }
+    }
+    out
+}
+
+/// A number of things: `1 message`, `2 messages`.
+pub fn counted(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A number, and what is said of one, or of several: `1 process`, `2 processes`.
+pub fn one_or(number: u64, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
+/// A time, to the millisecond if it has one: `301ms`, `2.5s`.
+pub fn plain_time(time: Duration) -> String {
+    match u64::try_from(time.as_millis()) {
+        Ok(milliseconds @ 1..) => format!("{:?}", Duration::from_millis(milliseconds)),
+        _ => format!("{time:?}"),
+    }
+}
+
+/// That so many messages were altered.
+pub fn altered(messages: u64) -> String {
+    let one = "message was not what it should be";
+    one_or(messages, one, "messages were not what they should be")
+}
+
+/// Bold, on a terminal that has not asked for plain text.
+pub fn heading(text: &str) -> String {
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if std::io::stdout().is_terminal() && !plain {
+        format!("\x1b[1m{text}\x1b[0m")
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Aligns columns, two spaces between them; the last one is not padded.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:width$}  "));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Puts `text` after `first`, broken between words; further lines are indented
+/// to where it began.
+pub fn wrapped(first: &str, text: &str) -> String {
+    let indent = first.chars().count();
+    let mut out = first.to_owned();
+    let mut column = indent;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > WIDTH {
+            out.push('\n');
+            out.push_str(&" ".repeat(indent));
+            column = indent;
+        }
+        if column > indent {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out.push('\n');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_not_several() {
+        let all = [0, 1, 2].map(|number| counted(number, "message"));
+        assert_eq!(all, ["0 messages", "1 message", "2 messages"]);
+        let all = [0, 1, 2].map(|number| one_or(number, "process", "processes"));
+        assert_eq!(all, ["0 processes", "1 process", "2 processes"]);
+        assert_eq!(altered(1), "1 message was not what it should be");
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let text = table(&[row(["a", "long", "x"]), row(["longer", "b", ""])]);
+        assert_eq!(text, "a       long  x\nlonger  b\n");
+    }
+
+    #[test]
+    fn what_is_printed_of_others_moves_no_cursor() {
+        assert_eq!(visible("\"tcp\" over \u{e9}th0"), "\"tcp\" over \u{e9}th0");
+        assert_eq!(visible("a\u{1b}[2Jb\nc\u{9b}"), "a\\u{1b}[2Jb\\nc\\u{9b}");
+    }
+
+    #[test]
+    fn long_lines_are_wrapped_and_indented() {
+        let text = wrapped("name  ", &"word ".repeat(60));
+        assert!(text.lines().count() > 2);
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH));
+        assert!(text.lines().skip(1).all(|line| line.starts_with("      word")));
+    }
+}

@@ -1,0 +1,190 @@
+//! Processes that a program starts to take part in what it does: they never outlive it.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+
+use crate::exit::{Exit, Failure};
+use crate::process::end_with_this_process;
+
+/// How long a process that was asked to end may take.
+pub const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Children that are there: process number, and the number of the signal that ends them; 0: none.
+/// A handler of signals can read it.
+static CHILDREN: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+/// A place for a child that is being started.
+const CLAIMED: u64 = u64::MAX;
+/// The most children at a time.
+const MOST: usize = 4096;
+
+/// The children of this process that were not waited for yet, and by which signal each ends.
+pub(crate) fn children() -> impl Iterator<Item = (Pid, Signal)> {
+    let known = CHILDREN
+        .iter()
+        .map(|place| place.load(Ordering::Acquire))
+        .filter(|it| *it != 0 && *it != CLAIMED);
+    known.map(|it| {
+        let signal = Signal::try_from((it >> 32) as i32).unwrap_or(Signal::SIGKILL);
+        (Pid::from_raw(it as u32 as i32), signal)
+    })
+}
+
+/// Ends all children, and waits for them.
+pub(crate) fn end_children() {
+    for (child, signal) in children() {
+        let _ = kill(child, signal);
+    }
+    let deadline = Instant::now() + FAREWELL;
+    for (child, _) in children() {
+        let is_there = || {
+            let state = waitpid(child, Some(WaitPidFlag::WNOHANG));
+            state.is_ok_and(|state| state.pid().is_none())
+        };
+        while is_there() {
+            if Instant::now() >= deadline {
+                let _ = kill(child, Signal::SIGKILL);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// This very program, even if another has taken its place on disk.
+#[must_use]
+pub fn this_program(name: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(name);
+    command
+}
+
+/// A process that was started. Dropping it ends it: by its signal, or, after a while, by force.
+#[derive(Debug)]
+pub struct Worker {
+    child: Child,
+    label: &'static str,
+    signal: Signal,
+    place: &'static AtomicU64,
+    ends_by_itself: bool,
+}
+
+impl Worker {
+    /// Starts it. The signal ends it, also when the thread that started it ends.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(
+        mut command: Command,
+        label: &'static str,
+        signal: Signal,
+    ) -> Result<Self, Failure> {
+        end_with_this_process(&mut command, signal);
+        let failed = |why: &str| Failure::failed(format!("starting {label}: {why}"));
+        let claim = |place: &&AtomicU64| {
+            place.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let place = CHILDREN.iter().find(claim).ok_or_else(|| failed("there are too many"))?;
+        let spawned = command.spawn();
+        let known = spawned.as_ref().map_or(0, |it| u64::from(it.id()) | (signal as u64) << 32);
+        place.store(known, Ordering::Release);
+        let child = spawned.map_err(|error| failed(&error.to_string()))?;
+        Ok(Self { child, label, signal, place, ends_by_itself: false })
+    }
+
+    /// The number of the process.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its standard input and output, where these are pipes.
+    pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+        self.child.stdin.take().zip(self.child.stdout.take())
+    }
+
+    /// It has said everything, and is about to end: dropping it waits a while before it is
+    /// ended by its signal.
+    pub fn ends_by_itself(&mut self) {
+        self.ends_by_itself = true;
+    }
+
+    /// Has it ended?
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end; None if it does not end in time.
+    pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// It said nothing more: why?
+    #[must_use]
+    pub fn explain_end(mut self) -> Failure {
+        let label = self.label;
+        match self.wait(FAREWELL) {
+            Some(status) => ended(label, status),
+            None => Failure::failed(format!("{label} closed its pipe but goes on; it was ended")),
+        }
+    }
+
+    /// Waits until it has ended by itself, as it should.
+    ///
+    /// # Errors
+    /// It failed, or has not ended in time.
+    pub fn finish(mut self) -> Result<(), Failure> {
+        match self.wait(FAREWELL) {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(ended(self.label, status)),
+            None => {
+                let why = format!("{} did not end within {FAREWELL:?}; it was ended", self.label);
+                Err(Failure::new(Exit::Deadline, why))
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It is waited for now, and its number may be another's next.
+        self.place.store(0, Ordering::Release);
+        let patience = if self.ends_by_itself { FAREWELL } else { Duration::ZERO };
+        if self.wait(patience).is_some() {
+            return;
+        }
+        // Asked first: a provider that is asked removes its shared memory.
+        if let Ok(number) = i32::try_from(self.child.id()) {
+            let _ = kill(Pid::from_raw(number), self.signal);
+        }
+        if self.wait(FAREWELL).is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn ended(label: &str, status: ExitStatus) -> Failure {
+    match (status.code(), status.signal()) {
+        (Some(0), _) => Failure::failed(format!("{label} ended too early, with exit status 0")),
+        (Some(code), _) => {
+            let why = format!("{label} failed with exit status {code}");
+            Failure::new(Exit::from_code(code), why)
+        }
+        (None, Some(signal)) => Failure::failed(format!("{label} died of signal {signal}")),
+        (None, None) => Failure::failed(format!("{label} ended: {status}")),
+    }
+}

@@ -1,0 +1,28 @@
+//! `fabricast bench`: runs the program `fabricast-bench` in place of this one.
+
+use std::ffi::OsString;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use super::exit::{Exit, Failure};
+
+const PROGRAM: &str = "fabricast-bench";
+
+/// Comes back only if the program cannot be run. One that lies beside this one is taken before one
+/// on `PATH`.
+pub(super) fn run(arguments: &[OsString]) -> Result<(), Failure> {
+    let own = std::env::current_exe().unwrap_or_default();
+    let beside = Some(own.with_file_name(PROGRAM)).filter(|path| path.is_file());
+    let mut command = Command::new(beside.unwrap_or_else(|| PROGRAM.into()));
+    let error = command.args(arguments).exec();
+    let why = match error.kind() {
+        ErrorKind::NotFound => format!(
+            "the program {PROGRAM} is neither beside {} nor on PATH. Build it with: \
+             cargo build --release -p {PROGRAM}",
+            own.display()
+        ),
+        _ => format!("{}: {error}", command.get_program().display()),
+    };
+    Err(Failure::new(Exit::NoProvider, format!("cannot run \"fabricast bench\": {why}")))
+}

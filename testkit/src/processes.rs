@@ -1,0 +1,87 @@
+//! Processes, as the system sees them.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Only reached by what fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks again and again until there is an answer.
+///
+/// # Panics
+/// There is none within a minute.
+#[track_caller]
+pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A process, told from others that get its number later.
+pub type Process = (i32, String);
+
+/// The process that has this number now.
+#[must_use]
+pub fn process(number: i32) -> Option<Process> {
+    let state = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+    // Behind the name, which may have anything in it: what it does, …, when it began.
+    let mut fields = state.rsplit_once(')')?.1.split_whitespace();
+    let is_gone = fields.next()? == "Z";
+    (!is_gone).then(|| fields.nth(18).map(|began| (number, began.to_owned())))?
+}
+
+/// Those that it started itself.
+#[must_use]
+pub fn children(number: i32) -> BTreeSet<Process> {
+    let text = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
+    let text = text.unwrap_or_default();
+    text.split_whitespace().filter_map(|number| process(number.parse().ok()?)).collect()
+}
+
+/// Those that it started, and theirs.
+#[must_use]
+pub fn descendants(number: i32) -> BTreeSet<Process> {
+    let own = children(number);
+    let further: Vec<_> = own.iter().flat_map(|(number, _)| descendants(*number)).collect();
+    own.into_iter().chain(further).collect()
+}
+
+/// A line of what the system says of a process or a thread; nothing if it is gone.
+#[must_use]
+pub fn status(of: &Path, name: &str) -> String {
+    let all = std::fs::read_to_string(of.join("status")).unwrap_or_default();
+    let line = all.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_default().trim().to_owned()
+}
+
+/// The cores that this process may use.
+///
+/// # Panics
+/// The system names them in another way.
+#[must_use]
+pub fn cores() -> Vec<usize> {
+    let mut all = Vec::new();
+    for part in status(Path::new("/proc/self"), "Cpus_allowed_list").split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let [first, last] = [first, last].map(|core| core.parse::<usize>().unwrap());
+        all.extend(first..=last);
+    }
+    all
+}
+
+/// Waits until all of them are gone.
+///
+/// # Panics
+/// Some stay for a minute.
+#[track_caller]
+pub fn until_gone(all: &BTreeSet<Process>) {
+    until("processes stay", || {
+        all.iter().all(|it| process(it.0).as_ref() != Some(it)).then_some(())
+    });
+}
