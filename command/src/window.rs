@@ -75,6 +75,12 @@ pub struct Windows {
     found: Vec<u8>,
 }
 
+impl Default for Windows {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Windows {
     /// Makes the block.
     #[must_use]

@@ -199,7 +199,8 @@ impl Refusal {
     /// A reason that is too long to travel is cut.
     pub(crate) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
         let mut why = why.into();
-        why.truncate(why.floor_char_boundary(LONGEST_REASON));
+        let end = (0..=LONGEST_REASON.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
+        why.truncate(end.unwrap_or(0));
         Self { kind, why }
     }
 

@@ -32,7 +32,7 @@ fn places() -> Vec<Place> {
 const REACHES: [Reach; 6] =
     [Reach::Same, Reach::Direct, Reach::None, Reach::Invisible, Reach::Foreign, Reach::NoDevice];
 
-const REGISTRATIONS: [Registration; 4] =
+const REGISTRATIONS: [Registration; 3] =
     [Registration::Works, Registration::NotOffered, Registration::NotSafe];
 
 fn fabrics() -> Vec<Fabric> {
