@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fabric::{CompletionKind, CompletionQueue, ErrorKind, QueueOptions, Waiting};
+use fabric::{CompletionKind, ErrorKind, QueueOptions, Waiting};
 
 use super::Case;
 use crate::cells::Cell;
