@@ -7,6 +7,8 @@
 pub mod allocator;
 mod bell;
 pub mod channel;
+#[cfg(feature = "crash-test")]
+pub mod crash_test;
 mod futex;
 pub mod life;
 pub mod lock;

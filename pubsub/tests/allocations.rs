@@ -76,7 +76,8 @@ fn check(what: &str, publisher: &Publisher, subscriber: &mut Subscriber) {
         }
         longest = longest.max(took);
     }
-    for (name, found) in thread_names().into_iter().zip(least).filter(|(name, _)| !name.is_empty()) {
+    for (name, found) in thread_names().into_iter().zip(least).filter(|(name, _)| !name.is_empty())
+    {
         println!("{what}: {found} of {name} in {longest:?}");
         let most = match CLOCKED.contains(&name.as_str()) {
             true => 50 + (longest.as_secs_f64() * A_SECOND) as u64,

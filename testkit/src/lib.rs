@@ -2,3 +2,4 @@
 //! the product's crates, so each of them can use it.
 
 pub mod allocations;
+pub mod children;
