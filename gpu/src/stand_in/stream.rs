@@ -124,7 +124,7 @@ enum Operation {
     Copy { to: u64, from: u64, length: u64 },
     Fill { to: u64, byte: u8, length: u64 },
     Checksum { from: u64, length: u64, result: u64 },
-    CopyList { list: u64, count: u32, length: u64 },
+    CopyList { list: u64, count: u32 },
     WriteWord { to: u64, value: u32 },
     WaitForWord { at: u64, least: u32 },
     Reach { event: Event, point: u64 },
@@ -207,13 +207,13 @@ impl StreamDriver for Stream {
         Ok(())
     }
 
-    unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()> {
-        self.push(Operation::CopyList { list, count, length: bytes });
+    unsafe fn copy_list(&self, list: u64, count: u32, _bytes: u64) -> Result<()> {
+        self.push(Operation::CopyList { list, count });
         Ok(())
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
-        if self.line.state.refuses_words.load(Ordering::Relaxed) {
+        if self.line.state.faults.refuses_words() {
             let detail = "it was told to refuse words";
             return Err(Error::new("write a word", ErrorKind::Other, detail));
         }
@@ -275,12 +275,12 @@ fn work(line: &Line) {
 
 /// False if it failed. After a failure only events are attended to.
 fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
-    let length = match &operation {
-        Operation::Copy { length, .. }
-        | Operation::Fill { length, .. }
-        | Operation::Checksum { length, .. }
-        | Operation::CopyList { length, .. } => *length,
-        Operation::WriteWord { .. } => 0,
+    match &operation {
+        Operation::Copy { .. }
+        | Operation::Fill { .. }
+        | Operation::Checksum { .. }
+        | Operation::CopyList { .. }
+        | Operation::WriteWord { .. } => {}
         // A device that has failed waits for nothing.
         Operation::WaitForWord { .. } | Operation::Wait { .. } if has_failed => return false,
         Operation::WaitForWord { at, least } => {
@@ -298,13 +298,13 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
             return true;
         }
         Operation::Wait { event, point } => return wait(line, || event.has_reached(*point)),
-    };
-    if has_failed || line.state.fails_now() {
+    }
+    if has_failed || line.state.faults.fails_now() {
         return false;
     }
-    let duration = line.state.duration(length);
-    if !duration.is_zero() {
-        std::thread::sleep(duration);
+    let delay = line.state.faults.delay();
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
     }
     // Two streams that are not ordered may copy the same bytes at once, as on any device; what
     // is there then is up to chance, here as there. Nothing but such copies ever looks at it.
@@ -323,7 +323,7 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
                 let sum = checksum_of(from as *const u8, length as usize);
                 (result as *mut u64).write_volatile(sum);
             }
-            Operation::CopyList { list, count, .. } => {
+            Operation::CopyList { list, count } => {
                 for number in 0..count as usize {
                     let Entry { to, from, length } = (list as *const Entry).add(number).read();
                     ptr::copy(from as *const u8, to as *mut u8, length as usize);
