@@ -39,7 +39,7 @@ pub use publisher::{Publisher, PublisherCounters, PublisherId};
 pub use report::Row;
 pub use sample::Sample;
 pub use service::{Condition, check_directory, clean};
-#[doc(hidden)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub use service::{HeardGuests, hear_guests};
 pub use settings::{
     LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,

@@ -18,7 +18,7 @@ mod event;
 mod framing;
 mod guard;
 mod handle;
-#[doc(hidden)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod hostile;
 mod identity;
 mod mesh;

@@ -23,6 +23,7 @@ use ipc::{ChannelListener, Incarnation};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use self::leftovers::{Condition, check_directory, clean};
+#[cfg(any(test, feature = "fuzzing"))]
 pub use self::reception::hostile::{HeardGuests, hear_guests};
 
 use self::election::{Office, socket_in};

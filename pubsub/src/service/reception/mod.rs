@@ -10,6 +10,7 @@ mod eviction;
 mod gathering;
 mod growth;
 mod guests;
+#[cfg(any(test, feature = "fuzzing"))]
 pub(super) mod hostile;
 #[cfg(test)]
 mod hostile_tests;
