@@ -40,15 +40,16 @@ const LOOK: Duration = Duration::from_millis(5);
 macro_rules! entry_of_children {
     ($enter:expr) => {
         const _: () = {
-            extern "C" fn enter() {
-                $crate::children::enter($enter);
+            const CHILD: fn(&[&str]) = $enter;
+            extern "C" fn run_before_main() {
+                $crate::children::enter(CHILD);
             }
             // Run before main, and so before the harness of the tests: only there a child can be
             // told from a test program without being a test itself.
             #[used]
             #[allow(unsafe_code)]
             #[unsafe(link_section = ".init_array")]
-            static ENTRY: extern "C" fn() = enter;
+            static ENTRY: extern "C" fn() = run_before_main;
         };
     };
 }
