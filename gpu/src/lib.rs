@@ -47,7 +47,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use event::{Event, EventTicket, Point};
 pub use importer::Importer;
 pub use legacy::{LegacyHandle, open_legacy_handles};
-pub use links::{LinkBytes, LinkCounters, PcieLink};
+pub use links::{LinkBytes, LinkCounters};
 pub use memory::{Exported, HostMapping, Memory, Pieces, Slice, WeakMemory};
 pub use name::{DeviceName, Implementation};
 pub use pointer::{Allocator, Attributes};

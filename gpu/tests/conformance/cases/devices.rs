@@ -122,7 +122,6 @@ pub fn links_count_what_they_carry(house: &House) -> Result<(), Skip> {
         Ok(counters) => counters,
         Err(error) => return skip(&error.to_string()),
     };
-    println!("{:?}", counters.pcie());
     let other = second(house)?;
     house.first.enable_peer(other).unwrap();
     let length = 1 << 30;
