@@ -44,7 +44,7 @@ use std::time::Duration;
 pub use checksum::checksum;
 pub use device::{Device, Survey};
 pub use error::{Error, ErrorKind, Result};
-pub use event::{Event, EventTicket, Point};
+pub use event::{Event, Point};
 pub use importer::Importer;
 pub use legacy::{LegacyHandle, open_legacy_handles};
 pub use links::{LinkBytes, LinkCounters};

@@ -17,7 +17,7 @@ mod foreign;
 mod memory;
 mod stream;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use faults::Faults;
@@ -28,7 +28,7 @@ pub use foreign::ForeignMemory;
 pub(crate) use memory::Physical;
 pub(crate) use stream::Event;
 
-use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
+use crate::driver::{self, DeviceDriver, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DeviceName;
 use crate::pointer::{Allocator, Attributes};
@@ -112,11 +112,7 @@ impl Device {
             multiprocessors: 0,
             compute_capability: (0, 0),
             driver: env!("CARGO_PKG_VERSION").to_owned(),
-            handle_types: HandleTypes {
-                file_descriptor: true,
-                events: true,
-                ..HandleTypes::default()
-            },
+            handle_types: HandleTypes { file_descriptor: true, ..HandleTypes::default() },
         };
         Self { number, properties }
     }
@@ -252,26 +248,8 @@ impl DeviceDriver for Device {
         Err(Error::new("adopt a stream", ErrorKind::NotSupported, detail))
     }
 
-    fn event(&self, is_shared: bool) -> Result<driver::Event> {
-        let event = if is_shared { Event::shared()? } else { Event::local() };
-        Ok(driver::Event::StandIn(event))
-    }
-
-    fn export_event(&self, event: &driver::Event) -> Result<ExportedEvent> {
-        match event {
-            driver::Event::StandIn(event) => event.export().map(ExportedEvent::File),
-            driver::Event::Cuda(_) => Err(driver::mixed("export an event")),
-        }
-    }
-
-    fn import_event(&self, exported: ExportedEvent) -> Result<driver::Event> {
-        match exported {
-            ExportedEvent::File(file) => Ok(driver::Event::StandIn(Event::import(file.as_fd())?)),
-            ExportedEvent::Legacy(_) => {
-                let detail = "a stand-in's event is a descriptor";
-                Err(Error::new("open an event", ErrorKind::InvalidHandle, detail))
-            }
-        }
+    fn event(&self) -> Result<driver::Event> {
+        Ok(driver::Event::StandIn(Event::default()))
     }
 
     fn is_event_done(&self, event: &driver::Event) -> Result<bool> {

@@ -2,15 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::State;
-use super::memory::{checked, memory_file};
 use crate::checksum::checksum_from;
 use crate::driver::{self, Entry, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,7 +18,6 @@ fn failed(operation: &'static str) -> Error {
 }
 
 /// How often an event was recorded, and how often that point was reached.
-#[repr(C)]
 #[derive(Debug, Default)]
 struct Points {
     recorded: AtomicU64,
@@ -28,87 +25,13 @@ struct Points {
     has_failed: AtomicU64,
 }
 
-const PAGE: usize = 4096;
-
-#[derive(Debug)]
-enum Storage {
-    Local(Points),
-    /// A page of a memory file.
-    Shared {
-        points: NonNull<Points>,
-        file: OwnedFd,
-    },
-}
-
-// SAFETY: a page of atomics that stays mapped until the storage is dropped.
-unsafe impl Send for Storage {}
-// SAFETY: the same.
-unsafe impl Sync for Storage {}
-
-impl Drop for Storage {
-    fn drop(&mut self) {
-        if let Self::Shared { points, .. } = self {
-            // SAFETY: our own mapping.
-            unsafe { libc::munmap(points.as_ptr().cast(), PAGE) };
-        }
-    }
-}
-
-impl Storage {
-    fn points(&self) -> &Points {
-        match self {
-            Self::Local(points) => points,
-            // SAFETY: mapped, aligned to a page, of atomics, and of fixed size.
-            Self::Shared { points, .. } => unsafe { points.as_ref() },
-        }
-    }
-}
-
 /// A point in a stand-in's stream.
-#[derive(Debug, Clone)]
-pub(crate) struct Event(Arc<Storage>);
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Event(Arc<Points>);
 
 impl Event {
-    pub(super) fn local() -> Self {
-        Self(Arc::new(Storage::Local(Points::default())))
-    }
-
-    pub(super) fn shared() -> Result<Self> {
-        Self::map("make an event", memory_file("make an event", PAGE as u64)?)
-    }
-
-    pub(super) fn import(descriptor: BorrowedFd<'_>) -> Result<Self> {
-        let operation = "open an event";
-        Self::map(operation, checked(operation, descriptor, PAGE as u64)?.into())
-    }
-
-    fn map(operation: &'static str, file: OwnedFd) -> Result<Self> {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping of a file that is sealed at a page or more.
-        let address =
-            unsafe { libc::mmap(ptr::null_mut(), PAGE, protection, flags, file.as_raw_fd(), 0) };
-        let points = NonNull::new(address.cast::<Points>());
-        match points.filter(|_| address != libc::MAP_FAILED) {
-            Some(points) => Ok(Self(Arc::new(Storage::Shared { points, file }))),
-            None => Err(Error::system(operation, "mmap")),
-        }
-    }
-
-    pub(super) fn export(&self) -> Result<OwnedFd> {
-        let operation = "export an event";
-        match &*self.0 {
-            Storage::Shared { file, .. } => {
-                file.as_fd().try_clone_to_owned().map_err(|_| Error::system(operation, "dup"))
-            }
-            Storage::Local(_) => {
-                let detail = "it was not made to be shared";
-                Err(Error::new(operation, ErrorKind::NotSupported, detail))
-            }
-        }
-    }
-
     pub(crate) fn is_done(&self) -> Result<bool> {
-        let points = self.0.points();
+        let points = &self.0;
         if points.has_failed.load(Ordering::Acquire) != 0 {
             return Err(failed("look at an event"));
         }
@@ -116,7 +39,7 @@ impl Event {
     }
 
     fn has_reached(&self, point: u64) -> bool {
-        self.0.points().reached.load(Ordering::Acquire) >= point
+        self.0.reached.load(Ordering::Acquire) >= point
     }
 }
 
@@ -230,7 +153,7 @@ impl StreamDriver for Stream {
         let driver::Event::StandIn(event) = event else {
             return Err(driver::mixed("record an event"));
         };
-        let point = event.0.points().recorded.fetch_add(1, Ordering::AcqRel) + 1;
+        let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
         self.push(Operation::Reach { event: event.clone(), point });
         Ok(())
     }
@@ -239,7 +162,7 @@ impl StreamDriver for Stream {
         let driver::Event::StandIn(event) = &**event else {
             return Err(driver::mixed("wait for an event"));
         };
-        let point = event.0.points().recorded.load(Ordering::Acquire);
+        let point = event.0.recorded.load(Ordering::Acquire);
         self.push(Operation::Wait { event: event.clone(), point });
         Ok(())
     }
@@ -290,7 +213,7 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
             return wait(line, || word.load(Ordering::Acquire).wrapping_sub(least) as i32 >= 0);
         }
         Operation::Reach { event, point } => {
-            let points = event.0.points();
+            let points = &event.0;
             if has_failed {
                 points.has_failed.store(1, Ordering::Release);
             }

@@ -9,10 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child as Process, Stdio};
 use std::time::Duration;
 
-use gpu::{EventTicket, LegacyHandle};
-use testkit::children::{self, next_line, say, wait_for_end_of_input};
+use gpu::LegacyHandle;
+use testkit::children::{self, say, wait_for_end_of_input};
 
-use crate::house::{House, pattern};
+use crate::house::House;
 
 /// The first descriptor that a child finds.
 const FIRST: i32 = 100;
@@ -65,11 +65,6 @@ impl Child {
     pub fn kill(mut self) {
         self.0.kill();
     }
-
-    #[track_caller]
-    pub fn tell(&mut self, line: &str) {
-        self.0.say(line);
-    }
 }
 
 fn inherited(number: i32) -> OwnedFd {
@@ -113,7 +108,6 @@ fn enter(words: &[&str]) {
         "open-legacy" => open_legacy(&house, arguments),
         "hold-legacy" => hold_legacy(&house, arguments),
         "take-memory" => take_memory(&house, arguments),
-        "wait-for-event" => wait_for_event(&house, arguments),
         other => panic!("no role {other}"),
     }
 }
@@ -184,27 +178,6 @@ fn take_memory(house: &House, arguments: &[&str]) {
     let memory = house.first.allocate(arguments[0].parse().unwrap()).unwrap();
     house.stream.fill(&memory.whole(), 0xee).unwrap();
     house.stream.synchronize(gpu::PATIENCE).unwrap();
-    say("ready");
-    wait_for_end_of_input();
-}
-
-/// Copies the memory as soon as the parent's event is reached, and tells the checksum.
-fn wait_for_event(house: &House, arguments: &[&str]) {
-    let length: u64 = arguments[0].parse().unwrap();
-    let memory = house.first.import(inherited(0).as_fd(), length).unwrap();
-    let ticket: EventTicket = match arguments.get(1) {
-        Some(text) => <[u8; 64]>::try_from(from_text(text)).unwrap().into(),
-        None => inherited(1).into(),
-    };
-    let event = house.first.open_event(ticket).unwrap();
-    say("open");
-    assert_eq!(next_line().as_deref(), Some("recorded"));
-    let copy = house.first.allocate(length).unwrap();
-    house.stream.wait_for(&event).unwrap();
-    house.stream.copy(&copy.whole(), &memory.whole()).unwrap();
-    house.stream.synchronize(gpu::PATIENCE).unwrap();
-    let expected = gpu::checksum(&pattern(length as usize, 5));
-    assert_eq!(house.stream.checksum(&copy.whole(), gpu::PATIENCE).unwrap(), expected);
     say("ready");
     wait_for_end_of_input();
 }
