@@ -1,26 +1,27 @@
 //! `fabricast paths`, run as users run it, with agents of other processes.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, EndpointKind, Query};
 use serde_json::Value;
+use testkit::children::{self, Child};
 use transfer::{Agent, AgentOptions, Rights};
 
-const PLACE: &str = "FABRICAST_TEST_PLACE";
-/// The provider of a fabric that the other side has.
-const FABRIC: &str = "FABRICAST_TEST_FABRIC";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the other process does: this program again, told by its environment.
-#[test]
-fn the_other_side() {
-    let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
-    let mut options = AgentOptions::new("decoder").directory(&place);
-    if let Ok(provider) = std::env::var(FABRIC) {
-        options = options.fabric(&query(&provider).first().unwrap());
+testkit::entry_of_children!(enter);
+
+/// What the other process does: in this directory, and with a fabric if its provider is named.
+fn enter(words: &[&str]) {
+    let [place, fabric @ ..] = words else { panic!("no place") };
+    let place = Path::new(place);
+    let mut options = AgentOptions::new("decoder").directory(place);
+    if let [provider] = fabric {
+        options = options.fabric(&query(provider).first().unwrap());
     }
     let agent = Agent::start(options).unwrap();
     let device = gpu::Device::open("stand-in:1".parse().unwrap()).unwrap();
@@ -60,13 +61,8 @@ impl Other {
 
     fn start_with(fabric: Option<&str>) -> Self {
         let directory = empty_directory();
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_side", "--nocapture"])
-            .env(PLACE, &directory)
-            .envs(fabric.map(|provider| (FABRIC, provider)))
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let words = std::iter::once(directory.as_os_str()).chain(fabric.map(OsStr::new));
+        let child = Child::start(&mut children::again(words));
         let other = Self { child, directory };
         let end = Instant::now() + PATIENCE;
         while !other.directory.join("region").exists() {
@@ -89,8 +85,6 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
@@ -311,8 +305,7 @@ fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
     assert_eq!(choice["fallback"], "no-way");
     assert_eq!(taken(&["--timeout", "0.1"]).0, Some(6));
     // It is told who does not answer.
-    other.child.kill().unwrap();
-    other.child.wait().unwrap();
+    other.child.kill();
     let (code, choice) = taken(&["--fabric", "--timeout", "2"]);
     assert_eq!((code, verdict(&choice, "fabric-direct")), (Some(6), ("refused", "no-fabric")));
 }
@@ -321,8 +314,7 @@ fn a_fabric_leads_to_an_agent_whose_directory_is_not_seen() {
 fn that_nobody_is_there_has_an_exit_code_of_its_own() {
     let mut other = Other::start();
     let card = other.cards()[0].display().to_string();
-    other.child.kill().unwrap();
-    other.child.wait().unwrap();
+    other.child.kill();
     let start = Instant::now();
     for place in [&card, &other.file("")] {
         let (code, said) = fail(&["--explain", place]);
@@ -354,7 +346,7 @@ fn an_agent_takes_its_card_along_when_it_ends() {
     let mut other = Other::start();
     assert_eq!(other.cards().len(), 1);
     std::fs::write(other.directory.join("end"), "").unwrap();
-    assert!(other.child.wait().unwrap().success());
+    other.child.finish(PATIENCE);
     assert!(other.cards().is_empty());
     assert_eq!(fail(&["--explain", &other.file("")]).0, Some(6));
 }

@@ -2,8 +2,7 @@
 //!
 //! libfabric returns numbers that mean different things in different calls, and
 //! providers differ in which they choose. Kinds group them by what a caller can do
-//! next; the number stays readable. Errors are boxed, so that a `Result` on the hot
-//! path is no larger than its value and a pointer.
+//! next; the number stays readable.
 
 use std::borrow::Cow;
 use std::ffi::CStr;
@@ -23,57 +22,89 @@ pub(crate) mod number {
     pub(crate) const NO_RECEIVE: i32 = sys::FI_ENORX as i32;
 }
 
-/// What went wrong, as far as a program can act on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// The provider, the library or its build does not offer this.
-    NotSupported,
-    /// An argument is wrong; the detail says which precondition was not met.
-    InvalidArgument,
-    /// The queue is full (`FI_EAGAIN`) and the caller had no patience; progress has to
-    /// be made before trying again.
-    WouldBlock,
-    /// The deadline passed. What was in flight is quarantined, not lost.
-    DeadlineExceeded,
-    /// The object, or its peer, is closed.
-    Closed,
-    /// The operation was cancelled.
-    Cancelled,
-    /// A message did not fit the receive buffer (`FI_ETRUNC`), or is longer than the
-    /// provider moves or injects at once.
-    Truncated,
-    /// The region does not grant this kind of access.
-    AccessDenied,
-    /// The range is outside its region.
-    OutOfBounds,
-    /// The peer does not know the key (`FI_EKEYREJECTED`), or it no longer means this
-    /// region: the owner may have closed it.
-    BadKey,
-    /// The requested registration key is in use already.
-    KeyInUse,
-    /// The requested registration key cannot be had from this provider, or the region
-    /// has no key yet because it is not enabled.
-    KeyUnavailable,
-    /// No provider satisfies the query or the policy.
-    NoProvider,
-    /// The peer refused the connection.
-    ConnectionRefused,
-    /// The connection to the peer is lost, or never came up. What was in flight may or
-    /// may not have arrived.
-    ConnectionLost,
-    /// The object is still in use by others.
-    Busy,
-    /// Memory, file descriptors, queue entries or the locked-memory limit ran out.
-    ResourceExhausted,
-    /// A descriptor that came from outside is truncated, altered or malformed.
-    MalformedDescriptor,
-    /// A version that this build does not speak.
-    VersionMismatch,
-    /// Memory that must be backed by pages (`FI_MR_ALLOCATED`), and is not.
-    NotMapped,
-    /// Anything else; the code and text say more.
-    Other,
+errors::define! {
+    /// What went wrong, as far as a program can act on it.
+    pub enum ErrorKind {
+        /// The provider, the library or its build does not offer this.
+        NotSupported = "not supported",
+        /// An argument is wrong; the detail says which precondition was not met.
+        InvalidArgument = "invalid argument",
+        /// The queue is full (`FI_EAGAIN`) and the caller had no patience; progress has to
+        /// be made before trying again.
+        WouldBlock = "would block",
+        /// The deadline passed. What was in flight is quarantined, not lost.
+        DeadlineExceeded = "deadline exceeded",
+        /// The object, or its peer, is closed.
+        Closed = "closed",
+        /// The operation was cancelled.
+        Cancelled = "cancelled",
+        /// A message did not fit the receive buffer (`FI_ETRUNC`), or is longer than the
+        /// provider moves or injects at once.
+        Truncated = "truncated",
+        /// The region does not grant this kind of access.
+        AccessDenied = "access denied",
+        /// The range is outside its region.
+        OutOfBounds = "out of bounds",
+        /// The peer does not know the key (`FI_EKEYREJECTED`), or it no longer means this
+        /// region: the owner may have closed it.
+        BadKey = "key rejected",
+        /// The requested registration key is in use already.
+        KeyInUse = "key in use",
+        /// The requested registration key cannot be had from this provider, or the region
+        /// has no key yet because it is not enabled.
+        KeyUnavailable = "key unavailable",
+        /// No provider satisfies the query or the policy.
+        NoProvider = "no provider",
+        /// The peer refused the connection.
+        ConnectionRefused = "connection refused",
+        /// The connection to the peer is lost, or never came up. What was in flight may or
+        /// may not have arrived.
+        ConnectionLost = "connection lost",
+        /// The object is still in use by others.
+        Busy = "busy",
+        /// Memory, file descriptors, queue entries or the locked-memory limit ran out.
+        ResourceExhausted = "resources exhausted",
+        /// A descriptor that came from outside is truncated, altered or malformed.
+        MalformedDescriptor = "malformed descriptor",
+        /// A version that this build does not speak.
+        VersionMismatch = "version mismatch",
+        /// Memory that must be backed by pages (`FI_MR_ALLOCATED`), and is not.
+        NotMapped = "memory not mapped",
+        /// Anything else; the code and text say more.
+        Other = "failed",
+    }
+
+    /// An error of the fabric: what was attempted, by which provider, towards whom,
+    /// and why it failed.
+    ///
+    /// ```
+    /// use fabric::{ErrorKind, RemoteRegion};
+    /// let error = RemoteRegion::decode(b"nonsense").unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::MalformedDescriptor);
+    /// assert!(error.to_string().contains("descriptor"));
+    /// ```
+    ///
+    /// A program acts on the [`kind`](Self::kind); a person reads the text, which names
+    /// the operation, the provider, the peer, libfabric's code and the likely cause:
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+    /// let domain = Domain::open(&offer)?;
+    /// let error = domain.register(HostMemory::zeroed(64)?, Access::LOCAL)?.describe().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::AccessDenied);
+    /// assert_eq!(error.provider(), Some(offer.capabilities().provider.as_str()));
+    /// assert!(error.code().is_none(), "found before libfabric was asked");
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    pub struct Error {
+        provider: Option<String>,
+        code: Option<i32>,
+        provider_code: Option<i32>,
+        provider_text: Option<String>,
+        peer: Option<String>,
+        detail: Option<Cow<'static, str>>,
+    }
 }
 
 impl ErrorKind {
@@ -110,74 +141,7 @@ impl ErrorKind {
             _ => Self::Other,
         }
     }
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::NotSupported => "not supported",
-            Self::InvalidArgument => "invalid argument",
-            Self::WouldBlock => "would block",
-            Self::DeadlineExceeded => "deadline exceeded",
-            Self::Closed => "closed",
-            Self::Cancelled => "cancelled",
-            Self::Truncated => "truncated",
-            Self::AccessDenied => "access denied",
-            Self::OutOfBounds => "out of bounds",
-            Self::BadKey => "key rejected",
-            Self::KeyInUse => "key in use",
-            Self::KeyUnavailable => "key unavailable",
-            Self::NoProvider => "no provider",
-            Self::ConnectionRefused => "connection refused",
-            Self::ConnectionLost => "connection lost",
-            Self::Busy => "busy",
-            Self::ResourceExhausted => "resources exhausted",
-            Self::MalformedDescriptor => "malformed descriptor",
-            Self::VersionMismatch => "version mismatch",
-            Self::NotMapped => "memory not mapped",
-            Self::Other => "failed",
-        }
-    }
 }
-
-/// An error of the fabric: what was attempted, by which provider, towards whom,
-/// and why it failed.
-///
-/// ```
-/// use fabric::{ErrorKind, RemoteRegion};
-/// let error = RemoteRegion::decode(b"nonsense").unwrap_err();
-/// assert_eq!(error.kind(), ErrorKind::MalformedDescriptor);
-/// assert!(error.to_string().contains("descriptor"));
-/// ```
-///
-/// A program acts on the [`kind`](Self::kind); a person reads the text, which names
-/// the operation, the provider, the peer, libfabric's code and the likely cause:
-///
-/// ```
-/// use fabric::*;
-/// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
-/// let domain = Domain::open(&offer)?;
-/// let error = domain.register(HostMemory::zeroed(64)?, Access::LOCAL)?.describe().unwrap_err();
-/// assert_eq!(error.kind(), ErrorKind::AccessDenied);
-/// assert_eq!(error.provider(), Some(offer.capabilities().provider.as_str()));
-/// assert!(error.code().is_none(), "found before libfabric was asked");
-/// # Ok::<(), fabric::Error>(())
-/// ```
-#[derive(Clone)]
-pub struct Error(Box<Inner>);
-
-#[derive(Debug, Clone)]
-struct Inner {
-    kind: ErrorKind,
-    operation: &'static str,
-    provider: Option<String>,
-    code: Option<i32>,
-    provider_code: Option<i32>,
-    provider_text: Option<String>,
-    peer: Option<String>,
-    detail: Option<Cow<'static, str>>,
-}
-
-/// The result of a fabric call.
-pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     /// An error found by this library itself, before or without libfabric.
@@ -186,31 +150,15 @@ impl Error {
         operation: &'static str,
         detail: impl Into<Cow<'static, str>>,
     ) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            operation,
-            provider: None,
-            code: None,
-            provider_code: None,
-            provider_text: None,
-            peer: None,
-            detail: Some(detail.into()),
-        }))
+        Self::bare(operation, kind).with_detail(detail)
     }
 
     /// An error that libfabric returned; the sign of the code does not matter.
     pub(crate) fn from_code(operation: &'static str, code: i64) -> Self {
         let code = i32::try_from(code.unsigned_abs()).unwrap_or(i32::MAX);
-        Self(Box::new(Inner {
-            kind: ErrorKind::from_code(code),
-            operation,
-            provider: None,
-            code: Some(code),
-            provider_code: None,
-            provider_text: None,
-            peer: None,
-            detail: None,
-        }))
+        let mut error = Self::bare(operation, ErrorKind::from_code(code));
+        error.0.code = Some(code);
+        error
     }
 
     /// Ok for 0 and above, else the error that the code means.
@@ -242,18 +190,6 @@ impl Error {
         self.0.provider_code = Some(code);
         self.0.provider_text = text;
         self
-    }
-
-    /// What kind of failure this is.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        self.0.kind
-    }
-
-    /// The operation that failed, by its libfabric name where it has one.
-    #[must_use]
-    pub fn operation(&self) -> &'static str {
-        self.0.operation
     }
 
     /// The provider that failed, where one was chosen already.
@@ -309,17 +245,6 @@ impl fmt::Display for Error {
             (Some(code), Some(text)) => write!(f, "; the provider says: {text} ({code})"),
             (Some(code), None) if code != 0 => write!(f, "; provider code {code}"),
             _ => Ok(()),
-        }
-    }
-}
-
-/// As it is printed for people, since that is what a program shows whose `main` returns it; with
-/// `{:#?}`, all that is known.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match f.alternate() {
-            true => f.debug_tuple("Error").field(&self.0).finish(),
-            false => fmt::Display::fmt(self, f),
         }
     }
 }

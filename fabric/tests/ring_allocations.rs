@@ -2,11 +2,9 @@
 //! not with several lanes either.
 //!
 //! One test in a program of its own: the allocator counts for all threads.
-#![allow(unsafe_code, missing_docs)]
+#![allow(missing_docs)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::ring::{Notify, Port, Pushed, RingOptions, Stripes, StripesOptions, Turn};
@@ -14,31 +12,10 @@ use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
     Offer, Order, Peer, Query, registrations,
 };
-
-struct Counting;
-
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
-// SAFETY: all is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: by the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: by the caller's contract.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
+use testkit::allocations::{Counting, of_all_threads};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const CAPACITY: u64 = 256 << 10;
@@ -46,7 +23,7 @@ const CAPACITY: u64 = 256 << 10;
 const LENGTHS: [usize; 6] = [0, 64, 200, 5000, 70_000, 600_000];
 
 fn counts() -> (u64, u64) {
-    (ALLOCATIONS.load(Ordering::Relaxed), registrations())
+    (of_all_threads(), registrations())
 }
 
 #[test]

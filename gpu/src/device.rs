@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use crate::budget::Budget;
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Event, EventTicket};
+use crate::event::Event;
 use crate::fork::Birth;
 use crate::legacy;
 use crate::name::{DeviceName, Implementation};
@@ -323,29 +323,7 @@ impl Device {
     /// # Errors
     /// If the driver refuses.
     pub fn event(&self) -> Result<Event> {
-        self.make_event(false)
-    }
-
-    /// Makes an event that other processes may wait for, too.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub fn shared_event(&self) -> Result<Event> {
-        self.make_event(true)
-    }
-
-    fn make_event(&self, is_shared: bool) -> Result<Event> {
-        let raw = self.driver("make an event")?.event(is_shared).map_err(|e| e.on(self.0.name))?;
-        Ok(Event::new(self.clone(), raw))
-    }
-
-    /// Opens an event of another process.
-    ///
-    /// # Errors
-    /// [`InvalidHandle`](ErrorKind::InvalidHandle) if it is none.
-    pub fn open_event(&self, ticket: EventTicket) -> Result<Event> {
-        let driver = self.driver("open an event")?;
-        let raw = driver.import_event(ticket.0).map_err(|error| error.on(self.0.name))?;
+        let raw = self.driver("make an event")?.event().map_err(|e| e.on(self.0.name))?;
         Ok(Event::new(self.clone(), raw))
     }
 

@@ -44,13 +44,6 @@ impl Event {
     }
 }
 
-/// An event on its way to another process.
-#[derive(Debug)]
-pub(crate) enum ExportedEvent {
-    Legacy([u8; 64]),
-    File(OwnedFd),
-}
-
 /// Memory, events and streams of different implementations do not go together.
 pub(crate) fn mixed(operation: &'static str) -> Error {
     let detail = "the other one belongs to another implementation";
@@ -106,9 +99,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// # Safety
     /// It belongs to this device, or to a context of its, and outlives what is made of it.
     unsafe fn adopt_stream(&self, handle: u64) -> Result<Box<dyn StreamDriver>>;
-    fn event(&self, is_shared: bool) -> Result<Event>;
-    fn export_event(&self, event: &Event) -> Result<ExportedEvent>;
-    fn import_event(&self, exported: ExportedEvent) -> Result<Event>;
+    fn event(&self) -> Result<Event>;
     fn is_event_done(&self, event: &Event) -> Result<bool>;
 }
 

@@ -1,7 +1,6 @@
 //! Points in streams.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,42 +20,6 @@ pub struct Event {
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Event({})", self.device.name())
-    }
-}
-
-/// An event on its way to another process: some bytes, or a descriptor.
-#[derive(Debug)]
-pub struct EventTicket(pub(crate) driver::ExportedEvent);
-
-impl EventTicket {
-    /// The bytes, if it consists of bytes.
-    #[must_use]
-    pub fn bytes(&self) -> Option<[u8; 64]> {
-        match &self.0 {
-            driver::ExportedEvent::Legacy(bytes) => Some(*bytes),
-            driver::ExportedEvent::File(_) => None,
-        }
-    }
-
-    /// The descriptor, if it is one.
-    #[must_use]
-    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        match &self.0 {
-            driver::ExportedEvent::Legacy(_) => None,
-            driver::ExportedEvent::File(file) => Some(file.as_fd()),
-        }
-    }
-}
-
-impl From<[u8; 64]> for EventTicket {
-    fn from(bytes: [u8; 64]) -> Self {
-        Self(driver::ExportedEvent::Legacy(bytes))
-    }
-}
-
-impl From<OwnedFd> for EventTicket {
-    fn from(descriptor: OwnedFd) -> Self {
-        Self(driver::ExportedEvent::File(descriptor))
     }
 }
 
@@ -81,17 +44,6 @@ impl Event {
     pub fn wait(&self, longest: Duration) -> Result<()> {
         waiting::until("wait for an event", longest, || self.is_done())
             .map_err(|error| error.on(self.device.name()))
-    }
-
-    /// For another process; of a [shared event](Device::shared_event) only. An event that
-    /// was exported stays with the driver until this process ends: others may wait for it.
-    ///
-    /// # Errors
-    /// If it is not shared.
-    pub fn export(&self) -> Result<EventTicket> {
-        let driver = self.device.driver("export an event")?;
-        let exported = driver.export_event(&self.raw).map_err(|e| e.on(self.device.name()))?;
-        Ok(EventTicket(exported))
     }
 }
 

@@ -50,17 +50,6 @@ impl LinkBytes {
     }
 }
 
-/// How a device is connected to its host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PcieLink {
-    /// PCIe generation, now. Idle devices may tell a lower one.
-    pub generation: u32,
-    /// Lanes, now.
-    pub width: u32,
-    /// Generation and lanes at best.
-    pub best: (u32, u32),
-}
-
 /// A device's counters.
 #[derive(Debug)]
 pub struct LinkCounters {
@@ -119,10 +108,6 @@ functions! {
     init = "nvmlInit_v2": fn();
     handle_by_uuid = "nvmlDeviceGetHandleByUUID": fn(*const c_char, *mut *mut c_void);
     field_values = "nvmlDeviceGetFieldValues": fn(*mut c_void, c_int, *mut Field);
-    pcie_generation = "nvmlDeviceGetCurrPcieLinkGeneration": fn(*mut c_void, *mut c_uint);
-    pcie_width = "nvmlDeviceGetCurrPcieLinkWidth": fn(*mut c_void, *mut c_uint);
-    best_generation = "nvmlDeviceGetMaxPcieLinkGeneration": fn(*mut c_void, *mut c_uint);
-    best_width = "nvmlDeviceGetMaxPcieLinkWidth": fn(*mut c_void, *mut c_uint);
 }
 
 const OPERATION: &str = "read link counters";
@@ -233,26 +218,6 @@ impl LinkCounters {
         };
         check(code).map_err(|error| error.on(self.name))?;
         Ok(fields.map(Field::number_in_it))
-    }
-
-    /// How the device is connected to its host.
-    ///
-    /// # Errors
-    /// If the library does not know.
-    pub fn pcie(&self) -> Result<PcieLink> {
-        let read = |get: unsafe extern "C" fn(*mut c_void, *mut c_uint) -> Code| {
-            let mut number = 0;
-            // SAFETY: one valid number.
-            check(unsafe { get(self.handle.0, &raw mut number) })
-                .map_err(|error| error.on(self.name))?;
-            Ok(number)
-        };
-        let library = self.library;
-        Ok(PcieLink {
-            generation: read(library.pcie_generation)?,
-            width: read(library.pcie_width)?,
-            best: (read(library.best_generation)?, read(library.best_width)?),
-        })
     }
 }
 

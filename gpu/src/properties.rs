@@ -54,8 +54,6 @@ pub struct HandleTypes {
     pub fabric: bool,
     /// As a dma-buf, for network cards.
     pub dma_buf: bool,
-    /// Events as 64 bytes or a descriptor.
-    pub events: bool,
 }
 
 /// What is known of a device.

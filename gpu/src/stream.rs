@@ -413,7 +413,7 @@ impl Stream {
         let event = match in_flight.events.take(is_reached) {
             Some(event) => event,
             None => {
-                let made = Arc::new(driver.event(false).map_err(on)?);
+                let made = Arc::new(driver.event().map_err(on)?);
                 if in_flight.events.len() < EVENTS {
                     in_flight.events.keep(&made);
                 }

@@ -7,6 +7,8 @@
 pub mod allocator;
 mod bell;
 pub mod channel;
+#[cfg(feature = "crash-test")]
+pub mod crash_test;
 mod futex;
 pub mod life;
 pub mod lock;
@@ -33,7 +35,7 @@ pub use lock::Held;
 pub use marked_bell::MarkedBell;
 pub use participant::{Caller, Fate, Immortal, Participant};
 pub use patience::deadline;
-pub use plain::{Plain, SharedValue};
+pub use plain::Plain;
 pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};
 pub use segment::{Layout, MappedWords, Segment, SegmentError};
 pub use watch::{Listener, Listening, Watch};

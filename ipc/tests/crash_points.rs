@@ -10,13 +10,16 @@ mod crashing;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crashing::{Crash, Crashing, Fork, Scenario, places_that_store, scenarios};
+use crashing::{SOURCES, Scenario, fork, scenarios};
+use ipc::crash_test::{Crash, CrashingWords};
 use ipc::{
     Allocator, AllocatorError, Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part,
     Participant, Queue, QueueSetup, Roster, Segment, WhenFull,
 };
+use testkit::children::ForkedChild;
 
 const LAYOUT: Layout = Layout::new("crash points", 1);
 const GRANULE: u64 = 64;
@@ -30,8 +33,8 @@ const SETUP: [QueueSetup; 2] = [
 /// The word of the queue that has a bit for each that stands in line for its lock.
 const QUEUE_LINE: usize = 9;
 
-type Books<'a> = Allocator<Crashing<'a>>;
-type Line<'a> = Queue<Crashing<'a>, 2>;
+type Books<'a> = Allocator<CrashingWords<'a>>;
+type Line<'a> = Queue<CrashingWords<'a>, 2>;
 
 /// Everything that two processes share.
 struct World {
@@ -42,7 +45,7 @@ struct World {
     victim: Participant,
     setup: QueueSetup,
     /// Children that are not the victim.
-    others: RefCell<Vec<Fork>>,
+    others: RefCell<Vec<ForkedChild>>,
     /// One that is about to be evicted, and holds the first entry.
     slow: RefCell<Option<ipc::Subscriber>>,
 }
@@ -72,7 +75,7 @@ impl World {
         let survivor = roster.admit(Life::of_this_process().unwrap()).unwrap();
         // Its life is learnt when it is born.
         let victim = roster.admit(Life::of_this_process().unwrap()).unwrap();
-        let (crash, others, slow) = (Crash::new(), RefCell::default(), RefCell::default());
+        let (crash, others, slow) = (Crash::new(&SOURCES), RefCell::default(), RefCell::default());
         let world = Self { words, crash, roster, survivor, victim, setup, others, slow };
         let caller = world.caller(survivor);
         let books = Allocator::format(world.books_words(), MOST_BLOCKS, GRANULE).unwrap();
@@ -81,13 +84,13 @@ impl World {
         world
     }
 
-    fn books_words(&self) -> Crashing<'_> {
+    fn books_words(&self) -> CrashingWords<'_> {
         let count = Allocator::<MappedWords>::words_needed(MOST_BLOCKS);
-        Crashing::new(Part::new(self.words.clone(), 256, count).unwrap(), &self.crash)
+        CrashingWords::new(Part::new(self.words.clone(), 256, count).unwrap(), &self.crash)
     }
 
-    fn queue_words(&self) -> Crashing<'_> {
-        Crashing::new(self.plain_queue_words(), &self.crash)
+    fn queue_words(&self) -> CrashingWords<'_> {
+        CrashingWords::new(self.plain_queue_words(), &self.crash)
     }
 
     fn plain_queue_words(&self) -> Part<MappedWords> {
@@ -192,12 +195,12 @@ impl World {
 fn run(name: &str, scenario: &Scenario, setup: QueueSetup, point: u64) -> bool {
     let world = World::new(setup);
     let act = scenario(&world);
-    let child = Fork::new(&world.crash, point, || act(&world));
-    world.roster.learn(world.victim, child.life());
-    let was_killed = child.wait();
+    let child = fork(&world.crash, point, || act(&world));
+    world.roster.learn(world.victim, Life::from_fd(child.pidfd()).unwrap());
+    let was_killed = child.was_killed();
     // Noted for those, too, that were born before the victim, and do not know its life.
     assert!(world.roster.is_dead(Some(world.victim)));
-    world.others.take().into_iter().for_each(|other| assert!(!other.wait()));
+    world.others.take().into_iter().for_each(|other| assert!(!other.was_killed()));
     let what = format!("{name}, {:?}, killed at point {point}", setup.when_full);
     // Whatever others do next finds a lock held by the dead, or not.
     let owner = Owner::participant(world.survivor);
@@ -223,14 +226,15 @@ fn deaths_while_making() {
     let queue = Queue::<MappedWords, 2>::words_needed(setup);
     for point in 0.. {
         let words = Segment::create(LAYOUT, (scratch + books + queue) * 8).unwrap().words();
-        let crash = Crash::new();
-        let part =
-            |first, count| Crashing::new(Part::new(words.clone(), first, count).unwrap(), &crash);
-        let was_killed = Fork::new(&crash, point, || {
+        let crash = Crash::new(&SOURCES);
+        let part = |first, count| {
+            CrashingWords::new(Part::new(words.clone(), first, count).unwrap(), &crash)
+        };
+        let was_killed = fork(&crash, point, || {
             Allocator::format(part(0, books), 1, GRANULE).unwrap();
             Line::format(part(books, queue), setup).unwrap();
         })
-        .wait();
+        .was_killed();
         // Refused, or whole.
         let survivor = Participant::new(0, 1).unwrap();
         if let Ok(books) = Allocator::attach(part(0, books)) {
@@ -250,7 +254,6 @@ fn deaths_while_making() {
 fn a_death_at_any_store_loses_nothing() {
     deaths_while_making();
     let mut points = 0;
-    let mut reached = BTreeSet::new();
     for setup in SETUP {
         for (name, scenario) in scenarios() {
             let mut point = 0;
@@ -266,12 +269,11 @@ fn a_death_at_any_store_loses_nothing() {
             points += point;
         }
     }
-    reached.extend(crashing::reached());
-    let places = places_that_store();
+    let reached = SOURCES.reached();
     println!("{points} deaths at {} places in the source", reached.len());
     for place in &reached {
         println!("  {place}");
     }
-    let missed: Vec<_> = places.difference(&reached).collect();
-    assert!(!places.is_empty() && missed.is_empty(), "nobody died at: {missed:#?}");
+    let missed = SOURCES.missed(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    assert!(missed.is_empty(), "nobody died at: {missed:#?}");
 }

@@ -2,8 +2,8 @@
 //! network namespace of its own, as two containers are.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
@@ -11,11 +11,10 @@ use ipc::{
     Allocator, Caller, Channel, ChannelListener, Fate, Layout, Life, MappedWords, Owner, Part,
     Participant, Roster, Segment, Words,
 };
+use testkit::children::{self, Child};
 
 const LAYOUT: Layout = Layout::new("namespaces", 1);
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Where the other process finds the socket; without it there is nothing to be other.
-const SOCKET: &str = "FABRICAST_TEST_SOCKET";
 const MOST_BLOCKS: u32 = 64;
 
 type Books = Allocator<Part<MappedWords>>;
@@ -32,12 +31,13 @@ fn world(segment: &Segment) -> World {
     World { roster, flag: part(256, 1), books: part(257, Books::words_needed(MOST_BLOCKS)) }
 }
 
+testkit::entry_of_children!(enter);
+
 /// What the process in the other namespaces does: joins, takes a block, says so, and
 /// waits to be killed.
-#[test]
-fn the_other_side() {
-    let Some(path) = std::env::var_os(SOCKET) else { return };
-    let channel = Channel::connect(&PathBuf::from(path), PATIENCE).unwrap();
+fn enter(words: &[&str]) {
+    let [path] = words else { panic!("{words:?}") };
+    let channel = Channel::connect(Path::new(path), PATIENCE).unwrap();
     let life = Life::of_this_process().unwrap();
     channel.send(b"here I am", &[life.as_fd()], PATIENCE).unwrap();
     // Who is in another PID namespace has no number here.
@@ -54,22 +54,11 @@ fn the_other_side() {
     std::thread::sleep(PATIENCE);
 }
 
-struct Unshared(Child);
-
-impl Drop for Unshared {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn processes_in_different_namespaces_share_memory_and_see_each_other_die() {
-    if std::env::var_os(SOCKET).is_some() {
-        return;
-    }
-    let namespaces = ["--pid", "--fork", "--kill-child", "--mount", "--ipc", "--net"];
-    let works = Command::new("unshare").args(namespaces).arg("true").stderr(Stdio::null()).status();
+    let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--ipc", "--net"];
+    let works =
+        Command::new(unshare[0]).args(&unshare[1..]).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
         println!("skipped: no namespaces can be made here");
         return;
@@ -86,15 +75,7 @@ fn processes_in_different_namespaces_share_memory_and_see_each_other_die() {
     books.extend(&caller, 0, 1 << 16).unwrap();
     segment.mark_ready();
 
-    let child = Command::new("unshare")
-        .args(namespaces)
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "the_other_side", "--nocapture"])
-        .env(SOCKET, &path)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let child = Unshared(child);
+    let child = Child::start(&mut children::again_by(&unshare, [&path]));
     let channel = listener.accept(PATIENCE).unwrap();
     let mut hello = channel.receive(PATIENCE).unwrap();
     let life = Life::from_fd(hello.descriptors.remove(0)).unwrap();

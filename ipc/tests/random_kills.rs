@@ -1,10 +1,7 @@
 //! Processes that allocate, publish, read and free, and are killed at random, a
 //! thousand times over: nothing is lost, nothing belongs to two.
-#![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Release;
 use std::time::{Duration, Instant};
 
@@ -12,6 +9,7 @@ use ipc::{
     Allocator, AllocatorError, Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part,
     Participant, Queue, QueueError, QueueSetup, Roster, Segment, Spin, WhenFull, Words,
 };
+use testkit::children::ForkedChild;
 
 const LAYOUT: Layout = Layout::new("random kills", 1);
 const KILLS: usize = 1000;
@@ -209,41 +207,26 @@ impl World {
 }
 
 struct Worker {
-    number: libc::pid_t,
+    child: ForkedChild,
     me: Participant,
 }
 
 fn start(world: &mut World, random: u64) -> Worker {
     // Its life is learnt once it has one; its place is kept by ours until then.
     let me = world.roster.admit(Life::of_this_process().unwrap()).unwrap();
-    // SAFETY: the child goes on with a copy of everything, and never returns from here.
-    let number = unsafe { libc::fork() };
-    assert!(number >= 0);
-    if number == 0 {
-        let life = || {
-            world.attach_again();
-            world.work(me, random);
-        };
-        let failed = catch_unwind(AssertUnwindSafe(life)).is_err();
-        // SAFETY: ends the child without running anything that is the parent's.
-        unsafe { libc::_exit(i32::from(failed)) };
-    }
-    // SAFETY: no pointers; the child is not reaped, so the number is its own.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
-    // SAFETY: just opened; checked by its use.
-    world.roster.learn(me, Life::from_fd(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).unwrap());
-    Worker { number, me }
+    let child = ForkedChild::new(|| {
+        world.attach_again();
+        world.work(me, random);
+    });
+    world.roster.learn(me, Life::from_fd(child.pidfd()).unwrap());
+    Worker { child, me }
 }
 
-fn kill(world: &World, worker: &Worker) {
-    let mut status = 0;
-    // SAFETY: a child of ours, not reaped yet.
-    unsafe {
-        libc::kill(worker.number, libc::SIGKILL);
-        libc::waitpid(worker.number, &raw mut status, 0);
-    }
-    assert!(libc::WIFSIGNALED(status), "a worker failed: status {status:#x}");
+fn kill(world: &World, worker: Worker) -> Participant {
+    worker.child.kill();
+    assert!(worker.child.was_killed());
     assert!(world.roster.is_dead(Some(worker.me)));
+    worker.me
 }
 
 fn thousand_kills(when_full: WhenFull, kills: usize) {
@@ -259,19 +242,17 @@ fn thousand_kills(when_full: WhenFull, kills: usize) {
     for round in 0..kills {
         std::thread::sleep(Duration::from_micros(next() % 3000));
         let at = next() as usize % WORKERS;
-        kill(&world, &workers[at]);
-        world.clean_up_after(me, workers[at].me);
-        workers[at] = start(&mut world, next());
+        let dead = kill(&world, workers.swap_remove(at));
+        world.clean_up_after(me, dead);
+        workers.push(start(&mut world, next()));
         if round % 20 == 0 {
             let flaw = world.books.audit(&world.caller(me)).unwrap();
             assert_eq!(flaw, Ok(()), "after {round} kills");
         }
     }
-    for worker in &workers {
-        kill(&world, worker);
-    }
-    for worker in &workers {
-        world.clean_up_after(me, worker.me);
+    let dead: Vec<_> = workers.into_iter().map(|worker| kill(&world, worker)).collect();
+    for dead in dead {
+        world.clean_up_after(me, dead);
     }
     let caller = world.caller(me);
     assert_eq!(world.books.audit(&caller).unwrap(), Ok(()));

@@ -3,17 +3,16 @@
 //!
 //! A test in a program of its own, whose allocator counts for each thread by its name. What
 //! libraries in C allocate is theirs.
-#![allow(unsafe_code, missing_docs, unreachable_pub)]
+#![allow(missing_docs, unreachable_pub)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use pubsub::{
     MemoryPlace, NetworkOptions, Node, NodeOptions, Publisher, Row, Subscriber, TopicSettings,
 };
+use testkit::allocations::{Counting, MOST_NAMES, by_thread_name, thread_names};
 
 #[path = "node/ground.rs"]
 #[allow(dead_code)]
@@ -21,73 +20,8 @@ mod ground;
 
 use ground::{Ground, PATIENCE, options, until};
 
-struct Counting;
-
-/// Threads with the same name count together.
-struct Count {
-    key: AtomicU64,
-    name: [AtomicU64; 2],
-    allocations: AtomicU64,
-}
-
-const MOST_NAMES: usize = 32;
-static COUNTS: [Count; MOST_NAMES] = [const {
-    Count {
-        key: AtomicU64::new(0),
-        name: [const { AtomicU64::new(0) }; 2],
-        allocations: AtomicU64::new(0),
-    }
-}; MOST_NAMES];
-
-fn count() {
-    // As the system knows it: in two words.
-    let mut name = [0_u64; 2];
-    // SAFETY: room for the longest name.
-    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
-    let key = (name[0] ^ name[1].rotate_left(7)).max(1);
-    for count in &COUNTS {
-        match count.key.compare_exchange(0, key, Relaxed, Relaxed) {
-            Ok(_) => count.name.iter().zip(name).for_each(|(to, word)| to.store(word, Relaxed)),
-            Err(found) if found == key => {}
-            Err(_) => continue,
-        }
-        count.allocations.fetch_add(1, Relaxed);
-        return;
-    }
-}
-
-/// How many there were, of all threads of each name.
-fn allocations() -> [u64; MOST_NAMES] {
-    std::array::from_fn(|number| COUNTS[number].allocations.load(Relaxed))
-}
-
-fn names() -> [String; MOST_NAMES] {
-    std::array::from_fn(|number| {
-        let words = COUNTS[number].name.each_ref().map(|word| word.load(Relaxed).to_ne_bytes());
-        String::from_utf8_lossy(words.as_flattened()).replace('\0', "")
-    })
-}
-
-// SAFETY: all is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: by the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: by the caller's contract.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::with_thread_names();
 
 /// Messages of a round.
 const MESSAGES: u64 = 2000;
@@ -134,15 +68,16 @@ fn check(what: &str, publisher: &Publisher, subscriber: &mut Subscriber) {
     pass(publisher, subscriber, &mut bytes);
     let (mut least, mut longest) = ([u64::MAX; MOST_NAMES], Duration::ZERO);
     for _ in 0..5 {
-        let (before, start) = (allocations(), Instant::now());
+        let (before, start) = (by_thread_name(), Instant::now());
         pass(publisher, subscriber, &mut bytes);
-        let (after, took) = (allocations(), start.elapsed());
+        let (after, took) = (by_thread_name(), start.elapsed());
         for (least, (before, after)) in least.iter_mut().zip(before.into_iter().zip(after)) {
             *least = (after - before).min(*least);
         }
         longest = longest.max(took);
     }
-    for (name, found) in names().into_iter().zip(least).filter(|(name, _)| !name.is_empty()) {
+    for (name, found) in thread_names().into_iter().zip(least).filter(|(name, _)| !name.is_empty())
+    {
         println!("{what}: {found} of {name} in {longest:?}");
         let most = match CLOCKED.contains(&name.as_str()) {
             true => 50 + (longest.as_secs_f64() * A_SECOND) as u64,

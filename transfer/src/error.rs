@@ -3,87 +3,68 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
-/// What went wrong, as far as a program can act on it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// Bytes from outside that are truncated, altered or contradict themselves.
-    Malformed,
-    /// A version that this build does not speak.
-    VersionMismatch,
-    /// The description does not fit the memory.
-    OutOfBounds,
-    /// The memory lies on a device that this process does not see.
-    NoSuchDevice,
-    /// The device cannot reach the memory.
-    NoPeerAccess,
-    /// The descriptors that came are not the memory that was described.
-    WrongMemory,
-    /// Nothing is shared under this name; or nothing is known by this token.
-    Unknown,
-    /// No path leads there; the detail has a reason for each.
-    NoPath,
-    /// What was described is gone: withdrawn, or its agent was started anew.
-    Stale,
-    /// The region's rights do not allow it.
-    NotAllowed,
-    /// There is no place for one more.
-    TooMany,
-    /// The other side may not, or we may not trust it.
-    Denied,
-    /// The deadline passed.
-    DeadlineExceeded,
-    /// The other side closed the connection, or is dead.
-    Closed,
-    /// The handle was made before a fork, and belongs to the parent.
-    Forked,
-    /// Something below failed; the cause says what.
-    Failed,
-}
+errors::define! {
+    /// What went wrong, as far as a program can act on it.
+    pub enum ErrorKind {
+        /// Bytes from outside that are truncated, altered or contradict themselves.
+        Malformed = "malformed",
+        /// A version that this build does not speak.
+        VersionMismatch = "version mismatch",
+        /// The description does not fit the memory.
+        OutOfBounds = "out of bounds",
+        /// The memory lies on a device that this process does not see.
+        NoSuchDevice = "no such device",
+        /// The device cannot reach the memory.
+        NoPeerAccess = "no peer access",
+        /// The descriptors that came are not the memory that was described.
+        WrongMemory = "not the memory described",
+        /// Nothing is shared under this name; or nothing is known by this token.
+        Unknown = "unknown",
+        /// No path leads there; the detail has a reason for each.
+        NoPath = "no path",
+        /// What was described is gone: withdrawn, or its agent was started anew.
+        Stale = "gone",
+        /// The region's rights do not allow it.
+        NotAllowed = "not allowed",
+        /// There is no place for one more.
+        TooMany = "too many",
+        /// The other side may not, or we may not trust it.
+        Denied = "denied",
+        /// The deadline passed.
+        DeadlineExceeded = "deadline exceeded",
+        /// The other side closed the connection, or is dead.
+        Closed = "closed",
+        /// The handle was made before a fork, and belongs to the parent.
+        Forked = "used after a fork",
+        /// Something below failed; the cause says what.
+        Failed = "failed",
+    }
 
-impl ErrorKind {
-    fn label(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::VersionMismatch => "version mismatch",
-            Self::OutOfBounds => "out of bounds",
-            Self::NoSuchDevice => "no such device",
-            Self::NoPeerAccess => "no peer access",
-            Self::WrongMemory => "not the memory described",
-            Self::Unknown => "unknown",
-            Self::NoPath => "no path",
-            Self::Stale => "gone",
-            Self::NotAllowed => "not allowed",
-            Self::TooMany => "too many",
-            Self::Denied => "denied",
-            Self::DeadlineExceeded => "deadline exceeded",
-            Self::Closed => "closed",
-            Self::Forked => "used after a fork",
-            Self::Failed => "failed",
-        }
+    /// An error: what was tried, with whom, and why it failed.
+    pub struct Error {
+        peer: Option<String>,
+        detail: String,
+        cause: Option<Arc<dyn StdError + Send + Sync>>,
     }
 }
 
-/// An error: what was tried, with whom, and why it failed.
-pub struct Error(Box<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    operation: &'static str,
-    kind: ErrorKind,
-    peer: Option<String>,
-    detail: String,
-    cause: Option<Box<dyn StdError + Send + Sync>>,
-}
-
-/// What calls of this crate give.
-pub type Result<T> = std::result::Result<T, Error>;
-
 impl Error {
     pub(crate) fn new(operation: &'static str, kind: ErrorKind, detail: impl Into<String>) -> Self {
-        let detail = detail.into();
-        Self(Box::new(Inner { operation, kind, peer: None, detail, cause: None }))
+        let mut error = Self::bare(operation, kind);
+        error.0.detail = detail.into();
+        error
+    }
+
+    fn because(
+        operation: &'static str,
+        kind: ErrorKind,
+        cause: impl StdError + Send + Sync + 'static,
+    ) -> Self {
+        let mut error = Self::bare(operation, kind);
+        error.0.cause = Some(Arc::new(cause));
+        error
     }
 
     /// What a device said.
@@ -97,9 +78,7 @@ impl Error {
             gpu::ErrorKind::Forked => ErrorKind::Forked,
             _ => ErrorKind::Failed,
         };
-        let mut error = Self::new(operation, kind, "");
-        error.0.cause = Some(Box::new(cause));
-        error
+        Self::because(operation, kind, cause)
     }
 
     /// What a fabric said.
@@ -116,9 +95,7 @@ impl Error {
             fabric::ErrorKind::VersionMismatch => ErrorKind::VersionMismatch,
             _ => ErrorKind::Failed,
         };
-        let mut error = Self::new(operation, kind, "");
-        error.0.cause = Some(Box::new(cause));
-        error
+        Self::because(operation, kind, cause)
     }
 
     /// What a channel said.
@@ -129,9 +106,7 @@ impl Error {
             ipc::ChannelError::TooLong { .. } => ErrorKind::Malformed,
             _ => ErrorKind::Failed,
         };
-        let mut error = Self::new(operation, kind, "");
-        error.0.cause = Some(Box::new(cause));
-        error
+        Self::because(operation, kind, cause)
     }
 
     /// What a channel said, where the peer is known by the path of its socket, which is
@@ -173,18 +148,6 @@ impl Error {
         self
     }
 
-    /// What was tried.
-    #[must_use]
-    pub fn operation(&self) -> &'static str {
-        self.0.operation
-    }
-
-    /// What kind of failure it is.
-    #[must_use]
-    pub fn kind(&self) -> ErrorKind {
-        self.0.kind
-    }
-
     /// With whom, if with somebody.
     #[must_use]
     pub fn peer(&self) -> Option<&str> {
@@ -194,30 +157,9 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { operation, kind, peer, detail, cause } = &*self.0;
-        write!(f, "{operation}")?;
-        if let Some(peer) = peer {
-            write!(f, " ({peer})")?;
-        }
-        write!(f, ": {}", kind.label())?;
-        if !detail.is_empty() {
-            write!(f, ": {detail}")?;
-        }
-        if let Some(cause) = cause {
-            write!(f, ": {cause}")?;
-        }
-        Ok(())
-    }
-}
-
-/// As it is printed for people, since that is what a program shows whose `main` returns it; with
-/// `{:#?}`, all that is known.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match f.alternate() {
-            true => f.debug_tuple("Error").field(&self.0).finish(),
-            false => fmt::Display::fmt(self, f),
-        }
+        let inner = &*self.0;
+        let peer = inner.peer.as_deref();
+        errors::write(f, inner.operation, peer, inner.kind.label(), &inner.detail, self.source())
     }
 }
 

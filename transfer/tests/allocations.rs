@@ -2,53 +2,19 @@
 //!
 //! A test in a program of its own, whose allocator counts for each thread. What the threads of
 //! the stand-in do does not matter: a device's work is not ours.
-#![allow(unsafe_code, missing_docs)]
+#![allow(missing_docs)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Duration;
 
 use gpu::{Block, Device, stand_in};
+use testkit::allocations::{Counting, of_this_thread};
 use transfer::path::{Path, Policy};
 use transfer::{
     Agent, AgentOptions, Blocks, Buffer, Event, HostBuffer, InArray, Notice, Rights, Route, Strided,
 };
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // Not any more when the thread ends.
-    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
-}
-
-fn allocations() -> u64 {
-    ALLOCATIONS.with(Cell::get)
-}
-
-// SAFETY: all is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: by the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: by the caller's contract.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const LENGTH: u64 = 8 << 20;
@@ -167,9 +133,9 @@ fn nothing_is_allocated_per_transfer() {
         two.pass(20);
         // On a busy machine more may be in use at once than ever before: once, not each time.
         let counts = (0..5).map(|_| {
-            let before = allocations();
+            let before = of_this_thread();
             two.pass(50);
-            allocations() - before
+            of_this_thread() - before
         });
         let counts: Vec<_> = counts.collect();
         assert_eq!(counts.iter().min(), Some(&0), "{what}: {counts:?}");

@@ -12,7 +12,7 @@ use super::kernels::Kernels;
 use super::library::{self, Address, Code, Functions, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
 use super::memory::{self, Block, Physical, Space, SpareBlocks, SpareSums};
 use super::stream::{Event, Stream};
-use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
+use crate::driver::{self, DeviceDriver, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{DeviceName, Implementation};
 use crate::pointer::Attributes;
@@ -230,7 +230,6 @@ fn properties_of(context: &Context) -> Result<Properties> {
             legacy: context.has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
             fabric: has_fabric_handles(context),
             dma_buf: context.has(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
-            events: context.has(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),
         },
     })
 }
@@ -394,27 +393,8 @@ impl DeviceDriver for Device {
         Ok(Box::new(unsafe { Stream::adopt(&self.context, handle) }?))
     }
 
-    fn event(&self, is_shared: bool) -> Result<driver::Event> {
-        Event::new(&self.context, is_shared).map(driver::Event::Cuda)
-    }
-
-    fn export_event(&self, event: &driver::Event) -> Result<ExportedEvent> {
-        match event {
-            driver::Event::Cuda(event) => event.export().map(ExportedEvent::Legacy),
-            driver::Event::StandIn(_) => Err(driver::mixed("export an event")),
-        }
-    }
-
-    fn import_event(&self, exported: ExportedEvent) -> Result<driver::Event> {
-        match exported {
-            ExportedEvent::Legacy(bytes) => {
-                Event::import(&self.context, bytes).map(driver::Event::Cuda)
-            }
-            ExportedEvent::File(_) => {
-                let detail = "CUDA's events are 64 bytes, not a descriptor";
-                Err(Error::new("open an event", ErrorKind::InvalidHandle, detail))
-            }
-        }
+    fn event(&self) -> Result<driver::Event> {
+        Event::new(&self.context).map(driver::Event::Cuda)
     }
 
     fn is_event_done(&self, event: &driver::Event) -> Result<bool> {

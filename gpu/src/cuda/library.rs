@@ -110,8 +110,6 @@ functions! {
     ipc_memory_handle = "cuIpcGetMemHandle": fn(*mut sys::CUipcMemHandle, Address);
     ipc_memory_open = "cuIpcOpenMemHandle_v2": fn(*mut Address, sys::CUipcMemHandle, c_uint);
     ipc_memory_close = "cuIpcCloseMemHandle": fn(Address);
-    ipc_event_handle = "cuIpcGetEventHandle": fn(*mut sys::CUipcEventHandle, sys::CUevent);
-    ipc_event_open = "cuIpcOpenEventHandle": fn(*mut sys::CUevent, sys::CUipcEventHandle);
 
     host_allocate = "cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost": fn(*mut c_void);

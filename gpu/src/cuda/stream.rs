@@ -3,7 +3,6 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
@@ -203,8 +202,6 @@ impl StreamDriver for Stream {
 pub(crate) struct Event {
     context: Arc<Context>,
     raw: sys::CUevent,
-    /// Others may use it for as long as this process lives.
-    is_exported: AtomicBool,
 }
 
 // SAFETY: the driver's events may be used from any thread.
@@ -213,48 +210,15 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    pub(super) fn new(context: &Arc<Context>, is_shared: bool) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
         const WITHOUT_TIME: u32 = 2;
-        const SHARED: u32 = 4;
         let operation = "make an event";
         let functions = context.enter(operation)?;
-        let flags = if is_shared { WITHOUT_TIME | SHARED } else { WITHOUT_TIME };
         let mut raw = ptr::null_mut();
         // SAFETY: room for a handle.
-        let code = unsafe { (functions.event_create)(&raw mut raw, flags) };
+        let code = unsafe { (functions.event_create)(&raw mut raw, WITHOUT_TIME) };
         context.check(operation, code)?;
-        Ok(Self { context: Arc::clone(context), raw, is_exported: AtomicBool::new(false) })
-    }
-
-    pub(super) fn import(context: &Arc<Context>, bytes: [u8; 64]) -> Result<Self> {
-        let operation = "open an event";
-        let functions = context.enter(operation)?;
-        let handle = sys::CUipcEventHandle { reserved: bytes.map(|byte| byte as _) };
-        let mut raw = ptr::null_mut();
-        // SAFETY: room for a handle; the driver checks the bytes.
-        let code = unsafe { (functions.ipc_event_open)(&raw mut raw, handle) };
-        context.check(operation, code).map_err(|error| match error.kind() {
-            ErrorKind::OutOfMemory | ErrorKind::DeviceFailed => error,
-            _ => error.with_kind(ErrorKind::InvalidHandle),
-        })?;
-        Ok(Self { context: Arc::clone(context), raw, is_exported: AtomicBool::new(false) })
-    }
-
-    pub(super) fn export(&self) -> Result<[u8; 64]> {
-        let operation = "export an event";
-        let functions = self.context.enter(operation)?;
-        let mut handle = sys::CUipcEventHandle { reserved: [0; 64] };
-        // SAFETY: room for a handle.
-        let code = unsafe { (functions.ipc_event_handle)(&raw mut handle, self.raw) };
-        self.context.check(operation, code).map_err(|error| match error.kind() {
-            // What the driver says of an event that was not made to be shared.
-            ErrorKind::InvalidArgument | ErrorKind::InvalidHandle => {
-                error.with_kind(ErrorKind::NotSupported)
-            }
-            _ => error,
-        })?;
-        self.is_exported.store(true, Ordering::Relaxed);
-        Ok(handle.reserved.map(|byte| byte as u8))
+        Ok(Self { context: Arc::clone(context), raw })
     }
 
     pub(crate) fn is_done(&self) -> Result<bool> {
@@ -267,10 +231,6 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // To use an event that its maker destroyed is undefined, also in another process.
-        if *self.is_exported.get_mut() {
-            return;
-        }
         if let Ok(functions) = self.context.enter("close an event") {
             // SAFETY: ours. The driver lets go of it when it was reached.
             let _ = unsafe { (functions.event_destroy)(self.raw) };

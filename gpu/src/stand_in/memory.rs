@@ -191,7 +191,7 @@ impl Drop for Pages {
 }
 
 /// An empty file in memory, without a name.
-pub(super) fn memory_file(operation: &'static str, length: u64) -> Result<OwnedFd> {
+fn memory_file(operation: &'static str, length: u64) -> Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: a literal that ends in zero.
     let number = unsafe { libc::memfd_create(c"fabricast-stand-in".as_ptr(), flags) };
@@ -215,11 +215,7 @@ fn is_sealed(file: BorrowedFd<'_>) -> bool {
 }
 
 /// A sealed file of at least so many bytes, and a copy of its descriptor.
-pub(super) fn checked(
-    operation: &'static str,
-    descriptor: BorrowedFd<'_>,
-    length: u64,
-) -> Result<File> {
+fn checked(operation: &'static str, descriptor: BorrowedFd<'_>, length: u64) -> Result<File> {
     let refuse = |detail: String| Error::new(operation, ErrorKind::InvalidHandle, detail);
     if !is_sealed(descriptor) {
         return Err(refuse("the descriptor is no sealed memory file".to_owned()));

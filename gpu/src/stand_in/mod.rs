@@ -2,23 +2,33 @@
 //!
 //! They do what real ones do, on any machine: memory that leaves the process only as a
 //! descriptor, streams that go on while the caller does something else, events, peers.
-//! They can be told to be slow, to fail, or to be unreachable for each other, so that
-//! overlap, order and failure can be tested where no GPU is.
+//! With the feature `fault-injection`, which only tests enable, they can be told to be slow, to
+//! fail, or to be unreachable for each other, so that overlap, order and failure can be tested
+//! where no GPU is.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "fault-injection")]
+mod faults;
+#[cfg(not(feature = "fault-injection"))]
+#[path = "no_faults.rs"]
+mod faults;
+#[cfg(feature = "fault-injection")]
 mod foreign;
 mod memory;
 mod stream;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use faults::Faults;
+#[cfg(feature = "fault-injection")]
+pub use faults::{Behaviour, behave, fail_after, refuse_points, refuse_words};
+#[cfg(feature = "fault-injection")]
 pub use foreign::ForeignMemory;
 pub(crate) use memory::Physical;
 pub(crate) use stream::Event;
 
-use crate::driver::{self, DeviceDriver, ExportedEvent, HostBlock, SpaceDriver, StreamDriver};
+use crate::driver::{self, DeviceDriver, HostBlock, SpaceDriver, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::DeviceName;
 use crate::pointer::{Allocator, Attributes};
@@ -30,60 +40,15 @@ pub const COUNT: u32 = 2;
 const TOTAL: u64 = 16 << 30;
 const GRANULARITY: u64 = 2 << 20;
 
-/// How a stand-in behaves, for all its streams in this process from now on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Behaviour {
-    /// Time that each operation takes, whatever its length.
-    pub delay: Duration,
-    /// Bytes per second; None for as fast as the host can.
-    pub rate: Option<u64>,
-    /// Can stand-ins reach each other's memory?
-    pub are_peers: bool,
-}
-
-impl Default for Behaviour {
-    fn default() -> Self {
-        Self { delay: Duration::ZERO, rate: None, are_peers: true }
-    }
-}
-
 /// What all handles of a stand-in have in common.
 pub(crate) struct State {
-    delay: AtomicU64,
-    rate: AtomicU64,
-    are_not_peers: AtomicBool,
-    /// Operations until one fails; below 0 for never.
-    until_failure: AtomicI64,
-    refuses_words: AtomicBool,
-    refuses_points: AtomicBool,
+    faults: Faults,
     used: AtomicU64,
 }
 
 impl State {
     const fn new() -> Self {
-        Self {
-            delay: AtomicU64::new(0),
-            rate: AtomicU64::new(0),
-            are_not_peers: AtomicBool::new(false),
-            until_failure: AtomicI64::new(-1),
-            refuses_words: AtomicBool::new(false),
-            refuses_points: AtomicBool::new(false),
-            used: AtomicU64::new(0),
-        }
-    }
-
-    /// How long an operation on so many bytes takes at least.
-    fn duration(&self, length: u64) -> Duration {
-        let delay = Duration::from_nanos(self.delay.load(Ordering::Relaxed));
-        match self.rate.load(Ordering::Relaxed) {
-            0 => delay,
-            rate => delay + Duration::from_secs_f64(length as f64 / rate as f64),
-        }
-    }
-
-    fn fails_now(&self) -> bool {
-        self.until_failure.load(Ordering::Relaxed) >= 0
-            && self.until_failure.fetch_sub(1, Ordering::Relaxed) == 0
+        Self { faults: Faults::new(), used: AtomicU64::new(0) }
     }
 
     fn take(&self, operation: &'static str, length: u64) -> Result<()> {
@@ -105,41 +70,6 @@ static STATES: [State; COUNT as usize] = [const { State::new() }; COUNT as usize
 
 fn state(number: u32) -> &'static State {
     &STATES[number as usize % STATES.len()]
-}
-
-/// Makes a stand-in behave so. Numbers that none has are ignored.
-pub fn behave(number: u32, behaviour: Behaviour) {
-    if number < COUNT {
-        let state = state(number);
-        let nanoseconds = behaviour.delay.as_nanos().min(u128::from(u64::MAX)) as u64;
-        state.delay.store(nanoseconds, Ordering::Relaxed);
-        state.rate.store(behaviour.rate.unwrap_or(0), Ordering::Relaxed);
-        state.are_not_peers.store(!behaviour.are_peers, Ordering::Relaxed);
-    }
-}
-
-/// Lets the stand-in's next copy, fill, checksum or list of copies but `operations` fail, and
-/// with it all that follow on its stream.
-pub fn fail_after(number: u32, operations: u32) {
-    if number < COUNT {
-        state(number).until_failure.store(i64::from(operations), Ordering::Relaxed);
-    }
-}
-
-/// Lets the stand-in's driver refuse to begin the writing of words, until it is told otherwise;
-/// all else goes on.
-pub fn refuse_words(number: u32, refuses: bool) {
-    if number < COUNT {
-        state(number).refuses_words.store(refuses, Ordering::Relaxed);
-    }
-}
-
-/// Lets the stand-in's driver refuse to tell whether a stream has come past a point, until it is
-/// told otherwise; all else goes on.
-pub fn refuse_points(number: u32, refuses: bool) {
-    if number < COUNT {
-        state(number).refuses_points.store(refuses, Ordering::Relaxed);
-    }
 }
 
 /// The same in every process, as a real device's.
@@ -182,11 +112,7 @@ impl Device {
             multiprocessors: 0,
             compute_capability: (0, 0),
             driver: env!("CARGO_PKG_VERSION").to_owned(),
-            handle_types: HandleTypes {
-                file_descriptor: true,
-                events: true,
-                ..HandleTypes::default()
-            },
+            handle_types: HandleTypes { file_descriptor: true, ..HandleTypes::default() },
         };
         Self { number, properties }
     }
@@ -210,7 +136,7 @@ impl DeviceDriver for Device {
     }
 
     fn peer_access(&self, peer: u32) -> Result<PeerAccess> {
-        let are_apart = |number: u32| state(number).are_not_peers.load(Ordering::Relaxed);
+        let are_apart = |number: u32| state(number).faults.are_not_peers();
         Ok(if peer == self.number {
             PeerAccess::Same
         } else if are_apart(peer) || are_apart(self.number) {
@@ -322,30 +248,12 @@ impl DeviceDriver for Device {
         Err(Error::new("adopt a stream", ErrorKind::NotSupported, detail))
     }
 
-    fn event(&self, is_shared: bool) -> Result<driver::Event> {
-        let event = if is_shared { Event::shared()? } else { Event::local() };
-        Ok(driver::Event::StandIn(event))
-    }
-
-    fn export_event(&self, event: &driver::Event) -> Result<ExportedEvent> {
-        match event {
-            driver::Event::StandIn(event) => event.export().map(ExportedEvent::File),
-            driver::Event::Cuda(_) => Err(driver::mixed("export an event")),
-        }
-    }
-
-    fn import_event(&self, exported: ExportedEvent) -> Result<driver::Event> {
-        match exported {
-            ExportedEvent::File(file) => Ok(driver::Event::StandIn(Event::import(file.as_fd())?)),
-            ExportedEvent::Legacy(_) => {
-                let detail = "a stand-in's event is a descriptor";
-                Err(Error::new("open an event", ErrorKind::InvalidHandle, detail))
-            }
-        }
+    fn event(&self) -> Result<driver::Event> {
+        Ok(driver::Event::StandIn(Event::default()))
     }
 
     fn is_event_done(&self, event: &driver::Event) -> Result<bool> {
-        if self.state().refuses_points.load(Ordering::Relaxed) {
+        if self.state().faults.refuses_points() {
             let detail = "it was told to refuse points";
             return Err(Error::new("look at an event", ErrorKind::Other, detail));
         }

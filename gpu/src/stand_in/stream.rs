@@ -2,15 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::State;
-use super::memory::{checked, memory_file};
 use crate::checksum::checksum_from;
 use crate::driver::{self, Entry, StreamDriver};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,7 +18,6 @@ fn failed(operation: &'static str) -> Error {
 }
 
 /// How often an event was recorded, and how often that point was reached.
-#[repr(C)]
 #[derive(Debug, Default)]
 struct Points {
     recorded: AtomicU64,
@@ -28,87 +25,13 @@ struct Points {
     has_failed: AtomicU64,
 }
 
-const PAGE: usize = 4096;
-
-#[derive(Debug)]
-enum Storage {
-    Local(Points),
-    /// A page of a memory file.
-    Shared {
-        points: NonNull<Points>,
-        file: OwnedFd,
-    },
-}
-
-// SAFETY: a page of atomics that stays mapped until the storage is dropped.
-unsafe impl Send for Storage {}
-// SAFETY: the same.
-unsafe impl Sync for Storage {}
-
-impl Drop for Storage {
-    fn drop(&mut self) {
-        if let Self::Shared { points, .. } = self {
-            // SAFETY: our own mapping.
-            unsafe { libc::munmap(points.as_ptr().cast(), PAGE) };
-        }
-    }
-}
-
-impl Storage {
-    fn points(&self) -> &Points {
-        match self {
-            Self::Local(points) => points,
-            // SAFETY: mapped, aligned to a page, of atomics, and of fixed size.
-            Self::Shared { points, .. } => unsafe { points.as_ref() },
-        }
-    }
-}
-
 /// A point in a stand-in's stream.
-#[derive(Debug, Clone)]
-pub(crate) struct Event(Arc<Storage>);
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Event(Arc<Points>);
 
 impl Event {
-    pub(super) fn local() -> Self {
-        Self(Arc::new(Storage::Local(Points::default())))
-    }
-
-    pub(super) fn shared() -> Result<Self> {
-        Self::map("make an event", memory_file("make an event", PAGE as u64)?)
-    }
-
-    pub(super) fn import(descriptor: BorrowedFd<'_>) -> Result<Self> {
-        let operation = "open an event";
-        Self::map(operation, checked(operation, descriptor, PAGE as u64)?.into())
-    }
-
-    fn map(operation: &'static str, file: OwnedFd) -> Result<Self> {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: a new mapping of a file that is sealed at a page or more.
-        let address =
-            unsafe { libc::mmap(ptr::null_mut(), PAGE, protection, flags, file.as_raw_fd(), 0) };
-        let points = NonNull::new(address.cast::<Points>());
-        match points.filter(|_| address != libc::MAP_FAILED) {
-            Some(points) => Ok(Self(Arc::new(Storage::Shared { points, file }))),
-            None => Err(Error::system(operation, "mmap")),
-        }
-    }
-
-    pub(super) fn export(&self) -> Result<OwnedFd> {
-        let operation = "export an event";
-        match &*self.0 {
-            Storage::Shared { file, .. } => {
-                file.as_fd().try_clone_to_owned().map_err(|_| Error::system(operation, "dup"))
-            }
-            Storage::Local(_) => {
-                let detail = "it was not made to be shared";
-                Err(Error::new(operation, ErrorKind::NotSupported, detail))
-            }
-        }
-    }
-
     pub(crate) fn is_done(&self) -> Result<bool> {
-        let points = self.0.points();
+        let points = &self.0;
         if points.has_failed.load(Ordering::Acquire) != 0 {
             return Err(failed("look at an event"));
         }
@@ -116,7 +39,7 @@ impl Event {
     }
 
     fn has_reached(&self, point: u64) -> bool {
-        self.0.points().reached.load(Ordering::Acquire) >= point
+        self.0.reached.load(Ordering::Acquire) >= point
     }
 }
 
@@ -124,7 +47,7 @@ enum Operation {
     Copy { to: u64, from: u64, length: u64 },
     Fill { to: u64, byte: u8, length: u64 },
     Checksum { from: u64, length: u64, result: u64 },
-    CopyList { list: u64, count: u32, length: u64 },
+    CopyList { list: u64, count: u32 },
     WriteWord { to: u64, value: u32 },
     WaitForWord { at: u64, least: u32 },
     Reach { event: Event, point: u64 },
@@ -207,13 +130,13 @@ impl StreamDriver for Stream {
         Ok(())
     }
 
-    unsafe fn copy_list(&self, list: u64, count: u32, bytes: u64) -> Result<()> {
-        self.push(Operation::CopyList { list, count, length: bytes });
+    unsafe fn copy_list(&self, list: u64, count: u32, _bytes: u64) -> Result<()> {
+        self.push(Operation::CopyList { list, count });
         Ok(())
     }
 
     unsafe fn write_word(&self, to: u64, value: u32) -> Result<()> {
-        if self.line.state.refuses_words.load(Ordering::Relaxed) {
+        if self.line.state.faults.refuses_words() {
             let detail = "it was told to refuse words";
             return Err(Error::new("write a word", ErrorKind::Other, detail));
         }
@@ -230,7 +153,7 @@ impl StreamDriver for Stream {
         let driver::Event::StandIn(event) = event else {
             return Err(driver::mixed("record an event"));
         };
-        let point = event.0.points().recorded.fetch_add(1, Ordering::AcqRel) + 1;
+        let point = event.0.recorded.fetch_add(1, Ordering::AcqRel) + 1;
         self.push(Operation::Reach { event: event.clone(), point });
         Ok(())
     }
@@ -239,7 +162,7 @@ impl StreamDriver for Stream {
         let driver::Event::StandIn(event) = &**event else {
             return Err(driver::mixed("wait for an event"));
         };
-        let point = event.0.points().recorded.load(Ordering::Acquire);
+        let point = event.0.recorded.load(Ordering::Acquire);
         self.push(Operation::Wait { event: event.clone(), point });
         Ok(())
     }
@@ -275,12 +198,12 @@ fn work(line: &Line) {
 
 /// False if it failed. After a failure only events are attended to.
 fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
-    let length = match &operation {
-        Operation::Copy { length, .. }
-        | Operation::Fill { length, .. }
-        | Operation::Checksum { length, .. }
-        | Operation::CopyList { length, .. } => *length,
-        Operation::WriteWord { .. } => 0,
+    match &operation {
+        Operation::Copy { .. }
+        | Operation::Fill { .. }
+        | Operation::Checksum { .. }
+        | Operation::CopyList { .. }
+        | Operation::WriteWord { .. } => {}
         // A device that has failed waits for nothing.
         Operation::WaitForWord { .. } | Operation::Wait { .. } if has_failed => return false,
         Operation::WaitForWord { at, least } => {
@@ -290,7 +213,7 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
             return wait(line, || word.load(Ordering::Acquire).wrapping_sub(least) as i32 >= 0);
         }
         Operation::Reach { event, point } => {
-            let points = event.0.points();
+            let points = &event.0;
             if has_failed {
                 points.has_failed.store(1, Ordering::Release);
             }
@@ -298,13 +221,13 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
             return true;
         }
         Operation::Wait { event, point } => return wait(line, || event.has_reached(*point)),
-    };
-    if has_failed || line.state.fails_now() {
+    }
+    if has_failed || line.state.faults.fails_now() {
         return false;
     }
-    let duration = line.state.duration(length);
-    if !duration.is_zero() {
-        std::thread::sleep(duration);
+    let delay = line.state.faults.delay();
+    if !delay.is_zero() {
+        std::thread::sleep(delay);
     }
     // Two streams that are not ordered may copy the same bytes at once, as on any device; what
     // is there then is up to chance, here as there. Nothing but such copies ever looks at it.
@@ -323,7 +246,7 @@ fn perform(line: &Line, operation: Operation, has_failed: bool) -> bool {
                 let sum = checksum_of(from as *const u8, length as usize);
                 (result as *mut u64).write_volatile(sum);
             }
-            Operation::CopyList { list, count, .. } => {
+            Operation::CopyList { list, count } => {
                 for number in 0..count as usize {
                     let Entry { to, from, length } = (list as *const Entry).add(number).read();
                     ptr::copy(from as *const u8, to as *mut u8, length as usize);

@@ -4,17 +4,20 @@
 //! standard output, and goes when its standard input is closed, or when it is killed.
 #![allow(unsafe_code)]
 
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child as Process, Command, ExitCode, Stdio};
+use std::process::{Child as Process, Stdio};
+use std::time::Duration;
 
-use gpu::{EventTicket, LegacyHandle};
+use gpu::LegacyHandle;
+use testkit::children::{self, say, wait_for_end_of_input};
 
-use crate::house::{House, pattern};
+use crate::house::House;
 
 /// The first descriptor that a child finds.
 const FIRST: i32 = 100;
+/// For what a child does until it says something, or ends.
+const LONGEST: Duration = Duration::from_secs(100);
 
 /// Ends a process and all that it started.
 pub fn end_group(process: &Process) {
@@ -23,17 +26,14 @@ pub fn end_group(process: &Process) {
 }
 
 /// A child, killed at the latest when it is dropped.
-pub struct Child {
-    process: Process,
-    output: BufReader<std::process::ChildStdout>,
-}
+pub struct Child(children::Child);
 
 impl Child {
     pub fn start(role: &str, descriptors: &[&OwnedFd], arguments: &[String]) -> Self {
         let numbers: Vec<_> = descriptors.iter().map(|fd| fd.as_fd().as_raw_fd()).collect();
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--child", role]).args(arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let words = std::iter::once(role).chain(arguments.iter().map(String::as_str));
+        let mut command = children::again(words);
+        command.stdout(Stdio::piped());
         // SAFETY: only dup2, which is safe between fork and exec; copies are not
         // close-on-exec.
         unsafe {
@@ -46,69 +46,30 @@ impl Child {
                 Ok(())
             });
         }
-        let mut process = command.spawn().unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
-        Self { process, output }
+        Self(children::Child::start(&mut command))
     }
 
-    /// The next line that it prints.
+    /// The next line that it says; empty if it has ended.
+    #[track_caller]
     pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
-    }
-
-    pub fn tell(&mut self, line: &str) {
-        let input = self.process.stdin.as_mut().unwrap();
-        writeln!(input, "{line}").unwrap();
-        input.flush().unwrap();
+        self.0.line(LONGEST).unwrap_or_default()
     }
 
     /// Lets it end by itself.
     #[track_caller]
     pub fn finish(mut self) {
-        drop(self.process.stdin.take());
-        assert!(self.process.wait().unwrap().success(), "the other process failed");
+        self.0.end(LONGEST);
     }
 
     /// Ends it at once, whatever it does.
     pub fn kill(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.0.kill();
     }
 }
 
 fn inherited(number: i32) -> OwnedFd {
     // SAFETY: put there by the parent for us, taken once.
     unsafe { OwnedFd::from_raw_fd(FIRST + number) }
-}
-
-fn say(line: &str) {
-    println!("{line}");
-    std::io::stdout().flush().unwrap();
-}
-
-fn next_line() -> Option<String> {
-    let mut line = String::new();
-    // Byte by byte: what follows belongs to the next call.
-    for byte in std::io::stdin().lock().bytes() {
-        match byte.unwrap() {
-            b'\n' => return Some(line),
-            other => line.push(char::from(other)),
-        }
-    }
-    None
-}
-
-fn wait_for_the_end() {
-    while next_line().is_some() {}
 }
 
 /// Bytes as text, and back.
@@ -126,43 +87,43 @@ pub fn handle_to_text(handle: &LegacyHandle) -> [String; 3] {
     [to_text(&handle.bytes), handle.offset.to_string(), handle.length.to_string()]
 }
 
-pub fn handle_from_text(text: &[String]) -> LegacyHandle {
+pub fn handle_from_text(text: &[&str]) -> LegacyHandle {
     LegacyHandle {
-        bytes: from_text(&text[0]).try_into().unwrap(),
+        bytes: from_text(text[0]).try_into().unwrap(),
         offset: text[1].parse().unwrap(),
         length: text[2].parse().unwrap(),
     }
 }
 
+testkit::entry_of_children!(enter);
+
 /// What a child does.
-pub fn serve(arguments: &[String]) -> ExitCode {
+fn enter(words: &[&str]) {
     let house = House::open().unwrap();
-    let (role, arguments) = arguments.split_first().unwrap();
-    match role.as_str() {
+    let [role, arguments @ ..] = words else { panic!("no role") };
+    match *role {
         "import" => import(&house, arguments),
         "import-pieces" => import_pieces(&house, arguments),
         "export-and-die" => export_and_die(&house, arguments),
         "open-legacy" => open_legacy(&house, arguments),
         "hold-legacy" => hold_legacy(&house, arguments),
         "take-memory" => take_memory(&house, arguments),
-        "wait-for-event" => wait_for_event(&house, arguments),
         other => panic!("no role {other}"),
     }
-    ExitCode::SUCCESS
 }
 
 /// Finds seed 1 in the memory, and puts seed 2 there.
-fn import(house: &House, arguments: &[String]) {
+fn import(house: &House, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
     let memory = house.first.import(inherited(0).as_fd(), length).unwrap();
     house.check(&memory.whole(), 1);
     house.fill(&memory.whole(), 2);
     say("ready");
-    wait_for_the_end();
+    wait_for_end_of_input();
 }
 
 /// The same with memory in pieces, each of which is let go of as soon as it is mapped.
-fn import_pieces(house: &House, arguments: &[String]) {
+fn import_pieces(house: &House, arguments: &[&str]) {
     let numbers: Vec<u64> = arguments.iter().map(|number| number.parse().unwrap()).collect();
     let [offset, length, lengths @ ..] = &numbers[..] else { panic!("offset, length, lengths") };
     let mut importer = house.first.importer(lengths.iter().sum()).unwrap();
@@ -173,22 +134,22 @@ fn import_pieces(house: &House, arguments: &[String]) {
     house.check(&memory.whole(), 1);
     house.fill(&memory.whole(), 2);
     say("ready");
-    wait_for_the_end();
+    wait_for_end_of_input();
 }
 
 /// Makes memory with seed 3, gives it to the parent by the socket it inherited, and waits
 /// to be killed.
-fn export_and_die(house: &House, arguments: &[String]) {
+fn export_and_die(house: &House, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
     let memory = house.first.allocate_shared(length, &[]).unwrap();
     house.fill(&memory.whole(), 3);
     let exported = memory.export().unwrap();
     send(&inherited(0), &exported);
     say("ready");
-    wait_for_the_end();
+    wait_for_end_of_input();
 }
 
-fn open_legacy(house: &House, arguments: &[String]) {
+fn open_legacy(house: &House, arguments: &[&str]) {
     let memory = house.first.open_legacy(&handle_from_text(arguments)).unwrap();
     // Open once, however often it is asked for.
     let again = house.first.open_legacy(&handle_from_text(arguments)).unwrap();
@@ -201,45 +162,24 @@ fn open_legacy(house: &House, arguments: &[String]) {
     drop(memory);
     assert_eq!(gpu::open_legacy_handles(), 0);
     say("ready");
-    wait_for_the_end();
+    wait_for_end_of_input();
 }
 
 /// Makes plain memory with seed 4, tells its handle, and waits to be killed.
-fn hold_legacy(house: &House, arguments: &[String]) {
+fn hold_legacy(house: &House, arguments: &[&str]) {
     let memory = house.first.allocate(arguments[0].parse().unwrap()).unwrap();
     house.fill(&memory.whole(), 4);
     say(&handle_to_text(&memory.export_legacy().unwrap()).join(" "));
-    wait_for_the_end();
+    wait_for_end_of_input();
 }
 
 /// Takes and fills so much memory: what was free before is somebody's now.
-fn take_memory(house: &House, arguments: &[String]) {
+fn take_memory(house: &House, arguments: &[&str]) {
     let memory = house.first.allocate(arguments[0].parse().unwrap()).unwrap();
     house.stream.fill(&memory.whole(), 0xee).unwrap();
     house.stream.synchronize(gpu::PATIENCE).unwrap();
     say("ready");
-    wait_for_the_end();
-}
-
-/// Copies the memory as soon as the parent's event is reached, and tells the checksum.
-fn wait_for_event(house: &House, arguments: &[String]) {
-    let length: u64 = arguments[0].parse().unwrap();
-    let memory = house.first.import(inherited(0).as_fd(), length).unwrap();
-    let ticket: EventTicket = match arguments.get(1) {
-        Some(text) => <[u8; 64]>::try_from(from_text(text)).unwrap().into(),
-        None => inherited(1).into(),
-    };
-    let event = house.first.open_event(ticket).unwrap();
-    say("open");
-    assert_eq!(next_line().as_deref(), Some("recorded"));
-    let copy = house.first.allocate(length).unwrap();
-    house.stream.wait_for(&event).unwrap();
-    house.stream.copy(&copy.whole(), &memory.whole()).unwrap();
-    house.stream.synchronize(gpu::PATIENCE).unwrap();
-    let expected = gpu::checksum(&pattern(length as usize, 5));
-    assert_eq!(house.stream.checksum(&copy.whole(), gpu::PATIENCE).unwrap(), expected);
-    say("ready");
-    wait_for_the_end();
+    wait_for_end_of_input();
 }
 
 /// Sends a descriptor by a socket: `gpu` itself leaves that to others.

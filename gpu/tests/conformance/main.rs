@@ -47,7 +47,6 @@ fn main() -> ExitCode {
             "--exact" => options.exact = true,
             "--list" => options.list = true,
             "--ignored" => options.ignored = true,
-            "--child" => return child::serve(&arguments.collect::<Vec<_>>()),
             "--format" => drop(arguments.next()),
             // What harnesses are passed means nothing here.
             "--nocapture" | "--quiet" | "-q" => {}

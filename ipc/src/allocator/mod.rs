@@ -149,15 +149,6 @@ pub struct Statistics {
     pub repairs: u64,
 }
 
-impl Statistics {
-    /// How much of the free memory is not in the largest free block: 0 is none, near 1
-    /// is all.
-    #[must_use]
-    pub fn fragmentation(&self) -> f64 {
-        if self.free == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.free as f64 }
-    }
-}
-
 /// Why the allocator did not do what it was asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

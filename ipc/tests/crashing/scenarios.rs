@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ipc::{Caller, Owner, Participant, Queue, Spin, WhenFull, Words};
+use testkit::children::ForkedChild;
 
-use super::{Crash, Fork, half_evicted};
+use super::{fork, half_evicted};
 use crate::{MEMORY, QUEUE_LINE, World, carrier, soon};
 
 /// Points of what is left half done that are tried, at least.
@@ -130,7 +131,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
         }),
         ("wait for locks that others hold", |world| {
             world.queue().subscribe(&world.caller(world.survivor)).unwrap();
-            let holder = Fork::new(&Crash::new(), u64::MAX, || {
+            let holder = ForkedChild::new(|| {
                 let hold = |_| std::thread::sleep(Duration::from_millis(15));
                 let caller = world.caller(world.survivor);
                 world.queue().publish_with(&caller, [0, 0], hold, |_| {}).unwrap();
@@ -154,7 +155,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
             })
         }),
         ("hand a lock to one who stands in line, and stand in line", |world| {
-            let other = Fork::new(&Crash::new(), u64::MAX, || {
+            let other = ForkedChild::new(|| {
                 let caller = world.caller(world.survivor);
                 let queue = world.queue();
                 for _ in 0..4 {
@@ -188,7 +189,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
                 queue.publish(&caller, [0, 0], |_| {}).unwrap();
                 let other = Queue::<_, 2>::attach(world.plain_queue_words()).unwrap();
                 let me = world.survivor;
-                world.crash.at_next_exchange_in("src/queue/subscribe.rs", move || {
+                world.crash.at_next_exchange_in("ipc/src/queue/subscribe.rs", move || {
                     let caller = Caller::new(me, &ipc::Immortal);
                     for _ in 0..36 {
                         other.publish(&caller, [0, 0], |_| {}).unwrap();
@@ -344,7 +345,7 @@ pub(crate) fn scenarios() -> Vec<(String, Scenario)> {
         let scenario = move |world: &World| -> Box<dyn FnOnce(&World)> {
             let dead = Participant::new(200, 1).unwrap();
             world.queue().subscribe(&world.caller(world.survivor)).unwrap();
-            let was_killed = Fork::new(&world.crash, point, || world.half_done(dead)).wait();
+            let was_killed = fork(&world.crash, point, || world.half_done(dead)).was_killed();
             assert!(was_killed, "there are no {point} points to be left half done at");
             Box::new(move |world| world.clean_up_after(world.victim, dead))
         };

@@ -2,7 +2,7 @@
 
 use ipc::Participant;
 
-use super::{Fork, Scenario};
+use super::{Scenario, fork};
 use crate::World;
 
 /// Points of an eviction that is left half done: those of its lock, and then the rest.
@@ -70,7 +70,8 @@ pub(crate) fn half_evicted() -> impl Iterator<Item = (String, Scenario)> {
         let scenario = move |world: &World| -> Box<dyn FnOnce(&World)> {
             let dead = Participant::new(200, 1).unwrap();
             world.be_slow();
-            let was_killed = Fork::new(&world.crash, point, || world.evict_the_slow(dead)).wait();
+            let child = fork(&world.crash, point, || world.evict_the_slow(dead));
+            let was_killed = child.was_killed();
             assert!(was_killed, "there are no {point} points to be left half evicted at");
             Box::new(move |world| {
                 let (queue, caller) = (world.queue(), world.caller(world.victim));

@@ -5,21 +5,47 @@
 //! sources that stores must have been reached, or the test fails.
 
 mod scenarios;
-mod words;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
+use ipc::crash_test::{Crash, CrashingWords, Sources};
 use ipc::{
     Block, Caller, Fate, Layout, Life, MappedWords, Owner, Part, Participant, Roster, Segment,
 };
+use testkit::children::ForkedChild;
 
 use self::scenarios::{Scenario, scenarios};
-use self::words::{Crash, Crashing, Fork, places_that_store};
 use crate::pool::{Direction, Ledger, PoolId, Readiness, Stage, Turn};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
 use crate::topic::{Delivery, Elsewhere, Entry, OriginId, TopicWords};
+
+static SOURCES: Sources = Sources::new(
+    &[
+        "pubsub/src/pool/ledger.rs",
+        "pubsub/src/pool/ledger/ordered.rs",
+        "pubsub/src/pool/note.rs",
+        "pubsub/src/topic/alarm.rs",
+        "pubsub/src/topic/destinations.rs",
+        "pubsub/src/topic/elsewhere.rs",
+        "pubsub/src/topic/given_up.rs",
+        "pubsub/src/topic/intent.rs",
+        "pubsub/src/topic/words.rs",
+        "pubsub/src/topic/origins.rs",
+        "pubsub/src/topic/pressure.rs",
+        "pubsub/src/topic/publishers.rs",
+        "ipc/src/allocator/mod.rs",
+        "ipc/src/allocator/change.rs",
+        "ipc/src/bell.rs",
+        "ipc/src/queue/members.rs",
+        "ipc/src/queue/publish.rs",
+        "ipc/src/queue/subscribe.rs",
+    ],
+    // The test of `ipc` sees to the others: here they are the moments between.
+    12,
+    2,
+);
 
 const LAYOUT: Layout = Layout::new("crash points", 1);
 const MOST_BLOCKS: u32 = 32;
@@ -62,7 +88,7 @@ struct World {
     slow: RefCell<Option<[ipc::Subscriber; 2]>>,
 }
 
-type Books<'a> = Ledger<Crashing<'a>>;
+type Books<'a> = Ledger<CrashingWords<'a>>;
 
 impl World {
     fn new(settings: SharedSettings) -> Self {
@@ -78,7 +104,7 @@ impl World {
     }
 
     fn unmade(settings: SharedSettings) -> Self {
-        let topic = TopicWords::<Crashing<'_>>::words_needed(&settings);
+        let topic = TopicWords::<CrashingWords<'_>>::words_needed(&settings);
         let books = Books::words_needed(MOST_BLOCKS);
         let count = ROSTER + topic + 2 * books;
         let words = Segment::create(LAYOUT, count * 8).unwrap().words();
@@ -86,25 +112,25 @@ impl World {
         let survivor = roster.admit(Life::of_this_process().unwrap()).unwrap();
         // Its life is learnt when it is born.
         let victim = roster.admit(Life::of_this_process().unwrap()).unwrap();
-        let (crash, slow) = (Crash::default(), RefCell::default());
+        let (crash, slow) = (Crash::new(&SOURCES), RefCell::default());
         Self { words, crash, roster, survivor, victim, settings, slow }
     }
 
-    fn part(&self, first: usize, count: usize) -> Crashing<'_> {
-        Crashing::new(Part::new(self.words.clone(), first, count).unwrap(), &self.crash)
+    fn part(&self, first: usize, count: usize) -> CrashingWords<'_> {
+        CrashingWords::new(Part::new(self.words.clone(), first, count).unwrap(), &self.crash)
     }
 
-    fn topic_words(&self) -> Crashing<'_> {
-        self.part(ROSTER, TopicWords::<Crashing<'_>>::words_needed(&self.settings))
+    fn topic_words(&self) -> CrashingWords<'_> {
+        self.part(ROSTER, TopicWords::<CrashingWords<'_>>::words_needed(&self.settings))
     }
 
-    fn books_words(&self, direction: Direction) -> Crashing<'_> {
+    fn books_words(&self, direction: Direction) -> CrashingWords<'_> {
         let count = Books::words_needed(MOST_BLOCKS);
-        let first = ROSTER + TopicWords::<Crashing<'_>>::words_needed(&self.settings);
+        let first = ROSTER + TopicWords::<CrashingWords<'_>>::words_needed(&self.settings);
         self.part(first + usize::from(direction == Direction::Arrivals) * count, count)
     }
 
-    fn topic(&self) -> TopicWords<Crashing<'_>> {
+    fn topic(&self) -> TopicWords<CrashingWords<'_>> {
         TopicWords::attach(self.topic_words()).unwrap()
     }
 
@@ -352,15 +378,23 @@ impl World {
     }
 }
 
+/// A child that does this, and dies at the given point if it comes there.
+fn fork(crash: &Crash, point: u64, act: impl FnOnce()) -> ForkedChild {
+    ForkedChild::new(|| {
+        crash.die_at(point);
+        act();
+    })
+}
+
 /// Runs the scenario with the victim killed at its `point`th point; false if it came to its
 /// end.
 fn run(name: &str, scenario: Scenario, settings: SharedSettings, point: u64) -> bool {
     let world = World::new(settings);
     let mut reader = world.subscribe(world.survivor);
     let act = scenario(&world);
-    let child = Fork::new(&world.crash, point, || act(&world));
-    world.roster.learn(world.victim, child.life());
-    let was_killed = child.wait();
+    let child = fork(&world.crash, point, || act(&world));
+    world.roster.learn(world.victim, Life::from_fd(child.pidfd()).unwrap());
+    let was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("{name}, {}, killed at point {point}", settings.reliability);
     if name.starts_with("hear of") {
@@ -395,7 +429,7 @@ fn run_burial(settings: SharedSettings, first: u64, second: u64) -> (bool, bool)
     let world = World::new(settings);
     let mut reader = world.subscribe(world.survivor);
     let dead = world.roster.admit(Life::of_this_process().unwrap()).unwrap();
-    let child = Fork::new(&world.crash, first, || {
+    let child = fork(&world.crash, first, || {
         let mut subscribers = world.subscribe(dead);
         let id = world.topic().claim(dead).unwrap();
         let (block, _) = world.publish_in_order(dead, id, 1).unwrap();
@@ -407,12 +441,12 @@ fn run_burial(settings: SharedSettings, first: u64, second: u64) -> (bool, bool)
         let keep = |(block, turn)| world.ledger(Direction::Here).poison_and_keep(block, turn);
         world.publish_in_order(dead, id, 2).into_iter().for_each(keep);
     });
-    world.roster.learn(dead, child.life());
-    let first_was_killed = child.wait();
+    world.roster.learn(dead, Life::from_fd(child.pidfd()).unwrap());
+    let first_was_killed = child.was_killed();
     assert!(world.roster.is_dead(Some(dead)));
-    let cleaner = Fork::new(&world.crash, second, || world.bury(world.victim, dead));
-    world.roster.learn(world.victim, cleaner.life());
-    let was_killed = cleaner.wait();
+    let cleaner = fork(&world.crash, second, || world.bury(world.victim, dead));
+    world.roster.learn(world.victim, Life::from_fd(cleaner.pidfd()).unwrap());
+    let was_killed = cleaner.was_killed();
     assert!(world.roster.is_dead(Some(world.victim)));
     let what = format!("burial, {}, killed at {first} and {second}", settings.reliability);
     world.bury(world.survivor, world.victim);
@@ -429,12 +463,12 @@ fn deaths_while_making() -> u64 {
     for point in 0.. {
         let world = World::unmade(settings);
         let id = PoolId { place: PLACE, direction: Direction::Here };
-        let was_killed = Fork::new(&world.crash, point, || {
+        let was_killed = fork(&world.crash, point, || {
             let words = world.books_words(Direction::Here);
             Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
             TopicWords::format(world.topic_words(), 9, "made", &settings).unwrap();
         })
-        .wait();
+        .was_killed();
         if let Ok(topic) = TopicWords::attach(world.topic_words()) {
             assert_eq!((topic.name(), topic.number(), topic.settings()), ("made", 9, &settings));
         }
@@ -480,9 +514,8 @@ fn a_death_at_any_store_loses_nothing() {
             }
         }
     }
-    let reached = words::reached();
-    let places = places_that_store();
+    let reached = SOURCES.reached();
     println!("{points} deaths at {} places in the source: {reached:#?}", reached.len());
-    let missed: BTreeSet<_> = places.difference(&reached).map(ToString::to_string).collect();
-    assert!(!places.is_empty() && missed.is_empty(), "nobody died at: {missed:#?}");
+    let missed = SOURCES.missed(&Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    assert!(missed.is_empty(), "nobody died at: {missed:#?}");
 }

@@ -1,44 +1,14 @@
 //! Between a loan and the drop of its sample nothing is allocated, and nobody is called who
 //! need not be: an allocator that counts, for each thread.
-#![allow(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Instant;
+
+use testkit::allocations::{Counting, of_this_thread};
 
 use super::{FAR, Home, Spin, TopicSettings, settings};
 
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-fn count() {
-    // Not any more when the thread ends.
-    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
-}
-
-// SAFETY: all is left to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: by the caller's contract.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's contract.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
-        // SAFETY: by the caller's contract.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Counting = Counting::new();
 
 #[test]
 fn nothing_is_allocated_per_message() {
@@ -48,7 +18,7 @@ fn nothing_is_allocated_per_message() {
     subscriber.set_spin(Spin::Always);
     publisher.push(&[0; 64], FAR).unwrap();
     drop(subscriber.pull(FAR).unwrap());
-    let before = ALLOCATIONS.get();
+    let before = of_this_thread();
     let start = Instant::now();
     for _ in 0..ROUNDS {
         let loan = publisher.loan(64, FAR).unwrap();
@@ -65,6 +35,6 @@ fn nothing_is_allocated_per_message() {
         assert!(sample.metadata().is_empty() && sample.times().published > 0);
         assert_eq!(subscriber.poll_event(), None);
     }
-    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(of_this_thread() - before, 0);
     println!("loan, publish, pull and drop: {:?}", took / ROUNDS);
 }

@@ -1,51 +1,15 @@
 //! Processes that die, or fork.
-#![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::os::fd::AsFd;
 
 use ipc::Fate;
+use testkit::children::ForkedChild;
 
 use super::*;
 use crate::Event;
 
-/// A child, forked.
-pub(super) struct Child(i32);
-
-impl Child {
-    /// It never returns from what it does, or ends well.
-    pub(super) fn new(act: impl FnOnce()) -> Self {
-        // SAFETY: the child uses what this thread alone uses, and never returns from here.
-        let number = unsafe { libc::fork() };
-        assert!(number >= 0);
-        if number == 0 {
-            let code = i32::from(catch_unwind(AssertUnwindSafe(act)).is_err());
-            // SAFETY: ends the child without running anything that is the parent's.
-            unsafe { libc::_exit(code) };
-        }
-        Self(number)
-    }
-
-    pub(super) fn life(&self) -> Life {
-        // SAFETY: no pointers; the child is not reaped, so the number is its own.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.0, 0) };
-        assert!(fd >= 0);
-        // SAFETY: just opened, and nobody else's.
-        Life::from_fd(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }).unwrap()
-    }
-
-    pub(super) fn kill(&self) {
-        // SAFETY: a child of ours, not reaped yet.
-        unsafe { libc::kill(self.0, libc::SIGKILL) };
-    }
-
-    /// Its exit code; None if it was killed.
-    pub(super) fn wait(self) -> Option<i32> {
-        let mut status = 0;
-        // SAFETY: a child of ours.
-        unsafe { libc::waitpid(self.0, &raw mut status, 0) };
-        libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status))
-    }
+pub(super) fn life_of(child: &ForkedChild) -> Life {
+    Life::from_fd(child.pidfd()).unwrap()
 }
 
 impl Home {
@@ -91,7 +55,7 @@ fn another_process_reads_what_this_one_publishes_and_the_other_way_round() {
     let who = home.admit();
     let publisher = home.publisher();
     let mut subscriber = home.subscriber();
-    let child = Child::new(|| {
+    let child = ForkedChild::new(|| {
         let home = home.joined(who);
         let mut subscriber = home.subscriber();
         let publisher = home.publisher();
@@ -102,13 +66,13 @@ fn another_process_reads_what_this_one_publishes_and_the_other_way_round() {
             assert_eq!(sample.to_vec().unwrap(), number.to_le_bytes());
         }
     });
-    home.clerk.roster.learn(who, child.life());
+    home.clerk.roster.learn(who, life_of(&child));
     assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"ready");
     drop(subscriber);
     for number in 0..100_u32 {
         publisher.push(&number.to_le_bytes(), FAR).unwrap();
     }
-    assert_eq!(child.wait(), Some(0));
+    assert!(child.wait().success());
     home.bury(who);
     drop(publisher);
     assert_eq!(home.blocks_taken(), 0);
@@ -121,7 +85,7 @@ fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
     let who = home.admit();
     let publisher = home.publisher();
     let mut subscriber = home.subscriber();
-    let child = Child::new(|| {
+    let child = ForkedChild::new(|| {
         let home = home.joined(who);
         let mut subscriber = home.subscriber();
         let publisher = home.publisher();
@@ -135,7 +99,7 @@ fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
             std::thread::sleep(Duration::from_millis(1));
         }
     });
-    home.clerk.roster.learn(who, child.life());
+    home.clerk.roster.learn(who, life_of(&child));
     let last = subscriber.pull(FAR).unwrap();
     assert_eq!(subscriber.pull(FAR).unwrap().to_vec().unwrap(), b"ready");
     assert_eq!(home.blocks_taken(), 3);
@@ -153,7 +117,7 @@ fn one_who_is_killed_is_cleaned_up_after_and_others_are_told() {
         drop(last);
         assert_eq!(pushed.join().unwrap(), 1);
     });
-    assert_eq!(child.wait(), None);
+    assert!(child.was_killed());
     assert!(matches!(subscriber.poll_event(), Some(Event::PublisherLost { .. })));
     assert_eq!(subscriber.poll_event(), None);
     drop(subscriber.pull(FAR).unwrap());
@@ -171,7 +135,7 @@ fn after_a_fork_handles_say_so_and_touch_nothing() {
     let sample = subscriber.pull(FAR).unwrap();
     let loan = publisher.loan(1, FAR).unwrap();
     let mut handles = Some((publisher, subscriber, sample, loan));
-    let child = Child::new(|| {
+    let child = ForkedChild::new(|| {
         let (publisher, mut subscriber, sample, mut loan) = handles.take().unwrap();
         let forked = |error: Error| assert_eq!(error.kind(), ErrorKind::Forked);
         forked(publisher.loan(1, FAR).unwrap_err());
@@ -186,7 +150,7 @@ fn after_a_fork_handles_say_so_and_touch_nothing() {
         forked(loan.publish(FAR).unwrap_err());
         drop((publisher, subscriber, sample));
     });
-    assert_eq!(child.wait(), Some(0));
+    assert!(child.wait().success());
     assert_eq!(home.blocks_taken(), 3);
     let census = home.topic.census();
     assert_eq!((census.publishers.len(), census.subscribers.len()), (1, 1));

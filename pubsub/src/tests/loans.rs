@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use gpu::{Device, DeviceName};
+use testkit::children::ForkedChild;
 
-use super::deaths::Child;
+use super::deaths::life_of;
 use super::ordered::{Gate, home_with, on_a_device};
 use super::*;
 use crate::Attempt;
@@ -201,13 +202,13 @@ fn a_forked_child_that_drops_a_loan_waits_for_nobody() {
     loans.take(Borrower::Passing).unwrap().hand_over();
     // Forked while a thread of the parent's looks, which the child does not have.
     let has_ended = loans.wait(Instant::now(), || {
-        let child = Child::new(|| loans.give_back(Borrower::Passing));
-        let (life, end) = (child.life(), Instant::now() + FAR / 4);
+        let child = ForkedChild::new(|| loans.give_back(Borrower::Passing));
+        let (life, end) = (life_of(&child), Instant::now() + FAR / 4);
         while !life.is_over() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
         child.kill();
-        Some(child.wait() == Some(0))
+        Some(child.wait().success())
     });
     assert_eq!(has_ended, Some(true));
 }

@@ -1,8 +1,9 @@
 //! Processes that die while streams are at messages.
 
 use gpu::{Device, DeviceName};
+use testkit::children::ForkedChild;
 
-use super::deaths::Child;
+use super::deaths::life_of;
 use super::ordered::{Gate, home_with, on_a_device};
 use super::*;
 use crate::Event;
@@ -19,7 +20,7 @@ fn a_stream_goes_on_when_the_publisher_it_waits_for_is_killed() {
     let who = home.admit();
     let mut subscriber = home.subscriber();
     let mut slow = home.subscriber();
-    let child = Child::new(|| {
+    let child = ForkedChild::new(|| {
         let home = home.joined(who);
         let device = Device::open(DeviceName::stand_in(0)).unwrap();
         let (publisher, stream) = (home.publisher(), device.stream().unwrap());
@@ -33,7 +34,7 @@ fn a_stream_goes_on_when_the_publisher_it_waits_for_is_killed() {
         publisher.push(b"ready", FAR).unwrap();
         sleep_for_ever();
     });
-    home.clerk.roster.learn(who, child.life());
+    home.clerk.roster.learn(who, life_of(&child));
     let waiting = device.stream().unwrap();
     let first = subscriber.pull(FAR).unwrap();
     let lost = subscriber.pull_on(&waiting, FAR).unwrap();
@@ -47,7 +48,7 @@ fn a_stream_goes_on_when_the_publisher_it_waits_for_is_killed() {
     child.kill();
     home.bury(who);
     waiting.synchronize(FAR).unwrap();
-    assert_eq!(child.wait(), None);
+    assert!(child.was_killed());
     assert!(lost.is_poisoned() && !first.is_poisoned());
     assert_eq!(lost.to_vec().unwrap_err().kind(), ErrorKind::Poisoned);
     assert_eq!(first.length(), 4096);
@@ -68,7 +69,7 @@ fn what_the_stream_of_a_dead_reader_held_is_given_back() {
     let who = home.admit();
     let publisher = home.publisher();
     let mut witness = home.subscriber();
-    let child = Child::new(|| {
+    let child = ForkedChild::new(|| {
         let home = home.joined(who);
         let device = Device::open(DeviceName::stand_in(0)).unwrap();
         let (mut subscriber, stream) = (home.subscriber(), device.stream().unwrap());
@@ -82,7 +83,7 @@ fn what_the_stream_of_a_dead_reader_held_is_given_back() {
         publisher.push(b"ready", FAR).unwrap();
         sleep_for_ever();
     });
-    home.clerk.roster.learn(who, child.life());
+    home.clerk.roster.learn(who, life_of(&child));
     drop(witness.pull(FAR).unwrap());
     publisher.push(b"x", FAR).unwrap();
     publisher.push(b"y", FAR).unwrap();
@@ -98,6 +99,6 @@ fn what_the_stream_of_a_dead_reader_held_is_given_back() {
     assert_eq!(home.blocks_taken(), 2, "its stream is at them");
     child.kill();
     home.bury(who);
-    assert_eq!(child.wait(), None);
+    assert!(child.was_killed());
     assert_eq!(home.blocks_taken(), 0);
 }

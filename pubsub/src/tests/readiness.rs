@@ -8,8 +8,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use ipc::Listener;
+use testkit::children::ForkedChild;
 
-use super::deaths::Child;
+use super::deaths::life_of;
 use super::ordered::{Gate, home_with, on_a_device};
 use super::*;
 use crate::Event;
@@ -329,18 +330,18 @@ fn the_death_of_a_publisher_is_told_of() {
     let mut subscriber = home.subscriber();
     let loops = epoll();
     loops.add(subscriber.descriptor().unwrap(), EpollEvent::new(EDGE, 1)).unwrap();
-    let child = Child::new(|| {
+    let child = ForkedChild::new(|| {
         let home = home.joined(who);
         let publisher = home.publisher();
         publisher.push(b"its last", FAR).unwrap();
         std::thread::sleep(FAR);
     });
-    home.clerk.roster.learn(who, child.life());
+    home.clerk.roster.learn(who, life_of(&child));
     assert_eq!(next(&mut subscriber), b"its last");
     come_to_rest(&mut subscriber);
     assert!(told(&loops, SOON).len() < 2);
     child.kill();
-    assert_eq!(child.wait(), None);
+    assert!(child.was_killed());
     home.bury(who);
     assert_eq!(told(&loops, FAR), [1]);
     // One who asks first, and then finds nothing to pull, is told once more.
@@ -358,7 +359,7 @@ fn a_forked_child_is_told_so_and_does_not_touch_its_parents() {
     wait_for(&subscriber);
     let number = subscriber.descriptor().unwrap().as_raw_fd();
     let mut handles = Some(subscriber);
-    let child = Child::new(|| {
+    let child = ForkedChild::new(|| {
         let mut subscriber = handles.take().unwrap();
         assert_eq!(subscriber.descriptor().unwrap_err().kind(), ErrorKind::Forked);
         // SAFETY: it is open as long as the subscriber is there.
@@ -371,7 +372,7 @@ fn a_forked_child_is_told_so_and_does_not_touch_its_parents() {
         let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
         assert_eq!(flags, -1, "it is closed with the child's subscriber");
     });
-    assert_eq!(child.wait(), Some(0));
+    assert!(child.wait().success());
     let mut subscriber = handles.take().unwrap();
     assert!(is_readable(&subscriber), "it was not the child's to change");
     assert_eq!(next(&mut subscriber), b"x");
@@ -433,7 +434,7 @@ fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
         .iter()
         .zip(0_u64..)
         .map(|(name, who)| {
-            Some(Child::new(|| {
+            Some(ForkedChild::new(|| {
                 let home = home.joined(*name);
                 let publisher = home.publisher();
                 // The last one goes on until it is killed.
@@ -446,7 +447,7 @@ fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
         })
         .collect();
     for (name, child) in names.iter().zip(&children) {
-        home.clerk.roster.learn(*name, child.as_ref().unwrap().life());
+        home.clerk.roster.learn(*name, life_of(child.as_ref().unwrap()));
     }
     let mut expected = [[0; 3]; 3];
     let is_done = |expected: &[[u64; 3]; 3]| {
@@ -471,7 +472,7 @@ fn all_messages_of_several_processes_are_told_of_while_some_are_killed() {
             && let Some(child) = children[2].take()
         {
             child.kill();
-            assert_eq!(child.wait(), None);
+            assert!(child.was_killed());
             home.bury(names[2]);
         }
     }

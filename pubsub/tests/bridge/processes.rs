@@ -4,12 +4,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
 use pubsub::bridge::{Report, Side, TopicKey, Worker};
+use testkit::children::{self, Child};
 
 use crate::support::{
     LOCAL, Lengths, PATIENCE, Published, Subscribed, Where, facts, node, options,
@@ -18,7 +18,6 @@ use crate::support::{
 /// How each letter begins.
 const TERMS: u8 = 1;
 const KEY: TopicKey = TopicKey(1);
-const CHILD: &str = "BRIDGE_TEST_CHILD";
 const COUNT: u64 = 2500;
 const KILLS: u64 = 5;
 
@@ -136,17 +135,17 @@ impl Party {
     }
 }
 
+testkit::entry_of_children!(enter);
+
 /// What the child process does, until it is killed or its parent is gone.
-#[test]
-fn a_child_of_another_test() {
-    let Ok(wanted) = std::env::var(CHILD) else { return };
-    let parts: Vec<&str> = wanted.split('|').collect();
-    let [side, provider, place, journal, socket] = parts[..] else { panic!("{wanted}") };
+fn enter(words: &[&str]) {
+    let [side, provider, place, journal, socket] = *words else { panic!("{words:?}") };
     let side = if side == "writer" { Side::Writer } else { Side::Reader };
     let at = if place == "device" { Where::Device } else { Where::Host };
     let line = UnixStream::connect(socket).unwrap();
     let mut party = Party::begin(provider, side, Path::new(journal), line, at);
     while party.carry() {}
+    // Not in order: it may be in the middle of everything.
     std::process::exit(0);
 }
 
@@ -168,14 +167,8 @@ fn spawn(
     let side = if side == Side::Writer { "writer" } else { "reader" };
     let place = if at == Where::Device { "device" } else { "host" };
     let (journal, socket) = (directory.join(side), directory.join("socket"));
-    let wanted =
-        [side, provider, place, journal.to_str().unwrap(), socket.to_str().unwrap()].join("|");
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["processes::a_child_of_another_test", "--exact", "--nocapture"])
-        .env(CHILD, wanted)
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let words = [side, provider, place, journal.to_str().unwrap(), socket.to_str().unwrap()];
+    let child = Child::start(&mut children::again(words));
     let end = Instant::now() + PATIENCE;
     loop {
         match listener.accept() {
@@ -209,8 +202,7 @@ fn kill_again_and_again(name: &str, victim: Side, provider: &str, at: Where) {
         let published = std::fs::metadata(&reader).map_or(0, |file| file.len() / 8);
         if kills < KILLS && published > (kills + 1) * COUNT / (KILLS + 2) {
             kills += 1;
-            child.kill().unwrap();
-            child.wait().unwrap();
+            child.kill();
             party.worker.lose_node(node(1)).unwrap();
             let (next, line) = spawn(directory, &listener, victim, provider, at);
             line.set_nonblocking(true).unwrap();
@@ -232,8 +224,7 @@ fn kill_again_and_again(name: &str, victim: Side, provider: &str, at: Where) {
         }
     }
     drop(party);
-    let _ = child.kill();
-    child.wait().unwrap();
+    drop(child);
     assert_eq!(kills, KILLS);
     let published = Journal::read(&reader);
     assert!(published.iter().copied().eq(0..COUNT), "each once, in order");

@@ -8,13 +8,15 @@ use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns, unshare};
+use testkit::children::{self, Child};
 
 pub const NODES: u8 = 5;
-/// In the process that is in the namespaces already.
-const INSIDE: &str = "FABRICAST_TEST_INSIDE";
-const NAMESPACES: [&str; 3] = ["--user", "--map-root-user", "--net"];
+const UNSHARE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--net"];
+/// How long a test in namespaces may take.
+const LONGEST: Duration = Duration::from_secs(600);
 
 #[track_caller]
 fn ip(arguments: &str) {
@@ -31,21 +33,13 @@ pub fn ip_of(number: u8) -> IpAddr {
     Ipv4Addr::new(10, 77, 0, number).into()
 }
 
-/// Is this process in the namespaces?
-pub fn is_inside() -> bool {
-    std::env::var_os(INSIDE).is_some()
-}
-
-/// Runs a test of this program in namespaces, if that is permitted here.
+/// Runs this program again in namespaces, in the role of this name, if that is permitted here.
 #[track_caller]
-pub fn run_inside(test: &str) {
-    if is_inside() {
-        return;
-    }
+pub fn run_inside(role: &str) {
     // Does all that is needed work here?
     let attempt = "ip link add hub type bridge && \
                    ip link add cable type veth peer name wire && unshare --net true";
-    let output = Command::new("unshare").args(NAMESPACES).args(["sh", "-c", attempt]).output();
+    let output = Command::new(UNSHARE[0]).args(&UNSHARE[1..]).args(["sh", "-c", attempt]).output();
     match output {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
@@ -54,15 +48,8 @@ pub fn run_inside(test: &str) {
         }
         Err(error) => return println!("skipped: there is no unshare here: {error}"),
     }
-    let status = Command::new("unshare")
-        .args(NAMESPACES)
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, "1")
-        .stdin(Stdio::null())
-        .status()
-        .unwrap();
-    assert!(status.success(), "{status}");
+    let mut command = children::again_by(&UNSHARE, ["inside", role]);
+    Child::start(command.stdout(Stdio::inherit())).finish(LONGEST);
 }
 
 /// Makes what all cables lead to.

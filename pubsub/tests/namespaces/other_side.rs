@@ -1,22 +1,32 @@
-//! What the other processes of a test do: this program again, told by its environment.
+//! What the other processes of a test do.
 
-use std::io::Read;
+use std::path::Path;
 use std::time::Duration;
 
 use pubsub::{NetworkOptions, Node, NodeOptions, ServiceMode};
+use testkit::children::wait_for_end_of_input;
 
 use crate::cables::address;
-use crate::ground::{PATIENCE, options, role};
+use crate::ground::{PATIENCE, options};
 
 /// How long a node is waited for that is not heard, and then again. Short, since the test waits
 /// for it, and long enough for a service that is started while both processors are busy.
 const LOST_AFTER: Duration = Duration::from_secs(8);
 
-#[test]
-fn the_other_side() {
-    let Some((role, place)) = role() else { return };
-    let words: Vec<&str> = role.iter().map(String::as_str).collect();
-    match words[..] {
+testkit::entry_of_children!(enter);
+
+fn enter(words: &[&str]) {
+    crate::ground::log();
+    if let ["inside", what] = words {
+        return match *what {
+            "peers" => crate::peers::inside(),
+            "topics" => crate::topics::inside(),
+            _ => panic!("no role {what}"),
+        };
+    }
+    let [place, words @ ..] = words else { panic!("no place") };
+    let place = Path::new(place);
+    match *words {
         ["serves", number] => {
             let network = NetworkOptions {
                 listen: Some(address(number.parse().unwrap())),
@@ -27,17 +37,17 @@ fn the_other_side() {
                 ..NetworkOptions::default()
             };
             let network = Some(network);
-            let _node = Node::join(NodeOptions { network, ..options(&place) }).unwrap();
-            let _ = std::io::stdin().read(&mut [0]);
+            let _node = Node::join(NodeOptions { network, ..options(place) }).unwrap();
+            wait_for_end_of_input();
         }
         ["reads-for-ever", topic] => {
             let service = ServiceMode::Outside;
-            let node = Node::join(NodeOptions { service, ..options(&place) }).unwrap();
+            let node = Node::join(NodeOptions { service, ..options(place) }).unwrap();
             let mut subscriber = node.open(topic).unwrap().subscriber().unwrap();
             loop {
                 drop(subscriber.pull(PATIENCE).unwrap());
             }
         }
-        _ => panic!("no role {role:?}"),
+        _ => panic!("no role {words:?}"),
     }
 }

@@ -1,19 +1,18 @@
 //! What the tests have in common: a directory, other processes, which are this program again,
 //! and messages that can be checked.
 
+use std::ffi::OsStr;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, Memory, Stream};
 use pubsub::{MemoryPlace, Node, NodeOptions, Publisher, Sample, ServiceMode, TopicSettings};
+use testkit::children::{self, Child};
 
 /// Only ever reached if something is broken.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-
-const ROLE: &str = "FABRICAST_TEST_ROLE";
-const PLACE: &str = "FABRICAST_TEST_PLACE";
 
 /// A node's directory, gone with the test.
 pub struct Ground(PathBuf);
@@ -176,116 +175,43 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// What this process is to do, if it is the other one of a test, and where.
-pub fn role() -> Option<(Vec<String>, PathBuf)> {
-    let role = std::env::var(ROLE).ok()?;
-    log();
-    let place = std::env::var_os(PLACE).unwrap();
-    Some((role.split(' ').map(str::to_owned).collect(), place.into()))
-}
-
 /// Kills what it started at the latest when it is dropped.
 pub struct Other(Child);
 
 impl Other {
     /// Starts the other side in a role, with words to tell it more.
     pub fn start(role: &str, place: &Path) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "other_side::the_other_side", "--nocapture"]);
-        command.env(ROLE, role).env(PLACE, place).stdout(Stdio::null()).stdin(Stdio::piped());
-        Self(command.spawn().unwrap())
-    }
-
-    /// Its number.
-    #[allow(dead_code, reason = "not every program that has this asks for it")]
-    pub fn process(&self) -> u32 {
-        self.0.id()
+        let words = std::iter::once(place.as_os_str()).chain(role.split(' ').map(OsStr::new));
+        Self(Child::start(&mut children::again(words)))
     }
 
     #[track_caller]
     pub fn finish(&mut self) {
-        let end = Instant::now() + 2 * PATIENCE;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                assert!(status.success(), "the other side failed: {status}");
-                return;
-            }
-            assert!(Instant::now() < end, "the other side does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.0.finish(2 * PATIENCE);
     }
 
     /// Lets it end in order: it waits for its input to be closed.
     #[track_caller]
     pub fn end(&mut self) {
-        drop(self.0.stdin.take());
-        self.finish();
+        self.0.end(2 * PATIENCE);
     }
 
-    /// Stops it until it goes on, or is killed. All of it: on several processors some of its threads
-    /// run a while longer.
-    #[allow(dead_code, reason = "not every program that has this does it")]
+    /// Stops it until it goes on, or is killed.
+    #[track_caller]
     pub fn stop(&self) {
-        self.signal(libc::SIGSTOP);
-        let threads = format!("/proc/{}/task", self.0.id());
-        let is_stopped = |thread: std::fs::DirEntry| {
-            let line = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            // Behind its name, which may have anything in it.
-            line.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
-        };
-        until("all of it to stop", || {
-            std::fs::read_dir(&threads).unwrap().flatten().all(is_stopped)
-        });
-    }
-
-    /// Lets it go on.
-    #[allow(dead_code, reason = "not every program that has this does it")]
-    pub fn go_on(&self) {
-        self.signal(libc::SIGCONT);
-    }
-
-    #[allow(unsafe_code)]
-    fn signal(&self, signal: i32) {
-        // SAFETY: no pointers; a child that is not reaped, so the number is its own.
-        assert_eq!(unsafe { libc::kill(self.0.id() as i32, signal) }, 0);
-    }
-
-    /// How many it has open.
-    #[allow(dead_code, reason = "not every program that has this does it")]
-    pub fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap().count()
+        self.0.stop(PATIENCE);
     }
 
     pub fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        self.0.kill();
     }
 }
 
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+impl Deref for Other {
+    type Target = Child;
 
-/// Forks, and tells what the child found.
-#[allow(unsafe_code)]
-pub fn in_a_child(look: impl FnOnce() -> bool) -> bool {
-    use nix::libc;
-    use nix::sys::wait::{WaitStatus, waitpid};
-    use nix::unistd::{ForkResult, fork};
-    // SAFETY: the child calls nothing that takes a lock another thread could hold but the
-    // allocator's, which survives a fork, and ends without running anything of the parent's.
-    match unsafe { fork() }.unwrap() {
-        ForkResult::Child => {
-            let code = i32::from(!look());
-            // SAFETY: ends the child at once.
-            unsafe { libc::_exit(code) }
-        }
-        ForkResult::Parent { child } => {
-            matches!(waitpid(child, None).unwrap(), WaitStatus::Exited(_, 0))
-        }
+    fn deref(&self) -> &Child {
+        &self.0
     }
 }
 

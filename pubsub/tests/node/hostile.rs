@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipc::{Channel, Life};
 use pubsub::Row;
+use testkit::children::ForkedChild;
 
 use crate::ground::{Ground, Other, PATIENCE, message, number_of, publish, settings, until};
 
@@ -220,7 +221,7 @@ fn those_that_left_cost_nothing() {
         node.report().unwrap().iter().filter(is_member).count()
     };
     until("three members", || members() == 3);
-    let descriptors = || [&serving, &bystander].map(Other::descriptors);
+    let descriptors = || [&serving, &bystander].map(|other| other.descriptors());
     let before = descriptors();
     let life = Life::of_this_process().unwrap();
     let guests: Vec<_> = (0..20)
@@ -264,15 +265,15 @@ fn a_fork_is_noticed() {
     let mut subscriber = topic.subscriber().unwrap();
     let publisher = topic.publisher().unwrap();
     // In a process with one thread it would be a plain fork; here the child only asks.
-    let kinds = crate::ground::in_a_child(|| {
+    let child = ForkedChild::new(|| {
         let refused = [
             node.topic("other", &settings()).err().map(|error| error.kind()),
             publisher.push(&message(1), PATIENCE).err().map(|error| error.kind()),
             subscriber.try_pull().err().map(|error| error.kind()),
         ];
-        refused.iter().all(|kind| *kind == Some(pubsub::ErrorKind::Forked))
+        assert!(refused.iter().all(|kind| *kind == Some(pubsub::ErrorKind::Forked)));
     });
-    assert!(kinds, "the child took itself for its parent");
+    assert!(child.wait().success(), "the child took itself for its parent");
     publisher.push(&message(2), PATIENCE).unwrap();
     assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), 2);
 }

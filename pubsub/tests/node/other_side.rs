@@ -1,41 +1,39 @@
-//! What the other processes of a test do: this program again, told by its environment.
+//! What the other processes of a test do.
 
-use std::io::Read;
+use std::path::Path;
 
 use pubsub::{ErrorKind, Node, NodeOptions, ServiceMode};
+use testkit::children::wait_for_end_of_input;
 
 use crate::ground::{
     Gate, PATIENCE, message, number_of, on_a_device, options, publish, publish_and_hang,
-    publish_on, role, settings,
+    publish_on, settings,
 };
 
-/// Until the test lets this process end.
-fn stay() {
-    let _ = std::io::stdin().read(&mut [0]);
-}
+testkit::entry_of_children!(enter);
 
-#[test]
-fn the_other_side() {
-    let Some((role, place)) = role() else { return };
-    let words: Vec<&str> = role.iter().map(String::as_str).collect();
-    let join = |service| Node::join(NodeOptions { service, ..options(&place) }).unwrap();
+fn enter(words: &[&str]) {
+    crate::ground::log();
+    let [place, words @ ..] = words else { panic!("no place") };
+    let place = Path::new(place);
+    let join = |service| Node::join(NodeOptions { service, ..options(place) }).unwrap();
     // Serves if nobody does, unless it is told not to.
-    let (words, comes) = match words[..] {
-        ["outside", ref words @ ..] => (words.to_vec(), ServiceMode::Outside),
+    let (words, comes) = match words {
+        ["outside", words @ ..] => (words, ServiceMode::Outside),
         _ => (words, ServiceMode::Embedded),
     };
     let number = |text: &str| text.parse::<u64>().unwrap();
-    match words[..] {
+    match *words {
         // Serves, if nobody else does.
         ["serves"] => {
             let node = join(ServiceMode::Embedded);
-            stay();
+            wait_for_end_of_input();
             drop(node);
         }
         // Serves, and takes it from those that do in passing.
         ["stands"] => {
             let node = join(ServiceMode::Standing);
-            stay();
+            wait_for_end_of_input();
             drop(node);
         }
         // Serves, and leaves all that it has open with a child.
@@ -43,7 +41,7 @@ fn the_other_side() {
             let node = join(ServiceMode::Embedded);
             let topic = node.topic(topic, &settings()).unwrap();
             crate::ground::leave_a_child();
-            stay();
+            wait_for_end_of_input();
             drop((node, topic));
         }
         // Publishes numbers when somebody subscribes.
@@ -94,7 +92,7 @@ fn the_other_side() {
                 sample.release_on(&stream).unwrap();
             }
             topic.publisher().unwrap().push(&message(99), PATIENCE).unwrap();
-            stay();
+            wait_for_end_of_input();
         }
         // Holds all the loans that a publisher may have, so many, and is killed.
         ["loans", topic, count] => {
@@ -107,7 +105,7 @@ fn the_other_side() {
             assert_eq!(refused.kind(), ErrorKind::TooManyLoans);
             let other = topic.publisher().unwrap();
             other.push(&message(0), PATIENCE).unwrap();
-            stay();
+            wait_for_end_of_input();
             drop((loans, other));
         }
         // Reads numbers, all of them and in order.
@@ -126,9 +124,9 @@ fn the_other_side() {
             let mut subscriber = topic.subscriber().unwrap();
             let samples: Vec<_> =
                 (0..number(count)).map(|_| subscriber.pull(PATIENCE).unwrap()).collect();
-            stay();
+            wait_for_end_of_input();
             drop(samples);
         }
-        _ => panic!("no role {role:?}"),
+        _ => panic!("no role {words:?}"),
     }
 }

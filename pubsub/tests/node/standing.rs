@@ -46,7 +46,7 @@ fn who_serves_in_passing_gives_way_to_one_that_is_there_for_it() {
     publish(&topic.publisher().unwrap(), 0..5);
     assert!(node.serves());
     let mut standing = Other::start("stands", ground.path());
-    until("it to serve", || server(&ground) == Some(standing.process()));
+    until("it to serve", || server(&ground) == Some(standing.id()));
     assert!(!node.serves());
     publish(&topic.publisher().unwrap(), 5..8);
     for expected in 0..8 {
@@ -55,7 +55,7 @@ fn who_serves_in_passing_gives_way_to_one_that_is_there_for_it() {
     // Whoever comes now comes to it.
     let other = ground.join();
     assert!(!other.serves() && other.open("numbers").is_ok());
-    assert_eq!((server(&ground), other.identity()), (Some(standing.process()), node.identity()));
+    assert_eq!((server(&ground), other.identity()), (Some(standing.id()), node.identity()));
     // And it is served in passing again when it has ended.
     standing.end();
     until("another service", || node.serves() || other.serves());
@@ -82,13 +82,13 @@ fn it_gives_way_within_one_process_too() {
 fn nobody_takes_it_from_one_that_is_there_for_it() {
     let ground = Ground::new();
     let mut standing = Other::start("stands", ground.path());
-    until("it to serve", || server(&ground) == Some(standing.process()));
+    until("it to serve", || server(&ground) == Some(standing.id()));
     let error = join(&ground, ServiceMode::Standing).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyServed);
-    assert!(error.detail().contains(&format!("process {} does", standing.process())), "{error}");
+    assert!(error.detail().contains(&format!("process {} does", standing.id())), "{error}");
     let passing = ground.join();
     std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(server(&ground), Some(standing.process()));
+    assert_eq!(server(&ground), Some(standing.id()));
     assert!(!passing.serves());
     standing.kill();
     until("one that serves in passing", || passing.serves());
@@ -101,9 +101,9 @@ fn nobody_takes_it_from_one_that_is_there_for_it() {
 fn stopped_service_is_named_to_who_asks_and_who_joins() {
     let ground = Ground::new();
     let standing = Other::start("stands", ground.path());
-    until("it to serve", || server(&ground) == Some(standing.process()));
+    until("it to serve", || server(&ground) == Some(standing.id()));
     standing.stop();
-    let named = format!("process {} ", standing.process());
+    let named = format!("process {} ", standing.id());
     let error = pubsub::report(ground.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(error.detail().starts_with(&named), "{error}");
@@ -115,8 +115,8 @@ fn stopped_service_is_named_to_who_asks_and_who_joins() {
     let error = Node::join(passing).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
     assert!(error.detail().starts_with(&named), "{error}");
-    standing.go_on();
-    until("it to answer", || server(&ground) == Some(standing.process()));
+    standing.resume();
+    until("it to answer", || server(&ground) == Some(standing.id()));
 }
 
 /// Numbers go from one process to another while the node is handed over, again and again, and
@@ -138,7 +138,7 @@ fn numbers_flow_while_it_is_handed_over(end: fn(&mut Other)) {
         for expected in numbers {
             assert_eq!(number_of(&subscriber.pull(PATIENCE).unwrap()), expected);
             if expected == half {
-                until("it to serve", || server(&ground) == Some(standing.process()));
+                until("it to serve", || server(&ground) == Some(standing.id()));
                 end(&mut standing);
             }
         }
@@ -175,8 +175,8 @@ fn hold_while_vacant(ground: &Ground, heir: &Other) -> bool {
         std::thread::sleep(Duration::from_millis(5));
         match holder(ground.path(), "node.lock") {
             None => return true,
-            Some(process) if process == heir.process() => return false,
-            Some(_) => heir.go_on(),
+            Some(process) if process == heir.id() => return false,
+            Some(_) => heir.resume(),
         }
         assert!(Instant::now() < end, "the office is not given to it");
         std::thread::sleep(Duration::from_micros(200));
@@ -205,7 +205,7 @@ fn nothing_is_lost_whoever_dies_while_it_is_handed_over() {
         for (kills_heir, later) in later.into_iter().flat_map(|it| [(true, it), (false, it)]) {
             read_some();
             let mut standing = Other::start("stands", ground.path());
-            let (heir, end) = (Some(standing.process()), Instant::now() + PATIENCE);
+            let (heir, end) = (Some(standing.id()), Instant::now() + PATIENCE);
             loop {
                 let office = holder(ground.path(), "node.lock");
                 let is_so = match step {
@@ -224,11 +224,11 @@ fn nothing_is_lost_whoever_dies_while_it_is_handed_over() {
             let dies = if kills_heir { &mut standing } else { &mut serving };
             dies.kill();
             if !kills_heir {
-                standing.go_on();
+                standing.resume();
             }
             read_some();
             if !kills_heir {
-                until("it to serve", || server(&ground) == Some(standing.process()));
+                until("it to serve", || server(&ground) == Some(standing.id()));
                 serving = Other::start("serves", ground.path());
                 until("a member", || {
                     let rows = node.report().unwrap();
@@ -236,7 +236,7 @@ fn nothing_is_lost_whoever_dies_while_it_is_handed_over() {
                 });
                 standing.kill();
             }
-            until("the other to serve", || server(&ground) == Some(serving.process()));
+            until("the other to serve", || server(&ground) == Some(serving.id()));
             let name = format!("after {step:?} {kills_heir} {later:?}");
             node.topic(&name, &settings()).unwrap();
         }

@@ -1,12 +1,13 @@
-//! What the other processes of a test do: this program again, told by its environment.
+//! What the other processes of a test do.
 
-use std::io::Read;
 use std::net::SocketAddr;
+use std::path::Path;
 
 use pubsub::{Node, NodeOptions, ServiceMode};
+use testkit::children::wait_for_end_of_input;
 
 use crate::between::{join, network};
-use crate::ground::{PATIENCE, number_of, options, publish, publish_and_hang, role, settings};
+use crate::ground::{PATIENCE, number_of, options, publish, publish_and_hang, settings};
 
 /// Reads numbers, all of them and in order.
 fn read(node: &Node, topic: &str, count: u64) {
@@ -16,18 +17,20 @@ fn read(node: &Node, topic: &str, count: u64) {
     }
 }
 
-#[test]
-fn the_other_side() {
-    let Some((role, place)) = role() else { return };
-    let words: Vec<&str> = role.iter().map(String::as_str).collect();
+testkit::entry_of_children!(enter);
+
+fn enter(words: &[&str]) {
+    crate::ground::log();
+    let [place, words @ ..] = words else { panic!("no place") };
+    let place = Path::new(place);
     let address = |text: &str| text.parse::<SocketAddr>().unwrap();
     let outside =
-        || Node::join(NodeOptions { service: ServiceMode::Outside, ..options(&place) }).unwrap();
+        || Node::join(NodeOptions { service: ServiceMode::Outside, ..options(place) }).unwrap();
     let count = |text: &str| text.parse::<u64>().unwrap();
-    match words[..] {
+    match *words {
         ["serves", listen, peer] => {
-            let _node = join(&place, network(address(listen), &[address(peer)]));
-            let _ = std::io::stdin().read(&mut [0]);
+            let _node = join(place, network(address(listen), &[address(peer)]));
+            wait_for_end_of_input();
         }
         ["publishes", topic, number] => {
             let topic = outside().topic(topic, &settings()).unwrap();
@@ -41,7 +44,7 @@ fn the_other_side() {
         }
         // Publishes to one who reads here, and to another node; serves if nobody does.
         ["comes-and-publishes", listen, peer, number] => {
-            let node = join(&place, network(address(listen), &[address(peer)]));
+            let node = join(place, network(address(listen), &[address(peer)]));
             let publisher = node.topic("numbers", &settings()).unwrap().publisher().unwrap();
             while publisher.subscribers() < 2 {
                 std::thread::sleep(std::time::Duration::from_millis(2));
@@ -50,7 +53,7 @@ fn the_other_side() {
             publisher.flush(PATIENCE).unwrap();
         }
         ["comes-and-reads", listen, peer, number] => {
-            let node = join(&place, network(address(listen), &[address(peer)]));
+            let node = join(place, network(address(listen), &[address(peer)]));
             read(&node, "numbers", count(number));
         }
         ["publishes-and-waits", topic, number] => {
@@ -60,10 +63,10 @@ fn the_other_side() {
                 std::thread::sleep(std::time::Duration::from_millis(2));
             }
             publish(&publisher, 0..count(number));
-            let _ = std::io::stdin().read(&mut [0]);
+            wait_for_end_of_input();
         }
         ["publishes-and-hangs", topic] => publish_and_hang(&outside(), topic),
         ["reads", topic, number] => read(&outside(), topic, count(number)),
-        _ => panic!("no role {role:?}"),
+        _ => panic!("no role {words:?}"),
     }
 }

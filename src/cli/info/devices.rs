@@ -51,7 +51,6 @@ impl Devices {
                 (types.legacy, "legacy"),
                 (types.fabric, "fabric"),
                 (types.dma_buf, "dma-buf"),
-                (types.events, "events"),
             ];
             let counters = LinkCounters::of(device);
             Found {

@@ -53,13 +53,13 @@ fn exchange(house: &mut House, role: &str, by_way_of: &[&str], path: Path) {
 
 #[test]
 fn device_memory_goes_to_another_process_and_comes_back() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     exchange(&mut House::open(), "shared", &[], Path::CudaIpc);
 }
 
 #[test]
 fn so_it_does_between_namespaces() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let works =
         Command::new("unshare").args(&UNSHARE[1..]).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
@@ -71,7 +71,7 @@ fn so_it_does_between_namespaces() {
 
 #[test]
 fn plain_memory_goes_where_the_device_can() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open();
     if device().properties().handle_types.legacy {
         exchange(&mut house, "plain", &[], Path::CudaIpc);
@@ -89,7 +89,7 @@ fn plain_memory_goes_where_the_device_can() {
 
 #[test]
 fn memory_of_another_library_goes_in_its_pieces() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open();
     if device().name().implementation != gpu::Implementation::StandIn {
         println!("skipped: other libraries are played on the stand-in only");
@@ -112,13 +112,13 @@ fn memory_of_another_library_goes_in_its_pieces() {
 
 #[test]
 fn host_memory_is_reached_by_devices() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     exchange(&mut House::open(), "host", &[], Path::SharedMemory);
 }
 
 #[test]
 fn host_memory_goes_to_host_memory_and_to_devices() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open();
     let host = HostBuffer::new(LENGTH).unwrap();
     let region = house.agent.register(&host, Rights::ALL).unwrap();
@@ -145,7 +145,7 @@ fn host_memory_goes_to_host_memory_and_to_devices() {
 
 #[test]
 fn agents_of_one_process_need_no_socket() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut one = Agent::start(AgentOptions::new("one")).unwrap();
     let mut two = Agent::start(AgentOptions::new("two")).unwrap();
     let [from, to] = [1, 2].map(|_| device().allocate_shared(LENGTH, &[]).unwrap());
@@ -173,7 +173,7 @@ fn agents_of_one_process_need_no_socket() {
 
 #[test]
 fn one_that_says_much_does_not_keep_others_from_being_heard() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut host = Agent::start(AgentOptions::new("host")).unwrap();
     let card = host.card().encode().unwrap();
     let visitors = ["much", "little"].map(|label| {
@@ -194,7 +194,7 @@ fn one_that_says_much_does_not_keep_others_from_being_heard() {
 
 #[test]
 fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open();
     if device().name().implementation != gpu::Implementation::StandIn {
         println!("skipped: only stand-ins can be told not to reach each other");
@@ -222,7 +222,7 @@ fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
 
 #[test]
 fn what_was_joined_is_mapped_once_and_let_go_of() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open();
     let neighbour = house.neighbour("shared", &[]);
     drop(house.join(&neighbour));

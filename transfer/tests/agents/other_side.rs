@@ -1,12 +1,13 @@
-//! What the other process of a test does: this program again, told by its environment.
+//! What the other process of a test does.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gpu::{Allocator, Device, stand_in};
 use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
 use crate::cables;
-use crate::common::{LENGTH, PATIENCE, place, role};
+use crate::common::{LENGTH, PATIENCE};
 use crate::house::{
     ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill_buffer, notice, other_device, read,
     sum_of_buffer, with_cables, with_rails, write,
@@ -60,14 +61,15 @@ impl Possession {
     }
 }
 
-#[test]
-fn the_other_side() {
-    let Some(role) = role() else { return };
+testkit::entry_of_children!(enter);
+
+fn enter(words: &[&str]) {
+    let [role, directory] = *words else { panic!("{words:?}") };
     if let Some(role) = role.strip_prefix("inside ") {
         return cables::inside(role);
     }
-    let directory = &place();
-    let options = AgentOptions::new(&role).directory(directory);
+    let directory = Path::new(directory);
+    let options = AgentOptions::new(role).directory(directory);
     // Also when the house is lost: it may come back.
     let mut stays = false;
     // "far by tcp 2: host", or "beside by" where memory is shared, too.
@@ -85,12 +87,12 @@ fn the_other_side() {
                 } else {
                     with_rails(options, provider, rails.parse().unwrap())
                 };
-                (options, role.to_owned())
+                (options, role)
             }
             None => (options, role),
         };
     let mut agent = Agent::start(options).unwrap();
-    let buffer = memory(&role, &other_device());
+    let buffer = memory(role, &other_device());
     let rights = if role == "shared-read-only" { Rights::READ } else { Rights::ALL };
     let region = agent.register(buffer.clone(), rights).unwrap();
     let mut has = Possession { buffer, region: None };

@@ -63,7 +63,7 @@ fn comes_true(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[test]
 fn a_buffer_is_registered_once_however_often_its_region_comes_and_goes() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = house(1, |options| options);
     let neighbour = neighbour(&mut house);
     let buffer = HostBuffer::new(LENGTH).unwrap();
@@ -96,7 +96,7 @@ fn a_buffer_is_registered_once_however_often_its_region_comes_and_goes() {
 
 #[test]
 fn where_the_fabric_asks_for_no_registration_none_is_made_and_none_is_kept() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(tcp(), 1);
     let neighbour = neighbour(&mut house);
     // Of the whole process, in which other tests may have run before.
@@ -119,7 +119,7 @@ fn where_the_fabric_asks_for_no_registration_none_is_made_and_none_is_kept() {
 
 #[test]
 fn what_peers_may_reach_is_registered_anew_and_never_found_again() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = house(1, |options| options);
     let buffer = HostBuffer::new(LENGTH).unwrap();
     let before = registrations();
@@ -147,7 +147,7 @@ fn pinned() -> Memory {
 
 #[test]
 fn memory_that_its_user_dropped_is_not_kept() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let evictions = registration_cache().evictions;
     // Several rails, and two agents: none takes another for a user.
     let house = house(2, |options| options);
@@ -184,7 +184,7 @@ fn memory_that_its_user_dropped_is_not_kept() {
 
 #[test]
 fn what_is_kept_is_limited_and_what_is_used_stays() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = house(1, |options| options.keep_registered(2 * LENGTH, 10));
     let buffers = [(); 3].map(|()| HostBuffer::new(LENGTH).unwrap());
     let (before, old) = (registrations(), registration_cache());
@@ -222,7 +222,7 @@ fn what_is_kept_is_limited_and_what_is_used_stays() {
 
 #[test]
 fn no_peer_reaches_what_is_for_own_use() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let options = |label| AgentOptions::new(label);
     let far =
         |label| with_rails(options(label).take_all_for_remote(), tcp(), 1).always_register_own();
@@ -247,7 +247,7 @@ fn no_peer_reaches_what_is_for_own_use() {
 
 #[test]
 fn a_region_for_own_use_is_withdrawn_like_others_and_shares_memory_like_others() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = house(1, |options| options);
     let mut guest = Agent::start(AgentOptions::new("guest")).unwrap();
     let peer = guest.connect(&house.agent.card().encode().unwrap(), PATIENCE).unwrap();

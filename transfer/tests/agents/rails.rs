@@ -55,7 +55,7 @@ impl Mine {
 
 /// There and back, and there again in many blocks, from all kinds of memory to all kinds.
 fn exchange(provider: &str, rails: usize) {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(provider, rails);
     for (theirs, is_theirs_host) in [("host", true), ("shared", false)] {
         let role = format!("far by {provider} {rails}: {theirs}");
@@ -112,7 +112,7 @@ fn by_shm() {
 
 #[test]
 fn a_thousand_notices_come_in_order() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(tcp(), 1);
     let neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
     // Each is answered with what it said of the sum: more than one window of them.
@@ -131,7 +131,7 @@ fn a_thousand_notices_come_in_order() {
 
 #[test]
 fn a_killed_peer_ends_what_is_under_way_and_the_next_one_works() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(tcp(), 1);
     let role = format!("far by {} 1: host", tcp());
     let mut neighbour = house.neighbour(&role, &[]);
@@ -162,7 +162,7 @@ fn a_killed_peer_ends_what_is_under_way_and_the_next_one_works() {
 
 #[test]
 fn a_region_that_is_withdrawn_is_refused_and_what_was_begun_is_waited_for() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(tcp(), 1);
     for theirs in ["host", "shared"] {
         let neighbour = house.neighbour(&format!("far by {} 1: {theirs}", tcp()), &[]);
@@ -189,7 +189,7 @@ fn a_region_that_is_withdrawn_is_refused_and_what_was_begun_is_waited_for() {
 
 #[test]
 fn who_does_not_answer_is_named_with_every_reason() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(tcp(), 1);
     let mut neighbour = house.neighbour(&format!("far by {} 1: host", tcp()), &[]);
     neighbour.other.kill();
@@ -209,7 +209,7 @@ fn who_does_not_answer_is_named_with_every_reason() {
 /// and each transfer by it is counted.
 #[test]
 fn a_preferred_path_is_taken_or_fallen_back_from() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_beside(tcp(), 1);
     let neighbour = house.neighbour(&format!("beside by {} 1: host", tcp()), &[]);
     let mine = Mine::new(&house, true);
@@ -238,7 +238,7 @@ fn a_preferred_path_is_taken_or_fallen_back_from() {
 /// Memory of a device by a provider that does not reach it: staged, said so, and counted each time.
 #[test]
 fn staging_is_a_fallback_that_is_counted() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(tcp(), 1);
     let neighbour = house.neighbour(&format!("far by {} 1: shared", tcp()), &[]);
     let mine = Mine::new(&house, false);
@@ -264,7 +264,7 @@ fn staging_is_a_fallback_that_is_counted() {
 /// One that sends garbage, and much of it, to an agent's address does not disturb it.
 #[test]
 fn garbage_at_a_rail_is_left_aside() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(tcp(), 1);
     let card = house.agent.card();
     let address = fabric::Address(card.fabrics[0].address.clone());
@@ -298,7 +298,7 @@ fn garbage_at_a_rail_is_left_aside() {
 /// Two agents know each other both ways, one of them twice: what is left does not touch the rest.
 #[test]
 fn leaving_one_way_does_not_touch_the_other() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let start = |label: &str| {
         let options = AgentOptions::new(label).take_all_for_remote();
         Agent::start(with_rails(options, tcp(), 1)).unwrap()
@@ -331,7 +331,7 @@ fn leaving_one_way_does_not_touch_the_other() {
 /// What is under way when a peer is left, or the agent is dropped, comes to its end: with success or
 /// an error, and nothing crashes.
 fn leaves_in_the_middle(provider: &str) {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     // They outlive the agent: what is left alone here is not killed.
     let mut neighbours = Vec::new();
     let mut house = House::open_far(provider, 1);
@@ -381,7 +381,7 @@ fn shm_is_left_in_the_middle() {
 /// One that is killed in the middle of much does not hold up others. (On shm it does: see
 /// docs/providers.md.)
 fn others_go_on(provider: &str) {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open_far(provider, 1);
     let role = format!("far by {provider} 1: shared");
     let mut victim = house.neighbour(&role, &[]);
@@ -429,7 +429,7 @@ fn others_go_on_by_rxm_when_one_is_killed() {
 /// the fabric, and each transfer is counted, with the reason.
 #[test]
 fn without_peer_access_the_preferred_path_is_fallen_back_from() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     if device().name().implementation != gpu::Implementation::StandIn {
         println!("skipped: only stand-ins can be told not to reach each other");
         return;
@@ -468,7 +468,7 @@ fn without_peer_access_the_preferred_path_is_fallen_back_from() {
 #[test]
 fn patience_may_be_endless() {
     const EVER: Duration = Duration::MAX;
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     for is_far in [false, true] {
         let start = |label: &str| {
             let options = AgentOptions::new(label).lost_after(EVER);

@@ -2,26 +2,26 @@
 //! told by its environment; and what must be the same afterwards.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName};
+use testkit::children::{self, Child};
 
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const LENGTH: u64 = 6 << 20;
 
-const ROLE: &str = "FABRICAST_TEST_ROLE";
-const PLACE: &str = "FABRICAST_TEST_PLACE";
+/// How long another process may take.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// What every test begins with: they count descriptors, mappings and free memory, and
-/// change how the stand-in behaves, so there is one at a time in a process. None in the
-/// other process of a test, which has only its role to play.
-pub fn alone() -> Option<MutexGuard<'static, ()>> {
+/// change how the stand-in behaves, so there is one at a time in a process.
+pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    role().is_none().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub fn device() -> Device {
@@ -39,55 +39,27 @@ pub fn numbers(length: u64, first: u32) -> Vec<u8> {
     (0..length as u32 / 4).flat_map(|at| (first + at).to_le_bytes()).collect()
 }
 
-/// What this process is to do, if it is the other one of a test.
-pub fn role() -> Option<String> {
-    std::env::var(ROLE).ok()
-}
-
-/// The path that the other process was given.
-pub fn place() -> PathBuf {
-    PathBuf::from(std::env::var_os(PLACE).unwrap())
-}
-
 /// Kills what it started at the latest when it is dropped.
 pub struct Other(pub Child);
 
 impl Other {
     #[track_caller]
     pub fn finish(&mut self) {
-        assert!(self.0.wait().unwrap().success(), "the other side failed");
+        self.0.finish(LONGEST);
     }
 
     pub fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.0.kill();
     }
 }
 
 /// Starts the other side, by way of another program if one is named, and as another user.
 pub fn start(role: &str, place: &Path, by_way_of: &[&str], user: Option<u32>) -> Other {
-    let program = std::env::current_exe().unwrap();
-    let mut command = match by_way_of.split_first() {
-        Some((first, rest)) => {
-            let mut command = Command::new(first);
-            command.args(rest).arg(program);
-            command
-        }
-        None => Command::new(program),
-    };
-    command.args(["--exact", "other_side::the_other_side", "--nocapture"]);
-    command.env(ROLE, role).env(PLACE, place).stdout(Stdio::null());
+    let mut command = children::again_by(by_way_of, [OsStr::new(role), place.as_os_str()]);
     if let Some(user) = user {
         command.uid(user);
     }
-    Other(command.spawn().unwrap())
+    Other(Child::start(&mut command))
 }
 
 /// What must be the same afterwards.

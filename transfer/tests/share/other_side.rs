@@ -1,16 +1,19 @@
-//! What the other process of a test does: this program again, told by its environment.
+//! What the other process of a test does.
+
+use std::path::Path;
 
 use ipc::Channel;
 use transfer::{Admission, Client, ErrorKind, ShareService, Shared};
 
-use crate::common::{LENGTH, PATIENCE, device, next_device, place, role};
+use crate::common::{LENGTH, PATIENCE, device, next_device};
 use crate::house::{check, fill, tensor};
 
-#[test]
-fn the_other_side() {
-    let Some(role) = role() else { return };
-    let path = &place();
-    match role.as_str() {
+testkit::entry_of_children!(enter);
+
+fn enter(words: &[&str]) {
+    let [role, path] = *words else { panic!("{words:?}") };
+    let path = Path::new(path);
+    match role {
         "reads-and-writes" => {
             let client = Client::connect(path, PATIENCE).unwrap();
             let opened = client.open("numbers", None, PATIENCE).unwrap();

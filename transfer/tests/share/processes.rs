@@ -15,7 +15,7 @@ use crate::house::{House, check, fill, tensor};
 
 #[test]
 fn another_process_reads_and_writes_what_is_shared() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = House::open();
     start("reads-and-writes", &house.path(), &[], None).finish();
     check(&house.memory, 7);
@@ -37,7 +37,7 @@ fn has_namespaces() -> bool {
 
 #[test]
 fn so_does_one_in_other_namespaces() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     if !has_namespaces() {
         return;
     }
@@ -50,7 +50,7 @@ fn so_does_one_in_other_namespaces() {
 /// handles by that.
 #[test]
 fn processes_of_the_same_number_share_memory() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     if !has_namespaces() {
         return;
     }
@@ -70,7 +70,7 @@ fn processes_of_the_same_number_share_memory() {
 
 #[test]
 fn memory_stays_when_its_maker_is_killed() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = House::open();
     let path = house.directory().join("theirs");
     let listener = ChannelListener::bind(&path).unwrap();
@@ -85,7 +85,7 @@ fn memory_stays_when_its_maker_is_killed() {
 
 #[test]
 fn plain_memory_is_shared_where_the_device_can() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = House::open();
     if !house.device.properties().handle_types.legacy {
         let memory = house.device.allocate(LENGTH).unwrap();
@@ -108,7 +108,7 @@ fn plain_memory_is_shared_where_the_device_can() {
 
 #[test]
 fn a_memory_is_mapped_once() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = House::open();
     let shared = Shared::new(&house.memory, &tensor()).unwrap();
     let opener = Opener::default();
@@ -136,7 +136,7 @@ fn a_memory_is_mapped_once() {
 
 #[test]
 fn clients_of_one_process_map_a_memory_once() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = House::open();
     let connect = || Client::connect(&house.path(), PATIENCE).unwrap();
     let open = |client: &Client| client.open("numbers", None, PATIENCE).unwrap();
@@ -151,7 +151,7 @@ fn clients_of_one_process_map_a_memory_once() {
 
 #[test]
 fn threads_share_a_client() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = House::open();
     let offer = |name: &str, length| {
         let shared = Shared::new(&house.memory, &Tensor::bytes(length)).unwrap();
@@ -174,7 +174,7 @@ fn threads_share_a_client() {
 
 #[test]
 fn a_service_that_is_started_anew_is_found_again() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open();
     let client = Client::connect(&house.path(), PATIENCE).unwrap();
     client.handle("numbers", PATIENCE).unwrap();
@@ -188,7 +188,7 @@ fn a_service_that_is_started_anew_is_found_again() {
 
 #[test]
 fn a_segment_is_copied_from_and_to() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let device = device();
     let segment = Segment::create(Layout::new("test", 1), LENGTH as usize).unwrap();
     let pinned = transfer::pin(&segment, &device).unwrap();
@@ -213,7 +213,7 @@ fn a_segment_is_copied_from_and_to() {
 
 #[test]
 fn a_pool_is_shared_with_all_its_pieces() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let device = device();
     let granule = device.properties().granularity;
     let pool = Pool::new(&device, 8 * granule, &[]).unwrap();
@@ -233,7 +233,7 @@ fn a_pool_is_shared_with_all_its_pieces() {
 
 #[test]
 fn a_pool_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let device = device();
     let granule = device.properties().granularity;
     let pool = Pool::new(&device, 32 * granule, &[]).unwrap();
@@ -255,7 +255,7 @@ fn a_pool_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
 
 #[test]
 fn devices_that_do_not_reach_each_other_are_told_apart() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let device = device();
     let Some(peer) =
         next_device(&device).filter(|_| device.name().to_string().starts_with("stand-in"))
@@ -274,7 +274,7 @@ fn devices_that_do_not_reach_each_other_are_told_apart() {
 
 #[test]
 fn handles_say_that_the_process_forked() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let mut house = House::open();
     let shared = Shared::new(&house.memory, &tensor()).unwrap();
     let handle = shared.handle().unwrap();
@@ -314,7 +314,7 @@ fn handles_say_that_the_process_forked() {
 #[test]
 fn patience_may_be_endless() {
     const EVER: std::time::Duration = std::time::Duration::MAX;
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let house = House::open();
     let client = Client::connect(&house.path(), EVER).unwrap();
     client.handle("numbers", EVER).unwrap();
@@ -323,7 +323,7 @@ fn patience_may_be_endless() {
 
 #[test]
 fn nothing_is_left_behind() {
-    let Some(_alone) = alone() else { return };
+    let _alone = alone();
     let device = device();
     let round = || {
         let house = House::open();

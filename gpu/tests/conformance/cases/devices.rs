@@ -13,7 +13,7 @@ pub fn properties_make_sense(house: &House) -> Result<(), Skip> {
         assert!(properties.granularity.is_power_of_two() && properties.granularity >= 4096);
         let free = device.free_memory().unwrap();
         assert!(free > 0 && free <= properties.total_memory);
-        assert!(properties.handle_types.file_descriptor && properties.handle_types.events);
+        assert!(properties.handle_types.file_descriptor);
         assert_eq!(device.peer_access(device).unwrap(), PeerAccess::Same);
         println!("{}: {properties:?}", device.name());
     }
@@ -122,7 +122,6 @@ pub fn links_count_what_they_carry(house: &House) -> Result<(), Skip> {
         Ok(counters) => counters,
         Err(error) => return skip(&error.to_string()),
     };
-    println!("{:?}", counters.pcie());
     let other = second(house)?;
     house.first.enable_peer(other).unwrap();
     let length = 1 << 30;

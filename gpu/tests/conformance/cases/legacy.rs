@@ -69,7 +69,7 @@ pub fn what_is_no_handle_is_refused(house: &House) -> Result<(), Skip> {
     must_have(house)?;
     let mut child = Child::start("hold-legacy", &[], &[LENGTH.to_string()]);
     let line = child.line();
-    let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+    let words: Vec<_> = line.split(' ').collect();
     let good = handle_from_text(&words);
     let mut altered = good;
     altered.bytes[8..].fill(0x77);
@@ -101,7 +101,7 @@ pub fn memory_whose_maker_died_is_no_garbage(house: &House) -> Result<(), Skip> 
     let length = 64 << 20;
     let mut maker = Child::start("hold-legacy", &[], &[length.to_string()]);
     let line = maker.line();
-    let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
+    let words: Vec<_> = line.split(' ').collect();
     let handle = handle_from_text(&words);
     let memory = house.first.open_legacy(&handle).unwrap();
     house.check(&memory.whole(), 4);

@@ -61,7 +61,6 @@ cases! {
         another_process_reads_and_writes_it, memory_outlives_its_maker,
         a_peer_imports_it, what_is_no_memory_is_refused, a_pool_grows_in_two_places,
         threads_grow_a_pool, a_pool_lies_where_its_pieces_lie,
-        an_event_crosses_processes, what_is_no_event_is_refused,
         only_what_was_made_to_be_shared_is_exported;
     foreign:
         foreign_pieces_cross_to_another_process, foreign_pieces_stay_when_their_owner_goes,

@@ -1,13 +1,13 @@
-//! Memory and events of several processes.
+//! Memory of several processes.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use gpu::{ErrorKind, EventTicket, PATIENCE, Pool};
+use gpu::{ErrorKind, PATIENCE, Pool};
 
 use super::{Skip, second};
-use crate::child::{Child, receive, to_text};
+use crate::child::{Child, receive};
 use crate::house::House;
 
 const LENGTH: u64 = 8 << 20;
@@ -75,12 +75,6 @@ pub fn what_is_no_memory_is_refused(house: &House) -> Result<(), Skip> {
     let program: OwnedFd = File::open("/proc/self/exe").unwrap().into();
     for wrong in [&OwnedFd::from(pipe), &file, &program] {
         let error = house.first.import(wrong.as_fd(), LENGTH).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
-    }
-    // Another shared object, but no memory.
-    let ticket = house.first.shared_event().unwrap().export().unwrap();
-    if let Some(descriptor) = ticket.descriptor() {
-        let error = house.first.import(descriptor, 1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     }
     // Less than is claimed.
@@ -160,49 +154,10 @@ pub fn a_pool_lies_where_its_pieces_lie(house: &House) -> Result<(), Skip> {
     Ok(())
 }
 
-pub fn an_event_crosses_processes(house: &House) -> Result<(), Skip> {
-    let length = 64 << 20;
-    let memory = house.first.allocate_shared(length, &[]).unwrap();
-    let source = house.first.allocate(length).unwrap();
-    house.fill(&source.whole(), 5);
-    let event = house.first.shared_event().unwrap();
-    let ticket = event.export().unwrap();
-    let exported = memory.export().unwrap();
-    let mut arguments = vec![length.to_string()];
-    arguments.extend(ticket.bytes().map(|bytes| to_text(&bytes)));
-    let descriptor = ticket.descriptor().map(|fd| fd.try_clone_to_owned().unwrap());
-    let descriptors: Vec<_> = std::iter::once(&exported).chain(&descriptor).collect();
-    let mut child = Child::start("wait-for-event", &descriptors, &arguments);
-    assert_eq!(child.line(), "open");
-    // The other one's copy is begun while this is going on, and must not overtake it.
-    for _ in 0..20 {
-        house.stream.fill(&memory.whole(), 1).unwrap();
-    }
-    house.stream.copy(&memory.whole(), &source.whole()).unwrap();
-    house.stream.record(&event).unwrap();
-    child.tell("recorded");
-    assert_eq!(child.line(), "ready");
-    child.finish();
-    house.stream.synchronize(PATIENCE).unwrap();
-    Ok(())
-}
-
-pub fn what_is_no_event_is_refused(house: &House) -> Result<(), Skip> {
-    let file: OwnedFd = File::open("/dev/null").unwrap().into();
-    for ticket in [EventTicket::from([0x5a; 64]), EventTicket::from([0; 64]), file.into()] {
-        let error = house.first.open_event(ticket).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
-    }
-    Ok(())
-}
-
 pub fn only_what_was_made_to_be_shared_is_exported(house: &House) -> Result<(), Skip> {
     let plain = house.first.allocate(4096).unwrap();
     assert_eq!(plain.export().unwrap_err().kind(), ErrorKind::NotSupported);
     let shared = house.first.allocate_shared(4096, &[]).unwrap();
     assert_eq!(shared.export_legacy().unwrap_err().kind(), ErrorKind::NotSupported);
-    let event = house.first.event().unwrap();
-    let error = event.export().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}");
     Ok(())
 }

@@ -1,0 +1,139 @@
+//! What the error types of all crates have in common, defined once.
+//!
+//! Each crate has an `Error` of its own, since its kinds are its own. [`define!`] makes the type;
+//! the crate adds what it knows more: constructors, accessors of its fields, and the text.
+
+use std::error::Error;
+use std::fmt;
+
+/// Makes `ErrorKind` (each kind with its text), `Error` and `Result`.
+///
+/// An `Error` has an operation, a kind, and the fields that are named. Errors are boxed, so that a
+/// `Result` is no larger than its value and a pointer. `Display` and `std::error::Error` are left to
+/// the crate.
+///
+/// ```
+/// errors::define! {
+///     /// What went wrong.
+///     pub enum ErrorKind {
+///         /// There is no such thing.
+///         Unknown = "unknown",
+///     }
+///
+///     /// An error.
+///     pub struct Error {
+///         subject: Option<String>,
+///     }
+/// }
+///
+/// impl std::fmt::Display for Error {
+///     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+///         let subject = self.0.subject.as_deref();
+///         errors::write(f, self.operation(), subject, self.kind().label(), "", None)
+///     }
+/// }
+///
+/// let error = Error::bare("open", ErrorKind::Unknown);
+/// assert_eq!(error.to_string(), "open: unknown");
+/// assert_eq!(format!("{error:?}"), "open: unknown");
+/// ```
+#[macro_export]
+macro_rules! define {
+    (
+        $(#[$of_kinds:meta])*
+        pub enum ErrorKind {
+            $( $(#[$of_kind:meta])* $kind:ident = $label:literal, )*
+        }
+
+        $(#[$of_error:meta])*
+        pub struct Error {
+            $( $field:ident: $type:ty, )*
+        }
+    ) => {
+        $(#[$of_kinds])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum ErrorKind {
+            $( $(#[$of_kind])* $kind, )*
+        }
+
+        impl ErrorKind {
+            fn label(self) -> &'static str {
+                match self {
+                    $( Self::$kind => $label, )*
+                }
+            }
+        }
+
+        $(#[$of_error])*
+        #[derive(Clone)]
+        pub struct Error(::std::boxed::Box<Inner>);
+
+        #[derive(Debug, Clone)]
+        struct Inner {
+            operation: &'static str,
+            kind: ErrorKind,
+            $( $field: $type, )*
+        }
+
+        /// What calls of this crate give.
+        pub type Result<T> = ::std::result::Result<T, Error>;
+
+        impl Error {
+            /// One with nothing in its other fields.
+            fn bare(operation: &'static str, kind: ErrorKind) -> Self {
+                let inner = Inner { operation, kind, $( $field: ::std::default::Default::default(), )* };
+                Self(::std::boxed::Box::new(inner))
+            }
+
+            /// What was tried.
+            #[must_use]
+            pub fn operation(&self) -> &'static str {
+                self.0.operation
+            }
+
+            /// What kind of failure it is.
+            #[must_use]
+            pub fn kind(&self) -> ErrorKind {
+                self.0.kind
+            }
+        }
+
+        /// The same text as `Display`, since that is what a program shows whose `main` returns it;
+        /// with `{:#?}`, all that is known.
+        impl ::std::fmt::Debug for Error {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                match f.alternate() {
+                    true => f.debug_tuple("Error").field(&self.0).finish(),
+                    false => ::std::fmt::Display::fmt(self, f),
+                }
+            }
+        }
+    };
+}
+
+/// Writes `operation (subject): kind: detail: cause`, without what is missing or empty.
+///
+/// # Errors
+/// Those of the formatter.
+pub fn write(
+    f: &mut fmt::Formatter<'_>,
+    operation: &str,
+    subject: Option<&str>,
+    kind: &str,
+    detail: &str,
+    cause: Option<&dyn Error>,
+) -> fmt::Result {
+    f.write_str(operation)?;
+    if let Some(subject) = subject {
+        write!(f, " ({subject})")?;
+    }
+    write!(f, ": {kind}")?;
+    if !detail.is_empty() {
+        write!(f, ": {detail}")?;
+    }
+    match cause {
+        Some(cause) => write!(f, ": {cause}"),
+        None => Ok(()),
+    }
+}

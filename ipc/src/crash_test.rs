@@ -1,0 +1,252 @@
+//! Words that end the process at a chosen store: for tests that kill a process before and after
+//! every single store to shared memory.
+//!
+//! A test names the [sources](Sources) whose stores are such points, gives its structures
+//! [`CrashingWords`], forks a child, and lets the child's [`Crash`] [strike](Crash::die_at) at the
+//! first point, the second, and so on until the child comes to its end. In the end no store may be
+//! [missed](Sources::missed): a store that no test kills at has not been thought about.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::panic::Location;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{self, Relaxed};
+use std::time::Duration;
+
+use crate::segment::{Layout, MappedWords, Segment};
+use crate::words::{Part, Words};
+
+const MOST_LINES: usize = 1000;
+
+/// A line of a source that stores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    source: &'static str,
+    line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.source, self.line)
+    }
+}
+
+/// The sources whose stores are points, and where children were killed.
+#[derive(Debug)]
+pub struct Sources {
+    paths: &'static [&'static str],
+    covered: usize,
+    times: u32,
+    /// Before and after: one word for each line, kept in memory that children share with us.
+    killed_at: OnceLock<MappedWords>,
+}
+
+impl Sources {
+    /// The files of these paths, from the root of the workspace. Each store of the first `covered`
+    /// of them has to be reached; the others give more points. A point counts as often as `times`:
+    /// in a loop the first times are all different, the rest are much the same.
+    #[must_use]
+    pub const fn new(paths: &'static [&'static str], covered: usize, times: u32) -> Self {
+        Self { paths, covered, times, killed_at: OnceLock::new() }
+    }
+
+    fn killed_at(&self) -> &MappedWords {
+        self.killed_at.get_or_init(|| {
+            let length = self.paths.len() * MOST_LINES * 8;
+            let segment = Segment::create(Layout::new("places", 1), length);
+            segment.expect("memory for the places").words()
+        })
+    }
+
+    fn index(&self, caller: &Location<'_>) -> Option<usize> {
+        self.paths.iter().position(|path| caller.file().ends_with(path))
+    }
+
+    /// The places where a child was killed, before the store and after it.
+    #[must_use]
+    pub fn reached(&self) -> BTreeSet<Place> {
+        let places = self.paths.iter().enumerate().flat_map(|(number, source)| {
+            (0..MOST_LINES).map(move |line| (number * MOST_LINES + line, Place { source, line }))
+        });
+        let reached = places.filter(|(at, _)| self.killed_at().load(*at, Relaxed) == 3);
+        reached.map(|(_, place)| place).collect()
+    }
+
+    /// The places that store, and where no child was killed before and after. `root` is that of the
+    /// workspace.
+    ///
+    /// # Panics
+    /// If a source cannot be read, or no place stores.
+    #[must_use]
+    pub fn missed(&self, root: &Path) -> BTreeSet<Place> {
+        let mut places = BTreeSet::new();
+        for source in &self.paths[..self.covered] {
+            let text = std::fs::read_to_string(root.join(source)).expect("a source");
+            assert!(text.lines().count() < MOST_LINES, "{source} is too long");
+            places.extend(lines_that_store(&text).map(|line| Place { source, line }));
+        }
+        assert!(!places.is_empty(), "no place stores");
+        places.difference(&self.reached()).copied().collect()
+    }
+}
+
+fn lines_that_store(text: &str) -> impl Iterator<Item = usize> {
+    const CALLS: [&str; 6] =
+        [".store(", ".compare_exchange(", ".swap(", ".fetch_and(", ".fetch_or(", ".fetch_add("];
+    let lines: Vec<&str> = text.lines().collect();
+    // Tests come last; the declaration of a file of tests does not count.
+    let begins_tests =
+        |pair: &[&str]| pair[0].starts_with("#[cfg(test)]") && pair[1].ends_with('{');
+    let end = lines.windows(2).position(begins_tests).unwrap_or(lines.len());
+    let stores = |line: &str| {
+        !line.trim_start().starts_with("//") && CALLS.iter().any(|call| line.contains(call))
+    };
+    lines.into_iter().take(end).zip(1..).filter(move |(line, _)| stores(line)).map(|(_, at)| at)
+}
+
+/// Which point to die at, if any.
+pub struct Crash {
+    sources: &'static Sources,
+    state: RefCell<State>,
+    /// What happens right before the next compare-and-exchange in a source.
+    meanwhile: RefCell<Option<Meanwhile>>,
+}
+
+type Meanwhile = (&'static str, Box<dyn FnOnce()>);
+
+impl fmt::Debug for Crash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.state.fmt(f)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Points still to be passed; None: immortal.
+    left: Option<u64>,
+    times: HashMap<(Place, bool), u32>,
+}
+
+impl Crash {
+    /// At no point yet.
+    #[must_use]
+    pub fn new(sources: &'static Sources) -> Self {
+        // Before any child is forked: it is shared with them.
+        sources.killed_at();
+        Self { sources, state: RefCell::default(), meanwhile: RefCell::default() }
+    }
+
+    /// Kills this process at its `point`th point from now on, if it comes there.
+    pub fn die_at(&self, point: u64) {
+        *self.state.borrow_mut() = State { left: Some(point), ..State::default() };
+    }
+
+    /// Right before the next compare-and-exchange in this source, somebody else does
+    /// this.
+    pub fn at_next_exchange_in(&self, source: &'static str, act: impl FnOnce() + 'static) {
+        *self.meanwhile.borrow_mut() = Some((source, Box::new(act)));
+    }
+
+    fn before_exchange(&self, caller: &Location<'_>) {
+        let is_here = |(source, _): &Meanwhile| caller.file().ends_with(source);
+        let act = self.meanwhile.borrow_mut().take_if(|meanwhile| is_here(meanwhile));
+        if let Some((_, act)) = act {
+            act();
+        }
+    }
+
+    fn point(&self, caller: &Location<'_>, is_after: bool) {
+        let mut state = self.state.borrow_mut();
+        let Some(left) = state.left else { return };
+        let Some(source) = self.sources.index(caller) else { return };
+        let line = caller.line() as usize;
+        let place = Place { source: self.sources.paths[source], line };
+        let times = state.times.entry((place, is_after)).or_default();
+        *times += 1;
+        if *times > self.sources.times {
+            return;
+        }
+        if left > 0 {
+            state.left = Some(left - 1);
+            return;
+        }
+        let at = source * MOST_LINES + line;
+        self.sources.killed_at().fetch_or(at, 1 << u32::from(is_after));
+        // SAFETY: ends this process, a child, at once.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        unreachable!("a killed process goes on");
+    }
+}
+
+/// Words whose stores are points.
+#[derive(Debug, Clone)]
+pub struct CrashingWords<'a> {
+    words: Part<MappedWords>,
+    crash: &'a Crash,
+}
+
+impl<'a> CrashingWords<'a> {
+    /// These words.
+    #[must_use]
+    pub fn new(words: Part<MappedWords>, crash: &'a Crash) -> Self {
+        Self { words, crash }
+    }
+
+    #[track_caller]
+    fn around<T>(&self, store: impl FnOnce() -> T) -> T {
+        let caller = Location::caller();
+        self.crash.point(caller, false);
+        let result = store();
+        self.crash.point(caller, true);
+        result
+    }
+}
+
+impl Words for CrashingWords<'_> {
+    fn count(&self) -> usize {
+        self.words.count()
+    }
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.words.load(at, order)
+    }
+    #[track_caller]
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.around(|| self.words.store(at, value, order));
+    }
+    #[track_caller]
+    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
+        self.crash.before_exchange(Location::caller());
+        self.around(|| self.words.compare_exchange(at, current, new))
+    }
+    #[track_caller]
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.around(|| self.words.swap(at, value))
+    }
+    #[track_caller]
+    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
+        self.around(|| self.words.fetch_and(at, bits))
+    }
+    #[track_caller]
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.around(|| self.words.fetch_or(at, bits))
+    }
+    #[track_caller]
+    fn fetch_add(&self, at: usize, value: u64) -> u64 {
+        self.around(|| self.words.fetch_add(at, value))
+    }
+    fn sleep(&self, at: usize, low: u32, longest: Duration) {
+        self.words.sleep(at, low, longest);
+    }
+    fn wake(&self, at: usize, how_many: u32) {
+        self.words.wake(at, how_many);
+    }
+    fn pause(&self) {
+        self.words.pause();
+    }
+    fn fence(&self) {
+        self.words.fence();
+    }
+}
