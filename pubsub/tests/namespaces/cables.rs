@@ -44,9 +44,9 @@ pub fn run_inside(role: &str) {
         Ok(output) if output.status.success() => {}
         Ok(output) => {
             let why = String::from_utf8_lossy(&output.stderr).into_owned();
-            return println!("skipped: no networks can be made here: {}", why.trim());
+            testkit::skip!("no networks can be made here: {}", why.trim());
         }
-        Err(error) => return println!("skipped: there is no unshare here: {error}"),
+        Err(error) => testkit::skip!("there is no unshare here: {error}"),
     }
     let mut command = children::again_by(&UNSHARE, ["inside", role]);
     Child::start(command.stdout(Stdio::inherit())).finish(LONGEST);

@@ -127,8 +127,7 @@ fn who_withdraws_a_region_waits_for_those_that_are_at_it() {
     let _alone = alone();
     let mut house = House::open();
     if device().name().implementation != gpu::Implementation::StandIn {
-        println!("skipped: only stand-ins are slow when they are told");
-        return;
+        testkit::skip!("only stand-ins are slow when they are told");
     }
     let neighbour = house.neighbour("shared", &[]);
     let route = house.join(&neighbour);
@@ -200,8 +199,7 @@ fn a_device_that_fails_ends_what_was_begun() {
     let _alone = alone();
     let mut house = House::open();
     if device().name().implementation != gpu::Implementation::StandIn {
-        println!("skipped: only stand-ins fail when they are told");
-        return;
+        testkit::skip!("only stand-ins fail when they are told");
     }
     let neighbour = house.neighbour("shared", &[]);
     let route = house.join(&neighbour);

@@ -63,8 +63,7 @@ fn so_it_does_between_namespaces() {
     let works =
         Command::new("unshare").args(&UNSHARE[1..]).arg("true").stderr(Stdio::null()).status();
     if !works.is_ok_and(|status| status.success()) {
-        println!("skipped: no namespaces can be made here");
-        return;
+        testkit::skip!("no namespaces can be made here");
     }
     exchange(&mut House::open(), "shared", &UNSHARE, Path::CudaIpc);
 }
@@ -84,7 +83,10 @@ fn plain_memory_goes_where_the_device_can() {
     let error = joined.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoPath, "{error}");
     assert!(error.to_string().contains("allocated the plain way"), "{error}");
-    println!("skipped: {} has no legacy handles", device().name());
+    testkit::skip::record(
+        module_path!(),
+        &format!("{} has no legacy handles: only the refusal was tested", device().name()),
+    );
 }
 
 #[test]
@@ -92,8 +94,7 @@ fn memory_of_another_library_goes_in_its_pieces() {
     let _alone = alone();
     let mut house = House::open();
     if device().name().implementation != gpu::Implementation::StandIn {
-        println!("skipped: other libraries are played on the stand-in only");
-        return;
+        testkit::skip!("other libraries are played on the stand-in only");
     }
     exchange(&mut house, "pieces", &[], Path::CudaIpc);
     exchange(&mut house, "long-pieces", &[], Path::CudaIpc);
@@ -197,8 +198,7 @@ fn a_required_path_that_cannot_be_had_is_an_error_with_its_reason() {
     let _alone = alone();
     let mut house = House::open();
     if device().name().implementation != gpu::Implementation::StandIn {
-        println!("skipped: only stand-ins can be told not to reach each other");
-        return;
+        testkit::skip!("only stand-ins can be told not to reach each other");
     }
     let neighbour = house.neighbour("shared", &[]);
     let apart = gpu::stand_in::Behaviour { are_peers: false, ..Default::default() };

@@ -431,8 +431,7 @@ fn others_go_on_by_rxm_when_one_is_killed() {
 fn without_peer_access_the_preferred_path_is_fallen_back_from() {
     let _alone = alone();
     if device().name().implementation != gpu::Implementation::StandIn {
-        println!("skipped: only stand-ins can be told not to reach each other");
-        return;
+        testkit::skip!("only stand-ins can be told not to reach each other");
     }
     let mut house = House::open_beside(tcp(), 1);
     let neighbour = house.neighbour(&format!("beside by {} 1: shared", tcp()), &[]);

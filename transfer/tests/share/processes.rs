@@ -30,7 +30,7 @@ fn has_namespaces() -> bool {
         Command::new("unshare").args(&UNSHARE[1..]).arg("true").stderr(Stdio::null()).status();
     let has_them = works.is_ok_and(|status| status.success());
     if !has_them {
-        println!("skipped: no namespaces can be made here");
+        testkit::skip::record(module_path!(), "no namespaces can be made here");
     }
     has_them
 }
@@ -58,7 +58,8 @@ fn processes_of_the_same_number_share_memory() {
     let has_legacy = house.device.properties().handle_types.legacy;
     for role in ["serves-as-number-one", "serves-plain-as-number-one"] {
         if role.contains("plain") && !has_legacy {
-            println!("skipped: {} has no legacy handles", house.device.name());
+            let reason = format!("{} has no legacy handles", house.device.name());
+            testkit::skip::record(module_path!(), &reason);
             continue;
         }
         let path = house.directory().join(role);
@@ -91,8 +92,7 @@ fn plain_memory_is_shared_where_the_device_can() {
         let memory = house.device.allocate(LENGTH).unwrap();
         let error = Shared::new(&memory, &tensor()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Failed, "{error}");
-        println!("skipped: {} has no legacy handles", house.device.name());
-        return;
+        testkit::skip!("{} has no legacy handles", house.device.name());
     }
     let path = house.directory().join("theirs");
     let listener = ChannelListener::bind(&path).unwrap();
@@ -260,8 +260,7 @@ fn devices_that_do_not_reach_each_other_are_told_apart() {
     let Some(peer) =
         next_device(&device).filter(|_| device.name().to_string().starts_with("stand-in"))
     else {
-        println!("skipped: these devices cannot be kept apart");
-        return;
+        testkit::skip!("these devices cannot be kept apart");
     };
     let memory = device.allocate_shared(4096, &[]).unwrap();
     let shared = Shared::new(&memory, &Tensor::bytes(4096)).unwrap();
