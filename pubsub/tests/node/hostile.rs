@@ -240,20 +240,26 @@ fn those_that_left_cost_nothing() {
 }
 
 #[test]
-fn one_who_does_not_listen_is_given_up() {
+fn client_that_never_reads_is_disconnected() {
     let ground = Ground::new();
-    let _node = ground.join();
+    let node = ground.join();
+    let members = || {
+        let is_member = |row: &&Row| matches!(row, Row::Process { .. });
+        node.report().unwrap().iter().filter(is_member).count()
+    };
+    let before = members();
     let channel = connect(ground.path());
     let life = Life::of_this_process().unwrap();
     channel.send(&HELLO, &[life.as_fd()], PATIENCE).unwrap();
-    // Reports, many of them, and none is ever taken.
-    for number in 0..20_000_u32 {
-        let mut request = vec![VERSION, 12];
-        request.push((number % 100) as u8);
-        if channel.send(&request, &[], PATIENCE).is_err() {
-            break;
-        }
-    }
+    until("it to be a member", || members() == before + 1);
+    // It asks for reports, many of them, and takes none.
+    const REPORT: u8 = 12;
+    let refused = (0..20_000_u32).find_map(|number| {
+        let request = [VERSION, REPORT, (number % 100) as u8];
+        channel.send(&request, &[], PATIENCE).err()
+    });
+    assert!(refused.is_some(), "all its requests were taken");
+    until("it to be no member any more", || members() == before);
     is_well(&ground);
 }
 
