@@ -22,7 +22,6 @@ use super::worker::{RING, program};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::histogram::Histogram;
 use command::local;
-use command::process::end_with_parent;
 use command::worker::Worker;
 
 /// Bytes of the ring.
@@ -68,7 +67,6 @@ pub(super) struct Shown {
 /// What the second process is told first.
 #[derive(Debug, Serialize, Deserialize)]
 struct Role {
-    parent: u32,
     provider: String,
     domain: String,
 }
@@ -341,11 +339,7 @@ impl<O: Other> End<O> {
 
 /// Starts a second process, and shows the ring. Each of three parts takes about this long.
 pub(super) fn show(provider: &str, domain: &str, time: Duration) -> Result<Shown, Failure> {
-    let role = Role {
-        parent: std::process::id(),
-        provider: provider.to_owned(),
-        domain: domain.to_owned(),
-    };
+    let role = Role { provider: provider.to_owned(), domain: domain.to_owned() };
     let mut command = program(RING);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut worker = Worker::start(command, "the second process", Signal::SIGTERM)?;
@@ -374,15 +368,14 @@ pub(super) fn show(provider: &str, domain: &str, time: Duration) -> Result<Shown
         wraps: end.port.sender(end.sender)?.writer().tail() / CAPACITY as u64,
     };
     let End { port, other, .. } = end;
-    port.close()?;
     other.worker.finish()?;
+    port.close()?;
     Ok(shown)
 }
 
 /// The life of the second process.
 pub(super) fn answer() -> Result<(), Failure> {
     let role: Role = First.hear()?;
-    end_with_parent(role.parent)?;
     alarm::set(LIMIT);
     let mut end = End::open(&role, First)?;
     loop {
