@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::Flock;
@@ -11,6 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use testkit::child::Running;
+use testkit::directory::Directory;
 use testkit::processes::{Process, children, until, until_gone};
 use testkit::turns::alone;
 
@@ -27,8 +28,8 @@ fn arguments(number: i32) -> String {
 
 /// A demonstration, with a directory for temporary files of its own.
 struct Demonstration {
-    child: Child,
-    directory: PathBuf,
+    child: Running,
+    directory: Directory,
     began: Instant,
     _alone: Flock<File>,
 }
@@ -36,18 +37,18 @@ struct Demonstration {
 impl Demonstration {
     fn start(name: &str, arguments: &[&str]) -> Self {
         let alone = alone();
-        let directory = std::env::temp_dir().join(format!("demo-{}-{name}", std::process::id()));
+        let directory = Directory::new(&format!("demo-{name}"));
         std::fs::create_dir_all(directory.join("tmp")).unwrap();
         let file = |name: &str| Stdio::from(File::create(directory.join(name)).unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
         command.arg("demo").args(arguments).env("TMPDIR", directory.join("tmp"));
         command.env_remove("FI_PROVIDER").env_remove("FABRICAST_LOG");
-        let child = command.stdout(file("out")).stderr(file("error")).spawn().unwrap();
+        let child = Running::start(command.stdout(file("out")).stderr(file("error")));
         Self { child, directory, began: Instant::now(), _alone: alone }
     }
 
     fn number(&self) -> i32 {
-        self.child.id() as i32
+        self.child.number()
     }
 
     fn said(&self, name: &str) -> String {
@@ -57,9 +58,9 @@ impl Demonstration {
     /// Waits until all take part.
     fn wait_for_all(&mut self) -> BTreeSet<Process> {
         until("not all processes came", || {
-            let ended = self.child.try_wait().unwrap();
+            let ended = self.child.ended();
             assert!(ended.is_none(), "{}{}", self.said("out"), self.said("error"));
-            let all = children(self.child.id() as i32);
+            let all = children(self.child.number());
             (all.len() == PROCESSES).then_some(all)
         })
     }
@@ -67,7 +68,7 @@ impl Demonstration {
     /// Waits until it has ended, by itself and in time.
     #[track_caller]
     fn end(&mut self) -> ExitStatus {
-        let status = until("it does not end", || self.child.try_wait().unwrap());
+        let status = self.child.end();
         assert!(self.began.elapsed() < LIMIT, "{:?}", self.began.elapsed());
         status
     }
@@ -77,16 +78,6 @@ impl Demonstration {
         until_gone(others);
         let left: Vec<_> = std::fs::read_dir(self.directory.join("tmp")).unwrap().collect();
         assert!(left.is_empty(), "{left:?}");
-    }
-}
-
-impl Drop for Demonstration {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if !std::thread::panicking() {
-            let _ = std::fs::remove_dir_all(&self.directory);
-        }
     }
 }
 
@@ -182,8 +173,8 @@ fn a_part_that_fails_ends_it_and_is_named() {
 fn its_processes_do_not_outlive_it() {
     let mut demonstration = Demonstration::start("orphans", &["--time", "60"]);
     let others = demonstration.wait_for_all();
-    demonstration.child.kill().unwrap();
-    demonstration.child.wait().unwrap();
+    kill(Pid::from_raw(demonstration.number()), Signal::SIGKILL).unwrap();
+    let _ = demonstration.child.end();
     until_gone(&others);
 }
 

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::cores::of_two;
 use super::report::{Common, Findings, Report, rounded};
 use crate::exchange::pingpong::{self, Measured};
 use crate::exchange::plan::{
@@ -40,8 +41,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = size::parse_positive, default_value = "16")]
     window: u64,
     /// Cores of the two processes, A,B [default: wherever the system puts them]
-    #[arg(long, value_name = "A,B", value_parser = parse_cores)]
-    cores: Option<(usize, usize)>,
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    cores: Option<Vec<usize>>,
     /// How both sides wait
     #[arg(long, value_enum, default_value_t = Wait::Busy)]
     waiting: Wait,
@@ -51,12 +52,6 @@ pub(crate) struct Arguments {
     /// Only the JSON line
     #[arg(long)]
     json: bool,
-}
-
-pub(crate) fn parse_cores(text: &str) -> Result<(usize, usize), String> {
-    text.split_once(',')
-        .and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)))
-        .ok_or_else(|| "not two core numbers with a comma between them".to_owned())
 }
 
 #[derive(Debug, Serialize)]
@@ -69,8 +64,9 @@ struct Found {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let (plan, measure) = plan(arguments)?;
-    let station = initiator::start(&plan, arguments.cores.map(|(first, _)| first))?;
+    let cores = of_two(arguments.cores.as_deref())?;
+    let (plan, measure) = plan(arguments, cores)?;
+    let station = initiator::start(&plan, cores[0])?;
     let measured = match measure.mode {
         Mode::Lat => pingpong::run(station, &measure)?,
         Mode::Bw => stream::run(station, &measure)?,
@@ -78,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     report(arguments, &measure, measured).conclude(arguments.json)
 }
 
-fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {
+fn plan(arguments: &Arguments, cores: [Option<usize>; 2]) -> Result<(Plan, Measure), Failure> {
     let refuse = |why: String| Failure::new(Exit::Usage, why);
     let iterations = arguments.iterations;
     if iterations > MOST_ITERATIONS {
@@ -105,14 +101,13 @@ fn plan(arguments: &Arguments) -> Result<(Plan, Measure), Failure> {
         warmup: (iterations / 10 + 1).min(1000),
     };
     let plan = Plan {
-        parent: std::process::id(),
         place: Place {
             provider: arguments.provider.clone(),
             source: None,
             threading: arguments.threading,
         },
         waiting: arguments.waiting,
-        core: arguments.cores.map(|(_, second)| second),
+        core: cores[1],
         exchange: Exchange::Measure(measure.clone()),
     };
     Ok((plan, measure))
@@ -139,7 +134,7 @@ fn report(arguments: &Arguments, measure: &Measure, measured: Measured) -> Repor
         iterations: measure.iterations,
         provider: arguments.provider.clone(),
         waiting: name_of(arguments.waiting),
-        cores: arguments.cores.map(|(a, b)| vec![a, b]),
+        cores: arguments.cores.clone(),
         verified: measured.verified,
         ..percentiles
     };
@@ -207,7 +202,7 @@ mod tests {
 
     fn json(more: &[&str], samples: Vec<u64>, elapsed: u64) -> String {
         let arguments = arguments(more);
-        let (_, measure) = plan(&arguments).unwrap();
+        let (_, measure) = plan(&arguments, [None; 2]).unwrap();
         let measured = Measured { samples, elapsed, verified: true };
         report(&arguments, &measure, measured).line().unwrap()
     }
@@ -236,19 +231,11 @@ mod tests {
     #[test]
     fn what_cannot_work_is_refused() {
         let sleeping = ["--op", "write", "--waiting", "block"];
-        let failure = plan(&arguments(&sleeping)).unwrap_err();
+        let failure = plan(&arguments(&sleeping), [None; 2]).unwrap_err();
         assert_eq!(failure.exit(), Exit::Usage);
-        assert!(plan(&arguments(&["--iters", "2G"])).is_err());
-        assert!(plan(&arguments(&["--size", "2048G"])).is_err());
-        let (_, measure) = plan(&arguments(&["--iters", "100"])).unwrap();
+        assert!(plan(&arguments(&["--iters", "2G"]), [None; 2]).is_err());
+        assert!(plan(&arguments(&["--size", "2048G"]), [None; 2]).is_err());
+        let (_, measure) = plan(&arguments(&["--iters", "100"]), [None; 2]).unwrap();
         assert_eq!(measure.warmup, 11);
-    }
-
-    #[test]
-    fn cores_are_two_numbers() {
-        assert_eq!(parse_cores("0,1"), Ok((0, 1)));
-        for text in ["", "1", "1,", "1,2,3", "-1,0", "a,b"] {
-            assert!(parse_cores(text).is_err(), "{text}");
-        }
     }
 }

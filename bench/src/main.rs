@@ -1,6 +1,7 @@
 //! `fabricast-bench`: what things cost, with the data checked. `fabricast bench` starts it.
 
 mod alloc;
+mod cores;
 mod early;
 mod exchange;
 mod fabric;
@@ -27,11 +28,11 @@ use tracing_subscriber::filter::LevelFilter;
 #[command(after_help = exit::HELP)]
 struct Arguments {
     #[command(subcommand)]
-    command: Bench,
+    command: Measurement,
 }
 
 #[derive(Debug, Subcommand)]
-enum Bench {
+enum Measurement {
     /// Measure the fabric layer between two processes on this machine
     Fabric(fabric::Arguments),
     /// Measure messages through a ring, between two processes or two machines
@@ -59,18 +60,18 @@ enum Bench {
     },
 }
 
-fn run(bench: &Bench) -> Result<(), Failure> {
-    match bench {
-        Bench::Fabric(arguments) => fabric::run(arguments),
-        Bench::Ring(arguments) => ring::run(arguments),
-        Bench::Zero(arguments) => zero::run(arguments),
-        Bench::Alloc(arguments) => alloc::run(arguments),
-        Bench::Queue(arguments) => queue::run(arguments),
-        Bench::Share(arguments) => share::run(arguments),
-        Bench::Transfer(arguments) => transfer::run(arguments),
-        Bench::Topic(arguments) => topic::run(arguments),
-        Bench::ExchangeTarget => exchange::target::run(),
-        Bench::BenchWorker { socket } => party::work(socket),
+fn run(measurement: &Measurement) -> Result<(), Failure> {
+    match measurement {
+        Measurement::Fabric(arguments) => fabric::run(arguments),
+        Measurement::Ring(arguments) => ring::run(arguments),
+        Measurement::Zero(arguments) => zero::run(arguments),
+        Measurement::Alloc(arguments) => alloc::run(arguments),
+        Measurement::Queue(arguments) => queue::run(arguments),
+        Measurement::Share(arguments) => share::run(arguments),
+        Measurement::Transfer(arguments) => transfer::run(arguments),
+        Measurement::Topic(arguments) => topic::run(arguments),
+        Measurement::ExchangeTarget => exchange::target::run(),
+        Measurement::BenchWorker { socket } => party::work(socket),
     }
 }
 

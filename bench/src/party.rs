@@ -321,6 +321,12 @@ fn send_answer(channel: &Channel, answer: &Answer) -> Result<(), Failure> {
     channel.send(&to_bytes(answer)?, &[], LONGEST).map_err(broken("answering"))
 }
 
+/// Nanoseconds of the clock that all processes of a machine share.
+pub(crate) fn now() -> u64 {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+    time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
 /// The life of a worker: `fabricast bench-worker SOCKET`.
 pub(crate) fn work(path: &Path) -> Result<(), Failure> {
     let channel = Channel::connect(path, MEETING).map_err(broken("meeting the others"))?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use ipc::{MappedWords, Part, Queue, QueueError, QueueSetup, Spin, WhenFull};
 use serde::{Deserialize, Serialize};
 
-use super::party::{Done, LONGEST, Party, Shared, Task};
+use super::party::{Done, LONGEST, Party, Shared, Task, now};
 use super::report::{Common, Findings, Report};
 use crate::exchange::plan::{Wait, name_of};
 use command::exit::{Exit, Failure};
@@ -55,12 +55,6 @@ struct Found {
 
 fn failed(error: QueueError) -> Failure {
     Failure::failed(error.to_string())
-}
-
-/// Nanoseconds of the clock that all processes of a machine share.
-fn now() -> u64 {
-    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
-    time.map_or(0, |time| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {

@@ -3,7 +3,7 @@
 use fabric::ring::Notify;
 use serde::Serialize;
 
-use super::fabric::parse_cores;
+use super::cores::of_two;
 use super::report::{Common, Findings, Report, rounded};
 use crate::exchange::flow::{self, Flow, Flown};
 use crate::exchange::plan::{Exchange, Mode, Place, Plan, ThreadingMode, Wait, name_of};
@@ -45,8 +45,8 @@ pub(crate) struct Arguments {
     #[arg(long = "iters", value_name = "N", value_parser = size::parse_positive, default_value = "10000")]
     iterations: u64,
     /// Cores of the two processes, A,B [default: wherever the system puts them]
-    #[arg(long, value_name = "A,B", value_parser = parse_cores)]
-    cores: Option<(usize, usize)>,
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    cores: Option<Vec<usize>>,
     /// How both sides wait
     #[arg(long, value_enum, default_value_t = Wait::Busy)]
     waiting: Wait,
@@ -134,17 +134,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         warmup: (arguments.iterations / 10 + 1).min(1000),
     };
     check(&flow)?;
+    let [here, there] = of_two(arguments.cores.as_deref())?;
     let plan = Plan {
-        parent: std::process::id(),
         place,
         waiting: arguments.waiting,
-        core: arguments.cores.map(|(_, second)| second),
+        core: there,
         exchange: Exchange::Flow(flow.clone()),
     };
-    let core = arguments.cores.map(|(first, _)| first);
     let station = match &arguments.server {
-        Some(address) => remote::connect(&plan, address, core)?,
-        None => initiator::start(&plan, core)?,
+        Some(address) => remote::connect(&plan, address, here)?,
+        None => initiator::start(&plan, here)?,
     };
     report(arguments, &flow, flow::run(station, &flow)?).conclude(arguments.json)
 }
@@ -229,7 +228,7 @@ fn report(arguments: &Arguments, flow: &Flow, flown: Flown) -> Report<Found> {
         iterations: flow.iterations,
         provider: arguments.provider.clone(),
         waiting: name_of(arguments.waiting),
-        cores: arguments.cores.map(|(a, b)| vec![a, b]),
+        cores: arguments.cores.clone(),
         verified: measured.verified,
         ..percentiles
     };

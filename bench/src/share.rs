@@ -8,9 +8,10 @@ use gpu::{Device, DeviceName, Memory, Slice, Stream};
 use serde::{Deserialize, Serialize};
 use transfer::{Admission, Client, Opener, ShareService, Shared as SharedMemory, Tensor};
 
+use super::cores::of_two;
 use super::party::{Done, Party, Shared, Task};
 use super::report::{Common, Findings, Report, median};
-use command::exit::{Exit, Failure};
+use command::exit::Failure;
 use command::histogram::Histogram;
 use command::size;
 
@@ -96,11 +97,7 @@ pub(crate) fn choose(name: Option<DeviceName>) -> Result<Device, Failure> {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let device = choose(arguments.device)?;
     let reader = arguments.reader.unwrap_or(device.name());
-    let (first, second) = match arguments.cores.as_deref() {
-        Some([first, second]) => (Some(*first), Some(*second)),
-        None => (None, None),
-        Some(_) => return Err(Failure::new(Exit::Usage, "--cores wants two, one for each side")),
-    };
+    let [first, second] = of_two(arguments.cores.as_deref())?;
     let memory = device.allocate_shared(arguments.size, &[])?;
     let checksum = fill(&memory)?;
     let mut party = Party::new(1)?;

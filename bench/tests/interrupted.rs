@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use testkit::child::Running;
+use testkit::directory::Directory;
 use testkit::processes::{Process, descendants, until, until_gone};
 use testkit::turns::alone;
 
@@ -16,25 +19,23 @@ const UNSHARE: [&str; 7] =
 
 /// A measurement that would take for ever, with a directory for temporary files of its own.
 struct Measurement {
-    child: Child,
-    directory: PathBuf,
+    child: Running,
+    directory: Rc<Directory>,
 }
 
 impl Measurement {
     fn start(name: &str, arguments: &[&str]) -> Self {
-        let directory = std::env::temp_dir().join(format!("ends-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let child = bench(&directory, arguments).spawn().unwrap();
+        let directory = Rc::new(Directory::new(&format!("ends-{name}")));
+        let child = Running::start(&mut bench(&directory, arguments));
         Self { child, directory }
     }
 
     fn number(&self) -> i32 {
-        self.child.id() as i32
+        self.child.number()
     }
 
     fn left(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(&self.directory).unwrap();
-        entries.map(|entry| entry.unwrap().path()).collect()
+        self.directory.entries()
     }
 
     /// Waits until others take part in it.
@@ -48,19 +49,11 @@ impl Measurement {
     /// Ends it, and waits until it and all others are gone.
     fn end(&mut self, signal: Signal, others: &BTreeSet<Process>) {
         kill(Pid::from_raw(self.number()), signal).unwrap();
-        let status = self.child.wait().unwrap();
+        let status = self.child.end();
         // libfabric's shm catches signals, removes what it has, and ends the process with 1.
         let is_by_provider = signal != Signal::SIGKILL && status.code() == Some(1);
         assert!(is_by_provider || status.signal() == Some(signal as i32), "{status}");
         until_gone(others);
-    }
-}
-
-impl Drop for Measurement {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -117,8 +110,8 @@ fn what_the_killed_leave_the_next_one_removes() {
     measurement.end(Signal::SIGKILL, &others);
     assert_eq!(measurement.left().len(), 1);
     // One that runs is left alone.
-    let second = bench(&measurement.directory, &TRANSFER).spawn().unwrap();
-    let mut second = Measurement { child: second, directory: measurement.directory.clone() };
+    let second = Running::start(&mut bench(&measurement.directory, &TRANSFER));
+    let mut second = Measurement { child: second, directory: Rc::clone(&measurement.directory) };
     let others = second.wait_for_others(1);
     assert_eq!(second.left().len(), 1);
     let short = ["alloc", "--iters", "100", "--processes", "1"];
@@ -132,13 +125,12 @@ fn what_the_killed_leave_the_next_one_removes() {
 #[test]
 fn a_signal_that_is_ignored_ends_nothing() {
     let _alone = alone();
-    let directory = std::env::temp_dir().join(format!("ends-{}-ignored", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
+    let directory = Rc::new(Directory::new("ends-ignored"));
     let program = env!("CARGO_BIN_EXE_fabricast-bench");
     let script = format!("trap '' INT; exec {program} {}", TRANSFER.join(" "));
     let mut shell = Command::new("sh");
-    shell.args(["-c", &script]).env("TMPDIR", &directory).stdout(Stdio::null());
-    let child = shell.stderr(Stdio::null()).spawn().unwrap();
+    shell.args(["-c", &script]).env("TMPDIR", &**directory).stdout(Stdio::null());
+    let child = Running::start(shell.stderr(Stdio::null()));
     let mut measurement = Measurement { child, directory };
     let others = measurement.wait_for_others(1);
     kill(Pid::from_raw(measurement.number()), Signal::SIGINT).unwrap();
@@ -165,8 +157,7 @@ fn processes_of_a_fabric_end_with_who_started_them() {
 #[test]
 fn a_core_that_is_not_there_is_a_mistake_of_the_user() {
     let _alone = alone();
-    let directory = std::env::temp_dir().join(format!("ends-{}-cores", std::process::id()));
-    std::fs::create_dir_all(&directory).unwrap();
+    let directory = Directory::new("ends-cores");
     for arguments in [
         &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "0,1000"][..],
         &["transfer", "--from", "stand-in:0", "--size", "4K", "--cores", "1000,0"],
@@ -179,6 +170,5 @@ fn a_core_that_is_not_there_is_a_mistake_of_the_user() {
         let status = bench(&directory, arguments).status().unwrap();
         assert_eq!(status.code(), Some(2), "{arguments:?}");
     }
-    assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
-    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(directory.entries().is_empty());
 }

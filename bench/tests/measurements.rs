@@ -85,7 +85,7 @@ fn measurements_check_their_data() {
                 let out = succeed(&[
                     "fabric",
                     "--provider",
-                    &provider,
+                    provider,
                     "--op",
                     operation,
                     "--mode",
@@ -201,7 +201,7 @@ fn messages_through_a_ring_are_checked() {
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "msg"],
             &["--mode", "bw", "--size", "100K", "--iters", "64", "--notify", "poll"],
         ] {
-            let out = succeed(&[&["ring", "--provider", &provider], more].concat());
+            let out = succeed(&[&["ring", "--provider", provider], more].concat());
             assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
         }
     }
@@ -224,7 +224,7 @@ fn a_ring_is_measured_between_a_server_and_a_client() {
     for provider in providers() {
         for more in [&["--iters", "50"][..], &["--mode", "bw", "--size", "64K", "--iters", "64"]] {
             let mut server = Command::new(env!("CARGO_BIN_EXE_fabricast-bench"))
-                .args(["ring", "--provider", &provider, "--serve", "127.0.0.1:0"])
+                .args(["ring", "--provider", provider, "--serve", "127.0.0.1:0"])
                 .stderr(std::process::Stdio::piped())
                 .spawn()
                 .unwrap();
@@ -232,7 +232,7 @@ fn a_ring_is_measured_between_a_server_and_a_client() {
             let mut line = String::new();
             std::io::BufRead::read_line(&mut said, &mut line).unwrap();
             let address = line.trim().rsplit(' ').next().unwrap().to_owned();
-            let arguments = [&["ring", "--provider", &provider], more, &[&address]].concat();
+            let arguments = [&["ring", "--provider", provider], more, &[&address]].concat();
             let out = succeed(&arguments);
             assert_eq!(last_line(&out)["verified"], true, "{provider} {more:?}: {out}");
             assert!(server.wait().unwrap().success(), "{provider} {more:?}");
@@ -247,7 +247,7 @@ fn zeroing_is_measured_and_checked() {
     let _alone = alone();
     for provider in providers() {
         for size in ["1", "64", "5000", "300K"] {
-            let arguments = ["--provider", &provider, "--size", size, "--iters", "20"];
+            let arguments = ["--provider", provider, "--size", size, "--iters", "20"];
             let out = succeed(&[&["zero"], &arguments[..]].concat());
             assert_eq!(last_line(&out)["verified"], true, "{provider} {size}: {out}");
             assert!(last_line(&out)["memset_p50_us"].is_number(), "{out}");
@@ -266,7 +266,7 @@ fn sleeping_sides_get_there_too() {
                 let out = succeed(&[
                     "fabric",
                     "--provider",
-                    &provider,
+                    provider,
                     "--op",
                     operation,
                     "--iters",

@@ -29,7 +29,7 @@ impl From<Vec<(u64, u64)>> for Histogram {
     fn from(counted: Vec<(u64, u64)>) -> Self {
         let mut all = Self::default();
         for (sample, count) in counted {
-            all.0.saturating_record_n(sample, count);
+            all.add_several(sample, count);
         }
         all
     }
@@ -47,7 +47,14 @@ impl Histogram {
     /// Adds a sample.
     #[inline]
     pub fn add(&mut self, sample: u64) {
-        self.0.saturating_record(sample);
+        self.add_several(sample, 1);
+    }
+
+    #[inline]
+    fn add_several(&mut self, sample: u64, count: u64) {
+        // It grows, so there is a place for each.
+        let added = self.0.record_n(sample, count);
+        debug_assert!(added.is_ok(), "{added:?}");
     }
 
     /// Room for all samples up to this one, so that adding them allocates nothing.

@@ -75,20 +75,15 @@ pub struct Windows {
     found: Vec<u8>,
 }
 
+/// Makes the block.
 impl Default for Windows {
     fn default() -> Self {
-        Self::new()
+        let words = (0..(2 * PART / 8) as u64).flat_map(|at| mixed(at).to_le_bytes());
+        Self { block: words.collect(), found: vec![0; PART] }
     }
 }
 
 impl Windows {
-    /// Makes the block.
-    #[must_use]
-    pub fn new() -> Self {
-        let words = (0..(2 * PART / 8) as u64).flat_map(|at| mixed(at).to_le_bytes());
-        Self { block: words.collect(), found: vec![0; PART] }
-    }
-
     /// The bytes of a message from an offset on, as far as they are in one window.
     fn part(&self, content: Content, offset: u64) -> &[u8] {
         let which = offset / PART as u64;
@@ -203,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_right_whatever_its_length() {
-        let mut windows = Windows::new();
+        let mut windows = Windows::default();
         for length in [32, 33, 64, 1000, PART as u64, PART as u64 + 1, 3 * PART as u64 + 5] {
             let content = Content { run: 3, number: length, length };
             let bytes = message(&windows, content);
@@ -216,7 +211,7 @@ mod tests {
     fn ends_are_those_of_the_whole() {
         let part = PART as u64;
         for length in [32, 33, 39, 40, 64, part - 3, part, part + 1, part + 8, 3 * part + 5] {
-            let windows = Windows::new();
+            let windows = Windows::default();
             let content = Content { run: 3, number: length, length };
             let whole = message(&windows, content);
             let mut ends = vec![0; whole.len()];
@@ -244,7 +239,7 @@ mod tests {
 
     #[test]
     fn other_bytes_are_found() {
-        let mut windows = Windows::new();
+        let mut windows = Windows::default();
         let length = 2 * PART as u64 + 100;
         let content = Content { run: 3, number: 7, length };
         let bytes = message(&windows, content);

@@ -3,6 +3,7 @@
 
 pub mod allocations;
 pub mod children;
+pub mod child;
 pub mod directory;
 pub mod processes;
 pub mod skip;

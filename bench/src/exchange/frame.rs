@@ -1,16 +1,14 @@
-//! What the two processes tell each other, and how it looks on the pipe: four
-//! bytes of length, little endian, then JSON. What a length merely claims is
-//! never allocated.
+//! What the two processes tell each other, and how it looks on the pipe: a line of JSON each.
 
 use fabric::ring::{RingAnswer, RingOffer};
 use fabric::{Address, RemoteRegion};
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
+use command::exit::Failure;
 
-/// Longest body. The longest real one holds an address and a region descriptor.
+/// Longest line. The longest real one holds an address and a region descriptor.
 pub(crate) const LONGEST: usize = 64 * 1024;
-const HEADER: usize = 4;
 
 /// One message on the pipe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,34 +31,13 @@ pub(crate) enum Frame {
     Failed { exit: i32, message: String },
 }
 
-/// Why bytes on the pipe are no frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum FrameError {
-    /// The length is zero or above [`LONGEST`].
-    Length(usize),
-    /// The body is not what was agreed.
-    Body(String),
-}
-
-impl std::fmt::Display for FrameError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Length(length) => {
-                write!(f, "a frame of {length} bytes; 1 to {LONGEST} are allowed")
-            }
-            Self::Body(why) => write!(f, "a frame that cannot be read: {why}"),
-        }
-    }
-}
-
 /// The bytes of a frame.
-pub(crate) fn encode(frame: &Frame) -> Result<Vec<u8>, FrameError> {
-    let mut bytes = vec![0; HEADER];
-    serde_json::to_writer(&mut bytes, frame).map_err(|e| FrameError::Body(e.to_string()))?;
-    let length = bytes.len() - HEADER;
-    match u32::try_from(length) {
-        Ok(short) if length <= LONGEST => bytes[..HEADER].copy_from_slice(&short.to_le_bytes()),
-        _ => return Err(FrameError::Length(length)),
+pub(crate) fn encode(frame: &Frame) -> Result<Vec<u8>, Failure> {
+    let wrong = |why: String| Failure::failed(format!("sending a frame: {why}"));
+    let mut bytes = serde_json::to_vec(frame).map_err(|error| wrong(error.to_string()))?;
+    bytes.push(b'\n');
+    if bytes.len() > LONGEST {
+        return Err(wrong(format!("it has {} bytes; {LONGEST} are allowed", bytes.len())));
     }
     Ok(bytes)
 }
@@ -77,22 +54,18 @@ impl Decoder {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next frame, once all of it is there. After an error there is no way
-    /// to find the next frame's beginning: the pipe is of no use any more.
-    pub(crate) fn next(&mut self) -> Result<Option<Frame>, FrameError> {
-        let Some(header) = self.bytes.first_chunk::<HEADER>() else {
-            return Ok(None);
+    /// The next frame, once all of it is there.
+    pub(crate) fn next(&mut self) -> Result<Option<Frame>, Failure> {
+        let wrong = |why: String| Failure::failed(format!("the other process sent {why}"));
+        let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') else {
+            return match self.bytes.len() {
+                ..LONGEST => Ok(None),
+                length => Err(wrong(format!("a line of {length} bytes and more"))),
+            };
         };
-        let length = u32::from_le_bytes(*header) as usize;
-        if length == 0 || length > LONGEST {
-            return Err(FrameError::Length(length));
-        }
-        let Some(body) = self.bytes.get(HEADER..HEADER + length) else {
-            return Ok(None);
-        };
-        let frame = serde_json::from_slice(body).map_err(|e| FrameError::Body(e.to_string()))?;
-        self.bytes.drain(..HEADER + length);
-        Ok(Some(frame))
+        let line: Vec<u8> = self.bytes.drain(..=end).collect();
+        let frame = serde_json::from_slice(&line);
+        frame.map(Some).map_err(|error| wrong(format!("a frame that cannot be read: {error}")))
     }
 }
 
@@ -104,7 +77,7 @@ mod tests {
     fn frames_arrive_in_any_pieces() {
         let frames = [
             Frame::Meet,
-            Frame::Failed { exit: 4, message: "später".to_owned() },
+            Frame::Failed { exit: 4, message: "später\nund mehr".to_owned() },
             Frame::Checked { bytes: u64::MAX, bad: 0 },
             Frame::Alive,
         ];
@@ -124,38 +97,20 @@ mod tests {
     }
 
     #[test]
-    fn hostile_lengths_are_refused_before_anything_is_stored() {
-        for length in [0, LONGEST as u32 + 1, u32::MAX] {
-            let mut decoder = Decoder::default();
-            decoder.push(&length.to_le_bytes());
-            assert_eq!(decoder.next(), Err(FrameError::Length(length as usize)));
-        }
+    fn lines_without_end_and_nonsense_are_refused() {
         let mut decoder = Decoder::default();
-        decoder.push(&(LONGEST as u32).to_le_bytes());
-        assert_eq!(decoder.next(), Ok(None));
-        assert!(decoder.bytes.capacity() < 64, "a claim is not allocated");
-    }
-
-    #[test]
-    fn nonsense_is_refused() {
-        for body in
-            [&b"{}"[..], b"\"Fly\"", b"\"Meet\" ", b"[1,2", b"\xff\xfe", b"\"Meet\"\"Meet\""]
+        decoder.push(&[b'x'; LONGEST - 1]);
+        assert_eq!(decoder.next().unwrap(), None);
+        decoder.push(b"x");
+        assert!(decoder.next().is_err());
+        for line in
+            [&b"\n"[..], b"{}\n", b"\"Fly\"\n", b"[1,2\n", b"\xff\xfe\n", b"\"Meet\"\"Meet\"\n"]
         {
             let mut decoder = Decoder::default();
-            decoder.push(&(body.len() as u32).to_le_bytes());
-            decoder.push(body);
-            let result = decoder.next();
-            if body == b"\"Meet\" " {
-                assert_eq!(result, Ok(Some(Frame::Meet)));
-            } else {
-                assert!(matches!(result, Err(FrameError::Body(_))), "{result:?}");
-            }
+            decoder.push(line);
+            assert!(decoder.next().is_err(), "{line:?}");
         }
-    }
-
-    #[test]
-    fn what_is_too_long_is_not_sent() {
         let frame = Frame::Failed { exit: 1, message: "x".repeat(LONGEST) };
-        assert!(matches!(encode(&frame), Err(FrameError::Length(_))));
+        assert!(encode(&frame).is_err());
     }
 }

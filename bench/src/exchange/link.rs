@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::frame::{Decoder, Frame, encode};
+use super::plan::{Plan, STALL};
 use command::exit::{Exit, Failure};
 use command::process::do_not_block;
 
@@ -29,52 +30,46 @@ pub(crate) struct Link {
     reader: File,
     writer: File,
     decoder: Decoder,
-    /// What it goes over, for messages.
-    medium: &'static str,
 }
 
 impl Link {
-    /// Over two pipes.
+    /// Over two pipes, or over a connection that is given twice.
     pub(crate) fn new(
-        reader: impl Into<OwnedFd>,
-        writer: impl Into<OwnedFd>,
-    ) -> Result<Self, Failure> {
-        Self::over("pipe", reader, writer)
-    }
-
-    /// Over a connection to another machine, perhaps, given twice.
-    pub(crate) fn over_connection(
-        reader: impl Into<OwnedFd>,
-        writer: impl Into<OwnedFd>,
-    ) -> Result<Self, Failure> {
-        Self::over("connection", reader, writer)
-    }
-
-    fn over(
-        medium: &'static str,
         reader: impl Into<OwnedFd>,
         writer: impl Into<OwnedFd>,
     ) -> Result<Self, Failure> {
         let (reader, writer) = (File::from(reader.into()), File::from(writer.into()));
         do_not_block(&reader)?;
         do_not_block(&writer)?;
-        Ok(Self { reader, writer, decoder: Decoder::default(), medium })
+        Ok(Self { reader, writer, decoder: Decoder::default() })
     }
 
     /// The same once more, to send on.
     pub(crate) fn try_clone(&self) -> Result<Self, Failure> {
-        let medium = self.medium;
-        let clone = |file: &File| {
-            let failed = |error| Failure::failed(format!("duplicating a {medium}: {error}"));
-            file.try_clone().map_err(failed)
-        };
+        let clone = |file: &File| file.try_clone().map_err(|error| broken("duplicating", &error));
         let (reader, writer) = (clone(&self.reader)?, clone(&self.writer)?);
-        Ok(Self { reader, writer, decoder: Decoder::default(), medium })
+        Ok(Self { reader, writer, decoder: Decoder::default() })
+    }
+
+    /// The plan, which comes first.
+    pub(crate) fn plan(&mut self) -> Result<Plan, Failure> {
+        match self.wait_for("the plan", STALL)? {
+            Look::Frame(Frame::Plan(plan)) => Ok(plan),
+            Look::Frame(_) => Err(Failure::failed("the first frame is not a plan")),
+            Look::Closed | Look::Nothing => Err(Failure::failed("the other process is gone")),
+        }
+    }
+
+    /// Tells the other process what went wrong; false if nobody could be told.
+    pub(crate) fn report(&mut self, failure: &Failure) -> bool {
+        let message = failure.to_string().chars().take(4000).collect();
+        let frame = Frame::Failed { exit: failure.exit() as i32, message };
+        !failure.is_silent() && self.send(&frame).unwrap_or(false)
     }
 
     /// Sends a frame; false if the other side is gone.
     pub(crate) fn send(&mut self, frame: &Frame) -> Result<bool, Failure> {
-        let bytes = encode(frame).map_err(|e| Failure::failed(format!("sending {e}")))?;
+        let bytes = encode(frame)?;
         let deadline = Instant::now() + PATIENCE;
         let mut rest = &bytes[..];
         while !rest.is_empty() {
@@ -87,10 +82,7 @@ impl Link {
                         return Err(late("the other process to take a frame", PATIENCE));
                     }
                 }
-                Err(error) => {
-                    let medium = self.medium;
-                    return Err(Failure::failed(format!("writing to a {medium}: {error}")));
-                }
+                Err(error) => return Err(broken("writing to", &error)),
             }
         }
         Ok(true)
@@ -99,10 +91,7 @@ impl Link {
     /// The next frame, if it is there.
     pub(crate) fn look(&mut self) -> Result<Look, Failure> {
         loop {
-            let frame = self.decoder.next();
-            if let Some(frame) =
-                frame.map_err(|e| Failure::failed(format!("the other process sent {e}")))?
-            {
+            if let Some(frame) = self.decoder.next()? {
                 return Ok(Look::Frame(frame));
             }
             let mut piece = [0; 4096];
@@ -112,10 +101,7 @@ impl Link {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Look::Nothing),
                 Err(error) if is_gone(error.kind()) => return Ok(Look::Closed),
-                Err(error) => {
-                    let medium = self.medium;
-                    return Err(Failure::failed(format!("reading from a {medium}: {error}")));
-                }
+                Err(error) => return Err(broken("reading from", &error)),
             }
         }
     }
@@ -141,6 +127,10 @@ impl Link {
 fn is_gone(kind: ErrorKind) -> bool {
     use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset};
     matches!(kind, BrokenPipe | ConnectionReset | ConnectionAborted)
+}
+
+fn broken(doing: &str, error: &std::io::Error) -> Failure {
+    Failure::failed(format!("{doing} the pipe to the other process: {error}"))
 }
 
 fn late(what: &str, after: Duration) -> Failure {
@@ -206,7 +196,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let here = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (there, _) = listener.accept().unwrap();
-        let mut here = Link::over_connection(here.try_clone().unwrap(), here).unwrap();
+        let mut here = Link::new(here.try_clone().unwrap(), here).unwrap();
         assert!(here.send(&Frame::Meet).unwrap());
         // Nobody read the frame: the system resets the connection.
         drop(there);
@@ -218,8 +208,8 @@ mod tests {
     #[test]
     fn garbage_is_an_error() {
         let (mut here, mut there) = pair();
-        there.writer.write_all(b"hello, world").unwrap();
+        there.writer.write_all(b"hello, world\n").unwrap();
         let failure = here.look().unwrap_err();
-        assert!(failure.to_string().contains("bytes"), "{failure}");
+        assert!(failure.to_string().contains("cannot be read"), "{failure}");
     }
 }

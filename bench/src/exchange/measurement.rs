@@ -231,7 +231,7 @@ impl Measurement {
         };
         let payload = Payload { region: region.clone(), layout };
         payload.fill()?;
-        if measure.operation == Operation::Read && !station.is_initiator() {
+        if measure.operation == Operation::Read && !station.vigil.is_initiator() {
             for slot in 0..slots {
                 payload.stamp_outgoing(slot, read_stamp(slot))?;
             }
@@ -258,7 +258,7 @@ impl Measurement {
             notices_awaited: 0,
             station,
         };
-        let posts = measure.mode == Mode::Lat || !measurement.station.is_initiator();
+        let posts = measure.mode == Mode::Lat || !measurement.station.vigil.is_initiator();
         for slot in 0..if posts { receives } else { 0 } {
             measurement.post_receive(slot)?;
         }
@@ -393,7 +393,7 @@ impl Measurement {
     /// Both sides have come here. Each keeps driving its endpoint meanwhile, as
     /// the other may still need that: the target of reads spends its life here.
     fn meet(&mut self) -> Result<(), Failure> {
-        self.station.send(&Frame::Meet)?;
+        self.station.vigil.send(&Frame::Meet)?;
         match self.next_frame("the other side to come to the same point")? {
             Frame::Meet => Ok(()),
             frame => Err(unexpected(frame)),
@@ -403,10 +403,10 @@ impl Measurement {
     fn next_frame(&mut self, what: &'static str) -> Result<Frame, Failure> {
         loop {
             self.station.vigil.waiting_for = what;
-            if let Some(frame) = self.station.receive()? {
+            if let Some(frame) = self.station.vigil.receive()? {
                 return Ok(frame);
             }
-            for _ in 0..self.station.turns_per_look() {
+            for _ in 0..self.station.vigil.turns_per_look() {
                 self.progress()?;
             }
         }
@@ -414,7 +414,7 @@ impl Measurement {
 
     /// What comes before the clock starts.
     pub(crate) fn begin(&mut self) -> Result<(), Failure> {
-        let awaits_notice = if self.station.is_initiator() {
+        let awaits_notice = if self.station.vigil.is_initiator() {
             self.measure.operation != Operation::Read
         } else {
             self.measure.operation == Operation::Write
@@ -423,7 +423,7 @@ impl Measurement {
             self.expect_notice()?;
         }
         self.meet()?;
-        if self.station.is_initiator() {
+        if self.station.vigil.is_initiator() {
             // The target may leave the meeting a little later: not on our clock.
             let start = Instant::now();
             while start.elapsed() < Duration::from_millis(1) {
@@ -450,8 +450,8 @@ impl Measurement {
     pub(crate) fn check_and_finish(mut self) -> Result<bool, Failure> {
         let (operation, mode) = (self.measure.operation, self.measure.mode);
         let has_received = match operation {
-            Operation::Read => self.station.is_initiator(),
-            _ => mode == Mode::Lat || !self.station.is_initiator(),
+            Operation::Read => self.station.vigil.is_initiator(),
+            _ => mode == Mode::Lat || !self.station.vigil.is_initiator(),
         };
         let used = self.measure.slots.min(usize::try_from(self.sent).unwrap_or(usize::MAX));
         for slot in 0..if has_received { used } else { 0 } {
@@ -472,12 +472,12 @@ impl Measurement {
             self.bad += u64::from(u128::from(self.immediate_sum) != sum);
         }
         // Neither goes before the other has come here.
-        self.station.send(&Frame::Checked { bytes: 0, bad: self.bad })?;
+        self.station.vigil.send(&Frame::Checked { bytes: 0, bad: self.bad })?;
         let there = match self.next_frame("the other side's verdict")? {
             Frame::Checked { bad, .. } => bad,
             frame => return Err(unexpected(frame)),
         };
-        if self.bad + there > 0 && self.station.is_initiator() {
+        if self.bad + there > 0 && self.station.vigil.is_initiator() {
             eprintln!(
                 "fabricast: {} checks failed at the initiator, {there} at the target",
                 self.bad

@@ -143,8 +143,6 @@ pub(crate) enum Exchange {
 /// Everything the target is told.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// Process number of the initiator.
-    pub(crate) parent: u32,
     pub(crate) place: Place,
     pub(crate) waiting: Wait,
     /// The target's core; None: any.
@@ -313,7 +311,7 @@ mod tests {
             warmup: 0,
         };
         let exchange = Exchange::Flow(flow);
-        Plan { parent: 1, place, waiting: Wait::Busy, core: None, exchange }
+        Plan { place, waiting: Wait::Busy, core: None, exchange }
     }
 
     #[test]

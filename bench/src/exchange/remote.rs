@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::frame::Frame;
 use super::initiator::warn_of_order;
-use super::link::{Link, Look};
-use super::plan::{Plan, STALL};
+use super::link::Link;
+use super::plan::Plan;
 use super::station::Station;
 use super::target::follow;
 use super::vigil::Role;
@@ -36,11 +36,7 @@ pub(crate) fn serve(
     eprintln!("a client is there: {client}");
     let local = local_of(&stream)?;
     let mut link = link_of(stream)?;
-    let plan = match link.wait_for("the plan", STALL)? {
-        Look::Frame(Frame::Plan(plan)) => plan,
-        Look::Frame(_) => return Err(Failure::failed("the first frame is not a plan")),
-        Look::Closed | Look::Nothing => return Err(Failure::failed("the client is gone")),
-    };
+    let plan = link.plan()?;
     if plan.place.provider != provider {
         let wanted = &plan.place.provider;
         let why = format!("the client wants \"{wanted}\", and this serves \"{provider}\"");
@@ -55,11 +51,9 @@ pub(crate) fn serve(
     result.map_err(|failure| tell(&mut reporter, failure))
 }
 
-/// Tells the client what went wrong.
+/// Tells the client what went wrong; one that is gone is not told.
 fn tell(link: &mut Link, failure: Failure) -> Failure {
-    let message = failure.to_string().chars().take(4000).collect();
-    // Who is gone is not told.
-    let _ = link.send(&Frame::Failed { exit: failure.exit() as i32, message });
+    link.report(&failure);
     failure
 }
 
@@ -103,5 +97,5 @@ fn link_of(stream: TcpStream) -> Result<Link, Failure> {
     let failed = |error: std::io::Error| Failure::failed(format!("a connection: {error}"));
     stream.set_nodelay(true).map_err(failed)?;
     let other = stream.try_clone().map_err(failed)?;
-    Link::over_connection(stream, other)
+    Link::new(stream, other)
 }

@@ -92,10 +92,6 @@ impl Station {
         self.region.domain().capabilities()
     }
 
-    pub(crate) fn is_initiator(&self) -> bool {
-        self.vigil.is_initiator()
-    }
-
     /// Moves data, and says what completed, if anything did. All waiting is done
     /// by calling this again; it fails once nothing has happened for too long.
     #[inline(always)] // what polls is measured: a call and a copy less each time
@@ -135,20 +131,6 @@ impl Station {
             }
             outcome => Ok(Some(outcome)),
         }
-    }
-
-    pub(crate) fn send(&mut self, frame: &Frame) -> Result<(), Failure> {
-        self.vigil.send(frame)
-    }
-
-    /// The next frame, if there is one.
-    pub(crate) fn receive(&mut self) -> Result<Option<Frame>, Failure> {
-        self.vigil.receive()
-    }
-
-    /// How often to move data between two looks at the pipe.
-    pub(crate) fn turns_per_look(&self) -> u32 {
-        self.vigil.turns_per_look()
     }
 
     /// Ends the exchange: with the other side's own end, for the initiator.

@@ -3,14 +3,13 @@
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
-use super::frame::Frame;
-use super::link::{Link, Look};
-use super::plan::{Exchange, Plan, STALL};
+use super::link::Link;
+use super::plan::{Exchange, Mode, Plan};
 use super::station::Station;
 use super::vigil::Role;
 use super::{flow, pingpong, stream};
 use command::exit::{Exit, Failure};
-use command::process::{end_with_parent, pin, stop_watching, watch_over};
+use command::process::{pin, stop_watching, watch_over};
 
 /// Runs until the initiator has had enough.
 pub(crate) fn run() -> Result<(), Failure> {
@@ -22,18 +21,16 @@ pub(crate) fn run() -> Result<(), Failure> {
         fd.try_clone_to_owned().map_err(|e| Failure::failed(format!("duplicating a pipe: {e}")))
     };
     let mut link = Link::new(clone(input.as_fd())?, clone(output.as_fd())?)?;
-    let plan = match link.wait_for("the plan", STALL)? {
-        Look::Frame(Frame::Plan(plan)) => plan,
-        Look::Frame(_) => return Err(Failure::failed("the first frame is not a plan")),
-        Look::Closed | Look::Nothing => return Err(Failure::silent(Exit::Failed)),
-    };
-    end_with_parent(plan.parent)?;
+    let plan = link.plan()?;
     watch_over()?;
-    // The initiator tells the user; who lost it has nobody to tell.
-    let mut outcome = Reporter { link: link.try_clone()? };
+    let mut reporter = link.try_clone()?;
     let result = follow(&plan, link, Role::Target);
     stop_watching();
-    result.map_err(|failure| outcome.report(&failure))
+    // The initiator tells the user; who lost it has nobody to tell.
+    result.map_err(|failure| match reporter.report(&failure) {
+        true => Failure::silent(failure.exit()),
+        false => failure.while_doing("target"),
+    })
 }
 
 /// One side of an exchange, as it was told.
@@ -45,28 +42,9 @@ pub(super) fn follow(plan: &Plan, link: Link, role: Role) -> Result<(), Failure>
     let station = Station::open(plan, &offer, link, role)?;
     match &plan.exchange {
         Exchange::Measure(measure) => match measure.mode {
-            super::plan::Mode::Lat => pingpong::serve(station, measure),
-            super::plan::Mode::Bw => stream::serve(station, measure),
+            Mode::Lat => pingpong::serve(station, measure),
+            Mode::Bw => stream::serve(station, measure),
         },
         Exchange::Flow(flow) => flow::serve(station, flow),
-    }
-}
-
-struct Reporter {
-    link: Link,
-}
-
-impl Reporter {
-    fn report(&mut self, failure: &Failure) -> Failure {
-        let frame = Frame::Failed {
-            exit: failure.exit() as i32,
-            message: failure.to_string().chars().take(4000).collect(),
-        };
-        let told = !failure.is_silent() && self.link.send(&frame).unwrap_or(false);
-        if told {
-            Failure::silent(failure.exit())
-        } else {
-            Failure::new(failure.exit(), format!("target: {failure}"))
-        }
     }
 }

@@ -37,13 +37,7 @@ pub(super) fn ring(
     };
     let place =
         Place { provider: provider.to_owned(), source: None, threading: ThreadingMode::Safe };
-    let plan = Plan {
-        parent: std::process::id(),
-        place,
-        waiting,
-        core: there,
-        exchange: Exchange::Flow(flow.clone()),
-    };
+    let plan = Plan { place, waiting, core: there, exchange: Exchange::Flow(flow.clone()) };
     let flown = flow::run(initiator::start(&plan, here)?, &flow)?.measured;
     if !flown.verified {
         return Err(Failure::new(Exit::Corrupt, "the ring's data did not arrive as it was sent"));

@@ -17,7 +17,7 @@ pub(super) struct Contents {
 
 impl Contents {
     pub(super) fn new(kind: &Kind, is_whole: bool) -> Self {
-        Self { kind: kind.clone(), windows: Windows::new(), is_whole }
+        Self { kind: kind.clone(), windows: Windows::default(), is_whole }
     }
 
     /// Writes the message of a number, as far as its round wants it.

@@ -234,7 +234,7 @@ fn publish(side: &Side, mine: &[u64], publishers: &[Publisher]) -> Result<Done, 
         }
         std::thread::sleep(NAP);
     }
-    let windows = Windows::new();
+    let windows = Windows::default();
     let mut bytes = vec![0; side.kind.size as usize];
     let mut shares = vec![0; side.topics as usize];
     let end = Instant::now() + Duration::from_secs(side.seconds);
@@ -264,7 +264,7 @@ fn publish(side: &Side, mine: &[u64], publishers: &[Publisher]) -> Result<Done, 
 }
 
 fn read(shared: &Shared, side: &Side, subscribers: &mut [Subscriber]) -> Result<Done, Failure> {
-    let mut windows = Windows::new();
+    let mut windows = Windows::default();
     let topics = vec![Histogram::default()];
     let mut found = Found { shares: vec![0; subscribers.len()], topics, ..Found::default() };
     let mut last: Vec<Option<Instant>> = vec![None; subscribers.len()];

@@ -16,10 +16,11 @@ use transfer::{Agent, PeerId, Route};
 use links::Watched;
 use raw::Raw;
 use report::Found;
-use side::{ANSWER, END, FILL, FIRST, PROOF, Side, TIMED, Wire, heard, notice, now, start};
+use side::{ANSWER, END, FILL, FIRST, PROOF, Side, TIMED, Wire, heard, notice, start};
 pub(super) use side::{Target, serve};
 
-use super::party::{Party, Task, leave, take};
+use super::cores::of_two;
+use super::party::{Party, Task, leave, now, take};
 use super::report::{Common, Report, median};
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -131,11 +132,7 @@ fn devices(arguments: &Arguments) -> Result<(Device, DeviceName), Failure> {
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (from, to) = devices(arguments)?;
-    let (first, second) = match arguments.cores.as_deref() {
-        Some([first, second]) => (Some(*first), Some(*second)),
-        None => (None, None),
-        Some(_) => return Err(Failure::new(Exit::Usage, "--cores wants two, one for each side")),
-    };
+    let [first, second] = of_two(arguments.cores.as_deref())?;
     let Some(length) = arguments.size.checked_mul(arguments.batch) else {
         return Err(Failure::new(Exit::Usage, "--size times --batch is more than can be"));
     };
@@ -231,12 +228,12 @@ impl Run {
 
     /// One request. Nanoseconds until it is done here, and until the other side knows.
     fn once(&mut self, by: BlocksBy) -> Result<(u64, u64), Failure> {
-        let begun = now()?;
+        let begun = now();
         let is_put = self.operation == Operation::Put;
         let notice = is_put.then(|| notice(TIMED, begun)).transpose()?;
         let token = self.agent.begin(self.operation, &self.route, &self.blocks, notice, by);
         self.agent.wait(token?, PATIENCE)?;
-        let done = now()? - begun;
+        let done = now() - begun;
         self.moved += self.length;
         let seen = if is_put { heard(&mut self.agent)?.1 } else { done };
         Ok((done, seen))

@@ -234,7 +234,7 @@ fn publish(role: &Role, ears: &Ears) -> Result<(), Failure> {
         }
         std::thread::sleep(SLICE / 10);
     }
-    let windows = Windows::new();
+    let windows = Windows::default();
     say(&Said::Ready { listens: None })?;
     ears.wait_to_go()?;
     let mut all = Publishing { publisher, ears, done: Published::default(), told: Instant::now() };
@@ -326,7 +326,7 @@ fn read(role: &Role, ears: &Ears) -> Result<(), Failure> {
     let Part::Read { topic: which, memory, run } = &role.part else { return Ok(()) };
     let (_node, topic) = open(role, *which, memory)?;
     let mut subscriber = topic.subscriber()?;
-    let mut windows = Windows::new();
+    let mut windows = Windows::default();
     say(&Said::Ready { listens: None })?;
     let mut reading = Reading::default();
     let mut all: [Histogram; TIMES] = Default::default();

@@ -1,0 +1,12 @@
+//! The cores of two processes.
+
+use command::exit::{Exit, Failure};
+
+/// None for both if no cores are named.
+pub(crate) fn of_two(cores: Option<&[usize]>) -> Result<[Option<usize>; 2], Failure> {
+    match cores {
+        None => Ok([None; 2]),
+        Some([first, second]) => Ok([Some(*first), Some(*second)]),
+        Some(_) => Err(Failure::new(Exit::Usage, "--cores wants two, one for each side")),
+    }
+}
