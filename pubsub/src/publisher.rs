@@ -16,7 +16,7 @@ use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::house::Desk;
-use crate::loan::{Attempt, Loan, Sent};
+use crate::loan::{Loan, Sent};
 use crate::loans::{Borrower, Loans};
 use crate::pool::{Stage, Turn};
 use crate::settings::Reliability;
@@ -255,15 +255,14 @@ impl Post {
         Ok(Some(sent))
     }
 
-    /// Publishes when there is room; None once the deadline has passed.
-    pub(crate) fn publish_until(
+    /// Publishes when there is room; None once the deadline has passed, or without one at once.
+    pub(crate) fn publish_by(
         &self,
         outgoing: Outgoing,
-        deadline: Instant,
+        deadline: Option<Instant>,
     ) -> Result<Option<Sent>> {
-        if let Some(sent) = self.attempt(outgoing, false)? {
-            return Ok(Some(sent));
-        }
+        let sent = self.attempt(outgoing, false)?;
+        let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
         let queue = self.desk.topic.here();
         let mut spin = self.order().spin;
         self.line().pressure().begin();
@@ -344,12 +343,6 @@ impl Publisher {
     #[must_use]
     pub fn topic(&self) -> &str {
         self.post.desk.topic.name()
-    }
-
-    /// Of the message that it published last; 0 before the first.
-    #[must_use]
-    pub fn sequence(&self) -> u64 {
-        self.post.order().sequence
     }
 
     /// What it has done so far.
@@ -491,13 +484,7 @@ impl Publisher {
     /// # Errors
     /// As [`push`](Self::push), but for the deadline.
     pub fn try_push(&self, bytes: &[u8]) -> Result<Option<Sent>> {
-        let length = bytes.len() as u64;
-        let Some(mut loan) = self.try_borrow(length, Borrower::Passing)? else { return Ok(None) };
-        loan.write(0, bytes)?;
-        match loan.try_publish()? {
-            Attempt::Sent(sent) => Ok(Some(sent)),
-            Attempt::Full(_) => Ok(None),
-        }
+        self.try_send(bytes.len() as u64, |loan| loan.write(0, bytes))
     }
 
     /// Publishes what lies in a device's memory: copies it once, and waits until it is copied.
@@ -517,13 +504,17 @@ impl Publisher {
     /// # Errors
     /// As [`push_slice`](Self::push_slice); the deadline is one of the copy.
     pub fn try_push_slice(&self, from: &Slice) -> Result<Option<Sent>> {
-        let borrowed = self.try_borrow(from.length(), Borrower::Passing)?;
-        let Some(mut loan) = borrowed else { return Ok(None) };
-        loan.copy(from, gpu::PATIENCE)?;
-        match loan.try_publish()? {
-            Attempt::Sent(sent) => Ok(Some(sent)),
-            Attempt::Full(_) => Ok(None),
-        }
+        self.try_send(from.length(), |loan| loan.copy(from, gpu::PATIENCE))
+    }
+
+    fn try_send(
+        &self,
+        length: u64,
+        fill: impl FnOnce(&mut Loan) -> Result<()>,
+    ) -> Result<Option<Sent>> {
+        let Some(mut loan) = self.try_borrow(length, Borrower::Passing)? else { return Ok(None) };
+        fill(&mut loan)?;
+        Ok(loan.try_publish()?.sent())
     }
 
     fn send(
@@ -535,7 +526,7 @@ impl Publisher {
         let deadline = ipc::deadline(patience);
         let mut loan = self.borrow(length, Borrower::Passing, deadline)?;
         fill(&mut loan)?;
-        loan.publish_until(deadline)
+        loan.publish_by(Some(deadline))?.in_time("publish")
     }
 
     /// Waits until everything that it has published so far was released by all that got it;

@@ -166,7 +166,8 @@ impl Subscriber {
     }
 
     /// How it waits from now on.
-    pub fn set_spin(&mut self, spin: Spin) {
+    #[cfg(test)]
+    pub(crate) fn set_spin(&mut self, spin: Spin) {
         self.spin = spin;
     }
 
@@ -280,11 +281,6 @@ impl Subscriber {
                 None | Some(None) => {}
             }
         }
-    }
-
-    /// The messages as they come: ends when none has come for so long, or after an error.
-    pub fn samples(&mut self, patience: Duration) -> Samples<'_> {
-        Samples { subscriber: Some(self), patience }
     }
 
     #[cold]
@@ -418,24 +414,5 @@ impl Drop for Subscriber {
             let _ = topic.queue(direction).stop(&caller, subscriber, dispose);
         }
         self.shared.desk.changed();
-    }
-}
-
-/// Messages as they come; see [`Subscriber::samples`].
-#[derive(Debug)]
-pub struct Samples<'a> {
-    subscriber: Option<&'a mut Subscriber>,
-    patience: Duration,
-}
-
-impl Iterator for Samples<'_> {
-    type Item = Result<Sample>;
-
-    fn next(&mut self) -> Option<Result<Sample>> {
-        let pulled = self.subscriber.as_mut()?.pull_within(self.patience, None);
-        if !matches!(pulled, Ok(Some(_))) {
-            self.subscriber = None;
-        }
-        pulled.transpose()
     }
 }
