@@ -306,7 +306,7 @@ impl Reception {
         let (identity, label) = (seat.hall.identity(), &self.options.label);
         let is_first = carrying.attempts.first.is_none();
         if is_first {
-            network.say_if_insecure(label);
+            network.say_if_insecure();
         }
         match Carrier::start(network, identity, label, household, bell) {
             Ok(carrier) => {
