@@ -384,18 +384,19 @@ impl Publisher {
     /// topic's largest; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn loan(&self, length: u64, patience: Duration) -> Result<Loan> {
-        // The usual case needs no look at the clock.
-        if let Some(loan) = self.try_borrow(length, Borrower::Caller)? {
-            return Ok(loan);
-        }
-        self.borrow_until(length, Borrower::Caller, ipc::deadline(patience))
+        self.borrow(length, Borrower::Caller, || ipc::deadline(patience))
     }
 
-    /// As soon as there is room.
-    fn borrow(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
+    /// As soon as there is room. The usual case needs no look at the clock.
+    fn borrow(
+        &self,
+        length: u64,
+        borrower: Borrower,
+        deadline: impl FnOnce() -> Instant,
+    ) -> Result<Loan> {
         match self.try_borrow(length, borrower)? {
             Some(loan) => Ok(loan),
-            None => self.borrow_until(length, borrower, deadline),
+            None => self.borrow_until(length, borrower, deadline()),
         }
     }
 
@@ -524,7 +525,7 @@ impl Publisher {
         fill: impl FnOnce(&mut Loan) -> Result<()>,
     ) -> Result<Sent> {
         let deadline = ipc::deadline(patience);
-        let mut loan = self.borrow(length, Borrower::Passing, deadline)?;
+        let mut loan = self.borrow(length, Borrower::Passing, || deadline)?;
         fill(&mut loan)?;
         loan.publish_by(Some(deadline))?.in_time("publish")
     }

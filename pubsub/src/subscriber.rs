@@ -235,11 +235,19 @@ impl Subscriber {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn pull(&mut self, patience: Duration) -> Result<Sample> {
-        if let Some(sample) = self.pull_within(patience, None)? {
-            return Ok(sample);
-        }
-        let detail = format!("no message within {patience:?}");
-        Err(Error::new("pull", ErrorKind::DeadlineExceeded, detail).on(self.topic()))
+        self.pull_in_time("pull", patience, None)
+    }
+
+    fn pull_in_time(
+        &mut self,
+        operation: &'static str,
+        patience: Duration,
+        stream: Option<&Stream>,
+    ) -> Result<Sample> {
+        self.pull_within(patience, stream)?.ok_or_else(|| {
+            let detail = format!("no message within {patience:?}");
+            Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
+        })
     }
 
     /// None once the patience is over.

@@ -67,7 +67,8 @@ impl Loan {
     /// # Errors
     /// As [`publish_on`](Self::publish_on), but for the deadline.
     pub fn publish_on_within(self, stream: &Stream, patience: Duration) -> Result<Attempt> {
-        self.publish_in_order(stream, Some(ipc::deadline(patience)))
+        let deadline = (!patience.is_zero()).then(|| ipc::deadline(patience));
+        self.publish_in_order(stream, deadline)
     }
 
     /// Publishes it in the order of a stream, if there is room now; if not, it comes back, to be

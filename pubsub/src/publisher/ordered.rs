@@ -86,7 +86,7 @@ impl Publisher {
     /// stream of another kind of device.
     pub fn push_on(&self, stream: &Stream, from: &Slice, patience: Duration) -> Result<Sent> {
         let deadline = ipc::deadline(patience);
-        let mut loan = self.borrow(from.length(), Borrower::Passing, deadline)?;
+        let mut loan = self.borrow(from.length(), Borrower::Passing, || deadline)?;
         loan.copy_on(stream, from, patience)?;
         loan.publish_in_order(stream, Some(deadline))?.in_time(crate::loan::ON_A_STREAM)
     }
