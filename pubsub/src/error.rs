@@ -84,7 +84,6 @@ impl Error {
     }
 
     /// Names the topic, node or path that it is about, if none is named yet.
-    #[must_use]
     pub(crate) fn on(mut self, subject: impl fmt::Display) -> Self {
         self.0.subject.get_or_insert_with(|| subject.to_string());
         self

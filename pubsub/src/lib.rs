@@ -52,4 +52,4 @@ pub use service::{Condition, check_directory, clean};
 pub use settings::{
     LONGEST_TOPIC, MOST_METADATA, MemoryPlace, Reliability, Reserve, TopicSettings,
 };
-pub use subscriber::{Samples, Subscriber};
+pub use subscriber::Subscriber;

@@ -6,16 +6,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::{DeviceName, Slice};
+use gpu::Slice;
 use ipc::{Block, Place};
 
+pub(crate) use self::ordered::OPERATION as ON_A_STREAM;
 use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::loans::Borrower;
-use crate::pool::{Begun, borrow_mut};
+use crate::pool::Begun;
 use crate::publisher::{Outgoing, Post};
-use crate::settings::{MOST_METADATA, SharedPlace};
+use crate::settings::MOST_METADATA;
 
 /// What became of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,27 @@ pub enum Attempt {
     Sent(Sent),
     /// There is no room now: the loan is given back.
     Full(Loan),
+}
+
+impl Attempt {
+    /// Of one that waited until its deadline.
+    pub(crate) fn in_time(self, operation: &'static str) -> Result<Sent> {
+        match self {
+            Self::Sent(sent) => Ok(sent),
+            Self::Full(loan) => {
+                let detail = "subscribers have not released what fills the topic";
+                Err(loan.post.too_late(operation, detail))
+            }
+        }
+    }
+
+    /// Without the loan, which is given back.
+    pub(crate) fn sent(self) -> Option<Sent> {
+        match self {
+            Self::Sent(sent) => Some(sent),
+            Self::Full(_) => None,
+        }
+    }
 }
 
 /// Memory for a message, to be written by its borrower, and then [published](Self::publish).
@@ -115,15 +137,6 @@ impl Loan {
         &self.slice
     }
 
-    /// The device that it lies on; None for the host.
-    #[must_use]
-    pub fn device(&self) -> Option<DeviceName> {
-        match self.post.desk.here.id().place {
-            SharedPlace::Host => None,
-            SharedPlace::Device(_) => self.slice.memory().device(),
-        }
-    }
-
     /// Copies bytes to a part of it; on a device, waits until they are there.
     ///
     /// # Errors
@@ -157,24 +170,6 @@ impl Loan {
         }
         let detail = "a copy into the message that took too long is not done yet";
         Err(self.post.too_late("publish", detail))
-    }
-
-    /// Its bytes, to be written in place. For one on the host.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for one on a device.
-    ///
-    /// # Safety
-    /// No other process touches these bytes meanwhile. None does that keeps to the rules, but
-    /// all processes of a node can, and this one cannot know that they do not.
-    #[allow(unsafe_code)]
-    pub unsafe fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        if self.post.desk.here.id().place != SharedPlace::Host {
-            let detail = "it lies on a device";
-            return Err(Error::new("borrow bytes", ErrorKind::InvalidArgument, detail));
-        }
-        // SAFETY: of the host, mapped as long as the slice lives; the caller promises the rest.
-        Ok(unsafe { borrow_mut(&mut self.slice) })
     }
 
     /// Attaches bytes to the message, beside its payload.
@@ -212,26 +207,8 @@ impl Loan {
     /// # Errors
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), and then the memory is given back, as
     /// with any error; [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
-    pub fn publish(mut self, patience: Duration) -> Result<Sent> {
-        self.check_done()?;
-        // The usual case needs no look at the clock.
-        match self.post.attempt(self.outgoing(), false)? {
-            Some(sent) => {
-                self.is_mine = false;
-                Ok(sent)
-            }
-            None => self.publish_until(ipc::deadline(patience)),
-        }
-    }
-
-    pub(crate) fn publish_until(mut self, deadline: Instant) -> Result<Sent> {
-        self.check_done()?;
-        let Some(sent) = self.post.publish_until(self.outgoing(), deadline)? else {
-            let detail = "subscribers have not released what fills the topic";
-            return Err(self.post.too_late("publish", detail));
-        };
-        self.is_mine = false;
-        Ok(sent)
+    pub fn publish(self, patience: Duration) -> Result<Sent> {
+        self.publish_within(patience)?.in_time("publish")
     }
 
     /// As [`publish`](Self::publish), but the loan comes back if the deadline passes: whoever
@@ -239,15 +216,13 @@ impl Loan {
     ///
     /// # Errors
     /// As [`publish`](Self::publish), but for the deadline.
-    pub fn publish_within(mut self, patience: Duration) -> Result<Attempt> {
-        self.check_done()?;
-        let deadline = ipc::deadline(patience);
-        match self.post.publish_until(self.outgoing(), deadline)? {
-            Some(sent) => {
-                self.is_mine = false;
-                Ok(Attempt::Sent(sent))
+    pub fn publish_within(self, patience: Duration) -> Result<Attempt> {
+        // The usual case needs no look at the clock.
+        match self.try_publish()? {
+            Attempt::Full(loan) if !patience.is_zero() => {
+                loan.publish_by(Some(ipc::deadline(patience)))
             }
-            None => Ok(Attempt::Full(self)),
+            attempt => Ok(attempt),
         }
     }
 
@@ -255,9 +230,14 @@ impl Loan {
     ///
     /// # Errors
     /// As [`publish`](Self::publish), but for the deadline.
-    pub fn try_publish(mut self) -> Result<Attempt> {
+    pub fn try_publish(self) -> Result<Attempt> {
+        self.publish_by(None)
+    }
+
+    /// At once, if there is no deadline.
+    pub(crate) fn publish_by(mut self, deadline: Option<Instant>) -> Result<Attempt> {
         self.check_done()?;
-        match self.post.attempt(self.outgoing(), false)? {
+        match self.post.publish_by(self.outgoing(), deadline)? {
             Some(sent) => {
                 self.is_mine = false;
                 Ok(Attempt::Sent(sent))

@@ -16,7 +16,7 @@ use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::house::Desk;
-use crate::loan::{Attempt, Loan, Sent};
+use crate::loan::{Loan, Sent};
 use crate::loans::{Borrower, Loans};
 use crate::pool::{Stage, Turn};
 use crate::settings::Reliability;
@@ -255,15 +255,14 @@ impl Post {
         Ok(Some(sent))
     }
 
-    /// Publishes when there is room; None once the deadline has passed.
-    pub(crate) fn publish_until(
+    /// Publishes when there is room; None once the deadline has passed, or without one at once.
+    pub(crate) fn publish_by(
         &self,
         outgoing: Outgoing,
-        deadline: Instant,
+        deadline: Option<Instant>,
     ) -> Result<Option<Sent>> {
-        if let Some(sent) = self.attempt(outgoing, false)? {
-            return Ok(Some(sent));
-        }
+        let sent = self.attempt(outgoing, false)?;
+        let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
         let queue = self.desk.topic.here();
         let mut spin = self.order().spin;
         self.line().pressure().begin();
@@ -346,12 +345,6 @@ impl Publisher {
         self.post.desk.topic.name()
     }
 
-    /// Of the message that it published last; 0 before the first.
-    #[must_use]
-    pub fn sequence(&self) -> u64 {
-        self.post.order().sequence
-    }
-
     /// What it has done so far.
     #[must_use]
     pub fn counters(&self) -> PublisherCounters {
@@ -391,18 +384,19 @@ impl Publisher {
     /// topic's largest; [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed),
     /// [`Forked`](ErrorKind::Forked).
     pub fn loan(&self, length: u64, patience: Duration) -> Result<Loan> {
-        // The usual case needs no look at the clock.
-        if let Some(loan) = self.try_borrow(length, Borrower::Caller)? {
-            return Ok(loan);
-        }
-        self.borrow_until(length, Borrower::Caller, ipc::deadline(patience))
+        self.borrow(length, Borrower::Caller, || ipc::deadline(patience))
     }
 
-    /// As soon as there is room.
-    fn borrow(&self, length: u64, borrower: Borrower, deadline: Instant) -> Result<Loan> {
+    /// As soon as there is room. The usual case needs no look at the clock.
+    fn borrow(
+        &self,
+        length: u64,
+        borrower: Borrower,
+        deadline: impl FnOnce() -> Instant,
+    ) -> Result<Loan> {
         match self.try_borrow(length, borrower)? {
             Some(loan) => Ok(loan),
-            None => self.borrow_until(length, borrower, deadline),
+            None => self.borrow_until(length, borrower, deadline()),
         }
     }
 
@@ -491,13 +485,7 @@ impl Publisher {
     /// # Errors
     /// As [`push`](Self::push), but for the deadline.
     pub fn try_push(&self, bytes: &[u8]) -> Result<Option<Sent>> {
-        let length = bytes.len() as u64;
-        let Some(mut loan) = self.try_borrow(length, Borrower::Passing)? else { return Ok(None) };
-        loan.write(0, bytes)?;
-        match loan.try_publish()? {
-            Attempt::Sent(sent) => Ok(Some(sent)),
-            Attempt::Full(_) => Ok(None),
-        }
+        self.try_send(bytes.len() as u64, |loan| loan.write(0, bytes))
     }
 
     /// Publishes what lies in a device's memory: copies it once, and waits until it is copied.
@@ -517,13 +505,17 @@ impl Publisher {
     /// # Errors
     /// As [`push_slice`](Self::push_slice); the deadline is one of the copy.
     pub fn try_push_slice(&self, from: &Slice) -> Result<Option<Sent>> {
-        let borrowed = self.try_borrow(from.length(), Borrower::Passing)?;
-        let Some(mut loan) = borrowed else { return Ok(None) };
-        loan.copy(from, gpu::PATIENCE)?;
-        match loan.try_publish()? {
-            Attempt::Sent(sent) => Ok(Some(sent)),
-            Attempt::Full(_) => Ok(None),
-        }
+        self.try_send(from.length(), |loan| loan.copy(from, gpu::PATIENCE))
+    }
+
+    fn try_send(
+        &self,
+        length: u64,
+        fill: impl FnOnce(&mut Loan) -> Result<()>,
+    ) -> Result<Option<Sent>> {
+        let Some(mut loan) = self.try_borrow(length, Borrower::Passing)? else { return Ok(None) };
+        fill(&mut loan)?;
+        Ok(loan.try_publish()?.sent())
     }
 
     fn send(
@@ -533,9 +525,9 @@ impl Publisher {
         fill: impl FnOnce(&mut Loan) -> Result<()>,
     ) -> Result<Sent> {
         let deadline = ipc::deadline(patience);
-        let mut loan = self.borrow(length, Borrower::Passing, deadline)?;
+        let mut loan = self.borrow(length, Borrower::Passing, || deadline)?;
         fill(&mut loan)?;
-        loan.publish_until(deadline)
+        loan.publish_by(Some(deadline))?.in_time("publish")
     }
 
     /// Waits until everything that it has published so far was released by all that got it;

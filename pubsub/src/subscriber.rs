@@ -166,7 +166,8 @@ impl Subscriber {
     }
 
     /// How it waits from now on.
-    pub fn set_spin(&mut self, spin: Spin) {
+    #[cfg(test)]
+    pub(crate) fn set_spin(&mut self, spin: Spin) {
         self.spin = spin;
     }
 
@@ -234,11 +235,19 @@ impl Subscriber {
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Evicted`](ErrorKind::Evicted),
     /// [`Closed`](ErrorKind::Closed), [`Forked`](ErrorKind::Forked).
     pub fn pull(&mut self, patience: Duration) -> Result<Sample> {
-        if let Some(sample) = self.pull_within(patience, None)? {
-            return Ok(sample);
-        }
-        let detail = format!("no message within {patience:?}");
-        Err(Error::new("pull", ErrorKind::DeadlineExceeded, detail).on(self.topic()))
+        self.pull_in_time("pull", patience, None)
+    }
+
+    fn pull_in_time(
+        &mut self,
+        operation: &'static str,
+        patience: Duration,
+        stream: Option<&Stream>,
+    ) -> Result<Sample> {
+        self.pull_within(patience, stream)?.ok_or_else(|| {
+            let detail = format!("no message within {patience:?}");
+            Error::new(operation, ErrorKind::DeadlineExceeded, detail).on(self.topic())
+        })
     }
 
     /// None once the patience is over.
@@ -280,11 +289,6 @@ impl Subscriber {
                 None | Some(None) => {}
             }
         }
-    }
-
-    /// The messages as they come: ends when none has come for so long, or after an error.
-    pub fn samples(&mut self, patience: Duration) -> Samples<'_> {
-        Samples { subscriber: Some(self), patience }
     }
 
     #[cold]
@@ -418,24 +422,5 @@ impl Drop for Subscriber {
             let _ = topic.queue(direction).stop(&caller, subscriber, dispose);
         }
         self.shared.desk.changed();
-    }
-}
-
-/// Messages as they come; see [`Subscriber::samples`].
-#[derive(Debug)]
-pub struct Samples<'a> {
-    subscriber: Option<&'a mut Subscriber>,
-    patience: Duration,
-}
-
-impl Iterator for Samples<'_> {
-    type Item = Result<Sample>;
-
-    fn next(&mut self) -> Option<Result<Sample>> {
-        let pulled = self.subscriber.as_mut()?.pull_within(self.patience, None);
-        if !matches!(pulled, Ok(Some(_))) {
-            self.subscriber = None;
-        }
-        pulled.transpose()
     }
 }

@@ -2,8 +2,8 @@
 //! the product's crates, so each of them can use it.
 
 pub mod allocations;
-pub mod children;
 pub mod child;
+pub mod children;
 pub mod directory;
 pub mod processes;
 pub mod skip;

@@ -230,10 +230,7 @@ export! {
         timeout: Timeout,
         sent: MaybeFilled<'_, RawSent>[size],
     ) -> i32, c"publish" {
-        publish(OPERATION, loan, timeout, sent, |lent| match timeout {
-            Timeout::Now => lent.try_publish(),
-            _ => lent.publish_within(timeout.patience()),
-        })
+        publish(OPERATION, loan, timeout, sent, |lent| lent.publish_within(timeout.patience()))
     }
 
     /// Gives the memory back.

@@ -37,18 +37,11 @@ impl OpenPublisher {
             Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_ROOM)?,
             _ => self.publisher.loan(0, timeout.patience())?,
         };
-        match publish_on(loan, stream, timeout)? {
+        match loan.publish_on_within(stream, timeout.patience())? {
             Attempt::Sent(_) => Ok(()),
             Attempt::Full(_) if timeout == Timeout::Now => Err(NO_ROOM),
             Attempt::Full(_) => Err(TOO_LATE),
         }
-    }
-}
-
-fn publish_on(loan: Loan, stream: &Stream, timeout: Timeout) -> pubsub::Result<Attempt> {
-    match timeout {
-        Timeout::Now => loan.try_publish_on(stream),
-        _ => loan.publish_on_within(stream, timeout.patience()),
     }
 }
 
@@ -96,7 +89,9 @@ export! {
         sent: MaybeFilled<'_, RawSent>[size],
     ) -> i32, c"publish on a stream" {
         let stream = stream.find(OPERATION)?;
-        publish(OPERATION, loan, timeout, sent, |lent| publish_on(lent, &stream.stream, timeout))
+        publish(OPERATION, loan, timeout, sent, |lent| {
+            lent.publish_on_within(&stream.stream, timeout.patience())
+        })
     }
 
     /// The next message, for which a stream waits.

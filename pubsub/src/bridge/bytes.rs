@@ -96,9 +96,6 @@ pub(super) fn unload(view: &View, from: usize, length: usize, to: &Slice, at: u6
 }
 
 /// Bytes of a chunk, which keep its memory, but not its place; None if they are not of the host.
-///
-/// # Errors
-/// `InvalidArgument` if there are not so many.
 pub(super) fn part(view: &View, from: usize, length: usize) -> Result<Option<RegionSlice>> {
     if from.checked_add(length).is_none_or(|end| end > view.len()) {
         return Err(refuse(IN));

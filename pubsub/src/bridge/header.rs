@@ -51,7 +51,6 @@ pub enum Form {
 
 impl Form {
     /// As the ring carries it.
-    #[must_use]
     pub fn number(self) -> u32 {
         match self {
             Self::Batch => 0,
@@ -60,7 +59,6 @@ impl Form {
     }
 
     /// None if there is none of this number.
-    #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::Batch),
@@ -82,7 +80,6 @@ impl Metadata {
     pub const NONE: Self = Self { length: 0, bytes: [0; MOST_METADATA] };
 
     /// These bytes; none if there are too many.
-    #[must_use]
     pub fn new(from: &[u8]) -> Option<Self> {
         let mut metadata = Self::NONE;
         metadata.bytes.get_mut(..from.len())?.copy_from_slice(from);
@@ -91,7 +88,6 @@ impl Metadata {
     }
 
     /// The bytes.
-    #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
     }
@@ -159,13 +155,11 @@ impl std::error::Error for HeaderError {}
 
 impl MessageHeader {
     /// Bytes of header and metadata.
-    #[must_use]
     pub fn prefix(&self) -> usize {
         HEADER + self.metadata.as_slice().len()
     }
 
     /// Bytes that it takes in a batch, with its payload.
-    #[must_use]
     pub fn in_batch(&self) -> usize {
         (self.prefix() + self.length as usize).next_multiple_of(8)
     }
@@ -195,9 +189,6 @@ impl MessageHeader {
 
     /// Reads header and metadata from the start of bytes that a peer sent, and whether there is a
     /// trailer.
-    ///
-    /// # Errors
-    /// What is wrong with them.
     pub fn decode(bytes: &[u8]) -> Result<(Self, bool), HeaderError> {
         let decoded = Self::decode_from(bytes.len(), |at, into: &mut [u8]| {
             into.copy_from_slice(&bytes[at..at + into.len()]);

@@ -207,9 +207,6 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
     }
 
     /// Does what can be done now, a bounded amount.
-    ///
-    /// # Errors
-    /// Why it cannot go on.
     pub(crate) fn advance(
         &mut self,
         now: Now,

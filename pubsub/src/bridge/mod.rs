@@ -41,7 +41,7 @@ pub(crate) use terms::short;
 pub use terms::{Provider, Side, Terms, TopicFacts};
 pub(crate) use worker::check_provider;
 pub use worker::{
-    Announcer, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,
+    Announcer, Command, Counters, Report, TopicKey, TopicOptions, Worker, WorkerOptions, Workers,
 };
 
 use crate::error::Result;
@@ -59,7 +59,6 @@ pub enum Place {
 
 impl Place {
     /// The range.
-    #[must_use]
     pub fn slice(&self) -> &Slice {
         match self {
             Self::Host(slice) | Self::Device(slice) => slice,
@@ -80,9 +79,6 @@ pub struct Outgoing<P = Place> {
 pub trait Source<P = Place>: Send {
     /// The next message, if there is one. Their positions grow. Each stays as it is until it is
     /// [released](Self::release).
-    ///
-    /// # Errors
-    /// Why there are no more: the topic is given up then.
     fn next(&mut self) -> Result<Option<Outgoing<P>>>;
 
     /// Is the next message taken, and still being written; or was it when it was [asked](Self::next)
@@ -141,15 +137,9 @@ pub struct Stages {
 /// Where the messages of one node's topic go.
 pub trait Sink<P = Place>: Send {
     /// Gives room for a message. It is finished later, in the order in which they began.
-    ///
-    /// # Errors
-    /// Why nothing more is taken: the topic is given up then.
     fn begin(&mut self, header: &MessageHeader) -> Result<Room<P>>;
 
     /// The first of those that began is all there: publishes it.
-    ///
-    /// # Errors
-    /// As [`begin`](Self::begin).
     fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished>;
 
     /// All that began and was not published will not be: its writer is gone. Whoever comes after

@@ -64,9 +64,6 @@ impl Porters {
 
     /// Begins to copy a part of a chunk, which has to be kept until that [is done](Self::is_done). None
     /// if the caller had better do it: there are no threads, or they have enough.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if it is not there, or there is no room for it.
     pub(super) fn carry(
         &mut self,
         chunk: &View,

@@ -131,7 +131,6 @@ pub(crate) fn short(reason: &str) -> String {
 
 impl Terms {
     /// Who writes such a letter.
-    #[must_use]
     pub fn side(&self) -> Side {
         match self {
             Self::Wish { .. } | Self::Answer { .. } => Side::Writer,

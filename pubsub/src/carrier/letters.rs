@@ -34,9 +34,6 @@ impl Letter {
     }
 
     /// Reads a letter of another node. What is accepted has one encoding only.
-    ///
-    /// # Errors
-    /// `Malformed`, with what is wrong.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
         let operation = "read a letter of another node";
         let refuse = |detail| Error::new(operation, ErrorKind::Malformed, detail);

@@ -18,6 +18,7 @@ use super::plan::{Local, Plan, Standing};
 use super::rest::Rest;
 use super::source::{Delivered, TopicSource};
 use super::{Carrier, Facts, Household, LOOK, key};
+use crate::bridge::Command;
 use crate::bridge::{TopicFacts, TopicOptions};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
@@ -258,9 +259,6 @@ pub(crate) fn is_owed(topic: &Topic) -> bool {
 
 /// Lets go of all that is kept of a topic for other nodes, by a service that cannot carry it there.
 /// Nobody else is carrying it. May be done again, if it was cut short or has failed.
-///
-/// # Errors
-/// If a lock was held: some of it may be done.
 pub(crate) fn let_go(
     topic: &Topic,
     here: &Pool,
@@ -357,7 +355,7 @@ impl Carrier {
                 line.state = State::Ending(Ending { source, keeps: false });
                 line.facts.topic.set_carried(false);
                 self.ear.ignore(number);
-                self.tell(number, |worker| worker.stop_sending(key(number)));
+                self.tell(number, |worker| worker.tell(Command::StopSending(key(number))));
                 true
             }
             State::Carried(carried) => {
@@ -477,7 +475,7 @@ impl Carrier {
                     self.tell_beginning(*node, topic, begins);
                 }
                 let add =
-                    |worker: &crate::bridge::Worker| worker.add_destination(key(number), *node);
+                    |worker: &crate::bridge::Worker| worker.tell(Command::Add(key(number), *node));
                 self.tell(number, add);
                 has_new = true;
                 carried.told.insert(*node, connects);
@@ -488,7 +486,7 @@ impl Carrier {
         let others: Vec<_> =
             carried.told.keys().filter(|node| !wanted.contains_key(node)).copied().collect();
         for node in others {
-            self.tell(number, |worker| worker.remove_destination(key(number), node));
+            self.tell(number, |worker| worker.tell(Command::Remove(key(number), node)));
             carried.told.remove(&node);
         }
         // Those that are owed something are all known to the worker: it may begin.

@@ -186,7 +186,7 @@ impl Carrier {
         household: Arc<Household>,
         bell: Arc<Bell>,
     ) -> Result<Self> {
-        let peers = Peers::start(options.peers(identity, label))?;
+        let peers = Peers::start(options, identity, label)?;
         Ok(Self {
             plan: Plan::new(options.lost_after),
             agenda: Agenda::new(Instant::now()),

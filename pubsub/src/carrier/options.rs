@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bridge::{self, MOST_LANES};
 use crate::error::Result;
-use crate::peers::{NodeIdentity, PeersOptions};
+use crate::peers;
 
 /// How a node is connected to others, if the process that serves it is told so. The next one that
 /// serves the same node and is told nothing goes on with what the last one was told.
@@ -82,7 +82,7 @@ impl NetworkOptions {
     /// # Ok::<(), std::net::AddrParseError>(())
     /// ```
     pub fn check(&self, label: &str) -> Result<()> {
-        self.peers(NodeIdentity([0; 16]), label).check()
+        peers::check(self, self.name(label))
     }
 
     /// Refuses a [provider](Self::provider) that is not here or cannot do what is needed, and a
@@ -107,9 +107,14 @@ impl NetworkOptions {
         bridge::check_provider(&self.policy(), self.source)
     }
 
-    /// Logs what it means that nodes beyond loopback are allowed, if they are.
-    pub(crate) fn say_if_insecure(&self, label: &str) {
-        self.peers(NodeIdentity([0; 16]), label).say_if_insecure();
+    /// Logs what it means that nodes beyond loopback are allowed, if there may be some.
+    pub(crate) fn say_if_insecure(&self) {
+        if let Some(address) = peers::beyond_loopback(self).filter(|_| self.insecure) {
+            tracing::warn!(
+                %address,
+                "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
+            );
+        }
     }
 
     /// Which providers may carry messages.
@@ -118,22 +123,8 @@ impl NetworkOptions {
     }
 
     /// How the node is called among others, if its service calls itself so.
-    pub(super) fn name<'a>(&'a self, label: &'a str) -> &'a str {
+    pub(crate) fn name<'a>(&'a self, label: &'a str) -> &'a str {
         if self.name.is_empty() { label } else { &self.name }
-    }
-
-    /// What is said to who looks after other nodes.
-    pub(super) fn peers(&self, identity: NodeIdentity, label: &str) -> PeersOptions {
-        PeersOptions {
-            listen: self.listen,
-            peers: self.peers.clone(),
-            rendezvous: self.rendezvous.clone(),
-            insecure: self.insecure,
-            lost_after: self.lost_after,
-            is_silent: true,
-            is_reserved: true,
-            ..PeersOptions::new(identity, self.name(label))
-        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::letters::Letter;
 use super::lines::Line;
 use super::sink::TopicSink;
 use super::{Carrier, Facts, key};
+use crate::bridge::Command;
 use crate::bridge::Terms;
 use crate::peers::NodeIdentity;
 use crate::settings::SharedPlace;
@@ -65,7 +66,7 @@ impl Carrier {
         }
         let Some(number) = facts.map(|facts| facts.topic.number()) else { return };
         // One that is lost is asked for again, when it was waited for long enough.
-        self.tell(number, |worker| worker.letter(key(number), node, terms));
+        self.tell(number, |worker| worker.tell(Command::Letter(key(number), node, terms)));
     }
 
     /// The connection of a writer's wish is none, or not any more.
@@ -162,7 +163,7 @@ impl Carrier {
         let Some(Receiving { origin, sink, .. }) = self.receiving.remove(&(number, node)) else {
             return;
         };
-        self.tell(number, |worker| worker.stop_receiving(key(number), node));
+        self.tell(number, |worker| worker.tell(Command::StopReceiving(key(number), node)));
         if let Some(line) = self.lines.get(&number) {
             let topic = Arc::clone(&line.facts.topic);
             let forget = forgets.then_some(origin);

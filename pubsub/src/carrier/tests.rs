@@ -17,7 +17,7 @@ use super::sink::TopicSink;
 use super::{Carrier, Crowded, Facts, Household, NetworkOptions, Settling};
 use crate::bridge::{Finished, MessageHeader, Metadata, Room, Sink, Stages};
 use crate::hall::Hall;
-use crate::peers::{Event, Interest, NodeIdentity, Peers, PeersOptions};
+use crate::peers::{Event, Interest, NodeIdentity, Peers};
 use crate::pool::{Direction, Pool, PoolId};
 use crate::report::Row;
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
@@ -242,11 +242,13 @@ fn what_is_kept_for_nobody_is_let_go_of() {
 
 /// Another node that wants the topic, and answers no letter.
 fn one_that_wants(carrier: &Carrier, identity: u8) -> Peers {
-    let peers = Peers::start(PeersOptions {
+    let network = NetworkOptions {
         peers: vec![carrier.listens().unwrap()],
         lost_after: FAR,
-        ..PeersOptions::new(NodeIdentity([identity; 16]), "silent")
-    });
+        name: "silent".to_owned(),
+        ..NetworkOptions::default()
+    };
+    let peers = Peers::start_open(&network, NodeIdentity([identity; 16]));
     let peers = peers.unwrap();
     peers
         .set_interests([Interest {

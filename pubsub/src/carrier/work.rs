@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::letters::Letter;
 use super::rest::Rest;
 use super::{Carrier, key};
+use crate::bridge::Command;
 use crate::bridge::{Report, Side, TopicKey, Worker, WorkerOptions, Workers};
 use crate::error::Result;
 use crate::peers::NodeIdentity;
@@ -106,7 +107,7 @@ impl Carrier {
     /// Tells all workers of a node that is gone, before it is connected to anew.
     pub(super) fn lose_node(&self, node: NodeIdentity) {
         for worker in self.workers.iter().flat_map(Workers::all) {
-            let _ = worker.lose_node(node);
+            let _ = worker.tell(Command::LoseNode(node));
         }
     }
 
@@ -215,7 +216,7 @@ impl Carrier {
         let Some(line) = self.lines.get(&number) else { return };
         if line.is_carried() {
             // It knows who takes nothing.
-            self.tell(number, |worker| worker.report_behind(key(number)));
+            self.tell(number, |worker| worker.tell(Command::ReportBehind(key(number))));
             return;
         }
         let nodes: Vec<_> = self.plan.destinations(number).map(|(node, _)| node).collect();

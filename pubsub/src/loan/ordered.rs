@@ -12,7 +12,7 @@ use crate::pool::{Begun, Handed};
 use crate::publisher::Outgoing;
 use crate::settings::SharedPlace;
 
-const OPERATION: &str = "publish in the order of a stream";
+pub(crate) const OPERATION: &str = "publish in the order of a stream";
 
 impl Loan {
     /// Publishes it in the order of a stream: at once, though its bytes are there only when all
@@ -58,17 +58,7 @@ impl Loan {
     /// once if its driver cannot say that either, and then its memory is not used again as long as
     /// this process lives.
     pub fn publish_on(self, stream: &Stream, patience: Duration) -> Result<Sent> {
-        self.publish_on_until(stream, ipc::deadline(patience))
-    }
-
-    pub(crate) fn publish_on_until(self, stream: &Stream, deadline: Instant) -> Result<Sent> {
-        match self.publish_in_order(stream, Some(deadline))? {
-            Attempt::Sent(sent) => Ok(sent),
-            Attempt::Full(loan) => {
-                let detail = "subscribers have not released what fills the topic";
-                Err(loan.post.too_late(OPERATION, detail))
-            }
-        }
+        self.publish_on_within(stream, patience)?.in_time(OPERATION)
     }
 
     /// As [`publish_on`](Self::publish_on), but the loan comes back if the deadline passes: to be
@@ -77,7 +67,8 @@ impl Loan {
     /// # Errors
     /// As [`publish_on`](Self::publish_on), but for the deadline.
     pub fn publish_on_within(self, stream: &Stream, patience: Duration) -> Result<Attempt> {
-        self.publish_in_order(stream, Some(ipc::deadline(patience)))
+        let deadline = (!patience.is_zero()).then(|| ipc::deadline(patience));
+        self.publish_in_order(stream, deadline)
     }
 
     /// Publishes it in the order of a stream, if there is room now; if not, it comes back, to be
@@ -117,7 +108,11 @@ impl Loan {
     }
 
     /// At once, if there is no deadline.
-    fn publish_in_order(mut self, stream: &Stream, deadline: Option<Instant>) -> Result<Attempt> {
+    pub(crate) fn publish_in_order(
+        mut self,
+        stream: &Stream,
+        deadline: Option<Instant>,
+    ) -> Result<Attempt> {
         self.post.desk.house.check_fork(OPERATION)?;
         let here = Arc::clone(&self.post.desk.here);
         if here.id().place == SharedPlace::Host {
@@ -126,10 +121,7 @@ impl Loan {
                 self.is_busy(stream.point().ok());
                 return Err(error);
             }
-            return match deadline {
-                Some(end) => self.publish_within(end.saturating_duration_since(Instant::now())),
-                None => self.try_publish(),
-            };
+            return self.publish_by(deadline);
         }
         let is_fit = here.check_stream(OPERATION, stream);
         self.publish_if(is_fit, stream, deadline)
@@ -165,11 +157,7 @@ impl Loan {
         let (ledger, house) = (here.ledger(), Arc::clone(&self.post.desk.house));
         let turn = ledger.begin_turn(self.block, house.me);
         let outgoing = Outgoing { turn: Some(turn), ..self.outgoing() };
-        let attempt = match deadline {
-            Some(deadline) => self.post.publish_until(outgoing, deadline),
-            None => self.post.attempt(outgoing, false),
-        };
-        let sent = match attempt {
+        let sent = match self.post.publish_by(outgoing, deadline) {
             Ok(Some(sent)) if sent.position.is_some() => sent,
             other => {
                 ledger.end_turn(self.block, turn);

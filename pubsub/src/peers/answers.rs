@@ -136,7 +136,7 @@ impl Mesh {
         line.since = now;
         self.absent.comes(line);
         let (ours, theirs) = (line.ours, line.theirs);
-        tracing::info!(%node, label, %session, %theirs, "a node appeared");
+        tracing::debug!(%node, label, %session, %theirs, "a node appeared");
         let event = Event::Appeared { node, session, label, ours, theirs };
         self.actions.push_back(Action::Tell(event));
         let acquaintance = line.acquaintance();

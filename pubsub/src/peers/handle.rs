@@ -20,100 +20,45 @@ use super::queue::{Bell, Queue};
 use super::report::PeerReport;
 use super::service::{Service, Shared};
 use super::session::Timing;
+use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
 
 const START: &str = "start to look after peers";
 const LISTEN: &str = "listen for other nodes";
 
-/// How a node finds its peers, and is found.
-#[derive(Debug, Clone)]
-pub(crate) struct PeersOptions {
-    /// Who it is: the same after a restart.
-    pub(crate) identity: NodeIdentity,
-    /// What it is called, for people.
-    pub(crate) label: String,
-    /// Where others can reach it. Port 0 is any.
-    pub(crate) listen: Option<SocketAddr>,
-    /// Peers, as `host:port`. Two nodes find each other if one is told of the other.
-    pub(crate) peers: Vec<String>,
-    /// A node, as `host:port`, that tells of the others. Any that listens does.
-    pub(crate) rendezvous: Option<String>,
-    /// Beyond loopback, though whoever can connect is believed, and whoever sees the
-    /// packets can read them.
-    pub(crate) insecure: bool,
-    /// A peer that was not heard for so long is lost. The shortest is 100 ms.
-    pub(crate) lost_after: Duration,
-    /// Says nothing of what it subscribes to until it [knows](Peers::set_interests): not even that
-    /// it is nothing.
-    pub(crate) is_silent: bool,
-    /// Nor does it say that to a node before it [may](Peers::speak_to): so that other things can be
-    /// said first.
-    pub(crate) is_reserved: bool,
+/// Refuses what is impossible, or leads beyond loopback without
+/// [`insecure`](NetworkOptions::insecure), for a node that is called so.
+pub(crate) fn check(network: &NetworkOptions, label: &str) -> Result<()> {
+    let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
+    if label.len() > LONGEST_LABEL || label.chars().any(char::is_control) {
+        return refuse(format!(
+            "a label has {LONGEST_LABEL} bytes at most, and no control characters: \"{}\"",
+            label.escape_debug()
+        ));
+    }
+    let (lost_after, longest) = (network.lost_after, Duration::from_secs(3600));
+    if lost_after < Duration::from_millis(SHORTEST_LOST_AFTER.into()) || lost_after > longest {
+        return refuse(format!(
+            "lost after {lost_after:?}: {SHORTEST_LOST_AFTER} ms to {longest:?} is possible"
+        ));
+    }
+    for address in network.peers.iter().chain(&network.rendezvous) {
+        names::check(START, address)?;
+    }
+    match beyond_loopback(network) {
+        Some(address) if !network.insecure => refuse(format!(
+            "{address} is beyond loopback. There is no authentication and no encryption \
+             yet: who can connect is believed. \"insecure\" allows it"
+        )),
+        _ => Ok(()),
+    }
 }
 
-impl PeersOptions {
-    /// A node that neither listens nor dials.
-    pub(crate) fn new(identity: NodeIdentity, label: impl Into<String>) -> Self {
-        Self {
-            identity,
-            label: label.into(),
-            listen: None,
-            peers: Vec::new(),
-            rendezvous: None,
-            insecure: false,
-            lost_after: Duration::from_secs(3),
-            is_silent: false,
-            is_reserved: false,
-        }
-    }
-
-    /// Refuses what is impossible, or leads beyond loopback without
-    /// [`insecure`](Self::insecure).
-    pub(crate) fn check(&self) -> Result<()> {
-        let refuse = |detail: String| Err(Error::new(START, ErrorKind::InvalidArgument, detail));
-        if self.label.len() > LONGEST_LABEL || self.label.chars().any(char::is_control) {
-            return refuse(format!(
-                "a label has {LONGEST_LABEL} bytes at most, and no control characters: \"{}\"",
-                self.label.escape_debug()
-            ));
-        }
-        let longest = Duration::from_secs(3600);
-        if self.lost_after < Duration::from_millis(SHORTEST_LOST_AFTER.into())
-            || self.lost_after > longest
-        {
-            return refuse(format!(
-                "lost after {:?}: {SHORTEST_LOST_AFTER} ms to {longest:?} is possible",
-                self.lost_after
-            ));
-        }
-        for address in self.peers.iter().chain(&self.rendezvous) {
-            names::check(START, address)?;
-        }
-        match self.beyond_loopback() {
-            Some(address) if !self.insecure => refuse(format!(
-                "{address} is beyond loopback. There is no authentication and no encryption \
-                 yet: who can connect is believed. \"insecure\" allows it"
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Logs what it means that peers beyond loopback are allowed, if there may be some.
-    pub(crate) fn say_if_insecure(&self) {
-        if let Some(address) = self.beyond_loopback().filter(|_| self.insecure) {
-            tracing::warn!(
-                %address,
-                "insecure: peers beyond loopback are not authenticated, and nothing is encrypted"
-            );
-        }
-    }
-
-    /// The first address that is, if one is.
-    fn beyond_loopback(&self) -> Option<SocketAddr> {
-        let dialled = self.peers.iter().chain(&self.rendezvous);
-        let mut addresses = dialled.filter_map(|address| address.parse().ok()).chain(self.listen);
-        addresses.find(|address: &SocketAddr| is_beyond_loopback(address.ip()))
-    }
+/// The first address that is, if one is.
+pub(crate) fn beyond_loopback(network: &NetworkOptions) -> Option<SocketAddr> {
+    let dialled = network.peers.iter().chain(&network.rendezvous);
+    let mut addresses = dialled.filter_map(|address| address.parse().ok()).chain(network.listen);
+    addresses.find(|address: &SocketAddr| is_beyond_loopback(address.ip()))
 }
 
 fn is_beyond_loopback(address: IpAddr) -> bool {
@@ -132,21 +77,36 @@ pub(crate) struct Peers {
 
 impl Peers {
     /// Starts to listen and to dial. That peers are not authenticated is for others to
-    /// [say](PeersOptions::say_if_insecure), and not at each attempt.
+    /// [say](NetworkOptions::say_if_insecure), and not at each attempt.
     ///
-    /// # Errors
-    /// If the options are impossible, or lead beyond loopback without
-    /// [`insecure`](PeersOptions::insecure); if the address cannot be listened at.
-    pub(crate) fn start(options: PeersOptions) -> Result<Self> {
-        Self::start_with(options, Limits::default())
+    /// Nothing is said of what the node subscribes to until it [knows](Self::set_interests): not even
+    /// that it is nothing. Nor is it said to a node before it [may](Self::speak_to): so that other
+    /// things can be said first.
+    pub(crate) fn start(
+        network: &NetworkOptions,
+        identity: NodeIdentity,
+        label: &str,
+    ) -> Result<Self> {
+        Self::start_with(network, identity, label, Limits::default(), true)
     }
 
-    pub(super) fn start_with(options: PeersOptions, limits: Limits) -> Result<Self> {
-        options.check()?;
-        let PeersOptions { identity, label, listen, peers, rendezvous, .. } = options;
-        let PeersOptions { insecure, lost_after, is_silent, is_reserved, .. } = options;
+    /// One that says what it subscribes to as soon as there is a session.
+    #[cfg(test)]
+    pub(crate) fn start_open(network: &NetworkOptions, identity: NodeIdentity) -> Result<Self> {
+        Self::start_with(network, identity, "", Limits::default(), false)
+    }
+
+    pub(super) fn start_with(
+        network: &NetworkOptions,
+        identity: NodeIdentity,
+        label: &str,
+        limits: Limits,
+        is_reserved: bool,
+    ) -> Result<Self> {
+        let label = network.name(label);
+        check(network, label)?;
         let failed = |cause: std::io::Error| Error::of(START, cause);
-        let listener = match listen {
+        let listener = match network.listen {
             Some(address) => Some(
                 TcpListener::bind(address)
                     .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
@@ -162,16 +122,16 @@ impl Peers {
         let start = Start {
             identity,
             run: Run::new(chance),
-            label,
+            label: label.to_owned(),
             listens,
-            peers,
-            rendezvous,
-            timing: Timing::new(lost_after),
+            peers: network.peers.clone(),
+            rendezvous: network.rendezvous.clone(),
+            timing: Timing::new(network.lost_after),
             limits,
         };
         let failed = |cause: nix::Error| Error::of(START, cause);
         let mut mesh = Mesh::new(start, Duration::ZERO);
-        (mesh.is_silent, mesh.is_reserved) = (is_silent, is_reserved);
+        (mesh.is_silent, mesh.is_reserved) = (is_reserved, is_reserved);
         let shared = Arc::new(Shared {
             mesh: Mutex::new(mesh),
             events: Queue::new().map_err(failed)?,
@@ -180,7 +140,7 @@ impl Peers {
             is_over: AtomicBool::new(false),
         });
         let own = listens.map(|address| address.ip());
-        let service = Service::new(Arc::clone(&shared), listener, own, insecure);
+        let service = Service::new(Arc::clone(&shared), listener, own, network.insecure);
         let thread = std::thread::Builder::new()
             .name("fabricast-peers".to_owned())
             .spawn(move || service.run())
@@ -195,9 +155,6 @@ impl Peers {
 
     /// All that this node publishes and subscribes from now on. Peers are told what is
     /// different from before.
-    ///
-    /// # Errors
-    /// If a topic is there twice or has an impossible name, and if there are too many.
     pub(crate) fn set_interests(
         &self,
         interests: impl IntoIterator<Item = Interest>,
@@ -209,11 +166,7 @@ impl Peers {
         Ok(())
     }
 
-    /// A [reserved](PeersOptions::is_reserved) one tells a node what it publishes and subscribes to from
-    /// now on, behind the letters that were sent there, unless the session is over.
-    ///
-    /// # Errors
-    /// In a process that was forked off.
+    /// A node is told what this one publishes and subscribes to from now on, behind the letters that were sent there, unless the session is over.
     pub(crate) fn speak_to(&self, node: NodeIdentity, session: SessionNumber) -> Result<()> {
         self.check_fork("tell a node")?;
         self.shared.mesh().speak_to(node, session, self.shared.now());
@@ -223,9 +176,6 @@ impl Peers {
 
     /// Sends a letter. It arrives once, behind those sent before, unless the session ends.
     /// This never waits: if more letters wait than may, the session is ended.
-    ///
-    /// # Errors
-    /// If the session is over, or is ended by this; if the letter is too long.
     pub(crate) fn tell(
         &self,
         node: NodeIdentity,

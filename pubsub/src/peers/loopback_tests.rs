@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -11,23 +12,48 @@ use super::admission::Limits;
 use super::directory::{Change, Interest};
 use super::event::Event;
 use super::fuzzing;
-use super::handle::{Peers, PeersOptions};
+use super::handle::Peers;
 use super::identity::{NodeIdentity, SessionNumber};
 use super::reason::{Parting, Reason};
 use super::report::PeerState;
-use crate::ErrorKind;
+use crate::carrier::NetworkOptions;
 use crate::settings::TopicSettings;
+use crate::{ErrorKind, Result};
 
 /// Only reached when something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn options(number: u8, peers: &[SocketAddr]) -> PeersOptions {
-    let mut options = PeersOptions::new(NodeIdentity([number; 16]), format!("node {number}"));
-    options.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    options.peers = peers.iter().map(SocketAddr::to_string).collect();
-    // Other builds may keep both processors busy.
-    options.lost_after = Duration::from_secs(20);
-    options
+#[derive(Debug, Clone)]
+struct Options(u8, NetworkOptions);
+
+impl Deref for Options {
+    type Target = NetworkOptions;
+
+    fn deref(&self) -> &NetworkOptions {
+        &self.1
+    }
+}
+
+impl DerefMut for Options {
+    fn deref_mut(&mut self) -> &mut NetworkOptions {
+        &mut self.1
+    }
+}
+
+fn options(number: u8, peers: &[SocketAddr]) -> Options {
+    let network = NetworkOptions {
+        listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+        peers: peers.iter().map(SocketAddr::to_string).collect(),
+        name: format!("node {number}"),
+        // Other builds may keep both processors busy.
+        lost_after: Duration::from_secs(20),
+        ..NetworkOptions::default()
+    };
+    Options(number, network)
+}
+
+fn started(options: Options) -> Result<Peers> {
+    Peers::start_open(&options.1, NodeIdentity([options.0; 16]))
 }
 
 fn identity(number: u8) -> NodeIdentity {
@@ -82,8 +108,8 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Two that have met, and heard that the other subscribes nothing.
 fn two() -> (Peers, Peers, SessionNumber) {
-    let one = Peers::start(options(1, &[])).unwrap();
-    let two = Peers::start(options(2, &[one.listens().unwrap()])).unwrap();
+    let one = started(options(1, &[])).unwrap();
+    let two = started(options(2, &[one.listens().unwrap()])).unwrap();
     let session = appears(&one, 2);
     assert_eq!(appears(&two, 1), session);
     for peers in [&one, &two] {
@@ -152,7 +178,7 @@ fn a_node_that_starts_again_appears_again_in_another_session() {
     again.listen = one.listens();
     drop(one);
     assert_eq!(vanishes(&two, 1), Reason::Ended(Parting::Leaving));
-    let one = Peers::start(again).unwrap();
+    let one = started(again).unwrap();
     let second = appears(&two, 1);
     assert_ne!(second, session);
     assert_eq!(appears(&one, 2), second);
@@ -167,7 +193,7 @@ fn nodes_that_dial_each_other_have_one_session() {
         let start = |number: u8, own: usize| {
             let mut options = options(number, &addresses);
             options.listen = Some(addresses[own]);
-            Peers::start(options)
+            started(options)
         };
         // Somebody else may have taken one meanwhile.
         let (Ok(one), Ok(two)) = (start(1, 0), start(2, 1)) else { continue };
@@ -189,13 +215,13 @@ fn nodes_that_dial_each_other_have_one_session() {
 
 #[test]
 fn five_find_each_other_through_one_of_them() {
-    let first = Peers::start(options(1, &[])).unwrap();
+    let first = started(options(1, &[])).unwrap();
     let rendezvous = first.listens().unwrap();
     let mut all = vec![first];
     for number in 2..=5 {
         let mut options = options(number, &[]);
         options.rendezvous = Some(format!("localhost:{}", rendezvous.port()));
-        all.push(Peers::start(options).unwrap());
+        all.push(started(options).unwrap());
     }
     let mut sessions: Vec<BTreeMap<NodeIdentity, SessionNumber>> = Vec::new();
     for peers in &all {
@@ -221,10 +247,10 @@ fn five_find_each_other_through_one_of_them() {
 
 #[test]
 fn beyond_loopback_only_if_it_is_allowed() {
-    let refused = |change: fn(&mut PeersOptions)| {
+    let refused = |change: fn(&mut Options)| {
         let mut options = options(1, &[]);
         change(&mut options);
-        let error = Peers::start(options).unwrap_err();
+        let error = started(options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
     };
@@ -236,17 +262,17 @@ fn beyond_loopback_only_if_it_is_allowed() {
     for address in ["", "host", "host:", ":7", "host:0", "127.0.0.1:0", "a b:7", "a:b:7"] {
         let mut options = options(1, &[]);
         options.peers = vec![address.to_owned()];
-        assert_eq!(Peers::start(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(started(options).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
-    refused(|options| options.label = "x".repeat(65));
-    refused(|options| options.label = "\u{1b}[31m".to_owned());
+    refused(|options| options.name = "x".repeat(65));
+    refused(|options| options.name = "\u{1b}[31m".to_owned());
     refused(|options| options.lost_after = Duration::from_millis(99));
     let mut options = options(1, &[]);
     options.listen = Some("0.0.0.0:0".parse().unwrap());
     options.insecure = true;
-    let peers = Peers::start(options.clone()).unwrap();
+    let peers = started(options.clone()).unwrap();
     options.listen = peers.listens();
-    let taken = Peers::start(options).unwrap_err();
+    let taken = started(options).unwrap_err();
     assert!(taken.to_string().contains("in use"), "{taken}");
 }
 
@@ -316,9 +342,9 @@ fn a_flood_of_strangers_keeps_nobody_out() {
     let mut first = options(1, &[]);
     first.listen = Some("0.0.0.0:0".parse().unwrap());
     first.insecure = true;
-    let one = Peers::start_with(first, limits).unwrap();
+    let one = Peers::start_with(&first.1, NodeIdentity([1; 16]), "", limits, false).unwrap();
     let port = one.listens().unwrap().port();
-    let two = Peers::start(options(2, &[SocketAddr::from(([127, 0, 0, 1], port))])).unwrap();
+    let two = started(options(2, &[SocketAddr::from(([127, 0, 0, 1], port))])).unwrap();
     let session = appears(&one, 2);
     appears(&two, 1);
     // They stay as long as they are let.
@@ -328,7 +354,7 @@ fn a_flood_of_strangers_keeps_nobody_out() {
     for number in 0..200 {
         strangers.push(super::socket::begin_to_connect(flood, "127.0.0.9".parse().ok()).unwrap());
         if number == 100 {
-            third = Some(Peers::start(options(3, &[flood])).unwrap());
+            third = Some(started(options(3, &[flood])).unwrap());
         }
     }
     appears(third.as_ref().unwrap(), 1);
@@ -350,7 +376,7 @@ fn who_says_nothing_or_says_it_slowly_is_shown_out() {
     let mut first = options(0xee, &[]);
     // Introductions have as long, but two seconds at least.
     first.lost_after = Duration::from_millis(100);
-    let one = Peers::start(first).unwrap();
+    let one = started(first).unwrap();
     let silent = TcpStream::connect(one.listens().unwrap()).unwrap();
     let mut slow = TcpStream::connect(one.listens().unwrap()).unwrap();
     slow.set_nodelay(true).unwrap();
@@ -370,7 +396,7 @@ fn who_says_nothing_or_says_it_slowly_is_shown_out() {
 fn a_peer_that_does_not_read_is_given_up_when_too_much_waits() {
     let mut first = options(0xee, &[]);
     first.lost_after = Duration::from_secs(3600);
-    let one = Peers::start(first).unwrap();
+    let one = started(first).unwrap();
     let mut stream = TcpStream::connect(one.listens().unwrap()).unwrap();
     stream.write_all(&fuzzing::introduction()).unwrap();
     let Event::Appeared { node, session, .. } = next(&one) else { panic!() };
@@ -425,7 +451,7 @@ fn a_name_that_leads_nowhere_is_reported() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut options = options(1, &[]);
     options.peers = vec![format!("localhost:{}", closed.port())];
-    let one = Peers::start(options).unwrap();
+    let one = started(options).unwrap();
     wait_until("a reason", || {
         one.reports()
             .iter()
@@ -436,7 +462,7 @@ fn a_name_that_leads_nowhere_is_reported() {
 #[test]
 fn another_version_is_reported_as_such() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let one = Peers::start(options(1, &[listener.local_addr().unwrap()])).unwrap();
+    let one = started(options(1, &[listener.local_addr().unwrap()])).unwrap();
     let (mut stream, _) = listener.accept().unwrap();
     let mut other = fuzzing::introduction();
     other[12] = 9;

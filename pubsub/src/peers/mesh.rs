@@ -372,7 +372,7 @@ impl Mesh {
         let node = peer.identity;
         if let Some(session) = line.number {
             let interests = line.listing.len();
-            tracing::info!(%node, label = peer.label, %session, interests, why, "a node vanished");
+            tracing::debug!(%node, label = peer.label, %session, interests, why, "a node vanished");
             self.book.lost(&node, &self.timing, &mut self.chance, now);
             self.actions.push_back(Action::Tell(Event::Vanished { node, session, reason }));
         }

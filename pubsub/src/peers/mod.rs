@@ -41,7 +41,7 @@ mod simulation;
 
 pub(crate) use directory::{Change, Interest};
 pub(crate) use event::Event;
-pub(crate) use handle::{Peers, PeersOptions};
+pub(crate) use handle::{Peers, beyond_loopback, check};
 pub use identity::NodeIdentity;
 pub(crate) use identity::SessionNumber;
 pub(crate) use report::{PeerReport, PeerState};

@@ -6,7 +6,7 @@ use gpu::{Slice, Stream};
 
 use super::{Post, Publisher};
 use crate::error::Result;
-use crate::loan::{Attempt, Sent};
+use crate::loan::Sent;
 use crate::loans::Borrower;
 use crate::pool::Rest;
 
@@ -75,7 +75,7 @@ impl Publisher {
     /// let sample = subscriber.pull_on(&consuming, patience)?; // it may not be written yet
     /// consuming.copy(&result.whole(), sample.slice())?; // begins when it is
     /// consuming.synchronize(patience)?;
-    /// assert!(!sample.is_poisoned());
+    /// assert_eq!(sample.readiness()?, pubsub::Readiness::Ready);
     /// # drop((sample, subscriber, publisher, topic, node));
     /// # std::fs::remove_dir_all(path)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -86,9 +86,9 @@ impl Publisher {
     /// stream of another kind of device.
     pub fn push_on(&self, stream: &Stream, from: &Slice, patience: Duration) -> Result<Sent> {
         let deadline = ipc::deadline(patience);
-        let mut loan = self.borrow(from.length(), Borrower::Passing, deadline)?;
+        let mut loan = self.borrow(from.length(), Borrower::Passing, || deadline)?;
         loan.copy_on(stream, from, patience)?;
-        loan.publish_on_until(stream, deadline)
+        loan.publish_in_order(stream, Some(deadline))?.in_time(crate::loan::ON_A_STREAM)
     }
 
     /// As [`push_on`](Self::push_on), if there is room now; None if there is not.
@@ -99,9 +99,6 @@ impl Publisher {
         let borrowed = self.try_borrow(from.length(), Borrower::Passing)?;
         let Some(mut loan) = borrowed else { return Ok(None) };
         loan.copy_on(stream, from, gpu::PATIENCE)?;
-        match loan.try_publish_on(stream)? {
-            Attempt::Sent(sent) => Ok(Some(sent)),
-            Attempt::Full(_) => Ok(None),
-        }
+        Ok(loan.try_publish_on(stream)?.sent())
     }
 }

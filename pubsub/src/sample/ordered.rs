@@ -31,12 +31,6 @@ impl Sample {
         })
     }
 
-    /// Will it never be written, since its publisher died, or its device failed?
-    #[must_use]
-    pub fn is_poisoned(&self) -> bool {
-        matches!(self.readiness(), Ok(Readiness::Poisoned))
-    }
-
     /// Releases it when all is done that was begun on this stream so far, and waits for nothing:
     /// for what reads it there.
     ///

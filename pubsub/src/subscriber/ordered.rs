@@ -6,7 +6,7 @@ use gpu::Stream;
 
 use super::Subscriber;
 use crate::below;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::pool::{Direction, Readiness};
 use crate::sample::Sample;
 use crate::topic::Entry;
@@ -30,11 +30,7 @@ impl Subscriber {
     /// message is still the next one.
     pub fn pull_on(&mut self, stream: &Stream, patience: Duration) -> Result<Sample> {
         self.check_stream(stream)?;
-        if let Some(sample) = self.pull_within(patience, Some(stream))? {
-            return Ok(sample);
-        }
-        let detail = format!("no message within {patience:?}");
-        Err(Error::new(OPERATION, ErrorKind::DeadlineExceeded, detail).on(self.topic()))
+        self.pull_in_time(OPERATION, patience, Some(stream))
     }
 
     /// As [`pull_on`](Self::pull_on), if there is a message now.

@@ -1,5 +1,6 @@
 //! What topics cost that nothing happens to.
 
+use pubsub::bridge::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -27,7 +28,7 @@ fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
         let source = Gated { source, gate };
         let options = facts(64);
         let announcer = nodes.of(0).send_topic(key, options, Box::new(source)).unwrap();
-        nodes.of(0).add_destination(key, node(1)).unwrap();
+        nodes.of(0).tell(Command::Add(key, node(1))).unwrap();
         if number % 50 == 0 {
             nodes.carry();
             // They took what they were told so far, however slow they are.

@@ -1,5 +1,6 @@
 //! Large messages by several lanes.
 
+use pubsub::bridge::Command;
 use std::time::Duration;
 
 use pubsub::bridge::{Counters, Side, TopicKey, WorkerOptions};
@@ -95,7 +96,7 @@ fn topics_without_large_messages_have_one_lane() {
     let source = Published::new(&lengths(&[64, 70_000]), Where::Host, 0, 20);
     let is_done = source.is_done();
     let announcer = nodes.of(0).send_topic(KEY, facts(100_000), Box::new(source)).unwrap();
-    nodes.of(0).add_destination(KEY, node(1)).unwrap();
+    nodes.of(0).tell(Command::Add(KEY, node(1))).unwrap();
     announcer.announce();
     nodes.until("all are delivered", |_| is_done());
     log.check(20);
@@ -136,8 +137,8 @@ fn a_reader_that_is_gone_holds_up_nobody_and_another_comes() {
         // Its endpoints are closed in the middle of what comes.
         nodes.gone.push(node(2));
         drop(nodes.workers.remove(&node(2)));
-        nodes.of(0).lose_node(node(2)).unwrap();
-        nodes.of(0).remove_destination(KEY, node(2)).unwrap();
+        nodes.of(0).tell(Command::LoseNode(node(2))).unwrap();
+        nodes.of(0).tell(Command::Remove(KEY, node(2))).unwrap();
         nodes.until("all are delivered", |_| is_done());
         log.check(count);
         nodes.gone.clear();
@@ -169,7 +170,7 @@ fn large_and_small_messages_of_many_topics_go_both_ways() {
         let source = Published::new(&lengths, place, 0, count);
         are_done.push(Box::new(source.is_done()));
         let announcer = nodes.of(from).send_topic(key, facts(1 << 30), Box::new(source)).unwrap();
-        nodes.of(from).add_destination(key, node(1 - from)).unwrap();
+        nodes.of(from).tell(Command::Add(key, node(1 - from))).unwrap();
         announcer.announce();
         logs.push(log);
     }

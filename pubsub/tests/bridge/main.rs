@@ -8,6 +8,7 @@ mod processes;
 mod renewal;
 mod support;
 
+use pubsub::bridge::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,12 +31,12 @@ fn lose_in_turns(nodes: &mut Nodes, log: &Log, count: u64, is_done: impl Fn() ->
     for (round, at) in [(1, 0), (2, 1), (3, 0), (4, 1)] {
         let so_far = round * count as usize / 6;
         nodes.until("some are there", |_| log.len() >= so_far || is_done());
-        nodes.of(at).lose_node(node(1 - at)).unwrap();
+        nodes.of(at).tell(Command::LoseNode(node(1 - at))).unwrap();
         let heard = nodes.lost.len();
         nodes.until("it is noticed", |nodes| nodes.lost.len() > heard || is_done());
         if at == 1 {
             // Who reads does not connect: whoever carries the letters tells the writer.
-            nodes.of(0).lose_node(node(1)).unwrap();
+            nodes.of(0).tell(Command::LoseNode(node(1))).unwrap();
         }
     }
 }
@@ -45,7 +46,7 @@ fn send(nodes: &Nodes, key: TopicKey, source: Published, to: &[u8]) -> impl Fn()
     let is_done = source.is_done();
     let announcer = nodes.of(0).send_topic(key, facts(1 << 30), Box::new(source)).unwrap();
     for number in to {
-        nodes.of(0).add_destination(key, node(*number)).unwrap();
+        nodes.of(0).tell(Command::Add(key, node(*number))).unwrap();
     }
     announcer.announce();
     is_done
@@ -103,7 +104,7 @@ fn three_nodes_have_the_same() {
     let source = Published::new(&lengths, Where::Host, 0, count);
     are_done.push(Box::new(source.is_done()));
     let announcer = nodes.of(1).send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
-    nodes.of(1).add_destination(KEY, node(0)).unwrap();
+    nodes.of(1).tell(Command::Add(KEY, node(0))).unwrap();
     announcer.announce();
     nodes.until("all are delivered", |_| are_done.iter().all(|is_done| is_done()));
     logs.iter().chain([&back]).for_each(|log| log.check(count));
@@ -142,14 +143,14 @@ fn a_reader_that_stops_leaves_the_others_alone() {
     let is_done = send(&nodes, KEY, Published::new(&lengths, Where::Host, 0, count), &[1, 2]);
     nodes.until("some are there", |_| other.len() > 100);
     nodes.gone.push(node(2));
-    nodes.of(2).stop_receiving(KEY, node(0)).unwrap();
+    nodes.of(2).tell(Command::StopReceiving(KEY, node(0))).unwrap();
     let is_lost = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(0), node(2), Side::Writer));
     nodes.until("the writer notices", |nodes| is_lost(nodes) || is_done());
-    nodes.of(0).remove_destination(KEY, node(2)).unwrap();
+    nodes.of(0).tell(Command::Remove(KEY, node(2))).unwrap();
     nodes.until("all are delivered", |_| is_done());
     log.check(count);
     // And a writer that stops is heard of.
-    nodes.of(0).stop_sending(KEY).unwrap();
+    nodes.of(0).tell(Command::StopSending(KEY)).unwrap();
     let is_over = |nodes: &Nodes| nodes.lost.contains(&(KEY, node(1), node(0), Side::Reader));
     nodes.until("the reader notices", is_over);
 }
@@ -167,14 +168,14 @@ fn letters_about_topics_that_are_not_there_are_no_failures() {
     log.check(10);
     // It goes at both ends, with letters about it still to come.
     nodes.gone.push(node(1));
-    nodes.of(1).stop_receiving(KEY, node(0)).unwrap();
-    nodes.of(0).stop_sending(KEY).unwrap();
-    nodes.of(0).add_destination(KEY, node(1)).unwrap();
+    nodes.of(1).tell(Command::StopReceiving(KEY, node(0))).unwrap();
+    nodes.of(0).tell(Command::StopSending(KEY)).unwrap();
+    nodes.of(0).tell(Command::Add(KEY, node(1))).unwrap();
     for letter in [
         Terms::Refused { connection: 1, reason: String::new() },
         Terms::Again { connection: 1, reason: String::new() },
     ] {
-        nodes.of(0).letter(KEY, node(1), letter).unwrap();
+        nodes.of(0).tell(Command::Letter(KEY, node(1), letter)).unwrap();
     }
     // What comes behind them is heard: they were, too.
     nodes.counters(0);
@@ -203,18 +204,19 @@ fn a_worker_that_hangs_does_not_hold_up_who_tells_it_something() {
     // Not all is kept, so that messages are taken though nobody is there.
     let topic = TopicOptions { keep: Some(1), ..facts(64) };
     let announcer = nodes.of(0).send_topic(KEY, topic, Box::new(Hangs(hangs))).unwrap();
-    nodes.of(0).add_destination(KEY, node(1)).unwrap();
+    nodes.of(0).tell(Command::Add(KEY, node(1))).unwrap();
     announcer.announce();
     let start = Instant::now();
-    (0..1100).for_each(|_| nodes.of(0).lose_node(node(2)).unwrap());
+    (0..1100).for_each(|_| nodes.of(0).tell(Command::LoseNode(node(2))).unwrap());
     // What it may miss is not kept beyond that.
     let again = || Terms::Again { connection: 1, reason: String::new() };
-    let told = (0..1100).map(|_| nodes.of(0).letter(KEY, node(1), again()).unwrap_err().kind());
+    let told = (0..1100)
+        .map(|_| nodes.of(0).tell(Command::Letter(KEY, node(1), again())).unwrap_err().kind());
     assert!(told.into_iter().all(|kind| kind == ErrorKind::TooMany));
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     drop(goes_on);
     let end = Instant::now() + PATIENCE;
-    while nodes.of(0).letter(KEY, node(1), again()).is_err() {
+    while nodes.of(0).tell(Command::Letter(KEY, node(1), again())).is_err() {
         assert!(Instant::now() < end, "it does not go on");
     }
     nodes.counters(0);

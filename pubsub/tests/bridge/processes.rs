@@ -71,7 +71,7 @@ impl Party {
                 party.is_done = Some(Box::new(source.is_done()));
                 let announcer =
                     party.worker.send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
-                party.worker.add_destination(KEY, node(1)).unwrap();
+                party.worker.tell(pubsub::bridge::Command::Add(KEY, node(1))).unwrap();
                 announcer.announce();
             }
             Side::Reader => {
@@ -102,7 +102,7 @@ impl Party {
                     return false;
                 }
                 let terms = control::codec::decode(TERMS, &letter).unwrap();
-                self.worker.letter(KEY, node(1), terms).unwrap();
+                self.worker.tell(pubsub::bridge::Command::Letter(KEY, node(1), terms)).unwrap();
             }
             Ok(_) => return false,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -126,7 +126,7 @@ impl Party {
                 sent.is_ok()
             }
             Report::Lost { side: Side::Writer, .. } => {
-                self.worker.add_destination(KEY, node(1)).unwrap();
+                self.worker.tell(pubsub::bridge::Command::Add(KEY, node(1))).unwrap();
                 true
             }
             Report::Failed { error, .. } => panic!("{error}"),
@@ -203,12 +203,12 @@ fn kill_again_and_again(name: &str, victim: Side, provider: &str, at: Where) {
         if kills < KILLS && published > (kills + 1) * COUNT / (KILLS + 2) {
             kills += 1;
             child.kill();
-            party.worker.lose_node(node(1)).unwrap();
+            party.worker.tell(pubsub::bridge::Command::LoseNode(node(1))).unwrap();
             let (next, line) = spawn(directory, &listener, victim, provider, at);
             line.set_nonblocking(true).unwrap();
             (child, party.line) = (next, line);
             if party.side == Side::Writer {
-                party.worker.add_destination(KEY, node(1)).unwrap();
+                party.worker.tell(pubsub::bridge::Command::Add(KEY, node(1))).unwrap();
             }
             continue;
         }

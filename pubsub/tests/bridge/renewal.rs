@@ -1,5 +1,6 @@
 //! Endpoints that are closed, and others that take their place.
 
+use pubsub::bridge::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,7 +53,7 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         let (limit, is_done) = (Arc::new(AtomicU64::new(20)), source.is_done());
         let source = Limited { source, given: 0, limit: Arc::clone(&limit) };
         let announcer = nodes.of(0).send_topic(KEY, facts(1 << 30), Box::new(source)).unwrap();
-        nodes.of(0).add_destination(KEY, node(1)).unwrap();
+        nodes.of(0).tell(Command::Add(KEY, node(1))).unwrap();
         announcer.announce();
         nodes.until("the first are there", |_| log.len() == 20);
         let facts = TopicFacts { number: 1, largest: 1 << 20, depth: 16 };
@@ -61,7 +62,7 @@ fn who_wishes_for_ring_after_ring_takes_little_memory_and_others_go_on() {
         for connection in 0..300 {
             let lanes = lanes as u8;
             let wish = Terms::Wish { connection, facts, from: from.clone(), lanes };
-            nodes.of(1).letter(OTHER, node(2), wish).unwrap();
+            nodes.of(1).tell(Command::Letter(OTHER, node(2), wish)).unwrap();
             nodes.carry();
             most = most.max(nodes.counters(1).quarantined);
         }

@@ -1,6 +1,7 @@
 //! Topics whose messages can be told from their positions, and nodes that carry each other's
 //! letters.
 
+use pubsub::bridge::Command;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
@@ -281,7 +282,7 @@ impl Nodes {
                 match report {
                     Report::Letter { key, node: to, terms } => {
                         if let Some(reader) = self.workers.get(&to) {
-                            reader.letter(key, *from, terms).unwrap();
+                            reader.tell(Command::Letter(key, *from, terms)).unwrap();
                         }
                     }
                     Report::Connected { .. } => self.connected += 1,
@@ -289,7 +290,7 @@ impl Nodes {
                     Report::Lost { key, node: of, side, .. } => {
                         self.lost.push((key, *from, of, side));
                         if side == Side::Writer && !self.gone.contains(&of) {
-                            worker.add_destination(key, of).unwrap();
+                            worker.tell(Command::Add(key, of)).unwrap();
                         }
                     }
                     Report::Failed { key, node, side, error } => {

@@ -445,9 +445,6 @@ impl<W: Wire> Outbound<W> {
     }
 
     /// Does what can be done now, a bounded amount.
-    ///
-    /// # Errors
-    /// Why the topic cannot go on: the source's, or a device's.
     pub(crate) fn advance(
         &mut self,
         now: Now,

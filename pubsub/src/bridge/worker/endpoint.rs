@@ -91,9 +91,6 @@ fn begin(
 
 /// Another endpoint in the place of a port's, which is closed, with all rings. Gives its address,
 /// and where those of others are kept for it.
-///
-/// # Errors
-/// What the provider says. Then the old one may be there or not, and is of no use any more.
 pub(super) fn renew(port: &mut Port) -> Result<(AddressVector, Vec<u8>)> {
     let of_fabric = |error| Error::of("begin a bridge's endpoint anew", error);
     let domain = port.endpoint().domain().clone();
@@ -106,9 +103,6 @@ pub(super) fn renew(port: &mut Port) -> Result<(AddressVector, Vec<u8>)> {
 
 /// Refuses what no worker at this address could begin with; if it is not known where it will be, what
 /// none could begin with anywhere on this machine.
-///
-/// # Errors
-/// `NoProvider`, with the reason for each.
 pub(crate) fn check(policy: &Policy, local: Option<IpAddr>) -> Result<()> {
     choose(policy, local).map(drop)
 }

@@ -93,7 +93,6 @@ impl WorkerOptions {
     /// let options = WorkerOptions::default();
     /// assert_eq!((options.slots_by(1), options.slots_by(3)), (options.slots, options.slots + 16));
     /// ```
-    #[must_use]
     pub fn slots_by(&self, lanes: usize) -> usize {
         self.slots + SLOTS_OF_LANE * lanes.saturating_sub(1)
     }
@@ -108,7 +107,6 @@ impl WorkerOptions {
     /// assert_eq!(options.ring_by(3, 64 << 20, 4), 16 << 20);
     /// assert_eq!(options.ring_by(3, 64, 4), 64 << 10);
     /// ```
-    #[must_use]
     pub fn ring_by(&self, lanes: usize, largest: u64, depth: u32) -> u64 {
         let most = self.ring.saturating_mul(lanes.max(1) as u64).max(SMALLEST);
         let each = largest.saturating_add(2 * LONGEST_PREFIX as u64);
@@ -143,21 +141,41 @@ pub struct Counters {
     pub sleeps: u64,
 }
 
-pub(super) enum Command {
+/// What a worker is told to do.
+#[allow(missing_debug_implementations)]
+pub enum Command {
+    /// Sends a topic's messages to those that are added.
     Send(TopicKey, TopicOptions, Box<dyn Source>),
+    /// Does not send it any more. What was not delivered was not.
     StopSending(TopicKey),
+    /// A node wants a topic: what comes from now on is kept until it has it, or is removed. A letter
+    /// to it is reported. To be told again after a [loss](Report::Lost), as soon as there is somebody
+    /// to take the letter; while messages flow it does nothing, so a node that was started again is
+    /// to be lost first.
     Add(TopicKey, NodeIdentity),
+    /// A node does not want a topic any more, or is gone for good.
     Remove(TopicKey, NodeIdentity),
+    /// Receives a topic's messages from a node.
     Receive(TopicKey, NodeIdentity, Box<Reception>),
+    /// Does not receive it any more.
     StopReceiving(TopicKey, NodeIdentity),
+    /// A letter of a node about a topic, which that node's worker [reported](Report::Letter).
     Letter(TopicKey, NodeIdentity, Terms),
+    /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is kept
+    /// for it stays.
     LoseNode(NodeIdentity),
+    /// Each node is [reported](Report::Behind) that does not have the oldest message of a topic that
+    /// is kept, or is not connected.
     ReportBehind(TopicKey),
+    /// Tells what it did so far.
     Count(Sender<Counters>),
+    /// Ends.
     Stop,
 }
 
-pub(super) struct Reception {
+/// How a topic is received: from the first position that is not here.
+#[allow(missing_debug_implementations)]
+pub struct Reception {
     pub(super) from: u64,
     pub(super) device: Option<gpu::Device>,
     pub(super) sink: Box<dyn Sink>,
@@ -166,7 +184,7 @@ pub(super) struct Reception {
 /// A thread that owns an endpoint, and moves topics' messages through it.
 ///
 /// What it has to say comes as [`Report`]s; letters among them are for the worker of the same
-/// topic at another node, to be given there to [`letter`](Self::letter).
+/// topic at another node, to be told there as [`Command::Letter`].
 #[derive(Debug)]
 pub struct Worker {
     commands: Sender<Command>,
@@ -181,10 +199,6 @@ pub struct Worker {
 
 impl Worker {
     /// Opens an endpoint at a local address, and starts the thread.
-    ///
-    /// # Errors
-    /// If no provider leads to other nodes from there, with the reason for each; what the provider
-    /// or the system says.
     pub fn start(options: WorkerOptions, local: IpAddr) -> Result<Self> {
         Self::start_among(options, local, 1)
     }
@@ -214,23 +228,18 @@ impl Worker {
     }
 
     /// What it carries messages by, for as long as it is there.
-    #[must_use]
     pub fn provider(&self) -> &Provider {
         &self.provider
     }
 
     /// The address of its endpoint where it began. It may close that one day and open another one
     /// of the same provider, of which those that it writes to and reads from are told by letters.
-    #[must_use]
     pub fn address(&self) -> &[u8] {
         &self.address
     }
 
-    /// Sends a topic's messages to those that are [added](Self::add_destination). Gives what tells
+    /// Sends a topic's messages to those that are [added](Command::Add). Gives what tells
     /// it that there are some.
-    ///
-    /// # Errors
-    /// `Closed` if the thread ended.
     pub fn send_topic(
         &self,
         key: TopicKey,
@@ -242,38 +251,8 @@ impl Worker {
         Ok(announcer)
     }
 
-    /// Does not send it any more. What was not delivered was not.
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic).
-    pub fn stop_sending(&self, key: TopicKey) -> Result<()> {
-        self.tell(Command::StopSending(key))
-    }
-
-    /// A node wants a topic: what comes from now on is kept until it has it, or is
-    /// [removed](Self::remove_destination). A letter to it is reported. To be called again after a
-    /// [loss](Report::Lost), as soon as there is somebody to take the letter; while messages flow it
-    /// does nothing, so a node that was started again is to be [lost](Self::lose_node) first.
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic).
-    pub fn add_destination(&self, key: TopicKey, node: NodeIdentity) -> Result<()> {
-        self.tell(Command::Add(key, node))
-    }
-
-    /// A node does not want a topic any more, or is gone for good.
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic).
-    pub fn remove_destination(&self, key: TopicKey, node: NodeIdentity) -> Result<()> {
-        self.tell(Command::Remove(key, node))
-    }
-
     /// Receives a topic's messages from a node, from a position on: the first one that is not here.
     /// If the sink gives memory of a device, this one.
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic).
     pub fn receive_topic(
         &self,
         key: TopicKey,
@@ -286,54 +265,14 @@ impl Worker {
         self.tell(Command::Receive(key, origin, Box::new(reception)))
     }
 
-    /// Does not receive it any more.
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic).
-    pub fn stop_receiving(&self, key: TopicKey, origin: NodeIdentity) -> Result<()> {
-        self.tell(Command::StopReceiving(key, origin))
-    }
-
-    /// A letter of a node about a topic came, which that node's worker [reported](Report::Letter).
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic); `TooMany` if it has not done what it was told before.
-    pub fn letter(&self, key: TopicKey, node: NodeIdentity, terms: Terms) -> Result<()> {
-        self.ask(Command::Letter(key, node, terms))
-    }
-
-    /// A node is gone: all connections to it are lost, and nothing of it is waited for. What is
-    /// kept for it stays.
-    ///
-    /// # Errors
-    /// As [`send_topic`](Self::send_topic).
-    pub fn lose_node(&self, node: NodeIdentity) -> Result<()> {
-        self.tell(Command::LoseNode(node))
-    }
-
-    /// Asks which nodes hold up a topic: each is [reported](Report::Behind) that does not have the
-    /// oldest message that is kept, or is not connected.
-    ///
-    /// # Errors
-    /// As [`letter`](Self::letter).
-    pub fn report_behind(&self, key: TopicKey) -> Result<()> {
-        self.ask(Command::ReportBehind(key))
-    }
-
     /// Asks what it did so far; the answer comes by itself.
-    ///
-    /// # Errors
-    /// As [`letter`](Self::letter).
     pub fn ask_for_counters(&self) -> Result<Receiver<Counters>> {
         let (answer, answered) = bounded(1);
-        self.ask(Command::Count(answer))?;
+        self.tell(Command::Count(answer))?;
         Ok(answered)
     }
 
     /// The next thing that it has to say, if there is one.
-    ///
-    /// # Errors
-    /// `Closed` if the thread ended and all was said.
     pub fn try_report(&self) -> Result<Option<Report>> {
         self.bell.silence();
         match self.reports.try_recv() {
@@ -344,7 +283,6 @@ impl Worker {
     }
 
     /// Readable when there may be [reports](Self::try_report): to be taken until there are none.
-    #[must_use]
     pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
         self.bell.descriptor()
     }
@@ -355,18 +293,20 @@ impl Worker {
         let _ = self.tell(Command::Stop);
     }
 
-    fn tell(&self, command: Command) -> Result<()> {
+    /// Has the thread do this. What can be asked again is refused if it is far behind.
+    pub fn tell(&self, command: Command) -> Result<()> {
+        let can_wait =
+            matches!(command, Command::Letter(..) | Command::ReportBehind(_) | Command::Count(_));
+        if can_wait && self.commands.len() >= COMMANDS {
+            return Err(Error::new(
+                "use a bridge",
+                ErrorKind::TooMany,
+                "it does not take commands",
+            ));
+        }
         let told = self.commands.send(command);
         self.doorbell.ring();
         told.map_err(|_| ended())
-    }
-
-    /// Tells it what it may miss, unless it is far behind.
-    fn ask(&self, command: Command) -> Result<()> {
-        if self.commands.len() < COMMANDS {
-            return self.tell(command);
-        }
-        Err(Error::new("use a bridge", ErrorKind::TooMany, "it does not take commands"))
     }
 }
 
@@ -404,16 +344,12 @@ impl Workers {
     /// use pubsub::bridge::Workers;
     /// assert_eq!([1, 8, 16, 32, 128].map(Workers::sensible), [1, 1, 2, 4, 4]);
     /// ```
-    #[must_use]
     pub fn sensible(cores: usize) -> usize {
         (cores / 8).clamp(1, 4)
     }
 
     /// Starts so many, but no more than there are cores; 0: as many as are
     /// [sensible](Self::sensible).
-    ///
-    /// # Errors
-    /// As [`Worker::start`].
     pub fn start(count: usize, options: &WorkerOptions, local: IpAddr) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = match count {
@@ -437,7 +373,6 @@ impl Workers {
     }
 
     /// The worker of a topic.
-    #[must_use]
     pub fn of(&self, key: TopicKey) -> &Worker {
         let place = if self.large.contains(&key) { 0 } else { key.0 % self.all.len() as u64 };
         &self.all[place as usize]

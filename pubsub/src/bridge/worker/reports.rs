@@ -32,7 +32,7 @@ pub enum Report {
         side: Side,
     },
     /// They do not any more. Nothing is lost with that: a writer may
-    /// [begin again](super::Worker::add_destination).
+    /// [begin again](super::Command::Add).
     Lost {
         /// The topic.
         key: TopicKey,

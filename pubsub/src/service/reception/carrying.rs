@@ -1,7 +1,6 @@
 //! What carries messages to other nodes, if this service was told of any.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,6 @@ use crate::hall::LONGEST_NETWORK;
 use crate::pool::PoolId;
 use crate::report::Row;
 use crate::service::protocol;
-use crate::settings::SharedSettings;
 
 /// Between two attempts to start: the last service may still have the address.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -26,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const REQUESTS: usize = 64;
 
 pub(super) struct Carrying {
-    carrier: Option<Carrier>,
+    pub(super) carrier: Option<Carrier>,
     /// Held by all that work in this service's name.
     pub(super) household: Weak<Household>,
     attempts: Attempts,
@@ -118,14 +116,6 @@ impl Carrying {
         self.carrier.is_none() && self.attempts.are_over(Instant::now(), network)
     }
 
-    fn is_on(&self) -> bool {
-        self.carrier.is_some()
-    }
-
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.carrier.iter().flat_map(Carrier::descriptors)
-    }
-
     pub(super) fn longest_wait(&self) -> Option<Duration> {
         let now = Instant::now();
         if let Some(carrier) = &self.carrier {
@@ -136,38 +126,9 @@ impl Carrying {
         next.into_iter().chain(self.lets_go_again.then_some(LOOK)).min()
     }
 
-    /// How long other nodes may take nothing while others wait because of that.
-    pub(super) fn patience(&self, number: u32) -> Option<Duration> {
-        self.carrier.as_ref().map(|carrier| carrier.patience(number))
-    }
-
-    /// They took nothing for so long.
-    pub(super) fn is_in_the_way(&mut self, number: u32) {
-        if let Some(carrier) = &mut self.carrier {
-            carrier.is_in_the_way(number);
-        }
-    }
-
-    pub(super) fn waits(&self, number: u32) -> bool {
-        self.carrier.as_ref().is_some_and(|carrier| carrier.waits(number))
-    }
-
     /// Topics at which what arrives has begun to wait since this was asked last.
     pub(super) fn crowded(&self) -> BTreeSet<u32> {
         std::mem::take(&mut *self.crowded.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn holds(&self, number: u32) -> bool {
-        self.carrier.as_ref().is_some_and(|carrier| carrier.holds(number))
-    }
-
-    pub(super) fn listens(&self) -> Option<String> {
-        self.carrier.as_ref()?.listens()
-    }
-
-    /// What a topic is like at the nodes that this one is connected to.
-    pub(super) fn like(&self, topic: &str) -> Option<SharedSettings> {
-        self.carrier.as_ref()?.like(topic)
     }
 
     pub(super) fn rows(&mut self) -> Vec<Row> {
@@ -183,10 +144,6 @@ impl Carrying {
     pub(super) fn is_at_work(&self) -> bool {
         self.household.strong_count() > 0
     }
-
-    pub(super) fn end(&mut self) {
-        self.carrier = None;
-    }
 }
 
 impl Reception {
@@ -196,7 +153,7 @@ impl Reception {
         while let Ok((pool, bytes)) = self.carrying.asked.try_recv() {
             self.grow(pool, bytes);
         }
-        if self.carrying.is_on() {
+        if self.carrying.carrier.is_some() {
             let topics = std::mem::take(&mut self.tell_carrier).then(|| self.facts());
             let changed = std::mem::take(&mut self.changed);
             let Some(carrier) = &mut self.carrying.carrier else { return };
@@ -306,7 +263,7 @@ impl Reception {
         let (identity, label) = (seat.hall.identity(), &self.options.label);
         let is_first = carrying.attempts.first.is_none();
         if is_first {
-            network.say_if_insecure(label);
+            network.say_if_insecure();
         }
         match Carrier::start(network, identity, label, household, bell) {
             Ok(carrier) => {
@@ -363,14 +320,16 @@ impl Reception {
     pub(super) fn forget_unused(&mut self, number: u32) {
         let is_unused = self.registry.is_unused(number);
         let kept = self.registry.topics.get(&number).filter(|_| is_unused);
-        let Some(kept) = kept else { return };
+        let Some(topic) = kept.map(|kept| Arc::clone(&kept.topic)) else { return };
         let is_held = if self.carrying.is_over(self.options.network.as_ref()) {
             !self.let_go(number)
         } else {
             // By the last service, say, though nobody carries it yet.
-            self.carrying.holds(number) || carrier::is_owed(&kept.topic)
+            self.carrying.carrier.as_ref().is_some_and(|it| it.holds(number))
+                || carrier::is_owed(&topic)
         };
         if !is_held && self.registry.forget_unused(number) {
+            log_change!(self, topic = topic.name(), "a topic is gone");
             self.watches.forget(number);
             self.changed.remove(&number);
             self.tell_carrier = true;

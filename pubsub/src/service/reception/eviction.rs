@@ -97,7 +97,7 @@ impl Reception {
         if kept.is_some_and(|kept| kept.topic.pressure().is_some()) {
             self.watches.begin(now, (number, Direction::Here));
         }
-        if self.carrying.waits(number) {
+        if self.carrying.carrier.as_ref().is_some_and(|it| it.waits(number)) {
             self.watches.begin(now, (number, Direction::Arrivals));
         }
     }
@@ -123,7 +123,9 @@ impl Reception {
             // Only while somebody waits is anything in the way.
             let waits = match direction {
                 Direction::Here => topic.pressure().is_some() || self.registry.is_unused(number),
-                Direction::Arrivals => self.carrying.waits(number),
+                Direction::Arrivals => {
+                    self.carrying.carrier.as_ref().is_some_and(|it| it.waits(number))
+                }
             };
             let found = if waits { topic.in_the_way(direction) } else { None };
             let found = found.filter(|(position, _)| {
@@ -138,7 +140,12 @@ impl Reception {
                 // Other nodes are waited for by those who carry the messages there, who know which
                 // of them it is; and for longer, since there is more that may take time.
                 if holder.who().is_some_and(Participant::is_role) {
-                    if self.carrying.patience(number).is_some_and(|longest| held_for >= longest) {
+                    if self
+                        .carrying
+                        .carrier
+                        .as_ref()
+                        .is_some_and(|it| held_for >= it.patience(number))
+                    {
                         stalled.push(number);
                     }
                     continue;
@@ -168,7 +175,9 @@ impl Reception {
             self.has_changed(number);
         }
         for number in stalled {
-            self.carrying.is_in_the_way(number);
+            if let Some(carrier) = &mut self.carrying.carrier {
+                carrier.is_in_the_way(number);
+            }
         }
     }
 }

@@ -126,7 +126,7 @@ impl Reception {
         self.welcome(&mut connection, who, keys, lives);
         self.lives.insert(who, watched);
         let guest = Guest::new(label, connection);
-        tracing::debug!(%who, process = guest.process, label = guest.label, "a process joins");
+        log_change!(self, %who, process = guest.process, label = guest.label, "a process joins");
         self.guests.insert(who, guest);
     }
 
@@ -388,14 +388,19 @@ impl Reception {
             Request::Open { request, name, settings } => {
                 let Some(seat) = &self.seat else { return };
                 let like = settings.is_none().then(|| self.is_like(&name)).flatten();
+                let is_new = self.registry.named(&name).is_none();
                 let number = || seat.hall.number_a_topic();
                 match self.registry.open(&name, settings.or(like), number) {
                     Ok(number) => {
-                        if let Some(like) = like {
-                            tracing::info!(
+                        match (like, settings) {
+                            (Some(like), _) => tracing::info!(
                                 topic = name, settings = %like,
                                 "a topic is made as another node has it"
-                            );
+                            ),
+                            (None, Some(settings)) if is_new => {
+                                log_change!(self, topic = name, %settings, "a topic is made");
+                            }
+                            _ => {}
                         }
                         self.give(who, request, number);
                     }
@@ -449,8 +454,10 @@ impl Reception {
 
     /// What a topic is like that is not here, but at other nodes.
     fn is_like(&self, name: &str) -> Option<SharedSettings> {
-        let nobody_has = self.registry.named(name).is_none();
-        nobody_has.then(|| self.carrying.like(name)).flatten()
+        match self.registry.named(name) {
+            Some(_) => None,
+            None => self.carrying.carrier.as_ref()?.like(name),
+        }
     }
 
     /// Gives a process a topic, with the pools that it draws from.

@@ -33,7 +33,7 @@ impl Reception {
         }
         if seat.roster.is_dead(Some(who)) {
             // That it leaves may be among what it said last and is not read any more.
-            tracing::debug!(%who, process, label, "a process has ended");
+            log_change!(self, %who, process, label, "a process has ended");
             return;
         }
         if seat.hall.attends(who) {
@@ -49,7 +49,7 @@ impl Reception {
     pub(super) fn leaves(&mut self, who: Participant) {
         let Some(guest) = self.guests.get_mut(&who) else { return };
         guest.leaves = true;
-        tracing::debug!(%who, process = guest.process, label = guest.label, "a process leaves");
+        log_change!(self, %who, process = guest.process, label = guest.label, "a process leaves");
         self.is_not_awaited(who);
         self.lives.remove(&who);
         self.unburied.insert(who);

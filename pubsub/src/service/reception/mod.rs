@@ -5,6 +5,17 @@
 //! shared memory are the one thing that it waits for, and not for long: what one of them is
 //! in the way of is done at another turn.
 
+/// Logs what came and went: as information, where the process is there to serve the node.
+macro_rules! log_change {
+    ($service:expr, $($what:tt)+) => {
+        if $service.options.stands.load(std::sync::atomic::Ordering::Acquire) {
+            tracing::info!($($what)+);
+        } else {
+            tracing::debug!($($what)+);
+        }
+    };
+}
+
 mod carrying;
 mod eviction;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -291,7 +302,12 @@ impl Reception {
         let lives: Vec<_> = self.lives.iter().collect();
         entries.extend(lives.iter().map(|(_, life)| entry(life.as_fd())));
         // What other nodes say is heard when all are back.
-        let carrier = self.carrying.descriptors().filter(|_| self.gathering.is_none());
+        let carrier = self
+            .carrying
+            .carrier
+            .iter()
+            .flat_map(|it| it.descriptors())
+            .filter(|_| self.gathering.is_none());
         entries.extend(carrier.map(entry));
         let timeout = PollTimeout::try_from(self.longest_wait()).unwrap_or(PollTimeout::ZERO);
         match poll(&mut entries, timeout) {
@@ -384,7 +400,7 @@ impl Reception {
     /// Ends in order: members find another service.
     fn close(mut self) {
         // What carries messages uses names of this service.
-        self.carrying.end();
+        self.carrying.carrier = None;
         // What was not complete is for the next service to complete.
         let gathering = self.gathering.take();
         if self.carrying.is_at_work() {

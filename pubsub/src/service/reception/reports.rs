@@ -32,7 +32,7 @@ impl Reception {
             label: self.options.label.clone(),
             service: seat.number,
             process: std::process::id(),
-            listens: self.carrying.listens(),
+            listens: self.carrying.carrier.as_ref().and_then(|it| it.listens()),
         }];
         rows.extend(self.guests.iter().map(|(who, guest)| Row::Process {
             participant: who.to_string(),
