@@ -199,7 +199,11 @@ impl Refusal {
     /// A reason that is too long to travel is cut.
     pub(crate) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
         let mut why = why.into();
-        why.truncate(why.floor_char_boundary(LONGEST_REASON));
+        let mut end = why.len().min(LONGEST_REASON);
+        while !why.is_char_boundary(end) {
+            end -= 1;
+        }
+        why.truncate(end);
         Self { kind, why }
     }
 
