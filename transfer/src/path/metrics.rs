@@ -36,12 +36,6 @@ pub fn bytes_by(path: Path) -> u64 {
     COUNTERS[path as usize].bytes.load(Ordering::Relaxed)
 }
 
-/// Transfers that took this path, in this process.
-#[must_use]
-pub fn transfers_by(path: Path) -> u64 {
-    COUNTERS[path as usize].transfers.load(Ordering::Relaxed)
-}
-
 /// Transfers that took a worse path than could have been expected, by reason.
 #[must_use]
 pub fn fallbacks() -> BTreeMap<&'static str, u64> {
@@ -62,16 +56,9 @@ pub(crate) fn count_rail(change: RailChange) {
     RAILS[change as usize].fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often a rail to another agent was lost, in this process.
-#[must_use]
-pub fn rails_lost() -> u64 {
-    RAILS[RailChange::Lost as usize].load(Ordering::Relaxed)
-}
-
-/// How often one came back, in this process.
-#[must_use]
-pub fn rails_back() -> u64 {
-    RAILS[RailChange::Back as usize].load(Ordering::Relaxed)
+/// How often that happened, in this process.
+pub(crate) fn rails(change: RailChange) -> u64 {
+    RAILS[change as usize].load(Ordering::Relaxed)
 }
 
 /// What became of registrations for an agent's own use, in this process: all fabrics together.
@@ -129,49 +116,64 @@ pub fn registration_cache() -> RegistrationCache {
 #[must_use]
 pub fn metrics() -> String {
     let mut text = String::new();
-    let family = |text: &mut String, name: &str, help: &str| {
-        let _ = writeln!(text, "# TYPE {name} counter\n# HELP {name} {help}");
+    let mut family = |kind: &str, name: &str, help: &str, values: &[(String, u64)]| {
+        let name = format!("fabricast_{name}");
+        let end = if kind == "counter" { "_total" } else { "" };
+        let _ = writeln!(text, "# TYPE {name} {kind}\n# HELP {name} {help}");
+        for (label, value) in values {
+            let _ = writeln!(text, "{name}{end}{label} {value}");
+        }
     };
-    family(&mut text, "fabricast_path_bytes", "Bytes that took a path.");
-    for path in Path::ALL {
-        let bytes = bytes_by(path);
-        let _ = writeln!(text, "fabricast_path_bytes_total{{path=\"{path}\"}} {bytes}");
-    }
-    family(&mut text, "fabricast_path_transfers", "Transfers that took a path.");
-    for path in Path::ALL {
-        let transfers = transfers_by(path);
-        let _ = writeln!(text, "fabricast_path_transfers_total{{path=\"{path}\"}} {transfers}");
-    }
+    let by_path = |of: fn(&Counter) -> &AtomicU64| -> Vec<_> {
+        let value = |path: Path| of(&COUNTERS[path as usize]).load(Ordering::Relaxed);
+        Path::ALL.map(|path| (format!("{{path=\"{path}\"}}"), value(path))).into()
+    };
+    let bytes = by_path(|counter| &counter.bytes);
+    family("counter", "path_bytes", "Bytes that took a path.", &bytes);
+    let transfers = by_path(|counter| &counter.transfers);
+    family("counter", "path_transfers", "Transfers that took a path.", &transfers);
     let help = "Transfers that took a worse path than could have been expected.";
-    family(&mut text, "fabricast_path_fallback", help);
-    for (reason, count) in fallbacks() {
-        let _ = writeln!(text, "fabricast_path_fallback_total{{reason=\"{reason}\"}} {count}");
-    }
-    for (name, help, count) in [
-        ("lost", "Rails to other agents that were lost.", rails_lost()),
-        ("back", "Rails to other agents that were lost and came back.", rails_back()),
-    ] {
-        let name = format!("fabricast_rail_{name}");
-        family(&mut text, &name, help);
-        let _ = writeln!(text, "{name}_total {count}");
-    }
+    let by_reason = fallbacks().into_iter();
+    let by_reason: Vec<_> =
+        by_reason.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), count)).collect();
+    family("counter", "path_fallback", help, &by_reason);
     let RegistrationCache { hits, misses, evictions, bytes, entries } = registration_cache();
-    for (name, help, count) in [
-        ("hits", "Memory to be registered for own use that was registered already.", hits),
-        ("misses", "Memory to be registered for own use that was not.", misses),
-        ("evictions", "Registrations that made room for others.", evictions),
-    ] {
-        let name = format!("fabricast_registration_cache_{name}");
-        family(&mut text, &name, help);
-        let _ = writeln!(text, "{name}_total {count}");
-    }
-    for (name, help, count) in [
-        ("bytes", "Memory that is kept registered for own use.", bytes),
+    for (kind, name, help, value) in [
+        ("counter", "rail_lost", "Rails to other agents that were lost.", rails(RailChange::Lost)),
+        (
+            "counter",
+            "rail_back",
+            "Rails to other agents that were lost and came back.",
+            rails(RailChange::Back),
+        ),
+        (
+            "counter",
+            "registration_cache_hits",
+            "Memory to be registered for own use that was registered already.",
+            hits,
+        ),
+        (
+            "counter",
+            "registration_cache_misses",
+            "Memory to be registered for own use that was not.",
+            misses,
+        ),
+        (
+            "counter",
+            "registration_cache_evictions",
+            "Registrations that made room for others.",
+            evictions,
+        ),
+        ("gauge", "registration_cache_bytes", "Memory that is kept registered for own use.", bytes),
         // What ends with `_count` is a part of a histogram, to those that read this.
-        ("entries", "Registrations for own use that are kept.", entries),
+        (
+            "gauge",
+            "registration_cache_entries",
+            "Registrations for own use that are kept.",
+            entries,
+        ),
     ] {
-        let name = format!("fabricast_registration_cache_{name}");
-        let _ = writeln!(text, "# TYPE {name} gauge\n# HELP {name} {help}\n{name} {count}");
+        family(kind, name, help, &[(String::new(), value)]);
     }
     text.push_str("# EOF\n");
     text

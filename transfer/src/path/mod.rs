@@ -19,10 +19,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use facts::{Fabric, Facts, Leaving, Locality, Operation, Place, Reach, Registration, Stays};
-pub use metrics::{
-    RegistrationCache, bytes_by, fallbacks, metrics, rails_back, rails_lost, registration_cache,
-    transfers_by,
-};
+pub use metrics::{RegistrationCache, bytes_by, fallbacks, metrics, registration_cache};
 pub use policy::Policy;
 pub use reason::Reason;
 pub use situations::{Situation, situations};
