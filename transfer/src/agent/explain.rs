@@ -54,7 +54,7 @@ impl Whereabouts {
     fn registration(&self, domain: usize, takes_devices: bool) -> Registration {
         match (&self.region, self.place) {
             (Some(region), _) if region.domains.contains(&domain) => Registration::Works,
-            (Some(_), Place::Host(_)) => Registration::Refused,
+            (Some(_), Place::Host(_)) => Registration::NotOffered,
             (None, Place::Host(_)) => Registration::Works,
             (_, Place::Device(_)) => registration(false, true, takes_devices),
         }

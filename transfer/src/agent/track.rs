@@ -82,8 +82,7 @@ pub(super) fn registration(
     match (is_registered, is_device, takes_devices) {
         (true, ..) => Registration::Works,
         (false, true, true) => Registration::NotSafe,
-        (false, true, false) => Registration::NotOffered,
-        (false, false, _) => Registration::Refused,
+        (false, ..) => Registration::NotOffered,
     }
 }
 
@@ -96,7 +95,7 @@ mod tests {
     fn a_provider_that_takes_memory_of_devices_is_not_believed() {
         assert_eq!(registration(false, true, true), Registration::NotSafe);
         assert_eq!(registration(false, true, false), Registration::NotOffered);
-        assert_eq!(registration(false, false, true), Registration::Refused);
+        assert_eq!(registration(false, false, true), Registration::NotOffered);
         assert_eq!(registration(true, false, false), Registration::Works);
     }
 

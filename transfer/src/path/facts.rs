@@ -106,13 +106,11 @@ pub enum Reach {
 pub enum Registration {
     /// It is registered, and what was tried with it arrived.
     Works,
-    /// The provider takes no memory of this kind.
+    /// The provider takes no memory of this kind, or refused it.
     NotOffered,
     /// The provider takes it, but what it says of it cannot be relied on: its completions
     /// run ahead of the data, or it takes device memory for the host's.
     NotSafe,
-    /// The provider refused it.
-    Refused,
 }
 
 /// What the fabric between the two can do.

@@ -221,8 +221,6 @@ fn unregistered(provider: &str, side: &'static str, state: Registration) -> Opti
     match state {
         Registration::Works => None,
         Registration::NotSafe => Some(Reason::NotSafe { provider, side }),
-        Registration::NotOffered | Registration::Refused => {
-            Some(Reason::NotRegistered { provider, side })
-        }
+        Registration::NotOffered => Some(Reason::NotRegistered { provider, side }),
     }
 }
