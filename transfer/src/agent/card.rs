@@ -53,7 +53,7 @@ pub struct FabricAddress {
 pub struct AgentCard {
     /// Random, one for each agent: one that was started anew is another one.
     pub identity: [u8; 16],
-    /// The node that it belongs to.
+    /// The node that it belongs to: each agent is one of its own.
     pub node: [u8; 16],
     /// The machine's kernel, as it was started: the same for all containers of a machine.
     pub machine: [u8; 16],

@@ -80,7 +80,6 @@ struct Regions {
 /// What an agent's two threads share.
 pub(crate) struct Home {
     pub(crate) identity: [u8; 16],
-    pub(crate) node: [u8; 16],
     pub(crate) label: String,
     pub(super) admission: Admission,
     pub(super) life: Life,
@@ -103,7 +102,7 @@ impl fmt::Debug for Home {
 }
 
 impl Home {
-    pub(crate) fn new(label: String, node: Option<[u8; 16]>, admission: Admission) -> Result<Self> {
+    pub(crate) fn new(label: String, admission: Admission) -> Result<Self> {
         let operation = "start an agent";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
         let identity = random(operation)?;
@@ -113,7 +112,6 @@ impl Home {
         let doorbell = Doorbell::new(bell.words()).ok_or_else(|| failed(&"a bell too short"))?;
         Ok(Self {
             identity,
-            node: node.unwrap_or(identity),
             label,
             admission,
             life: Life::of_this_process().map_err(|error| failed(&error))?,

@@ -153,7 +153,7 @@ impl Agent {
         if options.label.len() > LONGEST_LABEL {
             return Err(failed(format!("a label has {LONGEST_LABEL} bytes at most")));
         }
-        let home = Arc::new(Home::new(options.label, options.node, options.admission)?);
+        let home = Arc::new(Home::new(options.label, options.admission)?);
         let mut far = Far::default();
         for (number, offer) in options.fabrics.iter().enumerate() {
             far.rails.push(Rail::start(offer, &home, number, options.rails)?);
@@ -370,7 +370,7 @@ impl Agent {
 fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
     AgentCard {
         identity: home.identity,
-        node: home.node,
+        node: home.identity,
         machine: peer::machine(),
         label: home.label.clone(),
         socket: socket.map(Path::to_owned),

@@ -15,7 +15,6 @@ pub struct AgentOptions {
     pub(super) label: String,
     pub(super) directory: Option<PathBuf>,
     pub(super) admission: Admission,
-    pub(super) node: Option<[u8; 16]>,
     pub(super) takes_all_for_remote: bool,
     pub(super) waiting: Spin,
     pub(super) fabrics: Vec<Offer>,
@@ -30,7 +29,6 @@ impl AgentOptions {
             label: label.to_owned(),
             directory: None,
             admission: Admission::own_user(),
-            node: None,
             takes_all_for_remote: false,
             waiting: Spin::default(),
             fabrics: Vec::new(),
@@ -54,13 +52,6 @@ impl AgentOptions {
     #[must_use]
     pub fn admission(mut self, admission: Admission) -> Self {
         self.admission = admission;
-        self
-    }
-
-    /// The node that it belongs to; one of its own, otherwise.
-    #[must_use]
-    pub fn node(mut self, node: [u8; 16]) -> Self {
-        self.node = Some(node);
         self
     }
 

@@ -39,7 +39,7 @@ impl Side {
         let offer = query.clone().provider("tcp").first();
         let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
-        let home = Arc::new(Home::new(label.to_owned(), None, Admission::own_user()).unwrap());
+        let home = Arc::new(Home::new(label.to_owned(), Admission::own_user()).unwrap());
         let settings = Settings { lost_after, ..Settings::default() };
         let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
         let driver = Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings);

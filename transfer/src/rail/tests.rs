@@ -31,7 +31,7 @@ impl World {
         let offer = query.clone().provider("tcp").first();
         let offer = offer.or_else(|_| query.provider("net").first()).unwrap();
         let domain = Domain::open(&offer).unwrap();
-        let home = Arc::new(Home::new("host".to_owned(), None, Admission::own_user()).unwrap());
+        let home = Arc::new(Home::new("host".to_owned(), Admission::own_user()).unwrap());
         let settings = Settings::default();
         let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
         let driver =

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use fabric::MemoryRegion;
-use gpu::{Allocator, Memory, Uuid};
+use gpu::{Allocator, DeviceName, Memory, Uuid};
 use ipc::Incarnation;
 
 use super::descriptor::{FabricKey, MOST_PIECES, RegionDescriptor, Rights};
@@ -60,6 +60,13 @@ struct Exit {
     legacy: Option<[u8; 64]>,
 }
 
+impl Exit {
+    fn stays(place: fn(Leaving) -> Place, device: Option<Uuid>, because: Stays) -> Self {
+        let place = place(Leaving::Not(because));
+        Self { place, device, offset: 0, pieces: 0, legacy: None }
+    }
+}
+
 impl Buffer {
     /// Length in bytes.
     #[must_use]
@@ -71,13 +78,7 @@ impl Buffer {
     }
 
     fn exit(&self) -> Result<Exit> {
-        let stays = |place: fn(Leaving) -> Place, device, because| Exit {
-            place: place(Leaving::Not(because)),
-            device,
-            offset: 0,
-            pieces: 0,
-            legacy: None,
-        };
+        let stays = Exit::stays;
         let of_device = |error| Error::of_device(REGISTER, error);
         let memory = match self {
             Self::Host(_) => {
@@ -189,7 +190,7 @@ impl fmt::Debug for Region {
 
 impl Region {
     pub(crate) fn new(home: &Arc<Home>, buffer: Buffer, rights: Rights) -> Result<Self> {
-        let Exit { place, device, offset, pieces, legacy } = buffer.exit()?;
+        let exit = buffer.exit()?;
         if !(rights.read || rights.write) {
             let detail = "a region that peers may neither read nor write";
             return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
@@ -201,63 +202,26 @@ impl Region {
             let described = memory.describe().map_err(|error| Error::of_fabric(REGISTER, error))?;
             keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
         }
-        let describe = |number, ticket| RegionDescriptor {
-            agent: home.identity,
-            node: home.node,
-            number,
-            ticket,
-            length: buffer.length(),
-            rights,
-            place,
-            device,
-            offset,
-            pieces,
-            legacy,
-            keys,
-        };
-        home.enter(|number, ticket| {
-            let descriptor = describe(number, ticket);
-            let (buffer, home) = (buffer.clone(), Arc::downgrade(home));
-            Arc::new(Registered {
-                buffer,
-                descriptor,
-                home,
-                memories: Mutex::new(memories),
-                is_withdrawn: AtomicBool::new(false),
-                born: Incarnation::current(),
-            })
-        })
-        .map(Self)
+        let entered = home.enter(|number, ticket| {
+            let names = (number, ticket);
+            Arc::new(Registered::new(home, buffer, exit, names, rights, (keys, memories)))
+        });
+        entered.map(Self)
     }
 
     /// A region that no peer reaches: it is in no books where one could find it, and has no keys.
     pub(crate) fn own(home: &Arc<Home>, buffer: Buffer) -> Result<Self> {
-        let of_device = |error| Error::of_device(REGISTER, error);
-        let stays = Leaving::Not(Stays::OwnUse);
         let device = match &buffer {
             Buffer::Device(memory) => memory.device(),
             Buffer::Host(_) => None,
         };
-        let device = device.map(|name| name.uuid().map_err(of_device)).transpose()?;
-        let place = if device.is_some() { Place::Device(stays) } else { Place::Host(stays) };
-        let memories = Mutex::new(known_to_rails(home, &buffer, None));
-        let descriptor = RegionDescriptor {
-            agent: home.identity,
-            node: home.node,
-            number: home.number(),
-            ticket: 0,
-            length: buffer.length(),
-            rights: Rights::NONE,
-            place,
-            device,
-            offset: 0,
-            pieces: 0,
-            legacy: None,
-            keys: Vec::new(),
-        };
-        let home = Arc::downgrade(home);
-        let (is_withdrawn, born) = (AtomicBool::new(false), Incarnation::current());
-        let registered = Registered { buffer, descriptor, home, memories, is_withdrawn, born };
+        let device = device.map(DeviceName::uuid).transpose();
+        let device = device.map_err(|error| Error::of_device(REGISTER, error))?;
+        let place = if device.is_some() { Place::Device } else { Place::Host };
+        let exit = Exit::stays(place, device, Stays::OwnUse);
+        let memories = known_to_rails(home, &buffer, None);
+        let (names, known) = ((home.number(), 0), (Vec::new(), memories));
+        let registered = Registered::new(home, buffer, exit, names, Rights::NONE, known);
         Ok(Self(Arc::new(registered)))
     }
 
@@ -303,6 +267,39 @@ fn known_to_rails(
 }
 
 impl Registered {
+    fn new(
+        home: &Arc<Home>,
+        buffer: Buffer,
+        exit: Exit,
+        (number, ticket): (u64, u64),
+        rights: Rights,
+        (keys, memories): (Vec<FabricKey>, Vec<Option<MemoryRegion>>),
+    ) -> Self {
+        let Exit { place, device, offset, pieces, legacy } = exit;
+        let descriptor = RegionDescriptor {
+            agent: home.identity,
+            node: home.identity,
+            number,
+            ticket,
+            length: buffer.length(),
+            rights,
+            place,
+            device,
+            offset,
+            pieces,
+            legacy,
+            keys,
+        };
+        Self {
+            buffer,
+            descriptor,
+            home: Arc::downgrade(home),
+            memories: Mutex::new(memories),
+            is_withdrawn: AtomicBool::new(false),
+            born: Incarnation::current(),
+        }
+    }
+
     pub(crate) fn is_withdrawn(&self) -> bool {
         self.is_withdrawn.load(Ordering::Acquire)
     }
