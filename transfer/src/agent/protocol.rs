@@ -199,8 +199,11 @@ impl Refusal {
     /// A reason that is too long to travel is cut.
     pub(crate) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
         let mut why = why.into();
-        let end = (0..=LONGEST_REASON.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
-        why.truncate(end.unwrap_or(0));
+        let mut end = why.len().min(LONGEST_REASON);
+        while !why.is_char_boundary(end) {
+            end -= 1;
+        }
+        why.truncate(end);
         Self { kind, why }
     }
 

@@ -32,12 +32,12 @@ fn overlaps(bytes: &Pairs) -> bool {
 fn is_nested(row: u64, strides: &[(u64, u64, u64)]) -> bool {
     let mut strides: Vec<_> = strides.iter().filter(|(count, ..)| *count > 1).collect();
     strides.sort_unstable_by_key(|(_, _, to)| to);
-    let mut ends = strides.iter().scan(row, |extent, (count, _, to)| {
-        let is_beyond = to >= extent;
-        *extent += to * (count - 1);
-        Some(is_beyond)
-    });
-    ends.all(|is_beyond| is_beyond)
+    let mut extent = row;
+    strides.into_iter().all(|(count, _, to)| {
+        let is_beyond = *to >= extent;
+        extent += to * (count - 1);
+        is_beyond
+    })
 }
 
 fn kind(result: Result<Strided>) -> ErrorKind {

@@ -56,6 +56,11 @@ pub(crate) fn count_rail(change: RailChange) {
     RAILS[change as usize].fetch_add(1, Ordering::Relaxed);
 }
 
+/// How often that happened, in this process.
+pub(crate) fn rails(change: RailChange) -> u64 {
+    RAILS[change as usize].load(Ordering::Relaxed)
+}
+
 /// What became of registrations for an agent's own use, in this process: all fabrics together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RegistrationCache {
@@ -132,7 +137,6 @@ pub fn metrics() -> String {
     let by_reason: Vec<_> =
         by_reason.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), count)).collect();
     family("counter", "path_fallback", help, &by_reason);
-    let rails = |change| RAILS[change as usize].load(Ordering::Relaxed);
     let RegistrationCache { hits, misses, evictions, bytes, entries } = registration_cache();
     for (kind, name, help, value) in [
         ("counter", "rail_lost", "Rails to other agents that were lost.", rails(RailChange::Lost)),

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use fabric::{Caps, EndpointKind, Offer, Query};
 use gpu::{Block, Device};
 
-use crate::path::{Policy, metrics};
+use crate::path::Policy;
+use crate::path::metrics::{RailChange, rails};
 use crate::{Agent, AgentOptions, Event, HostBuffer, Notice, PeerId, Region, Rights, Route, Token};
 
 use super::*;
@@ -136,16 +137,10 @@ impl World {
     }
 }
 
-/// A counter of this process.
-fn counted(name: &str) -> u64 {
-    let prefix = format!("fabricast_{name}_total ");
-    metrics().lines().find_map(|line| line.strip_prefix(&prefix)?.parse().ok()).unwrap()
-}
-
 #[test]
 fn what_is_left_carries_and_what_is_lost_comes_back_by_itself() {
     let mut world = World::new(2);
-    let (lost, back) = (counted("rail_lost"), counted("rail_back"));
+    let (lost, back) = (rails(RailChange::Lost), rails(RailChange::Back));
     world.carries(1);
     world.mine.write(0, &numbers(7)).unwrap();
     let deaf = world.deafen(true, 1);
@@ -172,7 +167,7 @@ fn what_is_left_carries_and_what_is_lost_comes_back_by_itself() {
     world.until("the other side knows", |world| world.told[1].ends_with('1'));
     let told: String = world.told[1].chars().filter(|letter| *letter != 'N').collect();
     assert!(["J", "J-1+1"].contains(&&*told), "{told}");
-    assert!(counted("rail_lost") > lost && counted("rail_back") > back);
+    assert!(rails(RailChange::Lost) > lost && rails(RailChange::Back) > back);
 }
 
 #[test]
