@@ -166,7 +166,8 @@ impl Peers {
         Ok(())
     }
 
-    /// A node is told what this one publishes and subscribes to from now on, behind the letters that were sent there, unless the session is over.
+    /// A node is told what this one publishes and subscribes to from now on, behind the letters
+    /// that were sent there, unless the session is over.
     pub(crate) fn speak_to(&self, node: NodeIdentity, session: SessionNumber) -> Result<()> {
         self.check_fork("tell a node")?;
         self.shared.mesh().speak_to(node, session, self.shared.now());
