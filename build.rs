@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
-    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=../build.rs");
     let commit = commit().unwrap_or_default();
     println!("cargo::rustc-env=FABRICAST_GIT_COMMIT={commit}");
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();
