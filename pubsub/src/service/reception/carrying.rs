@@ -13,7 +13,6 @@ use crate::hall::LONGEST_NETWORK;
 use crate::pool::PoolId;
 use crate::report::Row;
 use crate::service::protocol;
-use crate::settings::SharedSettings;
 
 /// Between two attempts to start: the last service may still have the address.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
