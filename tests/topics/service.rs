@@ -90,7 +90,7 @@ fn service_ends_in_order_and_a_client_takes_over() {
     first.wait_for("serves node");
     let identity = house.json(&["topics", "--json"])["node"]["identity"].clone();
     let mut second = house.start(&["sub", "t", "--label", "second"]);
-    first.wait_for("process \"second\"");
+    first.wait_for("label=\"second\"");
     // There is one of these; the next one is told who serves, and what to do.
     let (code, said) = house.run(&["node"]);
     assert_eq!(code, Some(10), "{said}");
@@ -176,7 +176,7 @@ fn nodes_that_are_told_of_each_other_carry_topics() {
     let publish = ["pub", "t", "--pattern", "--count", "50", "--wait-for", "1", "--depth", "16"];
     far.succeed(&publish);
     sub.succeed();
-    first.wait_for("node \"far\"");
+    first.wait_for("label=\"far\"");
     let paths = near.json(&["paths", "--topics", "--json"]);
     assert_eq!(paths["peers"][0]["label"], "far", "{paths}");
 }
