@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::Slice;
+use gpu::{DeviceName, Slice};
 use ipc::{Block, Place};
 
 pub(crate) use self::ordered::OPERATION as ON_A_STREAM;
@@ -14,9 +14,9 @@ use crate::below;
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::loans::Borrower;
-use crate::pool::Begun;
+use crate::pool::{Begun, borrow_mut};
 use crate::publisher::{Outgoing, Post};
-use crate::settings::MOST_METADATA;
+use crate::settings::{MOST_METADATA, SharedPlace};
 
 /// What became of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +135,33 @@ impl Loan {
     #[must_use]
     pub fn slice(&self) -> &Slice {
         &self.slice
+    }
+
+    /// The device that it lies on; None for the host.
+    #[must_use]
+    pub fn device(&self) -> Option<DeviceName> {
+        match self.post.desk.here.id().place {
+            SharedPlace::Host => None,
+            SharedPlace::Device(_) => self.slice.memory().device(),
+        }
+    }
+
+    /// Its bytes, to be written in place. For one on the host.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for one on a device.
+    ///
+    /// # Safety
+    /// No other process touches these bytes meanwhile. None does that keeps to the rules, but
+    /// all processes of a node can, and this one cannot know that they do not.
+    #[allow(unsafe_code)]
+    pub unsafe fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        if self.post.desk.here.id().place != SharedPlace::Host {
+            let detail = "it lies on a device";
+            return Err(Error::new("borrow bytes", ErrorKind::InvalidArgument, detail));
+        }
+        // SAFETY: of the host, mapped as long as the slice lives; the caller promises the rest.
+        Ok(unsafe { borrow_mut(&mut self.slice) })
     }
 
     /// Copies bytes to a part of it; on a device, waits until they are there.

@@ -9,7 +9,7 @@ use gpu::Slice;
 
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Direction, Metadata, Note, Pool, Times, Way};
+use crate::pool::{Direction, Metadata, Note, Pool, Times, Way, borrow};
 use crate::publisher::PublisherId;
 use crate::settings::{MemoryPlace, SharedPlace};
 use crate::subscriber::Subscription;
@@ -98,6 +98,28 @@ impl Sample {
         }
         let detail = "the subscriber was removed, and the message may be gone";
         Err(Error::new(operation, ErrorKind::Evicted, detail).on(self.shared.desk.topic.name()))
+    }
+
+    /// Its bytes where they lie, for one on the host.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for one on a device.
+    ///
+    /// # Safety
+    /// Nobody writes these bytes while they are borrowed. That holds if all processes of the
+    /// node keep to the rules, and this subscriber is not removed meanwhile: it is on a reliable
+    /// topic if it holds its samples too long, so the bytes have to be given back before the
+    /// topic's release deadline. A process that breaks the rules can write at any time.
+    #[allow(unsafe_code)]
+    pub unsafe fn bytes(&self) -> Result<&[u8]> {
+        let operation = "borrow bytes";
+        if self.pool().id().place != SharedPlace::Host {
+            let detail = "it lies on a device";
+            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
+        }
+        self.check(operation)?;
+        // SAFETY: of the host, mapped as long as the slice lives; the caller promises the rest.
+        Ok(unsafe { borrow(&self.slice) })
     }
 
     /// Copies a part of it out; from a device, waits until it is there, and before that until it

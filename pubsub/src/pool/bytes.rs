@@ -1,6 +1,7 @@
 //! Bytes of the host's pools, copied in and out; and words of books that devices are let at.
 //!
-//! Other processes may change them at any time, so no reference to them is ever made.
+//! Other processes may change them at any time, so no reference to them is ever made, except
+//! where a caller promises what is needed for one.
 #![allow(unsafe_code)]
 
 use gpu::{HostMapping, Slice};
@@ -14,6 +15,25 @@ fn check(operation: &'static str, slice: &Slice, length: usize) -> Result<()> {
     }
     let detail = format!("{length} bytes, {} of the message", slice.length());
     Err(Error::new(operation, ErrorKind::InvalidArgument, detail))
+}
+
+/// The bytes themselves.
+///
+/// # Safety
+/// The slice is one of the memory of the host; it stays mapped, and nobody writes these bytes,
+/// in whatever process, as long as the reference lives.
+pub(crate) unsafe fn borrow(slice: &Slice) -> &[u8] {
+    // SAFETY: by the caller's promise.
+    unsafe { std::slice::from_raw_parts(slice.address() as *const u8, slice.length() as usize) }
+}
+
+/// The bytes themselves, to be written.
+///
+/// # Safety
+/// As for [`borrow`], and nobody reads them either.
+pub(crate) unsafe fn borrow_mut(slice: &mut Slice) -> &mut [u8] {
+    // SAFETY: by the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(slice.address() as *mut u8, slice.length() as usize) }
 }
 
 /// The slice is one of the memory of the host.

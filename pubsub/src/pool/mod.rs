@@ -27,6 +27,7 @@ use crate::settings::SharedPlace;
 use self::copies::Copies;
 use self::streams::Streams;
 
+pub(crate) use self::bytes::{borrow, borrow_mut};
 pub(crate) use self::copies::Begun;
 #[cfg(test)]
 pub(crate) use self::ledger::GRANULE;

@@ -12,7 +12,7 @@ fn all_read_one_copy_with_all_that_belongs_to_it() {
     let publisher = home.publisher();
     assert_eq!(publisher.subscribers(), 2);
     let mut loan = publisher.loan(5, FAR).unwrap();
-    assert_eq!((loan.length(), loan.slice().memory().device()), (5, None));
+    assert_eq!((loan.length(), loan.device()), (5, None));
     loan.write(0, b"he").unwrap();
     loan.write(2, b"llo").unwrap();
     assert!(loan.write(3, b"llo").is_err());
@@ -49,6 +49,20 @@ fn all_read_one_copy_with_all_that_belongs_to_it() {
     assert_eq!(home.clerk.changes.load(Relaxed), changes + 3);
     assert!(home.topic.census().publishers.is_empty());
     assert!(home.topic.census().subscribers.is_empty());
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn bytes_of_the_host_are_reached_in_place() {
+    let home = Home::new(&settings());
+    let (mut subscriber, publisher) = (home.subscriber(), home.publisher());
+    let mut loan = publisher.loan(3, FAR).unwrap();
+    // SAFETY: nobody else is here.
+    unsafe { loan.bytes_mut() }.unwrap().copy_from_slice(b"abc");
+    loan.publish(FAR).unwrap();
+    let sample = subscriber.pull(FAR).unwrap();
+    // SAFETY: nobody writes.
+    assert_eq!(unsafe { sample.bytes() }.unwrap(), b"abc");
 }
 
 #[test]

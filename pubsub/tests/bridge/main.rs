@@ -128,7 +128,7 @@ fn what_is_refused_is_asked_again_and_nothing_is_lost_with_a_ring() {
         assert!(nodes.failed.is_empty(), "{:?}", nodes.failed);
         let counted = nodes.counters(1).received[0].2;
         assert_eq!(counted.messages, count);
-        assert!(counted.no_room_for > 0 && counted.no_queue_for > 0, "{counted:?}");
+        assert!(counted.no_room_for > 0, "{counted:?}");
     }
 }
 
