@@ -25,7 +25,7 @@ impl Subscriber {
     /// [`Publisher::push_on`](crate::Publisher::push_on) has an example.
     ///
     /// # Errors
-    /// As [`pull`](Self::pull); [`InvalidArgument`](ErrorKind::InvalidArgument) for a stream of
+    /// As [`pull`](Self::pull); [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a stream of
     /// another kind of device than the one that messages lie on. If the device refuses, the
     /// message is still the next one.
     pub fn pull_on(&mut self, stream: &Stream, patience: Duration) -> Result<Sample> {

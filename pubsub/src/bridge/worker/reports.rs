@@ -43,7 +43,7 @@ pub enum Report {
         /// Why.
         reason: Error,
     },
-    /// A node holds up a topic, which was [asked](super::Worker::report_behind) for.
+    /// A node holds up a topic, which was asked for.
     Behind {
         /// The topic.
         key: TopicKey,
