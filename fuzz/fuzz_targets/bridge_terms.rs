@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use pubsub::bridge::{LONGEST_PREFIX, MessageHeader};
-use pubsub::read_letter;
+use pubsub::fuzzing::read_letter;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(again) = read_letter(bytes) {

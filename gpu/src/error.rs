@@ -17,7 +17,7 @@ errors::define! {
         InvalidArgument = "invalid argument",
         /// The range is outside of its memory.
         OutOfBounds = "out of bounds",
-        /// What came from outside does not describe memory or an event of this device.
+        /// What came from outside does not describe memory of this device.
         InvalidHandle = "invalid handle",
         /// One device cannot reach another's memory directly, or has not been let.
         NoPeerAccess = "no peer access",

@@ -15,6 +15,7 @@ mod event;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing {
+    pub use crate::carrier::read_letter;
     pub use crate::peers::fuzzing::{Heard, hear, hear_interests, introduction};
     pub use crate::service::{HeardGuests, hear_guests};
 }
@@ -37,8 +38,6 @@ mod text;
 mod topic;
 
 pub use carrier::NetworkOptions;
-#[doc(hidden)]
-pub use carrier::read_letter;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use loan::{Attempt, Loan, Sent};

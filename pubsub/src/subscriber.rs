@@ -166,8 +166,7 @@ impl Subscriber {
     }
 
     /// How it waits from now on.
-    #[cfg(test)]
-    pub(crate) fn set_spin(&mut self, spin: Spin) {
+    pub fn set_spin(&mut self, spin: Spin) {
         self.spin = spin;
     }
 

@@ -7,6 +7,7 @@
 //! nothing the queue goes over to growing pauses.
 #![allow(unsafe_code)]
 
+use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -316,5 +317,36 @@ impl CompletionQueue {
             (_, Some(_)) => "fd",
             (_, None) => "pauses",
         }
+    }
+
+    /// The file descriptor to sleep on in an event loop of the caller's own, where the provider has
+    /// one. Ask [`may_sleep`](Self::may_sleep) right before each sleep, and [`poll`](Self::poll) until
+    /// there is nothing after it.
+    ///
+    /// ```
+    /// use fabric::*;
+    /// let offer = Query::new(EndpointKind::Rdm).source("127.0.0.1").first()?;
+    /// let mut queue = CompletionQueue::open(&Domain::open(&offer)?)?;
+    /// if let Some(descriptor) = queue.wait_descriptor() {
+    ///     assert!(descriptor >= 0);
+    ///     if queue.may_sleep() { /* wait for it with poll or epoll */ }
+    /// }
+    /// # Ok::<(), fabric::Error>(())
+    /// ```
+    #[must_use]
+    pub fn wait_descriptor(&self) -> Option<RawFd> {
+        self.wait_fd
+    }
+
+    /// May the caller sleep on the descriptor now, or is there work to poll for?
+    pub fn may_sleep(&mut self) -> bool {
+        let has_news = !self.ready.is_empty()
+            || self.next < self.filled
+            || self.sweep_due
+            || self.departed_seen != self.shared.departed.load(Ordering::Acquire);
+        let fabric = self.shared.domain.fabric().as_ptr();
+        let mut fid = self.shared.handle.as_fid();
+        // SAFETY: one live object.
+        !has_news && unsafe { sys::fcs_trywait(fabric, &mut fid, 1) } == 0
     }
 }

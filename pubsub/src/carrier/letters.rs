@@ -63,6 +63,7 @@ impl Letter {
 ///
 /// # Errors
 /// What is wrong with it.
+#[cfg(any(test, feature = "fuzzing"))]
 pub fn read_letter(bytes: &[u8]) -> Result<Vec<u8>> {
     Letter::decode(bytes).map(|letter| letter.encode())
 }

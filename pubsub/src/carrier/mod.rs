@@ -53,6 +53,7 @@ use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::topic::Topic;
 
+#[cfg(any(test, feature = "fuzzing"))]
 pub use self::letters::read_letter;
 pub(crate) use self::lines::{is_owed, let_go};
 pub use self::options::NetworkOptions;
@@ -132,6 +133,8 @@ struct Remote {
     ours: IpAddr,
     /// What carries messages there, as soon as it has said so.
     provider: Option<Provider>,
+    /// How often it said that this is another one.
+    changes: u32,
 }
 
 pub(crate) struct Carrier {
@@ -323,7 +326,7 @@ impl Carrier {
         match event {
             Event::Appeared { node, session, label, ours, .. } => {
                 tracing::info!(%node, label, "another node is there");
-                let remote = Remote { session, ours: ours.ip(), provider: None };
+                let remote = Remote { session, ours: ours.ip(), provider: None, changes: 0 };
                 self.nodes.insert(node, remote);
                 self.known.is_called(node, label, |node| self.nodes.contains_key(node));
                 self.plan.appears(now, node);

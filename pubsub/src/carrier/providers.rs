@@ -13,6 +13,10 @@ use super::letters::Letter;
 use crate::bridge::Provider;
 use crate::peers::NodeIdentity;
 
+/// So often a node may say that its provider is another one while it is connected: each time all
+/// topics are looked at, and a line is logged.
+const MOST_CHANGES: u32 = 64;
+
 /// Two that do not understand each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Strangers {
@@ -64,7 +68,9 @@ impl Carrier {
         let theirs = Some(theirs);
         if let Some(remote) = self.nodes.get_mut(&node)
             && remote.provider != theirs
+            && remote.changes < MOST_CHANGES
         {
+            remote.changes += 1;
             remote.provider = theirs;
             self.compare_providers(node);
         }

@@ -13,6 +13,9 @@ use crate::peers::NodeIdentity;
 use crate::settings::SharedPlace;
 use crate::topic::{OriginId, Topic};
 
+/// Topics of other nodes that are to end at a worker, and have not yet, when none is begun anew.
+const MOST_PARTING: usize = 1024;
+
 /// A topic that comes from a node.
 pub(super) struct Receiving {
     origin: OriginId,
@@ -95,6 +98,10 @@ impl Carrier {
             if known.origin == origin {
                 known.connection = connection;
                 return true;
+            }
+            // A worker that hangs in its provider ends nothing, and a node can ask without end.
+            if self.parting.len() >= MOST_PARTING {
+                return false;
             }
             self.part(number, node, true);
         }

@@ -101,7 +101,7 @@ pub fn inside() {
     for member in &members {
         until("one that left", || !member.is_connected_to(number));
         let why = member.stands_with(number).map(|(_, why)| why);
-        assert_ne!(why.as_deref(), Some("it was not heard for too long"));
+        assert_eq!(why.as_deref(), Some("it left"));
     }
 }
 

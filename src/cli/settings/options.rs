@@ -1,8 +1,10 @@
 //! Settings on the command line: an option for each that a command has use for.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
 use std::marker::PhantomData;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
@@ -55,7 +57,7 @@ impl<S> Options<S> {
     pub(crate) fn settings(&self) -> Result<Settings, Failure> {
         let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
         let path = self.file.clone().or_else(|| named.map(PathBuf::from));
-        let read = path.as_ref().map(std::fs::read_to_string).transpose();
+        let read = path.as_deref().map(read).transpose();
         let text = read.map_err(|error| {
             let path = path.as_deref().unwrap_or("".as_ref()).display();
             Failure::new(Exit::Usage, format!("the settings of {path}: {error}"))
@@ -63,6 +65,17 @@ impl<S> Options<S> {
         let file = path.as_deref().zip(text.as_deref());
         Settings::gather(file, |variable| std::env::var_os(variable), &self.said)
     }
+}
+
+/// The text of a file, which is refused if it is longer than any settings are.
+fn read(path: &Path) -> std::io::Result<String> {
+    const LONGEST: u64 = 1 << 20;
+    let mut text = String::new();
+    File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST {
+        return Err(std::io::Error::other("it is longer than 1 MiB"));
+    }
+    Ok(text)
 }
 
 fn of_scope<S: Scope>() -> impl Iterator<Item = (usize, &'static Declaration)> {

@@ -33,6 +33,13 @@ pub struct Client {
     born: Incarnation,
 }
 
+/// Ends a connection whose answer did not come in time: a late one would be taken for the answer to
+/// the next request. What has come already stays readable, so it is taken out.
+fn abandon(channel: &Channel) {
+    channel.end();
+    while channel.receive(Duration::ZERO).is_ok() {}
+}
+
 impl Client {
     /// Connects to the service at a path, and waits for it if it is not there yet.
     ///
@@ -105,8 +112,7 @@ impl Client {
             asked = self.ask(&channel, name, end);
         }
         if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
-            // What comes late would be taken for the answer to the next request.
-            channel.end();
+            abandon(&channel);
         }
         asked
     }

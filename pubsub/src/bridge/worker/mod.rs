@@ -33,8 +33,8 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Commands that may wait when a letter or a question comes, which can be asked again: all others are
-/// as many as what is told changes.
+/// Commands that may wait when a letter or a question comes, which can be asked again. Whoever gives
+/// the others bounds what other nodes can cause.
 const COMMANDS: usize = 1024;
 /// The smallest ring.
 const SMALLEST: u64 = 64 << 10;
