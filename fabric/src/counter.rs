@@ -8,12 +8,14 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use libfabric_sys as sys;
 
 use crate::domain::Domain;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
+use crate::waiting::{Backoff, Deadline};
 
 /// A counter (`fid_cntr`): counts the operations of endpoints it is bound to, or
 /// the remote accesses to regions it is bound to. Cheap to clone.
@@ -36,10 +38,11 @@ use crate::handle::Handle;
 /// # let target = domain.register(HostMemory::zeroed(32)?, Access::ALL)?;
 /// let remote = domain.attach(&target.describe()?)?;
 /// for at in 0..4 {
-///     let place = remote.slice(8 * at..8 * at + 8)?;
-///     let write = endpoint.write(&mut queue, me, &source.all(), &place, at)?;
-///     queue.complete(write, Duration::from_secs(5))?;
+///     endpoint.write(&mut queue, me, &source.all(), &remote.slice(8 * at..8 * at + 8)?, at)?;
 /// }
+/// writes.wait(4, Duration::from_secs(5), || {
+///     let _ = queue.poll();
+/// })?;
 /// assert_eq!((writes.read(), writes.read_errors()), (4, 0));
 /// # Ok::<(), fabric::Error>(())
 /// ```
@@ -107,6 +110,43 @@ impl Counter {
         let _turn = self.0.domain.closing().map(|closing| closing.turn());
         // SAFETY: the counter is alive.
         unsafe { sys::fi_cntr_readerr(self.0.handle.as_ptr()) }
+    }
+
+    /// Waits until the value reaches a threshold or an operation fails.
+    /// `progress` is called between looks: whoever moves data belongs there.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` with the value reached; `Other` if failures were counted.
+    pub fn wait(
+        &self,
+        threshold: u64,
+        timeout: Duration,
+        mut progress: impl FnMut(),
+    ) -> Result<()> {
+        let errors = self.read_errors();
+        let deadline = Deadline::after(timeout);
+        let mut backoff = Backoff::new();
+        loop {
+            let value = self.read();
+            if value >= threshold {
+                return Ok(());
+            }
+            if self.read_errors() > errors {
+                return Err(self.0.domain.blame(Error::new(
+                    ErrorKind::Other,
+                    "fi_cntr_wait",
+                    format!("an operation failed at {value} of {threshold}; the completion queue says which"),
+                )));
+            }
+            progress();
+            if !backoff.pause(&deadline) {
+                return Err(self.0.domain.blame(Error::new(
+                    ErrorKind::DeadlineExceeded,
+                    "fi_cntr_wait",
+                    format!("{value} of {threshold} after {timeout:?}"),
+                )));
+            }
+        }
     }
 
     pub(crate) fn domain(&self) -> &Domain {

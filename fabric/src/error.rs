@@ -186,6 +186,12 @@ impl Error {
         self
     }
 
+    /// The provider's own error number and its text for it, from an error completion.
+    #[must_use]
+    pub fn provider_error(&self) -> Option<(i32, Option<&str>)> {
+        self.0.provider_code.map(|code| (code, self.0.provider_text.as_deref()))
+    }
+
     pub(crate) fn with_provider_text(mut self, code: i32, text: Option<String>) -> Self {
         self.0.provider_code = Some(code);
         self.0.provider_text = text;

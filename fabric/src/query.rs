@@ -41,6 +41,8 @@ pub struct Query {
     destination: Option<(String, Option<String>)>,
     threading: Threading,
     progress: Option<Progress>,
+    transmit_depth: usize,
+    receive_depth: usize,
 }
 
 impl Query {
@@ -62,6 +64,8 @@ impl Query {
             destination: None,
             threading: Threading::Safe,
             progress: None,
+            transmit_depth: 0,
+            receive_depth: 0,
         }
     }
 
@@ -144,6 +148,17 @@ impl Query {
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = Some(progress);
+        self
+    }
+
+    /// Operations that can be outstanding, where the default is too small.
+    ///
+    /// Counted in operations (`tx_attr::size`, `rx_attr::size`); 0 keeps the default.
+    /// An offer that cannot go so deep is not listed.
+    #[must_use]
+    pub fn depths(mut self, transmit: usize, receive: usize) -> Self {
+        self.transmit_depth = transmit;
+        self.receive_depth = receive;
         self
     }
 
@@ -353,6 +368,8 @@ impl Hints {
                 domain.control_progress = number;
                 sys::fcs_set_data_progress(domain, number as i32);
             }
+            (*raw.tx_attr).size = query.transmit_depth;
+            (*raw.rx_attr).size = query.receive_depth;
             (*raw.tx_attr).msg_order = order.bits();
             (*raw.rx_attr).msg_order = order.bits();
             let fabric = &mut *raw.fabric_attr;
