@@ -13,7 +13,7 @@ pub const VARIABLE: &str = "FABRICAST_SKIPS";
 
 /// Ends the current test as skipped, with a reason in the form of `format!`.
 ///
-/// ```
+/// ```no_run
 /// # fn has_namespaces() -> bool { false }
 /// fn two_nodes_find_each_other() {
 ///     if !has_namespaces() {
