@@ -36,36 +36,47 @@ fn build() -> Result<(), String> {
     let directory = here.join("src/bindings");
     #[cfg(feature = "regenerate")]
     regenerate::write(installed, &library.include_paths, &directory);
-    let shipped = shipped(&directory, installed)
-        .ok_or_else(|| format!("{} has no bindings", directory.display()))?;
-    println!("cargo::rustc-env=LIBFABRIC_BINDINGS={}", shipped.with_extension("rs").display());
-
-    cc::Build::new()
-        .file("shim.c")
-        .file(shipped.with_extension("c"))
-        .include(here)
-        .includes(&library.include_paths)
-        // The wrappers mirror libfabric's own inline functions, warnings included.
-        .warnings(false)
-        .opt_level(2)
-        .try_compile("fabricast_shim")
-        .map_err(|error| {
-            format!(
-                "the bindings of {} do not fit the headers of libfabric {}; the compiler's messages \
-                 name the structures that differ. Make bindings for this version: \
-                 scripts/make-bindings, which needs libclang. {error}",
-                shipped.file_stem().unwrap_or_default().display(),
-                library.version
-            )
-        })
+    let known = shipped(&directory, installed);
+    let mut failed = format!("{} has no bindings", directory.display());
+    for bindings in &known {
+        // The wrappers have assertions on all structures, so a file that compiles fits.
+        let compiled = cc::Build::new()
+            .file("shim.c")
+            .file(bindings.with_extension("c"))
+            .include(&here)
+            .includes(&library.include_paths)
+            // The wrappers mirror libfabric's own inline functions, warnings included.
+            .warnings(false)
+            .cargo_warnings(false)
+            .opt_level(2)
+            .try_compile("fabricast_shim");
+        match compiled {
+            Ok(()) => {
+                let rust = bindings.with_extension("rs");
+                println!("cargo::rustc-env=LIBFABRIC_BINDINGS={}", rust.display());
+                return Ok(());
+            }
+            Err(error) => failed = error.to_string(),
+        }
+    }
+    Err(format!(
+        "none of the bindings in {} fits the headers of libfabric {}. Make bindings for this \
+         version: scripts/make-bindings, which needs libclang. The compiler said of the last: {failed}",
+        directory.display(),
+        library.version
+    ))
 }
 
-/// The newest bindings that are not newer than the headers, without the extension.
-fn shipped(directory: &Path, installed: Version) -> Option<PathBuf> {
-    let files = directory.read_dir().ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+/// All bindings, without the extension, in the order in which they are tried: the newest first that
+/// are not newer than the headers, then those that are.
+fn shipped(directory: &Path, installed: Version) -> Vec<PathBuf> {
+    let files = directory.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
+    let rust = files.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
     let made_for = |path: &Path| version(path.file_stem()?.to_str()?.strip_prefix("libfabric-")?);
-    let known = files.filter_map(|path| Some((made_for(&path)?, path)));
-    known.filter(|(made_for, _)| *made_for <= installed).max().map(|(_, path)| path)
+    let mut known: Vec<_> = rust.filter_map(|path| Some((made_for(&path)?, path))).collect();
+    known.sort();
+    let newer = known.split_off(known.partition_point(|(made_for, _)| *made_for <= installed));
+    known.into_iter().rev().chain(newer).map(|(_, path)| path).collect()
 }
 
 fn version(text: &str) -> Option<Version> {
