@@ -101,7 +101,8 @@ pub fn inside() {
     for member in &members {
         until("one that left", || !member.is_connected_to(number));
         let why = member.stands_with(number).map(|(_, why)| why);
-        assert_eq!(why.as_deref(), Some("it left"));
+        // It may be forgotten already.
+        assert!(why.as_deref().is_none_or(|why| why == "it left"), "{why:?}");
     }
 }
 
