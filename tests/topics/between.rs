@@ -147,9 +147,9 @@ fn nodes_that_do_not_understand_each_other_say_so_to_all_who_wait() {
     }
     let mut sub = houses[1].start(&["sub", "t", "--count", "1", "--largest", "1M", "--json"]);
     houses[0].wait_until("the topic", |report| report["elsewhere"][0]["topic"] == "t");
-    // What nobody else reads.
+    // What nobody else reads; slowly, so that the node has looked at the topic before the end.
     let publish = ["pub", "t", "--pattern", "--count", "3"];
-    let mut process = houses[0].start(&[&publish[..], &["--json"]].concat());
+    let mut process = houses[0].start(&[&publish[..], &["--rate", "3", "--json"]].concat());
     let sent = parse(&process.succeed());
     assert_eq!((&sent["unwanted"], &sent["missed_by_nodes"]), (&3.into(), &0.into()), "{sent}");
     let why = |way: &str| format!("{way}: the providers of the two nodes differ; here: ");

@@ -101,8 +101,8 @@ pub fn inside() {
     for member in &members {
         until("one that left", || !member.is_connected_to(number));
         let why = member.stands_with(number).map(|(_, why)| why);
-        // It may be forgotten already.
-        assert!(why.as_deref().is_none_or(|why| why == "it left"), "{why:?}");
+        // It may be forgotten already, or be tried again.
+        assert_ne!(why.as_deref(), Some("it was not heard for too long"));
     }
 }
 
