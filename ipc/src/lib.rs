@@ -17,25 +17,19 @@ mod marked_bell;
 mod models;
 pub mod participant;
 mod patience;
-pub mod plain;
 pub mod queue;
 pub mod segment;
 pub mod watch;
 pub mod words;
 
-// Lets the derive macro name this crate from inside of it, too.
-extern crate self as ipc;
-
 pub use allocator::{Allocator, AllocatorError, Block, Owner, Place, Statistics};
 pub use bell::{Doorbell, Spin};
 pub use channel::{Channel, ChannelError, ChannelListener, Credentials, DirectoryLock, Message};
-pub use fabricast_ipc_derive::Plain;
 pub use life::{Incarnation, Life, Roster};
 pub use lock::Held;
 pub use marked_bell::MarkedBell;
 pub use participant::{Caller, Fate, Immortal, Participant};
 pub use patience::deadline;
-pub use plain::Plain;
 pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};
 pub use segment::{Layout, MappedWords, Segment, SegmentError};
 pub use watch::{Listener, Listening, Watch};
