@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use crate::budget::Budget;
 use crate::driver::DeviceDriver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::Event;
+use crate::event::{Event, Point};
 use crate::fork::Birth;
 use crate::legacy;
 use crate::name::{DeviceName, Implementation};
@@ -324,7 +324,7 @@ impl Device {
     /// If the driver refuses.
     pub fn event(&self) -> Result<Event> {
         let raw = self.driver("make an event")?.event().map_err(|e| e.on(self.0.name))?;
-        Ok(Event::new(self.clone(), raw))
+        Ok(Event(Point::new(self.clone(), Arc::new(raw))))
     }
 
     /// What the driver knows of an address.

@@ -1,6 +1,7 @@
 //! Points in streams.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,41 +10,18 @@ use crate::driver;
 use crate::error::Result;
 use crate::waiting;
 
-/// Marks a point in a stream: recorded in one, waited for by others and by the host.
+/// Marks a point in a stream: recorded in one, again and again, waited for by others and by the
+/// host. It is the [`Point`] where it was recorded last.
 ///
 /// One that was never recorded is done.
-pub struct Event {
-    device: Device,
-    pub(crate) raw: Arc<driver::Event>,
-}
+#[derive(Debug)]
+pub struct Event(pub(crate) Point);
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({})", self.device.name())
-    }
-}
+impl Deref for Event {
+    type Target = Point;
 
-impl Event {
-    pub(crate) fn new(device: Device, raw: driver::Event) -> Self {
-        Self { device, raw: Arc::new(raw) }
-    }
-
-    /// Is everything done that was begun before it was recorded?
-    ///
-    /// # Errors
-    /// If something of it failed.
-    pub fn is_done(&self) -> Result<bool> {
-        let driver = self.device.driver("look at an event")?;
-        driver.is_event_done(&self.raw).map_err(|error| error.on(self.device.name()))
-    }
-
-    /// Waits until it is done.
-    ///
-    /// # Errors
-    /// [`DeadlineExceeded`](crate::ErrorKind::DeadlineExceeded), or what failed.
-    pub fn wait(&self, longest: Duration) -> Result<()> {
-        waiting::until("wait for an event", longest, || self.is_done())
-            .map_err(|error| error.on(self.device.name()))
+    fn deref(&self) -> &Point {
+        &self.0
     }
 }
 
@@ -54,7 +32,7 @@ impl Event {
 /// or not, its event goes back to the stream, which records it again once it was reached.
 pub struct Point {
     device: Device,
-    event: Arc<driver::Event>,
+    pub(crate) event: Arc<driver::Event>,
 }
 
 impl fmt::Debug for Point {

@@ -130,31 +130,13 @@ impl Drop for Opened {
 }
 
 impl Device {
-    /// Opens memory of another process, for this device.
+    /// Opens memory of another process, for this device: also of one with the number of this
+    /// process in a PID namespace of its own, as the first process of every container has number 1.
     ///
     /// # Errors
     /// [`InvalidHandle`](ErrorKind::InvalidHandle) if the bytes mean nothing here, if they
-    /// were made by this very process or by one that has the same number in another PID
-    /// namespace, or if they claim more than the allocation has.
-    pub fn open_legacy(&self, handle: &LegacyHandle) -> Result<Memory> {
-        self.open_legacy_with(handle, |_| None)
-    }
-
-    /// As [`open_legacy`](Self::open_legacy), where it is known that another process made the
-    /// handle: also one with the number of this process in a PID namespace of its own, as
-    /// the first process of every container has number 1.
-    ///
-    /// # Errors
-    /// As for [`open_legacy`](Self::open_legacy).
+    /// were made by this very process, or if they claim more than the allocation has.
     pub fn open_legacy_of_another(&self, handle: &LegacyHandle) -> Result<Memory> {
-        self.open_legacy_with(handle, |bytes| numbered_otherwise(bytes, std::process::id()))
-    }
-
-    fn open_legacy_with(
-        &self,
-        handle: &LegacyHandle,
-        otherwise: impl FnOnce([u8; 64]) -> Option<[u8; 64]>,
-    ) -> Result<Memory> {
         let operation = "open a legacy handle";
         let driver = self.driver(operation)?;
         let on = |error: Error| error.on(self.name());
@@ -162,7 +144,8 @@ impl Device {
             let mut table = self.0.legacy.lock().unwrap_or_else(PoisonError::into_inner);
             let open = || {
                 let opened = driver.legacy_open(handle.bytes);
-                match opened.is_err().then(|| otherwise(handle.bytes)).flatten() {
+                let otherwise = || numbered_otherwise(handle.bytes, std::process::id());
+                match opened.is_err().then(otherwise).flatten() {
                     Some(bytes) => driver.legacy_open(bytes).or(opened),
                     None => opened,
                 }

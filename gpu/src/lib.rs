@@ -5,8 +5,8 @@
 //! missing), and a [stand-in] made of host memory and threads, which is there everywhere.
 //!
 //! Memory that is [allocated to be shared](Device::allocate_shared) leaves its process as
-//! a file descriptor, works in any namespace, and outlives who made it. A [`Pool`] of it
-//! grows piece by piece without moving. Memory that something else allocated is
+//! a file descriptor, works in any namespace, and outlives who made it. It is
+//! [imported](Importer) piece by piece, and can grow so without moving. Memory that something else allocated is
 //! [adopted](Device::adopt), and leaves as its allocator allows: in pieces, as file
 //! descriptors, or by [legacy handle](Memory::export_legacy).
 //!
@@ -30,7 +30,6 @@ mod links;
 mod memory;
 mod name;
 mod pointer;
-mod pool;
 mod properties;
 mod resting;
 mod reuse;
@@ -51,7 +50,6 @@ pub use links::{LinkBytes, LinkCounters};
 pub use memory::{Exported, HostMapping, Memory, Pieces, Slice, WeakMemory};
 pub use name::{DeviceName, Implementation};
 pub use pointer::{Allocator, Attributes};
-pub use pool::{Pool, PoolPiece};
 pub use properties::{HandleTypes, PciAddress, PeerAccess, Properties, Uuid};
 pub use stream::{Block, BlocksBy, Stream, leaked_streams};
 

@@ -43,7 +43,7 @@ pub(crate) struct Holding {
     /// Where it lies; None for the host.
     resident: Option<DeviceName>,
     address: u64,
-    /// A pool's grows.
+    /// That of imported memory grows.
     length: AtomicU64,
     kind: Kind,
 }
@@ -144,6 +144,14 @@ impl Memory {
         }
     }
 
+    /// Of a range of addresses, so many bytes from an offset on; None if anybody else has it.
+    pub(crate) fn part(mut self, offset: u64, length: u64) -> Option<Self> {
+        let holding = Arc::get_mut(&mut self.0)?;
+        holding.address += offset;
+        holding.length = AtomicU64::new(length);
+        Some(self)
+    }
+
     /// More of it is mapped now.
     pub(crate) fn grow_to(&self, length: u64) {
         self.0.length.fetch_max(length, Ordering::AcqRel);
@@ -179,7 +187,7 @@ impl Memory {
     /// The device that it lies on; None for the host.
     #[must_use]
     pub fn device(&self) -> Option<DeviceName> {
-        // An attached pool lies where its pieces lie.
+        // What was imported lies where its pieces lie.
         self.space().and_then(Space::resident).or(self.0.resident)
     }
 
@@ -229,21 +237,6 @@ impl Memory {
         }
     }
 
-    /// As a file descriptor, for other processes to [import](Device::import).
-    ///
-    /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) unless it is whole pieces of memory that can
-    /// leave [in pieces](Self::export_pieces), and just one.
-    pub fn export(&self) -> Result<OwnedFd> {
-        let operation = "export";
-        let pieces = self.pieces()?;
-        if pieces.lengths.len() != 1 || pieces.offset != 0 {
-            let detail = "it does not consist of one piece, from its beginning on";
-            return Err(self.refuse(operation, detail));
-        }
-        self.export_piece(0).map(|(descriptor, _)| descriptor)
-    }
-
     /// As file descriptors, one for each of the pieces that it consists of: a
     /// [pool](crate::Pool) has many, and so may memory that was [adopted](Device::adopt). Where
     /// they might be too many for a process to have open,
@@ -288,8 +281,8 @@ impl Memory {
         self.0.device.driver(operation)?;
         match &self.0.kind {
             Kind::Space(space) => {
-                let lengths = space.layout().into_iter().map(|(_, length)| length).collect();
-                Ok(Pieces { offset: self.address() - space.address(), lengths })
+                let offset = self.address() - space.address();
+                Ok(Pieces { offset, lengths: space.lengths() })
             }
             Kind::Foreign(foreign) => match foreign.retained() {
                 Some(retained) => {
@@ -302,38 +295,8 @@ impl Memory {
         }
     }
 
-    /// From now on the driver's synchronous operations on this memory are done when they
-    /// return, even where they usually may go on a little: who lets a network card at it without
-    /// a stream in between needs that. It cannot be taken back.
-    ///
-    /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) where the driver cannot.
-    pub fn set_sync_memops(&self) -> Result<()> {
-        let driver = self.0.device.driver("make operations synchronous")?;
-        let on = |error: Error| error.on(self.0.device.name());
-        // It holds for an allocation, and each piece is one.
-        let mut at = self.address();
-        let mut left = self.length();
-        if let Ok(pieces) = self.pieces() {
-            let mut offset = pieces.offset;
-            for length in pieces.lengths {
-                // What lies before the memory, if it begins in a later piece.
-                let before = offset.min(length);
-                offset -= before;
-                let part = left.min(length - before);
-                if part > 0 {
-                    driver.set_sync_memops(at).map_err(on)?;
-                }
-                at += part;
-                left -= part;
-            }
-            return Ok(());
-        }
-        driver.set_sync_memops(at).map_err(on)
-    }
-
     /// As 64 bytes and a place in the allocation they stand for, for other processes to
-    /// [open](Device::open_legacy): the only way for memory that others allocated plainly.
+    /// [open](Device::open_legacy_of_another): the only way for memory that others allocated plainly.
     ///
     /// Keep the memory until those that opened it have closed it: what they find in memory
     /// that was freed is up to the driver. If this process ends, they keep it.
@@ -483,16 +446,6 @@ impl Slice {
         }
         self.memory.slice(self.offset + offset, length)
     }
-
-    /// As a dma-buf, for network cards. The range must lie on page bounds.
-    ///
-    /// # Errors
-    /// [`NotSupported`](ErrorKind::NotSupported) where the device has none.
-    pub fn dma_buf(&self) -> Result<OwnedFd> {
-        let device = &self.memory.0.device;
-        let driver = device.driver("export as dma-buf")?;
-        driver.dma_buf(self.address(), self.length).map_err(|error| error.on(device.name()))
-    }
 }
 
 impl Device {
@@ -521,7 +474,7 @@ impl Device {
         Ok(Memory::new(self, Some(self.name()), address, length, plain()))
     }
 
-    /// Allocates memory that other processes can [import](Self::import), and that `peers`
+    /// Allocates memory that other processes can [import](Self::importer), and that `peers`
     /// can reach as well as this device. Takes whole
     /// [granules](crate::Properties::granularity) of the device.
     ///
@@ -532,6 +485,17 @@ impl Device {
         let space = Space::reserve(self, length, peers)?;
         space.create(length).map_err(|error| error.on(self.name()))?;
         Ok(Memory::of_space(self, self.name(), space, (0, length)))
+    }
+
+    /// The same in pieces of these lengths, as others map theirs.
+    ///
+    /// # Errors
+    /// As for [one](Self::allocate_shared).
+    #[cfg(feature = "fault-injection")]
+    pub fn allocate_pieces(&self, lengths: &[u64]) -> Result<Memory> {
+        let space = Space::reserve(self, lengths.iter().sum(), &[])?;
+        lengths.iter().try_for_each(|length| space.create(*length))?;
+        Ok(Memory::of_space(self, self.name(), space, (0, lengths.iter().sum())))
     }
 
     /// Takes in memory that something else allocated, such as a framework's tensor: asks the

@@ -26,6 +26,9 @@ struct Pieces {
     list: Vec<Piece>,
     /// Of the pieces, by its number: all lie on one device.
     resident: Option<u32>,
+    /// The last piece was no whole number of granules: what follows would lie elsewhere here
+    /// than where it came from.
+    is_at_end: bool,
 }
 
 struct Piece {
@@ -68,10 +71,6 @@ impl Space {
         self.raw.as_ref().map_or(0, |raw| raw.address())
     }
 
-    pub(crate) fn limit(&self) -> u64 {
-        self.limit
-    }
-
     pub(crate) fn is_open_to(&self, number: u32) -> bool {
         self.open_to.contains(&number) || self.pieces().resident == Some(number)
     }
@@ -80,32 +79,39 @@ impl Space {
         self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes memory and maps it behind what is there. Gives the offset.
-    pub(crate) fn create(&self, length: u64) -> Result<(u64, u64)> {
+    /// Makes memory and maps it behind what is there.
+    pub(crate) fn create(&self, length: u64) -> Result<()> {
         let operation = "allocate";
         let driver = self.device.driver(operation)?;
         let length = rounded(&self.device, operation, length)?;
         let mut pieces = self.pieces();
-        if pieces.list.iter().any(|piece| !piece.is_charged) {
-            let detail = "it follows another process's memory: that one grows it";
-            return Err(Error::new(operation, ErrorKind::InvalidArgument, detail));
-        }
-        self.check_room(operation, &pieces, length)?;
         self.device.0.budget.charge(operation, length)?;
         let charged = Charge { device: &self.device, length };
         let physical = driver.create(length)?;
-        let offset = self.map(&mut pieces, physical, length, self.device.name().number, true)?;
+        self.map(&mut pieces, physical, length, self.device.name().number, true)?;
         std::mem::forget(charged);
-        Ok((offset, length))
+        Ok(())
     }
 
-    /// Maps another process's memory behind what is there.
-    pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<Imported> {
+    /// Maps another process's memory behind what is there. Gives the end of it.
+    pub(crate) fn import(&self, descriptor: BorrowedFd<'_>, claimed: u64) -> Result<u64> {
         let operation = "import";
         let driver = self.device.driver(operation)?;
-        let length = rounded(&self.device, operation, length)?;
+        let length = rounded(&self.device, operation, claimed)?;
         let mut pieces = self.pieces();
-        self.check_room(operation, &pieces, length)?;
+        if pieces.is_at_end {
+            let granularity = self.device.properties().granularity;
+            let detail = format!("a piece before it is no multiple of {granularity} bytes");
+            return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
+        }
+        let left = self.limit - pieces.mapped;
+        if length > left {
+            let detail = format!(
+                "{length} bytes wanted, {} of the reserved {} taken, {left} left",
+                pieces.mapped, self.limit
+            );
+            return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
+        }
         let (physical, resident) = driver.import(descriptor, length)?;
         let name = DeviceName { number: resident, ..self.device.name() };
         if driver.peer_access(resident)? == PeerAccess::None
@@ -113,32 +119,20 @@ impl Space {
         {
             return Err(unreachable_from(operation, self.device.name(), name));
         }
-        let is_of_another = pieces.resident.is_some_and(|other| other != resident);
-        if is_of_another || pieces.list.iter().any(|piece| piece.is_charged) {
-            let detail = format!("a piece of {name} among pieces of another device or maker");
+        if pieces.resident.is_some_and(|other| other != resident) {
+            let detail = format!("a piece of {name} among pieces of another device");
             return Err(Error::new(operation, ErrorKind::InvalidHandle, detail));
         }
         let mapped = self.map(&mut pieces, physical, length, resident, false);
-        let offset = mapped.map_err(|error| match error.kind() {
+        mapped.map_err(|error| match error.kind() {
             // What drivers say of memory that is shorter than it is said to be.
             ErrorKind::InvalidArgument | ErrorKind::NotSupported => {
                 error.with_kind(ErrorKind::InvalidHandle)
             }
             _ => error,
         })?;
-        Ok(Imported { offset, length })
-    }
-
-    fn check_room(&self, operation: &'static str, pieces: &Pieces, length: u64) -> Result<()> {
-        let left = self.limit - pieces.mapped;
-        if length <= left {
-            return Ok(());
-        }
-        let detail = format!(
-            "{length} bytes wanted, {} of the reserved {} taken, {left} left",
-            pieces.mapped, self.limit
-        );
-        Err(Error::new(operation, ErrorKind::OverBudget, detail))
+        pieces.is_at_end = length != claimed;
+        Ok(pieces.mapped)
     }
 
     fn map(
@@ -148,8 +142,8 @@ impl Space {
         length: u64,
         resident: u32,
         is_charged: bool,
-    ) -> Result<u64> {
-        let Some(raw) = &self.raw else { return Ok(0) };
+    ) -> Result<()> {
+        let Some(raw) = &self.raw else { return Ok(()) };
         let offset = pieces.mapped;
         let mut devices = self.open_to.clone();
         // Both the mapping device and the one that it lies on, or one of them faults.
@@ -160,7 +154,7 @@ impl Space {
         pieces.mapped += length;
         pieces.resident = Some(resident);
         pieces.list.push(Piece { offset, length, physical, is_charged });
-        Ok(offset)
+        Ok(())
     }
 
     /// The descriptor of a piece, and its length.
@@ -181,16 +175,10 @@ impl Space {
         Some(DeviceName { number, ..self.device.name() })
     }
 
-    /// Offsets and lengths of the pieces.
-    pub(crate) fn layout(&self) -> Vec<(u64, u64)> {
-        self.pieces().list.iter().map(|piece| (piece.offset, piece.length)).collect()
+    /// Lengths of the pieces.
+    pub(crate) fn lengths(&self) -> Vec<u64> {
+        self.pieces().list.iter().map(|piece| piece.length).collect()
     }
-}
-
-/// Where another process's memory was mapped.
-pub(crate) struct Imported {
-    pub(crate) offset: u64,
-    pub(crate) length: u64,
 }
 
 /// Gives back what was charged, unless all went well.

@@ -227,16 +227,15 @@ impl Stream {
     /// # Errors
     /// If the event belongs to another implementation.
     pub fn record(&self, event: &Event) -> Result<()> {
-        self.begin("record an event", &[], |raw| raw.record(&event.raw))
+        self.begin("record an event", &[], |raw| raw.record(&event.event))
     }
 
-    /// What follows on this stream waits for the event, also for one of another process.
-    /// The caller does not wait. Such a wait has no deadline of its own.
+    /// What follows on this stream waits for the event, or point of another stream. The caller does not wait. Such a wait has no deadline of its own.
     ///
     /// # Errors
     /// If the event belongs to another implementation.
-    pub fn wait_for(&self, event: &Event) -> Result<()> {
-        self.begin("wait for an event", &[], |raw| self.waits.begin(|| raw.wait(&event.raw)))
+    pub fn wait_for(&self, event: &Point) -> Result<()> {
+        self.begin("wait for an event", &[], |raw| self.waits.begin(|| raw.wait(&event.event)))
     }
 
     /// Writes a word once all that was begun before is done: whoever finds `value` there finds

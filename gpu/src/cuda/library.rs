@@ -104,8 +104,6 @@ functions! {
     map = "cuMemMap": fn(Address, usize, usize, u64, u64);
     unmap = "cuMemUnmap": fn(Address, usize);
     set_access = "cuMemSetAccess": fn(Address, usize, *const sys::CUmemAccessDesc, usize);
-    address_handle = "cuMemGetHandleForAddressRange":
-        fn(*mut c_void, Address, usize, c_uint, u64);
 
     ipc_memory_handle = "cuIpcGetMemHandle": fn(*mut sys::CUipcMemHandle, Address);
     ipc_memory_open = "cuIpcOpenMemHandle_v2": fn(*mut Address, sys::CUipcMemHandle, c_uint);
@@ -117,7 +115,6 @@ functions! {
     host_unregister = "cuMemHostUnregister": fn(*mut c_void);
     pointer_attributes = "cuPointerGetAttributes":
         fn(c_uint, *const c_uint, *const *mut c_void, Address);
-    pointer_set_attribute = "cuPointerSetAttribute": fn(*const c_void, c_uint, Address);
 
     stream_create = "cuStreamCreate": fn(*mut sys::CUstream, c_uint);
     stream_destroy = "cuStreamDestroy_v2": fn(sys::CUstream);

@@ -361,37 +361,6 @@ pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver:
     Ok(driver::Mapping { physical: driver::Physical::Cuda(physical), base, length })
 }
 
-pub(super) fn set_sync_memops(context: &Context, address: Address) -> Result<()> {
-    const SYNC_MEMOPS: u32 = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32;
-    let operation = "make operations synchronous";
-    let functions = context.enter(operation)?;
-    let yes: u32 = 1;
-    // SAFETY: a number, as the attribute is one; the driver looks the address up.
-    let code = unsafe {
-        let value = (&raw const yes).cast::<c_void>();
-        (functions.pointer_set_attribute)(value, SYNC_MEMOPS, address)
-    };
-    context.check(operation, code).map_err(|error| match error.kind() {
-        // What the driver says of memory that it does not do this for.
-        ErrorKind::InvalidArgument => error.with_kind(ErrorKind::NotSupported),
-        _ => error,
-    })
-}
-
-pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Result<OwnedFd> {
-    const DMA_BUF: u32 = 1;
-    let operation = "export as dma-buf";
-    let functions = context.enter(operation)?;
-    let mut number: c_int = -1;
-    // SAFETY: room for a descriptor's number.
-    let code = unsafe {
-        let place = (&raw mut number).cast::<c_void>();
-        (functions.address_handle)(place, address, length as usize, DMA_BUF, 0)
-    };
-    context.check(operation, code)?;
-    owned(operation, number)
-}
-
 /// # Safety
 /// Stays mapped until it is unregistered.
 pub(super) unsafe fn register(context: &Context, address: u64, length: u64) -> Result<()> {

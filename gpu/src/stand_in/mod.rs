@@ -212,16 +212,6 @@ impl DeviceDriver for Device {
         })
     }
 
-    /// Nothing has to be done: a stand-in knows no synchronous operation that goes on after it
-    /// returned. All it does is done by a stream's thread, in order, and waited for by an event.
-    fn set_sync_memops(&self, _address: u64) -> Result<()> {
-        Ok(())
-    }
-
-    fn dma_buf(&self, _address: u64, _length: u64) -> Result<OwnedFd> {
-        not_supported("export as dma-buf", "dma-buf")
-    }
-
     unsafe fn register(&self, address: u64, length: u64) -> Result<()> {
         memory::register(address, length)
     }

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child as Process, Stdio};
 use std::time::Duration;
 
-use gpu::LegacyHandle;
+use gpu::{Device, LegacyHandle, Memory};
 use testkit::children::{self, say, wait_for_end_of_input};
 
 use crate::house::House;
@@ -112,10 +112,15 @@ fn enter(words: &[&str]) {
     }
 }
 
+/// Memory of one piece.
+pub fn imported(device: &Device, piece: &OwnedFd, length: u64) -> gpu::Result<Memory> {
+    device.import_pieces(&[(piece.as_fd(), length)], length)
+}
+
 /// Finds seed 1 in the memory, and puts seed 2 there.
 fn import(house: &House, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
-    let memory = house.first.import(inherited(0).as_fd(), length).unwrap();
+    let memory = imported(&house.first, &inherited(0), length).unwrap();
     house.check(&memory.whole(), 1);
     house.fill(&memory.whole(), 2);
     say("ready");
@@ -126,7 +131,7 @@ fn import(house: &House, arguments: &[&str]) {
 fn import_pieces(house: &House, arguments: &[&str]) {
     let numbers: Vec<u64> = arguments.iter().map(|number| number.parse().unwrap()).collect();
     let [offset, length, lengths @ ..] = &numbers[..] else { panic!("offset, length, lengths") };
-    let mut importer = house.first.importer(lengths.iter().sum()).unwrap();
+    let importer = house.first.importer(lengths.iter().sum()).unwrap();
     for (number, length) in lengths.iter().enumerate() {
         importer.add(inherited(number as i32).as_fd(), *length).unwrap();
     }
@@ -143,16 +148,16 @@ fn export_and_die(house: &House, arguments: &[&str]) {
     let length = arguments[0].parse().unwrap();
     let memory = house.first.allocate_shared(length, &[]).unwrap();
     house.fill(&memory.whole(), 3);
-    let exported = memory.export().unwrap();
+    let (exported, _) = memory.export_piece(0).unwrap();
     send(&inherited(0), &exported);
     say("ready");
     wait_for_end_of_input();
 }
 
 fn open_legacy(house: &House, arguments: &[&str]) {
-    let memory = house.first.open_legacy(&handle_from_text(arguments)).unwrap();
+    let memory = house.first.open_legacy_of_another(&handle_from_text(arguments)).unwrap();
     // Open once, however often it is asked for.
-    let again = house.first.open_legacy(&handle_from_text(arguments)).unwrap();
+    let again = house.first.open_legacy_of_another(&handle_from_text(arguments)).unwrap();
     assert_eq!(memory.address(), again.address());
     assert_eq!(gpu::open_legacy_handles(), 1);
     drop(again);

@@ -91,15 +91,15 @@ impl SharedPlace {
 #[derive(Debug)]
 struct View {
     device: Device,
-    memory: gpu::Pool,
+    memory: gpu::Importer,
 }
 
 impl View {
     fn new(id: PoolId, limit: u64) -> Result<Self> {
         let operation = "reserve a pool's addresses";
         let device = id.place.device()?;
-        let memory = gpu::Pool::attach(&device, limit)
-            .map_err(|cause| below::of_device(operation, cause).on(id))?;
+        let memory =
+            device.importer(limit).map_err(|cause| below::of_device(operation, cause).on(id))?;
         Ok(Self { device, memory })
     }
 }
@@ -269,7 +269,7 @@ impl Pool {
         let operation = "reach a message in its pool";
         let memory = &self.view()?.memory;
         let mut pieces = self.kept();
-        while memory.length() < end {
+        while memory.memory().length() < end {
             let Some(piece) = pieces.next_to_map(|number| self.ledger.name_of(number)) else {
                 if end > self.ledger.end() {
                     let detail = "no memory was ever there";
@@ -278,7 +278,7 @@ impl Pool {
                 let detail = "this process has not been given that memory yet";
                 return Err(Error::new(operation, ErrorKind::WouldBlock, detail).on(self.id));
             };
-            let mapped = memory.extend(piece.memory.as_fd(), piece.length);
+            let mapped = memory.add(piece.memory.as_fd(), piece.length);
             mapped.map_err(|cause| below::of_device("map a piece of a pool", cause).on(self.id))?;
             pieces.is_mapped();
         }

@@ -88,7 +88,7 @@ pub fn a_handle_says_that_the_process_forked(house: &House) -> Result<(), Skip> 
             house.first.stream().map(drop),
             house.stream.fill(&memory.whole(), 1),
             house.stream.synchronize(gpu::PATIENCE),
-            memory.export().map(drop),
+            memory.export_pieces().map(drop),
             // With CUDA not even anew: its driver was started by the parent.
             if house.is_stand_in() {
                 house.stream.is_done().map(drop)

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::os::fd::AsFd;
 
 use gpu::stand_in::ForeignMemory;
-use gpu::{Allocator, Device, ErrorKind, Memory, PATIENCE, Pool};
+use gpu::{Allocator, Device, ErrorKind, Memory, PATIENCE};
 
 use super::{Skip, second, skip};
 use crate::child::Child;
@@ -13,8 +13,8 @@ use crate::house::House;
 
 const EXPORTABLE: Allocator = Allocator::Mapped { exportable: true };
 
-/// A framework's segment: mapped in pieces of so many granules, by somebody else. On CUDA a
-/// pool plays that: the driver does not know whose it is.
+/// A framework's segment: mapped in pieces of so many granules, by somebody else. On CUDA
+/// memory of our own plays that: the driver does not know whose it is.
 fn segment(house: &House, granules: &[u64]) -> (u64, Box<dyn Debug + Send + Sync>) {
     let granule = house.first.properties().granularity;
     let lengths: Vec<_> = granules.iter().map(|count| count * granule).collect();
@@ -22,11 +22,8 @@ fn segment(house: &House, granules: &[u64]) -> (u64, Box<dyn Debug + Send + Sync
         let memory = ForeignMemory::new(0, &lengths, EXPORTABLE).unwrap();
         return (memory.address(), Box::new(memory));
     }
-    let pool = Pool::new(&house.first, lengths.iter().sum(), &[]).unwrap();
-    for length in &lengths {
-        pool.grow(*length).unwrap();
-    }
-    (pool.memory().address(), Box::new(pool))
+    let memory = house.first.allocate_pieces(&lengths).unwrap();
+    (memory.address(), Box::new(memory))
 }
 
 /// A tensor somewhere in a segment.
@@ -56,9 +53,6 @@ pub fn foreign_pieces_cross_to_another_process(house: &House) -> Result<(), Skip
         assert_eq!(found, lengths);
         let pieces = memory.pieces().unwrap();
         assert_eq!((pieces.offset, &pieces.lengths), (exported.offset, &lengths));
-        // One descriptor says nothing of where in it the memory begins.
-        let is_one = exported.offset == 0 && lengths.len() == 1;
-        assert_eq!(memory.export().is_ok(), is_one);
         let descriptors: Vec<_> =
             exported.pieces.iter().map(|(descriptor, _)| descriptor).collect();
         let numbers = [exported.offset, length].into_iter().chain(lengths);
@@ -82,7 +76,7 @@ pub fn foreign_pieces_stay_when_their_owner_goes(house: &House) -> Result<(), Sk
     assert_eq!(house.first.free_memory().unwrap(), free, "its pieces are kept");
     let exported = memory.export_pieces().unwrap();
     drop(memory);
-    let mut importer = house.first.importer(3 * granule).unwrap();
+    let importer = house.first.importer(3 * granule).unwrap();
     for (descriptor, length) in exported.pieces {
         importer.add(descriptor.as_fd(), length).unwrap();
     }
@@ -101,7 +95,7 @@ pub fn memory_in_pieces_comes_one_at_a_time(house: &House) -> Result<(), Skip> {
     house.fill(&memory.slice(length - granule, granule).unwrap(), 1);
     let pieces = memory.pieces().unwrap();
     assert_eq!(pieces.lengths.len() as u64, count);
-    let mut importer = house.first.importer(count * granule).unwrap();
+    let importer = house.first.importer(count * granule).unwrap();
     for number in 0..pieces.lengths.len() {
         let (descriptor, length) = memory.export_piece(number).unwrap();
         assert_eq!(length, pieces.lengths[number]);
@@ -130,10 +124,10 @@ pub fn memory_in_pieces_comes_one_at_a_time(house: &House) -> Result<(), Skip> {
 pub fn pieces_that_do_not_fit_are_refused(house: &House) -> Result<(), Skip> {
     let device = &house.first;
     let granule = device.properties().granularity;
-    let exported = device.allocate_shared(granule, &[]).unwrap().export().unwrap();
+    let (exported, _) = device.allocate_shared(granule, &[]).unwrap().export_piece(0).unwrap();
     let piece = || exported.as_fd();
     // More than was reserved.
-    let mut importer = device.importer(2 * granule).unwrap();
+    let importer = device.importer(2 * granule).unwrap();
     importer.add(piece(), granule).unwrap();
     importer.add(piece(), granule).unwrap();
     let error = importer.add(piece(), granule).unwrap_err();
@@ -141,13 +135,13 @@ pub fn pieces_that_do_not_fit_are_refused(house: &House) -> Result<(), Skip> {
     // Which does no harm to what is there. Both pieces are the same memory.
     let memory = importer.finish(granule - 100, 200).unwrap();
     house.fill(&memory.slice(100, 100).unwrap(), 1);
-    let mut importer = device.importer(granule).unwrap();
+    let importer = device.importer(granule).unwrap();
     importer.add(piece(), granule).unwrap();
     house.check(&importer.finish(0, 100).unwrap().whole(), 1);
     drop(memory);
     // More than all pieces have.
     for (offset, length) in [(1, granule), (granule + 1, 0), (u64::MAX, 2), (0, u64::MAX)] {
-        let mut importer = device.importer(4 * granule).unwrap();
+        let importer = device.importer(4 * granule).unwrap();
         importer.add(piece(), granule).unwrap();
         let error = importer.finish(offset, length).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
@@ -155,7 +149,7 @@ pub fn pieces_that_do_not_fit_are_refused(house: &House) -> Result<(), Skip> {
     let error = device.importer(granule).unwrap().finish(0, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     // Only the last piece may be a part of a granule, or the next would lie elsewhere.
-    let mut importer = device.importer(2 * granule).unwrap();
+    let importer = device.importer(2 * granule).unwrap();
     importer.add(piece(), granule - 4096).unwrap();
     let error = importer.add(piece(), granule).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
@@ -201,7 +195,6 @@ pub fn foreign_memory_that_cannot_leave_says_why(house: &House) -> Result<(), Sk
         house.fill(&memory.slice(granule - 100, 1000).unwrap(), 1);
         house.check(&memory.slice(granule - 100, 1000).unwrap(), 1);
         for error in [
-            memory.export().unwrap_err(),
             memory.export_pieces().unwrap_err(),
             memory.export_piece(0).unwrap_err(),
             memory.pieces().unwrap_err(),
@@ -259,26 +252,5 @@ pub fn adopted_memory_is_reached_where_it_is_mapped(house: &House) -> Result<(),
     stream.copy(&copy.whole(), &there.whole()).unwrap();
     let sum = stream.checksum(&copy.whole(), PATIENCE).unwrap();
     assert_eq!(sum, house.stream.checksum(&here.whole(), PATIENCE).unwrap());
-    Ok(())
-}
-
-pub fn synchronous_operations_can_be_asked_for(house: &House) -> Result<(), Skip> {
-    let granule = house.first.properties().granularity;
-    let plain = house.first.allocate(granule).unwrap();
-    plain.set_sync_memops().unwrap();
-    house.fill(&plain.whole(), 1);
-    house.check(&plain.whole(), 1);
-    // A driver may do it for plain memory only, and then says so.
-    for memory in [
-        house.first.allocate_shared(granule, &[]).unwrap(),
-        tensor(house, &[1, 2, 1], granule / 2, 3 * granule),
-    ] {
-        match memory.set_sync_memops() {
-            Ok(()) => {}
-            Err(error) => assert_eq!(error.kind(), ErrorKind::NotSupported, "{error}"),
-        }
-        house.fill(&memory.slice(0, 4096).unwrap(), 1);
-        house.check(&memory.slice(0, 4096).unwrap(), 1);
-    }
     Ok(())
 }

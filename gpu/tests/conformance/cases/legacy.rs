@@ -14,7 +14,7 @@ fn must_have(house: &House) -> Result<(), Skip> {
         return Ok(());
     }
     let handle = LegacyHandle { bytes: [1; 64], offset: 0, length: 1 };
-    let error = house.first.open_legacy(&handle).unwrap_err();
+    let error = house.first.open_legacy_of_another(&handle).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotSupported);
     skip("the device has no legacy handles")
 }
@@ -59,7 +59,7 @@ pub fn a_handle_means_nothing_at_home(house: &House) -> Result<(), Skip> {
     must_have(house)?;
     let memory = house.first.allocate(LENGTH).unwrap();
     let handle = memory.export_legacy().unwrap();
-    let error = house.first.open_legacy(&handle).unwrap_err();
+    let error = house.first.open_legacy_of_another(&handle).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     assert_eq!(gpu::open_legacy_handles(), 0);
     Ok(())
@@ -83,11 +83,11 @@ pub fn what_is_no_handle_is_refused(house: &House) -> Result<(), Skip> {
         LegacyHandle { length: 0, ..good },
     ];
     for handle in bad {
-        let error = house.first.open_legacy(&handle).unwrap_err();
+        let error = house.first.open_legacy_of_another(&handle).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}");
     }
     assert_eq!(gpu::open_legacy_handles(), 0, "nothing stays open");
-    let memory = house.first.open_legacy(&good).unwrap();
+    let memory = house.first.open_legacy_of_another(&good).unwrap();
     house.check(&memory.whole(), 4);
     drop(memory);
     child.finish();
@@ -103,7 +103,7 @@ pub fn memory_whose_maker_died_is_no_garbage(house: &House) -> Result<(), Skip> 
     let line = maker.line();
     let words: Vec<_> = line.split(' ').collect();
     let handle = handle_from_text(&words);
-    let memory = house.first.open_legacy(&handle).unwrap();
+    let memory = house.first.open_legacy_of_another(&handle).unwrap();
     house.check(&memory.whole(), 4);
     maker.kill();
     let mut takers = Vec::new();
@@ -125,7 +125,7 @@ pub fn memory_whose_maker_died_is_no_garbage(house: &House) -> Result<(), Skip> 
     takers.into_iter().for_each(Child::finish);
     // Who comes later is refused.
     drop(memory);
-    let late = house.first.open_legacy(&handle);
+    let late = house.first.open_legacy_of_another(&handle);
     match late {
         Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidHandle, "{error}"),
         Ok(memory) => house.check(&memory.whole(), 4),

@@ -56,17 +56,17 @@ cases! {
         a_stream_of_others_is_waited_for_as_well, what_is_given_back_is_free_at_once;
     memory:
         what_is_freed_is_free, a_budget_refuses_with_numbers, more_than_there_is_is_refused,
-        the_host_is_registered_once, an_address_tells_who_allocated_it, a_dma_buf_comes_out;
+        the_host_is_registered_once, an_address_tells_who_allocated_it;
     sharing:
         another_process_reads_and_writes_it, memory_outlives_its_maker,
-        a_peer_imports_it, what_is_no_memory_is_refused, a_pool_grows_in_two_places,
-        threads_grow_a_pool, a_pool_lies_where_its_pieces_lie,
+        a_peer_imports_it, what_is_no_memory_is_refused, memory_grows_in_two_places,
+        threads_grow_memory, imported_memory_lies_where_its_pieces_lie,
         only_what_was_made_to_be_shared_is_exported;
     foreign:
         foreign_pieces_cross_to_another_process, foreign_pieces_stay_when_their_owner_goes,
         memory_in_pieces_comes_one_at_a_time, pieces_that_do_not_fit_are_refused,
         foreign_memory_that_cannot_leave_says_why, what_is_adopted_is_there,
-        adopted_memory_is_reached_where_it_is_mapped, synchronous_operations_can_be_asked_for;
+        adopted_memory_is_reached_where_it_is_mapped;
     legacy:
         a_handle_is_opened_once, a_part_of_an_allocation_is_opened, a_handle_means_nothing_at_home,
         what_is_no_handle_is_refused, memory_whose_maker_died_is_no_garbage;
