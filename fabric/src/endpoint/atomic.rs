@@ -197,14 +197,6 @@ pub struct AtomicRequest<'a> {
     pub remote: &'a RemoteSlice,
 }
 
-/// The buffers that a form of atomic has beside the operands.
-#[derive(Clone, Copy)]
-enum Buffers<'a> {
-    Plain,
-    Fetch { result: &'a RegionSlice },
-    Compare { with: &'a RegionSlice, result: &'a RegionSlice },
-}
-
 impl Endpoint {
     /// Changes remote elements (`fi_atomic`).
     ///
@@ -218,7 +210,7 @@ impl Endpoint {
         request: &AtomicRequest<'_>,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        self.post_atomic(queue, to, request, Buffers::Plain, options.into())
+        self.post_atomic(queue, to, request, (None, None), options.into())
     }
 
     /// Changes remote elements and brings back what was there (`fi_fetch_atomic`).
@@ -234,7 +226,7 @@ impl Endpoint {
         result: &RegionSlice,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        self.post_atomic(queue, to, request, Buffers::Fetch { result }, options.into())
+        self.post_atomic(queue, to, request, (None, Some(result)), options.into())
     }
 
     /// Changes remote elements if a comparison holds, and brings back what was
@@ -252,8 +244,7 @@ impl Endpoint {
         result: &RegionSlice,
         options: impl Into<Options>,
     ) -> Result<OperationId> {
-        let buffers = Buffers::Compare { with: compare, result };
-        self.post_atomic(queue, to, request, buffers, options.into())
+        self.post_atomic(queue, to, request, (Some(compare), Some(result)), options.into())
     }
 
     fn post_atomic(
@@ -261,15 +252,13 @@ impl Endpoint {
         queue: &mut CompletionQueue,
         to: Peer,
         request: &AtomicRequest<'_>,
-        buffers: Buffers<'_>,
+        (with, result): (Option<&RegionSlice>, Option<&RegionSlice>),
         options: Options,
     ) -> Result<OperationId> {
-        let (operation, form, with, result) = match buffers {
-            Buffers::Plain => ("fi_atomic", AtomicForm::Plain, None, None),
-            Buffers::Fetch { result } => ("fi_fetch_atomic", AtomicForm::Fetch, None, Some(result)),
-            Buffers::Compare { with, result } => {
-                ("fi_compare_atomic", AtomicForm::Compare, Some(with), Some(result))
-            }
+        let (operation, form) = match (with, result) {
+            (None, None) => ("fi_atomic", AtomicForm::Plain),
+            (None, Some(_)) => ("fi_fetch_atomic", AtomicForm::Fetch),
+            (Some(_), _) => ("fi_compare_atomic", AtomicForm::Compare),
         };
         self.check_no_flags(operation, &options)?;
         let (peer, count) = self.check_atomic(operation, to, request, form)?;
@@ -279,7 +268,10 @@ impl Endpoint {
         if let Some(result) = result {
             self.check_operand(operation, request, result, Access::READ)?;
         }
+        let nothing = (std::ptr::null_mut(), 0, std::ptr::null_mut());
         let (operand, _, descriptor) = parts(request.operand);
+        let (compared, _, compared_descriptor) = with.map_or(nothing, parts);
+        let (brought, _, brought_descriptor) = result.map_or(nothing, parts);
         let (address, key) = (request.remote.address, request.remote.key);
         let (datatype, op) = (request.datatype.number(), request.operation.number());
         self.submit(
@@ -293,48 +285,41 @@ impl Endpoint {
             #[allow(unsafe_code)]
             // SAFETY: the slot keeps all buffers alive until completion.
             |endpoint, context| unsafe {
-                match buffers {
-                    Buffers::Plain => sys::fi_atomic(
+                match form {
+                    AtomicForm::Plain => sys::fi_atomic(
                         endpoint, operand, count, descriptor, peer, address, key, datatype, op,
                         context,
                     ),
-                    Buffers::Fetch { result } => {
-                        let (result, _, result_descriptor) = parts(result);
-                        sys::fi_fetch_atomic(
-                            endpoint,
-                            operand,
-                            count,
-                            descriptor,
-                            result,
-                            result_descriptor,
-                            peer,
-                            address,
-                            key,
-                            datatype,
-                            op,
-                            context,
-                        )
-                    }
-                    Buffers::Compare { with, result } => {
-                        let (with, _, with_descriptor) = parts(with);
-                        let (result, _, result_descriptor) = parts(result);
-                        sys::fi_compare_atomic(
-                            endpoint,
-                            operand,
-                            count,
-                            descriptor,
-                            with,
-                            with_descriptor,
-                            result,
-                            result_descriptor,
-                            peer,
-                            address,
-                            key,
-                            datatype,
-                            op,
-                            context,
-                        )
-                    }
+                    AtomicForm::Fetch => sys::fi_fetch_atomic(
+                        endpoint,
+                        operand,
+                        count,
+                        descriptor,
+                        brought,
+                        brought_descriptor,
+                        peer,
+                        address,
+                        key,
+                        datatype,
+                        op,
+                        context,
+                    ),
+                    AtomicForm::Compare => sys::fi_compare_atomic(
+                        endpoint,
+                        operand,
+                        count,
+                        descriptor,
+                        compared,
+                        compared_descriptor,
+                        brought,
+                        brought_descriptor,
+                        peer,
+                        address,
+                        key,
+                        datatype,
+                        op,
+                        context,
+                    ),
                 }
             },
         )
@@ -348,22 +333,14 @@ impl Endpoint {
         access: Access,
     ) -> Result<()> {
         self.check_local(operation, slice, access)?;
-        let size = request.datatype.size();
-        if !(slice.as_ptr() as usize).is_multiple_of(size) {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::InvalidArgument,
-                format!("a buffer is not aligned to {size} bytes"),
-            ));
-        }
-        if slice.len() == request.operand.len() {
-            return Ok(());
-        }
-        Err(self.refuse(
-            operation,
-            ErrorKind::OutOfBounds,
-            format!("buffers of {} and {} bytes", request.operand.len(), slice.len()),
-        ))
+        let (size, length) = (request.datatype.size(), request.operand.len());
+        let is_aligned = (slice.as_ptr() as usize).is_multiple_of(size);
+        self.ensure(is_aligned, operation, ErrorKind::InvalidArgument, || {
+            format!("a buffer is not aligned to {size} bytes")
+        })?;
+        self.ensure(slice.len() == length, operation, ErrorKind::OutOfBounds, || {
+            format!("buffers of {length} and {} bytes", slice.len())
+        })
     }
 
     fn check_atomic(
@@ -373,48 +350,24 @@ impl Endpoint {
         request: &AtomicRequest<'_>,
         form: AtomicForm,
     ) -> Result<(u64, usize)> {
-        if !self.limits.has_atomic {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::NotSupported,
-                "the endpoint has no atomics: ask for Caps::ATOMIC".to_owned(),
-            ));
-        }
-        let size = request.datatype.size();
-        let length = request.operand.len();
-        if length == 0 || !length.is_multiple_of(size) {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::InvalidArgument,
-                format!("{length} bytes are no whole number of {:?}", request.datatype),
-            ));
-        }
-        if !(request.operand.as_ptr() as usize).is_multiple_of(size) {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::InvalidArgument,
-                format!("the operands are not aligned to {size} bytes"),
-            ));
-        }
+        self.ensure(self.limits.has_atomic, operation, ErrorKind::NotSupported, || {
+            "the endpoint has no atomics: ask for Caps::ATOMIC".to_owned()
+        })?;
+        let (size, length) = (request.datatype.size(), request.operand.len());
+        let is_whole = length > 0 && length.is_multiple_of(size);
+        self.ensure(is_whole, operation, ErrorKind::InvalidArgument, || {
+            format!("{length} bytes are no whole number of {:?}", request.datatype)
+        })?;
         let count = length / size;
-        match self.domain.atomic_limit(request.datatype, request.operation, form) {
-            Some(limit) if count <= limit => {}
-            Some(limit) => {
-                return Err(self.refuse(
-                    operation,
-                    ErrorKind::OutOfBounds,
-                    format!("{count} elements, the provider takes {limit} at once"),
-                ));
-            }
-            None => {
-                return Err(self.refuse(
-                    operation,
-                    ErrorKind::NotSupported,
-                    format!("{:?} on {:?}", request.operation, request.datatype),
-                ));
-            }
-        }
-        self.check_local(operation, request.operand, Access::WRITE)?;
+        let limit = self.domain.atomic_limit(request.datatype, request.operation, form);
+        self.ensure(limit.is_some(), operation, ErrorKind::NotSupported, || {
+            format!("{:?} on {:?}", request.operation, request.datatype)
+        })?;
+        let limit = limit.unwrap_or(0);
+        self.ensure(count <= limit, operation, ErrorKind::OutOfBounds, || {
+            format!("{count} elements, the provider takes {limit} at once")
+        })?;
+        self.check_operand(operation, request, request.operand, Access::WRITE)?;
         // What brings the old value back reads it, whatever else it does.
         let needed = match (form, request.operation) {
             (_, AtomicOperation::Read) => Access::REMOTE_READ,

@@ -5,21 +5,16 @@
 //! pieces of regions whose bounds it knows, of which it wants to count as few references
 //! as keep the memory alive.
 
-use std::os::raw::c_void;
-
 use libfabric_sys as sys;
 
 use super::Endpoint;
-use super::post::{Options, keep_region};
-use super::rma::parts;
+use super::post::{AGAIN, Options};
 use super::vectors::Vectors;
 use crate::address::Peer;
 use crate::error::{ErrorKind, Result};
 use crate::flags::Access;
-use crate::memory::{MemoryRegion, RegionSlice, RemoteMemory};
+use crate::memory::{MemoryRegion, RemoteMemory};
 use crate::queue::{CompletionKind, CompletionQueue};
-
-const AGAIN: isize = -(sys::FI_EAGAIN as isize);
 
 /// A part of a region.
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +97,8 @@ impl Endpoint {
         if let Some(data) = data {
             self.check_data(operation, data)?;
         }
-        let peer = self.check_inject(operation, to, bytes.len())?;
+        self.check_injected(operation, bytes.len())?;
+        let peer = self.resolve(operation, to)?;
         self.check_target(operation, target, bytes.len())?;
         self.check_queue(operation, queue)?;
         let (address, key) = target.memory.address(target.offset);
@@ -120,107 +116,30 @@ impl Endpoint {
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
     }
 
-    /// Sends a few bytes that are copied at once; false if there is no room now.
+    /// Sends a few bytes that are copied at once, with a tag if there is one; false if there is no
+    /// room now.
     pub(crate) fn try_inject(
         &mut self,
         queue: &CompletionQueue,
         to: Peer,
         bytes: &[u8],
+        tag: Option<u64>,
     ) -> Result<bool> {
-        let operation = "fi_inject";
-        self.check_message(operation)?;
-        let peer = self.check_inject(operation, to, bytes.len())?;
-        self.check_queue(operation, queue)?;
-        let (pointer, length) = (bytes.as_ptr().cast(), bytes.len());
-        // SAFETY: the bytes are copied before the call returns.
-        let code = unsafe { sys::fi_inject(self.handle.as_ptr(), pointer, length, peer) };
-        if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
-    }
-
-    /// The same with a tag.
-    pub(crate) fn try_inject_tagged(
-        &mut self,
-        queue: &CompletionQueue,
-        to: Peer,
-        bytes: &[u8],
-        tag: u64,
-    ) -> Result<bool> {
-        let operation = "fi_tinject";
-        self.check_tagged(operation)?;
-        let peer = self.check_inject(operation, to, bytes.len())?;
+        let operation = if tag.is_some() { "fi_tinject" } else { "fi_inject" };
+        self.check_messages(operation, tag.is_some())?;
+        self.check_injected(operation, bytes.len())?;
+        let peer = self.resolve(operation, to)?;
         self.check_queue(operation, queue)?;
         let (pointer, length, endpoint) =
             (bytes.as_ptr().cast(), bytes.len(), self.handle.as_ptr());
         // SAFETY: the bytes are copied before the call returns.
-        let code = unsafe { sys::fi_tinject(endpoint, pointer, length, peer, tag) };
+        let code = unsafe {
+            match tag {
+                Some(tag) => sys::fi_tinject(endpoint, pointer, length, peer, tag),
+                None => sys::fi_inject(endpoint, pointer, length, peer),
+            }
+        };
         if code == 0 { Ok(true) } else { self.no_room(operation, to, code) }
-    }
-
-    /// As [`receive_tagged`](Self::receive_tagged), of exactly this tag; false if there is no
-    /// room now.
-    pub(crate) fn try_receive_tagged(
-        &mut self,
-        queue: &mut CompletionQueue,
-        into: &RegionSlice,
-        tag: u64,
-        options: &Options,
-    ) -> Result<bool> {
-        let operation = "fi_trecv";
-        self.check_tagged(operation)?;
-        self.check_local(operation, into, Access::RECEIVE)?;
-        let (pointer, length, descriptor) = parts(into);
-        self.post_receive(operation, queue, options, Some(into), |endpoint, context| {
-            let peer = sys::FI_ADDR_UNSPEC;
-            // SAFETY: the slot keeps the bytes alive until completion.
-            unsafe { sys::fi_trecv(endpoint, pointer, length, descriptor, peer, tag, 0, context) }
-        })
-    }
-
-    /// As [`receive`](Self::receive); false if there is no room now.
-    pub(crate) fn try_receive(
-        &mut self,
-        queue: &mut CompletionQueue,
-        into: &RegionSlice,
-        options: &Options,
-    ) -> Result<bool> {
-        self.check_message("fi_recv")?;
-        self.check_local("fi_recv", into, Access::RECEIVE)?;
-        let (pointer, length, descriptor) = parts(into);
-        self.post_receive("fi_recv", queue, options, Some(into), |endpoint, context| {
-            let peer = sys::FI_ADDR_UNSPEC;
-            // SAFETY: the slot keeps the bytes alive until completion.
-            unsafe { sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context) }
-        })
-    }
-
-    /// As [`receive_notice`](Self::receive_notice); false if there is no room now.
-    pub(crate) fn try_receive_notice(&mut self, queue: &mut CompletionQueue) -> Result<bool> {
-        self.check_message("fi_recv")?;
-        self.post_receive("fi_recv", queue, &Options::token(0), None, |endpoint, context| {
-            let (null, peer) = (std::ptr::null_mut(), sys::FI_ADDR_UNSPEC);
-            // SAFETY: no buffer.
-            unsafe { sys::direct::fi_recv(endpoint, null, 0, null, peer, context) }
-        })
-    }
-
-    fn post_receive(
-        &mut self,
-        operation: &'static str,
-        queue: &mut CompletionQueue,
-        options: &Options,
-        keep: Option<&RegionSlice>,
-        call: impl FnOnce(*mut sys::fid_ep, *mut c_void) -> isize,
-    ) -> Result<bool> {
-        let member = self.check_queue(operation, queue)?;
-        let slot = queue.take(member, CompletionKind::Receive, Peer::ANY, options.token)?;
-        let (id, context) = (slot.id(), slot.context());
-        let code = call(self.handle.as_ptr(), context);
-        if code == 0 {
-            keep.into_iter().for_each(|slice| keep_region(slot, slice));
-            return Ok(true);
-        }
-        queue.put_back(id.index);
-        self.no_room(operation, Peer::ANY, code)
     }
 
     #[inline]
@@ -230,29 +149,20 @@ impl Endpoint {
         target: Target<'_>,
         length: usize,
     ) -> Result<()> {
-        if !self.limits.has_rma {
-            return Err(self.no_rma(operation));
-        }
-        let memory = target.memory;
-        let fits = target.offset.checked_add(length as u64).is_some_and(|end| end <= memory.len());
-        if fits && memory.rights().contains(Access::REMOTE_WRITE) {
-            return Ok(());
-        }
-        let (kind, why) = if fits {
-            (ErrorKind::AccessDenied, "the remote region grants no writes".to_owned())
-        } else {
-            let why = format!(
-                "{length} bytes at {} of a remote region of {}",
-                target.offset,
-                memory.len()
-            );
-            (ErrorKind::OutOfBounds, why)
-        };
-        Err(self.refuse(operation, kind, why))
+        self.check_rma(operation)?;
+        let (memory, offset) = (target.memory, target.offset);
+        let fits = offset.checked_add(length as u64).is_some_and(|end| end <= memory.len());
+        self.ensure(fits, operation, ErrorKind::OutOfBounds, || {
+            format!("{length} bytes at {offset} of a remote region of {}", memory.len())
+        })?;
+        let is_granted = memory.rights().contains(Access::REMOTE_WRITE);
+        self.ensure(is_granted, operation, ErrorKind::AccessDenied, || {
+            "the remote region grants no writes".to_owned()
+        })
     }
 
     #[cold]
-    fn no_room(&self, operation: &'static str, to: Peer, code: isize) -> Result<bool> {
+    pub(super) fn no_room(&self, operation: &'static str, to: Peer, code: isize) -> Result<bool> {
         if code == AGAIN {
             return Ok(false);
         }

@@ -4,6 +4,8 @@
 //! comes early is the provider's affair: most keep it, without a bound, and some
 //! crash on thousands of them. Bound what is in flight by credits of your own.
 
+use std::os::raw::c_void;
+
 use libfabric_sys as sys;
 
 use super::Endpoint;
@@ -11,8 +13,8 @@ use super::post::{Options, Posting, keep_region};
 use super::rma::parts;
 use super::vectors::Vectors;
 use crate::address::Peer;
-use crate::error::{ErrorKind, Result};
-use crate::flags::Access;
+use crate::error::Result;
+use crate::flags::{Access, TransferFlags};
 use crate::memory::RegionSlice;
 use crate::queue::{CompletionKind, CompletionQueue, OperationId};
 
@@ -61,7 +63,9 @@ impl Endpoint {
         let operation = if tag.is_some() { "fi_tsendmsg" } else { "fi_send" };
         self.check_messages(operation, tag.is_some())?;
         self.check_length(operation, local.len())?;
-        self.check_injected(operation, &options, local.len())?;
+        if options.flags.contains(TransferFlags::INJECT) {
+            self.check_injected(operation, local.len())?;
+        }
         self.check_local(operation, local, Access::SEND)?;
         let peer = self.resolve(operation, to)?;
         let (pointer, length, descriptor) = parts(local);
@@ -165,47 +169,64 @@ impl Endpoint {
         tag_and_ignore: Option<(u64, u64)>,
         options: Options,
     ) -> Result<OperationId> {
-        let operation = if tag_and_ignore.is_some() { "fi_trecv" } else { "fi_recv" };
-        self.check_messages(operation, tag_and_ignore.is_some())?;
+        let (operation, call) = self.receiving(into, tag_and_ignore)?;
         self.check_no_flags(operation, &options)?;
-        let null = std::ptr::null_mut();
-        let (pointer, length, descriptor) = into.map_or((null, 0, null), parts);
-        if let Some(into) = into {
-            self.check_local(operation, into, Access::RECEIVE)?;
-        }
-        let peer = sys::FI_ADDR_UNSPEC;
         self.submit(
             Posting::new(operation, CompletionKind::Receive, Peer::ANY, &options),
             queue,
             |slot| into.into_iter().for_each(|into| keep_region(slot, into)),
-            #[allow(unsafe_code)]
-            // SAFETY: the slot keeps the range alive until completion, where there is one.
-            move |endpoint, context| unsafe {
-                match tag_and_ignore {
-                    Some((tag, ignore)) => sys::fi_trecv(
-                        endpoint, pointer, length, descriptor, peer, tag, ignore, context,
-                    ),
-                    None => {
-                        sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context)
-                    }
-                }
-            },
+            call,
         )
     }
 
-    #[inline]
-    fn check_messages(&self, operation: &'static str, tagged: bool) -> Result<()> {
-        if tagged { self.check_tagged(operation) } else { self.check_message(operation) }
+    /// As the calls above, the tag to be matched whole; false if there is no room now.
+    pub(crate) fn try_receive(
+        &mut self,
+        queue: &mut CompletionQueue,
+        into: Option<&RegionSlice>,
+        tag: Option<u64>,
+        token: u64,
+    ) -> Result<bool> {
+        let (operation, call) = self.receiving(into, tag.map(|tag| (tag, 0)))?;
+        let member = self.check_queue(operation, queue)?;
+        let slot = queue.take(member, CompletionKind::Receive, Peer::ANY, token)?;
+        let (id, context) = (slot.id(), slot.context());
+        let code = call(self.handle.as_ptr(), context);
+        if code == 0 {
+            into.into_iter().for_each(|into| keep_region(slot, into));
+            return Ok(true);
+        }
+        queue.put_back(id.index);
+        self.no_room(operation, Peer::ANY, code)
     }
 
-    pub(super) fn check_tagged(&self, operation: &'static str) -> Result<()> {
-        if self.limits.has_tagged {
-            return Ok(());
+    /// The call that posts a receive, checked, with its name. What it names is to be kept alive
+    /// until completion.
+    #[inline]
+    fn receiving(
+        &self,
+        into: Option<&RegionSlice>,
+        tag_and_ignore: Option<(u64, u64)>,
+    ) -> Result<(&'static str, impl Fn(*mut sys::fid_ep, *mut c_void) -> isize + Copy + use<>)>
+    {
+        let operation = if tag_and_ignore.is_some() { "fi_trecv" } else { "fi_recv" };
+        self.check_messages(operation, tag_and_ignore.is_some())?;
+        if let Some(into) = into {
+            self.check_local(operation, into, Access::RECEIVE)?;
         }
-        Err(self.refuse(
-            operation,
-            ErrorKind::NotSupported,
-            "the endpoint has no tagged messages: ask for Caps::TAGGED".to_owned(),
-        ))
+        let null = std::ptr::null_mut();
+        let (pointer, length, descriptor) = into.map_or((null, 0, null), parts);
+        let peer = sys::FI_ADDR_UNSPEC;
+        #[allow(unsafe_code)]
+        // SAFETY: whoever posts keeps the range alive until completion, where there is one.
+        let call = move |endpoint, context| unsafe {
+            match tag_and_ignore {
+                Some((tag, ignore)) => {
+                    sys::fi_trecv(endpoint, pointer, length, descriptor, peer, tag, ignore, context)
+                }
+                None => sys::direct::fi_recv(endpoint, pointer, length, descriptor, peer, context),
+            }
+        };
+        Ok((operation, call))
     }
 }

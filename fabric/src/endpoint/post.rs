@@ -16,7 +16,7 @@ use libfabric_sys as sys;
 use super::Endpoint;
 use crate::address::Peer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::flags::{Access, TransferFlags};
+use crate::flags::{Access, TransferFlags, names};
 use crate::memory::{RegionSlice, RemoteSlice};
 use crate::queue::{CompletionKind, CompletionQueue, OperationId, Slot};
 use crate::waiting::{Backoff, Deadline};
@@ -122,7 +122,7 @@ impl Posting {
     }
 }
 
-const AGAIN: isize = -(sys::FI_EAGAIN as isize);
+pub(super) const AGAIN: isize = -(sys::FI_EAGAIN as isize);
 
 impl Endpoint {
     /// The provider's number for a peer.
@@ -144,19 +144,24 @@ impl Endpoint {
         self.domain.blame(Error::new(kind, operation, why))
     }
 
+    /// An error with this reason, unless it is so.
+    #[inline]
+    pub(super) fn ensure(
+        &self,
+        is_so: bool,
+        operation: &'static str,
+        kind: ErrorKind,
+        why: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if is_so { Ok(()) } else { Err(self.refuse(operation, kind, why())) }
+    }
+
     #[inline]
     pub(super) fn check_length(&self, operation: &'static str, length: usize) -> Result<()> {
-        if length > self.limits.max_message {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::Truncated,
-                format!(
-                    "{length} bytes, the provider moves at most {} at once",
-                    self.limits.max_message
-                ),
-            ));
-        }
-        Ok(())
+        let most = self.limits.max_message;
+        self.ensure(length <= most, operation, ErrorKind::Truncated, || {
+            format!("{length} bytes, the provider moves at most {most} at once")
+        })
     }
 
     #[inline]
@@ -166,39 +171,24 @@ impl Endpoint {
         slice: &RegionSlice,
         needed: Access,
     ) -> Result<()> {
-        if !slice.access().contains(needed) {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::AccessDenied,
-                format!(
-                    "the local region was registered for {}, not for {}",
-                    crate::flags::names(&slice.access()).join(", "),
-                    crate::flags::names(&needed).join(", ")
-                ),
-            ));
-        }
-        if !slice.is_in(&self.domain) {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::InvalidArgument,
-                "the local region is registered with another domain".to_owned(),
-            ));
-        }
-        Ok(())
+        let access = slice.access();
+        self.ensure(access.contains(needed), operation, ErrorKind::AccessDenied, || {
+            format!(
+                "the local region was registered for {}, not for {}",
+                names(&access).join(", "),
+                names(&needed).join(", ")
+            )
+        })?;
+        self.ensure(slice.is_in(&self.domain), operation, ErrorKind::InvalidArgument, || {
+            "the local region is registered with another domain".to_owned()
+        })
     }
 
     #[inline]
-    pub(super) fn check_remote(
-        &self,
-        operation: &'static str,
-        remote: &RemoteSlice,
-        length: usize,
-        needed: Access,
-    ) -> Result<()> {
-        if !self.limits.has_rma {
-            return Err(self.no_rma(operation));
-        }
-        self.check_range(operation, remote, length, needed)
+    pub(super) fn check_rma(&self, operation: &'static str) -> Result<()> {
+        self.ensure(self.limits.has_rma, operation, ErrorKind::NotSupported, || {
+            "the endpoint has no one-sided operations".to_owned()
+        })
     }
 
     /// What reads, writes and atomics want of what they are directed to.
@@ -210,71 +200,46 @@ impl Endpoint {
         length: usize,
         needed: Access,
     ) -> Result<()> {
-        if length as u64 > remote.length {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::OutOfBounds,
-                format!("{length} bytes do not fit a remote range of {}", remote.length),
-            ));
-        }
-        if !remote.rights.contains(needed) {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::AccessDenied,
-                format!(
-                    "the remote region grants {}, not {}",
-                    crate::flags::names(&remote.rights).join(", "),
-                    crate::flags::names(&needed).join(", ")
-                ),
-            ));
-        }
-        Ok(())
+        self.ensure(length as u64 <= remote.length, operation, ErrorKind::OutOfBounds, || {
+            format!("{length} bytes do not fit a remote range of {}", remote.length)
+        })?;
+        self.ensure(remote.rights.contains(needed), operation, ErrorKind::AccessDenied, || {
+            format!(
+                "the remote region grants {}, not {}",
+                names(&remote.rights).join(", "),
+                names(&needed).join(", ")
+            )
+        })
     }
 
     /// Providers copy what is injected into room of a fixed size, and not all look.
     #[inline]
-    pub(super) fn check_injected(
-        &self,
-        operation: &'static str,
-        options: &Options,
-        length: usize,
-    ) -> Result<()> {
-        if options.flags.contains(TransferFlags::INJECT) && length > self.limits.inject_size {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::Truncated,
-                format!("{length} bytes, the provider injects at most {}", self.limits.inject_size),
-            ));
-        }
-        Ok(())
+    pub(super) fn check_injected(&self, operation: &'static str, length: usize) -> Result<()> {
+        let most = self.limits.inject_size;
+        self.ensure(length <= most, operation, ErrorKind::Truncated, || {
+            format!("{length} bytes, the provider injects at most {most}")
+        })
     }
 
     /// For operations that libfabric has no form with flags of.
     #[inline]
     pub(super) fn check_no_flags(&self, operation: &'static str, options: &Options) -> Result<()> {
-        if options.flags.is_empty() {
-            return Ok(());
-        }
-        Err(self.refuse(
-            operation,
-            ErrorKind::InvalidArgument,
-            format!("flags {}: it takes none", crate::flags::names(&options.flags).join(", ")),
-        ))
+        let flags = options.flags;
+        self.ensure(flags.is_empty(), operation, ErrorKind::InvalidArgument, || {
+            format!("flags {}: it takes none", names(&flags).join(", "))
+        })
     }
 
-    /// Does the endpoint have two-sided messages?
+    /// Does the endpoint have two-sided messages, with tags or without?
     #[inline]
-    pub(super) fn check_message(&self, operation: &'static str) -> Result<()> {
-        if self.limits.has_message {
-            return Ok(());
-        }
-        Err(self.refuse(
-            operation,
-            ErrorKind::NotSupported,
-            "the endpoint has no messages: ask for Caps::MESSAGE (a provider that is known to lose \
-             them has none)"
+    pub(super) fn check_messages(&self, operation: &'static str, tagged: bool) -> Result<()> {
+        let has_them = if tagged { self.limits.has_tagged } else { self.limits.has_message };
+        self.ensure(has_them, operation, ErrorKind::NotSupported, || match tagged {
+            true => "the endpoint has no tagged messages: ask for Caps::TAGGED".to_owned(),
+            false => "the endpoint has no messages: ask for Caps::MESSAGE (a provider that is \
+                      known to lose them has none)"
                 .to_owned(),
-        ))
+        })
     }
 
     /// Refuses immediates of writes where there are none (some providers would
@@ -282,20 +247,11 @@ impl Endpoint {
     #[inline]
     pub(super) fn check_data(&self, operation: &'static str, data: u64) -> Result<()> {
         let mask = self.limits.immediate_mask;
-        if mask != 0 && data & !mask == 0 {
-            return Ok(());
-        }
-        Err(match mask {
-            0 => self.refuse(
-                operation,
-                ErrorKind::NotSupported,
-                "the provider carries no immediates with this operation".to_owned(),
-            ),
-            mask => self.refuse(
-                operation,
-                ErrorKind::OutOfBounds,
-                format!("immediate {data:#x} is wider than the provider carries (mask {mask:#x})"),
-            ),
+        self.ensure(mask != 0, operation, ErrorKind::NotSupported, || {
+            "the provider carries no immediates with this operation".to_owned()
+        })?;
+        self.ensure(data & !mask == 0, operation, ErrorKind::OutOfBounds, || {
+            format!("immediate {data:#x} is wider than the provider carries (mask {mask:#x})")
         })
     }
 
@@ -305,14 +261,11 @@ impl Endpoint {
         operation: &'static str,
         queue: &CompletionQueue,
     ) -> Result<u32> {
-        if queue.is(&self.attached.queue) {
-            return Ok(self.attached.number);
-        }
-        Err(self.refuse(
-            operation,
-            ErrorKind::InvalidArgument,
-            "the endpoint reports to another completion queue".to_owned(),
-        ))
+        let is_ours = queue.is(&self.attached.queue);
+        self.ensure(is_ours, operation, ErrorKind::InvalidArgument, || {
+            "the endpoint reports to another completion queue".to_owned()
+        })?;
+        Ok(self.attached.number)
     }
 
     /// Takes a slot, calls the provider until it takes the operation, and lets

@@ -18,8 +18,8 @@ use super::Endpoint;
 use super::post::{Options, Posting, keep_mapping, keep_region};
 use super::vectors::Vectors;
 use crate::address::Peer;
-use crate::error::{ErrorKind, Result};
-use crate::flags::Access;
+use crate::error::Result;
+use crate::flags::{Access, TransferFlags};
 use crate::memory::{RegionSlice, RemoteSlice};
 use crate::queue::{CompletionKind, CompletionQueue, OperationId};
 
@@ -137,9 +137,12 @@ impl Endpoint {
             Transfer::Read => ("fi_read", CompletionKind::Read, Access::READ, Access::REMOTE_READ),
         };
         self.check_length(operation, local.len())?;
-        self.check_injected(operation, &options, local.len())?;
+        if options.flags.contains(TransferFlags::INJECT) {
+            self.check_injected(operation, local.len())?;
+        }
         self.check_local(operation, local, here)?;
-        self.check_remote(operation, remote, local.len(), there)?;
+        self.check_rma(operation)?;
+        self.check_range(operation, remote, local.len(), there)?;
         let peer = self.resolve(operation, with)?;
         let (pointer, length, descriptor) = parts(local);
         let (address, key) = (remote.address, remote.key);
@@ -187,32 +190,6 @@ impl Endpoint {
                 }
             },
         )
-    }
-
-    #[cold]
-    pub(super) fn no_rma(&self, operation: &'static str) -> crate::Error {
-        self.refuse(
-            operation,
-            ErrorKind::NotSupported,
-            "the endpoint has no one-sided operations".to_owned(),
-        )
-    }
-
-    #[inline]
-    pub(super) fn check_inject(
-        &self,
-        operation: &'static str,
-        to: Peer,
-        length: usize,
-    ) -> Result<u64> {
-        if length > self.limits.inject_size {
-            return Err(self.refuse(
-                operation,
-                ErrorKind::Truncated,
-                format!("{length} bytes, the provider injects at most {}", self.limits.inject_size),
-            ));
-        }
-        self.resolve(operation, to)
     }
 }
 

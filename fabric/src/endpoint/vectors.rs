@@ -43,14 +43,13 @@ impl Vectors {
             vectors.descriptors[at] = region.descriptor;
             vectors.length += piece.length;
         }
-        if is_good {
-            return Ok(vectors);
-        }
-        Err(endpoint.refuse(
-            operation,
-            ErrorKind::InvalidArgument,
-            format!("what is written from are 1 to {limit} pieces of regions, each inside of one of this domain that may be written from"),
-        ))
+        endpoint.ensure(is_good, operation, ErrorKind::InvalidArgument, || {
+            format!(
+                "what is written from are 1 to {limit} pieces of regions, each inside of one of \
+                 this domain that may be written from"
+            )
+        })?;
+        Ok(vectors)
     }
 
     /// One buffer; the caller has checked it.

@@ -5,7 +5,7 @@ use super::memory::{Site, activate};
 use super::notify::{NOTICE, Notify, TAG, has_tags};
 use crate::{
     Access, Completion, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
-    MemoryRegion, Options, Result,
+    MemoryRegion, Result,
 };
 
 /// Messages that may have arrived and not been looked at: as many as two rings have chunks on
@@ -82,7 +82,7 @@ impl Board {
 
     fn post_missing(&mut self, endpoint: &mut Endpoint, queue: &mut CompletionQueue) -> Result<()> {
         while self.missing > 0 {
-            if !endpoint.try_receive_notice(queue)? {
+            if !endpoint.try_receive(queue, None, None, 0)? {
                 return Ok(());
             }
             self.missing -= 1;
@@ -91,12 +91,8 @@ impl Board {
         while let Some(place) = self.unposted.last().copied() {
             let at = usize::from(place) * STRIDE;
             let into = region.slice(at..at + NOTICE)?;
-            let options = Options::token(TOKEN | u64::from(place));
-            let is_posted = match self.tagged {
-                true => endpoint.try_receive_tagged(queue, &into, TAG, &options)?,
-                false => endpoint.try_receive(queue, &into, &options)?,
-            };
-            if !is_posted {
+            let (tag, token) = (self.tagged.then_some(TAG), TOKEN | u64::from(place));
+            if !endpoint.try_receive(queue, Some(&into), tag, token)? {
                 return Ok(());
             }
             self.unposted.pop();

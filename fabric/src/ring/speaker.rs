@@ -66,10 +66,10 @@ impl Speaker {
     ) -> Result<bool> {
         match self.form {
             Notify::Immediate => self.write(endpoint, queue, &[0; 8], Some(bits.into())),
-            Notify::Message if self.tagged => {
-                endpoint.try_inject_tagged(queue, self.peer, &bits.to_le_bytes(), TAG)
+            Notify::Message => {
+                let tag = self.tagged.then_some(TAG);
+                endpoint.try_inject(queue, self.peer, &bits.to_le_bytes(), tag)
             }
-            Notify::Message => endpoint.try_inject(queue, self.peer, &bits.to_le_bytes()),
             Notify::Polling => Ok(true),
         }
     }
