@@ -87,30 +87,10 @@ impl fmt::Display for ChannelError {
     }
 }
 
-/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+/// The same text, since that is what a program shows whose `main` returns it.
 impl fmt::Debug for ChannelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !f.alternate() {
-            return fmt::Display::fmt(self, f);
-        }
-        match self {
-            Self::System { call, path, cause } => {
-                let mut fields = f.debug_struct("System");
-                fields.field("call", call).field("path", path).field("cause", cause).finish()
-            }
-            Self::DeadlineExceeded { waiting_for } => {
-                let mut fields = f.debug_struct("DeadlineExceeded");
-                fields.field("waiting_for", waiting_for).finish()
-            }
-            Self::Closed => f.write_str("Closed"),
-            Self::TooManyOnTheirWay => f.write_str("TooManyOnTheirWay"),
-            Self::TooLong { length, most } => {
-                let mut fields = f.debug_struct("TooLong");
-                fields.field("length", length).field("most", most).finish()
-            }
-            Self::InUse(path) => f.debug_tuple("InUse").field(path).finish(),
-            Self::InvalidPath(path) => f.debug_tuple("InvalidPath").field(path).finish(),
-        }
+        fmt::Display::fmt(self, f)
     }
 }
 

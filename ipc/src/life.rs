@@ -12,10 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Once, PoisonError, RwLock};
-use std::time::{Duration, Instant};
 
 use crate::participant::{Fate, Participant};
-use crate::patience::deadline;
 use crate::words::Words;
 
 /// Stands for a process, this one or another.
@@ -70,31 +68,9 @@ impl Life {
     /// Is the process gone?
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.poll(0)
-    }
-
-    /// Waits for its end; false if it still lives then.
-    #[must_use]
-    pub fn wait(&self, longest: Duration) -> bool {
-        let end = deadline(longest);
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            let milliseconds = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
-            if self.poll(milliseconds) {
-                return true;
-            }
-            if left.is_zero() {
-                return false;
-            }
-        }
-    }
-
-    fn poll(&self, milliseconds: i32) -> bool {
         let mut entry = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one valid entry. An interruption looks like "still there": so it was.
-        unsafe {
-            libc::poll(&raw mut entry, 1, milliseconds) == 1 && entry.revents & libc::POLLIN != 0
-        }
+        unsafe { libc::poll(&raw mut entry, 1, 0) == 1 && entry.revents & libc::POLLIN != 0 }
     }
 }
 
@@ -347,6 +323,8 @@ impl<W: Words> Fate for Roster<W> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::words::LocalWords;
 

@@ -112,27 +112,10 @@ impl fmt::Display for SegmentError {
     }
 }
 
-/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+/// The same text, since that is what a program shows whose `main` returns it.
 impl fmt::Debug for SegmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !f.alternate() {
-            return fmt::Display::fmt(self, f);
-        }
-        match self {
-            Self::System { call, length, cause } => {
-                let mut fields = f.debug_struct("System");
-                fields.field("call", call).field("length", length).field("cause", cause).finish()
-            }
-            Self::NotASegment { why } => {
-                let mut fields = f.debug_struct("NotASegment");
-                fields.field("why", why).finish()
-            }
-            Self::OtherLayout { expected, found } => {
-                let mut fields = f.debug_struct("OtherLayout");
-                fields.field("expected", expected).field("found", found).finish()
-            }
-            Self::NotReady => f.write_str("NotReady"),
-        }
+        fmt::Display::fmt(self, f)
     }
 }
 

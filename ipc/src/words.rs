@@ -86,77 +86,82 @@ fn space_out() {
     }
 }
 
+/// What words do that lie in others, all but their number: where `$at` is, those have `$place`.
+macro_rules! words_of_words {
+    (|$self:ident, $at:ident| $words:expr, $place:expr) => {
+        #[inline]
+        fn load(&$self, $at: usize, order: Ordering) -> u64 {
+            $words.load($place, order)
+        }
+        #[inline]
+        #[track_caller]
+        fn store(&$self, $at: usize, value: u64, order: Ordering) {
+            $words.store($place, value, order);
+        }
+        #[inline]
+        #[track_caller]
+        fn compare_exchange(&$self, $at: usize, current: u64, new: u64) -> Result<u64, u64> {
+            $words.compare_exchange($place, current, new)
+        }
+        #[inline]
+        #[track_caller]
+        fn swap(&$self, $at: usize, value: u64) -> u64 {
+            $words.swap($place, value)
+        }
+        #[inline]
+        #[track_caller]
+        fn fetch_and(&$self, $at: usize, bits: u64) -> u64 {
+            $words.fetch_and($place, bits)
+        }
+        #[inline]
+        #[track_caller]
+        fn fetch_or(&$self, $at: usize, bits: u64) -> u64 {
+            $words.fetch_or($place, bits)
+        }
+        #[inline]
+        #[track_caller]
+        fn fetch_add(&$self, $at: usize, value: u64) -> u64 {
+            $words.fetch_add($place, value)
+        }
+        #[inline]
+        fn will_write(&$self, $at: usize) {
+            $words.will_write($place);
+        }
+        fn sleep(&$self, $at: usize, low: u32, longest: Duration) {
+            $words.sleep($place, low, longest);
+        }
+        fn wake(&$self, $at: usize, how_many: u32) {
+            $words.wake($place, how_many);
+        }
+        #[inline]
+        fn pause(&$self) {
+            $words.pause();
+        }
+        #[inline]
+        fn rest(&$self, how_long: u32) {
+            $words.rest(how_long);
+        }
+        #[inline]
+        fn now(&$self) -> Instant {
+            $words.now()
+        }
+        #[inline]
+        fn fence(&$self) {
+            $words.fence();
+        }
+        #[inline]
+        fn fence_loads(&$self) {
+            $words.fence_loads();
+        }
+    };
+}
+
 impl<W: Words + ?Sized> Words for &W {
     #[inline]
     fn count(&self) -> usize {
         (**self).count()
     }
-    #[inline]
-    fn load(&self, at: usize, order: Ordering) -> u64 {
-        (**self).load(at, order)
-    }
-    #[inline]
-    #[track_caller]
-    fn store(&self, at: usize, value: u64, order: Ordering) {
-        (**self).store(at, value, order);
-    }
-    #[inline]
-    #[track_caller]
-    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
-        (**self).compare_exchange(at, current, new)
-    }
-    #[inline]
-    #[track_caller]
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        (**self).swap(at, value)
-    }
-    #[inline]
-    #[track_caller]
-    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
-        (**self).fetch_and(at, bits)
-    }
-    #[inline]
-    #[track_caller]
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        (**self).fetch_or(at, bits)
-    }
-    #[inline]
-    #[track_caller]
-    fn fetch_add(&self, at: usize, value: u64) -> u64 {
-        (**self).fetch_add(at, value)
-    }
-    #[inline]
-    fn will_write(&self, at: usize) {
-        (**self).will_write(at);
-    }
-    #[inline]
-    fn sleep(&self, at: usize, low: u32, longest: Duration) {
-        (**self).sleep(at, low, longest);
-    }
-    #[inline]
-    fn wake(&self, at: usize, how_many: u32) {
-        (**self).wake(at, how_many);
-    }
-    #[inline]
-    fn pause(&self) {
-        (**self).pause();
-    }
-    #[inline]
-    fn rest(&self, how_long: u32) {
-        (**self).rest(how_long);
-    }
-    #[inline]
-    fn now(&self) -> Instant {
-        (**self).now()
-    }
-    #[inline]
-    fn fence(&self) {
-        (**self).fence();
-    }
-    #[inline]
-    fn fence_loads(&self) {
-        (**self).fence_loads();
-    }
+    words_of_words!(|self, at| (**self), at);
 }
 
 /// Words of this process alone: for tests, and for structures that are not shared.
@@ -305,70 +310,7 @@ impl<W: Words> Words for Part<W> {
     fn count(&self) -> usize {
         self.count
     }
-    #[inline]
-    fn load(&self, at: usize, order: Ordering) -> u64 {
-        self.words.load(self.at(at), order)
-    }
-    #[inline]
-    #[track_caller]
-    fn store(&self, at: usize, value: u64, order: Ordering) {
-        self.words.store(self.at(at), value, order);
-    }
-    #[inline]
-    #[track_caller]
-    fn compare_exchange(&self, at: usize, current: u64, new: u64) -> Result<u64, u64> {
-        self.words.compare_exchange(self.at(at), current, new)
-    }
-    #[inline]
-    #[track_caller]
-    fn swap(&self, at: usize, value: u64) -> u64 {
-        self.words.swap(self.at(at), value)
-    }
-    #[inline]
-    #[track_caller]
-    fn fetch_and(&self, at: usize, bits: u64) -> u64 {
-        self.words.fetch_and(self.at(at), bits)
-    }
-    #[inline]
-    #[track_caller]
-    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
-        self.words.fetch_or(self.at(at), bits)
-    }
-    #[inline]
-    #[track_caller]
-    fn fetch_add(&self, at: usize, value: u64) -> u64 {
-        self.words.fetch_add(self.at(at), value)
-    }
-    #[inline]
-    fn will_write(&self, at: usize) {
-        self.words.will_write(self.at(at));
-    }
-    fn sleep(&self, at: usize, low: u32, longest: Duration) {
-        self.words.sleep(self.at(at), low, longest);
-    }
-    fn wake(&self, at: usize, how_many: u32) {
-        self.words.wake(self.at(at), how_many);
-    }
-    #[inline]
-    fn pause(&self) {
-        self.words.pause();
-    }
-    #[inline]
-    fn rest(&self, how_long: u32) {
-        self.words.rest(how_long);
-    }
-    #[inline]
-    fn now(&self) -> Instant {
-        self.words.now()
-    }
-    #[inline]
-    fn fence(&self) {
-        self.words.fence();
-    }
-    #[inline]
-    fn fence_loads(&self) {
-        self.words.fence_loads();
-    }
+    words_of_words!(|self, at| self.words, self.at(at));
 }
 
 impl<W: KernelWords> KernelWords for Part<W> {

@@ -228,46 +228,10 @@ impl fmt::Display for AllocatorError {
     }
 }
 
-/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+/// The same text, since that is what a program shows whose `main` returns it.
 impl fmt::Debug for AllocatorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !f.alternate() {
-            return fmt::Display::fmt(self, f);
-        }
-        match self {
-            Self::OutOfMemory { wanted, free, largest_free } => {
-                let mut fields = f.debug_struct("OutOfMemory");
-                fields
-                    .field("wanted", wanted)
-                    .field("free", free)
-                    .field("largest_free", largest_free)
-                    .finish()
-            }
-            Self::OutOfBlocks { most } => {
-                let mut fields = f.debug_struct("OutOfBlocks");
-                fields.field("most", most).finish()
-            }
-            Self::InvalidSize { bytes, alignment } => {
-                let mut fields = f.debug_struct("InvalidSize");
-                fields.field("bytes", bytes).field("alignment", alignment).finish()
-            }
-            Self::Stale(block) => f.debug_tuple("Stale").field(block).finish(),
-            Self::NotYours { block, owner } => {
-                let mut fields = f.debug_struct("NotYours");
-                fields.field("block", block).field("owner", owner).finish()
-            }
-            Self::InvalidExtent { offset, length } => {
-                let mut fields = f.debug_struct("InvalidExtent");
-                fields.field("offset", offset).field("length", length).finish()
-            }
-            Self::Held(held) => f.debug_tuple("Held").field(held).finish(),
-            Self::NotAnAllocator { why } => {
-                let mut fields = f.debug_struct("NotAnAllocator");
-                fields.field("why", why).finish()
-            }
-            Self::Corrupt => f.write_str("Corrupt"),
-            Self::Forked => f.write_str("Forked"),
-        }
+        fmt::Display::fmt(self, f)
     }
 }
 

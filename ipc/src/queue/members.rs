@@ -192,12 +192,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         seat: Seat,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
-        let is_meant = |name| name & !LEAVING == seat.name;
-        if self.remove(caller, seat.place, is_meant, Place::Freed, dispose)? {
-            Ok(())
-        } else {
-            Err(QueueError::NotSubscribed)
-        }
+        self.end(caller, seat, Place::Freed, dispose)
     }
 
     /// Takes all that it has from a subscription that is another's, who lives and may be in the
@@ -218,12 +213,19 @@ impl<W: Words, const E: usize> Queue<W, E> {
         seat: Seat,
         dispose: impl FnMut([u64; E]),
     ) -> Result<()> {
+        self.end(caller, seat, Place::Kept, dispose)
+    }
+
+    fn end(
+        &self,
+        caller: &Caller<'_>,
+        seat: Seat,
+        then: Place,
+        dispose: impl FnMut([u64; E]),
+    ) -> Result<()> {
         let is_meant = |name| name & !LEAVING == seat.name;
-        if self.remove(caller, seat.place, is_meant, Place::Kept, dispose)? {
-            Ok(())
-        } else {
-            Err(QueueError::NotSubscribed)
-        }
+        let is_removed = self.remove(caller, seat.place, is_meant, then, dispose)?;
+        if is_removed { Ok(()) } else { Err(QueueError::NotSubscribed) }
     }
 
     /// Removes all subscriptions of a participant, who is dead; gives how many there were. May

@@ -135,24 +135,10 @@ impl fmt::Display for QueueError {
     }
 }
 
-/// For people, since that is what a program shows whose `main` returns it; with `{:#?}`, its fields.
+/// The same text, since that is what a program shows whose `main` returns it.
 impl fmt::Debug for QueueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !f.alternate() {
-            return fmt::Display::fmt(self, f);
-        }
-        match self {
-            Self::Full => f.write_str("Full"),
-            Self::NoSubscribers => f.write_str("NoSubscribers"),
-            Self::TooManySubscribers => f.write_str("TooManySubscribers"),
-            Self::NotSubscribed => f.write_str("NotSubscribed"),
-            Self::Held(held) => f.debug_tuple("Held").field(held).finish(),
-            Self::Forked => f.write_str("Forked"),
-            Self::NotAQueue { why } => {
-                let mut fields = f.debug_struct("NotAQueue");
-                fields.field("why", why).finish()
-            }
-        }
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -256,12 +242,6 @@ impl<W: Words, const E: usize> Queue<W, E> {
         Self { weight, ..self }
     }
 
-    /// Entries that may be waiting to be read.
-    #[must_use]
-    pub fn depth(&self) -> u32 {
-        self.depth as u32
-    }
-
     /// Entries that were ever published, with positions that were skipped.
     #[must_use]
     pub fn position(&self) -> u64 {
@@ -287,11 +267,6 @@ impl<W: Words, const E: usize> Queue<W, E> {
     #[must_use]
     pub fn subscribers(&self) -> u32 {
         self.active().count_ones()
-    }
-
-    /// Who subscribes, by place.
-    pub fn members(&self) -> impl Iterator<Item = (u32, Option<Participant>)> {
-        self.seats().map(|seat| (seat.place(), seat.who()))
     }
 
     /// All subscriptions, by place.

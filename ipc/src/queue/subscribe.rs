@@ -39,12 +39,6 @@ impl Seat {
     pub fn to_bits(self) -> u64 {
         self.name
     }
-
-    /// The how manieth subscription to the queue it is.
-    #[must_use]
-    pub fn serial(self) -> u32 {
-        (self.name >> 32) as u32
-    }
 }
 
 /// One who reads. It belongs to one process, and to one thread at a time: in a child that
