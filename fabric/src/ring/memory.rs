@@ -49,15 +49,6 @@ pub(super) struct RingMemory {
 }
 
 impl RingMemory {
-    /// Fresh host memory.
-    pub(super) fn host(endpoint: &Endpoint, shape: Shape) -> Result<Self> {
-        let capacity = usize::try_from(shape.capacity()).map_err(|_| {
-            let detail = "larger than this machine can address";
-            Error::new(ErrorKind::InvalidArgument, "opening a ring", detail)
-        })?;
-        Self::over(&[Site::of(endpoint)], shape, HostMemory::zeroed(capacity)?)
-    }
-
     /// Memory that somebody made: of a device, or shared. To be written through the endpoints at
     /// all of these sites, of which there is at least one.
     pub(super) fn over(sites: &[Site<'_>], shape: Shape, memory: impl Memory) -> Result<Self> {

@@ -14,7 +14,6 @@ use super::writer::Chunk;
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is not released is never written again"]
 pub struct Span {
-    epoch: u32,
     sequence: u64,
 }
 
@@ -295,7 +294,7 @@ impl Reader {
         }
         self.arrived[word] &= !bit;
         self.taken.push_back((end, false));
-        let span = Span { epoch: self.epoch, sequence: self.sequence };
+        let span = Span { sequence: self.sequence };
         self.next = end;
         self.sequence += 1;
         self.received += u64::from(header.payload);
@@ -311,10 +310,6 @@ impl Reader {
 
     /// The bytes of a span are not needed any more. In any order.
     pub fn release(&mut self, span: Span) {
-        // Of an epoch that is over: there is nobody to tell.
-        if span.epoch != self.epoch {
-            return;
-        }
         let first = self.sequence - self.taken.len() as u64;
         let place = span.sequence.checked_sub(first).map(|place| place as usize);
         if let Some((_, is_released)) = place.and_then(|place| self.taken.get_mut(place)) {
@@ -341,7 +336,7 @@ impl Reader {
     pub fn release_first(&mut self) {
         let Range { start, end } = self.unreleased();
         if start < end {
-            self.release(Span { epoch: self.epoch, sequence: start });
+            self.release(Span { sequence: start });
         }
     }
 
@@ -419,21 +414,6 @@ impl Reader {
     #[must_use]
     pub fn ignored(&self) -> (u64, u64) {
         (self.duplicates, self.strangers)
-    }
-
-    /// After the connection was lost: an empty ring, in fresh memory, in a later epoch. A
-    /// message that came in part is forgotten. Gives how many came whole: what the
-    /// writer has to know. Spans of the old memory need not be released any more.
-    pub fn restart(&mut self, epoch: u32) -> u64 {
-        self.epoch = epoch;
-        (self.head, self.told, self.next, self.sequence) = (0, 0, 0, 0);
-        self.arrived.fill(0);
-        self.taken.clear();
-        self.untold = 0;
-        self.received = 0;
-        self.announced = None;
-        self.ends = None;
-        self.message
     }
 
     /// Number, word and bit of a chunk.

@@ -39,7 +39,7 @@ impl RingOptions {
     }
 }
 
-/// What a receiver did so far, over all epochs.
+/// What a receiver did so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ReceiverStatistics {
     /// Messages that came whole.
@@ -67,8 +67,6 @@ pub struct RingReceiver {
     born: u32,
     form: Notify,
     memory: Arc<RingMemory>,
-    /// Memory of epochs that are over: a late write may still land there.
-    past: Vec<Arc<RingMemory>>,
     /// Tells what was released, once the writer said where to.
     writer: Option<Speaker>,
     /// Credit that the provider had no room for.
@@ -88,28 +86,14 @@ pub struct RingReceiver {
 }
 
 impl RingReceiver {
-    /// A ring in fresh memory, known by this number among those of the endpoint.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for a capacity that no ring has, `NotSupported` where the provider
-    /// cannot do what is asked for, or if the memory cannot be had or registered.
-    pub(super) fn open(
-        endpoint: &Endpoint,
-        ring: u16,
-        epoch: u32,
-        options: &RingOptions,
-    ) -> Result<Self> {
-        let shape = shape_of(endpoint, ring, options, MemoryKind::Host)?;
-        let memory = RingMemory::host(endpoint, shape)?;
-        Ok(Self::with(memory, epoch, options))
-    }
-
-    /// The same in memory that the caller made: of a device, or shared with other processes. To be
+    /// A ring in memory that the caller made, known by this number among those of the endpoint. To be
     /// written through that endpoint, and those of further sites.
     ///
     /// # Errors
-    /// As [`open`](Self::open); `OutOfBounds` if the memory is too small.
-    pub(super) fn open_over(
+    /// `InvalidArgument` for a capacity that no ring has, `NotSupported` where the provider
+    /// cannot do what is asked for, `OutOfBounds` if the memory is too small, or if it cannot be
+    /// registered.
+    pub(super) fn open(
         endpoint: &Endpoint,
         further: &[Site<'_>],
         (ring, epoch): (u16, u32),
@@ -120,16 +104,11 @@ impl RingReceiver {
         let sites: Vec<_> =
             std::iter::once(Site::of(endpoint)).chain(further.iter().copied()).collect();
         let memory = RingMemory::over(&sites, shape, memory)?;
-        Ok(Self::with(memory, epoch, options))
-    }
-
-    fn with(memory: RingMemory, epoch: u32, options: &RingOptions) -> Self {
-        Self {
+        Ok(Self {
             reader: Reader::new(memory.shape, epoch, options.watermark).after(options.whole),
             born: epoch,
             form: options.notify,
             memory: Arc::new(memory),
-            past: Vec::new(),
             writer: None,
             is_credit_unsent: false,
             told_again: 0,
@@ -139,7 +118,7 @@ impl RingReceiver {
             is_closing: false,
             owes_gone: false,
             is_listed: false,
-        }
+        })
     }
 
     /// What the writer has to know; with where notices without a chunk go, for each lane.
@@ -202,63 +181,16 @@ impl RingReceiver {
         Ok(())
     }
 
-    /// After the connection was lost: a later epoch, in fresh memory with fresh keys. Messages
-    /// that came in part are forgotten, and come again. What was written by the old
-    /// connection and comes late lands in the old memory, which is kept for that.
-    pub(super) fn reopen(&mut self, endpoint: &Endpoint, epoch: u32) -> Result<()> {
-        let kind = self.memory.region.kind();
-        if kind.is_device() {
-            let detail = format!("the ring lies in {kind} memory, which only the caller can make");
-            return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring again", detail));
-        }
-        let memory = RingMemory::host(endpoint, self.reader.shape())?;
-        self.restart(epoch, memory);
-        Ok(())
-    }
-
-    /// The same in memory that the caller made.
-    pub(super) fn reopen_over(
-        &mut self,
-        endpoint: &Endpoint,
-        epoch: u32,
-        memory: impl Memory,
-    ) -> Result<()> {
-        let shape = self.reader.shape();
-        if memory.kind().is_device() != self.memory.region.kind().is_device() {
-            let detail = format!("in {} memory it would be laid out otherwise", memory.kind());
-            return Err(Error::new(ErrorKind::InvalidArgument, "opening a ring again", detail));
-        }
-        let memory = RingMemory::over(&[Site::of(endpoint)], shape, memory)?;
-        self.restart(epoch, memory);
-        Ok(())
-    }
-
-    fn restart(&mut self, epoch: u32, memory: RingMemory) {
-        self.reader.restart(epoch);
-        self.past.push(std::mem::replace(&mut self.memory, Arc::new(memory)));
-        self.writer = None;
-        self.is_credit_unsent = false;
-        (self.broken, self.mute) = (None, None);
-    }
-
-    /// The memory of epochs that are over; and, unless the writer has said that nothing more
-    /// comes, that of this one: something may still be on its way there.
-    pub(super) fn into_graves(mut self) -> Vec<Arc<RingMemory>> {
-        if !self.is_drained() {
-            self.past.push(self.memory);
-        }
-        self.past
+    /// Its memory, unless the writer has said that nothing more comes: something may still be on
+    /// its way there.
+    pub(super) fn into_grave(self) -> Option<Arc<RingMemory>> {
+        (!self.is_drained()).then_some(self.memory)
     }
 
     /// Did the writer say that nothing more comes, and is all of it here? A reader that looks
     /// hears nothing, and a ring that is broken cannot be believed.
     fn is_drained(&self) -> bool {
         self.form != Notify::Polling && self.broken().is_none() && self.is_over()
-    }
-
-    /// Bytes of the memory of epochs that are over.
-    pub(super) fn past(&self) -> u64 {
-        self.past.iter().map(|memory| memory.shape.capacity()).sum()
     }
 
     /// A notice came that may be meant for this ring.
@@ -424,7 +356,7 @@ impl RingReceiver {
         self.mute.as_ref()
     }
 
-    /// Why nothing more can be read, until the ring is opened again.
+    /// Why nothing more can be read.
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
         self.broken.as_ref().or(self.mute.as_ref())
@@ -501,7 +433,7 @@ impl RingReceiver {
 }
 
 /// The shape of a ring with these options.
-fn shape_of(
+pub(super) fn shape_of(
     endpoint: &Endpoint,
     ring: u16,
     options: &RingOptions,

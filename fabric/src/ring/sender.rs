@@ -35,7 +35,7 @@ pub enum Pushed {
     Written,
 }
 
-/// What a sender did so far, over all epochs.
+/// What a sender did so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SenderStatistics {
     /// Messages that were written.
@@ -73,8 +73,6 @@ pub struct RingSender {
     start: Instant,
     /// Where credit is looked for, if nobody tells of it.
     credit: Option<MemoryRegion>,
-    /// The same of earlier epochs.
-    past_credit: Vec<MemoryRegion>,
     statistics: SenderStatistics,
     blocked_since: Option<Instant>,
     /// Up to here are chunks that were injected: nobody tells whether they left.
@@ -118,17 +116,15 @@ impl RingSender {
         let Connected { outlet, credit, answer } =
             connect(endpoint, slate, peer, offer, shape, title)?;
         let longest = longest_payload.min(longest_write(endpoint)).max(1);
-        let mut writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
-        writer.restart(offer.epoch, offer.whole);
+        let writer = Writer::new(shape, offer.epoch, longest).known_as(title.name);
         let sender = Self {
-            writer,
+            writer: writer.after(offer.whole),
             form: offer.notify,
             outlet,
             shares: None,
             is_stopped: false,
             start: Instant::now(),
             credit,
-            past_credit: Vec::new(),
             statistics: SenderStatistics::default(),
             blocked_since: None,
             injected_to: 0,
@@ -139,44 +135,6 @@ impl RingSender {
             is_listed: false,
         };
         Ok((sender, answer))
-    }
-
-    /// After the connection was lost: goes on in the ring's next epoch, in the memory that the
-    /// reader offers now. Messages from the one on that the offer names are to be written
-    /// again; their numbers go on from there.
-    pub(super) fn reopen(
-        &mut self,
-        endpoint: &Endpoint,
-        slate: &MemoryRegion,
-        peer: Peer,
-        offer: &RingOffer,
-        generation: u16,
-    ) -> Result<RingAnswer> {
-        let refuse = |detail: String| {
-            Err(Error::new(ErrorKind::VersionMismatch, "opening a ring again", detail))
-        };
-        if offer.epoch <= self.writer.epoch() {
-            return refuse(format!("epoch {} comes after {}", offer.epoch, self.writer.epoch()));
-        }
-        if offer.whole > self.writer.messages() {
-            let begun = self.writer.messages();
-            return refuse(format!("{} messages are said to be read, of {begun}", offer.whole));
-        }
-        let shape = offer.shape()?;
-        if shape != self.writer.shape() || offer.notify != self.form {
-            return refuse("another ring than before".to_owned());
-        }
-        let title = Title { generation, ..self.outlet.title() };
-        let Connected { outlet, credit, answer } =
-            connect(endpoint, slate, peer, offer, shape, title)?;
-        self.writer.restart(offer.epoch, offer.whole);
-        self.past_credit.extend(std::mem::replace(&mut self.credit, credit));
-        self.outlet = outlet;
-        (self.shares, self.is_stopped) = (None, false);
-        self.injected_to = 0;
-        (self.broken, self.end) = (None, End::Open);
-        self.end_block();
-        Ok(answer)
     }
 
     #[inline]
@@ -465,15 +423,15 @@ impl RingSender {
         self.broken.get_or_insert(error);
     }
 
-    /// Why nothing more can be written, until the ring is opened again.
+    /// Why nothing more can be written.
     #[must_use]
     pub fn broken(&self) -> Option<&Error> {
         self.broken.as_ref()
     }
 
     /// The memory that credit is looked for in: the reader may still write it.
-    pub(super) fn into_credit(self) -> Vec<MemoryRegion> {
-        self.past_credit.into_iter().chain(self.credit).collect()
+    pub(super) fn into_credit(self) -> Option<MemoryRegion> {
+        self.credit
     }
 
     #[inline]
@@ -577,6 +535,6 @@ fn not_in_part(message: &Message, at: u64, end: u64) -> Error {
 #[cold]
 fn stale() -> Error {
     let detail = "another message is written in part, or was written first since this one was \
-                  begun, or the ring began a new epoch";
+                  begun, or it is another ring's";
     Error::new(ErrorKind::InvalidArgument, "writing to a ring", detail)
 }

@@ -26,7 +26,7 @@ pub fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> bool {
 /// A message that is being written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// The epoch that it was begun in: in a later one it has to be begun again.
+    /// The epoch of the ring that it was begun in: in another one it has to be begun again.
     epoch: u32,
     number: u64,
     topic: u32,
@@ -109,8 +109,8 @@ pub struct Blocked {
 pub enum Refused {
     /// There is no room.
     Blocked(Blocked),
-    /// Another message is written in part, or this one was begun before the ring began a new
-    /// epoch, or before another that was written first.
+    /// Another message is written in part, or this one was begun in another ring, or before another
+    /// that was written first.
     Stale,
 }
 
@@ -163,6 +163,12 @@ impl Writer {
     #[must_use]
     pub fn known_as(self, name: u16) -> Self {
         Self { name, ..self }
+    }
+
+    /// Goes on after so many messages, which came whole to a reader that is no more.
+    #[must_use]
+    pub fn after(self, whole: u64) -> Self {
+        Self { next_message: whole, ..self }
     }
 
     /// Begins a message. It has its number once the first chunk is written; until then it can be
@@ -359,18 +365,5 @@ impl Writer {
     #[must_use]
     pub fn known_head(&self) -> u64 {
         self.credit
-    }
-
-    /// After the connection was lost: an empty ring, in a later epoch. The reader has told
-    /// how many messages it had whole; the number of the first to be written again is
-    /// that. Numbers go on from there; what was [read](Self::next_read) and not asked for is
-    /// among those.
-    pub fn restart(&mut self, epoch: u32, whole: u64) {
-        self.epoch = epoch;
-        (self.tail, self.credit, self.sequence) = (0, 0, 0);
-        self.is_partial = false;
-        self.next_message = whole;
-        self.unread.clear();
-        self.read.clear();
     }
 }

@@ -56,7 +56,7 @@ pub struct RingPlan {
 pub enum Reading {
     /// It makes a new one, on a new endpoint.
     Anew,
-    /// It opens it again: a later epoch, in fresh memory.
+    /// It gives it up, and makes another on the same endpoint: a later epoch, in fresh memory.
     Again,
 }
 
@@ -67,7 +67,7 @@ pub enum Writing {
     Anew,
     /// It lets go of the ring, and takes the new one on the same endpoint.
     Beside,
-    /// It goes on with the ring's next epoch.
+    /// The same, in the middle of anything.
     Again,
 }
 

@@ -116,14 +116,12 @@ impl Reader {
                 "a ring that is not there was to be opened again".to_owned(),
             ));
         };
-        match (manner, self.ring) {
-            (Reading::Again, Some(ring)) => berth.port.reopen(ring)?,
-            _ => {
-                let RingPlan { capacity, watermark, notify, .. } = *plan;
-                let options = RingOptions { capacity, watermark, notify, whole };
-                self.ring = Some(berth.port.offer(&options)?);
-            }
+        if let (Reading::Again, Some(ring)) = (manner, self.ring) {
+            berth.port.forget(ring);
         }
+        let RingPlan { capacity, watermark, notify, .. } = *plan;
+        let options = RingOptions { capacity, watermark, notify, whole };
+        self.ring = Some(berth.port.offer(&options)?);
         let message = Message::new(self.seed, whole);
         self.check.get_or_insert_with(|| Check::new(message)).begin(message);
         if let Some(ring) = self.ring {

@@ -88,7 +88,7 @@ impl Writer {
                     return Err(Failure::Line("there is no endpoint to write from".to_owned()));
                 };
                 let (peer, address) = (berth.meet(&peer)?, berth.address()?);
-                let answer = self.accept(peer, &offer, chunk, manner);
+                let answer = self.accept(peer, &offer, chunk);
                 let Some(answer) = self.heal(answer)? else { return Ok(()) };
                 self.is_flowing = true;
                 self.station.report(&Report::Answered { attempt, address, answer })
@@ -123,13 +123,9 @@ impl Writer {
         peer: fabric::Peer,
         offer: &RingOffer,
         chunk: u64,
-        manner: Writing,
     ) -> fabric::Result<fabric::ring::RingAnswer> {
         (self.places, self.current) = (Places::default(), None);
         let Some(Berth { port, .. }) = &mut self.berth else { unreachable!("there is a berth") };
-        if let (Writing::Again, Some(ring)) = (manner, self.ring) {
-            return port.accept_again(ring, peer, offer);
-        }
         if let Some(ring) = self.ring.take() {
             port.drop_sender(ring);
         }

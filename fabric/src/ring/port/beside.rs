@@ -109,11 +109,12 @@ impl Port {
         }
     }
 
-    /// As [`offer_over`](Self::offer_over), to be written by so many lanes, of which the endpoint
-    /// is the first; by fewer, if there are not so many, or the ring is not told of by immediates.
+    /// As [`offer`](Self::offer), in memory that the caller made: of a device, or shared with other
+    /// processes. To be written by so many lanes, of which the endpoint is the first; by fewer, if
+    /// there are not so many, or the ring is not told of by immediates.
     ///
     /// # Errors
-    /// As [`offer_over`](Self::offer_over).
+    /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
     pub fn offer_by(
         &mut self,
         options: &RingOptions,
@@ -126,7 +127,7 @@ impl Port {
         };
         let name = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
         let sites = self.beside.as_ref().map(|lanes| lanes.sites(further)).unwrap_or_default();
-        let receiver = RingReceiver::open_over(&self.endpoint, &sites, name, options, memory)?;
+        let receiver = RingReceiver::open(&self.endpoint, &sites, name, options, memory)?;
         if let Some(lanes) = self.beside.as_ref().filter(|_| further > 0) {
             lanes.keep(receiver.memory());
         }

@@ -47,7 +47,7 @@ impl Port {
     fn bury_rings(&mut self) -> Graves {
         let mut graves = std::mem::take(&mut self.graves);
         for receiver in self.receivers.drain(..).flatten() {
-            graves.rings.extend(receiver.into_graves());
+            graves.rings.extend(receiver.into_grave());
         }
         for sender in self.senders.drain(..).flatten() {
             graves.words.extend(sender.into_credit());
@@ -85,13 +85,11 @@ impl Port {
     }
 
     /// Bytes of memory that is kept because something may be on its way to it: of rings that
-    /// began a new epoch, or were given up. It goes when the endpoint does; who keeps a port through
+    /// were given up. It goes when the endpoint does; who keeps a port through
     /// the deaths of many writers may want to [renew](Self::renew) it when this grows.
     #[must_use]
     pub fn quarantined(&self) -> u64 {
-        let kept = self.graves.rings.iter().map(|memory| memory.shape.capacity()).sum::<u64>();
-        let past = self.receivers.iter().flatten().map(|receiver| receiver.past());
-        kept + past.sum::<u64>()
+        self.graves.rings.iter().map(|memory| memory.shape.capacity()).sum()
     }
 
     /// Closes the writing side: the reader is told that there will be nothing more, and gets
@@ -152,7 +150,7 @@ impl Port {
         let place = self.receivers.get_mut(usize::from(id.ring));
         let place = place.filter(|place| place.as_ref().is_some_and(|it| it.born() == id.born));
         if let Some(receiver) = place.and_then(Option::take) {
-            self.graves.rings.extend(receiver.into_graves());
+            self.graves.rings.extend(receiver.into_grave());
         }
     }
 
@@ -177,7 +175,7 @@ impl Port {
                 if let (Some(lanes), true) = (&mut self.beside, sender.lanes() > 1) {
                     lanes.close(sender.title());
                 }
-                self.graves.words.extend(place.take().into_iter().flat_map(|s| s.into_credit()));
+                self.graves.words.extend(place.take().and_then(|sender| sender.into_credit()));
                 has_moved = true;
             }
         }
@@ -186,8 +184,7 @@ impl Port {
                 continue;
             };
             if receiver.go_on_closing(endpoint, queue).unwrap_or(true) {
-                let graves = place.take().into_iter().flat_map(|receiver| receiver.into_graves());
-                self.graves.rings.extend(graves);
+                self.graves.rings.extend(place.take().and_then(|receiver| receiver.into_grave()));
                 has_moved = true;
                 if let Some(lanes) = &self.beside {
                     lanes.sweep();

@@ -1,13 +1,13 @@
-//! Making rings, and beginning them again.
+//! Making rings.
 
 use super::super::immediate::RINGS;
 use super::super::notify::Notify;
 use super::super::outlet::Title;
-use super::super::receiver::{RingOptions, RingReceiver};
+use super::super::receiver::{RingOptions, RingReceiver, shape_of};
 use super::super::sender::{RingSender, remote_memory};
 use super::super::terms::{RingAnswer, RingOffer};
-use super::{Port, ReceiverId, SenderId, find, no_ring, open};
-use crate::{Error, ErrorKind, Memory, MemoryRegion, Peer, Result};
+use super::{Port, ReceiverId, SenderId, no_ring, open};
+use crate::{Error, ErrorKind, HostMemory, MemoryKind, MemoryRegion, Peer, Result};
 
 /// Bytes of the memory that notices are written to: for a head and its complement, though
 /// nobody looks at it.
@@ -16,24 +16,18 @@ const SLATE: usize = 64;
 impl Port {
     /// Makes a ring, to be written by one peer, who is to get its [`terms`](Self::terms).
     ///
+    /// After a loss, one that goes on with the messages that did not come whole: the ring that is
+    /// lost is [forgotten](Self::forget), and [`RingOptions::whole`] is what its
+    /// [reader](super::super::Reader::whole) had. Its writer [lets go](Self::drop_sender) of it, too,
+    /// and [accepts](Self::accept) the new one.
+    ///
     /// # Errors
     /// `InvalidArgument` for a capacity that no ring has; `NotSupported` where the provider
     /// cannot do what is asked for; `ResourceExhausted` if there are 1024 rings.
     pub fn offer(&mut self, options: &RingOptions) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
-        let receiver = RingReceiver::open(&self.endpoint, ring, epoch, options)?;
-        self.keep_receiver(ring, receiver)
-    }
-
-    /// The same in memory that the caller made: of a device, or shared with other processes.
-    ///
-    /// # Errors
-    /// As [`offer`](Self::offer); `OutOfBounds` if the memory is too small.
-    pub fn offer_over(&mut self, options: &RingOptions, memory: impl Memory) -> Result<ReceiverId> {
-        let (ring, epoch) = (free_place(&self.receivers, self.next_ring)?, self.next_epoch());
-        let receiver =
-            RingReceiver::open_over(&self.endpoint, &[], (ring, epoch), options, memory)?;
-        self.keep_receiver(ring, receiver)
+        // What is no ring is refused before there is memory for it.
+        shape_of(&self.endpoint, 0, options, MemoryKind::Host)?;
+        self.offer_by(options, 1, HostMemory::zeroed(options.capacity as usize)?)
     }
 
     pub(super) fn keep_receiver(
@@ -93,7 +87,9 @@ impl Port {
         longest_payload: u64,
     ) -> Result<(SenderId, RingAnswer)> {
         let (name, slate) = (free_place(&self.senders, self.next_name)?, self.slate()?);
-        let title = Title { name, generation: self.next_generation() };
+        // Sixty-five thousand outlets later nothing of an earlier one is on its way.
+        self.generation = self.generation.wrapping_add(1);
+        let title = Title { name, generation: self.generation };
         let (sender, answer) =
             RingSender::open(&self.endpoint, &slate, peer, offer, title, longest_payload)?;
         self.prepare(offer.notify)?;
@@ -109,57 +105,6 @@ impl Port {
     /// What is wrong with the answer; `Closed` if there is no such ring.
     pub fn connect(&mut self, id: ReceiverId, peer: Peer, answer: &RingAnswer) -> Result<()> {
         open(&mut self.receivers, id)?.connect(&self.endpoint, peer, answer)
-    }
-
-    /// After the connection was lost: the ring begins a new epoch in fresh memory. The writer
-    /// is to get the [`terms`](Self::terms) again.
-    ///
-    /// # Errors
-    /// `Closed` if there is no such ring; if there is no memory; `InvalidArgument` for a ring in
-    /// device memory, which only the caller can make.
-    pub fn reopen(&mut self, id: ReceiverId) -> Result<()> {
-        let epoch = self.next_epoch();
-        let receiver = open(&mut self.receivers, id)?;
-        receiver.reopen(&self.endpoint, epoch)?;
-        receiver.wakes(self.queue.waker());
-        Ok(())
-    }
-
-    /// The same in memory that the caller made, as by [`offer_over`](Self::offer_over).
-    ///
-    /// # Errors
-    /// `Closed` if there is no such ring; `OutOfBounds` if the memory is too small.
-    pub fn reopen_over(&mut self, id: ReceiverId, memory: impl Memory) -> Result<()> {
-        let epoch = self.next_epoch();
-        let receiver = open(&mut self.receivers, id)?;
-        receiver.reopen_over(&self.endpoint, epoch, memory)?;
-        receiver.wakes(self.queue.waker());
-        Ok(())
-    }
-
-    /// The writing side of the same: messages from the one on that the offer names are to be
-    /// written again, by the endpoint alone.
-    ///
-    /// # Errors
-    /// As [`accept`](Self::accept); `VersionMismatch` for an epoch that is over.
-    pub fn accept_again(
-        &mut self,
-        id: SenderId,
-        peer: Peer,
-        offer: &RingOffer,
-    ) -> Result<RingAnswer> {
-        let (slate, generation) = (self.slate()?, self.next_generation());
-        let sender = find(&mut self.senders, id.0)?;
-        if let (Some(lanes), true) = (&mut self.beside, sender.lanes() > 1) {
-            lanes.close(sender.title());
-        }
-        sender.reopen(&self.endpoint, &slate, peer, offer, generation)
-    }
-
-    /// Sixty-five thousand outlets later nothing of an earlier one is on its way.
-    fn next_generation(&mut self) -> u16 {
-        self.generation = self.generation.wrapping_add(1);
-        self.generation
     }
 }
 

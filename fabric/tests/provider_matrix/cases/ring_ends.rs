@@ -3,20 +3,18 @@
 use std::time::{Duration, Instant};
 
 use fabric::ErrorKind;
-use fabric::ring::{Pushed, RingOffer};
+use fabric::ring::{Pushed, RingOffer, RingOptions};
 
 use super::Case;
 use super::ring::{CAPACITY, World, best, bytes_of, offer, options, travelled};
 use crate::cells::{Cell, Memory};
-use crate::cuda::DeviceMemory;
 use crate::pair::{A, B, Checked, check_bytes, patience, pattern};
 use crate::{cases, ensure};
 
 pub const CASES: &[Case] = cases![
     ring_begins_again_after_a_loss,
     ring_ends_tell_each_other,
-    ring_of_a_new_reader_hears_nothing_of_the_old_one,
-    ring_that_is_refused_again_still_ends
+    ring_of_a_new_reader_hears_nothing_of_the_old_one
 ];
 
 /// A connection is given up in the middle of a message, with others on their way; the ring
@@ -42,24 +40,17 @@ fn ring_begins_again_after_a_loss(cell: &Cell) -> Checked {
         taken.extend(world.ports[B].take(receiver)?);
         Ok(taken.last().is_some_and(|view| view.is_last()))
     })?;
-    match cell.memory {
-        Memory::Host => world.ports[B].reopen(receiver)?,
-        Memory::Cuda => {
-            let refused = world.ports[B].reopen(receiver);
-            let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::InvalidArgument);
-            ensure!(is_refused, "a ring of a device was made anew in host memory");
-            let memory = DeviceMemory::new(CAPACITY as usize)?;
-            world.ports[B].reopen_over(receiver, memory)?;
-        }
-    }
-    let terms = travelled::<RingOffer>(&world.ports[B].terms(receiver)?)?;
+    let whole = world.ports[B].receiver(receiver)?.reader().whole();
+    world.ports[B].forget(receiver);
+    let again = RingOptions { whole, ..options(notify, CAPACITY, 0) };
+    world.receiver = offer(&mut world.ports[B], cell.memory, &again)?;
+    let terms = travelled::<RingOffer>(&world.ports[B].terms(world.receiver)?)?;
     ensure!(terms.whole == 2 && terms.epoch > 1, "{terms:?}");
     let peers = world.parts.peers;
-    let answer = world.ports[A].accept_again(sender, peers[A], &terms)?;
-    world.ports[B].connect(receiver, peers[B], &answer)?;
-    let refused = world.ports[A].accept_again(sender, peers[A], &terms);
-    let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::VersionMismatch);
-    ensure!(is_refused, "the same epoch again was taken");
+    world.ports[A].drop_sender(sender);
+    let (sender, answer) = world.ports[A].accept(peers[A], &terms, 1000)?;
+    world.sender = sender;
+    world.ports[B].connect(world.receiver, peers[B], &answer)?;
     check_bytes("an old view", &bytes_of(&taken[0])?, &pattern(77, 200_000)[..10])?;
     drop(taken);
     // What is not whole is written again, under its number; and it goes on.
@@ -167,28 +158,5 @@ fn ring_of_a_new_reader_hears_nothing_of_the_old_one(cell: &Cell) -> Checked {
     }
     let writer = world.ports[A].sender(sender)?.writer();
     ensure!(writer.known_head() == 0, "credit of another reader was believed: {writer:?}");
-    Ok(())
-}
-
-/// The reader is gone, and the writer is asked to go on with an epoch that is over. That is
-/// refused; the reader still has to be told that nothing more comes.
-fn ring_that_is_refused_again_still_ends(cell: &Cell) -> Checked {
-    let notify = best(cell)?;
-    let options = options(notify, CAPACITY, 0);
-    let mut world = World::new(cell, &options, 1000)?;
-    let (sender, receiver) = (world.sender, world.receiver);
-    world.pass(0, 3000)?;
-    world.settle(0, 1)?;
-    let terms = world.ports[B].terms(receiver)?;
-    world.ports[B].close_receiver(receiver)?;
-    ensure!(world.ports[B].rings().0 == 1, "{:?}", world.ports[B].rings());
-    world.until("the writer to hear of it", |world| {
-        Ok(world.ports[A].sender(sender)?.broken().is_some())
-    })?;
-    let refused = world.ports[A].accept_again(sender, world.parts.peers[A], &terms);
-    let is_refused = refused.is_err_and(|e| e.kind() == ErrorKind::VersionMismatch);
-    ensure!(is_refused, "an epoch that is over was taken");
-    world.until("the ring to be let go of", |world| Ok(world.ports[B].rings().0 == 0))?;
-    world.ports[A].drop_sender(sender);
     Ok(())
 }
