@@ -15,100 +15,39 @@ use crate::{FI_ENOSYS, fid_cq, fid_ep};
 
 const ABSENT: isize = -(FI_ENOSYS as isize);
 
-/// `fi_cq_read`.
-#[inline]
-pub unsafe fn fi_cq_read(queue: *mut fid_cq, entries: *mut c_void, count: usize) -> isize {
-    match (*(*queue).ops).read {
-        Some(read) => read(queue, entries, count),
-        None => ABSENT,
-    }
-}
-
-/// `fi_write`.
-#[inline]
-pub unsafe fn fi_write(
-    endpoint: *mut fid_ep,
-    buffer: *const c_void,
-    length: usize,
-    descriptor: *mut c_void,
-    peer: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    match (*(*endpoint).rma).write {
-        Some(write) => write(endpoint, buffer, length, descriptor, peer, address, key, context),
-        None => ABSENT,
-    }
-}
-
-/// `fi_writedata`.
-#[inline]
-pub unsafe fn fi_writedata(
-    endpoint: *mut fid_ep,
-    buffer: *const c_void,
-    length: usize,
-    descriptor: *mut c_void,
-    data: u64,
-    peer: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    match (*(*endpoint).rma).writedata {
-        Some(write) => {
-            write(endpoint, buffer, length, descriptor, data, peer, address, key, context)
+macro_rules! calls {
+    ($($name:ident = $object:ident.$table:ident.$entry:ident($($argument:ident: $type:ty),*);)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        #[inline]
+        pub unsafe fn $name(object: *mut $object, $($argument: $type),*) -> isize {
+            match (*(*object).$table).$entry {
+                Some(call) => call(object, $($argument),*),
+                None => ABSENT,
+            }
         }
-        None => ABSENT,
-    }
+    )*};
 }
 
-/// `fi_read`.
-#[inline]
-pub unsafe fn fi_read(
-    endpoint: *mut fid_ep,
-    buffer: *mut c_void,
-    length: usize,
-    descriptor: *mut c_void,
-    peer: u64,
-    address: u64,
-    key: u64,
-    context: *mut c_void,
-) -> isize {
-    match (*(*endpoint).rma).read {
-        Some(read) => read(endpoint, buffer, length, descriptor, peer, address, key, context),
-        None => ABSENT,
-    }
-}
-
-/// `fi_send`.
-#[inline]
-pub unsafe fn fi_send(
-    endpoint: *mut fid_ep,
-    buffer: *const c_void,
-    length: usize,
-    descriptor: *mut c_void,
-    peer: u64,
-    context: *mut c_void,
-) -> isize {
-    match (*(*endpoint).msg).send {
-        Some(send) => send(endpoint, buffer, length, descriptor, peer, context),
-        None => ABSENT,
-    }
-}
-
-/// `fi_recv`.
-#[inline]
-pub unsafe fn fi_recv(
-    endpoint: *mut fid_ep,
-    buffer: *mut c_void,
-    length: usize,
-    descriptor: *mut c_void,
-    peer: u64,
-    context: *mut c_void,
-) -> isize {
-    match (*(*endpoint).msg).recv {
-        Some(receive) => receive(endpoint, buffer, length, descriptor, peer, context),
-        None => ABSENT,
-    }
+calls! {
+    fi_cq_read = fid_cq.ops.read(entries: *mut c_void, count: usize);
+    fi_write = fid_ep.rma.write(
+        buffer: *const c_void, length: usize, descriptor: *mut c_void, peer: u64, address: u64,
+        key: u64, context: *mut c_void
+    );
+    fi_writedata = fid_ep.rma.writedata(
+        buffer: *const c_void, length: usize, descriptor: *mut c_void, data: u64, peer: u64,
+        address: u64, key: u64, context: *mut c_void
+    );
+    fi_read = fid_ep.rma.read(
+        buffer: *mut c_void, length: usize, descriptor: *mut c_void, peer: u64, address: u64,
+        key: u64, context: *mut c_void
+    );
+    fi_send = fid_ep.msg.send(
+        buffer: *const c_void, length: usize, descriptor: *mut c_void, peer: u64,
+        context: *mut c_void
+    );
+    fi_recv = fid_ep.msg.recv(
+        buffer: *mut c_void, length: usize, descriptor: *mut c_void, peer: u64,
+        context: *mut c_void
+    );
 }

@@ -1403,17 +1403,6 @@ unsafe extern "C" {
     pub fn fi_eq_readerr(eq: *mut fid_eq, buf: *mut fi_eq_err_entry, flags: u64) -> isize;
 }
 unsafe extern "C" {
-    #[link_name = "fi_eq_sread__extern"]
-    pub fn fi_eq_sread(
-        eq: *mut fid_eq,
-        event: *mut u32,
-        buf: *mut ::std::os::raw::c_void,
-        len: usize,
-        timeout: ::std::os::raw::c_int,
-        flags: u64,
-    ) -> isize;
-}
-unsafe extern "C" {
     #[link_name = "fi_cq_readfrom__extern"]
     pub fn fi_cq_readfrom(
         cq: *mut fid_cq,
@@ -1454,14 +1443,6 @@ unsafe extern "C" {
 unsafe extern "C" {
     #[link_name = "fi_cntr_readerr__extern"]
     pub fn fi_cntr_readerr(cntr: *mut fid_cntr) -> u64;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cntr_add__extern"]
-    pub fn fi_cntr_add(cntr: *mut fid_cntr, value: u64) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_cntr_set__extern"]
-    pub fn fi_cntr_set(cntr: *mut fid_cntr, value: u64) -> ::std::os::raw::c_int;
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1680,17 +1661,6 @@ unsafe extern "C" {
         av: *mut fid_av,
         addr: *const ::std::os::raw::c_void,
         count: usize,
-        fi_addr: *mut fi_addr_t,
-        flags: u64,
-        context: *mut ::std::os::raw::c_void,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_av_insertsvc__extern"]
-    pub fn fi_av_insertsvc(
-        av: *mut fid_av,
-        node: *const ::std::os::raw::c_char,
-        service: *const ::std::os::raw::c_char,
         fi_addr: *mut fi_addr_t,
         flags: u64,
         context: *mut ::std::os::raw::c_void,
@@ -1931,10 +1901,6 @@ unsafe extern "C" {
     pub fn fi_enable(ep: *mut fid_ep) -> ::std::os::raw::c_int;
 }
 unsafe extern "C" {
-    #[link_name = "fi_recvmsg__extern"]
-    pub fn fi_recvmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize;
-}
-unsafe extern "C" {
     #[link_name = "fi_sendmsg__extern"]
     pub fn fi_sendmsg(ep: *mut fid_ep, msg: *const fi_msg, flags: u64) -> isize;
 }
@@ -1944,16 +1910,6 @@ unsafe extern "C" {
         ep: *mut fid_ep,
         buf: *const ::std::os::raw::c_void,
         len: usize,
-        dest_addr: fi_addr_t,
-    ) -> isize;
-}
-unsafe extern "C" {
-    #[link_name = "fi_injectdata__extern"]
-    pub fn fi_injectdata(
-        ep: *mut fid_ep,
-        buf: *const ::std::os::raw::c_void,
-        len: usize,
-        data: u64,
         dest_addr: fi_addr_t,
     ) -> isize;
 }
@@ -2227,14 +2183,6 @@ unsafe extern "C" {
     #[link_name = "fi_getname__extern"]
     pub fn fi_getname(
         fid: fid_t,
-        addr: *mut ::std::os::raw::c_void,
-        addrlen: *mut usize,
-    ) -> ::std::os::raw::c_int;
-}
-unsafe extern "C" {
-    #[link_name = "fi_getpeer__extern"]
-    pub fn fi_getpeer(
-        ep: *mut fid_ep,
         addr: *mut ::std::os::raw::c_void,
         addrlen: *mut usize,
     ) -> ::std::os::raw::c_int;

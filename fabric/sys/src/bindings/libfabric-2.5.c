@@ -6,15 +6,12 @@ int fi_close__extern(struct fid *fid) { return fi_close(fid); }
 int fi_eq_open__extern(struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_eq **eq, void *context) { return fi_eq_open(fabric, attr, eq, context); }
 ssize_t fi_eq_read__extern(struct fid_eq *eq, uint32_t *event, void *buf, size_t len, uint64_t flags) { return fi_eq_read(eq, event, buf, len, flags); }
 ssize_t fi_eq_readerr__extern(struct fid_eq *eq, struct fi_eq_err_entry *buf, uint64_t flags) { return fi_eq_readerr(eq, buf, flags); }
-ssize_t fi_eq_sread__extern(struct fid_eq *eq, uint32_t *event, void *buf, size_t len, int timeout, uint64_t flags) { return fi_eq_sread(eq, event, buf, len, timeout, flags); }
 ssize_t fi_cq_readfrom__extern(struct fid_cq *cq, void *buf, size_t count, fi_addr_t *src_addr) { return fi_cq_readfrom(cq, buf, count, src_addr); }
 ssize_t fi_cq_readerr__extern(struct fid_cq *cq, struct fi_cq_err_entry *buf, uint64_t flags) { return fi_cq_readerr(cq, buf, flags); }
 ssize_t fi_cq_sread__extern(struct fid_cq *cq, void *buf, size_t count, const void *cond, int timeout) { return fi_cq_sread(cq, buf, count, cond, timeout); }
 ssize_t fi_cq_sreadfrom__extern(struct fid_cq *cq, void *buf, size_t count, fi_addr_t *src_addr, const void *cond, int timeout) { return fi_cq_sreadfrom(cq, buf, count, src_addr, cond, timeout); }
 uint64_t fi_cntr_read__extern(struct fid_cntr *cntr) { return fi_cntr_read(cntr); }
 uint64_t fi_cntr_readerr__extern(struct fid_cntr *cntr) { return fi_cntr_readerr(cntr); }
-int fi_cntr_add__extern(struct fid_cntr *cntr, uint64_t value) { return fi_cntr_add(cntr, value); }
-int fi_cntr_set__extern(struct fid_cntr *cntr, uint64_t value) { return fi_cntr_set(cntr, value); }
 int fi_domain__extern(struct fid_fabric *fabric, struct fi_info *info, struct fid_domain **domain, void *context) { return fi_domain(fabric, info, domain, context); }
 int fi_domain_bind__extern(struct fid_domain *domain, struct fid *fid, uint64_t flags) { return fi_domain_bind(domain, fid, flags); }
 int fi_cq_open__extern(struct fid_domain *domain, struct fi_cq_attr *attr, struct fid_cq **cq, void *context) { return fi_cq_open(domain, attr, cq, context); }
@@ -23,17 +20,14 @@ void * fi_mr_desc__extern(struct fid_mr *mr) { return fi_mr_desc(mr); }
 uint64_t fi_mr_key__extern(struct fid_mr *mr) { return fi_mr_key(mr); }
 int fi_av_open__extern(struct fid_domain *domain, struct fi_av_attr *attr, struct fid_av **av, void *context) { return fi_av_open(domain, attr, av, context); }
 int fi_av_insert__extern(struct fid_av *av, const void *addr, size_t count, fi_addr_t *fi_addr, uint64_t flags, void *context) { return fi_av_insert(av, addr, count, fi_addr, flags, context); }
-int fi_av_insertsvc__extern(struct fid_av *av, const char *node, const char *service, fi_addr_t *fi_addr, uint64_t flags, void *context) { return fi_av_insertsvc(av, node, service, fi_addr, flags, context); }
 int fi_av_lookup__extern(struct fid_av *av, fi_addr_t fi_addr, void *addr, size_t *addrlen) { return fi_av_lookup(av, fi_addr, addr, addrlen); }
 int fi_passive_ep__extern(struct fid_fabric *fabric, struct fi_info *info, struct fid_pep **pep, void *context) { return fi_passive_ep(fabric, info, pep, context); }
 int fi_endpoint__extern(struct fid_domain *domain, struct fi_info *info, struct fid_ep **ep, void *context) { return fi_endpoint(domain, info, ep, context); }
 int fi_ep_bind__extern(struct fid_ep *ep, struct fid *bfid, uint64_t flags) { return fi_ep_bind(ep, bfid, flags); }
 int fi_pep_bind__extern(struct fid_pep *pep, struct fid *bfid, uint64_t flags) { return fi_pep_bind(pep, bfid, flags); }
 int fi_enable__extern(struct fid_ep *ep) { return fi_enable(ep); }
-ssize_t fi_recvmsg__extern(struct fid_ep *ep, const struct fi_msg *msg, uint64_t flags) { return fi_recvmsg(ep, msg, flags); }
 ssize_t fi_sendmsg__extern(struct fid_ep *ep, const struct fi_msg *msg, uint64_t flags) { return fi_sendmsg(ep, msg, flags); }
 ssize_t fi_inject__extern(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t dest_addr) { return fi_inject(ep, buf, len, dest_addr); }
-ssize_t fi_injectdata__extern(struct fid_ep *ep, const void *buf, size_t len, uint64_t data, fi_addr_t dest_addr) { return fi_injectdata(ep, buf, len, data, dest_addr); }
 ssize_t fi_readmsg__extern(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags) { return fi_readmsg(ep, msg, flags); }
 ssize_t fi_writemsg__extern(struct fid_ep *ep, const struct fi_msg_rma *msg, uint64_t flags) { return fi_writemsg(ep, msg, flags); }
 ssize_t fi_inject_write__extern(struct fid_ep *ep, const void *buf, size_t len, fi_addr_t dest_addr, uint64_t addr, uint64_t key) { return fi_inject_write(ep, buf, len, dest_addr, addr, key); }
@@ -42,7 +36,6 @@ ssize_t fi_atomic__extern(struct fid_ep *ep, const void *buf, size_t count, void
 ssize_t fi_fetch_atomic__extern(struct fid_ep *ep, const void *buf, size_t count, void *desc, void *result, void *result_desc, fi_addr_t dest_addr, uint64_t addr, uint64_t key, enum fi_datatype datatype, enum fi_op op, void *context) { return fi_fetch_atomic(ep, buf, count, desc, result, result_desc, dest_addr, addr, key, datatype, op, context); }
 ssize_t fi_compare_atomic__extern(struct fid_ep *ep, const void *buf, size_t count, void *desc, const void *compare, void *compare_desc, void *result, void *result_desc, fi_addr_t dest_addr, uint64_t addr, uint64_t key, enum fi_datatype datatype, enum fi_op op, void *context) { return fi_compare_atomic(ep, buf, count, desc, compare, compare_desc, result, result_desc, dest_addr, addr, key, datatype, op, context); }
 int fi_getname__extern(fid_t fid, void *addr, size_t *addrlen) { return fi_getname(fid, addr, addrlen); }
-int fi_getpeer__extern(struct fid_ep *ep, void *addr, size_t *addrlen) { return fi_getpeer(ep, addr, addrlen); }
 int fi_listen__extern(struct fid_pep *pep) { return fi_listen(pep); }
 int fi_connect__extern(struct fid_ep *ep, const void *addr, const void *param, size_t paramlen) { return fi_connect(ep, addr, param, paramlen); }
 int fi_accept__extern(struct fid_ep *ep, const void *param, size_t paramlen) { return fi_accept(ep, param, paramlen); }
