@@ -57,122 +57,16 @@ impl Spin {
     }
 }
 
-/// A bell at two words.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Bell {
-    /// The count; the sleepers come right after.
-    pub(crate) at: usize,
-}
-
 /// Looks between two looks at the clock. A model, in which each may come at any moment,
 /// learns nothing from more than one.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 16 };
 /// The longest sleep. One who is killed between its change and its ring leaves sleepers
-/// behind, whom its burial wakes ([`Bell::ring_anyway`]); this bounds what comes of one who is
+/// behind, whom its burial wakes ([`Doorbell::ring_anyway`]); this bounds what comes of one who is
 /// stopped there, and of what nobody has thought of.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-impl Bell {
-    /// Rings, after what sleepers wait for was stored.
-    #[inline]
-    pub(crate) fn ring<W: Words>(self, words: &W) {
-        // Either the sleeper sees what was stored, or we see the sleeper.
-        words.fence();
-        self.ring_if_seen(words);
-    }
-
-    /// Rings if somebody is seen to sleep: who is about to may be overlooked.
-    #[inline]
-    pub(crate) fn ring_if_seen<W: Words>(self, words: &W) {
-        if words.load(self.at + 1, Relaxed) != 0 {
-            self.wake(words);
-        }
-    }
-
-    /// Rings even if nobody seems to sleep: one who dies while it rings has taken the sign of
-    /// the sleepers away, and woken nobody.
-    #[cold]
-    pub(crate) fn ring_anyway<W: Words>(self, words: &W) {
-        words.fence();
-        self.wake(words);
-    }
-
-    #[cold]
-    fn wake<W: Words>(self, words: &W) {
-        words.swap(self.at + 1, 0);
-        words.fetch_add(self.at, 1);
-        words.wake(self.at, u32::MAX);
-    }
-
-    /// Its count, which one who is going to sleep knows before it [says so](Self::announce).
-    pub(crate) fn count<W: Words>(self, words: &W) -> u64 {
-        words.load(self.at, Acquire)
-    }
-
-    /// Says that somebody sleeps. Whoever sleeps looks once more afterwards: that look finds
-    /// what was stored, or whoever stored it rings.
-    pub(crate) fn announce<W: Words>(self, words: &W) {
-        words.swap(self.at + 1, 1);
-        words.fence();
-    }
-
-    /// Waits until `look` finds something; None once the deadline has passed.
-    pub(crate) fn wait<W: Words, T>(
-        self,
-        words: &W,
-        spin: &mut Spin,
-        deadline: Instant,
-        mut look: impl FnMut() -> Option<T>,
-    ) -> Option<T> {
-        if let Some(found) = look() {
-            return Some(found);
-        }
-        let start = words.now();
-        let spin_end = match *spin {
-            Spin::Always => deadline,
-            Spin::Never => start,
-            Spin::Adaptive { now, .. } => deadline.min(start + now),
-        };
-        loop {
-            for _ in 0..LOOKS {
-                words.pause();
-                if let Some(found) = look() {
-                    spin.learn(words.now().saturating_duration_since(start), false);
-                    return Some(found);
-                }
-            }
-            let now = words.now();
-            if now >= deadline {
-                return None;
-            }
-            if now >= spin_end {
-                break;
-            }
-        }
-        spin.learn(words.now().saturating_duration_since(start), true);
-        loop {
-            let count = self.count(words);
-            self.announce(words);
-            if let Some(found) = look() {
-                return Some(found);
-            }
-            let left = deadline.saturating_duration_since(words.now());
-            if left.is_zero() {
-                return None;
-            }
-            words.sleep(self.at, count as u32, left.min(LONGEST_SLEEP));
-            // Mostly it has come: so look before saying once more that somebody sleeps. That would be
-            // wrong then, the next ring would wake nobody, and all that were woken would take the line
-            // in which it is said from each other.
-            if let Some(found) = look() {
-                return Some(found);
-            }
-        }
-    }
-}
-
-/// A bell in words of its own, for what changes elsewhere: one who waits for any of many
-/// structures sleeps here, and who changes one of them rings.
+/// A bell at two words: mostly in words of its own, for what changes elsewhere. One who waits for any
+/// of many structures sleeps here, and who changes one of them rings.
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -183,10 +77,11 @@ impl Bell {
 /// let found = bell.wait(&mut Spin::default(), deadline, || Some("what was looked for"));
 /// assert_eq!(found, Some("what was looked for"));
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Doorbell<W> {
     words: W,
-    bell: Bell,
+    /// The count; the sleepers come right after.
+    at: usize,
 }
 
 impl<W: Words> Doorbell<W> {
@@ -196,42 +91,58 @@ impl<W: Words> Doorbell<W> {
     /// In zeroed words, or in those of another one; None if there are too few.
     #[must_use]
     pub fn new(words: W) -> Option<Self> {
-        (words.count() >= Self::WORDS).then_some(Self { words, bell: Bell { at: 0 } })
+        (words.count() >= Self::WORDS).then_some(Self { words, at: 0 })
     }
 
-    /// One that is a part of something.
-    pub(crate) fn of(words: W, bell: Bell) -> Self {
-        Self { words, bell }
+    /// One that is a part of something: two words of it.
+    #[inline]
+    pub(crate) fn at(words: W, at: usize) -> Self {
+        Self { words, at }
     }
 
-    /// Rings, after what those wait for was stored.
+    /// Rings, after what sleepers wait for was stored.
     #[inline]
     pub fn ring(&self) {
-        self.bell.ring(&self.words);
+        // Either the sleeper sees what was stored, or we see the sleeper.
+        self.words.fence();
+        self.ring_if_seen();
     }
 
     /// Rings if somebody is seen to sleep: who is about to may be overlooked.
     #[inline]
     pub(crate) fn ring_if_seen(&self) {
-        self.bell.ring_if_seen(&self.words);
+        if self.words.load(self.at + 1, Relaxed) != 0 {
+            self.wake();
+        }
     }
 
-    /// Rings for one who has died, and may have been about to, or in the middle of it. Costs a
-    /// call of the system each time.
+    /// Rings for one who has died, and may have been about to, or in the middle of it: then it has
+    /// taken the sign of the sleepers away, and woken nobody. Costs a call of the system each time.
+    #[cold]
     pub fn ring_anyway(&self) {
-        self.bell.ring_anyway(&self.words);
+        self.words.fence();
+        self.wake();
     }
 
-    /// Says that somebody sleeps here, for one who is woken in another way: by a
+    #[cold]
+    fn wake(&self) {
+        self.words.swap(self.at + 1, 0);
+        self.words.fetch_add(self.at, 1);
+        self.words.wake(self.at, u32::MAX);
+    }
+
+    /// How often it was rung while somebody slept: one who is going to sleep knows that before it
+    /// [says so](Self::announce).
+    pub(crate) fn count(&self) -> u64 {
+        self.words.load(self.at, Acquire)
+    }
+
+    /// Says that somebody sleeps here; also for one who is woken in another way, by a
     /// [`Watch`](crate::Watch) that is here already. It looks once more afterwards: that look
     /// finds what was stored, or whoever stored it rings.
     pub fn announce(&self) {
-        self.bell.announce(&self.words);
-    }
-
-    /// How often it was rung while somebody slept.
-    pub(crate) fn count(&self) -> u64 {
-        self.bell.count(&self.words)
+        self.words.swap(self.at + 1, 1);
+        self.words.fence();
     }
 
     /// Waits until `look` finds something; None once the deadline has passed.
@@ -239,15 +150,58 @@ impl<W: Words> Doorbell<W> {
         &self,
         spin: &mut Spin,
         deadline: Instant,
-        look: impl FnMut() -> Option<T>,
+        mut look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        self.bell.wait(&self.words, spin, deadline, look)
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        let start = self.words.now();
+        let spin_end = match *spin {
+            Spin::Always => deadline,
+            Spin::Never => start,
+            Spin::Adaptive { now, .. } => deadline.min(start + now),
+        };
+        loop {
+            for _ in 0..LOOKS {
+                self.words.pause();
+                if let Some(found) = look() {
+                    spin.learn(self.words.now().saturating_duration_since(start), false);
+                    return Some(found);
+                }
+            }
+            let now = self.words.now();
+            if now >= deadline {
+                return None;
+            }
+            if now >= spin_end {
+                break;
+            }
+        }
+        spin.learn(self.words.now().saturating_duration_since(start), true);
+        loop {
+            let count = self.count();
+            self.announce();
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            let left = deadline.saturating_duration_since(self.words.now());
+            if left.is_zero() {
+                return None;
+            }
+            self.words.sleep(self.at, count as u32, left.min(LONGEST_SLEEP));
+            // Mostly it has come: so look before saying once more that somebody sleeps. That would be
+            // wrong then, the next ring would wake nobody, and all that were woken would take the line
+            // in which it is said from each other.
+            if let Some(found) = look() {
+                return Some(found);
+            }
+        }
     }
 }
 
 impl<W: KernelWords> Doorbell<W> {
     /// The word that the kernel knows it by.
     pub(crate) fn word(&self) -> Option<&AtomicU64> {
-        self.words.word(self.bell.at)
+        self.words.word(self.at)
     }
 }

@@ -3,25 +3,29 @@
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::{ModelWords, Waiting, check_with};
-use crate::bell::{Bell, Spin};
+use crate::bell::{Doorbell, Spin};
 use crate::words::{LocalWords, Words};
 
-const BELL: Bell = Bell { at: 0 };
+const BELL: usize = 0;
 /// What is waited for.
 const FLAGS: [usize; 2] = [2, 3];
 
+fn bell(words: &ModelWords) -> Doorbell<&ModelWords> {
+    Doorbell::at(words, BELL)
+}
+
 fn words() -> ModelWords {
-    ModelWords::new(&LocalWords::zeroed(4), &[BELL.at], Waiting::Sleeping)
+    ModelWords::new(&LocalWords::zeroed(4), &[BELL], Waiting::Sleeping)
 }
 
 fn ring(words: &ModelWords, flag: usize) {
     words.store(flag, 1, Release);
-    BELL.ring(words);
+    bell(words).ring();
 }
 
 fn wait(words: &ModelWords, flag: usize) {
     let look = || (words.load(flag, Acquire) == 1).then_some(());
-    assert!(BELL.wait(words, &mut Spin::Never, words.never(), look).is_some());
+    assert!(bell(words).wait(&mut Spin::Never, words.never(), look).is_some());
 }
 
 #[test]

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use loom::sync::Mutex;
 
 use super::{Arc, ModelWords, Waiting, check_with};
-use crate::bell::Bell;
+use crate::bell::Doorbell;
 use crate::words::{LocalWords, Words};
 
-const BELL: Bell = Bell { at: 0 };
+const BELL: usize = 0;
 /// Messages that were stored so far, one more each time.
 const STORED: usize = 2;
 /// Stands for the descriptor: how often it became readable. Slept on by those that poll it
@@ -19,8 +19,12 @@ const OVER: usize = 4;
 /// Whether the descriptor is readable.
 const RAISED: usize = 5;
 
+fn bell(words: &ModelWords) -> Doorbell<&ModelWords> {
+    Doorbell::at(words, BELL)
+}
+
 fn words() -> ModelWords {
-    ModelWords::new(&LocalWords::zeroed(6), &[BELL.at, EDGES], Waiting::Sleeping)
+    ModelWords::new(&LocalWords::zeroed(6), &[BELL, EDGES], Waiting::Sleeping)
 }
 
 /// A descriptor, for those who change it.
@@ -47,7 +51,7 @@ impl Flag {
 fn watch(words: &ModelWords, flag: &Flag) {
     let mut seen = 0;
     loop {
-        let count = BELL.count(words);
+        let count = bell(words).count();
         // After the count: who ends it rings afterwards.
         if words.load(OVER, Acquire) != 0 {
             return;
@@ -56,7 +60,7 @@ fn watch(words: &ModelWords, flag: &Flag) {
             seen = count;
             flag.raise(words);
         }
-        words.sleep(BELL.at, count as u32, std::time::Duration::MAX);
+        words.sleep(BELL, count as u32, std::time::Duration::MAX);
     }
 }
 
@@ -69,12 +73,12 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
         is_more
     };
     let mut told = 0;
-    BELL.announce(words);
+    bell(words).announce();
     for _ in 0..many {
         while !take() {
             if words.load(RAISED, Acquire) == 1 {
                 flag.lower(words);
-                BELL.announce(words);
+                bell(words).announce();
                 if take() {
                     flag.raise(words);
                     break;
@@ -92,7 +96,7 @@ fn read(words: &ModelWords, flag: &Flag, many: u64) {
         }
     }
     words.store(OVER, 1, Release);
-    BELL.ring_anyway(words);
+    bell(words).ring_anyway();
 }
 
 fn run(publishers: u64, each: u64) {
@@ -107,7 +111,7 @@ fn run(publishers: u64, each: u64) {
             loom::thread::spawn(move || {
                 for _ in 0..each {
                     words.fetch_add(STORED, 1);
-                    BELL.ring(&words);
+                    bell(&words).ring();
                 }
             })
         })

@@ -163,7 +163,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         // whose mark is gone: the next who lets go of it may be the last.
         self.advance(subscriber, tail);
         drop(locked);
-        Self::ROOM.ring(&self.words);
+        self.room().ring();
         Ok(())
     }
 
@@ -253,8 +253,8 @@ impl<W: Words, const E: usize> Queue<W, E> {
             self.take_off(slot, 0, &mut dispose);
         }
         drop(locked);
-        Self::MESSAGES.ring_anyway(&self.words);
-        Self::ROOM.ring_anyway(&self.words);
+        self.messages().ring_anyway();
+        self.room().ring_anyway();
         Ok(removed)
     }
 
@@ -314,7 +314,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             self.words.store(at, 0, Release);
         }
         drop(locked);
-        Self::ROOM.ring(&self.words);
+        self.room().ring();
         Ok(true)
     }
 

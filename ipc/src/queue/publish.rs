@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::layout::{self, WAITING};
 use super::{Queue, QueueError, Result, WhenFull};
-use crate::bell::{Bell, Spin};
+use crate::bell::{Doorbell, Spin};
 use crate::lock::{Guard, Taken};
 use crate::participant::Caller;
 use crate::words::Words;
@@ -26,8 +26,17 @@ pub(super) struct Locked<'a, W: Words, const E: usize> {
 }
 
 impl<W: Words, const E: usize> Queue<W, E> {
-    pub(super) const MESSAGES: Bell = Bell { at: layout::MESSAGES };
-    pub(super) const ROOM: Bell = Bell { at: layout::ROOM };
+    /// Where those sleep that wait for entries.
+    #[inline]
+    pub(super) fn messages(&self) -> Doorbell<&W> {
+        Doorbell::at(&self.words, layout::MESSAGES)
+    }
+
+    /// Where those sleep that wait for room.
+    #[inline]
+    pub(super) fn room(&self) -> Doorbell<&W> {
+        Doorbell::at(&self.words, layout::ROOM)
+    }
 
     #[inline(always)]
     pub(super) fn lock<'a>(&'a self, caller: &'a Caller<'a>) -> Result<Locked<'a, W, E>> {
@@ -112,7 +121,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         hand_over(position);
         locked.write(slot, position, entry, active);
         drop(locked);
-        Self::MESSAGES.ring(&self.words);
+        self.messages().ring();
         Ok(Published { position, readers: active.count_ones() })
     }
 
@@ -154,7 +163,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
             Err(QueueError::Full) => None,
             other => Some(other),
         };
-        let waited = Self::ROOM.wait(&self.words, spin, deadline, &mut attempt);
+        let waited = self.room().wait(spin, deadline, &mut attempt);
         waited.unwrap_or(Err(QueueError::Full))
     }
 
@@ -187,19 +196,19 @@ impl<W: Words, const E: usize> Queue<W, E> {
         deadline: Instant,
         look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        Self::ROOM.wait(&self.words, spin, deadline, look)
+        self.room().wait(spin, deadline, look)
     }
 
     /// Wakes those that wait for room.
     #[inline]
     pub fn ring_room(&self) {
-        Self::ROOM.ring(&self.words);
+        self.room().ring();
     }
 
     /// Wakes those that wait for entries.
     #[inline]
     pub fn ring_messages(&self) {
-        Self::MESSAGES.ring(&self.words);
+        self.messages().ring();
     }
 
     /// Looks through all entries that were delivered and are not disposed of, while

@@ -164,7 +164,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         deadline: Instant,
         look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        Self::MESSAGES.wait(&self.words, spin, deadline, look)
+        self.messages().wait(spin, deadline, look)
     }
 
     /// The bell that those wait at who wait for entries, for one who cannot sleep here.
@@ -173,7 +173,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
     where
         W: Clone,
     {
-        Doorbell::of(self.words.clone(), Self::MESSAGES)
+        Doorbell::at(self.words.clone(), layout::MESSAGES)
     }
 
     /// Would [`take`](Self::take) find something to look at? It may turn out to be nothing. Can
@@ -351,7 +351,7 @@ impl<W: Words, const E: usize> Queue<W, E> {
         if was & mine == 0 || was & !mine != 0 {
             return None;
         }
-        Self::ROOM.ring(&self.words);
+        self.room().ring();
         Some(entry)
     }
 
