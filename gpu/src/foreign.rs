@@ -9,18 +9,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pointer::Allocator;
 
 /// Memory that something else allocated.
+#[derive(Debug)]
 pub(crate) struct Foreign {
     /// None if nobody asked the driver.
     allocator: Option<Allocator>,
     /// Of memory that was mapped and can leave. Before the owner: what it frees is free then.
     retained: Option<Retained>,
     _owner: Box<dyn fmt::Debug + Send + Sync>,
-}
-
-impl fmt::Debug for Foreign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Foreign({:?})", self.allocator)
-    }
 }
 
 impl Foreign {
@@ -113,6 +108,7 @@ impl Foreign {
 
 /// Physical memory of somebody else, mapped piece behind piece, which stays as long as this
 /// does, whatever its owner does.
+#[derive(Debug)]
 pub(crate) struct Retained {
     device: Device,
     /// Where the range begins in the first piece.

@@ -104,15 +104,10 @@ impl Table {
 }
 
 /// One user of an open allocation.
+#[derive(Debug)]
 pub(crate) struct Opened {
     device: Device,
     bytes: [u8; 64],
-}
-
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opened({:?})", self.device)
-    }
 }
 
 impl Drop for Opened {

@@ -37,6 +37,7 @@ pub unsafe trait HostMapping: fmt::Debug + Send + Sync + 'static {
 pub struct Memory(Arc<Holding>);
 
 /// What memory is made of, and what is to be done when nobody needs it any more.
+#[derive(Debug)]
 pub(crate) struct Holding {
     /// In whose context it is mapped.
     device: Device,
@@ -48,13 +49,14 @@ pub(crate) struct Holding {
     kind: Kind,
 }
 
+#[derive(Debug)]
 enum Kind {
     Plain {
         was_exported: AtomicBool,
     },
     Space(Space),
     Legacy {
-        opened: Opened,
+        _opened: Opened,
     },
     Host {
         mapping: Box<dyn HostMapping>,
@@ -85,12 +87,6 @@ impl Drop for Holding {
             Kind::Space(_) | Kind::Legacy { .. } | Kind::Foreign(_) | Kind::Gone => return,
         };
         self.device.0.give_back(leftover);
-    }
-}
-
-impl fmt::Debug for Holding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Holding({:?})", self.kind)
     }
 }
 
@@ -130,11 +126,11 @@ impl Memory {
     pub(crate) fn of_legacy(
         device: &Device,
         resident: DeviceName,
-        opened: Opened,
+        _opened: Opened,
         address: u64,
         length: u64,
     ) -> Self {
-        Self::new(device, Some(resident), address, length, Kind::Legacy { opened })
+        Self::new(device, Some(resident), address, length, Kind::Legacy { _opened: opened })
     }
 
     pub(crate) fn space(&self) -> Option<&Space> {
@@ -543,15 +539,5 @@ impl Device {
         }
         let kind = Kind::Host { mapping: Box::new(mapping) };
         Ok(Memory::new(self, None, address, length, kind))
-    }
-}
-
-impl fmt::Debug for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Legacy { opened } => write!(f, "{opened:?}"),
-            Self::Foreign(foreign) => write!(f, "{foreign:?}"),
-            _ => f.write_str("memory"),
-        }
     }
 }

@@ -127,6 +127,7 @@ struct Limits {
 /// assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 /// # Ok::<(), fabric::Error>(())
 /// ```
+#[derive(Debug)]
 #[must_use]
 pub struct EndpointBuilder<'q> {
     domain: Domain,
@@ -136,12 +137,6 @@ pub struct EndpointBuilder<'q> {
     events: Option<Arc<EventQueueShared>>,
     counters: Vec<(Counter, CounterEvents)>,
     destination: Option<Address>,
-}
-
-impl std::fmt::Debug for EndpointBuilder<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EndpointBuilder").field("domain", &self.domain).finish_non_exhaustive()
-    }
 }
 
 impl<'q> EndpointBuilder<'q> {

@@ -82,7 +82,7 @@ unsafe impl Send for RegionInner {}
 unsafe impl Sync for RegionInner {}
 
 /// The range a region covers.
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) base: *mut u8,
     /// What peers see: all buffers together.
@@ -90,12 +90,6 @@ pub(crate) struct Extent {
     /// What lies in one piece at `base`: the first buffer.
     pub(crate) contiguous: usize,
     pub(crate) kind: MemoryKind,
-}
-
-impl std::fmt::Debug for Extent {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes of {} at {:p}", self.length, self.kind, self.base)
-    }
 }
 
 impl MemoryRegion {
