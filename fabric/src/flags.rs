@@ -35,8 +35,6 @@ bitflags! {
         const REMOTE_READ = sys::FI_REMOTE_READ;
         /// Peers may write to here.
         const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
-        /// One posted buffer can take many messages.
-        const MULTI_RECEIVE = sys::FI_MULTI_RECV;
         /// Operations can be fenced behind earlier ones.
         const FENCE = sys::FI_FENCE;
         /// Operations can be deferred until a counter reaches a value.
@@ -55,8 +53,6 @@ bitflags! {
         /// Completions of receives name their sender, if it is in the address vector: see
         /// [`Endpoint::sender`](crate::Endpoint::sender).
         const SOURCE = sys::FI_SOURCE;
-        /// Receives can be restricted to one sender (this library restricts none).
-        const DIRECTED_RECEIVE = sys::FI_DIRECTED_RECV;
         /// Address vectors can be shared between processes.
         const SHARED_ADDRESSES = sys::FI_SHARED_AV;
         const _ = !0;

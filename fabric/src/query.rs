@@ -36,7 +36,6 @@ pub struct Query {
     mr_mode: MrMode,
     required_order: Option<Order>,
     provider: Option<String>,
-    domain: Option<String>,
     source: Option<(String, Option<String>)>,
     destination: Option<(String, Option<String>)>,
     threading: Threading,
@@ -59,7 +58,6 @@ impl Query {
             mr_mode: MrMode::OBEYED,
             required_order: None,
             provider: None,
-            domain: None,
             source: None,
             destination: None,
             threading: Threading::Safe,
@@ -107,13 +105,6 @@ impl Query {
     #[must_use]
     pub fn provider(mut self, name: impl Into<String>) -> Self {
         self.provider = Some(name.into());
-        self
-    }
-
-    /// Only this domain (device or interface).
-    #[must_use]
-    pub fn domain(mut self, name: impl Into<String>) -> Self {
-        self.domain = Some(name.into());
         self
     }
 
@@ -375,9 +366,6 @@ impl Hints {
             let fabric = &mut *raw.fabric_attr;
             if let Some(name) = &query.provider {
                 fabric.prov_name = strdup("provider", name)?;
-            }
-            if let Some(name) = &query.domain {
-                domain.name = strdup("domain", name)?;
             }
         }
         Ok(Self { info })

@@ -126,7 +126,7 @@ impl Memory {
     pub(crate) fn of_legacy(
         device: &Device,
         resident: DeviceName,
-        _opened: Opened,
+        opened: Opened,
         address: u64,
         length: u64,
     ) -> Self {

@@ -261,20 +261,19 @@ impl<W: Words> Roster<W> {
 
     /// Those that are dead and not yet cleaned up after.
     pub fn the_dead(&self) -> Vec<Participant> {
-        let named = |place| {
-            let (round, phase) = taken_apart(self.words.load(place as usize, Acquire));
-            (phase != EMPTY).then(|| Participant::new(place, round))?
-        };
-        (0..Participant::PLACES).filter_map(named).filter(|who| self.is_dead(Some(*who))).collect()
+        self.named(|phase| phase != EMPTY).filter(|who| self.is_dead(Some(*who))).collect()
     }
 
     /// Those that live, as far as is known.
     pub fn the_living(&self) -> Vec<Participant> {
-        let named = |place| {
+        self.named(|phase| phase == LIVING).filter(|who| !self.is_dead(Some(*who))).collect()
+    }
+
+    fn named(&self, is_meant: impl Fn(u64) -> bool) -> impl Iterator<Item = Participant> {
+        (0..Participant::PLACES).filter_map(move |place| {
             let (round, phase) = taken_apart(self.words.load(place as usize, Acquire));
-            (phase == LIVING).then(|| Participant::new(place, round))?
-        };
-        (0..Participant::PLACES).filter_map(named).filter(|who| !self.is_dead(Some(*who))).collect()
+            is_meant(phase).then(|| Participant::new(place, round))?
+        })
     }
 
     /// Gives the place of one that left, or that is dead and cleaned up after, to the
