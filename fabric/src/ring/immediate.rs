@@ -44,16 +44,6 @@ pub enum Notice {
 }
 
 /// The 32 bits, and what they mean.
-///
-/// ```
-/// use fabric::ring::{Immediate, Notice};
-/// let notice = Notice::Chunk { sequence: 40_000 };
-/// let immediate = Immediate { ring: 1023, epoch: 17, notice };
-/// let bits = immediate.encode();
-/// // Of the epoch the lower bits travel.
-/// assert_eq!(Immediate::decode(bits), Immediate { epoch: 1, ..immediate });
-/// assert!(immediate.is_of(17) && !immediate.is_of(18));
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Immediate {
     /// Whose ring.
@@ -67,7 +57,6 @@ pub struct Immediate {
 impl Immediate {
     /// The bits that travel. Numbers of rings from 1024 on lose their upper bits: no
     /// [`Shape`](super::Shape) has them.
-    #[must_use]
     pub fn encode(&self) -> u32 {
         let (kind, amount) = match self.notice {
             Notice::Chunk { sequence } => (0, sequence),
@@ -82,7 +71,6 @@ impl Immediate {
     }
 
     /// What bits mean: every pattern means something.
-    #[must_use]
     pub fn decode(bits: u32) -> Self {
         let amount = bits as u16;
         let notice = match bits >> 30 {
@@ -95,7 +83,6 @@ impl Immediate {
     }
 
     /// Could it be of this epoch?
-    #[must_use]
     pub fn is_of(&self, epoch: u32) -> bool {
         self.epoch % EPOCHS == epoch % EPOCHS
     }
@@ -113,6 +100,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn of_the_epoch_the_lower_bits_travel() {
+        let notice = Notice::Chunk { sequence: 40_000 };
+        let immediate = Immediate { ring: 1023, epoch: 17, notice };
+        let decoded = Immediate::decode(immediate.encode());
+        assert_eq!(decoded, Immediate { epoch: 1, ..immediate });
+        assert!(immediate.is_of(17) && !immediate.is_of(18));
+    }
 
     #[test]
     fn the_nearest_is_found() {

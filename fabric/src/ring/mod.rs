@@ -30,14 +30,23 @@ mod writer;
 mod model_tests;
 
 pub use header::{HEADER, Header};
-pub use immediate::{Immediate, Notice};
 pub use memory::View;
 pub use notify::Notify;
 pub use port::{News, Port, ReceiverId, SenderId, Turn};
-pub use reader::{Arrived, Place, ProtocolError, Reader, Span};
+pub use reader::ProtocolError;
 pub use receiver::{ReceiverStatistics, RingOptions, RingReceiver};
 pub use sender::{Pushed, RingSender, SenderStatistics};
-pub use shape::{GRANULE, LARGEST, Layout, MOST_CHUNKS, MOST_CHUNKS_APART, SMALLEST, Shape};
+pub use shape::Layout;
 pub use stripes::{Stripes, StripesOptions, default_stripes};
 pub use terms::{LaneOffer, RingAnswer, RingOffer};
-pub use writer::{Blocked, Chunk, Message, Refused, Writer, exceeds};
+pub use writer::{Blocked, Message};
+
+// The protocol itself, for simulations and fuzzing: what a port does with it is the interface.
+#[doc(hidden)]
+pub use immediate::{Immediate, Notice};
+#[doc(hidden)]
+pub use reader::{Arrived, Place, Reader, Span};
+#[doc(hidden)]
+pub use shape::{GRANULE, LARGEST, MOST_CHUNKS, MOST_CHUNKS_APART, Shape};
+#[doc(hidden)]
+pub use writer::{Chunk, Refused, Writer};

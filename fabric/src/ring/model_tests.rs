@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
+use super::writer::exceeds;
 use super::*;
 
 /// Bytes that a message of this number has.
@@ -556,4 +557,11 @@ fn credit_that_cannot_be_is_not_believed() {
     assert_eq!((writer.next_read(), writer.next_read()), (Some(0), None));
     assert!(!writer.credit(&credit(1, 1, 2)), "the past");
     assert_eq!(writer.free(), 4096);
+}
+
+#[test]
+fn what_the_reader_let_go_of_is_room() {
+    assert!(!exceeds(1000, 24, 0, 1024));
+    assert!(exceeds(1000, 25, 0, 1024));
+    assert!(!exceeds(1000, 25, 64, 1024), "the reader let go of 64 bytes");
 }

@@ -131,7 +131,6 @@ pub struct Reader {
 impl Reader {
     /// A reader of an empty ring, which tells the writer when so many bytes were released:
     /// 0 for each chunk.
-    #[must_use]
     pub fn new(shape: Shape, epoch: u32, watermark: u64) -> Self {
         Self {
             shape,
@@ -156,7 +155,6 @@ impl Reader {
     }
 
     /// Goes on after so many messages, which came whole to a reader that is no more.
-    #[must_use]
     pub fn after(self, whole: u64) -> Self {
         Self { message: whole, ..self }
     }
@@ -170,9 +168,6 @@ impl Reader {
     /// A notice came: with its data, whatever came or did not come before it. `length` is
     /// how many bytes came, as the provider tells it; 0 where it does not. A notice of
     /// another epoch or ring is counted and forgotten, and so is one that came already.
-    ///
-    /// # Errors
-    /// [`TooFarAhead`](ProtocolError::TooFarAhead).
     #[inline]
     pub fn notice(&mut self, immediate: &Immediate, length: u64) -> Result<(), ProtocolError> {
         if !immediate.is_of(self.epoch) || immediate.ring != self.shape.ring() {
@@ -253,10 +248,6 @@ impl Reader {
     }
 
     /// The next chunk, if it is there. `look` reads a header.
-    ///
-    /// # Errors
-    /// [`NoChunk`](ProtocolError::NoChunk), [`Misplaced`](ProtocolError::Misplaced),
-    /// [`WrongLength`](ProtocolError::WrongLength).
     #[inline]
     pub fn take(
         &mut self,
@@ -325,7 +316,6 @@ impl Reader {
 
     /// The number of the first chunk that was taken and is not released, and of the next one
     /// to be taken.
-    #[must_use]
     #[inline]
     pub fn unreleased(&self) -> Range<u64> {
         self.sequence - self.taken.len() as u64..self.sequence
@@ -355,63 +345,53 @@ impl Reader {
     }
 
     /// What the writer was told last, or is to be told if that was not sent.
-    #[must_use]
     pub fn told_bits(&self) -> u32 {
         let notice = Notice::Credit { head: self.shape.granules(self.told) as u16 };
         Immediate { ring: self.writer_name, epoch: self.epoch, notice }.encode()
     }
 
     /// The lowest position that is not released.
-    #[must_use]
     pub fn head(&self) -> u64 {
         self.head
     }
 
     /// What the writer was told of it.
-    #[must_use]
     pub fn told(&self) -> u64 {
         self.told
     }
 
     /// Is the writer done, and everything taken?
-    #[must_use]
     pub fn is_over(&self) -> bool {
         self.ends == Some(self.sequence)
     }
 
     /// What to tell the writer if nobody is going to read any more.
-    #[must_use]
     pub fn gone(&self) -> u32 {
         let (ring, epoch) = (self.writer_name, self.epoch);
         Immediate { ring, epoch, notice: Notice::Gone }.encode()
     }
 
     /// The epoch that it reads.
-    #[must_use]
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
     /// What both sides agree on.
-    #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
     /// Messages that came whole, over all epochs.
-    #[must_use]
     pub fn whole(&self) -> u64 {
         self.message
     }
 
     /// Bytes that came of the message that is next.
-    #[must_use]
     pub fn received(&self) -> u64 {
         self.received
     }
 
     /// Notices that came more than once, and those of other epochs or rings.
-    #[must_use]
     pub fn ignored(&self) -> (u64, u64) {
         (self.duplicates, self.strangers)
     }

@@ -14,7 +14,7 @@ pub const MOST_CHUNKS: u64 = 1 << 14;
 /// place there.
 pub const MOST_CHUNKS_APART: u64 = 1 << 10;
 /// The smallest ring, in bytes.
-pub const SMALLEST: u64 = 16 * GRANULE;
+pub(super) const SMALLEST: u64 = 16 * GRANULE;
 /// The largest ring, in bytes.
 pub const LARGEST: u64 = 1 << 40;
 /// Bytes of the flag behind a [flagged](Layout::Flagged) chunk.
@@ -51,7 +51,6 @@ impl Shape {
     /// A ring of so many bytes, known to its writer by a number below 1024, with headers
     /// and payload [together](Layout::Together). None if it is too small, too large, or no
     /// even number of [granules](Self::granule).
-    #[must_use]
     #[inline]
     pub fn new(capacity: u64, ring: u16) -> Option<Self> {
         // As fine as it fits a notice, in which half the numbers stand for the past.
@@ -70,35 +69,30 @@ impl Shape {
     }
 
     /// The same with chunks laid out in another way.
-    #[must_use]
     #[inline]
     pub fn laid_out(self, layout: Layout) -> Self {
         Self { layout, ..self }
     }
 
     /// Bytes of the ring.
-    #[must_use]
     #[inline]
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
     /// Its number.
-    #[must_use]
     #[inline]
     pub fn ring(&self) -> u16 {
         self.ring
     }
 
     /// How chunks lie in it.
-    #[must_use]
     #[inline]
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
     /// Chunks that may be in it at the same time.
-    #[must_use]
     #[inline]
     pub fn most_chunks(&self) -> u64 {
         match self.layout {
@@ -108,14 +102,12 @@ impl Shape {
     }
 
     /// Where a position lies in the ring.
-    #[must_use]
     #[inline]
     pub fn offset(&self, position: u64) -> u64 {
         if self.mask != 0 { position & self.mask } else { position % self.capacity }
     }
 
     /// Bytes from a position to the end of the ring.
-    #[must_use]
     #[inline]
     pub fn until_end(&self, position: u64) -> u64 {
         self.capacity - self.offset(position)
@@ -123,7 +115,6 @@ impl Shape {
 
     /// The most bytes that a chunk takes, header and all: an empty ring has always room for
     /// it, wherever its end lies.
-    #[must_use]
     #[inline]
     pub fn longest_chunk(&self) -> u64 {
         self.capacity / 2
@@ -133,7 +124,6 @@ impl Shape {
     /// it fits a notice, in which half the numbers stand for the past. So a whole ring is
     /// less than half of them. A large ring has large granules, but no larger than its
     /// share of [`MOST_CHUNKS`].
-    #[must_use]
     #[inline]
     pub fn granule(&self) -> u64 {
         1 << self.granule_bits
@@ -146,7 +136,6 @@ impl Shape {
     }
 
     /// Bytes from where a chunk begins to its payload.
-    #[must_use]
     #[inline]
     pub fn before_payload(&self) -> u64 {
         match self.layout {
@@ -157,7 +146,6 @@ impl Shape {
 
     /// Bytes that a chunk with so much payload takes. Also one with nothing takes a granule:
     /// by that its place can be given back.
-    #[must_use]
     #[inline]
     pub fn taken(&self, payload: u64) -> u64 {
         let bytes = match self.layout {
@@ -177,7 +165,6 @@ impl Shape {
 
     /// The most payload of a chunk that takes no more than so many bytes, which are whole
     /// granules.
-    #[must_use]
     #[inline]
     pub fn payload_of(&self, room: u64) -> u64 {
         match self.layout {

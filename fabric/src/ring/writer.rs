@@ -11,15 +11,7 @@ use super::shape::{Layout, Shape};
 ///
 /// Positions do not wrap, so it is the same comparison whether the free room lies in one
 /// piece or around the end of the ring.
-///
-/// ```
-/// use fabric::ring::exceeds;
-/// assert!(!exceeds(1000, 24, 0, 1024));
-/// assert!(exceeds(1000, 25, 0, 1024));
-/// assert!(!exceeds(1000, 25, 64, 1024), "the reader let go of 64 bytes");
-/// ```
-#[must_use]
-pub fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> bool {
+pub(super) fn exceeds(tail: u64, length: u64, credit: u64, capacity: u64) -> bool {
     (tail - credit).saturating_add(length) > capacity
 }
 
@@ -37,25 +29,21 @@ pub struct Message {
 
 impl Message {
     /// Its number: one more than that of the message before.
-    #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 
     /// Its length in bytes.
-    #[must_use]
     pub fn length(&self) -> u64 {
         self.length
     }
 
     /// Bytes that chunks were made of so far.
-    #[must_use]
     pub fn written(&self) -> u64 {
         self.written
     }
 
     /// Is there nothing left to write? Also a message of no bytes has a chunk.
-    #[must_use]
     pub fn is_written(&self) -> bool {
         self.has_begun && self.written == self.length
     }
@@ -83,13 +71,11 @@ pub struct Chunk {
 
 impl Chunk {
     /// Bytes that are written: header and payload.
-    #[must_use]
     pub fn length(&self) -> u64 {
         HEADER + u64::from(self.header.payload)
     }
 
     /// What the flag of a chunk says: never nothing, and never what an earlier one did.
-    #[must_use]
     pub fn flag(sequence: u64) -> u64 {
         sequence.wrapping_add(1)
     }
@@ -139,7 +125,6 @@ pub struct Writer {
 impl Writer {
     /// A writer of an empty ring, with chunks of at most so many bytes of payload (or what
     /// the ring allows, if that is less).
-    #[must_use]
     pub fn new(shape: Shape, epoch: u32, longest_payload: u64) -> Self {
         // A payload's length has 32 bits in the header.
         let most = shape.payload_of(shape.longest_chunk()).min(u32::MAX.into());
@@ -160,13 +145,11 @@ impl Writer {
 
     /// The number that credit comes under, if it is not the ring's: those of two readers may
     /// be the same.
-    #[must_use]
     pub fn known_as(self, name: u16) -> Self {
         Self { name, ..self }
     }
 
     /// Goes on after so many messages, which came whole to a reader that is no more.
-    #[must_use]
     pub fn after(self, whole: u64) -> Self {
         Self { next_message: whole, ..self }
     }
@@ -174,7 +157,6 @@ impl Writer {
     /// Begins a message. It has its number once the first chunk is written; until then it can be
     /// let go of. After that it must be written to its end before another one is: chunks of
     /// two messages do not mix.
-    #[must_use]
     pub fn begin(&self, topic: u32, length: u64) -> Message {
         let (epoch, number) = (self.epoch, self.next_message);
         Message { epoch, number, topic, length, written: 0, has_begun: false }
@@ -192,18 +174,12 @@ impl Writer {
     }
 
     /// Where the message's next chunk goes. Nothing is changed: it may be asked again.
-    ///
-    /// # Errors
-    /// How much room is missing; or that it is not this message's turn.
     pub fn plan(&self, message: &Message) -> Result<Chunk, Refused> {
         self.plan_within(message, u64::MAX)
     }
 
     /// The same for a chunk of at most so many bytes of payload, at least one: where a message is
     /// put together from pieces, a chunk has bytes of one of them.
-    ///
-    /// # Errors
-    /// As [`plan`](Self::plan).
     pub fn plan_within(&self, message: &Message, most: u64) -> Result<Chunk, Refused> {
         if !self.is_next(message) {
             return Err(Refused::Stale);
@@ -294,14 +270,12 @@ impl Writer {
     }
 
     /// What to tell the reader if there will be nothing more.
-    #[must_use]
     pub fn done(&self) -> u32 {
         let notice = Notice::Done { sequence: self.sequence as u16 };
         Immediate { ring: self.shape.ring(), epoch: self.epoch, notice }.encode()
     }
 
     /// Did the reader say that nobody reads any more?
-    #[must_use]
     pub fn is_told_gone(&self, immediate: &Immediate) -> bool {
         immediate.notice == Notice::Gone
             && immediate.is_of(self.epoch)
@@ -314,32 +288,27 @@ impl Writer {
     }
 
     /// Messages that were written, if only in part, over all epochs: the number of the next one.
-    #[must_use]
     pub fn messages(&self) -> u64 {
         self.next_message
     }
 
     /// Bytes that are known to be free.
-    #[must_use]
     pub fn free(&self) -> u64 {
         self.shape.capacity() - (self.tail - self.credit)
     }
 
     /// What both sides agree on.
-    #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
     /// The epoch that it writes in.
-    #[must_use]
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
     /// The longest message that is always one chunk: what is longer may be cut at the end of the
     /// ring.
-    #[must_use]
     pub fn longest_whole(&self) -> u64 {
         self.longest_payload / 4
     }
@@ -350,19 +319,16 @@ impl Writer {
     }
 
     /// Chunks that were written and that the reader is not known to be done with.
-    #[must_use]
     pub fn unread(&self) -> usize {
         self.unread.len()
     }
 
     /// Bytes written in this epoch, with headers and what was left out.
-    #[must_use]
     pub fn tail(&self) -> u64 {
         self.tail
     }
 
     /// The last that is known of the reader's head.
-    #[must_use]
     pub fn known_head(&self) -> u64 {
         self.credit
     }
