@@ -218,13 +218,7 @@ impl Device {
     /// # Errors
     /// If the other is of another implementation.
     pub fn peer_access(&self, peer: &Self) -> Result<PeerAccess> {
-        let operation = "peer access";
-        let driver = self.driver(operation)?;
-        if peer.0.name == self.0.name {
-            return Ok(PeerAccess::Same);
-        }
-        self.same_implementation(operation, peer)?;
-        driver.peer_access(peer.0.name.number).map_err(|error| error.on(self.0.name))
+        self.reach_of(peer.0.name)
     }
 
     /// How this device would reach another one's memory, which is not opened for that: a
@@ -340,12 +334,5 @@ impl Device {
     pub(crate) fn driver(&self, operation: &'static str) -> Result<&dyn DeviceDriver> {
         self.0.birth.check(operation).map_err(|error| error.on(self.0.name))?;
         Ok(&*self.0.driver)
-    }
-
-    pub(crate) fn same_implementation(&self, operation: &'static str, peer: &Self) -> Result<()> {
-        if peer.0.name.implementation == self.0.name.implementation {
-            return Ok(());
-        }
-        Err(crate::driver::mixed(operation).on(self.0.name))
     }
 }
