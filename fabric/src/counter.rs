@@ -31,7 +31,7 @@ use crate::waiting::{Backoff, Deadline};
 /// let mut endpoint = Endpoint::builder(&domain)
 ///     .addresses(&addresses)
 ///     .queue(&mut queue)
-///     .counter(&writes, CounterEvents::WRITE)
+///     .counter(&writes, Access::WRITE)
 ///     .open()?;
 /// # let me = addresses.insert(&endpoint.address()?)?;
 /// # let source = domain.register(HostMemory::zeroed(8)?, Access::ALL)?;
@@ -53,25 +53,6 @@ pub struct Counter(Arc<CounterInner>);
 struct CounterInner {
     handle: Handle<sys::fid_cntr>,
     domain: Domain,
-}
-
-bitflags::bitflags! {
-    /// Which operations of an endpoint a counter counts.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    pub struct CounterEvents: u64 {
-        /// Sends that completed.
-        const SEND = sys::FI_SEND;
-        /// Receives that completed.
-        const RECEIVE = sys::FI_RECV;
-        /// Reads that completed.
-        const READ = sys::FI_READ;
-        /// Writes that completed.
-        const WRITE = sys::FI_WRITE;
-        /// Reads by peers.
-        const REMOTE_READ = sys::FI_REMOTE_READ;
-        /// Writes by peers.
-        const REMOTE_WRITE = sys::FI_REMOTE_WRITE;
-    }
 }
 
 impl Counter {

@@ -6,7 +6,6 @@
 //! of its objects does not matter.
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
@@ -248,15 +247,13 @@ impl Domain {
 /// # Errors
 /// What libfabric says when it does not.
 pub fn probe_registration_cache() -> Result<()> {
-    let name = CString::new("mr_cache")
-        .map_err(|_| Error::new(ErrorKind::InvalidArgument, "fi_open", "name"))?;
     let mut object: *mut sys::fid = ptr::null_mut();
     // SAFETY: a terminated name, no attributes; `object` receives what is opened
     // and is closed at once.
     unsafe {
         let code = sys::fi_open(
             Version::spoken().packed(),
-            name.as_ptr(),
+            c"mr_cache".as_ptr(),
             ptr::null_mut(),
             0,
             0,

@@ -69,7 +69,7 @@ mod waiting;
 pub use address::{Address, AddressVector, Peer};
 pub use capabilities::{Capabilities, EndpointKind, Nic, Progress, Threading};
 pub use choice::{Candidate, Choice, Need, Policy, Reach, Verdict, choose, rank, select};
-pub use counter::{Counter, CounterEvents};
+pub use counter::Counter;
 pub use domain::{Domain, Fabric, probe_registration_cache};
 pub use endpoint::{
     AtomicForm, AtomicOperation, AtomicRequest, Datatype, Endpoint, EndpointBuilder, Listener,

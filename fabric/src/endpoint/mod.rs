@@ -39,11 +39,11 @@ use libfabric_sys as sys;
 use crate::address::{Address, AddressVector, Peer};
 use crate::capabilities::EndpointKind;
 use crate::choice::forgets_injected_writes;
-use crate::counter::{Counter, CounterEvents};
+use crate::counter::Counter;
 use crate::domain::Domain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{EventQueue, EventQueueShared};
-use crate::flags::Caps;
+use crate::flags::{Access, Caps};
 use crate::handle::Handle;
 use crate::offer::Offer;
 use crate::queue::{Completion, CompletionQueue, QueueShared};
@@ -80,6 +80,7 @@ use crate::queue::{Completion, CompletionQueue, QueueShared};
 #[derive(Debug)]
 pub struct Endpoint {
     handle: ManuallyDrop<Handle<sys::fid_ep>>,
+    is_shut: bool,
     /// Before the queue: rxm keeps megabytes of a vector closed after them.
     addresses: Option<AddressVector>,
     attached: Attached,
@@ -135,7 +136,7 @@ pub struct EndpointBuilder<'q> {
     queue: Option<&'q mut CompletionQueue>,
     addresses: Option<AddressVector>,
     events: Option<Arc<EventQueueShared>>,
-    counters: Vec<(Counter, CounterEvents)>,
+    counters: Vec<(Counter, Access)>,
     destination: Option<Address>,
 }
 
@@ -158,11 +159,12 @@ impl<'q> EndpointBuilder<'q> {
         self
     }
 
-    /// A counter of these operations.
+    /// A counter of the operations that need these rights: `WRITE` counts writes that start here and
+    /// completed, `REMOTE_WRITE` those of peers.
     ///
     /// Can be called several times; one counter may also serve several endpoints.
     /// Counting does not replace the completion queue, which owns the memory in flight.
-    pub fn counter(mut self, counter: &Counter, events: CounterEvents) -> Self {
+    pub fn counter(mut self, counter: &Counter, events: Access) -> Self {
         self.counters.push((counter.clone(), events));
         self
     }
@@ -255,14 +257,13 @@ impl<'q> EndpointBuilder<'q> {
         let flags = sys::FI_TRANSMIT | sys::FI_RECV;
         bind("fi_ep_bind (completion queue)", queue.share().as_fid(), flags)?;
         let mut counters = self.counters;
-        let counts_writes =
-            |(_, events): &(_, CounterEvents)| events.contains(CounterEvents::WRITE);
+        let counts_writes = |(_, events): &(_, Access)| events.contains(Access::WRITE);
         if forgets_injected_writes(&ours.provider)
             && ours.caps.contains(Caps::RMA)
             && !counters.iter().any(counts_writes)
         {
             // Nobody reads it: with it injected writes are remembered as others are.
-            counters.push((Counter::open(&domain)?, CounterEvents::WRITE));
+            counters.push((Counter::open(&domain)?, Access::WRITE));
         }
         for (counter, events) in &counters {
             bind("fi_ep_bind (counter)", counter.as_fid(), events.bits())?;
@@ -282,6 +283,7 @@ impl<'q> EndpointBuilder<'q> {
         let attached = Attached { queue: queue.share(), number, member };
         Ok(Endpoint {
             handle: ManuallyDrop::new(handle),
+            is_shut: false,
             attached,
             limits,
             addresses: self.addresses,
@@ -318,25 +320,20 @@ fn print(domain: &Domain, address: &Address) -> String {
 
 fn limits(domain: &Domain, handle: &Handle<sys::fid_ep>) -> Limits {
     let capabilities = domain.capabilities();
-    // SAFETY: the endpoint is alive.
-    let (has_message, has_rma, has_tagged, has_atomic) = unsafe {
-        (
-            sys::fcs_has_msg(handle.as_ptr()) != 0,
-            sys::fcs_has_rma(handle.as_ptr()) != 0,
-            sys::fcs_has_tagged(handle.as_ptr()) != 0,
-            sys::fcs_has_atomic(handle.as_ptr()) != 0,
-        )
+    let endpoint = handle.as_ptr();
+    let has = |call: unsafe extern "C" fn(*const sys::fid_ep) -> i32, caps| {
+        // SAFETY: the endpoint is alive.
+        unsafe { call(endpoint) != 0 && capabilities.caps.contains(caps) }
     };
-    use crate::Caps;
     Limits {
         immediate_mask: capabilities.immediate_mask(),
         inject_size: capabilities.inject_size,
         max_message: capabilities.max_message_size,
         iov_limit: capabilities.iov_limit,
-        has_message: has_message && capabilities.caps.contains(Caps::MESSAGE),
-        has_rma: has_rma && capabilities.caps.contains(Caps::RMA),
-        has_tagged: has_tagged && capabilities.caps.contains(Caps::TAGGED),
-        has_atomic: has_atomic && capabilities.caps.contains(Caps::ATOMIC),
+        has_message: has(sys::fcs_has_msg, Caps::MESSAGE),
+        has_rma: has(sys::fcs_has_rma, Caps::RMA),
+        has_tagged: has(sys::fcs_has_tagged, Caps::TAGGED),
+        has_atomic: has(sys::fcs_has_atomic, Caps::ATOMIC),
     }
 }
 
@@ -409,29 +406,20 @@ impl Endpoint {
     /// # Errors
     /// What the provider says.
     pub fn close(mut self) -> Result<()> {
-        let result = self.shut();
-        let domain = self.domain.clone();
-        // What is left of `self` is dropped as usual, without the handle.
-        let mut rest = ManuallyDrop::new(self);
-        // SAFETY: each field is dropped once: `rest` is never dropped itself, and
-        // the handle was consumed by `shut`.
-        unsafe {
-            ptr::drop_in_place(&mut rest.addresses);
-            ptr::drop_in_place(&mut rest.attached);
-            ptr::drop_in_place(&mut rest.counters);
-            ptr::drop_in_place(&mut rest.events);
-            ptr::drop_in_place(&mut rest.domain);
-        }
-        result.map_err(|e| domain.blame(e))
+        self.shut().map_err(|e| self.domain.blame(e))
     }
 
-    /// Consumes the handle. Must be called exactly once.
+    /// The second time there is nothing left to do.
     fn shut(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_shut, true) {
+            return Ok(());
+        }
         self.attached.member.leave();
         if crate::choice::wants_entries_read(&self.domain.capabilities().provider) {
             self.attached.queue.save_entries();
         }
-        // SAFETY: called once, by `close` (which forgets self) or by `drop`.
+        // SAFETY: taken once, since this comes here once, and used by nobody afterwards: `close`
+        // has all of the endpoint, and else it is being dropped.
         let handle = unsafe { ManuallyDrop::take(&mut self.handle) };
         let result = handle.close();
         if result.is_ok() {

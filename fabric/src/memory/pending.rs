@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use libfabric_sys as sys;
 
+use super::closing::Late;
 use super::host::Memory;
 use super::region::{Extent, Keepalive, MemoryRegion};
 use super::registration::{RegistrationOptions, Source};
@@ -97,11 +98,7 @@ impl Drop for PendingRegion {
         // SAFETY: `finish`, which takes them too, does not let this run.
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
-        if let Err(error) = handle.close() {
-            // As for a region: the provider may still be at the memory.
-            std::mem::forget(memory);
-            tracing::error!(%error, "a registration under way could not be closed; its memory is leaked");
-        }
+        drop(Late { handle, memory: Some(memory), bytes: self.extent.length }.close());
     }
 }
 

@@ -345,11 +345,10 @@ impl MemoryRegion {
     /// # Errors
     /// `OutOfBounds`, or what the provider says.
     pub fn refresh(&self, range: Range<usize>) -> Result<()> {
-        let slice = self.slice(range)?;
         if !self.0.domain.capabilities().mr_mode.contains(MrMode::MMU_NOTIFY) {
-            return Ok(());
+            return self.slice(range).map(drop);
         }
-        self.refresh_always(&slice)
+        self.force_refresh(range)
     }
 
     /// Calls `fi_mr_refresh` whether or not the provider asks for it.
@@ -358,10 +357,6 @@ impl MemoryRegion {
     /// `OutOfBounds`; `NotSupported` from providers that do not know the call.
     pub fn force_refresh(&self, range: Range<usize>) -> Result<()> {
         let slice = self.slice(range)?;
-        self.refresh_always(&slice)
-    }
-
-    fn refresh_always(&self, slice: &RegionSlice) -> Result<()> {
         let handle = self.handle("fi_mr_refresh")?;
         let vector = sys::iovec { iov_base: slice.as_ptr().cast(), iov_len: slice.len() };
         // SAFETY: one element, alive for the call.

@@ -138,11 +138,6 @@ impl RingSender {
     }
 
     #[inline]
-    pub(super) fn begin(&self, topic: u32, length: u64) -> Message {
-        self.writer.begin(topic, length)
-    }
-
-    #[inline]
     pub(super) fn push(
         &mut self,
         endpoint: &mut Endpoint,

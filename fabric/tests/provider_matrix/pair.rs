@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use fabric::{
     Access, Address, AddressVector, Caps, Completion, CompletionKind, CompletionQueue,
-    ConnectionRequest, Counter, CounterEvents, Domain, Endpoint, EndpointKind, Error, ErrorKind,
-    Event, EventQueue, HostMemory, Listener, MemoryRegion, Offer, OperationId, Options, Outcome,
-    Peer, QueueOptions, RegistrationOptions, RemoteMemory, RemoteRegion, TransferFlags,
+    ConnectionRequest, Counter, Domain, Endpoint, EndpointKind, Error, ErrorKind, Event,
+    EventQueue, HostMemory, Listener, MemoryRegion, Offer, OperationId, Options, Outcome, Peer,
+    QueueOptions, RegistrationOptions, RemoteMemory, RemoteRegion, TransferFlags,
 };
 
 use crate::cells::{Cell, Memory};
@@ -137,7 +137,7 @@ pub struct Setup {
     pub queue: QueueOptions,
     pub offer: Option<Offer>,
     /// Counters of the initiator's writes.
-    pub counted: Option<CounterEvents>,
+    pub counted: Option<Access>,
 }
 
 pub struct Pair {

@@ -371,7 +371,7 @@ impl Port {
     /// `Closed` if there is no such ring.
     #[inline]
     pub fn begin(&self, id: SenderId, topic: u32, length: u64) -> Result<Message> {
-        Ok(self.sender(id)?.begin(topic, length))
+        Ok(self.sender(id)?.writer().begin(topic, length))
     }
 
     /// Posts a message's next chunk, if there is room for it. `payload` is the whole message.

@@ -1,6 +1,6 @@
 //! One-sided reads and writes.
 
-use fabric::{CounterEvents, MemoryRegion, TransferFlags};
+use fabric::{MemoryRegion, TransferFlags};
 
 use super::{Case, sizes};
 use crate::cells::Cell;
@@ -120,7 +120,7 @@ fn write_delivery_complete_is_visible(cell: &Cell) -> Checked {
 }
 
 fn writes_are_counted(cell: &Cell) -> Checked {
-    let setup = Setup { counted: Some(CounterEvents::WRITE), ..Setup::default() };
+    let setup = Setup { counted: Some(fabric::Access::WRITE), ..Setup::default() };
     let mut pair = Pair::with(cell, setup)?;
     let (from, into) = (pair.sides[A].region(64)?, pair.sides[B].region(64)?);
     let counter = pair.counter.clone().ok_or("no counter")?;
