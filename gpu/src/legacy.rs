@@ -35,7 +35,6 @@ impl fmt::Debug for LegacyHandle {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     open: HashMap<[u8; 64], Entry>,
-    hits: u64,
 }
 
 #[derive(Debug)]
@@ -74,7 +73,6 @@ impl Table {
     ) -> Result<(u64, u64)> {
         if let Some(entry) = self.open.get_mut(&bytes) {
             entry.users += 1;
-            self.hits += 1;
             return Ok((entry.address, entry.length));
         }
         let (address, length) = open()?;
@@ -204,7 +202,6 @@ mod tests {
         assert_eq!(table.enter(bytes, || Ok((0x1000, 64))).unwrap(), (0x1000, 64));
         let again = table.enter(bytes, || panic!("it is open"));
         assert_eq!(again.unwrap(), (0x1000, 64));
-        assert_eq!(table.hits, 1);
         assert!(!table.leave(&bytes));
         assert_eq!(table.close(&bytes), None, "it has a user");
         assert!(table.leave(&bytes));
