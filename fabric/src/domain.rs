@@ -137,7 +137,7 @@ impl Domain {
             Handle::adopt("fi_domain", domain)?
         };
         if let Some(events) = events {
-            if !events.is_on(fabric) {
+            if !events.shared.is_on(fabric) {
                 return Err(Error::new(
                     ErrorKind::InvalidArgument,
                     "fi_domain_bind",
@@ -148,7 +148,7 @@ impl Domain {
             // SAFETY: both objects are alive and of one provider; the domain keeps
             // the event queue.
             let code = unsafe {
-                sys::fi_domain_bind(handle.as_ptr(), events.as_fid(), sys::FABRICAST_REG_MR)
+                sys::fi_domain_bind(handle.as_ptr(), events.shared.as_fid(), sys::FABRICAST_REG_MR)
             };
             Error::check("fi_domain_bind", i64::from(code)).map_err(|e| {
                 e.with_provider(&capabilities.provider)
@@ -167,7 +167,7 @@ impl Domain {
             handle,
             capabilities,
             offer: offer.clone(),
-            registration_events: events.map(EventQueue::share),
+            registration_events: events.map(|events| Arc::clone(&events.shared)),
             fabric: fabric.clone(),
         })))
     }

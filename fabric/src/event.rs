@@ -37,7 +37,7 @@ const CONNECTION_DATA: usize = 1024;
 /// ```
 #[derive(Debug)]
 pub struct EventQueue {
-    shared: Arc<EventQueueShared>,
+    pub(crate) shared: Arc<EventQueueShared>,
 }
 
 #[derive(Debug)]
@@ -214,18 +214,6 @@ impl EventQueue {
         Error::from_code("connection management", i64::from(entry.err))
             .with_provider(self.shared.fabric.provider())
             .with_provider_text(entry.prov_errno, text)
-    }
-
-    pub(crate) fn as_fid(&self) -> *mut sys::fid {
-        self.shared.handle.as_fid()
-    }
-
-    pub(crate) fn is_on(&self, fabric: &Fabric) -> bool {
-        self.shared.fabric.is_same(fabric)
-    }
-
-    pub(crate) fn share(&self) -> Arc<EventQueueShared> {
-        Arc::clone(&self.shared)
     }
 }
 

@@ -86,10 +86,13 @@ impl<T: Object> Handle<T> {
 
     /// Closes now and tells whether that worked, where dropping could only log it.
     pub(crate) fn close(self) -> Result<()> {
-        let object = self.object;
-        std::mem::forget(self);
-        // SAFETY: `self` owned the object and is forgotten, so this is the one close.
-        let code = unsafe { sys::fi_close(object.as_ptr().cast()) };
+        std::mem::ManuallyDrop::new(self).shut()
+    }
+
+    /// To be called once, at the end of the handle.
+    fn shut(&mut self) -> Result<()> {
+        // SAFETY: this handle owns the object; it is closed exactly here.
+        let code = unsafe { sys::fi_close(self.as_fid()) };
         if code < 0 {
             FAILED_CLOSES.fetch_add(1, Ordering::Relaxed);
         }
@@ -99,11 +102,7 @@ impl<T: Object> Handle<T> {
 
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
-        // SAFETY: this handle owns the object; it is closed exactly here.
-        let code = unsafe { sys::fi_close(self.as_fid()) };
-        if code < 0 {
-            FAILED_CLOSES.fetch_add(1, Ordering::Relaxed);
-            let error = Error::from_code("fi_close", i64::from(code));
+        if let Err(error) = self.shut() {
             tracing::error!(object = T::NAME, %error, "a libfabric object could not be closed");
         }
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
-use std::os::raw::c_char;
+use std::os::raw::{c_char, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -183,19 +183,8 @@ impl Offer {
     /// Every attribute, as libfabric itself prints them.
     #[must_use]
     pub fn describe(&self) -> String {
-        let mut buffer = vec![0_u8; 32 * 1024];
-        // SAFETY: the buffer's length is passed; libfabric terminates what it writes.
-        unsafe {
-            sys::fi_tostr_r(
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                self.info.as_ptr().cast(),
-                sys::FI_TYPE_INFO,
-            );
-        }
-        CStr::from_bytes_until_nul(&buffer)
-            .map(|text| text.to_string_lossy().into_owned())
-            .unwrap_or_default()
+        // SAFETY: the element is alive.
+        unsafe { printed(self.info.as_ptr().cast(), sys::FI_TYPE_INFO, 32 * 1024) }
     }
 
     /// Is this the same provider at the same place, whatever the terms?
@@ -227,20 +216,15 @@ unsafe fn string(text: *const c_char) -> Option<String> {
 }
 
 /// Renders one value with libfabric's own printer.
-fn printed<T>(value: &T, kind: u32) -> String {
-    let mut buffer = [0_u8; 256];
-    // SAFETY: the value has the type that `kind` names (callers in this file);
-    // the buffer's length is passed.
-    unsafe {
-        sys::fi_tostr_r(
-            buffer.as_mut_ptr().cast(),
-            buffer.len(),
-            ptr::from_ref(value).cast(),
-            kind,
-        );
-    }
+///
+/// # Safety
+/// The value has the type that `kind` names.
+unsafe fn printed(value: *const c_void, kind: u32, room: usize) -> String {
+    let mut buffer = vec![0_u8; room];
+    // SAFETY: by contract; the buffer's length is passed, libfabric terminates what it writes.
+    unsafe { sys::fi_tostr_r(buffer.as_mut_ptr().cast(), room, value, kind) };
     CStr::from_bytes_until_nul(&buffer)
-        .map(|text| text.to_string_lossy().trim().to_owned())
+        .map(|text| text.to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
@@ -277,7 +261,13 @@ fn read_capabilities(info: &Info, threading: Threading) -> Capabilities {
                 _ => EndpointKind::Rdm,
             },
             protocol: endpoint.protocol,
-            protocol_name: printed(&endpoint.protocol, sys::FI_TYPE_PROTOCOL),
+            protocol_name: printed(
+                (&raw const endpoint.protocol).cast(),
+                sys::FI_TYPE_PROTOCOL,
+                256,
+            )
+            .trim()
+            .to_owned(),
             caps,
             mode: Mode::from_bits_retain(raw.mode | domain.mode | rx.mode | tx.mode),
             mr_mode: MrMode::from_bits_retain(domain.mr_mode),

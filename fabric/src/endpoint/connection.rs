@@ -96,7 +96,7 @@ impl Listener {
     /// What the provider says.
     pub fn open(fabric: &Fabric, offer: &Offer, events: &EventQueue) -> Result<Self> {
         let blame = |e: Error| e.with_provider(fabric.provider());
-        if !events.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
+        if !events.shared.is_on(fabric) || offer.capabilities().provider != fabric.provider() {
             return Err(blame(Error::new(
                 ErrorKind::InvalidArgument,
                 "fi_passive_ep",
@@ -116,12 +116,12 @@ impl Listener {
             Handle::adopt("fi_passive_ep", listener)?
         };
         // SAFETY: both objects are alive; the queue is kept.
-        let code = unsafe { sys::fi_pep_bind(handle.as_ptr(), events.as_fid(), 0) };
+        let code = unsafe { sys::fi_pep_bind(handle.as_ptr(), events.shared.as_fid(), 0) };
         Error::check("fi_pep_bind", i64::from(code)).map_err(blame)?;
         // SAFETY: the listener is alive and bound.
         let code = unsafe { sys::fi_listen(handle.as_ptr()) };
         Error::check("fi_listen", i64::from(code)).map_err(blame)?;
-        Ok(Self { handle, events: events.share(), fabric: fabric.clone() })
+        Ok(Self { handle, events: Arc::clone(&events.shared), fabric: fabric.clone() })
     }
 
     /// The address to connect to.
@@ -139,19 +139,12 @@ impl Listener {
     /// # Errors
     /// What the provider says.
     pub fn reject(&self, request: ConnectionRequest, reason: &[u8]) -> Result<()> {
+        let blame = |e: Error| e.with_provider(self.fabric.provider());
         if !request.offer.info.is_request() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "fi_reject",
-                "the offer is not that of a connection request",
-            )
-            .with_provider(self.fabric.provider()));
+            let why = "the offer is not that of a connection request";
+            return Err(blame(Error::new(ErrorKind::InvalidArgument, "fi_reject", why)));
         }
-        request
-            .offer
-            .info
-            .claim("fi_reject")
-            .map_err(|e| e.with_provider(self.fabric.provider()))?;
+        request.offer.info.claim("fi_reject").map_err(blame)?;
         // SAFETY: the request's info is alive; its handle names the connection, and
         // is used this once.
         let code = unsafe {
@@ -163,9 +156,7 @@ impl Listener {
                 reason.len(),
             )
         };
-        Error::check("fi_reject", i64::from(code))
-            .map(drop)
-            .map_err(|e| e.with_provider(self.fabric.provider()))
+        Error::check("fi_reject", i64::from(code)).map(drop).map_err(blame)
     }
 }
 

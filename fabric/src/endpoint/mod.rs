@@ -155,7 +155,7 @@ impl<'q> EndpointBuilder<'q> {
 
     /// Where a connected endpoint reports its connection.
     pub fn events(mut self, events: &EventQueue) -> Self {
-        self.events = Some(events.share());
+        self.events = Some(Arc::clone(&events.shared));
         self
     }
 

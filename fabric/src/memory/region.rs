@@ -92,6 +92,13 @@ pub(crate) struct Extent {
     pub(crate) kind: MemoryKind,
 }
 
+impl Extent {
+    /// One buffer.
+    pub(crate) fn of(base: *mut u8, length: usize, kind: MemoryKind) -> Self {
+        Self { base, length, contiguous: length, kind }
+    }
+}
+
 impl MemoryRegion {
     pub(crate) fn new(
         domain: Domain,

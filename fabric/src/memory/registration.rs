@@ -207,14 +207,7 @@ impl Domain {
         self.check_range(base, length, kind)?;
         let vector = [sys::iovec { iov_base: base.cast(), iov_len: length }];
         // SAFETY: by contract.
-        unsafe {
-            self.register_checked(
-                &vector,
-                Extent { base, length, contiguous: length, kind },
-                None,
-                &options,
-            )
-        }
+        unsafe { self.register_checked(&vector, Extent::of(base, length, kind), None, &options) }
     }
 
     /// Registers a dma-buf, for device memory that the kernel lends to other
@@ -259,12 +252,7 @@ impl Domain {
                 format!("offset {:#x} lies before address 0 of the dma-buf", buffer.offset),
             )));
         }
-        let extent = Extent {
-            base: buffer.base,
-            length: buffer.length,
-            contiguous: buffer.length,
-            kind: buffer.kind,
-        };
+        let extent = Extent::of(buffer.base, buffer.length, buffer.kind);
         // SAFETY: by contract.
         let (handle, enabled) =
             unsafe { self.call(&Source::DmaBuf(buffer), &extent, &options, std::ptr::null_mut())? };
