@@ -1,12 +1,13 @@
 //! Honest processes.
 #![allow(unsafe_code)]
 
+use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use gpu::{Pool, stand_in};
+use gpu::stand_in;
 use ipc::{Channel, ChannelListener, Layout, Segment, Words};
 use transfer::{Admission, Client, ErrorKind, Opener, ShareService, Shared, Tensor};
 
@@ -212,18 +213,15 @@ fn a_segment_is_copied_from_and_to() {
 }
 
 #[test]
-fn a_pool_is_shared_with_all_its_pieces() {
+fn memory_in_pieces_is_shared_with_all_of_them() {
     let _alone = alone();
     let device = device();
     let granule = device.properties().granularity;
-    let pool = Pool::new(&device, 8 * granule, &[]).unwrap();
-    for _ in 0..3 {
-        pool.grow(2 * granule).unwrap();
-    }
-    let bytes = numbers(pool.length(), 5);
+    let memory = device.allocate_pieces(&[2 * granule; 3]).unwrap();
+    let bytes = numbers(memory.length(), 5);
     let stream = device.stream().unwrap();
-    stream.upload(&pool.memory().whole(), &bytes, PATIENCE).unwrap();
-    let shared = Shared::new(pool.memory(), &Tensor::bytes(pool.length())).unwrap();
+    stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap();
+    let shared = Shared::new(&memory, &Tensor::bytes(memory.length())).unwrap();
     let (one, other) = Channel::pair().unwrap();
     shared.send(&one, PATIENCE).unwrap();
     let opened = Opener::default().receive(&other, None, PATIENCE).unwrap();
@@ -232,17 +230,23 @@ fn a_pool_is_shared_with_all_its_pieces() {
 }
 
 #[test]
-fn a_pool_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
+fn memory_that_grows_meanwhile_is_shared_as_long_as_its_pieces() {
     let _alone = alone();
     let device = device();
     let granule = device.properties().granularity;
-    let pool = Pool::new(&device, 32 * granule, &[]).unwrap();
-    pool.grow(granule).unwrap();
+    let (piece, length) =
+        device.allocate_shared(granule, &[]).and_then(|piece| piece.export_piece(0)).unwrap();
+    let importer = device.importer(32 * granule).unwrap();
+    let grow = || importer.add(piece.as_fd(), length);
+    grow().unwrap();
+    if importer.memory().export_pieces().is_err() {
+        testkit::skip!("what was imported, and can grow, does not leave this device's process");
+    }
     std::thread::scope(|scope| {
-        let growing = scope.spawn(|| while pool.grow(granule).is_ok() {});
+        let growing = scope.spawn(|| while grow().is_ok() {});
         loop {
             let is_last = growing.is_finished();
-            let shared = Shared::new(pool.memory(), &Tensor::bytes(granule)).unwrap();
+            let shared = Shared::new(importer.memory(), &Tensor::bytes(granule)).unwrap();
             let bytes = shared.facts().encode();
             assert_eq!(transfer::Facts::decode(&bytes).unwrap(), *shared.facts());
             if is_last {
