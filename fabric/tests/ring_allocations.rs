@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::ring::{Notify, Port, Pushed, RingOptions, Stripes, StripesOptions, Turn};
+use fabric::ring::{Notify, Port, Pushed, RingOptions, Stripes, Turn};
 use fabric::{
     Access, AddressVector, Caps, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
     Offer, Order, Peer, Query, registrations,
@@ -110,7 +110,7 @@ fn by_lanes() {
     let offer = offer(Notify::Immediate);
     let (mut port, peer) = port(&offer);
     let further = Domain::open(&offer).unwrap();
-    port.add_lanes(Stripes::open_on(&[further], StripesOptions::default()).unwrap()).unwrap();
+    port.add_lanes(Stripes::open_on(&[further]).unwrap()).unwrap();
     let options = RingOptions::new(port.endpoint(), CAPACITY).unwrap();
     let memory = HostMemory::zeroed(CAPACITY as usize).unwrap();
     let reading = port.offer_by(&options, 2, memory).unwrap();

@@ -6,8 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use fabric::ring::{
-    Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions, SenderId, Stripes,
-    StripesOptions, Turn, View,
+    Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions, SenderId, Stripes, Turn, View,
 };
 use fabric::{
     Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, ErrorKind,
@@ -58,8 +57,7 @@ fn side(provider: &str, lanes: usize) -> Side {
     let mut port = Port::new(endpoint, queue);
     if lanes > 1 {
         let further: Vec<_> = (1..lanes).map(|_| Domain::open(&offer).unwrap()).collect();
-        let options = StripesOptions { waiting: Waiting::Block };
-        port.add_lanes(Stripes::open_on(&further, options).unwrap()).unwrap();
+        port.add_lanes(Stripes::open_on(&further).unwrap()).unwrap();
     }
     at.extend(port.lane_addresses());
     assert_eq!((port.lanes(), at.len()), (lanes, lanes));
@@ -301,7 +299,7 @@ fn lanes_that_cannot_be_are_refused() {
     let first = providers()[0];
     let (mut writer, mut reader) = (side(first, 2), side(first, 3));
     let domain = Domain::open(&offer(first)).unwrap();
-    let again = Stripes::open_on(&[domain], StripesOptions::default()).unwrap();
+    let again = Stripes::open_on(&[domain]).unwrap();
     assert_eq!(writer.port.add_lanes(again).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let options = RingOptions::new(reader.port.endpoint(), RING as u64).unwrap();
     let memory = HostMemory::zeroed(RING).unwrap();

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::ring::{
-    Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions, SenderId, Stripes,
-    StripesOptions, Turn,
+    Port, Pushed, ReceiverId, RingAnswer, RingOffer, RingOptions, SenderId, Stripes, Turn,
 };
 use fabric::{
     Access, Address, AddressVector, CompletionQueue, Domain, Endpoint, EndpointKind, HostMemory,
@@ -127,8 +126,7 @@ impl Opened {
         if way.lanes > 1 {
             let domains = (1..way.lanes).map(|_| Domain::open(&offer));
             let domains = domains.collect::<fabric::Result<Vec<_>>>()?;
-            let options = StripesOptions { waiting: Waiting::Block };
-            port.add_lanes(Stripes::open_on(&domains, options)?)?;
+            port.add_lanes(Stripes::open_on(&domains)?)?;
         }
         Ok(Self { port, addresses })
     }

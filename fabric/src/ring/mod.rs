@@ -37,7 +37,7 @@ pub use reader::ProtocolError;
 pub use receiver::{ReceiverStatistics, RingOptions, RingReceiver};
 pub use sender::{Pushed, RingSender, SenderStatistics};
 pub use shape::Layout;
-pub use stripes::{Stripes, StripesOptions, default_stripes};
+pub use stripes::{Stripes, default_stripes};
 pub use terms::{LaneOffer, RingAnswer, RingOffer};
 pub use writer::{Blocked, Message};
 

@@ -30,7 +30,7 @@ impl Port {
     /// let peer = addresses.insert(&endpoint.address()?)?;
     /// let mut port = Port::new(endpoint, queue);
     /// let further = Domain::open(&offer)?;
-    /// port.add_lanes(Stripes::open_on(&[further], StripesOptions::default())?)?;
+    /// port.add_lanes(Stripes::open_on(&[further])?)?;
     /// // To itself, for once.
     /// let options = RingOptions::new(port.endpoint(), 1 << 20)?;
     /// let reading = port.offer_by(&options, 2, HostMemory::zeroed(1 << 20)?)?;

@@ -29,13 +29,6 @@ const SLATE: usize = 64;
 /// Lanes of a ring, at most.
 const MOST: usize = 64;
 
-/// How lanes are opened.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StripesOptions {
-    /// How the lanes' threads wait.
-    pub waiting: Waiting,
-}
-
 /// Lanes that are open and belong to no port yet: see [`Port::add_lanes`](super::Port::add_lanes).
 #[derive(Debug)]
 pub struct Stripes {
@@ -53,11 +46,12 @@ struct Opened {
 
 impl Stripes {
     /// Opens a lane on each of these domains: what is registered with them can be written through
-    /// it. A domain that is there several times has several lanes.
+    /// it. A domain that is there several times has several lanes. Their threads sleep at once when
+    /// there is nothing to do.
     ///
     /// # Errors
     /// What cannot be opened; `InvalidArgument` for no domains, more than 64, or connected ones.
-    pub fn open_on(domains: &[Domain], options: StripesOptions) -> Result<Self> {
+    pub fn open_on(domains: &[Domain]) -> Result<Self> {
         let refuse =
             |why: String| Err(Error::new(ErrorKind::InvalidArgument, "opening lanes", why));
         if domains.is_empty() || domains.len() > MOST {
@@ -68,7 +62,7 @@ impl Stripes {
         }
         let mut lanes = Vec::with_capacity(domains.len());
         for domain in domains {
-            let queue_options = QueueOptions { size: 4096, waiting: options.waiting };
+            let queue_options = QueueOptions { size: 4096, waiting: Waiting::Block };
             let mut queue = CompletionQueue::open_with(domain, queue_options)?;
             let addresses = AddressVector::open(domain)?;
             let builder = Endpoint::builder(domain).addresses(&addresses);

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::ring::{
-    Notify, Port, Pushed, ReceiverId, RingAnswer, RingOffer, SenderId, Stripes, StripesOptions,
-};
+use fabric::ring::{Notify, Port, Pushed, ReceiverId, RingAnswer, RingOffer, SenderId, Stripes};
 use fabric::{Access, Caps, Domain, EndpointKind, ErrorKind, HostMemory, MemoryRegion, Offer};
 
 use super::Case;
@@ -72,7 +70,7 @@ fn connect(cell: &Cell, offer: &Offer) -> Checked<World> {
     let mut ports = sides.map(|(endpoint, queue)| Port::new(endpoint, queue));
     for port in &mut ports {
         let further = (1..LANES).map(|_| Domain::open(offer)).collect::<Result<Vec<_>, _>>()?;
-        let lanes = Stripes::open_on(&further, StripesOptions::default())?;
+        let lanes = Stripes::open_on(&further)?;
         match port.add_lanes(lanes) {
             Err(error) if error.kind() == ErrorKind::NotSupported => {
                 return Err(format!("lacking: {error}").into());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use fabric::ring::{Port, Stripes, StripesOptions, default_stripes};
+use fabric::ring::{Port, Stripes, default_stripes};
 use fabric::{
     AddressVector, Candidate, Capabilities, Choice, CompletionQueue, Domain, Endpoint,
     EndpointKind, ErrorKind as FabricKind, Need, Offer, Policy, Query, QueueOptions, Reach,
@@ -70,8 +70,7 @@ pub(super) fn add_lanes(port: &mut Port, domains: &[Domain]) -> bool {
     if domains.is_empty() {
         return true;
     }
-    let options = StripesOptions { waiting: Waiting::Block };
-    let added = Stripes::open_on(domains, options).and_then(|lanes| port.add_lanes(lanes));
+    let added = Stripes::open_on(domains).and_then(|lanes| port.add_lanes(lanes));
     match &added {
         Ok(()) => tracing::info!(lanes = port.lanes(), "large messages go by several lanes"),
         Err(error) => tracing::warn!(%error, "large messages go by one lane"),
