@@ -31,37 +31,19 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// The library is the CUDA driver.
-            unsafe fn find(library: &'static Library) -> std::result::Result<Self, &'static str> {
+            /// The library that cudarc finds is the CUDA driver.
+            unsafe fn find() -> std::result::Result<Self, &'static str> {
+                // SAFETY: loads the library, once; it stays.
+                let library = unsafe { sys::culib() };
                 Ok(Self {
                     // SAFETY: the driver's symbols have had these types since they exist.
-                    $($field: *unsafe { library.get($symbol.as_bytes()) }.map_err(|_| $symbol)?,)*
+                    $($field: *unsafe {
+                        library.get::<unsafe extern "C" fn($($argument),*) -> Code>($symbol.as_bytes())
+                    }.map_err(|_| $symbol)?,)*
                 })
             }
         }
     };
-}
-
-/// The loaded library, whose type belongs to the loader that cudarc uses.
-struct Library;
-
-impl Library {
-    /// # Safety
-    /// `F` is the type of the symbol.
-    unsafe fn get<F: Copy>(&'static self, symbol: &[u8]) -> std::result::Result<Symbol<F>, ()> {
-        // SAFETY: the library was loaded once, and stays; the type is the caller's promise.
-        let found = unsafe { sys::culib().get::<F>(symbol) };
-        found.map(|symbol| Symbol(*symbol)).map_err(drop)
-    }
-}
-
-struct Symbol<F>(F);
-
-impl<F> std::ops::Deref for Symbol<F> {
-    type Target = F;
-    fn deref(&self) -> &F {
-        &self.0
-    }
 }
 
 functions! {
@@ -163,7 +145,7 @@ fn find() -> Result<Functions> {
         return Err(missing(detail.to_owned()));
     }
     // SAFETY: it is the CUDA driver: found by its name.
-    let functions = unsafe { Functions::find(&Library) };
+    let functions = unsafe { Functions::find() };
     let functions = functions
         .map_err(|symbol| missing(format!("libcuda has no {symbol}: too old a driver")))?;
     let mut version = 0;
