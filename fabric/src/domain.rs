@@ -118,7 +118,7 @@ impl Domain {
     }
 
     fn open_inner(fabric: &Fabric, offer: &Offer, events: Option<&EventQueue>) -> Result<Self> {
-        let capabilities = offer.share_capabilities();
+        let capabilities = Arc::clone(&offer.capabilities);
         if capabilities.provider != fabric.provider() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,

@@ -146,7 +146,7 @@ impl std::fmt::Debug for Info {
 #[derive(Debug, Clone)]
 pub struct Offer {
     pub(crate) info: Arc<Info>,
-    capabilities: Arc<Capabilities>,
+    pub(crate) capabilities: Arc<Capabilities>,
     /// Was it asked for `Caps::SOURCE`? Many offers have it unasked; to look up the
     /// sender of each completion costs a few nanoseconds that most have no use for.
     pub(crate) tells_source: bool,
@@ -168,10 +168,6 @@ impl Offer {
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
-    }
-
-    pub(crate) fn share_capabilities(&self) -> Arc<Capabilities> {
-        Arc::clone(&self.capabilities)
     }
 
     pub(crate) fn set_reach(&mut self, reaches: bool) {

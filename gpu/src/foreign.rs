@@ -112,7 +112,7 @@ impl Foreign {
 pub(crate) struct Retained {
     device: Device,
     /// Where the range begins in the first piece.
-    offset: u64,
+    pub(crate) offset: u64,
     pieces: Vec<(Physical, u64)>,
 }
 
@@ -137,10 +137,6 @@ impl Retained {
             at = behind;
         }
         Ok(found)
-    }
-
-    pub(crate) fn offset(&self) -> u64 {
-        self.offset
     }
 
     pub(crate) fn lengths(&self) -> impl Iterator<Item = u64> {

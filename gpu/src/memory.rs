@@ -283,7 +283,7 @@ impl Memory {
             Kind::Foreign(foreign) => match foreign.retained() {
                 Some(retained) => {
                     let lengths = retained.lengths().collect();
-                    Ok(Pieces { offset: retained.offset(), lengths })
+                    Ok(Pieces { offset: retained.offset, lengths })
                 }
                 None => Err(self.refuse(operation, foreign.why_not())),
             },

@@ -73,7 +73,7 @@ impl Endpoint {
             for piece in pieces {
                 slot.keep_region(&piece.region.0);
             }
-            if let Some(mapping) = target.memory.mapping() {
+            if let Some(mapping) = &target.memory.mapping {
                 slot.keep_mapping(mapping);
             }
             return Ok(true);

@@ -35,7 +35,7 @@ impl Vectors {
         for (at, piece) in pieces.iter().enumerate().take(limit) {
             let region = &*piece.region.0;
             let end = piece.offset.checked_add(piece.length);
-            is_good &= end.is_some_and(|end| end <= region.contiguous())
+            is_good &= end.is_some_and(|end| end <= region.contiguous)
                 && piece.region.access().contains(Access::WRITE)
                 && piece.region.domain().is_same(&endpoint.domain);
             let iov_base = piece.region.as_ptr().wrapping_add(piece.offset).cast();

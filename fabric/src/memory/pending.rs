@@ -55,7 +55,7 @@ impl Domain {
             handle: ManuallyDrop::new(handle),
             enabled,
             extent,
-            access: options.access(),
+            access: options.access,
             domain: self.clone(),
             memory: ManuallyDrop::new(Keepalive(memory)),
         })

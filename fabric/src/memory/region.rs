@@ -54,7 +54,7 @@ pub(crate) struct RegionInner {
     length: usize,
     /// The bytes at `base`; less than `length` for a region of several buffers,
     /// of which only the first can be sliced and copied here.
-    pub(super) contiguous: usize,
+    pub(crate) contiguous: usize,
     pub(super) kind: MemoryKind,
     access: Access,
     /// What data transfer calls want as descriptor: null unless the provider asks.
@@ -431,14 +431,6 @@ impl MemoryRegion {
     #[must_use]
     pub fn all(&self) -> RegionSlice {
         RegionSlice { region: self.clone(), offset: 0, length: self.0.contiguous }
-    }
-}
-
-impl RegionInner {
-    /// Bytes that lie in one piece at the base.
-    #[inline]
-    pub(crate) fn contiguous(&self) -> usize {
-        self.contiguous
     }
 }
 

@@ -32,7 +32,7 @@ use crate::version::Version;
 /// ```
 #[derive(Debug, Clone)]
 pub struct RegistrationOptions {
-    access: Access,
+    pub(super) access: Access,
     flags: RegistrationFlags,
     requested_key: Option<u64>,
     offset: u64,
@@ -76,12 +76,6 @@ impl RegistrationOptions {
     pub fn authorization_key(mut self, key: Vec<u8>) -> Self {
         self.authorization_key = key;
         self
-    }
-}
-
-impl RegistrationOptions {
-    pub(super) fn access(&self) -> Access {
-        self.access
     }
 }
 

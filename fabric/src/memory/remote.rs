@@ -48,7 +48,7 @@ pub struct RemoteMemory {
     /// The key as operations want it.
     key: u64,
     /// Present where the key had to be mapped; operations in flight hold it too.
-    mapping: Option<Arc<Mapping>>,
+    pub(crate) mapping: Option<Arc<Mapping>>,
 }
 
 impl Domain {
@@ -117,11 +117,6 @@ impl RemoteMemory {
     #[inline]
     pub(crate) fn address(&self, offset: u64) -> (u64, u64) {
         (self.base() + offset, self.key)
-    }
-
-    #[inline]
-    pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
-        self.mapping.as_ref()
     }
 
     /// A part of the region.

@@ -121,8 +121,8 @@ pub(super) struct Outlet {
     ring: RemoteMemory,
     /// The reader's headers, if they lie apart.
     far_headers: Option<RemoteMemory>,
-    /// For notices without a chunk.
-    speaker: Speaker,
+    /// Gives notices to the reader that have no chunk.
+    pub(super) speaker: Speaker,
     title: Title,
     token: u64,
     headers: MemoryRegion,
@@ -411,11 +411,6 @@ impl Outlet {
             self.due.pop_front();
         }
         Ok(true)
-    }
-
-    /// Gives notices to the reader that have no chunk.
-    pub(super) fn speaker(&self) -> &Speaker {
-        &self.speaker
     }
 
     /// Chunks that were posted and are not done, and notices that are to be sent. One whose first

@@ -277,7 +277,7 @@ impl RingReceiver {
     ) -> Result<bool> {
         self.is_credit_unsent = true;
         let Some(speaker) = &self.writer else { return Ok(false) };
-        let is_sent = match speaker.form() {
+        let is_sent = match speaker.form {
             Notify::Polling => speaker.show(endpoint, queue, self.reader.told())?,
             _ => speaker.say(endpoint, queue, self.reader.told_bits())?,
         };

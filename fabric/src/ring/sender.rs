@@ -350,7 +350,7 @@ impl RingSender {
         };
         if self.end == End::Owed && is_told {
             let bits = self.writer.done();
-            let (speaker, number) = (self.outlet.speaker(), self.outlet.title().number());
+            let (speaker, number) = (&self.outlet.speaker, self.outlet.title().number());
             let said = match self.says_surely {
                 true => speaker.say_last(endpoint, queue, bits, number),
                 false => speaker.say(endpoint, queue, bits).map(|said| (!said).then_some(false)),

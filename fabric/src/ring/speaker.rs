@@ -19,7 +19,7 @@ pub(super) const LAST: u64 = 0x4c61_7374 << 32;
 /// Says bits to one peer, in the form that its ring is told in.
 #[derive(Debug)]
 pub(super) struct Speaker {
-    form: Notify,
+    pub(super) form: Notify,
     /// Do messages to the peer have a tag?
     tagged: bool,
     peer: Peer,
@@ -126,9 +126,5 @@ impl Speaker {
 
     pub(super) fn peer(&self) -> Peer {
         self.peer
-    }
-
-    pub(super) fn form(&self) -> Notify {
-        self.form
     }
 }

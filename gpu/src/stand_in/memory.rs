@@ -163,13 +163,13 @@ const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// Physical memory, which whoever made it, mapped it or retained it has in common.
 #[derive(Debug, Clone)]
-pub(crate) struct Physical(Arc<Pages>);
+pub(crate) struct Physical(pub(super) Arc<Pages>);
 
 /// A memory file that cannot change its size any more.
 #[derive(Debug)]
-struct Pages {
+pub(crate) struct Pages {
     file: OwnedFd,
-    resident: u32,
+    pub(super) resident: u32,
     length: u64,
     /// Whose memory it counts as; None if it was imported.
     charged: Option<&'static State>,
@@ -280,10 +280,6 @@ impl Physical {
             return Err(Error::new(operation, ErrorKind::NotSupported, detail));
         }
         self.0.file.try_clone().map_err(|_| Error::system(operation, "dup"))
-    }
-
-    pub(super) fn resident(&self) -> u32 {
-        self.0.resident
     }
 }
 

@@ -178,7 +178,7 @@ impl DeviceDriver for Device {
 
     fn import(&self, descriptor: BorrowedFd<'_>, length: u64) -> Result<(driver::Physical, u32)> {
         let physical = Physical::import(descriptor, length)?;
-        let resident = physical.resident();
+        let resident = physical.0.resident;
         Ok((driver::Physical::StandIn(physical), resident))
     }
 
