@@ -19,7 +19,7 @@ mod memory;
 mod message;
 mod own;
 #[cfg(test)]
-mod pairs;
+mod pair_tests;
 mod post;
 mod presence;
 mod replies;
