@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::events::Event;
-use crate::path::metrics::{RailChange, count_rail};
+use crate::path::metrics::Count;
 
 #[cfg(test)]
 mod tests;
@@ -138,7 +138,7 @@ impl Company {
         let is_first = missing.is_empty();
         missing.insert(what);
         if is_first {
-            count_rail(RailChange::Lost);
+            Count::RailLost.add(1);
             tracing::warn!(peer = label, rail, reason, "a rail is lost");
             tell(Event::RailLost { with, label, rail, reason });
         }
@@ -155,7 +155,7 @@ impl Company {
         let Some(missing) = self.missing.get_mut(&(with, rail)) else { return };
         if missing.remove(&what) && missing.is_empty() {
             self.missing.remove(&(with, rail));
-            count_rail(RailChange::Back);
+            Count::RailBack.add(1);
             tracing::info!(peer = label, rail, "a rail is back");
             tell(Event::RailBack { with, label, rail });
         }

@@ -1,9 +1,6 @@
 //! What can be told to a peer behind a transfer.
 
-use std::fmt;
-
-use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -21,18 +18,13 @@ const WORDS: usize = 2 + LONGEST_NOTICE / 8;
 /// assert!(Notice::new(7, &[0; 65]).is_err());
 /// # Ok::<(), transfer::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "[u64; WORDS]", into = "[u64; WORDS]")]
 pub struct Notice {
     /// What it means is up to those who talk.
     pub tag: u64,
     length: u8,
     bytes: [u8; LONGEST_NOTICE],
-}
-
-impl fmt::Debug for Notice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Notice({:#x}, {} bytes)", self.tag, self.length)
-    }
 }
 
 impl Notice {
@@ -55,66 +47,29 @@ impl Notice {
     pub fn data(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
     }
+}
 
-    pub(super) fn to_words(self) -> [u64; WORDS] {
+impl From<Notice> for [u64; WORDS] {
+    fn from(notice: Notice) -> Self {
         let mut words = [0; WORDS];
-        words[0] = self.tag;
-        words[1] = u64::from(self.length);
-        for (word, bytes) in words[2..].iter_mut().zip(self.bytes.as_chunks().0) {
+        words[0] = notice.tag;
+        words[1] = u64::from(notice.length);
+        for (word, bytes) in words[2..].iter_mut().zip(notice.bytes.as_chunks().0) {
             *word = u64::from_le_bytes(*bytes);
         }
         words
     }
+}
 
-    /// What a peer wrote, cut to what can be.
-    pub(super) fn from_words(words: &[u64; WORDS]) -> Self {
+/// What a peer wrote, cut to what can be.
+impl From<[u64; WORDS]> for Notice {
+    fn from(words: [u64; WORDS]) -> Self {
         let mut bytes = [0; LONGEST_NOTICE];
         for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(&words[2..]) {
             *place = word.to_le_bytes();
         }
         let length = words[1].min(LONGEST_NOTICE as u64) as u8;
         Self { tag: words[0], length, bytes }
-    }
-}
-
-/// The bytes of a notice, which are copied as a whole: one by one takes serde longer than the rest of
-/// a message.
-struct Data(Notice);
-
-impl Serialize for Data {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(self.0.data())
-    }
-}
-
-impl<'de> Deserialize<'de> for Data {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        struct Taken;
-        impl Visitor<'_> for Taken {
-            type Value = Data;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{LONGEST_NOTICE} bytes at most")
-            }
-
-            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> std::result::Result<Data, E> {
-                Notice::new(0, bytes).map(Data).map_err(E::custom)
-            }
-        }
-        from.deserialize_bytes(Taken)
-    }
-}
-
-impl Serialize for Notice {
-    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        (self.tag, Data(*self)).serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for Notice {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
-        let (tag, Data(notice)) = Deserialize::deserialize(from)?;
-        Ok(Self { tag, ..notice })
     }
 }
 
@@ -127,12 +82,12 @@ mod tests {
         for length in 0..=LONGEST_NOTICE {
             let data: Vec<_> = (0..length as u8).collect();
             let notice = Notice::new(u64::MAX, &data).unwrap();
-            let words = notice.to_words();
-            assert_eq!(Notice::from_words(&words), notice);
+            let words = <[u64; WORDS]>::from(notice);
+            assert_eq!(Notice::from(words), notice);
             assert_eq!(notice.data(), data);
         }
-        let mut words = Notice::new(1, &[]).unwrap().to_words();
+        let mut words = <[u64; WORDS]>::from(Notice::new(1, &[]).unwrap());
         words[1] = u64::MAX;
-        assert_eq!(Notice::from_words(&words).data().len(), LONGEST_NOTICE);
+        assert_eq!(Notice::from(words).data().len(), LONGEST_NOTICE);
     }
 }

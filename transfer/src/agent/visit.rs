@@ -109,7 +109,7 @@ impl Host {
     #[inline]
     pub(super) fn take(&mut self) -> Option<Notice> {
         let taken = self.queue.take(&mut self.subscriber)?;
-        let notice = Notice::from_words(&taken.entry);
+        let notice = Notice::from(taken.entry);
         let _ = self.queue.release(&self.subscriber, taken.position);
         Some(notice)
     }
@@ -186,7 +186,7 @@ impl Guest {
         let operation = "leave a notice";
         let fate = TheOther { name: host(), life };
         let caller = Caller { patience: PATIENCE, ..Caller::new(visitor(), &fate) };
-        match self.queue.publish(&caller, notice.to_words(), |_| {}) {
+        match self.queue.publish(&caller, (*notice).into(), |_| {}) {
             Ok(_) => Ok(true),
             Err(QueueError::Full) => Ok(false),
             Err(error) => Err(failed(operation, error)),

@@ -42,23 +42,47 @@ pub fn fallbacks() -> BTreeMap<&'static str, u64> {
     FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// What becomes of rails between two agents.
+/// What else is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RailChange {
-    Lost,
-    Back,
+pub(crate) enum Count {
+    RailLost,
+    RailBack,
+    KeptHits,
+    KeptMisses,
+    KeptEvictions,
+    KeptBytes,
+    KeptEntries,
 }
 
-static RAILS: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// What they are, what they are called, and what that means, in the same order.
+const COUNTS: [(&str, &str, &str); 7] = [
+    ("counter", "rail_lost", "Rails to other agents that were lost."),
+    ("counter", "rail_back", "Rails to other agents that were lost and came back."),
+    (
+        "counter",
+        "registration_cache_hits",
+        "Memory to be registered for own use that was registered already.",
+    ),
+    ("counter", "registration_cache_misses", "Memory to be registered for own use that was not."),
+    ("counter", "registration_cache_evictions", "Registrations that made room for others."),
+    ("gauge", "registration_cache_bytes", "Memory that is kept registered for own use."),
+    // What ends with `_count` is a part of a histogram, to those that read this.
+    ("gauge", "registration_cache_entries", "Registrations for own use that are kept."),
+];
+static VALUES: [AtomicU64; COUNTS.len()] = [const { AtomicU64::new(0) }; COUNTS.len()];
 
-/// A rail was lost, or is back.
-pub(crate) fn count_rail(change: RailChange) {
-    RAILS[change as usize].fetch_add(1, Ordering::Relaxed);
-}
+impl Count {
+    pub(crate) fn add(self, more: u64) {
+        VALUES[self as usize].fetch_add(more, Ordering::Relaxed);
+    }
 
-/// How often that happened, in this process.
-pub(crate) fn rails(change: RailChange) -> u64 {
-    RAILS[change as usize].load(Ordering::Relaxed)
+    pub(crate) fn take(self, less: u64) {
+        VALUES[self as usize].fetch_sub(less, Ordering::Relaxed);
+    }
+
+    pub(crate) fn value(self) -> u64 {
+        VALUES[self as usize].load(Ordering::Relaxed)
+    }
 }
 
 /// What became of registrations for an agent's own use, in this process: all fabrics together.
@@ -76,22 +100,6 @@ pub struct RegistrationCache {
     pub entries: u64,
 }
 
-static REGISTRATIONS: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
-
-impl RegistrationCache {
-    fn words(self) -> [u64; 5] {
-        [self.hits, self.misses, self.evictions, self.bytes, self.entries]
-    }
-}
-
-/// What a cache's counts were, and what they are.
-pub(crate) fn count_registrations(before: RegistrationCache, after: RegistrationCache) {
-    for ((all, before), after) in REGISTRATIONS.iter().zip(before.words()).zip(after.words()) {
-        // What is less than before goes around, and so comes out right.
-        all.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-    }
-}
-
 /// What became of registrations for an agent's own use, in this process.
 ///
 /// ```
@@ -100,9 +108,13 @@ pub(crate) fn count_registrations(before: RegistrationCache, after: Registration
 /// ```
 #[must_use]
 pub fn registration_cache() -> RegistrationCache {
-    let [hits, misses, evictions, bytes, entries] =
-        REGISTRATIONS.each_ref().map(|word| word.load(Ordering::Relaxed));
-    RegistrationCache { hits, misses, evictions, bytes, entries }
+    RegistrationCache {
+        hits: Count::KeptHits.value(),
+        misses: Count::KeptMisses.value(),
+        evictions: Count::KeptEvictions.value(),
+        bytes: Count::KeptBytes.value(),
+        entries: Count::KeptEntries.value(),
+    }
 }
 
 /// All of it, as OpenMetrics writes it.
@@ -137,43 +149,8 @@ pub fn metrics() -> String {
     let by_reason: Vec<_> =
         by_reason.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), count)).collect();
     family("counter", "path_fallback", help, &by_reason);
-    let RegistrationCache { hits, misses, evictions, bytes, entries } = registration_cache();
-    for (kind, name, help, value) in [
-        ("counter", "rail_lost", "Rails to other agents that were lost.", rails(RailChange::Lost)),
-        (
-            "counter",
-            "rail_back",
-            "Rails to other agents that were lost and came back.",
-            rails(RailChange::Back),
-        ),
-        (
-            "counter",
-            "registration_cache_hits",
-            "Memory to be registered for own use that was registered already.",
-            hits,
-        ),
-        (
-            "counter",
-            "registration_cache_misses",
-            "Memory to be registered for own use that was not.",
-            misses,
-        ),
-        (
-            "counter",
-            "registration_cache_evictions",
-            "Registrations that made room for others.",
-            evictions,
-        ),
-        ("gauge", "registration_cache_bytes", "Memory that is kept registered for own use.", bytes),
-        // What ends with `_count` is a part of a histogram, to those that read this.
-        (
-            "gauge",
-            "registration_cache_entries",
-            "Registrations for own use that are kept.",
-            entries,
-        ),
-    ] {
-        family(kind, name, help, &[(String::new(), value)]);
+    for ((kind, name, help), value) in COUNTS.into_iter().zip(&VALUES) {
+        family(kind, name, help, &[(String::new(), value.load(Ordering::Relaxed))]);
     }
     text.push_str("# EOF\n");
     text

@@ -15,10 +15,10 @@ use super::aside::Aside;
 use super::guest::{Flying, Moving};
 use super::hearing::Hearing;
 use super::host::{Errand, Guest, Retiring};
-use super::links::{Away, Link};
+use super::links::{Known, Link, MEET, Parting};
 use super::message::{For, Frame, LONGEST, Message};
 use super::post::{Posted, Unsent};
-use super::presence::QUESTIONS;
+use super::presence::{Presence, QUESTIONS, Session};
 use super::staging::{DeviceCopies, Slots};
 use super::{Command, Report, START, Settings, Shared, lock};
 use crate::agent::Home;
@@ -85,7 +85,7 @@ pub(super) struct Driver {
     // As a guest.
     pub(super) links: HashMap<u32, Link>,
     /// Peers that are not there, and are tried again.
-    pub(super) away: HashMap<u32, Away>,
+    pub(super) away: HashMap<u32, Known>,
     /// Those that were left, by session: they are told so when nothing is under way any more.
     pub(super) leaving: HashMap<u64, Peer>,
     pub(super) moves: BTreeMap<u64, Moving>,
@@ -96,10 +96,7 @@ pub(super) struct Driver {
     pub(super) resting: Vec<(Instant, u64)>,
     /// Of those, what has parts that have not begun.
     pub(super) pending: BTreeSet<u64>,
-    pub(super) slots: Option<Slots>,
-    pub(super) slots_generation: u32,
-    /// Earlier ones, some slots of which are still used.
-    pub(super) slots_aside: HashMap<u32, Slots>,
+    pub(super) slots: Option<Arc<Slots>>,
     pub(super) copies: DeviceCopies,
     // As a host.
     pub(super) guests: HashMap<u64, Guest>,
@@ -135,7 +132,7 @@ impl Driver {
         let buffers = |count: usize, access| {
             let memory = HostMemory::zeroed(count * LONGEST)?;
             let region = domain.register(memory, access)?;
-            enable(&region, &endpoint)?;
+            region.enable_for(&endpoint)?;
             Ok(region)
         };
         let inbox = buffers(RECEIVES, Access::RECEIVE).map_err(of_fabric)?;
@@ -176,8 +173,6 @@ impl Driver {
             resting: Vec::new(),
             pending: BTreeSet::new(),
             slots: None,
-            slots_generation: 0,
-            slots_aside: HashMap::new(),
             copies: DeviceCopies::default(),
             guests: HashMap::new(),
             errands: HashMap::new(),
@@ -280,14 +275,15 @@ impl Driver {
     pub(super) fn take(&mut self, frame: Frame) {
         let Frame { session, number, heard, message } = frame;
         let party = self.party(session, message.is_for());
-        if self.has_been_silent(party) {
+        let (now, lost_after) = (Instant::now(), self.lost_after);
+        let Some(Session { presence, hearing, .. }) = self.session(party) else {
+            return self.hear(party, session, message);
+        };
+        if presence.is_lost(now, lost_after) {
             // What it had begun before is not gone on with when it is not reckoned with any more.
             return self.lose(party, "it was silent for too long");
         }
-        let now = Instant::now();
-        let Some((_, _, hearing)) = self.side_of(party) else {
-            return self.hear(party, session, message);
-        };
+        presence.is_heard();
         let heard = hearing.is_heard(heard).and_then(|()| match number {
             0 => Ok(Some(message)),
             number => hearing.hear(number, message, now),
@@ -296,15 +292,14 @@ impl Driver {
             Ok(next) => next,
             Err(lie) => {
                 tracing::debug!(?lie, session, "what it says cannot be");
-                return self.give_up(party, "what it says cannot be");
+                return self.end(party, Parting::Distrusted, "what it says cannot be");
             }
         };
         while let Some(message) = next {
             self.hear(party, session, message);
-            next = self.side_of(party).and_then(|(_, _, hearing)| hearing.take());
+            next = self.session(party).and_then(|session| session.hearing.take());
         }
-        let owes = self.side_of(party).is_some_and(|(_, _, hearing)| hearing.owes(now));
-        if owes {
+        if self.session(party).is_some_and(|session| session.hearing.owes(now)) {
             self.say(party, &Message::Pong);
         }
         if let Party::Guest(session) = party {
@@ -320,11 +315,7 @@ impl Driver {
             (For::Host, message) => self.host_hears(session, message),
             (For::Guest, message) => self.guest_hears(session, message),
             (For::Either, Message::Ping) => self.say(party, &Message::Pong),
-            (For::Either, Message::Bye) => match party {
-                Party::Guest(session) => self.guest_leaves(session),
-                Party::Link(link) => self.give_up_link(link, "it left"),
-                Party::Nobody => {}
-            },
+            (For::Either, Message::Bye) => self.end(party, Parting::Bye, "it left"),
             (For::Either, _) => {}
         }
     }
@@ -334,30 +325,30 @@ impl Driver {
         if is_for != For::Guest && self.guests.contains_key(&session) {
             return Party::Guest(session);
         }
-        let link = self.links.iter().find(|(_, link)| link.session == session);
+        let link = self.links.iter().find(|(_, link)| link.session.id == session);
         match link {
             Some((number, _)) if is_for != For::Host => Party::Link(*number),
             _ => Party::Nobody,
         }
     }
 
-    /// One that is heard of now, if it is not lost already.
-    fn has_been_silent(&mut self, party: Party) -> bool {
-        let lost_after = self.lost_after;
-        let presence = match party {
-            Party::Link(link) => self.links.get_mut(&link).map(|link| &mut link.presence),
-            Party::Guest(session) => self.guests.get_mut(&session).map(|guest| &mut guest.presence),
-            Party::Nobody => None,
-        };
-        let Some(presence) = presence else { return false };
-        let is_lost = presence.is_lost(Instant::now(), lost_after);
-        presence.is_heard();
-        is_lost
+    pub(super) fn new_session(&self, id: u64, peer: Peer) -> Session {
+        let hearing = Hearing::new(self.first_pause(), self.lost_after / 2);
+        Session { id, peer, presence: Presence::new(), hearing }
     }
 
-    /// For a side of a new session.
-    pub(super) fn new_hearing(&self) -> Hearing<Message> {
-        Hearing::new(self.first_pause(), self.lost_after / 2)
+    pub(super) fn session(&mut self, party: Party) -> Option<&mut Session> {
+        match party {
+            Party::Link(link) => self.links.get_mut(&link).map(|link| &mut link.session),
+            Party::Guest(session) => self.guests.get_mut(&session).map(|guest| &mut guest.session),
+            Party::Nobody => None,
+        }
+    }
+
+    /// All that there are sessions with.
+    pub(super) fn parties(&self) -> Vec<Party> {
+        let links = self.links.keys().map(|link| Party::Link(*link));
+        links.chain(self.guests.keys().map(|session| Party::Guest(*session))).collect()
     }
 
     /// Before something is said again.
@@ -365,19 +356,15 @@ impl Driver {
         (self.lost_after / QUESTIONS).max(LOOK)
     }
 
-    /// It is not to be trusted.
-    fn give_up(&mut self, party: Party, why: &str) {
-        match party {
-            Party::Link(link) => self.give_up_link(link, why),
-            other => self.lose(other, why),
-        }
-    }
-
     /// The other side is not there any more, or does not do as it should.
     pub(super) fn lose(&mut self, party: Party, why: &str) {
+        self.end(party, Parting::Lost, why);
+    }
+
+    pub(super) fn end(&mut self, party: Party, parting: Parting, why: &str) {
         match party {
-            Party::Link(link) => self.lose_link(link, why),
-            Party::Guest(session) => self.lose_guest(session, why),
+            Party::Link(link) => self.part(link, parting, Error::new(MEET, ErrorKind::Closed, why)),
+            Party::Guest(session) => self.end_guest(session, parting, why),
             Party::Nobody => {}
         }
     }
@@ -395,7 +382,7 @@ impl Driver {
                 }
                 Command::Move(told) => self.begin_move(*told),
                 Command::Enable(region, answer) => {
-                    let _ = answer.try_send(enable(&region, &self.endpoint));
+                    let _ = answer.try_send(region.enable_for(&self.endpoint));
                 }
                 Command::Retire { region, memory, buffer } => self.retire(region, memory, buffer),
                 Command::Taken { session, notices } => self.taken(session, notices),
@@ -422,7 +409,7 @@ impl Driver {
         self.next_look = now + LOOK;
         self.look_after_links(now);
         self.look_after_guests(now);
-        self.say_again(now);
+        self.look_after_sessions(now);
         self.wake_resting(now);
         self.sweep_peers(now);
     }
@@ -447,10 +434,9 @@ impl Driver {
         #[cfg(test)]
         assert!(!self.is_broken, "asked for by a test");
         let why = "the rail's thread has ended";
-        let links: Vec<_> = self.links.keys().copied().collect();
-        links.into_iter().for_each(|link| self.give_up_link(link, why));
-        let guests: Vec<_> = self.guests.keys().copied().collect();
-        guests.into_iter().for_each(|session| self.lose_guest(session, why));
+        for party in self.parties() {
+            self.end(party, Parting::Distrusted, why);
+        }
         for (_, moving) in std::mem::take(&mut self.moves) {
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, why));
             self.tell(Report::Done { ticket: moving.ticket, outcome });
@@ -540,11 +526,10 @@ impl Driver {
             Posted::Receive(_) | Posted::Send(..) => None,
         });
         let busy: HashSet<_> = posted.collect();
-        let links = self.links.iter().filter(|(_, link)| !busy.contains(&link.session));
-        let links: Vec<_> = links.map(|(link, _)| Party::Link(*link)).collect();
-        let guests: Vec<_> = self.guests.keys().map(|session| Party::Guest(*session)).collect();
-        for party in links.into_iter().chain(guests) {
-            self.say(party, &Message::Bye);
+        for party in self.parties() {
+            if self.session(party).is_some_and(|session| !busy.contains(&session.id)) {
+                self.say(party, &Message::Bye);
+            }
         }
         let end = Instant::now() + LONGEST_GOODBYE;
         while (self.free_sends.len() < SENDS || !self.waiting.is_empty()) && Instant::now() < end {
@@ -567,8 +552,4 @@ impl Drop for End {
         self.shared.has_ended.store(true, Ordering::Release);
         self.home.doorbell.ring();
     }
-}
-
-pub(super) fn enable(region: &MemoryRegion, endpoint: &Endpoint) -> fabric::Result<()> {
-    region.enable_for(endpoint)
 }

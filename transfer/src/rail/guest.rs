@@ -1,5 +1,6 @@
 //! What a rail does for its own agent: it puts into the regions of others, and gets from them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{Options, TransferFlags};
@@ -9,7 +10,7 @@ use super::flow::{Course, Flow, Part, Stage};
 use super::host::AWAKE;
 use super::message::{Chunk, Message};
 use super::replies::withdrawn;
-use super::staging::{SLOT, Slots, part};
+use super::staging::{SLOT, Slot, Slots, part};
 use super::{Bytes, Here, Move, Report};
 use crate::agent::{Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
@@ -51,10 +52,8 @@ pub(super) struct Flying {
     part: Part,
     pub(super) stage: Stage,
     postings: u32,
-    here: Option<u32>,
+    here: Option<Slot>,
     there: Option<u32>,
-    /// Which of our staging memories `here` is a slot of.
-    generation: u32,
 }
 
 impl Driver {
@@ -97,7 +96,7 @@ impl Driver {
                 None => self.tell(Report::Done { ticket, outcome: Ok(()) }),
             };
         };
-        if !link.wanted.contains_key(&bytes.there.region) {
+        if !link.known.wanted.contains_key(&bytes.there.region) {
             // The agent does not know yet.
             return self.tell(Report::Done { ticket, outcome: Err(withdrawn()) });
         }
@@ -138,18 +137,12 @@ impl Driver {
         self.rouse_hosts();
     }
 
-    fn slots_of(&self, generation: u32) -> Option<&Slots> {
-        match generation == self.slots_generation {
-            true => self.slots.as_ref(),
-            false => self.slots_aside.get(&generation),
-        }
-    }
-
     /// Makes slots of ours, if there are none: nothing was staged here before, or those that there
     /// were had to be [set aside](Self::set_slots_aside).
     fn have_slots(&mut self) -> Result<()> {
         if self.slots.is_none() {
-            self.slots = Some(Slots::new(|buffer| self.register_slots(buffer, None))?);
+            let slots = Slots::new(|buffer| self.register_slots(buffer, None))?;
+            self.slots = Some(Arc::new(slots));
         }
         Ok(())
     }
@@ -187,7 +180,8 @@ impl Driver {
         }
         let Some(link) = self.links.get_mut(&number) else { return false };
         let has_room = !link.is_stuck && link.flying < MOST_FLYING && (link.bytes < MOST_BYTES);
-        let has_mine = !course.stages_here || self.slots.as_ref().is_some_and(Slots::has_free);
+        let has_mine =
+            !course.stages_here || self.slots.as_ref().is_some_and(|slots| slots.has_free());
         let has_theirs =
             !course.stages_there || link.slots.as_ref().is_some_and(|slots| !slots.free.is_empty());
         if !(has_room && has_mine && has_theirs) {
@@ -195,25 +189,15 @@ impl Driver {
         }
         let begun = self.moves.get_mut(&key).and_then(|moving| moving.flow.begin());
         let Some(part) = begun else { return false };
-        let here = self.slots.as_mut().filter(|_| course.stages_here).and_then(Slots::take);
+        let here = self.slots.as_ref().filter(|_| course.stages_here).and_then(Slot::take);
         let there = link.slots.as_mut().filter(|_| course.stages_there);
         let there = there.and_then(|slots| slots.free.pop());
         link.flying += 1;
         link.bytes += part.length;
-        let (stage, generation) = (course.first(), self.slots_generation);
-        let session = link.session;
+        let (stage, session) = (course.first(), link.session.id);
         let chunk = self.number();
-        let flying = Flying {
-            of: key,
-            link: number,
-            session,
-            part,
-            stage,
-            postings: 0,
-            here,
-            there,
-            generation,
-        };
+        let flying =
+            Flying { of: key, link: number, session, part, stage, postings: 0, here, there };
         self.flying.insert(chunk, flying);
         self.go(chunk);
         true
@@ -243,16 +227,15 @@ impl Driver {
         let flying = self.flying.get(&chunk).ok_or_else(gone)?;
         let moving = self.moves.get(&flying.of).ok_or_else(gone)?;
         // Copies on this side go on without it.
-        let link = self.links.get(&flying.link).filter(|link| link.session == flying.session);
+        let link = self.links.get(&flying.link).filter(|link| link.session.id == flying.session);
         let Part { here, there, length } = flying.part;
         match flying.stage {
             Stage::Fetch | Stage::Store => {
-                let (Here::Device(memory), Some(slot)) = (&moving.bytes.here, flying.here) else {
+                let (Here::Device(memory), Some(slot)) = (&moving.bytes.here, &flying.here) else {
                     return Err(gone());
                 };
                 let device = memory.mapped_for();
-                let slots = self.slots_of(flying.generation).ok_or_else(gone)?;
-                let slot = slots.pinned(slot, length, device)?;
+                let slot = slot.pinned(length, device)?;
                 let memory = part(memory, here, length)?;
                 let (to, from) = match flying.stage {
                     Stage::Fetch => (&slot, &memory),
@@ -283,13 +266,11 @@ impl Driver {
                 let operation = moving.bytes.operation;
                 let name = if operation == Operation::Put { "put" } else { "get" };
                 let of_fabric = |error| Error::of_fabric(name, error);
-                let local = match (&moving.bytes.here, flying.here) {
+                let local = match (&moving.bytes.here, &flying.here) {
                     (Here::Registered(region), _) => {
                         region.slice(here as usize..(here + length) as usize)
                     }
-                    (Here::Device(_), Some(slot)) => {
-                        self.slots_of(flying.generation).ok_or_else(gone)?.registered(slot, length)
-                    }
+                    (Here::Device(_), Some(slot)) => slot.registered(length),
                     (Here::Device(_), None) => return Err(gone()),
                 };
                 let remote = match (&moving.bytes.there.memory, flying.there, &link.slots) {
@@ -301,7 +282,7 @@ impl Driver {
                     _ => return Err(gone()),
                 };
                 let (local, remote) = (local.map_err(of_fabric)?, remote.map_err(of_fabric)?);
-                let (peer, stage) = (link.peer, flying.stage);
+                let (peer, stage) = (link.session.peer, flying.stage);
                 let token = self.post_data(chunk, peer);
                 let options = Options::token(token).patience(Duration::ZERO);
                 let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
@@ -332,13 +313,13 @@ impl Driver {
         let Some(flying) = self.flying.get_mut(&chunk) else { return };
         let (of, stage) = (flying.of, flying.stage);
         let link = self.links.get_mut(&flying.link);
-        let mut link = link.filter(|link| link.session == flying.session);
+        let mut link = link.filter(|link| link.session.id == flying.session);
         let moving = self.moves.get_mut(&of).filter(|moving| moving.failure.is_none());
         let Some(moving) = moving else { return self.end_part(chunk) };
         match outcome {
             Ok(()) => {
                 if let Some(link) = &mut link {
-                    link.presence.is_seen();
+                    link.session.presence.is_seen();
                 }
                 match moving.flow.course.after(stage) {
                     None => self.end_part(chunk),
@@ -364,9 +345,9 @@ impl Driver {
                     }
                     // This rail does not carry it. Another one may.
                     Some(_) => {
-                        let link = flying.link;
+                        let party = Party::Link(flying.link);
                         self.resting.push((Instant::now(), chunk));
-                        self.lose_link(link, &format!("what is posted comes back: {error}"));
+                        self.lose(party, &format!("what is posted comes back: {error}"));
                     }
                     None => self.give_part_back(chunk),
                 }
@@ -423,15 +404,8 @@ impl Driver {
         if self.leaving.contains_key(&flying.session) {
             self.take_leave(flying.session);
         }
-        let is_ours = flying.generation == self.slots_generation;
-        if let (Some(slot), Some(slots), true) = (flying.here, &mut self.slots, is_ours) {
-            slots.give_back(slot);
-        }
-        if !is_ours && !self.flying.values().any(|other| other.generation == flying.generation) {
-            self.slots_aside.remove(&flying.generation);
-        }
         let link = self.links.get_mut(&flying.link);
-        if let Some(link) = link.filter(|link| link.session == flying.session) {
+        if let Some(link) = link.filter(|link| link.session.id == flying.session) {
             link.flying -= 1;
             link.bytes -= flying.part.length;
             if let (Some(slot), Some(slots)) = (flying.there, &mut link.slots) {
@@ -448,16 +422,12 @@ impl Driver {
     /// Where a peer that is gone has parts under way in our slots, those are not used again: the
     /// queue keeps their memory. The next part that needs one gets others.
     pub(super) fn set_slots_aside(&mut self, link: u32) {
-        let generation = self.slots_generation;
-        let holds = |flying: &Flying| {
-            flying.link == link && flying.here.is_some() && flying.generation == generation
-        };
-        if self.flying.values().any(holds) {
+        let Some(slots) = &self.slots else { return };
+        let holds = |slot: &Slot| slot.is_of(slots);
+        let mut parts = self.flying.values().filter(|flying| flying.link == link);
+        if parts.any(|flying| flying.here.as_ref().is_some_and(holds)) {
             // Others that have some go on with them.
-            if let Some(slots) = self.slots.take() {
-                self.slots_aside.insert(generation, slots);
-            }
-            self.slots_generation += 1;
+            self.slots = None;
         }
     }
 
@@ -504,7 +474,7 @@ impl Driver {
                 return;
             }
             let Some((ticket, notice)) = link.unsent.pop_front() else { return };
-            let message = Message::Notice { number: link.sent, notice };
+            let message = Message::Notice(notice);
             link.sent += 1;
             link.unheard.push_back(ticket);
             self.say(Party::Link(number), &message);

@@ -1,17 +1,17 @@
 //! What a rail does for others: guests come, ask for regions, stage by way of memory that they were
 //! given, and leave notices.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::{Address, MemoryRegion, Peer};
+use fabric::{Address, MemoryRegion};
 
 use super::driver::{Driver, Party};
-use super::hearing::Hearing;
+use super::links::Parting;
 use super::message::{Chunk, Message};
 use super::post::MOST_WAITING;
-use super::presence::Presence;
+use super::presence::Session;
 use super::staging::{SLOT, SLOTS, part};
 use super::{Report, lock};
 use crate::agent::{Notice, Refusal};
@@ -43,9 +43,7 @@ const MOST_ERRANDS: usize = 2 * SLOTS as usize;
 pub(super) struct Guest {
     /// Of all guests that ever came; a session may come again.
     number: u64,
-    pub(super) peer: Peer,
-    pub(super) presence: Presence,
-    pub(super) hearing: Hearing<Message>,
+    pub(super) session: Session,
     identity: [u8; 16],
     visit: u64,
     label: String,
@@ -56,9 +54,8 @@ pub(super) struct Guest {
     withdrawing: VecDeque<u64>,
     staging: Option<(HostBuffer, MemoryRegion)>,
     errands: usize,
-    /// Notices that came, those of them that came too early, and those that were taken.
+    /// Notices that came, and those that were taken.
     received: u64,
-    early: BTreeMap<u64, Notice>,
     taken: u64,
 }
 
@@ -107,7 +104,7 @@ impl Driver {
                 };
                 self.say(party, &message);
             }
-            Message::Notice { number, notice } => self.take_notice(session, number, notice),
+            Message::Notice(notice) => self.take_notice(session, notice),
             Message::Deliver(chunk) => self.run_errand(session, chunk, true),
             Message::Fetch(chunk) => self.run_errand(session, chunk, false),
             Message::Rouse => self.awake_until = Instant::now() + AWAKE,
@@ -159,9 +156,7 @@ impl Driver {
         let number = self.number();
         let guest = Guest {
             number,
-            peer,
-            presence: Presence::new(),
-            hearing: self.new_hearing(),
+            session: self.new_session(session, peer),
             identity: from,
             visit,
             label,
@@ -171,12 +166,11 @@ impl Driver {
             staging: None,
             errands: 0,
             received: 0,
-            early: BTreeMap::new(),
             taken: 0,
         };
         self.guests.insert(session, guest);
         if let Some(earlier) = earlier {
-            self.end_guest(earlier, AFTER_A_LOSS, "it came again");
+            self.lose(Party::Guest(earlier), "it came again");
         }
         self.say_welcome(session);
     }
@@ -195,28 +189,20 @@ impl Driver {
             (guest.identity, guest.visit) == (from, visit) && guest.number < number
         });
         if let Some(earlier) = earlier.map(|(session, _)| *session) {
-            self.lose_guest(earlier, "it came again");
+            self.lose(Party::Guest(earlier), "it came again");
         }
     }
 
     fn say_welcome(&mut self, session: u64) {
-        let welcome = Message::Welcome { label: self.home.label.clone(), may_send: WINDOW };
-        self.say(Party::Guest(session), &welcome);
+        self.say(Party::Guest(session), &Message::Welcome { may_send: WINDOW });
     }
 
-    pub(super) fn lose_guest(&mut self, session: u64, why: &str) {
-        self.end_guest(session, AFTER_A_LOSS, why);
-    }
-
-    /// It said so.
-    pub(super) fn guest_leaves(&mut self, session: u64) {
-        self.end_guest(session, AFTER_LEAVING, "it left");
-    }
-
-    fn end_guest(&mut self, session: u64, keep: Duration, why: &str) {
+    /// A session with a guest ends.
+    pub(super) fn end_guest(&mut self, session: u64, parting: Parting, why: &str) {
         let Some(guest) = self.guests.remove(&session) else { return };
         tracing::debug!(label = guest.label, why, "a guest is gone");
-        let until = Instant::now() + keep;
+        let is_lost = parting != Parting::Bye;
+        let until = Instant::now() + if is_lost { AFTER_A_LOSS } else { AFTER_LEAVING };
         self.forget_waiting(Party::Guest(session));
         for region in &guest.opened {
             let haunted = self.haunted.entry(*region).or_insert(until);
@@ -226,9 +212,8 @@ impl Driver {
             }
             self.is_released(*region, session);
         }
-        let lost = (keep == AFTER_A_LOSS).then(|| why.to_owned());
         if guest.has_come {
-            self.tell(Report::Gone { session, lost });
+            self.tell(Report::Gone { session, lost: is_lost.then(|| why.to_owned()) });
         }
         if let Some((buffer, memory)) = guest.staging {
             if self.left_behind.len() >= MOST_LEFT_BEHIND {
@@ -237,7 +222,7 @@ impl Driver {
             }
             self.left_behind.push_back((until, (memory, buffer)));
         }
-        self.leave_peer(guest.peer);
+        self.leave_peer(guest.session.peer);
     }
 
     /// A region that was withdrawn, and that one which is gone may still write to.
@@ -247,19 +232,6 @@ impl Driver {
     }
 
     pub(super) fn look_after_guests(&mut self, now: Instant) {
-        let lost_after = self.lost_after;
-        let lost = self.guests.iter().filter(|(_, guest)| guest.presence.is_lost(now, lost_after));
-        let lost: Vec<_> = lost.map(|(session, _)| *session).collect();
-        for session in lost {
-            self.lose_guest(session, "it does not answer any more");
-        }
-        let asked = self.guests.iter_mut().filter_map(|(session, guest)| {
-            guest.presence.asks(now, lost_after).then_some(*session)
-        });
-        let asked: Vec<_> = asked.collect();
-        for session in asked {
-            self.say(Party::Guest(session), &Message::Ping);
-        }
         if self.left_behind.iter().any(|(until, _)| now >= *until) {
             let (stays, goes): (VecDeque<_>, VecDeque<_>) =
                 self.left_behind.drain(..).partition(|(until, _)| now < *until);
@@ -304,21 +276,14 @@ impl Driver {
 
     // ------------------------------------------------------------------- notices
 
-    fn take_notice(&mut self, session: u64, number: u64, notice: Notice) {
+    fn take_notice(&mut self, session: u64, notice: Notice) {
         let Some(guest) = self.guests.get_mut(&session) else { return };
-        if number < guest.received || number >= guest.taken + WINDOW {
-            return self.lose_guest(session, "it sends notices that it may not send");
+        if guest.received >= guest.taken + WINDOW {
+            return self.lose(Party::Guest(session), "it sends notices that it may not send");
         }
-        guest.early.insert(number, notice);
-        let mut came = Vec::new();
-        while let Some(notice) = guest.early.remove(&guest.received) {
-            guest.received += 1;
-            came.push(notice);
-        }
+        guest.received += 1;
         let from = guest.identity;
-        for notice in came {
-            self.tell(Report::Notice { session, from, notice });
-        }
+        self.tell(Report::Notice { session, from, notice });
         self.say_heard(session);
     }
 
@@ -438,10 +403,10 @@ impl Driver {
     /// at once, and one that is said more than it hears would be lost for that.
     pub(super) fn go_on_withdrawing(&mut self, session: u64) {
         while let Some(guest) = self.guests.get(&session) {
-            if guest.withdrawing.is_empty() || !guest.hearing.has_room() {
+            if guest.withdrawing.is_empty() || !guest.session.hearing.has_room() {
                 return;
             }
-            let peer = guest.peer;
+            let peer = guest.session.peer;
             let waiting = self.waiting.iter().filter(|waiting| waiting.peer == peer).count();
             if waiting >= MOST_WAITING / 2 {
                 return;

@@ -8,22 +8,21 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use fabric::{Address, Peer, RemoteMemory};
+use fabric::{Address, RemoteMemory};
 
 use super::again::Tries;
 use super::driver::{Driver, LOOK, Party};
 use super::flow::Stage;
 use super::guest::Moving;
-use super::hearing::Hearing;
 use super::message::Message;
-use super::presence::Presence;
+use super::presence::Session;
 use super::replies::withdrawn;
 use super::{Move, PATIENCE, Report, Target};
 use crate::agent::{Notice, Ticket};
 use crate::error::{Error, ErrorKind, Result};
 use crate::share::random;
 
-const MEET: &str = "connect to an agent";
+pub(super) const MEET: &str = "connect to an agent";
 const OPEN: &str = "open a region";
 /// Marks requests of the link itself, which asks again for what the agent had asked for.
 const OWN_REQUEST: u64 = 1 << 63;
@@ -72,28 +71,34 @@ pub(super) enum State {
 pub(super) enum Parting {
     /// The agent wants nothing more of it.
     Left,
-    /// It says so itself, or is not to be trusted. It is tried again only when the agent asks.
-    Gone,
+    /// It says so itself, and is tried again only when the agent asks.
+    Bye,
+    /// It is not to be trusted, or nothing more comes of this rail. The same.
+    Distrusted,
     /// It does not answer, and is tried again.
     Lost,
+}
+
+/// What is known of a host, whether it is there or not.
+#[derive(Debug)]
+pub(super) struct Known {
+    target: Target,
+    /// None where it is not tried again.
+    tries: Option<Tries>,
+    /// Regions that it gave, or that an earlier session knew.
+    pub(super) wanted: HashMap<u64, Wanted>,
 }
 
 /// A host, as its guest knows it.
 #[derive(Debug)]
 pub(super) struct Link {
-    target: Target,
-    pub(super) session: u64,
-    pub(super) peer: Peer,
-    pub(super) presence: Presence,
-    pub(super) hearing: Hearing<Message>,
+    pub(super) known: Known,
+    pub(super) session: Session,
     pub(super) state: State,
     /// The agent waits for it.
     is_awaited: bool,
-    tries: Option<Tries>,
     pub(super) asked: HashMap<u64, Asked>,
-    /// Regions that it gave, or that an earlier session knew; and those of them that it is to be asked
-    /// for yet.
-    pub(super) wanted: HashMap<u64, Wanted>,
+    /// Regions that are wanted, and that it is to be asked for yet.
     reopening: VecDeque<u64>,
     /// Regions that it withdrew, and that transfers are still at.
     pub(super) withdrawn: HashSet<u64>,
@@ -125,15 +130,6 @@ impl Link {
     }
 }
 
-/// A host that is not there.
-#[derive(Debug)]
-pub(super) struct Away {
-    target: Target,
-    /// None where it is not tried again.
-    tries: Option<Tries>,
-    wanted: HashMap<u64, Wanted>,
-}
-
 fn is_own(request: u64) -> bool {
     request & OWN_REQUEST != 0
 }
@@ -161,12 +157,9 @@ impl Driver {
             let error = Error::new(MEET, ErrorKind::Closed, detail);
             return self.tell(Report::Down { link: number, error });
         }
-        let away = self.away.remove(&number).unwrap_or_else(|| Away {
-            target,
-            tries: None,
-            wanted: HashMap::new(),
-        });
-        self.approach(number, away, patience, true);
+        let known = self.away.remove(&number);
+        let known = known.unwrap_or_else(|| Known { target, tries: None, wanted: HashMap::new() });
+        self.approach(number, known, patience, true);
     }
 
     /// What was begun with a peer that was lost, and is not over yet, would come back with it: when
@@ -176,8 +169,8 @@ impl Driver {
     }
 
     /// Says hello.
-    fn approach(&mut self, number: u32, away: Away, patience: Duration, is_awaited: bool) {
-        let address = Address(away.target.address.clone());
+    fn approach(&mut self, number: u32, mut known: Known, patience: Duration, is_awaited: bool) {
+        let address = Address(known.target.address.clone());
         let entered = random(MEET).and_then(|random| {
             let peer = self.enter_peer(&address);
             let peer = peer.map_err(|error| Error::of_fabric(MEET, error))?;
@@ -187,26 +180,20 @@ impl Driver {
         let (session, peer) = match entered {
             Ok(entered) => entered,
             Err(error) => {
-                let tries = away.tries.unwrap_or_else(|| Tries::new(now));
-                self.away.insert(number, Away { tries: Some(tries), ..away });
+                known.tries.get_or_insert_with(|| Tries::new(now));
+                self.away.insert(number, known);
                 if is_awaited {
                     self.tell(Report::Down { link: number, error });
                 }
                 return;
             }
         };
-        let Away { target, tries, wanted } = away;
         let link = Link {
-            target,
-            session,
-            peer,
-            presence: Presence::new(),
-            hearing: self.new_hearing(),
+            known,
+            session: self.new_session(session, peer),
             state: State::Meeting { until: ipc::deadline(patience), asks: now },
             is_awaited,
-            tries,
             asked: HashMap::new(),
-            wanted,
             reopening: VecDeque::new(),
             withdrawn: HashSet::new(),
             slots: None,
@@ -228,7 +215,7 @@ impl Driver {
         if let State::Meeting { asks, .. } = &mut link.state {
             *asks = now + pause;
         }
-        let (to, visit) = (link.target.identity, link.target.visit);
+        let (to, visit) = (link.known.target.identity, link.known.target.visit);
         // What the provider has yet is not lost.
         if self.is_saying(Party::Link(number)) {
             return;
@@ -248,7 +235,7 @@ impl Driver {
         let Some(link) = self.links.get_mut(&number) else { return };
         link.may_send = may_send;
         link.state = State::Opening;
-        link.reopening = link.wanted.keys().copied().collect();
+        link.reopening = link.known.wanted.keys().copied().collect();
         // So it knows that it was heard.
         self.say(Party::Link(number), &Message::Pong);
         self.ask_again(number);
@@ -263,7 +250,7 @@ impl Driver {
             let Some(link) = self.links.get_mut(&number) else { return };
             // Some may be withdrawn by now.
             let next = std::iter::from_fn(|| link.reopening.pop_front())
-                .find_map(|region| Some((region, *link.wanted.get(&region)?)));
+                .find_map(|region| Some((region, *link.known.wanted.get(&region)?)));
             let Some((region, wanted)) = next else { break };
             self.ask_for(number, request, region, wanted);
         }
@@ -286,7 +273,7 @@ impl Driver {
             return;
         }
         link.state = State::Up;
-        (link.tries, link.is_awaited) = (None, false);
+        (link.known.tries, link.is_awaited) = (None, false);
         self.tell(Report::Up { link: number });
     }
 
@@ -297,22 +284,21 @@ impl Driver {
         (region, ticket): (u64, u64),
         stages: bool,
     ) {
-        let known = self.links.get(&number).map(|link| (link.is_met(), &link.wanted));
-        let is_met = known.is_some_and(|(is_met, _)| is_met);
-        let wanted = known.map(|(_, wanted)| wanted);
-        let wanted = wanted.or_else(|| self.away.get(&number).map(|away| &away.wanted));
-        // One that needs staging does so for good.
-        let before = wanted.and_then(|wanted| wanted.get(&region));
-        let stages = stages || before.is_some_and(|before| before.stages);
-        let wanted = Wanted { ticket, stages };
+        let (is_met, known) = match self.links.get_mut(&number) {
+            Some(link) => (link.is_met(), Some(&mut link.known)),
+            None => (false, self.away.get_mut(&number)),
+        };
+        let mut wanted = Wanted { ticket, stages };
+        if let Some(known) = known {
+            // One that needs staging does so for good.
+            wanted.stages |= known.wanted.get(&region).is_some_and(|before| before.stages);
+            if !is_met {
+                // It is asked for when the peer is met. What is known to be there is not another one.
+                known.wanted.entry(region).or_insert(wanted).stages |= stages;
+            }
+        }
         if is_met {
             return self.ask_for(number, request, region, wanted);
-        }
-        // It is asked for when the peer is met. What is known to be there is not another one.
-        let wants = self.links.get_mut(&number).map(|link| &mut link.wanted);
-        let wants = wants.or_else(|| self.away.get_mut(&number).map(|away| &mut away.wanted));
-        if let Some(wants) = wants {
-            wants.entry(region).or_insert(wanted).stages |= stages;
         }
         let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "it is not there"));
         self.tell(Report::Opened { link: number, region, request, outcome });
@@ -326,9 +312,9 @@ impl Driver {
         let outcome = if is_withdrawn { Err(withdrawn()) } else { outcome };
         let is_own = is_own(request);
         match &outcome {
-            Ok(()) => drop(link.wanted.insert(region, wanted)),
+            Ok(()) => drop(link.known.wanted.insert(region, wanted)),
             Err(error) if is_own && error.kind() == ErrorKind::Stale => {
-                link.wanted.remove(&region);
+                link.known.wanted.remove(&region);
             }
             Err(_) => {}
         }
@@ -342,7 +328,7 @@ impl Driver {
     // ------------------------------------------------------------------- losing
 
     pub(super) fn leave(&mut self, number: u32) {
-        let session = self.links.get(&number).map(|link| (link.session, link.peer));
+        let session = self.links.get(&number).map(|link| (link.session.id, link.session.peer));
         if let Some((session, peer)) = session {
             self.leaving.insert(session, peer);
             // It is used by one session more, until that was said.
@@ -369,36 +355,24 @@ impl Driver {
         }
     }
 
-    pub(super) fn lose_link(&mut self, number: u32, why: &str) {
-        self.part(number, Parting::Lost, Error::new(MEET, ErrorKind::Closed, why));
-    }
-
-    /// It left, or tells lies.
-    pub(super) fn give_up_link(&mut self, number: u32, why: &str) {
-        self.part(number, Parting::Gone, Error::new(MEET, ErrorKind::Closed, why));
-    }
-
-    /// A session ends.
+    /// A session with a host ends.
     pub(super) fn part(&mut self, number: u32, parting: Parting, error: Error) {
-        let Some(link) = self.links.remove(&number) else { return };
+        let Some(mut link) = self.links.remove(&number) else { return };
         let why = error.reason();
         let closed = |operation| Error::new(operation, ErrorKind::Closed, why.as_str());
-        let now = Instant::now();
         if parting != Parting::Left {
-            let tries = match parting {
-                Parting::Gone => None,
-                _ => {
-                    let mut tries = link.tries.unwrap_or_else(|| Tries::new(now));
-                    tries.failed(now);
-                    Some(tries)
-                }
-            };
-            let (target, wanted) = (link.target.clone(), link.wanted.clone());
-            self.away.insert(number, Away { target, tries, wanted });
             // A try that came to nothing is nothing new.
             if link.is_up() || link.is_awaited {
                 self.tell(Report::Down { link: number, error });
             }
+            let now = Instant::now();
+            match parting {
+                Parting::Lost => {
+                    link.known.tries.get_or_insert_with(|| Tries::new(now)).failed(now);
+                }
+                _ => link.known.tries = None,
+            }
+            self.away.insert(number, link.known);
         }
         for (request, Asked { region, .. }) in link.asked {
             if !is_own(request) {
@@ -424,7 +398,7 @@ impl Driver {
         self.set_slots_aside(number);
         self.end_moves();
         self.forget_waiting(Party::Link(number));
-        self.leave_peer(link.peer);
+        self.leave_peer(link.session.peer);
     }
 
     /// What was posted, or is copied by a device, may still touch the memory of the transfer and of
@@ -470,15 +444,11 @@ impl Driver {
     // ------------------------------------------------------------------- looking after them
 
     pub(super) fn look_after_links(&mut self, now: Instant) {
-        let lost_after = self.lost_after;
-        let (mut late, mut lost, mut ask, mut hello) = (vec![], vec![], vec![], vec![]);
-        for (number, link) in &mut self.links {
+        let (mut late, mut hello) = (vec![], vec![]);
+        for (number, link) in &self.links {
             match link.state {
                 State::Meeting { until, .. } if now >= until => late.push(*number),
                 State::Meeting { asks, .. } if now >= asks => hello.push(*number),
-                State::Meeting { .. } => {}
-                _ if link.presence.is_lost(now, lost_after) => lost.push(*number),
-                _ if link.presence.asks(now, lost_after) => ask.push(*number),
                 _ => {}
             }
         }
@@ -486,14 +456,8 @@ impl Driver {
             let detail = "it did not answer in time";
             self.part(number, Parting::Lost, Error::new(MEET, ErrorKind::DeadlineExceeded, detail));
         }
-        for number in lost {
-            self.lose_link(number, "it does not answer any more");
-        }
         for number in hello {
             self.say_hello(number, now);
-        }
-        for number in ask {
-            self.say(Party::Link(number), &Message::Ping);
         }
         self.end_late_moves(now);
         self.try_again(now);

@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::wire;
 
 const OPERATION: &str = "read a message";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// As long as a message can be.
 pub(crate) const LONGEST: usize = 4096;
 pub(crate) const LONGEST_ADDRESS: usize = 512;
@@ -54,10 +54,7 @@ pub(super) enum Message {
     Stage {
         request: u64,
     },
-    Notice {
-        number: u64,
-        notice: Notice,
-    },
+    Notice(Notice),
     /// To copy from the slot to the region.
     Deliver(Chunk),
     /// To copy from the region to the slot.
@@ -74,7 +71,6 @@ pub(super) enum Message {
     Bye,
     // From the host.
     Welcome {
-        label: String,
         /// Notices.
         may_send: u64,
     },
@@ -131,7 +127,7 @@ impl Message {
             Self::Hello { .. }
             | Self::Open { .. }
             | Self::Stage { .. }
-            | Self::Notice { .. }
+            | Self::Notice(_)
             | Self::Deliver(_)
             | Self::Fetch(_)
             | Self::Released { .. }
@@ -172,7 +168,6 @@ impl Message {
             Self::Hello { label, address, .. } => {
                 label.len() <= LONGEST_LABEL && address.len() <= LONGEST_ADDRESS
             }
-            Self::Welcome { label, .. } => label.len() <= LONGEST_LABEL,
             Self::Staging { memory, .. } => memory.len() <= LONGEST_MEMORY,
             Self::Refused { refusal, .. } | Self::Done { refusal: Some(refusal), .. } => {
                 refusal.is_short()

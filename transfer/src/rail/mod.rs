@@ -4,11 +4,10 @@
 //! peers and has devices copy what the fabric cannot reach. The agent tells it what to do and is
 //! told what became of it. [`message`] is what two rails say to each other and [`hearing`] sees to it
 //! that it is heard, [`flow`] is how a transfer is cut, [`again`] when a peer that was lost is tried
-//! again, [`cache`] is what stays registered; none of them knows a fabric.
+//! again; none of them knows a fabric. [`own`] is what stays registered.
 
 mod again;
 mod aside;
-mod cache;
 mod driver;
 mod flow;
 mod guest;
@@ -43,8 +42,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 use crate::region::Buffer;
 
-pub(crate) use cache::Limits;
 pub(crate) use memory::is_reachable;
+pub(crate) use own::Limits;
 use own::OwnUse;
 
 const START: &str = "start a rail";

@@ -3,8 +3,9 @@
 //! A peer that was told of a region has its key, and what is withdrawn must be refused. So a
 //! registration that peers can use goes with its region, and is nobody else's: not even another
 //! region's of the same memory, whose life would keep the key of the first one good. What is for
-//! own use has a key that nobody was told, and rights that allow peers nothing. Those are
-//! [kept](super::cache).
+//! own use has a key that nobody was told, and rights that allow peers nothing. Those are kept, since
+//! pinning pages takes half a second for each gibibyte, and engines register the same buffers again
+//! and again. What nobody uses makes room, the one first that was not used for the longest time.
 //!
 //! A kept registration keeps its memory alive, since a fabric may never have pages that were
 //! given to somebody else; and so the memory's name in the cache is never another's. But
@@ -19,13 +20,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
-use super::cache::{Cache, Kept};
-use super::driver::{Driver, enable};
+use super::driver::Driver;
 use super::{Command, Line, PATIENCE, Settings, lock, memory};
 use crate::error::{Error, Result};
 use crate::host::HostBuffer;
-use crate::path::RegistrationCache;
-use crate::path::metrics::count_registrations;
+use crate::path::metrics::Count;
 use crate::region::{Buffer, Rights};
 
 /// Whose memory is registered. A name is good as long as the buffer lives. Memory of devices is not
@@ -61,21 +60,31 @@ fn handle_for_caches(owner: Owner, buffer: Buffer) -> Arc<Buffer> {
     handle
 }
 
+/// How much is kept, in use or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) bytes: u64,
+    pub(crate) count: usize,
+}
+
 /// A registration, and what it is of.
 #[derive(Debug)]
-struct Registration {
+struct Kept {
     // The fabric's handle goes first.
     region: MemoryRegion,
     buffer: Arc<Buffer>,
+    /// When it was used last, by a count of uses.
+    used: u64,
 }
 
-impl Kept for Registration {
-    fn is_used(&self) -> bool {
-        self.region.is_shared()
+impl Drop for Kept {
+    fn drop(&mut self) {
+        Count::KeptBytes.take(self.buffer.length());
+        Count::KeptEntries.take(1);
     }
 }
 
-impl Registration {
+impl Kept {
     /// Has nobody a handle to the memory but caches?
     fn is_left_alone(&self) -> bool {
         !match &*self.buffer {
@@ -88,10 +97,11 @@ impl Registration {
 /// What a rail registered for own use.
 #[derive(Debug)]
 pub(super) struct OwnUse {
-    cache: Cache<Owner, Registration>,
-    told: RegistrationCache,
+    limits: Limits,
     /// None where the provider asks for no registration: then there is nothing to keep.
     options: Option<RegistrationOptions>,
+    kept: HashMap<Owner, Kept>,
+    uses: u64,
     /// The rail's thread is gone: nothing more is kept.
     has_ended: bool,
 }
@@ -99,12 +109,8 @@ pub(super) struct OwnUse {
 impl OwnUse {
     pub(super) fn new(settings: &Settings, facts: &Capabilities) -> Self {
         let is_needed = settings.always_registers || facts.needs_local_registration();
-        Self {
-            cache: Cache::new(settings.kept),
-            told: RegistrationCache::default(),
-            options: is_needed.then(|| RegistrationOptions::new(Access::LOCAL)),
-            has_ended: false,
-        }
+        let options = is_needed.then(|| RegistrationOptions::new(Access::LOCAL));
+        Self { limits: settings.kept, options, kept: HashMap::new(), uses: 0, has_ended: false }
     }
 
     pub(super) fn is_keeping(&self) -> bool {
@@ -114,31 +120,68 @@ impl OwnUse {
     /// Lets go of all, and keeps nothing more.
     pub(super) fn end(&mut self) {
         self.has_ended = true;
-        self.cache.let_go(|_, _| true);
-        self.tell();
-    }
-
-    fn evict_unused(&mut self) -> bool {
-        let has_any = self.cache.evict_unused();
-        self.tell();
-        has_any
+        self.kept.clear();
     }
 
     /// Lets go of memory that nobody else has a handle to any more.
     pub(super) fn let_go(&mut self) {
-        self.cache.let_go(|_, registration| registration.is_left_alone());
-        self.tell();
+        self.kept.retain(|_, kept| !kept.is_left_alone());
     }
 
-    fn tell(&mut self) {
-        let counts = self.cache.counts();
-        count_registrations(std::mem::replace(&mut self.told, counts), counts);
+    fn find(&mut self, owner: Owner) -> Option<MemoryRegion> {
+        self.uses += 1;
+        let Some(kept) = self.kept.get_mut(&owner) else {
+            Count::KeptMisses.add(1);
+            return None;
+        };
+        Count::KeptHits.add(1);
+        kept.used = self.uses;
+        Some(kept.region.clone())
     }
-}
 
-impl Drop for OwnUse {
-    fn drop(&mut self) {
-        self.end();
+    /// Lets go of what nobody uses until so many bytes more can be kept. False if they cannot be: then
+    /// nothing was let go of.
+    fn make_room(&mut self, length: u64) -> bool {
+        let limits = self.limits;
+        let has_room = |kept: &HashMap<Owner, Kept>, counts: fn(&Kept) -> bool| {
+            let kept = kept.values().filter(|kept| counts(kept));
+            let (count, bytes) = kept.fold((0, length), |(n, sum), kept| {
+                (n + 1, kept.buffer.length().saturating_add(sum))
+            });
+            count < limits.count && bytes <= limits.bytes
+        };
+        has_room(&self.kept, |kept| kept.region.is_shared()) && {
+            while !has_room(&self.kept, |_| true) && self.evict_one() {}
+            has_room(&self.kept, |_| true)
+        }
+    }
+
+    /// Lets go of all that nobody uses: the system has no room for more. False if there was nothing of
+    /// the kind.
+    fn evict_unused(&mut self) -> bool {
+        let before = self.kept.len();
+        while self.evict_one() {}
+        self.kept.len() < before
+    }
+
+    fn evict_one(&mut self) -> bool {
+        let unused = self.kept.iter().filter(|(_, kept)| !kept.region.is_shared());
+        let oldest = unused.min_by_key(|(_, kept)| kept.used).map(|(owner, _)| *owner);
+        let Some(owner) = oldest else { return false };
+        self.kept.remove(&owner);
+        Count::KeptEvictions.add(1);
+        true
+    }
+
+    /// Keeps a registration, if there is [room](Self::make_room).
+    fn keep(&mut self, owner: Owner, region: MemoryRegion, buffer: Arc<Buffer>) {
+        if self.has_ended || !self.make_room(buffer.length()) {
+            return;
+        }
+        self.uses += 1;
+        Count::KeptBytes.add(buffer.length());
+        Count::KeptEntries.add(1);
+        self.kept.insert(owner, Kept { region, buffer, used: self.uses });
     }
 }
 
@@ -175,25 +218,18 @@ impl Line {
         let has_room = {
             let mut own = lock(&self.shared.own);
             own.let_go();
-            let found = own.cache.find(&owner).map(|found| found.region.clone());
-            own.tell();
-            if let Some(found) = found {
+            if let Some(found) = own.find(owner) {
                 return Ok(found);
             }
             // Before: what is pinned must not be more than the limit even for a while.
-            own.cache.make_room(buffer.length())
+            own.make_room(buffer.length())
         };
         if !has_room {
             return self.register_with(&Arc::new(buffer.clone()), &options);
         }
         let buffer = handle_for_caches(owner, buffer.clone());
         let region = self.register_with(&buffer, &options)?;
-        let mut own = lock(&self.shared.own);
-        if !own.has_ended {
-            let length = buffer.length();
-            own.cache.keep(owner, length, Registration { region: region.clone(), buffer });
-        }
-        own.tell();
+        lock(&self.shared.own).keep(owner, region.clone(), buffer);
         Ok(region)
     }
 
@@ -247,7 +283,7 @@ impl Driver {
         let register = || {
             let region =
                 memory::register(&self.domain, Arc::clone(&buffer), memory::access(rights))?;
-            enable(&region, &self.endpoint)?;
+            region.enable_for(&self.endpoint)?;
             Ok(region)
         };
         let mut registered = register();

@@ -170,7 +170,7 @@ fn a_region_that_came_to_nothing_for_a_guest_can_be_withdrawn() {
     let region = Region::new(&pair.host.home, buffer.into(), Rights::ALL).unwrap();
     let told = region.descriptor();
     pair.guest.driver.open(LINK, 1, (told.number, told.ticket), false);
-    let session = pair.guest.driver.links[&LINK].session;
+    let session = pair.guest.driver.links[&LINK].session.id;
     let refusal = Refusal::new(ErrorKind::TooMany, "64 guests have some");
     pair.guest.driver.guest_hears(session, Message::Refused { request: 1, refusal });
     let end = Instant::now() + Duration::from_millis(100);

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use fabric::{Address, Options, Peer};
 
 use super::driver::{Driver, LOOK, Party};
-use super::hearing::Hearing;
 use super::links::Link;
 use super::message::{LONGEST, Message};
+use super::presence::Session;
 
 /// Messages that may be on their way to one; and what may wait to be sent to one, who asks and does
 /// not listen.
@@ -65,7 +65,7 @@ impl Driver {
 
     /// Says something to the other side of a session: again and again, if it is to be heard.
     pub(super) fn say(&mut self, to: Party, message: &Message) {
-        let Some((peer, session, hearing)) = self.side_of(to) else { return };
+        let Some(Session { id, peer, hearing, .. }) = self.session(to) else { return };
         let number = match message.is_numbered() {
             true => hearing.say(message.clone(), Instant::now()),
             false => Some(0),
@@ -73,32 +73,25 @@ impl Driver {
         let Some(number) = number else {
             return self.lose(to, "it does not hear what is said to it");
         };
-        let bytes = message.encode(session, number, hearing.answer());
+        let (peer, bytes) = (*peer, message.encode(*id, number, hearing.answer()));
         self.say_to(to, peer, bytes);
     }
 
-    /// Who the other side of a session is, and what was said to it.
-    pub(super) fn side_of(&mut self, party: Party) -> Option<(Peer, u64, &mut Hearing<Message>)> {
-        match party {
-            Party::Link(link) => {
-                let link = self.links.get_mut(&link)?;
-                Some((link.peer, link.session, &mut link.hearing))
+    /// Asks those that are silent, says again what is not known to be heard, and tells who said
+    /// something that it was heard.
+    pub(super) fn look_after_sessions(&mut self, now: Instant) {
+        let lost_after = self.lost_after;
+        for party in self.parties() {
+            // Those that are met yet have their own time.
+            let is_meeting = |number| self.links.get(&number).is_some_and(|link| !link.is_met());
+            let is_met = !matches!(party, Party::Link(number) if is_meeting(number));
+            let Some(Session { presence, .. }) = self.session(party) else { continue };
+            if is_met && presence.is_lost(now, lost_after) {
+                self.lose(party, "it does not answer any more");
+            } else if is_met && presence.asks(now, lost_after) {
+                self.say(party, &Message::Ping);
             }
-            Party::Guest(session) => {
-                let guest = self.guests.get_mut(&session)?;
-                Some((guest.peer, session, &mut guest.hearing))
-            }
-            Party::Nobody => None,
-        }
-    }
-
-    /// Says again what is not known to be heard, and tells who said something that it was heard.
-    pub(super) fn say_again(&mut self, now: Instant) {
-        let links = self.links.keys().map(|link| Party::Link(*link));
-        let parties: Vec<_> =
-            links.chain(self.guests.keys().map(|session| Party::Guest(*session))).collect();
-        for party in parties {
-            let Some((_, _, hearing)) = self.side_of(party) else { continue };
+            let Some(Session { hearing, .. }) = self.session(party) else { continue };
             let mut again: Vec<_> =
                 hearing.again(now).map(|(number, message)| (number, message.clone())).collect();
             let owes = hearing.owes(now);
@@ -110,8 +103,8 @@ impl Driver {
                 self.say(party, &Message::Pong);
             }
             for (number, message) in again {
-                let Some((peer, session, hearing)) = self.side_of(party) else { break };
-                let bytes = message.encode(session, number, hearing.answer());
+                let Some(Session { id, peer, hearing, .. }) = self.session(party) else { break };
+                let (peer, bytes) = (*peer, message.encode(*id, number, hearing.answer()));
                 self.say_to(party, peer, bytes);
             }
         }
@@ -133,10 +126,10 @@ impl Driver {
         if let Party::Link(link) = to
             && self.links.get(&link).is_some_and(Link::is_awaited)
         {
-            return self.lose_link(link, why);
+            return self.lose(to, why);
         }
-        if let Some((_, _, hearing)) = self.side_of(to) {
-            hearing.hurry(Instant::now() + LOOK);
+        if let Some(session) = self.session(to) {
+            session.hearing.hurry(Instant::now() + LOOK);
         }
     }
 

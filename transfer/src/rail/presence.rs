@@ -1,12 +1,26 @@
-//! Whether the other side of a session is there.
+//! A session with another rail, and whether that is there.
 
 use std::time::{Duration, Instant};
+
+use fabric::Peer;
+
+use super::hearing::Hearing;
+use super::message::Message;
 
 /// How often one is asked whether it is there before it is lost.
 pub(super) const QUESTIONS: u32 = 8;
 /// One whose data moves, and that says nothing for so many times as long, is lost all the same: it may
 /// have lost us.
 const SILENCE: u32 = 3;
+
+/// What a link and a guest have in common: who the other side is, and what was said to it.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) id: u64,
+    pub(super) peer: Peer,
+    pub(super) presence: Presence,
+    pub(super) hearing: Hearing<Message>,
+}
 
 /// Whether the other side of a session is there.
 #[derive(Debug)]

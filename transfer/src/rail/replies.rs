@@ -16,7 +16,7 @@ const LEAST_SLOT: u64 = 4096;
 
 impl Driver {
     pub(super) fn guest_hears(&mut self, session: u64, message: Message) {
-        let mut links = self.links.iter_mut().filter(|(_, link)| link.session == session);
+        let mut links = self.links.iter_mut().filter(|(_, link)| link.session.id == session);
         let Some((number, link)) = links.next().map(|(number, link)| (*number, link)) else {
             return;
         };
@@ -25,7 +25,7 @@ impl Driver {
             Message::Refused { request: 0, refusal } => {
                 let parting = match refusal.kind {
                     // There is another one now.
-                    ErrorKind::Stale => Parting::Gone,
+                    ErrorKind::Stale => Parting::Bye,
                     _ => Parting::Lost,
                 };
                 self.part(number, parting, refusal.into_error("connect to an agent"));
@@ -58,10 +58,10 @@ impl Driver {
             Message::Heard { notices, may_send } => {
                 let known = link.sent - link.unheard.len() as u64;
                 if notices > link.sent {
-                    return self.give_up_link(number, "it heard notices that were not sent");
+                    let why = "it heard notices that were not sent";
+                    return self.end(Party::Link(number), Parting::Distrusted, why);
                 }
                 link.may_send = link.may_send.max(may_send);
-                // Not all providers keep the order: an older one may come later.
                 let more = notices.saturating_sub(known) as usize;
                 let heard: Vec<_> = link.unheard.drain(..more).collect();
                 for ticket in heard {
@@ -80,7 +80,7 @@ impl Driver {
     /// what is no staging memory. It waits for the answer all the same.
     fn is_withdrawn(&mut self, number: u32, region: u64) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let mut is_known = link.wanted.remove(&region).is_some();
+        let mut is_known = link.known.wanted.remove(&region).is_some();
         for asked in link.asked.values_mut().filter(|asked| asked.region == region) {
             (asked.is_withdrawn, is_known) = (true, true);
         }

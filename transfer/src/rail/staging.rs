@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use fabric::{MemoryRegion, RegionSlice};
 use gpu::{Device, DeviceName, Memory, Slice};
@@ -21,38 +23,59 @@ pub(super) const SLOTS: u32 = 8;
 pub(super) struct Slots {
     buffer: HostBuffer,
     region: MemoryRegion,
-    free: Vec<u32>,
+    /// A bit for each that is free.
+    free: AtomicU32,
 }
 
 impl Slots {
     pub(super) fn new(register: impl FnOnce(&HostBuffer) -> Result<MemoryRegion>) -> Result<Self> {
         let buffer = HostBuffer::new(SLOT * u64::from(SLOTS))?;
         let region = register(&buffer)?;
-        Ok(Self { buffer, region, free: (0..SLOTS).rev().collect() })
+        Ok(Self { buffer, region, free: AtomicU32::new((1 << SLOTS) - 1) })
     }
 
     pub(super) fn has_free(&self) -> bool {
-        !self.free.is_empty()
+        self.free.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// One of them, free again when this is dropped. Only the rail's thread takes any.
+#[derive(Debug)]
+pub(super) struct Slot {
+    of: Arc<Slots>,
+    number: u32,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.of.free.fetch_or(1 << self.number, Ordering::Relaxed);
+    }
+}
+
+impl Slot {
+    pub(super) fn take(of: &Arc<Slots>) -> Option<Self> {
+        let number = of.free.load(Ordering::Relaxed).trailing_zeros();
+        of.free.fetch_and(!1_u32.checked_shl(number)?, Ordering::Relaxed);
+        Some(Self { of: Arc::clone(of), number })
     }
 
-    pub(super) fn take(&mut self) -> Option<u32> {
-        self.free.pop()
+    pub(super) fn is_of(&self, slots: &Arc<Slots>) -> bool {
+        Arc::ptr_eq(&self.of, slots)
     }
 
-    pub(super) fn give_back(&mut self, slot: u32) {
-        self.free.push(slot);
+    fn start(&self) -> u64 {
+        u64::from(self.number) * SLOT
     }
 
     /// As the fabric knows it.
-    pub(super) fn registered(&self, slot: u32, length: u64) -> fabric::Result<RegionSlice> {
-        let start = (u64::from(slot) * SLOT) as usize;
-        self.region.slice(start..start + length as usize)
+    pub(super) fn registered(&self, length: u64) -> fabric::Result<RegionSlice> {
+        let start = self.start() as usize;
+        self.of.region.slice(start..start + length as usize)
     }
 
     /// As a device knows it.
-    pub(super) fn pinned(&self, slot: u32, length: u64, device: &Device) -> Result<Slice> {
-        let memory = self.buffer.pinned_for(device)?;
-        part(&memory, u64::from(slot) * SLOT, length)
+    pub(super) fn pinned(&self, length: u64, device: &Device) -> Result<Slice> {
+        part(&self.of.buffer.pinned_for(device)?, self.start(), length)
     }
 }
 

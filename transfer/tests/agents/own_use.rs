@@ -221,6 +221,21 @@ fn what_is_kept_is_limited_and_what_is_used_stays() {
 }
 
 #[test]
+fn what_was_not_used_for_longest_makes_room() {
+    let _alone = alone();
+    let house = house(1, |options| options.keep_registered(2 * LENGTH, 10));
+    let buffers = [(); 3].map(|()| HostBuffer::new(LENGTH).unwrap());
+    for at in [0, 1, 0, 2] {
+        drop(house.agent.register_own(&buffers[at]).unwrap());
+    }
+    let before = registration_cache();
+    drop(house.agent.register_own(&buffers[0]).unwrap());
+    assert_eq!(registration_cache().hits, before.hits + 1, "it was used after the second");
+    drop(house.agent.register_own(&buffers[1]).unwrap());
+    assert_eq!(registration_cache().misses, before.misses + 1);
+}
+
+#[test]
 fn no_peer_reaches_what_is_for_own_use() {
     let _alone = alone();
     let options = |label| AgentOptions::new(label);

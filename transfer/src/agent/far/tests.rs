@@ -7,7 +7,7 @@ use fabric::{Caps, EndpointKind, Offer, Query};
 use gpu::{Block, Device};
 
 use crate::path::Policy;
-use crate::path::metrics::{RailChange, rails};
+use crate::path::metrics::Count;
 use crate::{Agent, AgentOptions, Event, HostBuffer, Notice, PeerId, Region, Rights, Route, Token};
 
 use super::*;
@@ -140,7 +140,7 @@ impl World {
 #[test]
 fn what_is_left_carries_and_what_is_lost_comes_back_by_itself() {
     let mut world = World::new(2);
-    let (lost, back) = (rails(RailChange::Lost), rails(RailChange::Back));
+    let (lost, back) = (Count::RailLost.value(), Count::RailBack.value());
     world.carries(1);
     world.mine.write(0, &numbers(7)).unwrap();
     let deaf = world.deafen(true, 1);
@@ -167,7 +167,7 @@ fn what_is_left_carries_and_what_is_lost_comes_back_by_itself() {
     world.until("the other side knows", |world| world.told[1].ends_with('1'));
     let told: String = world.told[1].chars().filter(|letter| *letter != 'N').collect();
     assert!(["J", "J-1+1"].contains(&&*told), "{told}");
-    assert!(rails(RailChange::Lost) > lost && rails(RailChange::Back) > back);
+    assert!(Count::RailLost.value() > lost && Count::RailBack.value() > back);
 }
 
 #[test]

@@ -23,14 +23,14 @@ fn all() -> Vec<Message> {
         },
         Message::Open { request: 1, region: 2, ticket: 3 },
         Message::Stage { request: 9 },
-        Message::Notice { number: 7, notice: Notice::new(5, b"layer 3").unwrap() },
+        Message::Notice(Notice::new(5, b"layer 3").unwrap()),
         Message::Deliver(chunk),
         Message::Fetch(chunk),
         Message::Released { region: 8 },
         Message::Ping,
         Message::Pong,
         Message::Bye,
-        Message::Welcome { label: "decode".to_owned(), may_send: 64 },
+        Message::Welcome { may_send: 64 },
         Message::Opened { request: 3 },
         Message::Staging { request: 4, slots: 8, slot_length: 1 << 20, memory: vec![1; 90] },
         Message::Refused { request: 5, refusal: refusal.clone() },
@@ -80,7 +80,6 @@ fn parts_longer_than_allowed_are_refused() {
     for message in [
         hello(&label, 16),
         hello("", LONGEST_ADDRESS + 1),
-        Message::Welcome { label, may_send: 64 },
         Message::Staging { request: 1, slots: 1, slot_length: 1, memory: vec![0; LONGEST] },
         Message::Refused { request: 1, refusal: refusal.clone() },
         Message::Done { number: 1, refusal: Some(refusal) },
@@ -91,7 +90,7 @@ fn parts_longer_than_allowed_are_refused() {
     let (session, number, heard, notice) = (77_u64, 5_u64, 0_u64, 3_u8);
     let long = codec::encode(
         VERSION,
-        &(session, number, heard, notice, (1_u64, 2_u64, vec![0_u8; LONGEST_NOTICE + 1])),
+        &(session, number, heard, notice, [1, LONGEST_NOTICE as u64 + 1, 0, 0, 0, 0, 0, 0, 0, 0]),
     );
     assert_eq!(Message::decode(&long).unwrap_err().kind(), ErrorKind::Malformed);
 }
