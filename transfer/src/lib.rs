@@ -12,13 +12,13 @@
 mod agent;
 mod blocks;
 mod copies;
+mod doors;
 mod error;
 mod handle;
 mod host;
 pub mod path;
 mod pinned;
 mod rail;
-mod ready;
 mod region;
 mod service;
 mod share;

@@ -2,7 +2,6 @@
 //! those that visit it.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -20,6 +19,7 @@ use crate::share::random;
 const BELL: Layout = Layout::new("agent bell", 1);
 
 /// One that visits this agent.
+#[derive(Debug)]
 pub(super) struct Visitor {
     pub(crate) identity: [u8; 16],
     pub(crate) label: String,
@@ -29,12 +29,6 @@ pub(super) struct Visitor {
     /// The agent's owner was told that it left.
     is_told_of: AtomicBool,
     visit: Mutex<Host>,
-}
-
-impl fmt::Debug for Visitor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Visitor({})", self.label)
-    }
 }
 
 impl Visitor {
@@ -71,13 +65,14 @@ impl Visitor {
     }
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Regions {
     last: u64,
     all: HashMap<u64, Weak<Registered>>,
 }
 
 /// What an agent's two threads share.
+#[derive(Debug)]
 pub(crate) struct Home {
     pub(crate) identity: [u8; 16],
     pub(crate) label: String,
@@ -93,12 +88,6 @@ pub(crate) struct Home {
     pub(super) changes: AtomicU64,
     /// To the rails, once those run.
     lines: OnceLock<Vec<Line>>,
-}
-
-impl fmt::Debug for Home {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Home({})", self.label)
-    }
 }
 
 impl Home {

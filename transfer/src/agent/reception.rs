@@ -3,134 +3,98 @@
 //! It needs nothing of the agent's owner, who may compute for minutes meanwhile. Every
 //! visitor is served in turn, with deadlines, and none of them is believed.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
 
 use super::home::{Home, Visitor};
 use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
+use crate::doors::{self, Desk};
 use crate::error::{Error, ErrorKind};
-use crate::ready::ready;
+use crate::service::Admission;
 
 /// Visitors at a time.
 const MOST_VISITORS: usize = 1024;
-/// Connections that have not said yet who they are.
-const MOST_STRANGERS: usize = 64;
 /// How long one has to say who it is.
 const INTRODUCING: Duration = Duration::from_secs(2);
 /// How long one has to take an answer before it is given up.
 const TAKING: Duration = Duration::from_secs(2);
-/// How often the thread looks whether it is over.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Those that came, and are no visitors yet.
-struct Stranger {
-    channel: Channel,
-    since: Instant,
-}
 
 struct Reception<'a> {
     home: &'a Home,
-    strangers: Vec<Stranger>,
-    visitors: HashMap<u64, (Channel, Arc<Visitor>)>,
-    next: u64,
+    visitors: usize,
 }
 
 /// Serves all who come, until it is over.
 pub(super) fn receive(listener: &ChannelListener, home: &Home) {
-    let mut reception =
-        Reception { home, strangers: Vec::new(), visitors: HashMap::new(), next: 0 };
-    while !home.is_over.load(Ordering::Acquire) {
-        reception.turn(listener);
+    doors::serve(listener, &mut Reception { home, visitors: 0 });
+}
+
+impl Desk for Reception<'_> {
+    type Guest = Arc<Visitor>;
+
+    fn admission(&self) -> &Admission {
+        &self.home.admission
     }
-    for (_, (channel, visitor)) in reception.visitors.drain() {
-        channel.end();
+
+    fn is_over(&self) -> bool {
+        self.home.is_over.load(Ordering::Acquire)
+    }
+
+    fn patience(&self) -> Duration {
+        INTRODUCING
+    }
+
+    fn denial(&mut self) -> Vec<u8> {
+        refusal(ErrorKind::Denied, "this user is not admitted")
+    }
+
+    fn hear(&mut self, channel: &Channel, visitor: &mut Option<Arc<Visitor>>) -> bool {
+        let message = match channel.receive(Duration::ZERO) {
+            Ok(message) => message,
+            Err(ChannelError::DeadlineExceeded { .. }) => return true,
+            Err(ChannelError::Closed) => return false,
+            Err(error) => {
+                refuse(channel, ErrorKind::Malformed, error.to_string());
+                return false;
+            }
+        };
+        if visitor.is_some() {
+            return answer(self.home, channel, &message);
+        }
+        match self.admit(channel, message) {
+            Ok(come) => {
+                self.home.visitors().push(Arc::clone(&come));
+                self.home.has_changed();
+                self.visitors += 1;
+                *visitor = Some(come);
+                true
+            }
+            Err(error) => {
+                refuse(channel, error.kind(), error.to_string());
+                false
+            }
+        }
+    }
+
+    fn part(&mut self, visitor: Arc<Visitor>) {
+        self.visitors -= 1;
         visitor.leave();
+        self.home.has_changed();
     }
 }
 
 impl Reception<'_> {
-    /// Waits until something happens, and sees to it.
-    fn turn(&mut self, listener: &ChannelListener) {
-        let is_ready = {
-            let descriptors = std::iter::once(listener.as_fd())
-                .chain(self.strangers.iter().map(|stranger| stranger.channel.as_fd()))
-                .chain(self.visitors.values().map(|(channel, _)| channel.as_fd()));
-            ready(descriptors, LOOK)
-        };
-        let Some(is_ready) = is_ready else {
-            // Out of memory, say: not a reason to spin.
-            std::thread::sleep(LOOK);
-            return;
-        };
-        let mut is_ready = is_ready.into_iter();
-        let comes = is_ready.next() == Some(true);
-        let strangers = std::mem::take(&mut self.strangers);
-        let spoke: Vec<_> = strangers.into_iter().zip(is_ready.by_ref()).collect();
-        let asked: Vec<_> = self.visitors.keys().copied().zip(is_ready).collect();
-        for (stranger, has_spoken) in spoke {
-            if has_spoken {
-                self.introduce(stranger.channel);
-            } else if stranger.since.elapsed() < INTRODUCING {
-                self.strangers.push(stranger);
-            }
-        }
-        for (number, _) in asked.into_iter().filter(|(_, has_asked)| *has_asked) {
-            self.attend(number);
-        }
-        if comes {
-            self.let_in(listener);
-        }
-    }
-
-    fn let_in(&mut self, listener: &ChannelListener) {
-        match listener.accept(Duration::ZERO) {
-            Ok(channel) => {
-                if self.home.admission.user_of(&channel).is_none() {
-                    refuse(&channel, ErrorKind::Denied, "this user is not admitted");
-                } else if self.strangers.len() >= MOST_STRANGERS {
-                    // The oldest had its time.
-                    self.strangers.remove(0);
-                    self.strangers.push(Stranger { channel, since: Instant::now() });
-                } else {
-                    self.strangers.push(Stranger { channel, since: Instant::now() });
-                }
-            }
-            Err(ChannelError::DeadlineExceeded { .. }) => {}
-            // Out of descriptors, say: others may let go of some.
-            Err(_) => std::thread::sleep(LOOK),
-        }
-    }
-
-    fn introduce(&mut self, channel: Channel) {
-        let message = match channel.receive(Duration::ZERO) {
-            Ok(message) => message,
-            Err(ChannelError::Closed) => return,
-            Err(error) => return refuse(&channel, ErrorKind::Malformed, error.to_string()),
-        };
-        if self.visitors.len() >= MOST_VISITORS {
-            let why = format!("it has {MOST_VISITORS} visitors already");
-            return refuse(&channel, ErrorKind::Failed, why);
-        }
-        match self.admit(&channel, message) {
-            Ok(visitor) => {
-                self.home.visitors().push(Arc::clone(&visitor));
-                self.home.has_changed();
-                self.visitors.insert(self.next, (channel, visitor));
-                self.next += 1;
-            }
-            Err(error) => refuse(&channel, error.kind(), error.to_string()),
-        }
-    }
-
     fn admit(&self, channel: &Channel, message: Message) -> Result<Arc<Visitor>, Error> {
         let operation = "receive a visitor";
         let failed = |why: &dyn ToString| Error::new(operation, ErrorKind::Failed, why.to_string());
+        if self.visitors >= MOST_VISITORS {
+            return Err(failed(&format!("it has {MOST_VISITORS} visitors already")));
+        }
         let (who, life) = Request::read_hello(message)?;
         let life = Life::from_fd(life)
             .map_err(|error| Error::new(operation, ErrorKind::Malformed, error.to_string()))?;
@@ -141,27 +105,15 @@ impl Reception<'_> {
         channel.send(&welcome, &descriptors, TAKING).map_err(|error| failed(&error))?;
         Ok(Arc::new(Visitor::new(who.identity, who.label, life, visit)))
     }
+}
 
-    /// Answers a visitor, or sees it off.
-    fn attend(&mut self, number: u64) {
-        let Some((channel, visitor)) = self.visitors.get(&number) else { return };
-        let stays = match channel.receive(Duration::ZERO) {
-            Ok(message) => answer(self.home, channel, &message),
-            Err(ChannelError::DeadlineExceeded { .. }) => true,
-            Err(_) => false,
-        };
-        if !stays {
-            channel.end();
-            visitor.leave();
-            self.visitors.remove(&number);
-            self.home.has_changed();
-        }
-    }
+fn refusal(kind: ErrorKind, why: impl Into<String>) -> Vec<u8> {
+    Reply::Refused(Refusal::new(kind, why)).encode()
 }
 
 fn refuse(channel: &Channel, kind: ErrorKind, why: impl Into<String>) {
     // Who does not take it does not hear it.
-    let _ = channel.send(&Reply::Refused(Refusal::new(kind, why)).encode(), &[], Duration::ZERO);
+    let _ = channel.send(&refusal(kind, why), &[], Duration::ZERO);
 }
 
 /// Answers a request. False if the visitor is to be seen off.
@@ -174,23 +126,22 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
         }
     };
     let Some(region) = home.region(request.number, request.ticket) else {
-        let why = "the region was withdrawn, or never was";
-        let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, why));
-        return channel.send(&refused.encode(), &[], TAKING).is_ok();
+        let refused = refusal(ErrorKind::Stale, "the region was withdrawn, or never was");
+        return channel.send(&refused, &[], TAKING).is_ok();
     };
     let in_all = region.descriptor.pieces;
-    let bytes = region.bytes_of_pieces();
+    let bytes = region.buffer.bytes_of_pieces();
     let mut first = 0;
     loop {
         // A few at a time: a process has not so many descriptors.
         let end = in_all.min(first + PIECES_AT_ONCE as u32);
         let exported: Result<Vec<_>, _> =
-            (first..end).map(|number| region.export(number)).collect();
+            (first..end).map(|number| region.buffer.export(number)).collect();
         let (descriptors, lengths): (Vec<_>, Vec<_>) = match exported {
             Ok(exported) => exported.into_iter().unzip(),
             Err(error) => {
-                let refused = Reply::Refused(Refusal::new(ErrorKind::Failed, error.to_string()));
-                return channel.send(&refused.encode(), &[], TAKING).is_ok();
+                let refused = refusal(ErrorKind::Failed, error.to_string());
+                return channel.send(&refused, &[], TAKING).is_ok();
             }
         };
         let pieces = Pieces { number: request.number, in_all, first, bytes, lengths };

@@ -34,12 +34,6 @@ pub(crate) struct Inner {
     pub(super) means: Means,
 }
 
-impl std::fmt::Debug for Registered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Registered({:?})", self.buffer)
-    }
-}
-
 /// What moves the bytes.
 #[derive(Debug)]
 pub(super) enum Means {

@@ -1,6 +1,5 @@
 //! Regions of this process.
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -51,22 +50,6 @@ impl From<&HostBuffer> for Buffer {
     }
 }
 
-/// How a buffer leaves its process.
-struct Exit {
-    place: Place,
-    device: Option<Uuid>,
-    offset: u64,
-    pieces: u32,
-    legacy: Option<[u8; 64]>,
-}
-
-impl Exit {
-    fn stays(place: fn(Leaving) -> Place, device: Option<Uuid>, because: Stays) -> Self {
-        let place = place(Leaving::Not(because));
-        Self { place, device, offset: 0, pieces: 0, legacy: None }
-    }
-}
-
 impl Buffer {
     /// Length in bytes.
     #[must_use]
@@ -77,18 +60,19 @@ impl Buffer {
         }
     }
 
-    fn exit(&self) -> Result<Exit> {
-        let stays = Exit::stays;
+    /// What peers are told of it, but for its names, its rights, and what fabrics call it.
+    fn describe(&self, home: &Home) -> Result<RegionDescriptor> {
         let of_device = |error| Error::of_device(REGISTER, error);
+        let stays = |device, because| staying(home, self, device, because);
         let memory = match self {
             Self::Host(_) => {
                 let place = Place::Host(Leaving::ByDescriptors);
-                return Ok(Exit { place, device: None, offset: 0, pieces: 1, legacy: None });
+                return Ok(RegionDescriptor { place, pieces: 1, ..stays(None, Stays::OwnUse) });
             }
             Self::Device(memory) => memory,
         };
         let Some(name) = memory.device() else {
-            return Ok(stays(Place::Host, None, Stays::PrivateHostMemory));
+            return Ok(stays(None, Stays::PrivateHostMemory));
         };
         let device = Some(name.uuid().map_err(of_device)?);
         match memory.pieces() {
@@ -96,42 +80,37 @@ impl Buffer {
                 let detail = format!("{} pieces, {MOST_PIECES} at most", pieces.lengths.len());
                 return Err(Error::new(REGISTER, ErrorKind::TooMany, detail));
             }
-            Ok(pieces) => {
+            Ok(found) => {
                 let place = Place::Device(Leaving::ByDescriptors);
-                let (offset, count) = (pieces.offset, pieces.lengths.len() as u32);
-                return Ok(Exit { place, device, offset, pieces: count, legacy: None });
+                let (offset, pieces) = (found.offset, found.lengths.len() as u32);
+                let base = stays(device, Stays::OwnUse);
+                return Ok(RegionDescriptor { place, offset, pieces, ..base });
             }
             Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {}
             Err(error) => return Err(of_device(error)),
         }
-        match memory.mapped_for().attributes(memory.address()).map_err(of_device)?.allocator {
-            Allocator::Plain => {}
-            Allocator::Mapped { .. } => {
-                return Ok(stays(Place::Device, device, Stays::NotExportable));
-            }
-            Allocator::Pool => {
-                return Ok(stays(Place::Device, device, Stays::StreamOrderedPool));
-            }
-            Allocator::Managed => return Ok(stays(Place::Device, device, Stays::Managed)),
-            Allocator::Host => {
-                return Ok(stays(Place::Host, None, Stays::PrivateHostMemory));
-            }
-        }
-        match memory.export_legacy() {
-            Ok(handle) => {
-                let place = Place::Device(Leaving::ByLegacyHandle);
-                let legacy = Some(handle.bytes);
-                Ok(Exit { place, device, offset: handle.offset, pieces: 0, legacy })
-            }
-            Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
-                Ok(stays(Place::Device, device, Stays::NoLegacyHandle))
-            }
-            Err(error) => Err(of_device(error)),
-        }
+        let allocator = memory.mapped_for().attributes(memory.address());
+        Ok(match allocator.map_err(of_device)?.allocator {
+            Allocator::Plain => match memory.export_legacy() {
+                Ok(handle) => {
+                    let place = Place::Device(Leaving::ByLegacyHandle);
+                    let (offset, legacy) = (handle.offset, Some(handle.bytes));
+                    RegionDescriptor { place, offset, legacy, ..stays(device, Stays::OwnUse) }
+                }
+                Err(error) if error.kind() == gpu::ErrorKind::NotSupported => {
+                    stays(device, Stays::NoLegacyHandle)
+                }
+                Err(error) => return Err(of_device(error)),
+            },
+            Allocator::Mapped { .. } => stays(device, Stays::NotExportable),
+            Allocator::Pool => stays(device, Stays::StreamOrderedPool),
+            Allocator::Managed => stays(device, Stays::Managed),
+            Allocator::Host => stays(None, Stays::PrivateHostMemory),
+        })
     }
 
     /// Bytes of all pieces that it leaves in, which may be more than its own.
-    fn bytes_of_pieces(&self) -> u64 {
+    pub(crate) fn bytes_of_pieces(&self) -> u64 {
         match self {
             Self::Device(memory) => memory.pieces().map_or(0, |pieces| pieces.lengths.iter().sum()),
             Self::Host(buffer) => buffer.length(),
@@ -139,7 +118,7 @@ impl Buffer {
     }
 
     /// The descriptor and the length of a piece.
-    fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
+    pub(crate) fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
         let operation = "export a region";
         match self {
             Self::Device(memory) => memory
@@ -153,11 +132,31 @@ impl Buffer {
     }
 }
 
+/// What is told of memory that does not leave its process, on this device or on the host.
+fn staying(home: &Home, buffer: &Buffer, device: Option<Uuid>, because: Stays) -> RegionDescriptor {
+    let place = if device.is_some() { Place::Device } else { Place::Host };
+    RegionDescriptor {
+        agent: home.identity,
+        node: home.identity,
+        number: 0,
+        ticket: 0,
+        length: buffer.length(),
+        rights: Rights::NONE,
+        place: place(Leaving::Not(because)),
+        device,
+        offset: 0,
+        pieces: 0,
+        legacy: None,
+        keys: Vec::new(),
+    }
+}
+
 /// Memory that peers may reach as long as this lives, or that is for own use. Copies of the
 /// handle are the same region.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Region(pub(crate) Arc<Registered>);
 
+#[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
@@ -182,15 +181,9 @@ impl Drop for Registered {
     }
 }
 
-impl fmt::Debug for Region {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({}, {:?})", self.0.descriptor.number, self.0.buffer)
-    }
-}
-
 impl Region {
     pub(crate) fn new(home: &Arc<Home>, buffer: Buffer, rights: Rights) -> Result<Self> {
-        let exit = buffer.exit()?;
+        let told = buffer.describe(home)?;
         if !(rights.read || rights.write) {
             let detail = "a region that peers may neither read nor write";
             return Err(Error::new(REGISTER, ErrorKind::Malformed, detail));
@@ -203,8 +196,8 @@ impl Region {
             keys.push(FabricKey { domain: domain as u32, bytes: described.encode() });
         }
         let entered = home.enter(|number, ticket| {
-            let names = (number, ticket);
-            Arc::new(Registered::new(home, buffer, exit, names, rights, (keys, memories)))
+            let descriptor = RegionDescriptor { number, ticket, rights, keys, ..told };
+            Arc::new(Registered::new(home, buffer, descriptor, memories))
         });
         entered.map(Self)
     }
@@ -217,12 +210,10 @@ impl Region {
         };
         let device = device.map(DeviceName::uuid).transpose();
         let device = device.map_err(|error| Error::of_device(REGISTER, error))?;
-        let place = if device.is_some() { Place::Device } else { Place::Host };
-        let exit = Exit::stays(place, device, Stays::OwnUse);
         let memories = known_to_rails(home, &buffer, None);
-        let (names, known) = ((home.number(), 0), (Vec::new(), memories));
-        let registered = Registered::new(home, buffer, exit, names, Rights::NONE, known);
-        Ok(Self(Arc::new(registered)))
+        let told = staying(home, &buffer, device, Stays::OwnUse);
+        let descriptor = RegionDescriptor { number: home.number(), ..told };
+        Ok(Self(Arc::new(Registered::new(home, buffer, descriptor, memories))))
     }
 
     /// Its length in bytes.
@@ -270,26 +261,9 @@ impl Registered {
     fn new(
         home: &Arc<Home>,
         buffer: Buffer,
-        exit: Exit,
-        (number, ticket): (u64, u64),
-        rights: Rights,
-        (keys, memories): (Vec<FabricKey>, Vec<Option<MemoryRegion>>),
+        descriptor: RegionDescriptor,
+        memories: Vec<Option<MemoryRegion>>,
     ) -> Self {
-        let Exit { place, device, offset, pieces, legacy } = exit;
-        let descriptor = RegionDescriptor {
-            agent: home.identity,
-            node: home.identity,
-            number,
-            ticket,
-            length: buffer.length(),
-            rights,
-            place,
-            device,
-            offset,
-            pieces,
-            legacy,
-            keys,
-        };
         Self {
             buffer,
             descriptor,
@@ -325,13 +299,5 @@ impl Registered {
         for (line, memory) in home.lines().iter().zip(memories) {
             line.retire(self.descriptor.number, memory, self.buffer.clone());
         }
-    }
-
-    pub(crate) fn bytes_of_pieces(&self) -> u64 {
-        self.buffer.bytes_of_pieces()
-    }
-
-    pub(crate) fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
-        self.buffer.export(number)
     }
 }

@@ -51,43 +51,6 @@ fn an_answer_that_comes_late_is_not_taken_for_the_next() {
 }
 
 #[test]
-fn answer_that_came_before_the_connection_was_given_up_is_not_taken_for_the_next() {
-    let directory = directory("came");
-    let path = directory.join("socket");
-    let listener = ChannelListener::bind(&path).unwrap();
-    let client = Client::connect(&path, PATIENCE).unwrap();
-    let first = listener.accept(PATIENCE).unwrap();
-    first.send(&Reply::Handle(b"a handle".to_vec()).encode(), &[], PATIENCE).unwrap();
-    // What a call does whose deadline passed just before.
-    abandon(&client.turn(ipc::deadline(PATIENCE)).unwrap());
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let second = listener.accept(PATIENCE).unwrap();
-            let asked = second.receive(PATIENCE).unwrap().bytes;
-            assert_eq!(read_request(&asked).as_deref(), Some("second"));
-            second.send(&Reply::Unknown.encode(), &[], PATIENCE).unwrap();
-        });
-        let error = client.handle("second", PATIENCE).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
-    });
-    std::fs::remove_dir_all(&directory).unwrap();
-}
-
-#[test]
-fn a_call_waits_for_the_one_before_it_no_longer_than_it_may() {
-    let directory = directory("turn");
-    let path = directory.join("socket");
-    let _listener = ChannelListener::bind(&path).unwrap();
-    let client = Client::connect(&path, PATIENCE).unwrap();
-    let held = client.turn(ipc::deadline(SOON)).unwrap();
-    let error = client.handle("numbers", SOON).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-    assert!(error.to_string().contains("another thread"), "{error}");
-    drop(held);
-    std::fs::remove_dir_all(&directory).unwrap();
-}
-
-#[test]
 fn a_service_that_is_not_there_yet_is_waited_for() {
     let directory = directory("awaited");
     let path = directory.join("socket");

@@ -1,22 +1,24 @@
 //! Where other processes ask for shared memory by name: a socket with a path.
 //!
-//! Whoever connects is asked for nothing but what the kernel says of it, and served in a
-//! thread of its own, with deadlines, so that one who sends garbage or nothing at all
-//! holds up nobody else.
+//! Whoever connects is asked for nothing but what the kernel says of it. One thread serves all
+//! and waits for none: a client that has no room for the one reply that it asked for is let go of.
 
 mod client;
-mod places;
 mod protocol;
 
 use std::collections::HashMap;
-use std::fmt;
+use std::convert::Infallible;
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use ipc::{Channel, ChannelListener, Credentials, Incarnation};
+use ipc::{Channel, ChannelError, ChannelListener, Credentials, Incarnation, Message};
 
+use self::protocol::{Reply, read_request};
+use crate::doors::{self, Desk};
 use crate::error::{Error, ErrorKind, Result};
 use crate::share::{Shared, check_fork};
 
@@ -76,33 +78,76 @@ pub struct Served {
     pub malformed: usize,
 }
 
-#[derive(Default)]
-struct Counts {
-    handles: AtomicUsize,
-    unknown: AtomicUsize,
-    denied: AtomicUsize,
-    malformed: AtomicUsize,
-}
-
+#[derive(Debug)]
 struct State {
     shared: Mutex<HashMap<String, Arc<Shared>>>,
     admission: Admission,
     is_over: AtomicBool,
-    counts: Counts,
+    served: Mutex<Served>,
 }
 
 impl State {
-    fn new(admission: Admission) -> Self {
-        Self {
-            shared: Mutex::default(),
-            admission,
-            is_over: AtomicBool::new(false),
-            counts: Counts::default(),
-        }
-    }
-
     fn shared(&self) -> MutexGuard<'_, HashMap<String, Arc<Shared>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn served(&self) -> MutexGuard<'_, Served> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// None stays for good.
+impl Desk for &State {
+    type Guest = Infallible;
+
+    fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    fn patience(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn denial(&mut self) -> Vec<u8> {
+        self.served().denied += 1;
+        Reply::Denied.encode()
+    }
+
+    fn hear(&mut self, channel: &Channel, _: &mut Option<Infallible>) -> bool {
+        let message = match channel.receive(Duration::ZERO) {
+            Ok(message) => message,
+            Err(ChannelError::DeadlineExceeded { .. }) => return true,
+            // More than a request can be: thrown away, and told so.
+            Err(ChannelError::TooLong { .. }) => Message::default(),
+            Err(_) => return false,
+        };
+        let Some(name) = read_request(&message.bytes) else {
+            self.served().malformed += 1;
+            let _ = channel.send(&Reply::Malformed.encode(), &[], Duration::ZERO);
+            return false;
+        };
+        let shared = self.shared().get(&name).cloned();
+        let (reply, descriptors) = match shared.map(|shared| shared.handle()) {
+            Some(Ok(handle)) => {
+                self.served().handles += 1;
+                (Reply::Handle(handle.facts.encode()), handle.descriptors)
+            }
+            Some(Err(_)) => (Reply::Failed, Vec::new()),
+            None => {
+                self.served().unknown += 1;
+                (Reply::Unknown, Vec::new())
+            }
+        };
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
+    }
+
+    fn part(&mut self, guest: Infallible) {
+        match guest {}
     }
 }
 
@@ -130,16 +175,11 @@ impl State {
 /// # std::fs::remove_dir_all(&directory)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[derive(Debug)]
 pub struct ShareService {
     state: Arc<State>,
     accepting: Option<JoinHandle<()>>,
     born: Incarnation,
-}
-
-impl fmt::Debug for ShareService {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ShareService({:?})", self.served())
-    }
 }
 
 impl ShareService {
@@ -152,11 +192,12 @@ impl ShareService {
         let operation = "listen";
         let listener = ChannelListener::bind_with_mode(path, admission.mode())
             .map_err(|error| Error::of_channel_at(operation, path, error))?;
-        let state = Arc::new(State::new(admission));
+        let (is_over, served) = (AtomicBool::new(false), Mutex::default());
+        let state = Arc::new(State { shared: Mutex::default(), admission, is_over, served });
         let theirs = Arc::clone(&state);
         let accepting = std::thread::Builder::new()
             .name("fabricast-share".to_owned())
-            .spawn(move || places::serve(&listener, &theirs))
+            .spawn(move || doors::serve(&listener, &mut &*theirs))
             .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
         Ok(Self { state, accepting: Some(accepting), born: Incarnation::current() })
     }
@@ -188,14 +229,7 @@ impl ShareService {
     /// What was done so far.
     #[must_use]
     pub fn served(&self) -> Served {
-        let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-        let counts = &self.state.counts;
-        Served {
-            handles: count(&counts.handles),
-            unknown: count(&counts.unknown),
-            denied: count(&counts.denied),
-            malformed: count(&counts.malformed),
-        }
+        *self.state.served()
     }
 }
 
