@@ -8,7 +8,6 @@ use super::chore::Chore;
 use super::lane::{Lane, Request, Ticket};
 use super::notice::Notice;
 use super::operations::{Begun, Token};
-use super::peer::Tie;
 use super::route::{Means, Route};
 use super::{Agent, PeerId, SMALL};
 use crate::blocks::Blocks;
@@ -134,7 +133,8 @@ impl Agent {
             return Err(Error::new(name, ErrorKind::Closed, "the peer was left"));
         };
         let refuse = |kind, why: &str| Err(Error::new(name, kind, why).with(&peer.card.label));
-        if matches!(peer.tie, Tie::Far) || region.is_some_and(|_| is_by_rails(&begun)) {
+        let is_by_rails = begun.path.is_some_and(|path| !path.is_local());
+        if peer.visit.is_none() || (region.is_some() && is_by_rails) {
             if peer.links.is_empty() {
                 return refuse(
                     ErrorKind::NoPath,
@@ -147,21 +147,18 @@ impl Agent {
                 return refuse(kind, &why);
             }
         }
-        if matches!(peer.tie, Tie::Far) {
+        let Some(visit) = &mut peer.visit else {
             let token = self.operations.begin(begun)?;
             return Ok(Ticket { token, peer: number, number: 0, bytes, notice });
-        }
+        };
         if peer.is_gone {
             return refuse(ErrorKind::Closed, "its process is gone");
         }
-        let (Tie::Visit(visit) | Tie::Here { visit, .. }) = &mut peer.tie else {
-            return refuse(ErrorKind::NoPath, "it is not on this machine");
-        };
         // First said, then looked: who withdraws a region first hides it, then looks.
         let place = visit.guest.begin();
         if region.is_some_and(|region| !visit.board.is_there(region.number)) {
             visit.guest.end(place);
-            return match visit.is_over() {
+            return match visit.life.is_over() {
                 true => refuse(ErrorKind::Closed, "its process is gone"),
                 false => refuse(ErrorKind::Stale, "the region was withdrawn"),
             };
@@ -225,7 +222,7 @@ impl Agent {
     /// There is no data; at most a notice is to be sent.
     fn conclude(&mut self, ticket: Ticket) {
         match self.peers.get(&ticket.peer) {
-            Some(peer) if matches!(peer.tie, Tie::Far) && ticket.notice.is_some() => {
+            Some(peer) if peer.visit.is_none() && ticket.notice.is_some() => {
                 self.notify_by_rail(ticket);
             }
             _ => self.complete(ticket, Ok(())),
@@ -234,7 +231,8 @@ impl Agent {
 
     /// It was not begun after all.
     fn undo(&mut self, ticket: Ticket, error: Error) -> Error {
-        if let Some(visit) = self.visit(ticket.peer) {
+        let peer = self.peers.get_mut(&ticket.peer);
+        if let Some(visit) = peer.and_then(|peer| peer.visit.as_mut()) {
             visit.guest.end(ticket.number);
         }
         self.give_up(ticket, error)
@@ -247,8 +245,4 @@ impl Agent {
         self.operations.finish(ticket.token, Ok(()));
         error.with(self.label(ticket.peer))
     }
-}
-
-fn is_by_rails(begun: &Begun) -> bool {
-    begun.path.is_some_and(|path| !path.is_local())
 }

@@ -39,6 +39,8 @@ pub(super) struct Company {
     stays: HashMap<(Identity, u64), Stay>,
     visits: HashMap<(usize, u64), (Identity, u64)>,
     missing: HashMap<(Identity, usize), BTreeSet<Missing>>,
+    /// What the agent is to be told.
+    pub(super) told: Vec<Event>,
 }
 
 impl Company {
@@ -49,15 +51,14 @@ impl Company {
         session: u64,
         (from, visit): (Identity, u64),
         label: String,
-        tell: &mut impl FnMut(Event),
     ) {
         let stay = self.stays.entry((from, visit)).or_insert_with(|| {
-            tell(Event::Joined { from, label: label.clone() });
+            self.told.push(Event::Joined { from, label: label.clone() });
             Stay { label: label.clone(), sessions: BTreeMap::new() }
         });
         stay.sessions.insert(rail, session);
         self.visits.insert((rail, session), (from, visit));
-        self.found(from, rail, Missing::Visit(visit), label, tell);
+        self.found(from, rail, Missing::Visit(visit), label);
     }
 
     /// Is a guest still there under this number, which it does not have twice?
@@ -72,13 +73,7 @@ impl Company {
     }
 
     /// A session of a guest is over: it said so, or why it was lost.
-    pub(super) fn gone(
-        &mut self,
-        rail: usize,
-        session: u64,
-        lost: Option<String>,
-        tell: &mut impl FnMut(Event),
-    ) {
+    pub(super) fn gone(&mut self, rail: usize, session: u64, lost: Option<String>) {
         let Some((from, visit)) = self.visits.remove(&(rail, session)) else { return };
         let Some(stay) = self.stays.get_mut(&(from, visit)) else { return };
         if stay.sessions.get(&rail) != Some(&session) {
@@ -89,12 +84,12 @@ impl Company {
         let (is_last, label) = (stay.sessions.is_empty(), stay.label.clone());
         let is_dead = lost.is_some();
         if let Some(reason) = lost {
-            self.miss(from, rail, Missing::Visit(visit), (label.clone(), reason), tell);
+            self.miss(from, rail, Missing::Visit(visit), (label.clone(), reason));
         }
         if is_last {
             self.stays.remove(&(from, visit));
             self.forget(|missing| missing == Missing::Visit(visit), Some(from));
-            tell(Event::Left { from, label, is_dead });
+            self.told.push(Event::Left { from, label, is_dead });
         }
     }
 
@@ -105,20 +100,13 @@ impl Company {
         link: u32,
         (with, label): (Identity, String),
         reason: String,
-        tell: &mut impl FnMut(Event),
     ) {
-        self.miss(with, rail, Missing::Link(link), (label, reason), tell);
+        self.miss(with, rail, Missing::Link(link), (label, reason));
     }
 
     /// It is there again.
-    pub(super) fn back(
-        &mut self,
-        rail: usize,
-        link: u32,
-        (with, label): (Identity, String),
-        tell: &mut impl FnMut(Event),
-    ) {
-        self.found(with, rail, Missing::Link(link), label, tell);
+    pub(super) fn back(&mut self, rail: usize, link: u32, (with, label): (Identity, String)) {
+        self.found(with, rail, Missing::Link(link), label);
     }
 
     /// Nobody wants it any more.
@@ -132,7 +120,6 @@ impl Company {
         rail: usize,
         what: Missing,
         (label, reason): (String, String),
-        tell: &mut impl FnMut(Event),
     ) {
         let missing = self.missing.entry((with, rail)).or_default();
         let is_first = missing.is_empty();
@@ -140,24 +127,17 @@ impl Company {
         if is_first {
             Count::RailLost.add(1);
             tracing::warn!(peer = label, rail, reason, "a rail is lost");
-            tell(Event::RailLost { with, label, rail, reason });
+            self.told.push(Event::RailLost { with, label, rail, reason });
         }
     }
 
-    fn found(
-        &mut self,
-        with: Identity,
-        rail: usize,
-        what: Missing,
-        label: String,
-        tell: &mut impl FnMut(Event),
-    ) {
+    fn found(&mut self, with: Identity, rail: usize, what: Missing, label: String) {
         let Some(missing) = self.missing.get_mut(&(with, rail)) else { return };
         if missing.remove(&what) && missing.is_empty() {
             self.missing.remove(&(with, rail));
             Count::RailBack.add(1);
             tracing::info!(peer = label, rail, "a rail is back");
-            tell(Event::RailBack { with, label, rail });
+            self.told.push(Event::RailBack { with, label, rail });
         }
     }
 

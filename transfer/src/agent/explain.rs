@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Device, Uuid};
 
-use super::peer::Tie;
+use super::peer::Visit;
 use super::route::{check_owner, device_named, reach};
 use super::track::registration;
 use super::{Agent, PeerId};
@@ -24,46 +24,37 @@ pub struct Whereabouts {
     place: Place,
     /// The device that it lies on, or that copies from and to it.
     device: Option<Uuid>,
-    region: Option<Identity>,
-}
-
-#[derive(Debug, Clone)]
-struct Identity {
-    agent: [u8; 16],
-    node: [u8; 16],
-    number: u64,
     /// With which domains of its agent it is registered.
     domains: Vec<usize>,
+    region: Option<RegionDescriptor>,
 }
 
 impl Whereabouts {
     /// Memory of a device, if there were some.
     #[must_use]
     pub fn on_device(device: Uuid, leaving: Leaving) -> Self {
-        Self { place: Place::Device(leaving), device: Some(device), region: None }
+        Self::supposed(Place::Device(leaving), Some(device))
     }
 
     /// Memory of the host, if there were some.
     #[must_use]
     pub fn on_host(leaving: Leaving) -> Self {
-        Self { place: Place::Host(leaving), device: None, region: None }
+        Self::supposed(Place::Host(leaving), None)
+    }
+
+    fn supposed(place: Place, device: Option<Uuid>) -> Self {
+        Self { place, device, domains: Vec::new(), region: None }
     }
 
     /// Whether a domain of its agent reaches it. Of memory that is only supposed it is supposed
     /// that host memory is registered, and a device's is not.
     fn registration(&self, domain: usize, takes_devices: bool) -> Registration {
         match (&self.region, self.place) {
-            (Some(region), _) if region.domains.contains(&domain) => Registration::Works,
+            _ if self.domains.contains(&domain) => Registration::Works,
             (Some(_), Place::Host(_)) => Registration::NotOffered,
             (None, Place::Host(_)) => Registration::Works,
             (_, Place::Device(_)) => registration(false, true, takes_devices),
         }
-    }
-
-    /// Where it lies, and how it can leave its process.
-    #[must_use]
-    pub fn place(&self) -> Place {
-        self.place
     }
 }
 
@@ -73,16 +64,15 @@ impl From<&Region> for Whereabouts {
             Buffer::Device(memory) => Some(memory.mapped_for().properties().uuid),
             Buffer::Host(_) => None,
         };
-        Self { device, ..Self::from(region.descriptor()) }
+        Self { device, domains: region.0.domains(), ..Self::from(region.descriptor()) }
     }
 }
 
 impl From<&RegionDescriptor> for Whereabouts {
     fn from(region: &RegionDescriptor) -> Self {
-        let RegionDescriptor { agent, node, number, .. } = *region;
         let domains = region.keys.iter().map(|key| key.domain as usize).collect();
-        let identity = Some(Identity { agent, node, number, domains });
-        Self { place: region.place, device: region.device, region: identity }
+        let (place, device) = (region.place, region.device);
+        Self { place, device, domains, region: Some(region.clone()) }
     }
 }
 
@@ -103,12 +93,8 @@ impl Agent {
     pub fn try_fabrics(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
         check_fork(self.born, EXPLAIN)?;
         let end = ipc::deadline(patience);
-        let Some(mut other) = self.take_out(peer.0) else {
-            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
-        };
-        let tried = self.try_fabric(&mut other, end);
-        self.put_back(peer.0, other);
-        tried
+        self.peer(peer.0, EXPLAIN)?;
+        self.try_fabric(peer.0, end)
     }
 
     /// The verdict on every path between two ends, from the facts that
@@ -142,24 +128,35 @@ impl Agent {
     ) -> Result<Choice> {
         check_fork(self.born, EXPLAIN)?;
         policy.check()?;
-        let Some(peer) = self.peers.get(&peer.0) else {
-            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
-        };
-        if let Some(Identity { agent, node, number, .. }) = &remote.region {
-            check_owner(peer, *agent, *node).map_err(|error| error.with(peer.label()))?;
-            let is_gone = match &peer.tie {
-                Tie::Visit(visit) | Tie::Here { visit, .. } => !visit.board.is_there(*number),
-                Tie::Far => false,
-            };
-            if is_gone {
+        let other = self.peers.get(&peer.0);
+        if let (Some(other), Some(region)) = (other, &remote.region) {
+            check_owner(other, region).map_err(|error| error.with(other.label()))?;
+            let is_gone = |visit: &Visit| !visit.board.is_there(region.number);
+            if other.visit.as_deref().is_some_and(is_gone) {
                 let error = Error::new(EXPLAIN, ErrorKind::Stale, "the region was withdrawn");
-                return Err(error.with(peer.label()));
+                return Err(error.with(other.label()));
             }
         }
         let own = local.device.map(device_of).transpose()?;
-        let (reach, _) = reach(own, remote.device)?;
+        let (facts, _) = self.facts(peer.0, operation, (local, remote), own)?;
+        Ok(choose(&facts, policy))
+    }
+
+    /// What a choice depends on, between memory of a device of ours, if it is one's, and a peer's; and
+    /// the device that copies.
+    pub(super) fn facts(
+        &self,
+        peer: u32,
+        operation: Operation,
+        (local, remote): (&Whereabouts, &Whereabouts),
+        own: Option<Device>,
+    ) -> Result<(Facts, Option<Device>)> {
+        let Some(peer) = self.peers.get(&peer) else {
+            return Err(Error::new(EXPLAIN, ErrorKind::Unknown, "no such peer"));
+        };
+        let (reach, device) = reach(own, remote.device)?;
         let rails = &self.far.rails;
-        let fabric = self.far.facts_with(
+        let fabric = self.far.facts(
             peer,
             |rail| local.registration(rail, rails[rail].takes_devices),
             // The peer's rail is of the same provider.
@@ -167,7 +164,7 @@ impl Agent {
         );
         let locality = peer.locality.clone();
         let (local, remote) = (local.place, remote.place);
-        Ok(choose(&Facts { operation, locality, local, remote, reach, fabric }, policy))
+        Ok((Facts { operation, locality, local, remote, reach, fabric }, device))
     }
 }
 

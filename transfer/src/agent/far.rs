@@ -7,19 +7,17 @@ use std::time::{Duration, Instant};
 use super::card::AgentCard;
 use super::company::Company;
 use super::events::Event;
-use super::given::Given;
 use super::lane::Ticket;
 use super::notice::Notice;
 use super::operations::Token;
-use super::peer::{CONNECT, Peer, Tie};
+use super::peer::{CONNECT, Peer};
 use super::route::{Inner as Joined, Means};
-use super::track::{Track, registration, share_out};
+use super::track::{Track, share_out};
 use super::{Agent, REST};
 use crate::blocks::{Blocks, Share};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Fabric, Operation, Registration};
-use crate::rail::{Bytes, Command, Move, Rail, Report, Target, is_reachable};
-use crate::region::{RegionDescriptor, Registered};
+use crate::rail::{Bytes, Driver, Move, Rail, Report, Target};
 
 #[cfg(test)]
 mod tests;
@@ -76,9 +74,11 @@ impl Link {
     }
 }
 
-/// A transfer that several rails have a part in.
+/// An operation that rails have parts in.
 #[derive(Debug)]
-struct Shared {
+struct UnderWay {
+    ticket: Ticket,
+    /// Parts that have not come to their end.
     left: usize,
     failure: Option<Error>,
     /// Sent when all is there.
@@ -92,19 +92,16 @@ pub(super) struct Far {
     pub(super) links: HashMap<u32, Link>,
     pub(super) next_link: u32,
     pub(super) next_request: u64,
-    /// Requests that are waited for, and their answers.
-    pub(super) asked: HashMap<u64, Option<Result<()>>>,
-    shared: HashMap<Token, Shared>,
-    given: Given,
-    /// Operations under way, by peer.
-    under_way: HashMap<u32, usize>,
+    /// Requests that are waited for, by which link, and their answers.
+    pub(super) asked: HashMap<u64, (u32, Option<Result<()>>)>,
+    under_way: HashMap<Token, UnderWay>,
+    /// How many parts of an operation each rail has: if its thread ends in the middle of something,
+    /// somebody has to know. It may have several, once another one was lost.
+    parts: HashMap<(usize, Token), usize>,
     taken: HashMap<(usize, u64), u64>,
     /// Which rail goes on with what another one left.
     turn: usize,
     pub(super) company: Company,
-    /// The peer that is being joined with, and what is done with it meanwhile.
-    joining: Option<u32>,
-    postponed: Vec<(usize, Report)>,
     reports: VecDeque<Report>,
     /// Guests that are gone, by rail.
     gone: Vec<(usize, Report)>,
@@ -138,34 +135,9 @@ impl Far {
         !self.pairs(card).is_empty()
     }
 
-    /// What the fabric between the two can do, as far as it is known without asking.
+    /// What the fabric between the two can do, as far as it is known without asking, where memory is
+    /// registered with our rails and the peer's as is said.
     pub(super) fn facts(
-        &self,
-        peer: &Peer,
-        local: &Registered,
-        remote: &RegionDescriptor,
-    ) -> Fabric {
-        self.facts_with(
-            peer,
-            |rail| {
-                let takes_devices = self.rails[rail].takes_devices;
-                registration(
-                    local.memory(rail).is_some(),
-                    !is_reachable(&local.buffer),
-                    takes_devices,
-                )
-            },
-            |domain| {
-                let has_key = remote.keys.iter().any(|key| key.domain as usize == domain);
-                // The peer's rail is of the same provider.
-                let takes_devices = self.rails.iter().any(|rail| rail.takes_devices);
-                registration(has_key, remote.place.is_device(), takes_devices)
-            },
-        )
-    }
-
-    /// The same, where memory is registered with our rails and the peer's as is said.
-    pub(super) fn facts_with(
         &self,
         peer: &Peer,
         local: impl Fn(usize) -> Registration,
@@ -231,26 +203,25 @@ impl Far {
     }
 
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
-        self.under_way.contains_key(&peer)
+        self.under_way.values().any(|operation| operation.ticket.peer == peer)
     }
 
     pub(super) fn has_reports(&self) -> bool {
         self.rails.iter().any(Rail::has_reports)
     }
 
-    /// False if there is no such link.
-    pub(super) fn tell(&self, link: u32, command: Command) -> bool {
-        let Some(link) = self.links.get(&link) else { return false };
-        self.rails[link.rail].line.tell(command);
-        true
+    pub(super) fn tell(&self, link: u32, command: impl FnOnce(&mut Driver) + Send + 'static) {
+        if let Some(link) = self.links.get(&link) {
+            self.rails[link.rail].line.tell(command);
+        }
     }
 
     /// Leaves a peer at all rails.
     pub(super) fn leave(&mut self, links: &[u32]) {
-        for link in links {
-            self.tell(*link, Command::Leave { link: *link });
-            self.links.remove(link);
-            self.company.left(*link);
+        for link in links.iter().copied() {
+            self.tell(link, move |driver| driver.leave(link));
+            self.links.remove(&link);
+            self.company.left(link);
         }
     }
 
@@ -265,7 +236,7 @@ impl Far {
         if *taken >= TOLD {
             let notices = std::mem::take(taken);
             self.taken.remove(&(rail, session));
-            self.rails[rail].line.tell(Command::Taken { session, notices });
+            self.rails[rail].line.tell(move |driver| driver.taken(session, notices));
         }
     }
 }
@@ -279,21 +250,6 @@ impl Agent {
         self.waiting = waiting;
     }
 
-    /// Takes a peer out, to be put back: what is made for it needs all of the agent.
-    pub(super) fn take_out(&mut self, peer: u32) -> Option<Peer> {
-        let taken = self.peers.remove(&peer)?;
-        self.far.joining = Some(peer);
-        Some(taken)
-    }
-
-    pub(super) fn put_back(&mut self, number: u32, peer: Peer) {
-        self.peers.insert(number, peer);
-        self.far.joining = None;
-        for (rail, report) in std::mem::take(&mut self.far.postponed) {
-            self.take_note(rail, report);
-        }
-    }
-
     /// Gives a transfer to the rails that are there.
     pub(super) fn move_by_rails(
         &mut self,
@@ -303,25 +259,22 @@ impl Agent {
         blocks: Blocks<'_>,
         mut ticket: Ticket,
     ) {
-        let is_far = self.peers.get(&ticket.peer).is_some_and(|peer| matches!(peer.tie, Tie::Far));
+        let is_far = self.peers.get(&ticket.peer).is_some_and(|peer| peer.visit.is_none());
         // A peer with which memory is shared is told by that.
         let mut notice = ticket.notice.take_if(|_| is_far);
-        *self.far.under_way.entry(ticket.peer).or_default() += 1;
         let open = || tracks.iter().filter(|track| self.far.is_open(track));
         let shares = share_out(blocks, open().count());
         let busy: Vec<_> = open().zip(shares).filter(|(_, blocks)| !blocks.is_empty()).collect();
         if busy.is_empty() {
             let detail = "it is not there by any rail that the regions were joined by";
-            let lost = Error::new("transfer", ErrorKind::Closed, detail);
-            return self.rail_is_done(ticket, Err(lost));
+            return self
+                .far_is_done(ticket, Err(Error::new("transfer", ErrorKind::Closed, detail)));
         }
-        if busy.len() > 1 {
-            let shared = Shared { left: busy.len(), failure: None, notice: notice.take() };
-            self.far.shared.insert(ticket.token, shared);
-        }
+        let (token, left) = (ticket.token, busy.len());
+        let last = notice.take_if(|_| left > 1);
+        self.far.under_way.insert(token, UnderWay { ticket, left, failure: None, notice: last });
         for (track, blocks) in busy {
-            let ticket = ticket.clone();
-            self.move_by(track, operation, joined, (blocks, 0), (ticket, notice.take()));
+            self.move_by(track, operation, joined, (blocks, 0), (token, notice.take()));
         }
     }
 
@@ -332,42 +285,42 @@ impl Agent {
         operation: Operation,
         joined: &Arc<Joined>,
         (blocks, losses): (Share, u32),
-        (ticket, notice): (Ticket, Option<Notice>),
+        (token, notice): (Token, Option<Notice>),
     ) {
         let here = match track.here(&joined.local) {
             Ok(here) => here,
-            Err(error) => return self.rail_is_done(ticket, Err(error)),
+            Err(error) => return self.part_is_done(token, Err(error)),
         };
         let (link, there, joined) = (track.link, track.there.clone(), Arc::clone(joined));
         let bytes = Some(Bytes { operation, here, there, blocks, losses, joined });
-        self.give(Move { link, ticket, notice, bytes });
+        self.give(Move { link, token, notice, bytes });
     }
 
     fn give(&mut self, told: Move) {
-        let (link, ticket) = (told.link, &told.ticket);
-        let Some(rail) = self.far.links.get(&link).map(|link| link.rail) else {
+        let Some(link) = self.far.links.get(&told.link) else {
             let left = Error::new("transfer", ErrorKind::Closed, "it was left");
-            return self.rail_is_done(ticket.clone(), Err(left));
+            return self.part_is_done(told.token, Err(left));
         };
-        self.far.given.give(rail, ticket);
-        self.far.tell(link, Command::Move(Box::new(told)));
+        *self.far.parts.entry((link.rail, told.token)).or_default() += 1;
+        self.far.tell(told.link, move |driver| driver.begin_move(told));
     }
 
     /// What a rail that was lost did not do, and has not begun, another one does.
     fn go_on_with(&mut self, told: Move, why: &str) {
-        let Move { link: lost, ticket, notice, bytes } = told;
+        let Move { link: lost, token, notice, bytes } = told;
         let closed = || Error::new("transfer", ErrorKind::Closed, why);
         let Some(Bytes { operation, blocks, losses, joined, .. }) = bytes else {
-            return match (self.speaker(ticket.peer), notice) {
+            let peer = self.far.under_way.get(&token).map(|operation| operation.ticket.peer);
+            return match (peer.and_then(|peer| self.speaker(peer)), notice) {
                 (Some(link), Some(notice)) if link != lost => {
-                    self.give(Move { link, ticket, notice: Some(notice), bytes: None });
+                    self.give(Move { link, token, notice: Some(notice), bytes: None });
                 }
-                _ => self.rail_is_done(ticket, Err(closed())),
+                _ => self.part_is_done(token, Err(closed())),
             };
         };
         let Means::Rails(tracks) = &joined.means else { return };
         if losses >= MOST_LOSSES {
-            return self.rail_is_done(ticket, Err(closed()));
+            return self.part_is_done(token, Err(closed()));
         }
         let open = || {
             let others = tracks.iter().filter(|track| track.link != lost);
@@ -375,10 +328,10 @@ impl Agent {
         };
         let turn = self.far.turn;
         let Some(track) = open().nth(turn % open().count().max(1)) else {
-            return self.rail_is_done(ticket, Err(closed()));
+            return self.part_is_done(token, Err(closed()));
         };
         self.far.turn = turn.wrapping_add(1);
-        self.move_by(track, operation, &joined, (blocks, losses + 1), (ticket, notice));
+        self.move_by(track, operation, &joined, (blocks, losses + 1), (token, notice));
     }
 
     /// By which link a peer is told things: the same one as before as long as that is there, so that
@@ -395,13 +348,14 @@ impl Agent {
 
     /// Tells a peer something by a rail.
     pub(super) fn notify_by_rail(&mut self, mut ticket: Ticket) {
-        let notice = ticket.notice.take();
-        *self.far.under_way.entry(ticket.peer).or_default() += 1;
+        let (token, notice) = (ticket.token, ticket.notice.take());
         let Some(link) = self.speaker(ticket.peer) else {
             let lost = Error::new("tell a peer", ErrorKind::Closed, "it is not there by any rail");
-            return self.rail_is_done(ticket, Err(lost));
+            return self.far_is_done(ticket, Err(lost));
         };
-        self.give(Move { link, ticket, notice, bytes: None });
+        let operation = UnderWay { ticket, left: 1, failure: None, notice: None };
+        self.far.under_way.insert(token, operation);
+        self.give(Move { link, token, notice, bytes: None });
     }
 
     /// Takes note of what the rails tell. True if they told anything.
@@ -416,7 +370,6 @@ impl Agent {
             self.far.rails[rail].reports(&mut reports);
             for report in reports.drain(..) {
                 has_any = true;
-                self.far.given.hear(rail, &report);
                 match report {
                     // By another rail it may have come meanwhile, and did not leave then.
                     Report::Gone { .. } => self.far.gone.push((rail, report)),
@@ -436,39 +389,24 @@ impl Agent {
         has_any
     }
 
-    /// A rail's thread is gone, and told of all that it knew. What it did not look at any more is
-    /// gone on with by others.
+    /// A rail's thread is gone, and told of all that it knew. What else it was given has failed.
     fn lose_rail(&mut self, rail: usize) {
         let why = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
         let of_it = self.far.links.iter().filter(|(_, link)| link.rail == rail);
-        let links: Vec<_> = of_it
-            .filter(|(_, link)| !matches!(link.state, State::Down(_)))
-            .map(|(number, _)| *number)
-            .collect();
-        for link in links {
-            self.take_note(rail, Report::Down { link, error: why() });
-        }
-        for command in self.far.rails[rail].unheeded() {
-            match command {
-                Command::Meet { link, .. } => {
-                    self.take_note(rail, Report::Down { link, error: why() });
-                }
-                Command::Open { link, request, region, .. } => {
-                    let outcome = Err(why());
-                    self.take_note(rail, Report::Opened { link, region, request, outcome });
-                }
-                Command::Move(told) => {
-                    let why = "the rail's thread has ended".to_owned();
-                    let report = Report::Stranded { told, why };
-                    self.far.given.hear(rail, &report);
-                    self.take_note(rail, report);
-                }
-                _ => {}
+        let links: Vec<_> = of_it.map(|(number, _)| *number).collect();
+        for (link, answer) in self.far.asked.values_mut() {
+            if links.contains(link) {
+                answer.get_or_insert_with(|| Err(why()));
             }
         }
-        // It ended in the middle of something: what is left nobody will tell of.
-        for ticket in self.far.given.take(rail) {
-            self.take_note(rail, Report::Done { ticket, outcome: Err(why()) });
+        for link in links {
+            if self.far.links.get(&link).is_some_and(|link| !matches!(link.state, State::Down(_))) {
+                self.take_note(rail, Report::Down { link, error: why() });
+            }
+        }
+        let parts: Vec<_> = self.far.parts.extract_if(|(by, _), _| *by == rail).collect();
+        for ((_, token), count) in parts {
+            (0..count).for_each(|_| self.part_is_done(token, Err(why())));
         }
         for session in self.far.company.sessions_by(rail) {
             let lost = Some(why().reason());
@@ -476,14 +414,22 @@ impl Agent {
         }
     }
 
+    /// A rail told of a part that it had.
+    fn take_back(&mut self, rail: usize, token: Token) {
+        if let Some(parts) = self.far.parts.get_mut(&(rail, token)) {
+            *parts -= 1;
+            if *parts == 0 {
+                self.far.parts.remove(&(rail, token));
+            }
+        }
+    }
+
     fn take_note(&mut self, rail: usize, report: Report) {
-        let events = &mut self.events;
-        let mut tell = |event| events.push_back((event, None));
         match report {
             Report::Up { link: number } => {
                 if let Some(link) = self.far.links.get_mut(&number) {
                     link.state = State::Up;
-                    self.far.company.back(rail, number, link.whom(), &mut tell);
+                    self.far.company.back(rail, number, link.whom());
                 }
             }
             Report::Down { link: number, error } => {
@@ -491,7 +437,7 @@ impl Agent {
                     let reason = error.reason();
                     link.state = State::Down(Arc::new(error));
                     if !link.is_awaited {
-                        self.far.company.lost(rail, number, link.whom(), reason, &mut tell);
+                        self.far.company.lost(rail, number, link.whom(), reason);
                     }
                 }
             }
@@ -510,68 +456,66 @@ impl Agent {
                     }
                 }
                 // One that nobody waits for any more is of no use.
-                if let Some(answer) = self.far.asked.get_mut(&request) {
+                if let Some((_, answer)) = self.far.asked.get_mut(&request) {
                     *answer = Some(outcome);
                 }
             }
-            Report::Done { ref ticket, .. } if self.far.joining == Some(ticket.peer) => {
-                self.far.postponed.push((rail, report));
+            Report::Done { token, outcome } => {
+                self.take_back(rail, token);
+                self.part_is_done(token, outcome);
             }
-            Report::Stranded { ref told, .. } if self.far.joining == Some(told.ticket.peer) => {
-                self.far.postponed.push((rail, report));
+            Report::Stranded { told, why } => {
+                self.take_back(rail, told.token);
+                self.go_on_with(*told, &why);
             }
-            Report::Done { ticket, outcome } => self.rail_is_done(ticket, outcome),
-            Report::Stranded { told, why } => self.go_on_with(*told, &why),
             Report::Withdrawn { link, region } => {
                 if let Some(link) = self.far.links.get_mut(&link) {
                     link.regions.remove(&region);
                 }
             }
             Report::Came { session, from, visit, label } => {
-                self.far.company.came(rail, session, (from, visit), label, &mut tell);
+                self.far.company.came(rail, session, (from, visit), label);
             }
             Report::Gone { session, lost } => {
                 self.far.taken.remove(&(rail, session));
-                self.far.company.gone(rail, session, lost, &mut tell);
+                self.far.company.gone(rail, session, lost);
             }
             Report::Notice { session, from, notice } => {
                 self.events.push_back((Event::Notice { from, notice }, Some((rail, session))));
             }
         }
+        self.tell_of_company();
     }
 
-    fn rail_is_done(&mut self, ticket: Ticket, mut outcome: Result<()>) {
-        let mut notice = None;
-        if let Some(shared) = self.far.shared.get_mut(&ticket.token) {
-            shared.left -= 1;
-            if let Err(error) = outcome {
-                shared.failure.get_or_insert(error);
-            }
-            if shared.left > 0 {
-                return;
-            }
-            let shared = self.far.shared.remove(&ticket.token);
-            outcome = Ok(());
-            if let Some(Shared { failure, notice: kept, .. }) = shared {
-                notice = kept;
-                outcome = failure.map_or(Ok(()), Err);
-            }
+    /// Puts what is to be told of rails behind what happened before.
+    pub(super) fn tell_of_company(&mut self) {
+        self.events.extend(self.far.company.told.drain(..).map(|event| (event, None)));
+    }
+
+    /// A part of an operation has come to its end; maybe it was the last.
+    fn part_is_done(&mut self, token: Token, outcome: Result<()>) {
+        let Some(operation) = self.far.under_way.get_mut(&token) else { return };
+        operation.left -= 1;
+        if let Err(error) = outcome {
+            operation.failure.get_or_insert(error);
         }
-        if let Some(count) = self.far.under_way.get_mut(&ticket.peer) {
-            *count -= 1;
-            if *count == 0 {
-                self.far.under_way.remove(&ticket.peer);
-            }
+        if operation.left > 0 {
+            return;
         }
-        if let (Ok(()), Some(notice)) = (&outcome, notice) {
-            return self.notify_by_rail(Ticket { notice: Some(notice), ..ticket });
+        let Some(operation) = self.far.under_way.remove(&token) else { return };
+        let UnderWay { ticket, failure, notice, .. } = operation;
+        match (failure, notice) {
+            (Some(error), _) => self.far_is_done(ticket, Err(error)),
+            (None, None) => self.far_is_done(ticket, Ok(())),
+            (None, notice) => self.notify_by_rail(Ticket { notice, ..ticket }),
         }
-        match self.peers.get(&ticket.peer).map(|peer| &peer.tie) {
-            Some(Tie::Visit(_) | Tie::Here { .. }) => self.complete(ticket, outcome),
-            _ => {
-                let label = self.label(ticket.peer);
-                self.operations.finish(ticket.token, outcome.map_err(|error| error.with(label)));
-            }
+    }
+
+    fn far_is_done(&mut self, ticket: Ticket, outcome: Result<()>) {
+        if self.peers.get(&ticket.peer).is_some_and(|peer| peer.visit.is_some()) {
+            return self.complete(ticket, outcome);
         }
+        let label = self.label(ticket.peer);
+        self.operations.finish(ticket.token, outcome.map_err(|error| error.with(label)));
     }
 }

@@ -40,7 +40,7 @@ struct Waiting {
 
 /// Who is to be told of a copy.
 #[derive(Debug, Clone)]
-pub(crate) struct Ticket {
+pub(super) struct Ticket {
     pub(super) token: Token,
     pub(super) peer: u32,
     /// Its number in the visit.

@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use super::Agent;
 use super::far::{Far, GRACE, Link, Standing, State};
-use super::peer::{CONNECT, Peer};
+use super::peer::CONNECT;
 use super::route::{JOIN, Means};
 use super::track::Track;
 use crate::error::{Error, ErrorKind, Result};
-use crate::rail::{Command, Target, There};
+use crate::rail::{Target, There};
 use crate::region::{RegionDescriptor, Registered};
 use crate::share::random;
 
@@ -24,26 +24,28 @@ struct Answers {
 impl Agent {
     /// Gets to know a peer by rails, if it is not known by one of them already. Those that do not
     /// lead there now are tried again by themselves, if any does.
-    pub(super) fn meet_far(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
+    pub(super) fn meet_far(&mut self, peer: u32, end: Instant) -> Result<()> {
         self.hear();
-        if peer.card.identity == self.home.identity {
+        let own = self.home.identity;
+        let other = self.peer(peer, CONNECT)?;
+        if other.card.identity == own {
             let detail = "it is this agent itself, which does not visit itself by a fabric";
             return Err(Error::new(CONNECT, ErrorKind::Closed, detail));
         }
-        if peer.links.iter().any(|link| self.far.is_up(*link)) {
+        let mut links = other.links.clone();
+        if links.iter().any(|link| self.far.is_up(*link)) {
             return Ok(());
         }
-        let is_first = peer.links.is_empty();
+        let is_first = links.is_empty();
         if is_first {
-            peer.links = self.make_links(peer)?;
+            links = self.make_links(peer)?;
         }
-        let links = peer.links.clone();
         let patience = end.saturating_duration_since(Instant::now());
-        for number in &links {
-            let Some(link) = self.far.links.get_mut(number) else { continue };
+        for number in links.iter().copied() {
+            let Some(link) = self.far.links.get_mut(&number) else { continue };
             (link.state, link.is_awaited) = (State::Meeting, true);
             let target = link.target.clone();
-            self.far.tell(*number, Command::Meet { link: *number, target, patience });
+            self.far.tell(number, move |driver| driver.meet(number, target, patience));
         }
         let answers = self.await_answers(end, |far| {
             let states = || links.iter().filter_map(|link| Some(&far.links.get(link)?.state));
@@ -53,30 +55,32 @@ impl Agent {
         let met = self.has_met(&links, &answers);
         if met.is_err() && is_first {
             self.far.leave(&links);
-            peer.links.clear();
+            self.peer(peer, CONNECT)?.links.clear();
         }
         met
     }
 
     /// The same, where it is no error if it does not answer: then that is why it is not to be
     /// reached by a fabric.
-    pub(super) fn try_fabric(&mut self, peer: &mut Peer, end: Instant) -> Result<()> {
-        if !self.far.leads_to(&peer.card) {
+    pub(super) fn try_fabric(&mut self, peer: u32, end: Instant) -> Result<()> {
+        if !self.peers.get(&peer).is_some_and(|peer| self.far.leads_to(&peer.card)) {
             return Ok(());
         }
         match self.meet_far(peer, end) {
-            Ok(()) => peer.no_fabric = None,
+            Ok(()) => self.peer(peer, CONNECT)?.no_fabric = None,
             Err(error)
                 if matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded) =>
             {
-                peer.no_fabric = Some(error.to_string());
+                self.peer(peer, CONNECT)?.no_fabric = Some(error.to_string());
             }
-            Err(error) => return Err(error.with(&peer.card.label)),
+            Err(error) => return Err(error.with(self.label(peer))),
         }
         Ok(())
     }
 
-    fn make_links(&mut self, peer: &Peer) -> Result<Vec<u32>> {
+    fn make_links(&mut self, peer: u32) -> Result<Vec<u32>> {
+        let unknown = || Error::new(CONNECT, ErrorKind::Unknown, "no such peer");
+        let peer = self.peers.get_mut(&peer).ok_or_else(unknown)?;
         let visit: [u8; 16] = random(CONNECT)?;
         let visit = u64::from_le_bytes(std::array::from_fn(|at| visit[at]));
         let mut links = Vec::new();
@@ -100,6 +104,7 @@ impl Agent {
             self.far.links.insert(number, link);
             links.push(number);
         }
+        peer.links = links.clone();
         Ok(links)
     }
 
@@ -114,12 +119,11 @@ impl Agent {
             let error = Arc::clone(error);
             if answers.good > 0 {
                 let (whom, reason) = (link.whom(), error.reason());
-                let events = &mut self.events;
-                let mut tell = |event| events.push_back((event, None));
-                self.far.company.lost(link.rail, *number, whom, reason, &mut tell);
+                self.far.company.lost(link.rail, *number, whom, reason);
             }
             failure.get_or_insert(error);
         }
+        self.tell_of_company();
         if answers.good > 0 {
             return Ok(());
         }
@@ -152,17 +156,18 @@ impl Agent {
     /// Makes what a fabric path needs: asks the peer for its region, and for staging memory.
     pub(super) fn lay_tracks(
         &mut self,
-        peer: &mut Peer,
-        local: &Arc<Registered>,
+        peer: u32,
+        local: &Registered,
         remote: &RegionDescriptor,
         end: Instant,
     ) -> Result<Means> {
-        self.meet_far(peer, end).inspect_err(|error| {
-            peer.no_fabric = Some(error.to_string());
-        })?;
+        if let Err(error) = self.meet_far(peer, end) {
+            self.peer(peer, JOIN)?.no_fabric = Some(error.to_string());
+            return Err(error);
+        }
         let of_fabric = |error| Error::of_fabric(JOIN, error);
         let (mut tracks, mut requests) = (Vec::new(), Vec::new());
-        for link in peer.links.clone() {
+        for link in self.peer(peer, JOIN)?.links.clone() {
             let known = self.far.links.get(&link).map(|known| (known.rail, known.theirs));
             let Some((rail, theirs)) = known else { continue };
             let key = remote.keys.iter().find(|key| key.domain as usize == theirs);
@@ -208,19 +213,19 @@ impl Agent {
             }
             self.far.next_request += 1;
             let (request, region, ticket) = (self.far.next_request, remote.number, remote.ticket);
-            self.far.asked.insert(request, None);
             let (link, stages) = (*link, *stages);
-            self.far.tell(link, Command::Open { link, request, region, ticket, stages });
+            self.far.asked.insert(request, (link, None));
+            self.far.tell(link, move |driver| driver.open(link, request, (region, ticket), stages));
         }
         self.await_answers(end, |far| {
-            let open = far.asked.values().filter(|answer| answer.is_none()).count();
-            let good = far.asked.values().flatten().filter(|answer| answer.is_ok()).count();
-            Answers { open, good }
+            let answers = || far.asked.values().map(|(_, answer)| answer);
+            let open = answers().filter(|answer| answer.is_none()).count();
+            Answers { open, good: answers().flatten().filter(|answer| answer.is_ok()).count() }
         });
         let (mut is_open, mut failure) = (false, None);
         let mut answers: Vec<_> = std::mem::take(&mut self.far.asked).into_iter().collect();
         answers.sort_by_key(|(request, _)| *request);
-        for (_, answer) in answers {
+        for (_, (_, answer)) in answers {
             match answer {
                 Some(Ok(())) => is_open = true,
                 Some(Err(error)) if error.kind() == ErrorKind::Stale => {

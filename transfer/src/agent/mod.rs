@@ -9,7 +9,6 @@ mod doorplate;
 mod events;
 mod explain;
 mod far;
-mod given;
 mod home;
 mod lane;
 mod leftovers;
@@ -40,10 +39,10 @@ use self::chore::Chore;
 use self::doorplate::Doorplate;
 use self::far::Far;
 use self::home::Visitor;
-use self::lane::Lane;
+use self::lane::{Lane, Ticket};
 use self::lists::Lists;
 use self::operations::Operations;
-use self::peer::{Peer, Tie};
+use self::peer::Peer;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Policy;
@@ -55,7 +54,6 @@ pub use card::{AgentCard, FabricAddress, LONGEST_LABEL};
 pub use events::Event;
 pub use explain::Whereabouts;
 pub(crate) use home::Home;
-pub(crate) use lane::Ticket;
 pub use leftovers::{Condition, Remains, clean};
 pub use notice::{LONGEST_NOTICE, Notice};
 pub use operations::{Done, MOST_OPERATIONS, Token};
@@ -287,15 +285,16 @@ impl Agent {
         // Its socket may be nowhere here: that must not take all the time that there is.
         let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
         let met = Peer::meet(&self.home, &card, self.takes_all_for_remote, for_socket);
-        let mut peer = met.map_err(|error| error.with(&card.label))?;
-        if matches!(peer.tie, Tie::Far) {
-            // Also where nothing will be joined: notices go by it.
-            self.try_fabric(&mut peer, end)?;
-        }
+        let peer = met.map_err(|error| error.with(&card.label))?;
         tracing::debug!(peer = peer.label(), locality = ?peer.locality, "agents met");
-        let number = self.next_peer;
+        let (number, is_far) = (self.next_peer, peer.visit.is_none());
         self.next_peer += 1;
         self.peers.insert(number, peer);
+        // Also where nothing will be joined: notices go by it.
+        if is_far && let Err(error) = self.try_fabric(number, end) {
+            self.peers.remove(&number);
+            return Err(error);
+        }
         Ok(PeerId(number))
     }
 
@@ -345,13 +344,9 @@ impl Agent {
             return Err(Error::new(JOIN, ErrorKind::Stale, detail));
         }
         let end = ipc::deadline(patience);
-        let Some(mut other) = self.take_out(peer.0) else {
-            return Err(Error::new(JOIN, ErrorKind::Unknown, "no such peer"));
-        };
-        other.sweep();
-        let joined = self.join_with(peer.0, &mut other, &local.0, remote, policy, end);
-        let label = other.label().to_owned();
-        self.put_back(peer.0, other);
+        self.peer(peer.0, JOIN)?.sweep();
+        let joined = self.join_with(peer.0, local, remote, policy, end);
+        let label = self.label(peer.0);
         let route = joined.map_err(|error| error.with(&label))?;
         match route.0.choice.fallback() {
             Some((path, reason)) => tracing::warn!(

@@ -31,28 +31,25 @@ const RESTS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_mi
 /// What a visit to an agent of this machine is made of.
 #[derive(Debug)]
 pub(super) struct Visit {
-    /// None if both agents belong to this process.
-    channel: Option<Channel>,
+    pub(super) tie: Tie,
     pub(super) life: Life,
     pub(super) board: Board,
     pub(super) bell: Doorbell<MappedWords>,
     pub(super) guest: Guest,
 }
 
-/// How another agent is reached.
+/// How another agent of this machine is reached.
 #[derive(Debug)]
 pub(super) enum Tie {
     /// It belongs to this process.
-    Here { home: Arc<Home>, visitor: Arc<Visitor>, visit: Box<Visit> },
+    Here { home: Arc<Home>, visitor: Arc<Visitor> },
     /// It belongs to another process, with which descriptors can be exchanged.
-    Visit(Box<Visit>),
-    /// By a fabric, or not at all.
-    Far,
+    Channel(Channel),
 }
 
 impl Drop for Tie {
     fn drop(&mut self) {
-        if let Self::Here { home, visitor, .. } = self {
+        if let Self::Here { home, visitor } = self {
             visitor.leave();
             home.has_changed();
         }
@@ -64,7 +61,8 @@ impl Drop for Tie {
 pub(super) struct Peer {
     pub(super) card: AgentCard,
     pub(super) locality: Locality,
-    pub(super) tie: Tie,
+    /// None: it is reached by a fabric, or not at all.
+    pub(super) visit: Option<Box<Visit>>,
     /// Its process is gone: seen at the last look.
     pub(super) is_gone: bool,
     /// Notices for which there was no room, in the order in which their data was there.
@@ -97,41 +95,39 @@ impl Peer {
         takes_for_remote: bool,
         patience: Duration,
     ) -> Result<Self> {
-        let (locality, tie) = Self::tie(home, card, takes_for_remote, patience)?;
-        let (devices, hosts) = (HashMap::new(), HashMap::new());
+        let (locality, visit) = Self::visit(home, card, takes_for_remote, patience)?;
         Ok(Self {
             card: card.clone(),
             locality,
-            tie,
+            visit,
             is_gone: false,
             unsent: VecDeque::new(),
-            devices,
-            hosts,
+            devices: HashMap::new(),
+            hosts: HashMap::new(),
             links: Vec::new(),
             speaker: None,
             no_fabric: None,
         })
     }
 
-    fn tie(
+    fn visit(
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
         patience: Duration,
-    ) -> Result<(Locality, Tie)> {
+    ) -> Result<(Locality, Option<Box<Visit>>)> {
         if takes_for_remote {
-            return Ok((Locality::ToldRemote, Tie::Far));
+            return Ok((Locality::ToldRemote, None));
         }
         if let Some(other) = home::found(card.identity) {
-            let (visitor, visit) = Visit::within(home, &other)?;
-            let visit = Box::new(visit);
-            return Ok((Locality::SameProcess, Tie::Here { home: other, visitor, visit }));
+            let visit = Visit::within(home, other)?;
+            return Ok((Locality::SameProcess, Some(Box::new(visit))));
         }
         let is_here = card.machine == machine();
         let why = match &card.socket {
             None if is_here => "it has no socket".to_owned(),
             Some(path) => match Visit::begin(home, card, path, patience) {
-                Ok(visit) => return Ok((Locality::SameMachine, Tie::Visit(Box::new(visit)))),
+                Ok(visit) => return Ok((Locality::SameMachine, Some(Box::new(visit)))),
                 // Somebody is there, and says no: that is no matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
                 Err(error) => error.to_string(),
@@ -139,7 +135,7 @@ impl Peer {
             None => String::new(),
         };
         let locality = if is_here { Locality::NoWay { why } } else { Locality::OtherMachine };
-        Ok((locality, Tie::Far))
+        Ok((locality, None))
     }
 
     /// What people call it.
@@ -147,16 +143,9 @@ impl Peer {
         &self.card.label
     }
 
-    pub(super) fn visit(&mut self) -> Option<&mut Visit> {
-        match &mut self.tie {
-            Tie::Visit(visit) | Tie::Here { visit, .. } => Some(visit),
-            Tie::Far => None,
-        }
-    }
-
     /// Leaves notices, in order, as long as there is room for them.
     pub(super) fn send_notices(&mut self, operations: &mut Operations) {
-        let (Tie::Visit(visit) | Tie::Here { visit, .. }) = &mut self.tie else { return };
+        let Some(visit) = &self.visit else { return };
         let mut has_sent = false;
         while let Some(Ticket { token, notice: Some(notice), .. }) = self.unsent.front() {
             let outcome = match visit.guest.leave(notice, &visit.life) {
@@ -175,7 +164,8 @@ impl Peer {
 
     /// Looks whether its process is there, and ends what it will not hear of.
     pub(super) fn look_after(&mut self, operations: &mut Operations) {
-        self.is_gone = self.is_gone || self.visit().is_some_and(|visit| visit.is_over());
+        self.is_gone =
+            self.is_gone || self.visit.as_ref().is_some_and(|visit| visit.life.is_over());
         if !self.is_gone {
             return;
         }
@@ -197,11 +187,11 @@ impl Peer {
         if let Some(memory) = self.devices.get(&key).and_then(WeakMemory::upgrade) {
             return Ok(memory);
         }
-        let memory = match (&mut self.tie, region.place) {
-            (Tie::Visit(visit), Place::Device(Leaving::ByDescriptors)) => {
+        let memory = match (&mut self.visit, region.place) {
+            (Some(visit), Place::Device(Leaving::ByDescriptors)) => {
                 visit.import(region, device, end)?
             }
-            (Tie::Visit(visit), Place::Device(Leaving::ByLegacyHandle)) => {
+            (Some(visit), Place::Device(Leaving::ByLegacyHandle)) => {
                 visit.import_legacy(region, device, end)?
             }
             _ => {
@@ -223,8 +213,7 @@ impl Peer {
         if let Some(buffer) = self.hosts.get(&region.number) {
             return Ok(buffer.clone());
         }
-        let (Tie::Visit(visit), Place::Host(Leaving::ByDescriptors)) =
-            (&mut self.tie, region.place)
+        let (Some(visit), Place::Host(Leaving::ByDescriptors)) = (&mut self.visit, region.place)
         else {
             let detail = "it is not memory of the host that can be mapped";
             return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
@@ -236,7 +225,7 @@ impl Peer {
 
     /// Lets go of what is mapped of regions that are gone.
     pub(super) fn sweep(&mut self) {
-        let Tie::Visit(visit) = &self.tie else { return };
+        let Some(visit) = &self.visit else { return };
         self.hosts.retain(|number, _| visit.board.is_there(*number));
     }
 }
@@ -251,22 +240,18 @@ fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
 
 impl Visit {
     /// With another agent of this process.
-    fn within(home: &Home, other: &Arc<Home>) -> Result<(Arc<Visitor>, Self)> {
+    fn within(home: &Home, other: Arc<Home>) -> Result<Self> {
         let failed = |why: &dyn ToString| Error::new(CONNECT, ErrorKind::Failed, why.to_string());
         let copy = |file: BorrowedFd<'_>| file.try_clone_to_owned().map_err(|e| failed(&e));
         let life = || Life::of_this_process().map_err(|error| failed(&error));
         let host = Host::create()?;
-        let visit = Self {
-            channel: None,
-            life: life()?,
-            board: Board::open(copy(other.board.as_fd())?).map_err(|error| failed(&error))?,
-            bell: Home::open_bell(copy(other.bell.as_fd())?)?,
-            guest: Guest::open(copy(host.as_fd())?)?,
-        };
+        let board = Board::open(copy(other.board.as_fd())?).map_err(|error| failed(&error))?;
+        let bell = Home::open_bell(copy(other.bell.as_fd())?)?;
+        let guest = Guest::open(copy(host.as_fd())?)?;
         let visitor = Arc::new(Visitor::new(home.identity, home.label.clone(), life()?, host));
         other.visitors().push(Arc::clone(&visitor));
         other.has_changed();
-        Ok((visitor, visit))
+        Ok(Self { tie: Tie::Here { home: other, visitor }, life: life()?, board, bell, guest })
     }
 
     fn begin(home: &Home, card: &AgentCard, path: &FilePath, patience: Duration) -> Result<Self> {
@@ -301,17 +286,12 @@ impl Visit {
         let malformed =
             |why: &dyn ToString| Error::new(CONNECT, ErrorKind::Malformed, why.to_string());
         Ok(Self {
-            channel: Some(channel),
+            tie: Tie::Channel(channel),
             life: Life::from_fd(life).map_err(|error| malformed(&error))?,
             board: Board::open(board).map_err(|error| malformed(&error))?,
             bell: Home::open_bell(bell)?,
             guest: Guest::open(visit)?,
         })
-    }
-
-    /// Is the other one still there?
-    pub(super) fn is_over(&self) -> bool {
-        self.life.is_over()
     }
 
     /// Asks for a region, and is given each piece that it consists of: descriptor, length, and
@@ -324,9 +304,11 @@ impl Visit {
     ) -> Result<()> {
         let request = Request::Open(Open { number: region.number, ticket: region.ticket });
         let asked = self.exchange(request, region, end, &mut take);
-        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
+        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded)
+            && let Tie::Channel(channel) = &self.tie
+        {
             // What comes late would be taken for the answer to the next request.
-            self.channel.iter().for_each(Channel::end);
+            channel.end();
         }
         asked
     }
@@ -338,7 +320,7 @@ impl Visit {
         end: Instant,
         take: &mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>,
     ) -> Result<()> {
-        let Some(channel) = &self.channel else {
+        let Tie::Channel(channel) = &self.tie else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "it belongs to this process"));
         };
         channel.send(&request.encode(), &[], left(end)).map_err(of_channel(OPEN))?;

@@ -6,7 +6,7 @@ use ipc::Spin;
 
 use super::lane::{Lane, Ticket};
 use super::operations::{Done, Token};
-use super::peer::Visit;
+use super::peer::Peer;
 use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
@@ -15,8 +15,9 @@ use crate::path::Path;
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Agent {
-    pub(super) fn visit(&mut self, peer: u32) -> Option<&mut Visit> {
-        self.peers.get_mut(&peer)?.visit()
+    pub(super) fn peer(&mut self, number: u32, operation: &'static str) -> Result<&mut Peer> {
+        let unknown = || Error::new(operation, ErrorKind::Unknown, "no such peer");
+        self.peers.get_mut(&number).ok_or_else(unknown)
     }
 
     pub(super) fn label(&self, peer: u32) -> String {
@@ -29,7 +30,7 @@ impl Agent {
             let gone = Error::new("tell a peer", ErrorKind::Closed, "the peer was left");
             return self.operations.finish(ticket.token, outcome.and(Err(gone)));
         };
-        if let Some(visit) = peer.visit() {
+        if let Some(visit) = &mut peer.visit {
             visit.guest.end(ticket.number);
         }
         match outcome {

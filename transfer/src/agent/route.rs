@@ -6,12 +6,13 @@ use std::time::Instant;
 use gpu::{Device, DeviceName, Implementation, Memory, PeerAccess, Slice, Uuid};
 
 use super::Agent;
-use super::peer::{Peer, Tie};
+use super::explain::Whereabouts;
+use super::peer::{Peer, Tie, Visit};
 use super::track::Track;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
-use crate::path::{Choice, Fabric, Facts, Locality, Operation, Path, Policy, Reach, choose};
-use crate::region::{Buffer, RegionDescriptor, Registered};
+use crate::path::{Choice, Fabric, Locality, Operation, Path, Policy, Reach, choose};
+use crate::region::{Buffer, Region, RegionDescriptor, Registered};
 
 pub(super) const JOIN: &str = "join two regions";
 
@@ -100,8 +101,8 @@ pub(super) fn reach(own: Option<Device>, theirs: Option<Uuid>) -> Result<(Reach,
 }
 
 /// A region that was described belongs to the agent that the peer is.
-pub(super) fn check_owner(peer: &Peer, agent: [u8; 16], node: [u8; 16]) -> Result<()> {
-    if (agent, node) == (peer.card.identity, peer.card.node) {
+pub(super) fn check_owner(peer: &Peer, region: &RegionDescriptor) -> Result<()> {
+    if (region.agent, region.node) == (peer.card.identity, peer.card.node) {
         return Ok(());
     }
     let detail = "it is a region of another agent, or of one that was started anew";
@@ -113,37 +114,31 @@ impl Agent {
     pub(super) fn join_with(
         &mut self,
         number: u32,
-        peer: &mut Peer,
-        local: &Arc<Registered>,
+        region: &Region,
         remote: RegionDescriptor,
         policy: &Policy,
         end: Instant,
     ) -> Result<Route> {
-        check_owner(peer, remote.agent, remote.node)?;
+        let local = &region.0;
+        let peer = self.peer(number, JOIN)?;
+        check_owner(peer, &remote)?;
         // What did not work once is tried again.
         peer.no_fabric = None;
         let own = match &local.buffer {
             Buffer::Device(memory) => Some(memory.mapped_for().clone()),
             Buffer::Host(_) => None,
         };
-        let (reach, device) = reach(own, remote.device)?;
-        let mut facts = Facts {
-            operation: Operation::Put,
-            locality: peer.locality.clone(),
-            local: local.descriptor.place,
-            remote: remote.place,
-            reach,
-            fabric: self.far.facts(peer, local, &remote),
-        };
+        let ends = (&Whereabouts::from(region), &Whereabouts::from(&remote));
+        let (mut facts, device) = self.facts(number, Operation::Put, ends, own)?;
         loop {
             let choice = choose(&facts, policy);
             let Some(path) = choice.taken() else {
                 return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
             };
             let made = if path.is_local() {
-                means(path, peer, local, &remote, device.as_ref(), end)
+                means(path, self.peer(number, JOIN)?, local, &remote, device.as_ref(), end)
             } else {
-                self.lay_tracks(peer, local, &remote, end)
+                self.lay_tracks(number, local, &remote, end)
             };
             // What shows only when it is tried is a fact like others.
             match made {
@@ -172,7 +167,7 @@ impl Agent {
                     facts.locality = Locality::NoWay { why: error.to_string() };
                 }
                 // The peer cannot be met by it: said by `lay_tracks`.
-                Err(error) if !path.is_local() && peer.no_fabric.is_some() => {
+                Err(error) if !path.is_local() && self.peer(number, JOIN)?.no_fabric.is_some() => {
                     facts.fabric = Fabric::None { why: error.to_string() };
                 }
                 Err(error) => return Err(error),
@@ -190,8 +185,8 @@ fn means(
     end: Instant,
 ) -> Result<Means> {
     let of_device = |error| Error::of_device(JOIN, error);
-    let theirs = match (path, &peer.tie) {
-        (Path::SameProcess, Tie::Here { home, .. }) => {
+    let theirs = match (path, peer.visit.as_deref()) {
+        (Path::SameProcess, Some(Visit { tie: Tie::Here { home, .. }, .. })) => {
             let Some(region) = home.region(remote.number, remote.ticket) else {
                 let detail = "the region was withdrawn, or never was";
                 return Err(Error::new(JOIN, ErrorKind::Stale, detail));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use fabric::{
@@ -41,6 +42,9 @@ const EAGER: Duration = Duration::from_micros(200);
 const WAKEFUL: Duration = Duration::from_micros(50);
 /// The longest that it may take until a peer is lost: with more, times would lie where no clock gets.
 const LONGEST_SILENCE: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Commands, and outcomes, between two looks at everything else.
+const BATCH: usize = 64;
+
 /// Who a message is for, or is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Party {
@@ -50,7 +54,7 @@ pub(super) enum Party {
     Nobody,
 }
 
-pub(super) struct Driver {
+pub(crate) struct Driver {
     // The endpoint goes first: it gives back what is posted.
     pub(super) endpoint: Endpoint,
     pub(super) queue: CompletionQueue,
@@ -69,8 +73,7 @@ pub(super) struct Driver {
     /// Sessions that each peer's address is used by. It is removed when there is none, and nothing
     /// is under way to it: providers look at it until then.
     pub(super) peers: HashMap<Peer, usize>,
-    /// What is being done of what the agent told.
-    told: VecDeque<Command>,
+    told: Receiver<Command>,
     failures: u32,
     #[cfg(test)]
     is_broken: bool,
@@ -116,6 +119,7 @@ impl Driver {
         shared: Arc<Shared>,
         home: Arc<Home>,
         settings: Settings,
+        told: Receiver<Command>,
     ) -> Result<Self> {
         let of_fabric = |error| Error::of_fabric(START, error);
         let facts = domain.capabilities();
@@ -154,7 +158,7 @@ impl Driver {
             free_sends: (0..SENDS).collect(),
             waiting: VecDeque::new(),
             peers: HashMap::new(),
-            told: VecDeque::new(),
+            told,
             failures: 0,
             #[cfg(test)]
             is_broken: false,
@@ -372,33 +376,24 @@ impl Driver {
     // ------------------------------------------------------------------- the thread
 
     fn commands(&mut self) -> bool {
-        std::mem::swap(&mut *lock(&self.shared.commands), &mut self.told);
-        let has_any = !self.told.is_empty();
-        while let Some(command) = self.told.pop_front() {
-            match command {
-                Command::Meet { link, target, patience } => self.meet(link, target, patience),
-                Command::Open { link, request, region, ticket, stages } => {
-                    self.open(link, request, (region, ticket), stages);
-                }
-                Command::Move(told) => self.begin_move(*told),
-                Command::Enable(region, answer) => {
-                    let _ = answer.try_send(region.enable_for(&self.endpoint));
-                }
-                Command::Retire { region, memory, buffer } => self.retire(region, memory, buffer),
-                Command::Taken { session, notices } => self.taken(session, notices),
-                Command::Leave { link } => self.leave(link),
-                #[cfg(test)]
-                Command::Fail => self.failures = MOST_FAILURES,
-                #[cfg(test)]
-                Command::Break => {
-                    self.is_broken = true;
-                    panic!("asked for by a test");
-                }
-                #[cfg(test)]
-                Command::Hold(until) => drop(until.recv()),
-            }
+        for done in 0..BATCH {
+            let Ok(command) = self.told.try_recv() else { return done > 0 };
+            command(self);
         }
-        has_any
+        true
+    }
+
+    /// Ends as if the provider had failed.
+    #[cfg(test)]
+    pub(crate) fn fail(&mut self) {
+        self.failures = MOST_FAILURES;
+    }
+
+    /// Ends by a panic, and by another one when it is cleared up behind that.
+    #[cfg(test)]
+    pub(crate) fn go_to_pieces(&mut self) {
+        self.is_broken = true;
+        panic!("asked for by a test");
     }
 
     fn look_after(&mut self) {
@@ -439,20 +434,13 @@ impl Driver {
         }
         for (_, moving) in std::mem::take(&mut self.moves) {
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, why));
-            self.tell(Report::Done { ticket: moving.ticket, outcome });
-        }
-        // The agent takes back what it told and was not looked at.
-        let mut commands = lock(&self.shared.commands);
-        while let Some(command) = self.told.pop_back() {
-            commands.push_front(command);
+            self.tell(Report::Done { token: moving.token, outcome });
         }
     }
 
     /// Looks at everything once. True if anything happened. What was copied is in a list that is
     /// empty otherwise.
     pub(super) fn turn(&mut self, copied: &mut Vec<(u64, Result<()>)>) -> bool {
-        /// Outcomes between two looks at everything else.
-        const BATCH: usize = 64;
         let mut has_moved = self.commands();
         self.flush();
         for _ in 0..BATCH {

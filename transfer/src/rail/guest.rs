@@ -12,7 +12,7 @@ use super::message::{Chunk, Message};
 use super::replies::withdrawn;
 use super::staging::{SLOT, Slot, Slots, part};
 use super::{Bytes, Here, Move, Report};
-use crate::agent::{Notice, Ticket};
+use crate::agent::{Notice, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 
@@ -30,7 +30,7 @@ const MOST_POSTINGS: u32 = 64;
 #[derive(Debug)]
 pub(super) struct Moving {
     pub(super) link: u32,
-    pub(super) ticket: Ticket,
+    pub(super) token: Token,
     notice: Option<Notice>,
     pub(super) bytes: Bytes,
     pub(super) flow: Flow,
@@ -80,25 +80,25 @@ impl Driver {
         }
     }
 
-    pub(super) fn begin_move(&mut self, told: Move) {
+    pub(crate) fn begin_move(&mut self, told: Move) {
         let refuse = |kind, why: &str| Err(Error::new("transfer", kind, why));
         let Some(link) = self.links.get_mut(&told.link).filter(|link| link.is_up()) else {
             let why = "it is not there any more".to_owned();
             return self.tell(Report::Stranded { told: Box::new(told), why });
         };
-        let Move { link: number, ticket, notice, bytes } = told;
+        let Move { link: number, token, notice, bytes } = told;
         let Some(bytes) = bytes else {
             return match notice {
                 Some(notice) => {
-                    link.unsent.push_back((ticket, notice));
+                    link.unsent.push_back((token, notice));
                     self.send_notices(number);
                 }
-                None => self.tell(Report::Done { ticket, outcome: Ok(()) }),
+                None => self.tell(Report::Done { token, outcome: Ok(()) }),
             };
         };
         if !link.known.wanted.contains_key(&bytes.there.region) {
             // The agent does not know yet.
-            return self.tell(Report::Done { ticket, outcome: Err(withdrawn()) });
+            return self.tell(Report::Done { token, outcome: Err(withdrawn()) });
         }
         let course = Course {
             operation: bytes.operation,
@@ -109,14 +109,14 @@ impl Driver {
         if course.stages_here {
             longest = longest.min(SLOT);
             if let Err(error) = self.have_slots() {
-                return self.tell(Report::Done { ticket, outcome: Err(error) });
+                return self.tell(Report::Done { token, outcome: Err(error) });
             }
         }
         let link = self.links.get(&number);
         if course.stages_there {
             let Some(slots) = link.and_then(|link| link.slots.as_ref()) else {
                 let outcome = refuse(ErrorKind::NoPath, "it gave no memory to stage with");
-                return self.tell(Report::Done { ticket, outcome });
+                return self.tell(Report::Done { token, outcome });
             };
             longest = longest.min(slots.length);
         }
@@ -125,7 +125,7 @@ impl Driver {
         let key = self.number();
         let (failure, stranded, ends_by) = (None, None, None);
         let moving =
-            Moving { link: number, ticket, notice, bytes, flow, failure, stranded, ends_by };
+            Moving { link: number, token, notice, bytes, flow, failure, stranded, ends_by };
         let is_over = moving.flow.is_over();
         self.moves.insert(key, moving);
         if is_over {
@@ -443,23 +443,23 @@ impl Driver {
     fn end_move(&mut self, key: u64) {
         self.pending.remove(&key);
         let Some(moving) = self.moves.remove(&key) else { return };
-        let Moving { link: number, ticket, notice, mut bytes, mut flow, failure, stranded, .. } =
+        let Moving { link: number, token, notice, mut bytes, mut flow, failure, stranded, .. } =
             moving;
         let region = bytes.there.region;
         bytes.blocks = flow.take_rest();
         let is_all = bytes.blocks.is_empty();
         match (failure, notice) {
-            (Some(error), _) => self.tell(Report::Done { ticket, outcome: Err(error) }),
-            (None, None) if is_all => self.tell(Report::Done { ticket, outcome: Ok(()) }),
+            (Some(error), _) => self.tell(Report::Done { token, outcome: Err(error) }),
+            (None, None) if is_all => self.tell(Report::Done { token, outcome: Ok(()) }),
             (None, notice) => match (stranded, self.links.get_mut(&number), notice) {
                 (None, Some(link), Some(notice)) => {
-                    link.unsent.push_back((ticket, notice));
+                    link.unsent.push_back((token, notice));
                     self.send_notices(number);
                 }
                 (why, _, notice) => {
                     let why = why.unwrap_or_else(|| "it is gone".to_owned());
                     let bytes = (!is_all).then_some(bytes);
-                    let told = Box::new(Move { link: number, ticket, notice, bytes });
+                    let told = Box::new(Move { link: number, token, notice, bytes });
                     self.tell(Report::Stranded { told, why });
                 }
             },
@@ -473,10 +473,10 @@ impl Driver {
             if link.sent >= link.may_send {
                 return;
             }
-            let Some((ticket, notice)) = link.unsent.pop_front() else { return };
+            let Some((token, notice)) = link.unsent.pop_front() else { return };
             let message = Message::Notice(notice);
             link.sent += 1;
-            link.unheard.push_back(ticket);
+            link.unheard.push_back(token);
             self.say(Party::Link(number), &message);
         }
     }

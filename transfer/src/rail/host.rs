@@ -294,7 +294,7 @@ impl Driver {
     }
 
     /// The agent took notices of a guest: there is room for as many more.
-    pub(super) fn taken(&mut self, session: u64, notices: u64) {
+    pub(crate) fn taken(&mut self, session: u64, notices: u64) {
         let Some(guest) = self.guests.get_mut(&session) else { return };
         guest.taken += notices;
         self.say_heard(session);

@@ -18,7 +18,7 @@ use super::message::Message;
 use super::presence::Session;
 use super::replies::withdrawn;
 use super::{Move, PATIENCE, Report, Target};
-use crate::agent::{Notice, Ticket};
+use crate::agent::{Notice, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::share::random;
 
@@ -109,8 +109,8 @@ pub(super) struct Link {
     /// One of them found no room in the provider's queue.
     pub(super) is_stuck: bool,
     /// Notices that wait to be sent, and those that were sent and not yet heard of.
-    pub(super) unsent: VecDeque<(Ticket, Notice)>,
-    pub(super) unheard: VecDeque<Ticket>,
+    pub(super) unsent: VecDeque<(Token, Notice)>,
+    pub(super) unheard: VecDeque<Token>,
     pub(super) sent: u64,
     pub(super) may_send: u64,
 }
@@ -138,7 +138,7 @@ impl Driver {
     // ------------------------------------------------------------------- meeting
 
     /// The agent wants to know a peer: for the first time, or again.
-    pub(super) fn meet(&mut self, number: u32, target: Target, patience: Duration) {
+    pub(crate) fn meet(&mut self, number: u32, target: Target, patience: Duration) {
         if let Some(link) = self.links.get_mut(&number) {
             // It is back, or is tried just now.
             match link.state {
@@ -277,7 +277,7 @@ impl Driver {
         self.tell(Report::Up { link: number });
     }
 
-    pub(super) fn open(
+    pub(crate) fn open(
         &mut self,
         number: u32,
         request: u64,
@@ -327,7 +327,7 @@ impl Driver {
 
     // ------------------------------------------------------------------- losing
 
-    pub(super) fn leave(&mut self, number: u32) {
+    pub(crate) fn leave(&mut self, number: u32) {
         let session = self.links.get(&number).map(|link| (link.session.id, link.session.peer));
         if let Some((session, peer)) = session {
             self.leaving.insert(session, peer);
@@ -380,17 +380,17 @@ impl Driver {
                 self.tell(Report::Opened { link: number, region, request, outcome });
             }
         }
-        for ticket in link.unheard {
+        for token in link.unheard {
             let detail = format!("{why}; it is not known whether it heard");
             let outcome = Err(Error::new("tell a peer", ErrorKind::Closed, detail));
-            self.tell(Report::Done { ticket, outcome });
+            self.tell(Report::Done { token, outcome });
         }
-        for (ticket, notice) in link.unsent {
+        for (token, notice) in link.unsent {
             if parting == Parting::Left {
                 let outcome = Err(closed("tell a peer"));
-                self.tell(Report::Done { ticket, outcome });
+                self.tell(Report::Done { token, outcome });
             } else {
-                let told = Move { link: number, ticket, notice: Some(notice), bytes: None };
+                let told = Move { link: number, token, notice: Some(notice), bytes: None };
                 self.tell(Report::Stranded { told: Box::new(told), why: why.clone() });
             }
         }
@@ -473,7 +473,7 @@ impl Driver {
             let Some(moving) = self.moves.remove(&key) else { continue };
             let detail = "the peer is gone, and what was under way may still touch the memory";
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, detail));
-            self.tell(Report::Done { ticket: moving.ticket, outcome });
+            self.tell(Report::Done { token: moving.token, outcome });
         }
     }
 

@@ -28,7 +28,7 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,12 +36,13 @@ use std::time::{Duration, Instant};
 use fabric::{Capabilities, Caps, Domain, MemoryRegion, Offer, RemoteMemory, Waker};
 use gpu::Memory;
 
-use crate::agent::{FabricAddress, Home, Joined, Notice, Ticket};
+use crate::agent::{FabricAddress, Home, Joined, Notice, Token};
 use crate::blocks::Share;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Operation;
 use crate::region::Buffer;
 
+pub(crate) use driver::Driver;
 pub(crate) use memory::is_reachable;
 pub(crate) use own::Limits;
 use own::OwnUse;
@@ -100,7 +101,7 @@ pub(crate) struct Target {
 #[derive(Debug)]
 pub(crate) struct Move {
     pub(crate) link: u32,
-    pub(crate) ticket: Ticket,
+    pub(crate) token: Token,
     pub(crate) notice: Option<Notice>,
     pub(crate) bytes: Option<Bytes>,
 }
@@ -118,50 +119,7 @@ pub(crate) struct Bytes {
 }
 
 /// What a rail is told to do.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// To get to know another agent, or to look again whether it is there. The answer is `Up` or
-    /// `Down`.
-    Meet {
-        link: u32,
-        target: Target,
-        patience: Duration,
-    },
-    /// To ask whether a region is there, and for staging memory if that is needed.
-    Open {
-        link: u32,
-        request: u64,
-        region: u64,
-        ticket: u64,
-        stages: bool,
-    },
-    Move(Box<Move>),
-    /// To enable a registration that is bound to the endpoint; the answer goes the other way.
-    Enable(MemoryRegion, SyncSender<fabric::Result<()>>),
-    /// A region is not to be reached any more. It is let go of when all peers know.
-    Retire {
-        region: u64,
-        memory: Option<MemoryRegion>,
-        buffer: Buffer,
-    },
-    /// Notices of a guest were taken, so many.
-    Taken {
-        session: u64,
-        notices: u64,
-    },
-    Leave {
-        link: u32,
-    },
-    /// To end as if the provider had failed, or to hear and say nothing until the other end of this is
-    /// dropped.
-    #[cfg(test)]
-    Fail,
-    /// To end by a panic, and by another one when it is cleared up behind that.
-    #[cfg(test)]
-    Break,
-    #[cfg(test)]
-    Hold(std::sync::mpsc::Receiver<()>),
-}
+type Command = Box<dyn FnOnce(&mut Driver) + Send>;
 
 /// What a rail tells.
 #[derive(Debug)]
@@ -183,7 +141,7 @@ pub(crate) enum Report {
         outcome: Result<()>,
     },
     Done {
-        ticket: Ticket,
+        token: Token,
         outcome: Result<()>,
     },
     /// The link was lost with this much not done, and nothing of it under way.
@@ -217,7 +175,6 @@ pub(crate) enum Report {
 /// What an agent and its rail share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    commands: Mutex<VecDeque<Command>>,
     reports: Mutex<VecDeque<Report>>,
     /// Regions that peers may still be at, each with who that is.
     retiring: Mutex<HashMap<u64, Vec<String>>>,
@@ -234,7 +191,6 @@ pub(crate) struct Shared {
 impl Shared {
     fn new(settings: &Settings, facts: &Capabilities) -> Self {
         Self {
-            commands: Mutex::default(),
             reports: Mutex::default(),
             retiring: Mutex::default(),
             own: Mutex::new(OwnUse::new(settings, facts)),
@@ -252,14 +208,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// How a rail is told things, by anybody.
 #[derive(Debug, Clone)]
 pub(crate) struct Line {
+    commands: Sender<Command>,
     shared: Arc<Shared>,
     waker: Waker,
     domain: Domain,
 }
 
 impl Line {
-    pub(crate) fn tell(&self, command: Command) {
-        lock(&self.shared.commands).push_back(command);
+    pub(crate) fn tell(&self, command: impl FnOnce(&mut Driver) + Send + 'static) {
+        let _ = self.commands.send(Box::new(command));
         // Where nobody can be woken, the thread looks by itself, soon.
         let _ = self.waker.wake();
     }
@@ -267,7 +224,7 @@ impl Line {
     /// A region is not to be reached any more: the peers are told, and it is kept until they know.
     pub(crate) fn retire(&self, region: u64, memory: Option<MemoryRegion>, buffer: Buffer) {
         lock(&self.shared.retiring).insert(region, vec!["the rail".to_owned()]);
-        self.tell(Command::Retire { region, memory, buffer });
+        self.tell(move |driver| driver.retire(region, memory, buffer));
     }
 
     /// Who may still be at a region that was withdrawn.
@@ -303,7 +260,8 @@ impl Rail {
         let of_fabric = |error| Error::of_fabric(START, error);
         let domain = Domain::open(offer).map_err(of_fabric)?;
         let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
-        let driver = driver::Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), settings)?;
+        let (commands, told) = channel();
+        let driver = Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), settings, told)?;
         let address = driver.address().to_vec();
         let waker = driver.waker();
         let facts = domain.capabilities();
@@ -314,7 +272,7 @@ impl Rail {
         let thread = thread
             .spawn(move || driver.serve())
             .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
-        let line = Line { shared, waker, domain: domain.clone() };
+        let line = Line { commands, shared, waker, domain: domain.clone() };
         Ok(Self {
             line,
             provider,
@@ -329,11 +287,6 @@ impl Rail {
     /// Its thread is gone, and with it all that was under way.
     pub(crate) fn has_ended(&self) -> bool {
         self.line.shared.has_ended.load(Ordering::Acquire)
-    }
-
-    /// What the thread was told and did not look at any more, before it ended.
-    pub(crate) fn unheeded(&self) -> VecDeque<Command> {
-        std::mem::take(&mut *lock(&self.line.shared.commands))
     }
 
     pub(crate) fn has_reports(&self) -> bool {

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
 use super::driver::Driver;
-use super::{Command, Line, PATIENCE, Settings, lock, memory};
+use super::{Line, PATIENCE, Settings, lock, memory};
 use crate::error::{Error, Result};
 use crate::host::HostBuffer;
 use crate::path::metrics::Count;
@@ -259,7 +259,10 @@ impl Line {
             return region.enable().map(|()| region);
         }
         let (answer, answered) = sync_channel(1);
-        self.tell(Command::Enable(region.clone(), answer));
+        let enabled = region.clone();
+        self.tell(move |driver| {
+            let _ = answer.try_send(enabled.enable_for(&driver.endpoint));
+        });
         match answered.recv_timeout(PATIENCE) {
             Ok(outcome) => outcome.map(|()| region),
             // It is of no use until it is enabled, and says so itself.

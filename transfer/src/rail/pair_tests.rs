@@ -1,6 +1,7 @@
 //! A guest and its host, who talk to each other on the loopback interface: without threads.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, Domain, EndpointKind, Query};
@@ -42,7 +43,8 @@ impl Side {
         let home = Arc::new(Home::new(label.to_owned(), Admission::own_user()).unwrap());
         let settings = Settings { lost_after, ..Settings::default() };
         let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
-        let driver = Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings);
+        let driver =
+            Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings, channel().1);
         Self { driver: driver.unwrap(), shared, home, copied: Vec::new(), told: Vec::new() }
     }
 

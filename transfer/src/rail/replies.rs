@@ -64,8 +64,8 @@ impl Driver {
                 link.may_send = link.may_send.max(may_send);
                 let more = notices.saturating_sub(known) as usize;
                 let heard: Vec<_> = link.unheard.drain(..more).collect();
-                for ticket in heard {
-                    self.tell(Report::Done { ticket, outcome: Ok(()) });
+                for token in heard {
+                    self.tell(Report::Done { token, outcome: Ok(()) });
                 }
                 self.send_notices(number);
             }

@@ -1,6 +1,7 @@
 //! A host, and guests that lie to it: without a thread, on the loopback interface.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, Domain, EndpointKind, Query};
@@ -35,7 +36,8 @@ impl World {
         let settings = Settings::default();
         let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
         let driver =
-            Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings).unwrap();
+            Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings, channel().1)
+                .unwrap();
         Self { driver, shared, home }
     }
 

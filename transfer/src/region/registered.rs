@@ -283,6 +283,12 @@ impl Registered {
         self.memories().get(rail).cloned().flatten()
     }
 
+    /// The rails that know it.
+    pub(crate) fn domains(&self) -> Vec<usize> {
+        let memories = self.memories();
+        (0..memories.len()).filter(|rail| memories[*rail].is_some()).collect()
+    }
+
     fn memories(&self) -> MutexGuard<'_, Vec<Option<MemoryRegion>>> {
         self.memories.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -11,37 +11,39 @@ fn label() -> String {
 }
 
 /// What is told, in a few letters: joined, left (dead or not), lost and back by which rail.
-fn told(act: impl FnOnce(&mut dyn FnMut(Event))) -> String {
-    let mut told = String::new();
-    act(&mut |event| match event {
-        Event::Joined { .. } => told.push('J'),
-        Event::Left { is_dead: true, .. } => told.push('D'),
-        Event::Left { .. } => told.push('L'),
-        Event::RailLost { rail, .. } => told.push_str(&format!("-{rail}")),
-        Event::RailBack { rail, .. } => told.push_str(&format!("+{rail}")),
-        Event::Notice { .. } => told.push('N'),
+fn told(company: &mut Company) -> String {
+    let letters = company.told.drain(..).map(|event| match event {
+        Event::Joined { .. } => "J".to_owned(),
+        Event::Left { is_dead: true, .. } => "D".to_owned(),
+        Event::Left { .. } => "L".to_owned(),
+        Event::RailLost { rail, .. } => format!("-{rail}"),
+        Event::RailBack { rail, .. } => format!("+{rail}"),
+        Event::Notice { .. } => "N".to_owned(),
     });
-    told
+    letters.collect()
 }
 
 struct World(Company);
 
 impl World {
     fn came(&mut self, rail: usize, session: u64, visit: u64) -> String {
-        told(|mut tell| self.0.came(rail, session, (A, visit), label(), &mut tell))
+        self.0.came(rail, session, (A, visit), label());
+        told(&mut self.0)
     }
 
     fn gone(&mut self, rail: usize, session: u64, lost: bool) -> String {
-        let lost = lost.then(|| "it is silent".to_owned());
-        told(|mut tell| self.0.gone(rail, session, lost, &mut tell))
+        self.0.gone(rail, session, lost.then(|| "it is silent".to_owned()));
+        told(&mut self.0)
     }
 
     fn lost(&mut self, rail: usize, link: u32) -> String {
-        told(|mut tell| self.0.lost(rail, link, (A, label()), "silent".to_owned(), &mut tell))
+        self.0.lost(rail, link, (A, label()), "silent".to_owned());
+        told(&mut self.0)
     }
 
     fn back(&mut self, rail: usize, link: u32) -> String {
-        told(|mut tell| self.0.back(rail, link, (A, label()), &mut tell))
+        self.0.back(rail, link, (A, label()));
+        told(&mut self.0)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Two agents with several rails between them, some of which are deaf for a while or end.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use fabric::{Caps, EndpointKind, Offer, Query};
@@ -27,6 +27,13 @@ fn offer() -> Offer {
 
 fn numbers(first: u64) -> Vec<u8> {
     (0..LENGTH / 8).flat_map(|at| (first + at).to_le_bytes()).collect()
+}
+
+/// A rail hears and says nothing until the other end of this is dropped.
+fn hold(agent: &Agent, rail: usize, until: Receiver<()>) {
+    agent.far.rails[rail].line.tell(move |_| {
+        let _ = until.recv();
+    });
 }
 
 /// One puts and gets, the other one has the memory.
@@ -127,11 +134,11 @@ impl World {
     #[must_use]
     fn deafen(&self, of_two: bool, rail: usize) -> Sender<()> {
         let (sender, until) = channel();
-        self.tell(of_two, rail, Command::Hold(until));
+        hold(if of_two { &self.two } else { &self.one }, rail, until);
         sender
     }
 
-    fn tell(&self, of_two: bool, rail: usize, command: Command) {
+    fn tell(&self, of_two: bool, rail: usize, command: fn(&mut Driver)) {
         let agent = if of_two { &self.two } else { &self.one };
         agent.far.rails[rail].line.tell(command);
     }
@@ -202,7 +209,7 @@ fn a_rail_that_ends_is_lost_and_the_others_go_on() {
         let mut world = World::new(3);
         world.mine.write(0, &numbers(7)).unwrap();
         let tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
-        world.tell(of_two, 0, Command::Fail);
+        world.tell(of_two, 0, Driver::fail);
         let tokens = tokens.into_iter().chain((0..20).map(|_| {
             let block = [Block { to: 0, from: 0, length: LENGTH }];
             world.one.put(&world.route, &block, None).unwrap()
@@ -232,7 +239,7 @@ fn what_a_rail_was_given_has_an_end_also_when_its_thread_breaks() {
     for of_two in [false, true] {
         let mut world = World::new(2);
         let mut tokens: Vec<_> = (0..20).map(|_| world.put()).collect();
-        world.tell(of_two, 0, Command::Break);
+        world.tell(of_two, 0, Driver::go_to_pieces);
         tokens.extend((0..20).map(|_| world.put()));
         for token in tokens {
             if let Err(error) = world.ends(token) {
@@ -266,7 +273,7 @@ fn who_is_lost_while_bytes_are_staged_to_it_does_not_hold_up_others() {
     };
     let ((to_two, _two), (to_three, _three)) = (join(&mut one, &two), join(&mut one, &three));
     let (deaf, until) = channel();
-    three.far.rails[0].line.tell(Command::Hold(until));
+    hold(&three, 0, until);
     let block = [Block { to: 0, from: 0, length: LENGTH }];
     let lost: Vec<_> = (0..8).map(|_| one.put(&to_three, &block, None).unwrap()).collect();
     // It has all slots by now, or has them soon.
@@ -305,7 +312,7 @@ fn a_rail_that_cannot_be_met_yet_is_taken_in_later() {
     };
     let (mut one, two) = (start("one"), start("two"));
     let (deaf, until) = channel();
-    two.far.rails[0].line.tell(Command::Hold(until));
+    hold(&two, 0, until);
     let buffers = [(); 2].map(|()| HostBuffer::new(LENGTH).unwrap());
     let regions = [one.register(&buffers[0], Rights::ALL), two.register(&buffers[1], Rights::ALL)];
     let regions = regions.map(Result::unwrap);
@@ -334,7 +341,7 @@ fn memory_is_registered_while_the_rail_does_something_else() {
     let options = AgentOptions::new("one").take_all_for_remote().always_register_own();
     let agent = Agent::start(options.fabric(&offer())).unwrap();
     let (busy, until) = channel();
-    agent.far.rails[0].line.tell(Command::Hold(until));
+    hold(&agent, 0, until);
     let buffer = HostBuffer::new(LENGTH).unwrap();
     let own = agent.register_own(&buffer).unwrap();
     let theirs = agent.register(&buffer, Rights::ALL).unwrap();
