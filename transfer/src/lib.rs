@@ -35,6 +35,6 @@ pub use handle::{Facts, Handle, Way};
 pub use host::HostBuffer;
 pub use pinned::pin;
 pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
-pub use service::{Admission, Client, LONGEST_NAME, Served, ShareService};
+pub use service::{Admission, Client, LONGEST_NAME, ShareService};
 pub use share::{Opened, Opener, Shared};
 pub use tensor::{ElementType, MOST_DIMENSIONS, Tensor};

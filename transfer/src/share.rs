@@ -6,10 +6,9 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, WeakMemory};
-use ipc::{Channel, Incarnation};
+use ipc::Incarnation;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::{Facts, Handle, MOST_PIECES, Way};
@@ -113,19 +112,6 @@ impl Shared {
             Ok(descriptors) => Ok(Handle { facts: self.facts.clone(), descriptors }),
             Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
         }
-    }
-
-    /// Sends a handle by a channel.
-    ///
-    /// # Errors
-    /// As for [making one](Self::handle), and what the channel says.
-    pub fn send(&self, channel: &Channel, patience: Duration) -> Result<()> {
-        let operation = "send a handle";
-        check_fork(self.born, operation)?;
-        let descriptors: Vec<_> = self.descriptors.iter().map(AsFd::as_fd).collect();
-        channel
-            .send(&self.facts.encode(), &descriptors, patience)
-            .map_err(|error| Error::of_channel(operation, error))
     }
 }
 
@@ -240,21 +226,6 @@ impl Opener {
         }
         mapped.insert(key, Mapped { memory: memory.downgrade(), facts: facts.clone() });
         Ok(Opened { memory, tensor: facts.tensor.clone() })
-    }
-
-    /// Receives a handle by a channel and opens it.
-    ///
-    /// # Errors
-    /// As for [opening](Self::open), for decoding, and what the channel says.
-    pub fn receive(
-        &self,
-        channel: &Channel,
-        device: Option<&Device>,
-        patience: Duration,
-    ) -> Result<Opened> {
-        let message = channel.receive(patience);
-        let message = message.map_err(|error| Error::of_channel("receive a handle", error))?;
-        self.open(&Handle::from_parts(&message.bytes, message.descriptors)?, device)
     }
 }
 

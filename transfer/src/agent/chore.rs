@@ -3,7 +3,7 @@
 use gpu::Block;
 
 use super::lane::Ticket;
-use crate::blocks::Kept;
+use crate::blocks::Share;
 use crate::error::Result;
 use crate::host::HostBuffer;
 
@@ -17,7 +17,7 @@ pub(super) struct Chore {
     pub(super) to: HostBuffer,
     pub(super) from: HostBuffer,
     /// Those that were not begun.
-    pub(super) blocks: Kept,
+    pub(super) blocks: Share,
     /// What is left of the one that was.
     pub(super) block: Block,
 }

@@ -8,7 +8,7 @@ use gpu::{Block, BlocksBy, Device, Slice, Stream};
 use super::lists::Lists;
 use super::notice::Notice;
 use super::operations::Token;
-use crate::blocks::{Blocks, Kept};
+use crate::blocks::{Blocks, Share};
 use crate::copies::Copies;
 use crate::error::{Error, Result};
 
@@ -34,7 +34,7 @@ struct Waiting {
     ticket: Ticket,
     to: Slice,
     from: Slice,
-    blocks: Kept,
+    blocks: Share,
     by: BlocksBy,
 }
 
@@ -121,7 +121,8 @@ impl Lane {
             has_moved = true;
         }
         while self.copies.count() < DEPTH {
-            let Some(Waiting { ticket, to, from, blocks, by }) = self.waiting.pop_front() else {
+            let Some(Waiting { ticket, to, from, mut blocks, by }) = self.waiting.pop_front()
+            else {
                 break;
             };
             let request = Request { to: &to, from: &from, blocks: blocks.all(), by };

@@ -1,8 +1,10 @@
 //! Lists of blocks that are used again, so that nothing is allocated for a request.
 
+use std::collections::VecDeque;
+
 use gpu::Block;
 
-use crate::blocks::{Blocks, Kept};
+use crate::blocks::{Blocks, Share};
 
 /// Room for so many blocks is kept for later, in all: 1.5 MiB.
 const KEPT: usize = 1 << 16;
@@ -10,25 +12,27 @@ const KEPT: usize = 1 << 16;
 /// Lists that nobody needs any more.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
-    free: Vec<Vec<Block>>,
+    free: Vec<VecDeque<Block>>,
     /// The blocks that they have room for.
     room: usize,
 }
 
 impl Lists {
     /// The same blocks, in a list of their own if they were in one.
-    pub(super) fn copy_of(&mut self, blocks: Blocks<'_>) -> Kept {
-        blocks.keep(|| {
-            let list = self.free.pop().unwrap_or_default();
-            self.room -= list.capacity();
-            list
-        })
+    pub(super) fn copy_of(&mut self, blocks: Blocks<'_>) -> Share {
+        if let Some(rows) = blocks.rows() {
+            return rows.iter().into();
+        }
+        let mut list = self.free.pop().unwrap_or_default();
+        self.room -= list.capacity();
+        list.extend(blocks.list());
+        list.into()
     }
 
     /// Takes back what is not needed any more.
-    pub(super) fn keep(&mut self, blocks: Kept) {
-        let Kept::List(mut list, _) = blocks else { return };
-        if self.room + list.capacity() <= KEPT {
+    pub(super) fn keep(&mut self, blocks: Share) {
+        let mut list = blocks.list;
+        if list.capacity() > 0 && self.room + list.capacity() <= KEPT {
             list.clear();
             self.room += list.capacity();
             self.free.push(list);
@@ -44,18 +48,15 @@ mod tests {
     fn lists_are_used_again_unless_there_is_too_much_of_them() {
         let block = Block { to: 1, from: 2, length: 3 };
         let mut lists = Lists::default();
-        let list_of = |kept: &Kept| match kept {
-            Kept::List(list, _) => (list.as_ptr(), list.clone()),
-            Kept::Strided(..) => panic!("a list"),
-        };
+        let list_of = |kept: &Share| (kept.list.as_slices().0.as_ptr(), kept.list.clone());
         let list = lists.copy_of((&[block; 5]).into());
         let place = list_of(&list).0;
         lists.keep(list);
         let again = lists.copy_of((&[block; 2]).into());
-        assert_eq!(list_of(&again), (place, vec![block; 2]));
-        lists.keep(Kept::List(vec![block; KEPT + 1], 0));
+        assert_eq!(list_of(&again), (place, vec![block; 2].into()));
+        lists.keep(VecDeque::from(vec![block; KEPT + 1]).into());
         assert!(lists.free.is_empty());
-        (0..100).for_each(|_| lists.keep(Kept::List(vec![block; KEPT / 10], 0)));
+        (0..100).for_each(|_| lists.keep(VecDeque::from(vec![block; KEPT / 10]).into()));
         assert_eq!((lists.free.len(), lists.room), (10, KEPT / 10 * 10));
         // What is described needs none.
         let rows = crate::Strided::rows(3, 1, 2, 2).unwrap();

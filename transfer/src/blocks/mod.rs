@@ -43,62 +43,9 @@ impl<'a> From<&'a Strided> for Blocks<'a> {
     }
 }
 
-/// Goes through the blocks of a request.
-#[derive(Debug, Clone)]
-pub(crate) enum Each<'a> {
-    List(std::slice::Iter<'a, Block>),
-    Strided(Rows),
-}
-
-impl Iterator for Each<'_> {
-    type Item = Block;
-
-    #[inline]
-    fn next(&mut self) -> Option<Block> {
-        match self {
-            Self::List(list) => list.next().copied(),
-            Self::Strided(rows) => rows.next(),
-        }
-    }
-}
-
-/// Blocks that are kept until they can be gone through.
-#[derive(Debug)]
-pub(crate) enum Kept {
-    /// The next one, too.
-    List(Vec<Block>, usize),
-    Strided(Rows),
-}
-
-impl Kept {
-    /// The next one.
-    #[inline]
-    pub(crate) fn next(&mut self) -> Option<Block> {
-        match self {
-            Self::List(list, next) => {
-                let block = list.get(*next).copied();
-                *next += 1;
-                block
-            }
-            Self::Strided(rows) => rows.next(),
-        }
-    }
-
-    /// All of them.
-    pub(crate) fn all(&self) -> Blocks<'_> {
-        match self {
-            Self::List(list, _) => list.into(),
-            Self::Strided(rows) => rows.of().into(),
-        }
-    }
-}
-
 impl<'a> Blocks<'a> {
-    pub(crate) fn each(self) -> Each<'a> {
-        match self.0 {
-            Kind::List(list) => Each::List(list.iter()),
-            Kind::Strided(strided) => Each::Strided(strided.iter()),
-        }
+    pub(crate) fn each(self) -> impl Iterator<Item = Block> {
+        self.list().iter().copied().chain(self.rows().into_iter().flatten())
     }
 
     pub(crate) fn is_empty(self) -> bool {
@@ -128,18 +75,6 @@ impl<'a> Blocks<'a> {
             Kind::List(_) => None,
             Kind::Strided(strided) if strided.count() == 1 => strided.iter().next(),
             Kind::Strided(_) => None,
-        }
-    }
-
-    /// Kept for later; a list, in what has room for it.
-    pub(crate) fn keep(self, room: impl FnOnce() -> Vec<Block>) -> Kept {
-        match self.0 {
-            Kind::List(list) => {
-                let mut kept = room();
-                kept.extend_from_slice(list);
-                Kept::List(kept, 0)
-            }
-            Kind::Strided(strided) => Kept::Strided(strided.iter()),
         }
     }
 

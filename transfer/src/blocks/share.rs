@@ -1,16 +1,16 @@
-//! What one rail carries of a request.
+//! Blocks of a request that are kept until they can be gone through.
 
 use std::collections::VecDeque;
 
 use gpu::Block;
 
-use super::Rows;
+use super::{Blocks, Rows};
 
-/// Blocks that one rail carries. None is empty. Rows of a description are counted off, one after the
+/// Blocks that one rail carries, or that wait. Rows of a description are counted off, one after the
 /// other, and not listed: there may be more of them than memory has room for.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Share {
-    list: VecDeque<Block>,
+    pub(crate) list: VecDeque<Block>,
     /// Those behind the list.
     rows: Option<Rows>,
 }
@@ -18,6 +18,14 @@ pub(crate) struct Share {
 impl Share {
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty() && self.rows.as_ref().is_none_or(|rows| rows.size_hint().0 == 0)
+    }
+
+    /// All of them, of which none was taken yet.
+    pub(crate) fn all(&mut self) -> Blocks<'_> {
+        match &self.rows {
+            Some(rows) => (&rows.of).into(),
+            None => (&*self.list.make_contiguous()).into(),
+        }
     }
 
     /// One more, which comes before rows that are not counted off yet.
@@ -44,6 +52,12 @@ impl Share {
 impl From<Rows> for Share {
     fn from(rows: Rows) -> Self {
         Self { list: VecDeque::new(), rows: Some(rows) }
+    }
+}
+
+impl From<VecDeque<Block>> for Share {
+    fn from(list: VecDeque<Block>) -> Self {
+        Self { list, rows: None }
     }
 }
 

@@ -358,18 +358,11 @@ impl IntoIterator for &Strided {
 /// The rows of a [description](Strided), one after the other.
 #[derive(Debug, Clone)]
 pub struct Rows {
-    of: Strided,
+    pub(super) of: Strided,
     at: [u64; MOST_STRIDES],
     to: u64,
     from: u64,
     left: u64,
-}
-
-impl Rows {
-    /// What all of them are.
-    pub(crate) fn of(&self) -> &Strided {
-        &self.of
-    }
 }
 
 impl Iterator for Rows {

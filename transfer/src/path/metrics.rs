@@ -30,18 +30,6 @@ pub(crate) fn count(path: Path, bytes: u64, fallback: Option<&'static str>) {
     }
 }
 
-/// Bytes that took this path, in this process.
-#[must_use]
-pub fn bytes_by(path: Path) -> u64 {
-    COUNTERS[path as usize].bytes.load(Ordering::Relaxed)
-}
-
-/// Transfers that took a worse path than could have been expected, by reason.
-#[must_use]
-pub fn fallbacks() -> BTreeMap<&'static str, u64> {
-    FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).clone()
-}
-
 /// What else is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Count {
@@ -80,40 +68,9 @@ impl Count {
         VALUES[self as usize].fetch_sub(less, Ordering::Relaxed);
     }
 
+    #[cfg(test)]
     pub(crate) fn value(self) -> u64 {
         VALUES[self as usize].load(Ordering::Relaxed)
-    }
-}
-
-/// What became of registrations for an agent's own use, in this process: all fabrics together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RegistrationCache {
-    /// Memory that was registered already.
-    pub hits: u64,
-    /// Memory that was not.
-    pub misses: u64,
-    /// Registrations that nobody used, and that made room for others.
-    pub evictions: u64,
-    /// What is kept now, in use or not.
-    pub bytes: u64,
-    /// So many registrations.
-    pub entries: u64,
-}
-
-/// What became of registrations for an agent's own use, in this process.
-///
-/// ```
-/// let counts = transfer::path::registration_cache();
-/// assert_eq!((counts.hits, counts.entries), (0, 0)); // no agent has a fabric here
-/// ```
-#[must_use]
-pub fn registration_cache() -> RegistrationCache {
-    RegistrationCache {
-        hits: Count::KeptHits.value(),
-        misses: Count::KeptMisses.value(),
-        evictions: Count::KeptEvictions.value(),
-        bytes: Count::KeptBytes.value(),
-        entries: Count::KeptEntries.value(),
     }
 }
 
@@ -145,7 +102,8 @@ pub fn metrics() -> String {
     let transfers = by_path(|counter| &counter.transfers);
     family("counter", "path_transfers", "Transfers that took a path.", &transfers);
     let help = "Transfers that took a worse path than could have been expected.";
-    let by_reason = fallbacks().into_iter();
+    let fallbacks = FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let by_reason = fallbacks.into_iter();
     let by_reason: Vec<_> =
         by_reason.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), count)).collect();
     family("counter", "path_fallback", help, &by_reason);

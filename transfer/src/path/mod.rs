@@ -19,7 +19,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use facts::{Fabric, Facts, Leaving, Locality, Operation, Place, Reach, Registration, Stays};
-pub use metrics::{RegistrationCache, bytes_by, fallbacks, metrics, registration_cache};
+pub use metrics::metrics;
 pub use policy::Policy;
 pub use reason::Reason;
 pub use situations::{Situation, situations};

@@ -216,18 +216,6 @@ impl Region {
         Ok(Self(Arc::new(Registered::new(home, buffer, descriptor, memories))))
     }
 
-    /// Its length in bytes.
-    #[must_use]
-    pub fn length(&self) -> u64 {
-        self.0.descriptor.length
-    }
-
-    /// What peers may do with it.
-    #[must_use]
-    pub fn rights(&self) -> Rights {
-        self.0.descriptor.rights
-    }
-
     /// What it was made of.
     #[must_use]
     pub fn buffer(&self) -> &Buffer {

@@ -65,34 +65,16 @@ impl Admission {
     }
 }
 
-/// What a service has done so far.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Served {
-    /// Handles given out.
-    pub handles: usize,
-    /// Requests for names that are not shared.
-    pub unknown: usize,
-    /// Connections turned away for who they were.
-    pub denied: usize,
-    /// Requests that were none.
-    pub malformed: usize,
-}
-
 #[derive(Debug)]
 struct State {
     shared: Mutex<HashMap<String, Arc<Shared>>>,
     admission: Admission,
     is_over: AtomicBool,
-    served: Mutex<Served>,
 }
 
 impl State {
     fn shared(&self) -> MutexGuard<'_, HashMap<String, Arc<Shared>>> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn served(&self) -> MutexGuard<'_, Served> {
-        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -113,7 +95,6 @@ impl Desk for &State {
     }
 
     fn denial(&mut self) -> Vec<u8> {
-        self.served().denied += 1;
         Reply::Denied.encode()
     }
 
@@ -126,21 +107,14 @@ impl Desk for &State {
             Err(_) => return false,
         };
         let Some(name) = read_request(&message.bytes) else {
-            self.served().malformed += 1;
             let _ = channel.send(&Reply::Malformed.encode(), &[], Duration::ZERO);
             return false;
         };
         let shared = self.shared().get(&name).cloned();
         let (reply, descriptors) = match shared.map(|shared| shared.handle()) {
-            Some(Ok(handle)) => {
-                self.served().handles += 1;
-                (Reply::Handle(handle.facts.encode()), handle.descriptors)
-            }
+            Some(Ok(handle)) => (Reply::Handle(handle.facts.encode()), handle.descriptors),
             Some(Err(_)) => (Reply::Failed, Vec::new()),
-            None => {
-                self.served().unknown += 1;
-                (Reply::Unknown, Vec::new())
-            }
+            None => (Reply::Unknown, Vec::new()),
         };
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
@@ -192,8 +166,8 @@ impl ShareService {
         let operation = "listen";
         let listener = ChannelListener::bind_with_mode(path, admission.mode())
             .map_err(|error| Error::of_channel_at(operation, path, error))?;
-        let (is_over, served) = (AtomicBool::new(false), Mutex::default());
-        let state = Arc::new(State { shared: Mutex::default(), admission, is_over, served });
+        let is_over = AtomicBool::new(false);
+        let state = Arc::new(State { shared: Mutex::default(), admission, is_over });
         let theirs = Arc::clone(&state);
         let accepting = std::thread::Builder::new()
             .name("fabricast-share".to_owned())
@@ -224,12 +198,6 @@ impl ShareService {
     pub fn withdraw(&self, name: &str) -> Result<Option<Arc<Shared>>> {
         check_fork(self.born, "withdraw shared memory")?;
         Ok(self.state.shared().remove(name))
-    }
-
-    /// What was done so far.
-    #[must_use]
-    pub fn served(&self) -> Served {
-        *self.state.served()
     }
 }
 

@@ -225,3 +225,10 @@ impl Drop for House {
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
+
+/// One of the metrics of this process; 0 if it is not told of.
+pub fn metric(name: &str) -> u64 {
+    let text = transfer::path::metrics();
+    let value = text.lines().find_map(|line| line.strip_prefix(&format!("fabricast_{name} ")));
+    value.map_or(0, |value| value.parse().unwrap())
+}

@@ -3,11 +3,11 @@
 use std::process::{Command, Stdio};
 
 use gpu::{Block, BlocksBy};
-use transfer::path::{Operation, Path, Policy, bytes_by, metrics};
+use transfer::path::{Operation, Path, Policy};
 use transfer::{Agent, AgentOptions, ErrorKind, Event, HostBuffer, Notice, Rights};
 
 use crate::common::{Ground, LENGTH, PATIENCE, alone, device, numbers};
-use crate::house::{FILL, House, SUM, blocks_of, fill, notice, sum, sum_of};
+use crate::house::{FILL, House, SUM, blocks_of, fill, metric, notice, sum, sum_of};
 
 const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
 /// Behind which the other side compares.
@@ -21,7 +21,8 @@ fn exchange(house: &mut House, role: &str, by_way_of: &[&str], path: Path) {
     let neighbour = house.neighbour(role, by_way_of);
     let route = house.join(&neighbour);
     assert_eq!((route.path(), route.fallback()), (path, None), "{}", route.choice());
-    let before = bytes_by(path);
+    let bytes = || metric(&format!("path_bytes_total{{path=\"{path}\"}}"));
+    let before = bytes();
     // There: with the notice everything is.
     for round in 1..4 {
         fill(&house.memory, LENGTH, round);
@@ -46,8 +47,7 @@ fn exchange(house: &mut House, role: &str, by_way_of: &[&str], path: Path) {
         house.agent.wait(token, PATIENCE).unwrap();
         assert_eq!(house.answer(), 1, "the other side saw other bytes by {by:?}");
     }
-    assert_eq!(bytes_by(path) - before, 7 * LENGTH);
-    assert!(metrics().contains(&format!("path=\"{path}\"")));
+    assert_eq!(bytes() - before, 7 * LENGTH);
     house.end(neighbour);
 }
 

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use fabric::{Caps, EndpointKind, Query};
 use gpu::Block;
-use transfer::path::{Path, Policy, fallbacks};
+use transfer::path::{Path, Policy};
 use transfer::{Agent, AgentOptions, Buffer, ErrorKind, Event, HostBuffer, Region, Rights, Route};
 
 use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
 use crate::house::{
-    FILL, House, Neighbour, SUM, WITHDRAW, blocks_of, fill_buffer, notice, sum_of, sum_of_buffer,
-    with_rails,
+    FILL, House, Neighbour, SUM, WITHDRAW, blocks_of, fill_buffer, metric, notice, sum_of,
+    sum_of_buffer, with_rails,
 };
 
 pub const WHOLE: [Block; 1] = [Block { to: 0, from: 0, length: LENGTH }];
@@ -244,7 +244,7 @@ fn staging_is_a_fallback_that_is_counted() {
     let mine = Mine::new(&house, false);
     let route = mine.join(&mut house, &neighbour);
     assert_eq!(route.fallback(), Some("not-registered"), "{}", route.choice());
-    let count = || fallbacks().get("not-registered").copied().unwrap_or_default();
+    let count = || metric("path_fallback_total{reason=\"not-registered\"}");
     let before = count();
     for _ in 0..3 {
         let token = house.agent.put(&route, &WHOLE, None).unwrap();
@@ -448,7 +448,7 @@ fn without_peer_access_the_preferred_path_is_fallen_back_from() {
     let route = join(&mut house, "cuda-ipc").unwrap();
     assert_eq!(route.path(), Path::FabricStaged, "{}", route.choice());
     let reason = route.fallback().unwrap();
-    let count = || fallbacks().get(reason).copied().unwrap_or_default();
+    let count = || metric(&format!("path_fallback_total{{reason=\"{reason}\"}}"));
     assert_eq!(reason, "no-peer-access");
     let before = count();
     for round in 1..4 {

@@ -11,7 +11,7 @@ use ipc::Channel;
 use transfer::{Admission, Client, ErrorKind, Handle, Opener, Shared, Tensor, Way};
 
 use crate::common::{Ground, LENGTH, PATIENCE, alone, start};
-use crate::house::{House, check, tensor};
+use crate::house::{House, check, receive, tensor};
 
 /// Another user than root.
 const NOBODY: u32 = 65_534;
@@ -54,7 +54,6 @@ fn garbage_costs_nobody_else_anything() {
             assert_eq!(answer.bytes, [1, 3], "{bytes:?}");
         }
     }
-    assert!(house.service().served().malformed >= 4, "{:?}", house.service().served());
     let start = Instant::now();
     an_honest_one_is_served(&house);
     assert!(start.elapsed() < Duration::from_secs(5), "held up by the silent ones");
@@ -119,12 +118,11 @@ fn another_user_is_not_served_and_holds_no_place() {
         return;
     };
     let mut crowd = start("is-not-served", &house.path(), &[], Some(NOBODY));
-    let end = Instant::now() + PATIENCE;
-    while house.service().served().denied < 100 && Instant::now() < end {
+    let end = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < end {
         an_honest_one_is_served(&house);
     }
     crowd.finish();
-    assert_eq!(house.service().served().denied, 100);
     an_honest_one_is_served(&house);
 }
 
@@ -146,7 +144,6 @@ fn another_user_that_is_admitted_is_served() {
     let house = open_for_others(by_group).unwrap();
     start("reads-and-writes", &house.path(), &with_group, None).finish();
     check(&house.memory, 7);
-    assert_eq!(house.service().served().denied, 0);
 }
 
 #[test]
@@ -278,7 +275,7 @@ fn handles_that_are_cut_off_are_refused_on_their_way() {
         let (one, other) = Channel::pair().unwrap();
         let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
         one.send(bytes, &descriptors, PATIENCE).unwrap();
-        let error = opener.receive(&other, None, PATIENCE).unwrap_err();
+        let error = receive(&opener, &other).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
     }
     drop(handle);

@@ -1,10 +1,14 @@
 //! What the tests have in common.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use gpu::{Device, Memory};
-use transfer::{Admission, ElementType, ShareService, Shared, Tensor};
+use ipc::Channel;
+use transfer::{
+    Admission, ElementType, Handle, Opened, Opener, Result, ShareService, Shared, Tensor,
+};
 
 use crate::common::{LENGTH, PATIENCE, device, numbers};
 
@@ -76,4 +80,18 @@ impl Drop for House {
         self.service = None;
         let _ = std::fs::remove_dir_all(&self.directory);
     }
+}
+
+/// Sends a handle by a channel.
+pub fn send(shared: &Shared, channel: &Channel) -> Result<()> {
+    let Handle { facts, descriptors } = shared.handle()?;
+    let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    channel.send(&facts.encode(), &descriptors, PATIENCE).unwrap();
+    Ok(())
+}
+
+/// Receives a handle by a channel and opens it.
+pub fn receive(opener: &Opener, channel: &Channel) -> Result<Opened> {
+    let message = channel.receive(PATIENCE).unwrap();
+    opener.open(&Handle::from_parts(&message.bytes, message.descriptors)?, None)
 }

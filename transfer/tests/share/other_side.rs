@@ -6,7 +6,7 @@ use ipc::Channel;
 use transfer::{Admission, Client, ErrorKind, ShareService, Shared};
 
 use crate::common::{LENGTH, PATIENCE, device, next_device};
-use crate::house::{check, fill, tensor};
+use crate::house::{check, fill, send, tensor};
 
 testkit::entry_of_children!(enter);
 
@@ -35,7 +35,7 @@ fn enter(words: &[&str]) {
             let memory = device().allocate_shared(LENGTH, &[]).unwrap();
             fill(&memory, 3);
             let shared = Shared::new(&memory, &tensor()).unwrap();
-            shared.send(&channel, PATIENCE).unwrap();
+            send(&shared, &channel).unwrap();
             std::thread::sleep(PATIENCE);
         }
         "sends-plain" => {
@@ -43,7 +43,7 @@ fn enter(words: &[&str]) {
             let memory = device().allocate(LENGTH).unwrap();
             fill(&memory, 3);
             let shared = Shared::new(&memory, &tensor()).unwrap();
-            shared.send(&channel, PATIENCE).unwrap();
+            send(&shared, &channel).unwrap();
             let _ = channel.receive(PATIENCE);
         }
         "is-not-served" => {

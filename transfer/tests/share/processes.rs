@@ -12,7 +12,7 @@ use ipc::{Channel, ChannelListener, Layout, Segment, Words};
 use transfer::{Admission, Client, ErrorKind, Opener, ShareService, Shared, Tensor};
 
 use crate::common::{Ground, LENGTH, PATIENCE, alone, device, next_device, numbers, start};
-use crate::house::{House, check, fill, tensor};
+use crate::house::{House, check, fill, receive, send, tensor};
 
 #[test]
 fn another_process_reads_and_writes_what_is_shared() {
@@ -78,10 +78,10 @@ fn memory_stays_when_its_maker_is_killed() {
     let listener = ChannelListener::bind(&path).unwrap();
     let mut other = start("sends", &path, &[], None);
     let channel = listener.accept(PATIENCE).unwrap();
-    let opened = Opener::default().receive(&channel, None, PATIENCE).unwrap();
+    let opened = receive(&Opener::default(), &channel).unwrap();
     other.kill();
     check(&opened.memory, 3);
-    let error = Opener::default().receive(&channel, None, PATIENCE).unwrap_err();
+    let error = receive(&Opener::default(), &channel).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
 }
 
@@ -99,7 +99,7 @@ fn plain_memory_is_shared_where_the_device_can() {
     let listener = ChannelListener::bind(&path).unwrap();
     let mut other = start("sends-plain", &path, &[], None);
     let channel = listener.accept(PATIENCE).unwrap();
-    let opened = Opener::default().receive(&channel, None, PATIENCE).unwrap();
+    let opened = receive(&Opener::default(), &channel).unwrap();
     check(&opened.memory, 3);
     drop(opened);
     drop(channel);
@@ -223,8 +223,8 @@ fn memory_in_pieces_is_shared_with_all_of_them() {
     stream.upload(&memory.whole(), &bytes, PATIENCE).unwrap();
     let shared = Shared::new(&memory, &Tensor::bytes(memory.length())).unwrap();
     let (one, other) = Channel::pair().unwrap();
-    shared.send(&one, PATIENCE).unwrap();
-    let opened = Opener::default().receive(&other, None, PATIENCE).unwrap();
+    send(&shared, &one).unwrap();
+    let opened = receive(&Opener::default(), &other).unwrap();
     let sum = stream.checksum(&opened.slice(), PATIENCE).unwrap();
     assert_eq!(sum, gpu::checksum(&bytes));
 }
@@ -294,7 +294,7 @@ fn handles_say_that_the_process_forked() {
             result.is_err_and(|error| error.kind() == ErrorKind::Forked)
         };
         let all = is_forked(shared.handle().map(drop))
-            && is_forked(shared.send(&one, PATIENCE))
+            && is_forked(send(&shared, &one))
             && is_forked(opener.open(&handle, None).map(drop))
             && is_forked(Opener::shared().open(&handle, None).map(drop))
             && is_forked(client.handle("numbers", PATIENCE).map(drop))
