@@ -97,7 +97,6 @@ impl<G> Doors<G> {
 
     /// Waits until something happens, and sees to it.
     fn turn<D: Desk<Guest = G>>(&mut self, listener: &ChannelListener, desk: &mut D) {
-        self.sweep(desk.patience());
         let is_closed = Instant::now() < self.closed_until;
         let channels = self.all.iter().map(|door| door.channel.as_fd());
         let listening = (!is_closed).then(|| listener.as_fd());
@@ -111,6 +110,7 @@ impl<G> Doors<G> {
             .zip(is_ready)
             .partition(|(_, speaks)| *speaks);
         self.all = idle.into_iter().map(|(door, _)| door).collect();
+        self.sweep(desk.patience());
         for (mut door, _) in speaking {
             match desk.hear(&door.channel, &mut door.guest) {
                 true => self.all.push(door),

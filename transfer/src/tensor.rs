@@ -1,14 +1,12 @@
 //! What shared bytes mean: element type, shape, strides.
 
-use std::fmt;
-
 use crate::error::{Error, ErrorKind, Result};
 
 /// The most dimensions.
 pub const MOST_DIMENSIONS: usize = 16;
 
 macro_rules! element_types {
-    ($($(#[$doc:meta])* $name:ident = $code:literal, $size:literal, $text:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $size:literal;)*) => {
         /// What an element is.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
@@ -31,51 +29,45 @@ macro_rules! element_types {
                 match self { $(Self::$name => $size,)* }
             }
         }
-
-        impl fmt::Display for ElementType {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(match self { $(Self::$name => $text,)* })
-            }
-        }
     };
 }
 
 // Codes are part of the format: none is ever given to another type.
 element_types! {
     /// A byte, or anything else.
-    U8 = 1, 1, "u8";
+    U8 = 1, 1;
     /// 8 bits, signed.
-    I8 = 2, 1, "i8";
+    I8 = 2, 1;
     /// 16 bits.
-    U16 = 3, 2, "u16";
+    U16 = 3, 2;
     /// 16 bits, signed.
-    I16 = 4, 2, "i16";
+    I16 = 4, 2;
     /// 32 bits.
-    U32 = 5, 4, "u32";
+    U32 = 5, 4;
     /// 32 bits, signed.
-    I32 = 6, 4, "i32";
+    I32 = 6, 4;
     /// 64 bits.
-    U64 = 7, 8, "u64";
+    U64 = 7, 8;
     /// 64 bits, signed.
-    I64 = 8, 8, "i64";
+    I64 = 8, 8;
     /// 0 or 1, in a byte.
-    Bool = 9, 1, "bool";
+    Bool = 9, 1;
     /// Half precision.
-    F16 = 10, 2, "f16";
+    F16 = 10, 2;
     /// The upper half of single precision.
-    Bf16 = 11, 2, "bf16";
+    Bf16 = 11, 2;
     /// Single precision.
-    F32 = 12, 4, "f32";
+    F32 = 12, 4;
     /// Double precision.
-    F64 = 13, 8, "f64";
+    F64 = 13, 8;
     /// 8 bits, 4 of exponent.
-    F8E4M3 = 14, 1, "f8e4m3";
+    F8E4M3 = 14, 1;
     /// 8 bits, 5 of exponent.
-    F8E5M2 = 15, 1, "f8e5m2";
+    F8E5M2 = 15, 1;
     /// Two of single precision.
-    C64 = 16, 8, "c64";
+    C64 = 16, 8;
     /// Two of double precision.
-    C128 = 17, 16, "c128";
+    C128 = 17, 16;
 }
 
 /// What bytes mean: where the first element lies, how many there are in each dimension,

@@ -77,17 +77,7 @@ impl Agent {
         notice: Option<Notice>,
         by: BlocksBy,
     ) -> Result<Token> {
-        self.begin_blocks(operation, route, blocks.into(), notice, by)
-    }
-
-    fn begin_blocks(
-        &mut self,
-        operation: Operation,
-        route: &Route,
-        blocks: Blocks<'_>,
-        notice: Option<Notice>,
-        by: BlocksBy,
-    ) -> Result<Token> {
+        let blocks = blocks.into();
         let name = match operation {
             Operation::Put => "put",
             Operation::Get => "get",

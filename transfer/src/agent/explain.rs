@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fabric::Caps;
 use gpu::{Device, Uuid};
 
 use super::peer::Visit;
@@ -158,9 +159,11 @@ impl Agent {
         let rails = &self.far.rails;
         let fabric = self.far.facts(
             peer,
-            |rail| local.registration(rail, rails[rail].takes_devices),
+            |rail| local.registration(rail, rails[rail].has(Caps::DEVICE_MEMORY)),
             // The peer's rail is of the same provider.
-            |domain| remote.registration(domain, rails.iter().any(|rail| rail.takes_devices)),
+            |domain| {
+                remote.registration(domain, rails.iter().any(|rail| rail.has(Caps::DEVICE_MEMORY)))
+            },
         );
         let locality = peer.locality.clone();
         let (local, remote) = (local.place, remote.place);

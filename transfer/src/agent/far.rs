@@ -4,6 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric::Caps;
+
 use super::card::AgentCard;
 use super::company::Company;
 use super::events::Event;
@@ -103,8 +105,6 @@ pub(super) struct Far {
     turn: usize,
     pub(super) company: Company,
     reports: VecDeque<Report>,
-    /// Guests that are gone, by rail.
-    gone: Vec<(usize, Report)>,
 }
 
 impl Far {
@@ -115,10 +115,10 @@ impl Far {
         let mut pairs = Vec::new();
         for (rail, ours) in self.rails.iter().enumerate() {
             let is_like = |fabric: &Option<&super::FabricAddress>| {
-                fabric.is_some_and(|fabric| fabric.provider == ours.provider)
+                fabric.is_some_and(|fabric| fabric.provider == ours.provider())
             };
             let is_another =
-                |(first, _): &(usize, usize)| self.rails[*first].provider != ours.provider;
+                |(first, _): &(usize, usize)| self.rails[*first].provider() != ours.provider();
             if pairs.first().is_some_and(is_another) {
                 continue;
             }
@@ -151,15 +151,15 @@ impl Far {
         }
         let pairs = self.pairs(&peer.card);
         let Some((rail, theirs)) = pairs.first() else {
-            let ours: Vec<_> = self.rails.iter().map(|rail| rail.provider.as_str()).collect();
+            let ours: Vec<_> = self.rails.iter().map(Rail::provider).collect();
             let theirs: Vec<_> = peer.card.fabrics.iter().map(|f| f.provider.as_str()).collect();
             let theirs = if theirs.is_empty() { "none".to_owned() } else { theirs.join(", ") };
             let why = format!("we have {}, the peer has {theirs}", ours.join(", "));
             return Fabric::None { why };
         };
         Fabric::Connected {
-            provider: self.rails[*rail].provider.clone(),
-            remote_access: self.rails[*rail].has_remote_access,
+            provider: self.rails[*rail].provider().to_owned(),
+            remote_access: self.rails[*rail].has(Caps::RMA),
             local: local(*rail),
             remote: remote(*theirs),
         }
@@ -363,7 +363,7 @@ impl Agent {
         if self.far.rails.is_empty() {
             return false;
         }
-        let mut has_any = false;
+        let (mut has_any, mut gone) = (false, Vec::new());
         for rail in 0..self.far.rails.len() {
             let has_ended = self.far.rails[rail].has_ended();
             let mut reports = std::mem::take(&mut self.far.reports);
@@ -372,25 +372,24 @@ impl Agent {
                 has_any = true;
                 match report {
                     // By another rail it may have come meanwhile, and did not leave then.
-                    Report::Gone { .. } => self.far.gone.push((rail, report)),
+                    Report::Gone { .. } => gone.push((rail, report)),
                     _ => self.take_note(rail, report),
                 }
             }
             self.far.reports = reports;
             if has_ended {
-                self.lose_rail(rail);
+                gone.extend(self.lose_rail(rail).map(|report| (rail, report)));
             }
         }
-        if !self.far.gone.is_empty() {
-            for (rail, report) in std::mem::take(&mut self.far.gone) {
-                self.take_note(rail, report);
-            }
+        for (rail, report) in gone {
+            self.take_note(rail, report);
         }
         has_any
     }
 
-    /// A rail's thread is gone, and told of all that it knew. What else it was given has failed.
-    fn lose_rail(&mut self, rail: usize) {
+    /// A rail's thread is gone, and told of all that it knew. What else it was given has failed, and
+    /// its guests are gone.
+    fn lose_rail(&mut self, rail: usize) -> impl Iterator<Item = Report> + use<> {
         let why = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
         let of_it = self.far.links.iter().filter(|(_, link)| link.rail == rail);
         let links: Vec<_> = of_it.map(|(number, _)| *number).collect();
@@ -408,10 +407,8 @@ impl Agent {
         for ((_, token), count) in parts {
             (0..count).for_each(|_| self.part_is_done(token, Err(why())));
         }
-        for session in self.far.company.sessions_by(rail) {
-            let lost = Some(why().reason());
-            self.far.gone.push((rail, Report::Gone { session, lost }));
-        }
+        let sessions = self.far.company.sessions_by(rail).into_iter();
+        sessions.map(move |session| Report::Gone { session, lost: Some(why().reason()) })
     }
 
     /// A rail told of a part that it had.

@@ -174,7 +174,8 @@ impl Agent {
             let memory = match key {
                 Some(key) => {
                     let region = fabric::RemoteRegion::decode(&key.bytes).map_err(of_fabric)?;
-                    let memory = self.far.rails[rail].domain.attach(&region).map_err(of_fabric)?;
+                    let memory =
+                        self.far.rails[rail].domain().attach(&region).map_err(of_fabric)?;
                     if memory.len() < remote.length {
                         let detail = "its fabric key is for less than the region";
                         return Err(Error::new(JOIN, ErrorKind::Malformed, detail));

@@ -159,17 +159,11 @@ fn obstacle(path: Path, facts: &Facts) -> Option<Reason> {
             .or_else(|| not_beside(&facts.locality))
             .or_else(|| stays(facts))
             .or_else(|| match_devices(facts)),
-        Path::FabricDirect => on_a_fabric(facts, |provider, remote_access, local, remote| {
-            if !remote_access {
-                return Some(Reason::NoRemoteAccess { provider });
-            }
-            unregistered(&provider, "local", local)
-                .or_else(|| unregistered(&provider, "remote", remote))
+        Path::FabricDirect => on_a_fabric(facts, |provider, local, remote| {
+            unregistered(provider, "local", local)
+                .or_else(|| unregistered(provider, "remote", remote))
         }),
-        Path::FabricStaged => on_a_fabric(facts, |provider, remote_access, local, remote| {
-            if !remote_access {
-                return Some(Reason::NoRemoteAccess { provider });
-            }
+        Path::FabricStaged => on_a_fabric(facts, |_, local, remote| {
             let works = [local, remote].iter().all(|side| *side == Registration::Works);
             works.then_some(Reason::NothingToStage)
         }),
@@ -205,14 +199,15 @@ fn match_devices(facts: &Facts) -> Option<Reason> {
 
 fn on_a_fabric(
     facts: &Facts,
-    judge: impl FnOnce(String, bool, Registration, Registration) -> Option<Reason>,
+    judge: impl FnOnce(&str, Registration, Registration) -> Option<Reason>,
 ) -> Option<Reason> {
     match (&facts.locality, &facts.fabric) {
         (Locality::SameProcess, _) => Some(Reason::OneProcess),
         (_, Fabric::None { why }) => Some(Reason::NoFabric { why: why.clone() }),
-        (_, Fabric::Connected { provider, remote_access, local, remote }) => {
-            judge(provider.clone(), *remote_access, *local, *remote)
+        (_, Fabric::Connected { provider, remote_access: false, .. }) => {
+            Some(Reason::NoRemoteAccess { provider: provider.clone() })
         }
+        (_, Fabric::Connected { provider, local, remote, .. }) => judge(provider, *local, *remote),
     }
 }
 

@@ -61,7 +61,6 @@ pub(crate) struct Driver {
     pub(super) addresses: AddressVector,
     pub(super) domain: Domain,
     address: Vec<u8>,
-    pub(super) uses_tags: bool,
     pub(super) home: Arc<Home>,
     pub(super) shared: Arc<Shared>,
     pub(super) inbox: MemoryRegion,
@@ -123,9 +122,8 @@ impl Driver {
     ) -> Result<Self> {
         let of_fabric = |error| Error::of_fabric(START, error);
         let facts = domain.capabilities();
-        let uses_tags = !facts.caps.contains(Caps::MESSAGE);
-        if uses_tags && !facts.caps.contains(Caps::TAGGED) {
-            let detail = "it has no messages, with tags or without";
+        if !facts.caps.contains(Caps::MESSAGE) {
+            let detail = "it has no messages";
             return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
         }
         let addresses = AddressVector::open(domain).map_err(of_fabric)?;
@@ -148,7 +146,6 @@ impl Driver {
             addresses,
             domain: domain.clone(),
             address,
-            uses_tags,
             home,
             shared: Arc::clone(&shared),
             inbox,
@@ -212,47 +209,42 @@ impl Driver {
     // ------------------------------------------------------------------- hearing
 
     fn heard(&mut self, outcome: Outcome) {
-        match outcome {
-            Ok(completion) => {
-                if self.failures < MOST_FAILURES {
-                    self.failures = 0;
-                }
-                if completion.operation.is_none() {
-                    return;
-                }
-                match self.posted(completion.token) {
-                    Some(Posted::Receive(buffer)) => {
-                        self.read(buffer, completion.length);
-                        self.receive_again(buffer);
-                    }
-                    Some(Posted::Send(buffer, ..)) => self.free_sends.push(buffer),
-                    Some(Posted::Data(chunk, _)) => self.stage_is_over(chunk, Ok(())),
-                    None => {}
-                }
-            }
+        let (operation, token, length, failure) = match outcome {
+            Ok(done) => (done.operation, done.token, done.length, None),
             Err(failure) => {
-                if failure.operation.is_none() {
-                    tracing::debug!(error = %failure.error, "a rail's queue");
-                    self.failures += 1;
-                    return;
+                (failure.operation, failure.token, 0, Some((failure.kind, failure.error)))
+            }
+        };
+        if failure.is_none() && self.failures < MOST_FAILURES {
+            self.failures = 0;
+        }
+        if operation.is_none() {
+            if let Some((_, error)) = failure {
+                tracing::debug!(%error, "a rail's queue");
+                self.failures += 1;
+            }
+            return;
+        }
+        match (self.posted(token), failure) {
+            (Some(Posted::Receive(buffer)), failure) => {
+                if failure.is_none() {
+                    self.read(buffer, length);
                 }
-                let error = failure.error;
-                match self.posted(failure.token) {
-                    Some(Posted::Receive(buffer)) => self.receive_again(buffer),
-                    Some(Posted::Send(buffer, to, _)) => {
-                        self.free_sends.push(buffer);
-                        self.was_not_sent(to, &error.to_string());
-                    }
-                    Some(Posted::Data(chunk, _)) => {
-                        let operation = match failure.kind {
-                            Some(CompletionKind::Read) => "get",
-                            _ => "put",
-                        };
-                        self.stage_is_over(chunk, Err(Error::of_fabric(operation, error)));
-                    }
-                    None => {}
+                self.receive_again(buffer);
+            }
+            (Some(Posted::Send(buffer, to, _)), failure) => {
+                self.free_sends.push(buffer);
+                if let Some((_, error)) = failure {
+                    self.was_not_sent(to, &error.to_string());
                 }
             }
+            (Some(Posted::Data(chunk, _)), None) => self.stage_is_over(chunk, Ok(())),
+            (Some(Posted::Data(chunk, _)), Some((kind, error))) => {
+                let is_read = matches!(kind, Some(CompletionKind::Read));
+                let operation = if is_read { "get" } else { "put" };
+                self.stage_is_over(chunk, Err(Error::of_fabric(operation, error)));
+            }
+            (None, _) => {}
         }
     }
 

@@ -9,6 +9,7 @@ use super::driver::{Driver, LOOK, Party};
 use super::flow::{Course, Flow, Part, Stage};
 use super::host::AWAKE;
 use super::message::{Chunk, Message};
+use super::post::Posted;
 use super::replies::withdrawn;
 use super::staging::{SLOT, Slot, Slots, part};
 use super::{Bytes, Here, Move, Report};
@@ -283,7 +284,7 @@ impl Driver {
                 };
                 let (local, remote) = (local.map_err(of_fabric)?, remote.map_err(of_fabric)?);
                 let (peer, stage) = (link.session.peer, flying.stage);
-                let token = self.post_data(chunk, peer);
+                let token = self.post(Posted::Data(chunk, peer));
                 let options = Options::token(token).patience(Duration::ZERO);
                 let (endpoint, queue) = (&mut self.endpoint, &mut self.queue);
                 let posted = match stage {
@@ -297,7 +298,7 @@ impl Driver {
                 match posted {
                     Ok(_) => Ok(true),
                     Err(error) => {
-                        self.unpost(token);
+                        self.posted(token);
                         match error.kind() {
                             fabric::ErrorKind::WouldBlock => Ok(false),
                             _ => Err(of_fabric(error)),

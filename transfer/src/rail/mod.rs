@@ -240,12 +240,7 @@ impl Line {
 #[derive(Debug)]
 pub(crate) struct Rail {
     pub(crate) line: Line,
-    pub(crate) provider: String,
-    pub(crate) address: Vec<u8>,
-    pub(crate) domain: Domain,
-    pub(crate) has_remote_access: bool,
-    /// It offers to register memory of devices.
-    pub(crate) takes_devices: bool,
+    address: Vec<u8>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -264,24 +259,24 @@ impl Rail {
         let driver = Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), settings, told)?;
         let address = driver.address().to_vec();
         let waker = driver.waker();
-        let facts = domain.capabilities();
-        let (provider, has_remote_access) =
-            (facts.provider.clone(), facts.caps.contains(Caps::RMA));
-        let takes_devices = facts.caps.contains(Caps::DEVICE_MEMORY);
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
         let thread = thread
             .spawn(move || driver.serve())
             .map_err(|error| Error::new(START, ErrorKind::Failed, error.to_string()))?;
-        let line = Line { commands, shared, waker, domain: domain.clone() };
-        Ok(Self {
-            line,
-            provider,
-            address,
-            domain,
-            has_remote_access,
-            takes_devices,
-            thread: Some(thread),
-        })
+        let line = Line { commands, shared, waker, domain };
+        Ok(Self { line, address, thread: Some(thread) })
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.line.domain
+    }
+
+    pub(crate) fn provider(&self) -> &str {
+        &self.domain().capabilities().provider
+    }
+
+    pub(crate) fn has(&self, caps: Caps) -> bool {
+        self.domain().capabilities().caps.contains(caps)
     }
 
     /// Its thread is gone, and with it all that was under way.
@@ -305,7 +300,7 @@ impl Rail {
 
     /// How others find it.
     pub(crate) fn card(&self) -> FabricAddress {
-        FabricAddress { provider: self.provider.clone(), address: self.address.clone() }
+        FabricAddress { provider: self.provider().to_owned(), address: self.address.clone() }
     }
 
     /// The thread is another process's.
@@ -323,7 +318,7 @@ impl Drop for Rail {
         let end = Instant::now() + PATIENCE;
         while !thread.is_finished() {
             if Instant::now() >= end {
-                tracing::warn!(provider = self.provider, "a rail's thread does not end");
+                tracing::warn!(provider = self.provider(), "a rail's thread does not end");
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));

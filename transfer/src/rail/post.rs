@@ -33,7 +33,8 @@ pub(super) struct Unsent {
 }
 
 impl Driver {
-    fn post(&mut self, posted: Posted) -> u64 {
+    /// A token for what is posted; [take it back](Self::posted) if that was not.
+    pub(super) fn post(&mut self, posted: Posted) -> u64 {
         let place = self.free_posts.pop().unwrap_or_else(|| {
             self.posted.push(None);
             self.posted.len() - 1
@@ -52,12 +53,7 @@ impl Driver {
         let slice = self.inbox.slice(buffer * LONGEST..(buffer + 1) * LONGEST)?;
         let token = self.post(Posted::Receive(buffer));
         let options = Options::token(token);
-        let posted = if self.uses_tags {
-            let any = (0, u64::MAX);
-            self.endpoint.receive_tagged(&mut self.queue, &slice, any, options)
-        } else {
-            self.endpoint.receive(&mut self.queue, &slice, options)
-        };
+        let posted = self.endpoint.receive(&mut self.queue, &slice, options);
         posted.map(drop).inspect_err(|_| {
             self.posted(token);
         })
@@ -190,11 +186,7 @@ impl Driver {
         let slice = self.outbox.slice(buffer * LONGEST..buffer * LONGEST + bytes.len())?;
         let token = self.post(Posted::Send(buffer, to, peer));
         let options = Options::token(token).patience(Duration::ZERO);
-        let sent = if self.uses_tags {
-            self.endpoint.send_tagged(&mut self.queue, peer, &slice, 0, options)
-        } else {
-            self.endpoint.send(&mut self.queue, peer, &slice, options)
-        };
+        let sent = self.endpoint.send(&mut self.queue, peer, &slice, options);
         match sent {
             Ok(_) => {
                 self.free_sends.pop();
@@ -243,14 +235,5 @@ impl Driver {
                 let _ = self.addresses.remove(peer);
             }
         }
-    }
-
-    /// A token for a one-sided operation; [`unpost`](Self::unpost) it if that was not posted.
-    pub(super) fn post_data(&mut self, chunk: u64, peer: Peer) -> u64 {
-        self.post(Posted::Data(chunk, peer))
-    }
-
-    pub(super) fn unpost(&mut self, token: u64) {
-        self.posted(token);
     }
 }
