@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gpu::{Device, Implementation, Memory};
 use ipc::{Layout, Segment};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
 use crate::pinned::pin;
 
 const LAYOUT: Layout = Layout::new("host buffer", 1);
@@ -96,7 +97,7 @@ impl HostBuffer {
 
     /// As memory that a device copies from and to.
     pub(crate) fn pinned_for(&self, device: &Device) -> Result<Memory> {
-        let mut pinned = self.0.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pinned = lock(&self.0.pinned);
         let implementation = device.name().implementation;
         if let Some(memory) = pinned.get(&implementation) {
             return Ok(memory.clone());

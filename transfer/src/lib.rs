@@ -38,3 +38,8 @@ pub use region::{Buffer, FabricKey, Region, RegionDescriptor, Rights};
 pub use service::{Admission, Client, LONGEST_NAME, ShareService};
 pub use share::{Opened, Opener, Shared};
 pub use tensor::{ElementType, MOST_DIMENSIONS, Tensor};
+
+/// What a thread that panicked left is whole: nothing here breaks off in the middle of a change.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, WeakMemory};
 use ipc::Incarnation;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::{Facts, Handle, MOST_PIECES, Way};
+use crate::lock;
 use crate::tensor::Tensor;
 
 /// Memory that is shared: as long as this lives, handles of it can be made.
@@ -198,7 +199,7 @@ impl Opener {
             }
         };
         let key = (facts.identity, device.name());
-        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = lock(&self.mapped);
         let entry = mapped.get(&key);
         if let Some((entry, memory)) =
             entry.and_then(|entry| Some((entry, entry.memory.upgrade()?)))

@@ -17,7 +17,7 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use super::START;
 use super::leftovers::{self, Condition};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind};
 
 /// What a socket is called: this, and the agent's identity in 32 digits.
 const SOCKET: &str = "agent-";
@@ -45,7 +45,7 @@ pub(super) struct Doorplate {
 impl Doorplate {
     /// Hangs a card up beside where a socket is to be: whole, or not at all. It can be read by
     /// those who may connect there. What agents left in the directory that are dead is removed.
-    pub(super) fn hang(socket: &Path, card: &[u8], mode: u32) -> Result<Self> {
+    pub(super) fn hang(socket: &Path, card: &[u8], mode: u32) -> Result<Self, Error> {
         let (path, part) = (socket.with_extension(CARD), socket.with_extension(PART));
         let above = socket.parent().filter(|above| !above.as_os_str().is_empty());
         let directory = above.unwrap_or(Path::new("."));
@@ -135,56 +135,50 @@ fn agent_of(name: &str) -> Option<&str> {
     is_ours.then_some(socket)
 }
 
-/// What is found out about an agent, by what lies beside each other under its name.
-#[derive(Debug)]
-pub(super) enum Found {
-    /// Nothing speaks for its being alive. With its files, and the locks that keep it so.
-    Dead(Vec<PathBuf>, Vec<Flock<File>>),
-    /// It lives.
-    Alive(&'static str),
-    /// It is not for this user to say.
-    Strange(&'static str),
-}
-
-/// Looks whether an agent lives. To be called by who has the lock of the directory.
-pub(super) fn examine(socket: &Path) -> io::Result<Found> {
+/// The files of an agent that nothing speaks for being alive, and the locks that keep it so; or else
+/// what does, or what is in the way. To be called by who has the lock of the directory.
+pub(super) fn examine(socket: &Path) -> Result<(Vec<PathBuf>, Vec<Flock<File>>), Condition> {
+    let strange = |why: &str| Err(Condition::Unknown(why.to_owned()));
+    let alive = |why: &str| Err(Condition::Alive(why.to_owned()));
+    let unknown = |error: io::Error| Condition::Unknown(error.to_string());
     let own = Credentials::of_this_process().user;
     let mut found = Vec::new();
     // Kept until all is removed.
     let mut locks = Vec::new();
     for end in [CARD, PART] {
         let path = socket.with_extension(end);
-        let Some(status) = status(&path)? else { continue };
+        let Some(status) = status(&path).map_err(unknown)? else { continue };
         if !(status.is_file() && status.uid() == own) {
-            return Ok(Found::Strange("its card is not a file of this user"));
+            return strange("its card is not a file of this user");
         }
         // Fails if the agent lives, on another machine of a shared file system too, where its
         // socket refuses everybody. It alone has a lock that others cannot share: whoever looks
         // whether it lives shares theirs, and does not pass for it. None can come to life meanwhile,
         // which would need the lock of the directory.
-        let file = match share(OpenOptions::new().read(true).write(true).open(&path)?) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Found::Alive("its card is locked, by a process that lives"));
-            }
-            file => file?,
-        };
-        if !is_at(&path, &file.metadata()?) {
-            return Ok(Found::Strange("its card was replaced just now"));
+        let file =
+            match share(OpenOptions::new().read(true).write(true).open(&path).map_err(unknown)?) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return alive("its card is locked, by a process that lives");
+                }
+                file => file.map_err(unknown)?,
+            };
+        if !is_at(&path, &file.metadata().map_err(unknown)?) {
+            return strange("its card was replaced just now");
         }
         locks.push(file);
         found.push(path);
     }
     // Last, since it wakes those that live.
-    if let Some(status) = status(socket)? {
+    if let Some(status) = status(socket).map_err(unknown)? {
         if !(status.file_type().is_socket() && status.uid() == own) {
-            return Ok(Found::Strange("its socket is not one of this user"));
+            return strange("its socket is not one of this user");
         }
         if !ChannelListener::is_abandoned(socket) {
-            return Ok(Found::Alive("a process listens at its socket"));
+            return alive("a process listens at its socket");
         }
         found.push(socket.to_owned());
     }
-    Ok(Found::Dead(found, locks))
+    Ok((found, locks))
 }
 
 /// Is there a card beside this socket? It hangs there before the socket is made.
@@ -241,7 +235,7 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let socket = socket_of(&directory, [0x5a; 16]);
         let card = socket.with_extension(CARD);
-        let is_dead = || matches!(examine(&socket).unwrap(), Found::Dead(..));
+        let is_dead = || examine(&socket).is_ok();
         fs::write(&card, b"a card").unwrap();
         let looking = share(File::open(&card).unwrap()).unwrap();
         assert!(is_dead(), "somebody looks, and the agent is dead all the same");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::notice::Notice;
 use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
 
 /// What happens at an agent without its doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,7 +76,7 @@ impl Agent {
         for _ in 0..self.visitors.len() {
             self.next_visitor = (self.next_visitor + 1) % self.visitors.len();
             let visitor = &self.visitors[self.next_visitor];
-            if let Some(notice) = visitor.visit().take() {
+            if let Some(notice) = lock(&visitor.visit).take() {
                 return Some(Event::Notice { from: visitor.identity, notice });
             }
         }
@@ -89,7 +90,7 @@ impl Agent {
             return;
         }
         self.seen_changes = changes;
-        let mut all = self.home.visitors();
+        let mut all = lock(&self.home.visitors);
         for visitor in all.iter().filter(|visitor| !visitor.is_told_of()) {
             if !self.visitors.iter().any(|known| Arc::ptr_eq(known, visitor)) {
                 let (from, label) = (visitor.identity, visitor.label.clone());
@@ -102,7 +103,7 @@ impl Agent {
         self.visitors = stayed;
         for visitor in &left {
             // What it left behind was there before it left.
-            let mut visit = visitor.visit();
+            let mut visit = lock(&visitor.visit);
             while let Some(notice) = visit.take() {
                 self.events.push_back((Event::Notice { from: visitor.identity, notice }, None));
             }

@@ -1,6 +1,6 @@
 //! Agents that share no memory with this one: what the rails do for them, and tell of them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -93,9 +93,8 @@ pub(super) struct Far {
     pub(super) rails: Vec<Rail>,
     pub(super) links: HashMap<u32, Link>,
     pub(super) next_link: u32,
-    pub(super) next_request: u64,
-    /// Requests that are waited for, by which link, and their answers.
-    pub(super) asked: HashMap<u64, (u32, Option<Result<()>>)>,
+    /// The region that is asked for, and the answers by link, if it is waited for them.
+    pub(super) asked: (u64, BTreeMap<u32, Option<Result<()>>>),
     under_way: HashMap<Token, UnderWay>,
     /// How many parts of an operation each rail has: if its thread ends in the middle of something,
     /// somebody has to know. It may have several, once another one was lost.
@@ -393,7 +392,7 @@ impl Agent {
         let why = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
         let of_it = self.far.links.iter().filter(|(_, link)| link.rail == rail);
         let links: Vec<_> = of_it.map(|(number, _)| *number).collect();
-        for (link, answer) in self.far.asked.values_mut() {
+        for (link, answer) in &mut self.far.asked.1 {
             if links.contains(link) {
                 answer.get_or_insert_with(|| Err(why()));
             }
@@ -432,28 +431,26 @@ impl Agent {
             Report::Down { link: number, error } => {
                 if let Some(link) = self.far.links.get_mut(&number) {
                     let reason = error.reason();
+                    link.regions.values_mut().for_each(|standing| *standing = Standing::Asked);
                     link.state = State::Down(Arc::new(error));
                     if !link.is_awaited {
                         self.far.company.lost(rail, number, link.whom(), reason);
                     }
                 }
             }
-            Report::Opened { link, region, request, outcome } => {
-                if let Some(link) = self.far.links.get_mut(&link) {
+            Report::Opened { link: number, region, outcome } => {
+                if let Some(link) = self.far.links.get_mut(&number) {
                     match &outcome {
                         Ok(()) => drop(link.regions.insert(region, Standing::Open)),
-                        // It was there, and is gone.
-                        Err(error) if request == 0 && error.kind() == ErrorKind::Stale => {
+                        Err(error) if error.kind() == ErrorKind::Stale => {
                             link.regions.remove(&region);
-                        }
-                        Err(_) if request == 0 => {
-                            link.regions.insert(region, Standing::Asked);
                         }
                         Err(_) => {}
                     }
                 }
                 // One that nobody waits for any more is of no use.
-                if let Some((_, answer)) = self.far.asked.get_mut(&request) {
+                let (asked, answers) = &mut self.far.asked;
+                if let Some(answer) = answers.get_mut(&number).filter(|_| *asked == region) {
                     *answer = Some(outcome);
                 }
             }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use ipc::{Doorbell, Layout, Life, MappedWords, Segment};
 
@@ -11,6 +11,7 @@ use super::board::Board;
 use super::protocol::Introduction;
 use super::visit::Host;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
 use crate::rail::Line;
 use crate::region::Registered;
 use crate::service::Admission;
@@ -28,7 +29,7 @@ pub(super) struct Visitor {
     has_left: AtomicBool,
     /// The agent's owner was told that it left.
     is_told_of: AtomicBool,
-    visit: Mutex<Host>,
+    pub(super) visit: Mutex<Host>,
 }
 
 impl Visitor {
@@ -56,12 +57,8 @@ impl Visitor {
 
     /// Is nothing under way that it began?
     pub(super) fn is_done(&self) -> bool {
-        let visit = self.visit();
+        let visit = lock(&self.visit);
         visit.is_settled(visit.begun()) || self.life.is_over()
-    }
-
-    pub(super) fn visit(&self) -> MutexGuard<'_, Host> {
-        self.visit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -83,7 +80,7 @@ pub(crate) struct Home {
     pub(crate) doorbell: Doorbell<MappedWords>,
     pub(super) is_over: AtomicBool,
     regions: Mutex<Regions>,
-    visitors: Mutex<Vec<Arc<Visitor>>>,
+    pub(super) visitors: Mutex<Vec<Arc<Visitor>>>,
     /// Moves when visitors come or leave.
     pub(super) changes: AtomicU64,
     /// To the rails, once those run.
@@ -136,10 +133,6 @@ impl Home {
         let _ = self.lines.set(lines);
     }
 
-    fn regions(&self) -> MutexGuard<'_, Regions> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives a region a number and a ticket, and shows it.
     pub(crate) fn enter(
         &self,
@@ -147,7 +140,7 @@ impl Home {
     ) -> Result<Arc<Registered>> {
         let operation = "register a region";
         let ticket: [u8; 16] = random(operation)?;
-        let mut regions = self.regions();
+        let mut regions = lock(&self.regions);
         let Some(number) = self.board.show_after(regions.last) else {
             let detail = "there is no place for one more region";
             return Err(Error::new(operation, ErrorKind::TooMany, detail));
@@ -161,7 +154,7 @@ impl Home {
 
     /// A number for a region that nobody is shown, nor finds.
     pub(crate) fn number(&self) -> u64 {
-        let mut regions = self.regions();
+        let mut regions = lock(&self.regions);
         regions.last += 1;
         regions.last
     }
@@ -169,17 +162,13 @@ impl Home {
     /// Nothing more is begun with it.
     pub(crate) fn withdraw(&self, number: u64) {
         self.board.hide(number);
-        self.regions().all.remove(&number);
+        lock(&self.regions).all.remove(&number);
     }
 
     /// A region, for one that has its ticket.
     pub(crate) fn region(&self, number: u64, ticket: u64) -> Option<Arc<Registered>> {
-        let found = self.regions().all.get(&number)?.upgrade()?;
+        let found = lock(&self.regions).all.get(&number)?.upgrade()?;
         (self.board.is_there(number) && found.descriptor.ticket == ticket).then_some(found)
-    }
-
-    pub(super) fn visitors(&self) -> MutexGuard<'_, Vec<Arc<Visitor>>> {
-        self.visitors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn has_changed(&self) {
@@ -192,13 +181,13 @@ impl Home {
 static HERE: Mutex<Vec<Weak<Home>>> = Mutex::new(Vec::new());
 
 pub(super) fn settle(home: &Arc<Home>) {
-    let mut here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut here = lock(&HERE);
     here.retain(|other| other.strong_count() > 0);
     here.push(Arc::downgrade(home));
 }
 
 /// An agent of this process, if it is one.
 pub(super) fn found(identity: [u8; 16]) -> Option<Arc<Home>> {
-    let here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+    let here = lock(&HERE);
     here.iter().filter_map(Weak::upgrade).find(|home| home.identity == identity)
 }

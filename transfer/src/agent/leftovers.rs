@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ipc::DirectoryLock;
 
-use super::doorplate::{Found, examine, names_in};
+use super::doorplate::{examine, names_in};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What lies in a directory under the name of one agent.
@@ -78,11 +78,9 @@ pub fn clean(directory: &Path, is_rehearsal: bool) -> Result<Vec<Remains>> {
 /// lock of the directory.
 pub(super) fn judge(socket: &Path, is_rehearsal: bool) -> Condition {
     match examine(socket) {
-        Ok(Found::Alive(why)) => Condition::Alive(why.to_owned()),
-        Ok(Found::Strange(why)) => Condition::Unknown(why.to_owned()),
-        Ok(Found::Dead(files, _locks)) if is_rehearsal => Condition::Dead(files),
-        Ok(Found::Dead(files, _locks)) => remove(files),
-        Err(error) => Condition::Unknown(error.to_string()),
+        Ok((files, _locks)) if is_rehearsal => Condition::Dead(files),
+        Ok((files, _locks)) => remove(files),
+        Err(condition) => condition,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Getting to know peers by rails, and joining with them.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -203,7 +203,7 @@ impl Agent {
         remote: &RegionDescriptor,
         end: Instant,
     ) -> Result<()> {
-        self.far.asked.clear();
+        self.far.asked = (remote.number, BTreeMap::new());
         let mut new = Vec::new();
         for (link, stages) in links {
             if let Some(known) = self.far.links.get_mut(link)
@@ -212,21 +212,17 @@ impl Agent {
                 place.insert(Standing::Asked);
                 new.push(*link);
             }
-            self.far.next_request += 1;
-            let (request, region, ticket) = (self.far.next_request, remote.number, remote.ticket);
-            let (link, stages) = (*link, *stages);
-            self.far.asked.insert(request, (link, None));
-            self.far.tell(link, move |driver| driver.open(link, request, (region, ticket), stages));
+            let (link, stages, region) = (*link, *stages, (remote.number, remote.ticket));
+            self.far.asked.1.insert(link, None);
+            self.far.tell(link, move |driver| driver.open(link, region, stages));
         }
         self.await_answers(end, |far| {
-            let answers = || far.asked.values().map(|(_, answer)| answer);
+            let answers = || far.asked.1.values();
             let open = answers().filter(|answer| answer.is_none()).count();
             Answers { open, good: answers().flatten().filter(|answer| answer.is_ok()).count() }
         });
         let (mut is_open, mut failure) = (false, None);
-        let mut answers: Vec<_> = std::mem::take(&mut self.far.asked).into_iter().collect();
-        answers.sort_by_key(|(request, _)| *request);
-        for (_, (_, answer)) in answers {
+        for answer in std::mem::take(&mut self.far.asked.1).into_values() {
             match answer {
                 Some(Ok(())) => is_open = true,
                 Some(Err(error)) if error.kind() == ErrorKind::Stale => {

@@ -45,6 +45,7 @@ use self::operations::Operations;
 use self::peer::Peer;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
 use crate::path::Policy;
 use crate::rail::Rail;
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
@@ -250,16 +251,14 @@ impl Agent {
         self.home.withdraw(number);
         region.0.retire();
         let end = ipc::deadline(patience);
-        let mut open: Vec<_> = self
-            .home
-            .visitors()
+        let mut open: Vec<_> = lock(&self.home.visitors)
             .iter()
-            .map(|visitor| (visitor.visit().begun(), Arc::clone(visitor)))
+            .map(|visitor| (lock(&visitor.visit).begun(), Arc::clone(visitor)))
             .collect();
         loop {
             self.progress();
             open.retain(|(begun, visitor)| {
-                !visitor.visit().is_settled(*begun) && !visitor.life.is_over()
+                !lock(&visitor.visit).is_settled(*begun) && !visitor.life.is_over()
             });
             let far = || self.home.lines().iter().find_map(|line| line.who_is_at(number));
             let who = open.first().map(|(_, visitor)| visitor.label.clone()).or_else(far);

@@ -16,10 +16,11 @@ use super::doorplate;
 use super::home::{self, Home, Visitor};
 use super::lane::Ticket;
 use super::operations::Operations;
-use super::protocol::{Open, Reply, Request};
+use super::protocol::{Reply, Request};
 use super::visit::{Guest, Host};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
+use crate::lock;
 use crate::path::{Leaving, Locality, Place};
 use crate::region::RegionDescriptor;
 
@@ -249,7 +250,7 @@ impl Visit {
         let bell = Home::open_bell(copy(other.bell.as_fd())?)?;
         let guest = Guest::open(copy(host.as_fd())?)?;
         let visitor = Arc::new(Visitor::new(home.identity, home.label.clone(), life()?, host));
-        other.visitors().push(Arc::clone(&visitor));
+        lock(&other.visitors).push(Arc::clone(&visitor));
         other.has_changed();
         Ok(Self { tie: Tie::Here { home: other, visitor }, life: life()?, board, bell, guest })
     }
@@ -302,7 +303,7 @@ impl Visit {
         end: Instant,
         mut take: impl FnMut(OwnedFd, u64, u64) -> Result<()>,
     ) -> Result<()> {
-        let request = Request::Open(Open { number: region.number, ticket: region.ticket });
+        let request = Request::Open(region.number, region.ticket);
         let asked = self.exchange(request, region, end, &mut take);
         if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded)
             && let Tie::Channel(channel) = &self.tie

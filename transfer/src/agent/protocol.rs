@@ -34,7 +34,8 @@ pub(super) const OF_A_WELCOME: usize = 4;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     Hello(Introduction),
-    Open(Open),
+    /// A region, by its number and ticket.
+    Open(u64, u64),
 }
 
 /// What it is told.
@@ -61,13 +62,6 @@ pub(super) struct Pieces {
     /// Bytes of all the region's pieces: who maps them needs to know before the last has come.
     pub(super) bytes: u64,
     pub(super) lengths: Vec<u64>,
-}
-
-/// A region that is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Open {
-    pub(super) number: u64,
-    pub(super) ticket: u64,
 }
 
 /// Why not.
@@ -126,10 +120,10 @@ impl Request {
         }
     }
 
-    pub(super) fn read_open(bytes: &[u8]) -> Result<Open> {
+    pub(super) fn read_open(bytes: &[u8]) -> Result<(u64, u64)> {
         const OPERATION: &str = "read a request";
         match wire::decode(OPERATION, VERSION, bytes)? {
-            Self::Open(open) => Ok(open),
+            Self::Open(number, ticket) => Ok((number, ticket)),
             Self::Hello(_) => Err(wire::malformed(OPERATION, "it said hello before")),
         }
     }
@@ -251,8 +245,7 @@ mod tests {
         assert_eq!(Request::read_hello(message(hello, 1)).unwrap().0, who);
         let welcome = message(Reply::Welcome(who.clone()).encode(), OF_A_WELCOME);
         assert_eq!(Reply::read_welcome(TEST, welcome).unwrap().0, who);
-        let open = Open { number: 3, ticket: 4 };
-        assert_eq!(Request::read_open(&Request::Open(open).encode()).unwrap(), open);
+        assert_eq!(Request::read_open(&Request::Open(3, 4).encode()).unwrap(), (3, 4));
         let read = Reply::read_pieces(TEST, &message(Reply::Pieces(pieces()).encode(), 3));
         assert_eq!(read.unwrap(), pieces());
         let refused = Reply::Refused(Refusal::new(ErrorKind::Stale, "it is gone")).encode();
@@ -283,7 +276,7 @@ mod tests {
         assert!(read(pieces(), 2).is_err() && read(pieces(), 4).is_err());
         assert!(read(Pieces { first: 3, ..pieces() }, 3).is_err());
         assert!(read(Pieces { lengths: vec![7, 0, 9], ..pieces() }, 3).is_err());
-        let open = Request::Open(Open { number: 1, ticket: 2 }).encode();
+        let open = Request::Open(1, 2).encode();
         assert!(Request::read_hello(message(open, 1)).is_err());
     }
 

@@ -15,6 +15,7 @@ use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
 use crate::doors::{self, Desk};
 use crate::error::{Error, ErrorKind};
+use crate::lock;
 use crate::service::Admission;
 
 /// Visitors at a time.
@@ -68,7 +69,7 @@ impl Desk for Reception<'_> {
         }
         match self.admit(channel, message) {
             Ok(come) => {
-                self.home.visitors().push(Arc::clone(&come));
+                lock(&self.home.visitors).push(Arc::clone(&come));
                 self.home.has_changed();
                 self.visitors += 1;
                 *visitor = Some(come);
@@ -118,14 +119,14 @@ fn refuse(channel: &Channel, kind: ErrorKind, why: impl Into<String>) {
 
 /// Answers a request. False if the visitor is to be seen off.
 fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
-    let request = match Request::read_open(&message.bytes) {
-        Ok(request) => request,
+    let (number, ticket) = match Request::read_open(&message.bytes) {
+        Ok(asked) => asked,
         Err(error) => {
             refuse(channel, error.kind(), error.to_string());
             return false;
         }
     };
-    let Some(region) = home.region(request.number, request.ticket) else {
+    let Some(region) = home.region(number, ticket) else {
         let refused = refusal(ErrorKind::Stale, "the region was withdrawn, or never was");
         return channel.send(&refused, &[], TAKING).is_ok();
     };
@@ -136,7 +137,7 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
         // A few at a time: a process has not so many descriptors.
         let end = in_all.min(first + PIECES_AT_ONCE as u32);
         let exported: Result<Vec<_>, _> =
-            (first..end).map(|number| region.buffer.export(number)).collect();
+            (first..end).map(|piece| region.buffer.export(piece)).collect();
         let (descriptors, lengths): (Vec<_>, Vec<_>) = match exported {
             Ok(exported) => exported.into_iter().unzip(),
             Err(error) => {
@@ -144,7 +145,7 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
                 return channel.send(&refused, &[], TAKING).is_ok();
             }
         };
-        let pieces = Pieces { number: request.number, in_all, first, bytes, lengths };
+        let pieces = Pieces { number, in_all, first, bytes, lengths };
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         if channel.send(&Reply::Pieces(pieces).encode(), &borrowed, TAKING).is_err() {
             return false;

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use super::Path;
+use crate::lock;
 
 /// Bytes and transfers of a path.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ pub(crate) fn count(path: Path, bytes: u64, fallback: Option<&'static str>) {
     counter.bytes.fetch_add(bytes, Ordering::Relaxed);
     counter.transfers.fetch_add(1, Ordering::Relaxed);
     if let Some(reason) = fallback {
-        let mut fallbacks = FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fallbacks = lock(&FALLBACKS);
         *fallbacks.entry(reason).or_default() += 1;
     }
 }
@@ -102,7 +103,7 @@ pub fn metrics() -> String {
     let transfers = by_path(|counter| &counter.transfers);
     family("counter", "path_transfers", "Transfers that took a path.", &transfers);
     let help = "Transfers that took a worse path than could have been expected.";
-    let fallbacks = FALLBACKS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let fallbacks = lock(&FALLBACKS).clone();
     let by_reason = fallbacks.into_iter();
     let by_reason: Vec<_> =
         by_reason.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), count)).collect();

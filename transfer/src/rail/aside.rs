@@ -8,8 +8,9 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{START, Shared, lock};
+use super::{START, Shared};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
 
 /// How often it is looked whether memory that is kept registered is anybody's yet.
 const LOOK: Duration = Duration::from_millis(50);

@@ -21,10 +21,11 @@ use super::message::{For, Frame, LONGEST, Message};
 use super::post::{Posted, Unsent};
 use super::presence::{Presence, QUESTIONS, Session};
 use super::staging::{DeviceCopies, Slots};
-use super::{Command, Report, START, Settings, Shared, lock};
+use super::{Command, Report, START, Settings, Shared};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
+use crate::lock;
 
 /// Messages that can be on their way to us before we look.
 const RECEIVES: usize = 64;
@@ -104,12 +105,10 @@ pub(crate) struct Driver {
     pub(super) guests: HashMap<u64, Guest>,
     pub(super) errands: HashMap<u64, Errand>,
     pub(super) retiring: HashMap<u64, Retiring>,
-    /// Slots of guests that are gone, and regions that were withdrawn, which those may still write
-    /// to, and until when they are kept.
+    /// Slots of guests that are gone, which those may still write to, and until when they are kept.
     pub(super) left_behind: VecDeque<(Instant, (MemoryRegion, HostBuffer))>,
-    pub(super) kept_regions: HashMap<u64, (Instant, Retiring)>,
-    /// Regions that guests had opened which are gone, the same.
-    pub(super) haunted: HashMap<u64, Instant>,
+    /// Regions that guests had opened which are gone, the same; with what is kept, once withdrawn.
+    pub(super) haunted: HashMap<u64, (Instant, Option<Retiring>)>,
 }
 
 impl Driver {
@@ -179,7 +178,6 @@ impl Driver {
             errands: HashMap::new(),
             retiring: HashMap::new(),
             left_behind: VecDeque::new(),
-            kept_regions: HashMap::new(),
             haunted: HashMap::new(),
         };
         for buffer in 0..RECEIVES {

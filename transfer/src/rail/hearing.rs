@@ -155,9 +155,4 @@ impl<M> Hearing<M> {
             said.next = said.next.min(next);
         }
     }
-
-    #[cfg(test)]
-    pub(super) fn is_all_heard(&self) -> bool {
-        self.unheard.is_empty()
-    }
 }

@@ -7,16 +7,17 @@ use std::time::{Duration, Instant};
 
 use fabric::{Address, MemoryRegion};
 
+use super::Report;
 use super::driver::{Driver, Party};
 use super::links::Parting;
 use super::message::{Chunk, Message};
 use super::post::MOST_WAITING;
 use super::presence::Session;
 use super::staging::{SLOT, SLOTS, part};
-use super::{Report, lock};
 use crate::agent::{Notice, Refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
+use crate::lock;
 use crate::region::{Buffer, Registered, Rights};
 
 /// How long memory is kept that a guest had been given or shown, and left: until what it wrote before
@@ -52,7 +53,7 @@ pub(super) struct Guest {
     opened: HashSet<u64>,
     /// Those of them that are withdrawn, and that it is not told of yet.
     withdrawing: VecDeque<u64>,
-    staging: Option<(HostBuffer, MemoryRegion)>,
+    pub(super) staging: Option<(HostBuffer, MemoryRegion)>,
     errands: usize,
     /// Notices that came, and those that were taken.
     received: u64,
@@ -205,10 +206,10 @@ impl Driver {
         let until = Instant::now() + if is_lost { AFTER_A_LOSS } else { AFTER_LEAVING };
         self.forget_waiting(Party::Guest(session));
         for region in &guest.opened {
-            let haunted = self.haunted.entry(*region).or_insert(until);
-            *haunted = until.max(*haunted);
-            if let Some(retiring) = self.retiring.get(region).cloned() {
-                self.keep_region(*region, until, retiring);
+            let haunted = self.haunted.entry(*region).or_insert((until, None));
+            haunted.0 = until.max(haunted.0);
+            if let Some(retiring) = self.retiring.get(region) {
+                haunted.1 = Some(retiring.clone());
             }
             self.is_released(*region, session);
         }
@@ -225,12 +226,6 @@ impl Driver {
         self.leave_peer(guest.session.peer);
     }
 
-    /// A region that was withdrawn, and that one which is gone may still write to.
-    fn keep_region(&mut self, region: u64, until: Instant, retiring: Retiring) {
-        let kept = self.kept_regions.entry(region).or_insert((until, retiring));
-        kept.0 = until.max(kept.0);
-    }
-
     pub(super) fn look_after_guests(&mut self, now: Instant) {
         if self.left_behind.iter().any(|(until, _)| now >= *until) {
             let (stays, goes): (VecDeque<_>, VecDeque<_>) =
@@ -238,19 +233,13 @@ impl Driver {
             self.left_behind = stays;
             self.aside.let_go(goes);
         }
-        let goes: Vec<_> = self.kept_regions.extract_if(|_, (until, _)| now >= *until).collect();
+        let goes: Vec<_> = self.haunted.extract_if(|_, (until, _)| now >= *until).collect();
         if !goes.is_empty() {
             self.aside.let_go(goes);
         }
         let untold = self.guests.iter().filter(|(_, guest)| !guest.withdrawing.is_empty());
         let untold: Vec<_> = untold.map(|(session, _)| *session).collect();
         untold.into_iter().for_each(|session| self.go_on_withdrawing(session));
-        self.haunted.retain(|_, until| now < *until);
-    }
-
-    #[cfg(test)]
-    pub(super) fn has_staging(&self, session: u64) -> bool {
-        self.guests.get(&session).is_some_and(|guest| guest.staging.is_some())
     }
 
     fn staging(&mut self, session: u64) -> Result<Vec<u8>> {
@@ -391,8 +380,8 @@ impl Driver {
         let told: Vec<_> = at_it.iter().copied().collect();
         let retiring = Retiring { at_it, _memory: memory, _buffer: buffer };
         // Whoever withdraws it does not wait for one that was lost, but the memory is nobody else's.
-        if let Some(until) = self.haunted.remove(&region) {
-            self.keep_region(region, until, retiring.clone());
+        if let Some((_, kept)) = self.haunted.get_mut(&region) {
+            *kept = Some(retiring.clone());
         }
         self.retiring.insert(region, retiring);
         told.into_iter().for_each(|session| self.go_on_withdrawing(session));

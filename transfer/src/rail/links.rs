@@ -24,8 +24,6 @@ use crate::share::random;
 
 pub(super) const MEET: &str = "connect to an agent";
 const OPEN: &str = "open a region";
-/// Marks requests of the link itself, which asks again for what the agent had asked for.
-const OWN_REQUEST: u64 = 1 << 63;
 /// Regions that it asks again for at a time: there may be thousands, and what was said and is not heard
 /// yet has a limit.
 const MOST_ASKING: usize = 128;
@@ -128,10 +126,6 @@ impl Link {
     pub(super) fn is_awaited(&self) -> bool {
         self.is_awaited && !self.is_met()
     }
-}
-
-fn is_own(request: u64) -> bool {
-    request & OWN_REQUEST != 0
 }
 
 impl Driver {
@@ -244,20 +238,19 @@ impl Driver {
     /// Asks for what was known by an earlier session, a few regions at a time.
     fn ask_again(&mut self, number: u32) {
         let Some(link) = self.links.get(&number) else { return };
-        let asking = link.asked.keys().filter(|request| is_own(**request)).count();
-        for _ in asking..MOST_ASKING {
-            let request = OWN_REQUEST | self.number();
+        for _ in link.asked.len()..MOST_ASKING {
             let Some(link) = self.links.get_mut(&number) else { return };
             // Some may be withdrawn by now.
             let next = std::iter::from_fn(|| link.reopening.pop_front())
                 .find_map(|region| Some((region, *link.known.wanted.get(&region)?)));
             let Some((region, wanted)) = next else { break };
-            self.ask_for(number, request, region, wanted);
+            self.ask_for(number, region, wanted);
         }
         self.look_whether_open(number);
     }
 
-    fn ask_for(&mut self, number: u32, request: u64, region: u64, wanted: Wanted) {
+    fn ask_for(&mut self, number: u32, region: u64, wanted: Wanted) {
+        let request = self.number();
         let Some(link) = self.links.get_mut(&number) else { return };
         link.asked.insert(request, Asked { region, wanted, is_withdrawn: false });
         let open = Message::Open { request, region, ticket: wanted.ticket };
@@ -267,9 +260,8 @@ impl Driver {
     /// All that was known by an earlier session is open again.
     fn look_whether_open(&mut self, number: u32) {
         let Some(link) = self.links.get_mut(&number) else { return };
-        let is_opening =
-            !link.reopening.is_empty() || link.asked.keys().any(|request| is_own(*request));
-        if !matches!(link.state, State::Opening) || is_opening {
+        let is_open = link.reopening.is_empty() && link.asked.is_empty();
+        if !matches!(link.state, State::Opening) || !is_open {
             return;
         }
         link.state = State::Up;
@@ -277,13 +269,7 @@ impl Driver {
         self.tell(Report::Up { link: number });
     }
 
-    pub(crate) fn open(
-        &mut self,
-        number: u32,
-        request: u64,
-        (region, ticket): (u64, u64),
-        stages: bool,
-    ) {
+    pub(crate) fn open(&mut self, number: u32, (region, ticket): (u64, u64), stages: bool) {
         let (is_met, known) = match self.links.get_mut(&number) {
             Some(link) => (link.is_met(), Some(&mut link.known)),
             None => (false, self.away.get_mut(&number)),
@@ -298,10 +284,10 @@ impl Driver {
             }
         }
         if is_met {
-            return self.ask_for(number, request, region, wanted);
+            return self.ask_for(number, region, wanted);
         }
         let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "it is not there"));
-        self.tell(Report::Opened { link: number, region, request, outcome });
+        self.tell(Report::Opened { link: number, region, outcome });
     }
 
     /// An answer to a request.
@@ -310,19 +296,15 @@ impl Driver {
         let Some(asked) = link.asked.remove(&request) else { return };
         let Asked { region, wanted, is_withdrawn } = asked;
         let outcome = if is_withdrawn { Err(withdrawn()) } else { outcome };
-        let is_own = is_own(request);
         match &outcome {
             Ok(()) => drop(link.known.wanted.insert(region, wanted)),
-            Err(error) if is_own && error.kind() == ErrorKind::Stale => {
+            Err(error) if error.kind() == ErrorKind::Stale => {
                 link.known.wanted.remove(&region);
             }
             Err(_) => {}
         }
-        let request = if is_own { 0 } else { request };
-        self.tell(Report::Opened { link: number, region, request, outcome });
-        if is_own {
-            self.ask_again(number);
-        }
+        self.tell(Report::Opened { link: number, region, outcome });
+        self.ask_again(number);
     }
 
     // ------------------------------------------------------------------- losing
@@ -374,11 +356,9 @@ impl Driver {
             }
             self.away.insert(number, link.known);
         }
-        for (request, Asked { region, .. }) in link.asked {
-            if !is_own(request) {
-                let outcome = Err(closed(OPEN));
-                self.tell(Report::Opened { link: number, region, request, outcome });
-            }
+        for (_, Asked { region, .. }) in link.asked {
+            let outcome = Err(closed(OPEN));
+            self.tell(Report::Opened { link: number, region, outcome });
         }
         for token in link.unheard {
             let detail = format!("{why}; it is not known whether it heard");

@@ -29,7 +29,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,7 @@ use gpu::Memory;
 use crate::agent::{FabricAddress, Home, Joined, Notice, Token};
 use crate::blocks::Share;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
 use crate::path::Operation;
 use crate::region::Buffer;
 
@@ -133,11 +134,10 @@ pub(crate) enum Report {
         link: u32,
         error: Error,
     },
-    /// An answer to a request, or, unasked, what became of a region that was open before.
+    /// Whether a region is there that was asked for, or was open in an earlier session.
     Opened {
         link: u32,
         region: u64,
-        request: u64,
         outcome: Result<()>,
     },
     Done {
@@ -199,10 +199,6 @@ impl Shared {
             has_ended: AtomicBool::new(false),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How a rail is told things, by anybody.

@@ -16,14 +16,15 @@
 
 use std::collections::HashMap;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use fabric::{Access, Capabilities, MemoryRegion, MrMode, RegistrationOptions};
 
 use super::driver::Driver;
-use super::{Line, PATIENCE, Settings, lock, memory};
+use super::{Line, PATIENCE, Settings, memory};
 use crate::error::{Error, Result};
 use crate::host::HostBuffer;
+use crate::lock;
 use crate::path::metrics::Count;
 use crate::region::{Buffer, Rights};
 
@@ -48,7 +49,7 @@ impl Owner {
 /// The one handle to a buffer that all caches of this process have.
 fn handle_for_caches(owner: Owner, buffer: Buffer) -> Arc<Buffer> {
     static KNOWN: Mutex<Option<HashMap<Owner, Weak<Buffer>>>> = Mutex::new(None);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&KNOWN);
     let known = known.get_or_insert_default();
     // A name may be another buffer's by now; its handle is gone then.
     known.retain(|_, handle| handle.strong_count() > 0);

@@ -10,10 +10,11 @@ use super::driver::{Driver, Party};
 use super::hearing::MOST_UNHEARD;
 use super::links::State;
 use super::message::Message;
-use super::{PATIENCE, Report, Settings, Shared, Target, lock};
+use super::{PATIENCE, Report, Settings, Shared, Target};
 use crate::agent::{Home, Refusal};
 use crate::error::{ErrorKind, Result};
 use crate::host::HostBuffer;
+use crate::lock;
 use crate::region::{Region, Rights};
 use crate::service::Admission;
 
@@ -108,14 +109,9 @@ impl Pair {
         self.guest.count(|report| matches!(report, Report::Down { .. }))
     }
 
-    /// Regions that were opened: by the agent, or by the link itself.
-    fn opened(&self, by_itself: bool) -> usize {
-        self.guest.count(|report| match report {
-            Report::Opened { request, outcome, .. } => {
-                (*request == 0) == by_itself && outcome.is_ok()
-            }
-            _ => false,
-        })
+    /// How often a region was opened.
+    fn opened(&self) -> usize {
+        self.guest.count(|report| matches!(report, Report::Opened { outcome: Ok(()), .. }))
     }
 
     /// Regions of the host that the guest knows.
@@ -124,11 +120,10 @@ impl Pair {
         let buffer = HostBuffer::new(4096).unwrap();
         let region = || Region::new(&pair.host.home, buffer.clone().into(), Rights::ALL).unwrap();
         let regions: Vec<_> = (0..count).map(|_| region()).collect();
-        for (request, region) in regions.iter().enumerate() {
+        for (before, region) in regions.iter().enumerate() {
             let told = region.descriptor();
-            let request = request as u64 + 1;
-            pair.guest.driver.open(LINK, request, (told.number, told.ticket), false);
-            pair.until("it is open", |pair| pair.opened(false) as u64 == request);
+            pair.guest.driver.open(LINK, (told.number, told.ticket), false);
+            pair.until("it is open", |pair| pair.opened() == before + 1);
         }
         (pair, regions)
     }
@@ -147,7 +142,7 @@ fn who_is_back_is_asked_for_however_many_regions_were_known() {
     // One goes meanwhile.
     pair.host.home.withdraw(regions[0].descriptor().number);
     pair.until("it is back", |pair| pair.ups() == 2);
-    assert_eq!(pair.opened(true), MANY - 1);
+    assert_eq!(pair.opened(), MANY + MANY - 1);
     assert_eq!(pair.downs(), 1, "it came back at once");
 }
 
@@ -171,10 +166,11 @@ fn a_region_that_came_to_nothing_for_a_guest_can_be_withdrawn() {
     let buffer = HostBuffer::new(4096).unwrap();
     let region = Region::new(&pair.host.home, buffer.into(), Rights::ALL).unwrap();
     let told = region.descriptor();
-    pair.guest.driver.open(LINK, 1, (told.number, told.ticket), false);
-    let session = pair.guest.driver.links[&LINK].session.id;
+    pair.guest.driver.open(LINK, (told.number, told.ticket), false);
+    let link = &pair.guest.driver.links[&LINK];
+    let (session, request) = (link.session.id, *link.asked.keys().next().unwrap());
     let refusal = Refusal::new(ErrorKind::TooMany, "64 guests have some");
-    pair.guest.driver.guest_hears(session, Message::Refused { request: 1, refusal });
+    pair.guest.driver.guest_hears(session, Message::Refused { request, refusal });
     let end = Instant::now() + Duration::from_millis(100);
     while Instant::now() < end {
         pair.turn();

@@ -10,10 +10,11 @@ use gpu::Device;
 use super::driver::{Driver, Party};
 use super::message::{Chunk, Frame, Message};
 use super::staging::{SLOT, SLOTS};
-use super::{PATIENCE, Report, Settings, Shared, Target, lock};
+use super::{PATIENCE, Report, Settings, Shared, Target};
 use crate::agent::{Home, Notice, Refusal};
 use crate::error::{ErrorKind, Result};
 use crate::host::HostBuffer;
+use crate::lock;
 use crate::region::{Region, Rights};
 use crate::service::Admission;
 
@@ -60,6 +61,13 @@ impl World {
     fn meet(&mut self, link: u32) {
         let (identity, address) = (self.home.identity, self.driver.address().to_vec());
         self.driver.meet(link, Target { identity, address, visit: 5 }, PATIENCE);
+    }
+
+    /// Requests that the third link's host has not answered.
+    fn asked(&self) -> Vec<u64> {
+        let mut asked: Vec<_> = self.driver.links[&3].asked.keys().copied().collect();
+        asked.sort_unstable();
+        asked
     }
 
     fn has_guest(&self) -> bool {
@@ -237,7 +245,7 @@ fn staging_is_given_however_many_guests_were_lost() {
         world.hello(session, world.home.identity);
         world.driver.host_hears(session, Message::Open { request: 1, region: number, ticket });
         world.driver.host_hears(session, Message::Stage { request: 2 });
-        assert!(world.driver.has_staging(session), "guest {session}");
+        assert!(world.driver.guests[&session].staging.is_some(), "guest {session}");
         world.driver.lose(Party::Guest(session), "it does not answer any more");
     }
     assert!(world.driver.left_behind.len() <= 128);
@@ -245,7 +253,7 @@ fn staging_is_given_however_many_guests_were_lost() {
     let before = world.driver.left_behind.back().unwrap().0;
     world.driver.retire(number, None, region.buffer().clone());
     world.lets_go_of(number);
-    assert_eq!(world.driver.kept_regions[&number].0, before);
+    assert_eq!(world.driver.haunted[&number].0, before);
 }
 
 /// All that one which was lost may still write to is kept until it is not likely to come back, be it
@@ -270,14 +278,15 @@ fn regions_are_kept_for_their_time_however_many_there_are() {
     world.driver.lose(Party::Guest(SESSION), "it does not answer any more");
     retire(&mut world, &regions[200..]);
     let is_kept = |world: &World, region: &Region| {
-        world.driver.kept_regions.contains_key(&region.descriptor().number)
+        let haunted = world.driver.haunted.get(&region.descriptor().number);
+        haunted.is_some_and(|(_, kept)| kept.is_some())
     };
     assert!(regions.iter().all(|region| is_kept(&world, region)));
     let now = Instant::now();
     world.driver.look_after_guests(now + Duration::from_secs(50));
     assert!(regions.iter().all(|region| is_kept(&world, region)));
     world.driver.look_after_guests(now + Duration::from_secs(61));
-    assert!(world.driver.kept_regions.is_empty());
+    assert!(world.driver.haunted.is_empty());
     regions.iter().for_each(|region| world.lets_go_of(region.descriptor().number));
 }
 
@@ -289,16 +298,17 @@ fn a_region_may_be_withdrawn_before_it_is_known_to_be_there() {
     let session = world.driver.links[&3].session.id;
     let welcome = Message::Welcome { may_send: 1 };
     world.driver.guest_hears(session, welcome);
-    world.driver.open(3, 1, (77, 5), false);
+    world.driver.open(3, (77, 5), false);
+    let request = world.asked()[0];
     lock(&world.shared.reports).clear();
     world.driver.guest_hears(session, Message::Withdrawn { region: 78 });
     world.driver.guest_hears(session, Message::Withdrawn { region: 77 });
-    world.driver.guest_hears(session, Message::Opened { request: 1 });
+    world.driver.guest_hears(session, Message::Opened { request });
     let told = std::mem::take(&mut *lock(&world.shared.reports));
     assert_eq!(told.len(), 2, "nobody asked for the other one");
     assert!(matches!(told[0], Report::Withdrawn { region: 77, .. }));
     let is_stale = |outcome: &Result<()>| outcome.as_ref().unwrap_err().kind() == ErrorKind::Stale;
-    assert!(matches!(&told[1], Report::Opened { request: 1, outcome, .. } if is_stale(outcome)));
+    assert!(matches!(&told[1], Report::Opened { outcome, .. } if is_stale(outcome)));
     let link = &world.driver.links[&3];
     assert!(link.withdrawn.is_empty() && link.known.wanted.is_empty(), "nothing is left of it");
 }
@@ -401,9 +411,9 @@ fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
     };
     let first = welcome(&mut world);
     assert!(matches!(reports(&world).pop_back(), Some(Report::Up { link: 3 })));
-    world.driver.open(3, 1, (77, 5), false);
-    world.driver.open(3, 2, (78, 5), false);
-    for request in [1, 2] {
+    world.driver.open(3, (77, 5), false);
+    world.driver.open(3, (78, 5), false);
+    for request in world.asked() {
         world.driver.guest_hears(first, Message::Opened { request });
     }
     assert_eq!(reports(&world).len(), 2);
@@ -419,8 +429,7 @@ fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
     world.driver.look_after_links(now + Duration::from_secs(9));
     let second = welcome(&mut world);
     assert_ne!(first, second);
-    let mut asked: Vec<_> = world.driver.links[&3].asked.keys().copied().collect();
-    asked.sort_unstable();
+    let asked = world.asked();
     assert_eq!(asked.len(), 2);
     world.driver.guest_hears(first, Message::Opened { request: asked[0] });
     assert!(reports(&world).is_empty(), "the session is over");
@@ -428,7 +437,7 @@ fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
     let refusal = Refusal::new(ErrorKind::Stale, "it was withdrawn");
     world.driver.guest_hears(second, Message::Refused { request: asked[1], refusal });
     let told = reports(&world);
-    assert!(matches!(told[0], Report::Opened { request: 0, outcome: Ok(()), .. }));
-    assert!(matches!(told[1], Report::Opened { request: 0, outcome: Err(_), .. }));
+    assert!(matches!(told[0], Report::Opened { outcome: Ok(()), .. }));
+    assert!(matches!(told[1], Report::Opened { outcome: Err(_), .. }));
     assert!(matches!(told[2], Report::Up { link: 3 }));
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use fabric::MemoryRegion;
 use gpu::{Allocator, DeviceName, Memory, Uuid};
@@ -12,6 +12,7 @@ use super::descriptor::{FabricKey, MOST_PIECES, RegionDescriptor, Rights};
 use crate::agent::Home;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
+use crate::lock;
 use crate::path::{Leaving, Place, Stays};
 use crate::rail::Line;
 
@@ -32,21 +33,15 @@ impl From<Memory> for Buffer {
     }
 }
 
-impl From<&Memory> for Buffer {
-    fn from(memory: &Memory) -> Self {
-        Self::Device(memory.clone())
-    }
-}
-
 impl From<HostBuffer> for Buffer {
     fn from(buffer: HostBuffer) -> Self {
         Self::Host(buffer)
     }
 }
 
-impl From<&HostBuffer> for Buffer {
-    fn from(buffer: &HostBuffer) -> Self {
-        Self::Host(buffer.clone())
+impl<T: Clone + Into<Self>> From<&T> for Buffer {
+    fn from(buffer: &T) -> Self {
+        buffer.clone().into()
     }
 }
 
@@ -171,7 +166,7 @@ impl Drop for Registered {
     fn drop(&mut self) {
         if !self.born.is_current() {
             // The parent's: its board, its rails, and its registrations.
-            std::mem::forget(std::mem::take(&mut *self.memories()));
+            std::mem::forget(std::mem::take(&mut *lock(&self.memories)));
             return;
         }
         if let Some(home) = self.home.upgrade() {
@@ -268,23 +263,19 @@ impl Registered {
 
     /// As a rail knows it.
     pub(crate) fn memory(&self, rail: usize) -> Option<MemoryRegion> {
-        self.memories().get(rail).cloned().flatten()
+        lock(&self.memories).get(rail).cloned().flatten()
     }
 
     /// The rails that know it.
     pub(crate) fn domains(&self) -> Vec<usize> {
-        let memories = self.memories();
+        let memories = lock(&self.memories);
         (0..memories.len()).filter(|rail| memories[*rail].is_some()).collect()
-    }
-
-    fn memories(&self) -> MutexGuard<'_, Vec<Option<MemoryRegion>>> {
-        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the rails let go of it, when peers know that it is gone.
     pub(crate) fn retire(&self) {
         self.is_withdrawn.store(true, Ordering::Release);
-        let memories = std::mem::take(&mut *self.memories());
+        let memories = std::mem::take(&mut *lock(&self.memories));
         // Of what is for own use no peer knows; transfers that are under way have handles.
         if self.descriptor.rights == Rights::NONE {
             return;

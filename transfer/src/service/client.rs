@@ -1,7 +1,7 @@
 //! Asking a service.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::Device;
@@ -10,6 +10,7 @@ use ipc::{Channel, ChannelError, Credentials, Incarnation};
 use super::protocol::{Reply, is_name, request};
 use crate::error::{Error, ErrorKind, Result};
 use crate::handle::Handle;
+use crate::lock;
 use crate::share::{Opened, Opener, check_fork};
 
 const CONNECT: &str = "connect";
@@ -68,7 +69,7 @@ impl Client {
             std::thread::sleep(rest.min(left(end)));
             rest = (2 * rest).min(RESTS.1);
         };
-        *client.idle() = Some(channel);
+        *lock(&client.idle) = Some(channel);
         Ok(client)
     }
 
@@ -91,7 +92,7 @@ impl Client {
             return Err(self.failed(ErrorKind::Malformed, "a name has 1 to 255 bytes"));
         }
         let end = ipc::deadline(patience);
-        let idle = self.idle().take();
+        let idle = lock(&self.idle).take();
         if let Some(channel) = idle {
             let asked = self.ask(channel, name, end);
             if !asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed) {
@@ -115,10 +116,6 @@ impl Client {
 
     fn failed(&self, kind: ErrorKind, detail: impl Into<String>) -> Error {
         self.with_path(Error::new(ASK, kind, detail))
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Option<Channel>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A new connection. [`Closed`](ErrorKind::Closed) if nobody listens there, as before a service
@@ -153,7 +150,7 @@ impl Client {
         let reply = Reply::decode(ASK, &message.bytes).map_err(|error| self.with_path(error))?;
         // The service closes it behind the others.
         if matches!(reply, Reply::Handle(_) | Reply::Unknown | Reply::Failed) {
-            *self.idle() = Some(channel);
+            *lock(&self.idle) = Some(channel);
         }
         let (kind, detail) = match reply {
             Reply::Handle(bytes) => {

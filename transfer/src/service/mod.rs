@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use ipc::{Channel, ChannelError, ChannelListener, Credentials, Incarnation, Mess
 use self::protocol::{Reply, read_request};
 use crate::doors::{self, Desk};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock;
 use crate::share::{Shared, check_fork};
 
 pub use client::Client;
@@ -72,12 +73,6 @@ struct State {
     is_over: AtomicBool,
 }
 
-impl State {
-    fn shared(&self) -> MutexGuard<'_, HashMap<String, Arc<Shared>>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// None stays for good.
 impl Desk for &State {
     type Guest = Infallible;
@@ -110,7 +105,7 @@ impl Desk for &State {
             let _ = channel.send(&Reply::Malformed.encode(), &[], Duration::ZERO);
             return false;
         };
-        let shared = self.shared().get(&name).cloned();
+        let shared = lock(&self.shared).get(&name).cloned();
         let (reply, descriptors) = match shared.map(|shared| shared.handle()) {
             Some(Ok(handle)) => (Reply::Handle(handle.facts.encode()), handle.descriptors),
             Some(Err(_)) => (Reply::Failed, Vec::new()),
@@ -188,7 +183,7 @@ impl ShareService {
             let detail = "a name has 1 to 255 bytes";
             return Err(Error::new(operation, ErrorKind::Malformed, detail));
         }
-        Ok(self.state.shared().insert(name.to_owned(), Arc::new(shared)))
+        Ok(lock(&self.state.shared).insert(name.to_owned(), Arc::new(shared)))
     }
 
     /// Gives nobody the name any more. Those that have it keep it.
@@ -197,7 +192,7 @@ impl ShareService {
     /// [`Forked`](ErrorKind::Forked).
     pub fn withdraw(&self, name: &str) -> Result<Option<Arc<Shared>>> {
         check_fork(self.born, "withdraw shared memory")?;
-        Ok(self.state.shared().remove(name))
+        Ok(lock(&self.state.shared).remove(name))
     }
 }
 
