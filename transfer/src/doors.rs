@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, ChannelListener};
@@ -33,21 +34,22 @@ pub(crate) trait Desk {
     /// What is known of one that stays for good.
     type Guest;
 
-    fn admission(&self) -> &Admission;
-
-    fn is_over(&self) -> bool;
-
-    /// How long one may be connected without being a guest.
-    fn patience(&self) -> Duration;
-
-    /// What one is told that may not ask.
-    fn denial(&mut self) -> Vec<u8>;
-
     /// Hears one that has said something, or is gone. False if it is to be let go of.
     fn hear(&mut self, channel: &Channel, guest: &mut Option<Self::Guest>) -> bool;
 
     /// A guest was let go of.
-    fn part(&mut self, guest: Self::Guest);
+    fn part(&mut self, _guest: Self::Guest) {}
+}
+
+/// Who is let in.
+pub(crate) struct House<'a> {
+    pub(crate) listener: &'a ChannelListener,
+    pub(crate) admission: &'a Admission,
+    pub(crate) is_over: &'a AtomicBool,
+    /// How long one may be connected without being a guest.
+    pub(crate) patience: Duration,
+    /// What one is told that may not ask.
+    pub(crate) denial: Vec<u8>,
 }
 
 /// A connection that is served, and whose it is.
@@ -75,10 +77,10 @@ struct Doors<G> {
 }
 
 /// Lets in whoever connects and may, and serves them, until it is over.
-pub(crate) fn serve<D: Desk>(listener: &ChannelListener, desk: &mut D) {
+pub(crate) fn serve<D: Desk>(house: &House<'_>, desk: &mut D) {
     let mut doors = Doors::new();
-    while !desk.is_over() {
-        doors.turn(listener, desk);
+    while !house.is_over.load(Ordering::Acquire) {
+        doors.turn(house, desk);
     }
     doors.all.into_iter().for_each(|door| let_go(door, desk));
 }
@@ -96,10 +98,10 @@ impl<G> Doors<G> {
     }
 
     /// Waits until something happens, and sees to it.
-    fn turn<D: Desk<Guest = G>>(&mut self, listener: &ChannelListener, desk: &mut D) {
+    fn turn<D: Desk<Guest = G>>(&mut self, house: &House<'_>, desk: &mut D) {
         let is_closed = Instant::now() < self.closed_until;
         let channels = self.all.iter().map(|door| door.channel.as_fd());
-        let listening = (!is_closed).then(|| listener.as_fd());
+        let listening = (!is_closed).then(|| house.listener.as_fd());
         let Some(is_ready) = ready(channels.chain(listening)) else {
             // Out of memory, say: not a reason to spin.
             return std::thread::sleep(LOOK);
@@ -110,7 +112,7 @@ impl<G> Doors<G> {
             .zip(is_ready)
             .partition(|(_, speaks)| *speaks);
         self.all = idle.into_iter().map(|(door, _)| door).collect();
-        self.sweep(desk.patience());
+        self.sweep(house.patience);
         for (mut door, _) in speaking {
             match desk.hear(&door.channel, &mut door.guest) {
                 true => self.all.push(door),
@@ -118,12 +120,12 @@ impl<G> Doors<G> {
             }
         }
         if comes {
-            self.let_in(listener, desk);
+            self.let_in(house);
         }
     }
 
-    fn let_in<D: Desk>(&mut self, listener: &ChannelListener, desk: &mut D) {
-        let channel = match listener.accept(Duration::ZERO) {
+    fn let_in(&mut self, house: &House<'_>) {
+        let channel = match house.listener.accept(Duration::ZERO) {
             Ok(channel) => channel,
             Err(ChannelError::DeadlineExceeded { .. }) => return,
             Err(_) => {
@@ -131,9 +133,9 @@ impl<G> Doors<G> {
                 return;
             }
         };
-        match desk.admission().user_of(&channel) {
+        match house.admission.user_of(&channel) {
             Some(user) => self.seat(channel, user),
-            None => self.turn_away(channel, &desk.denial()),
+            None => self.turn_away(channel, &house.denial),
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, WeakMemory};
+use gpu::{Device, DeviceName, Exported, LegacyHandle, Memory, Slice, Uuid, WeakMemory};
 use ipc::Incarnation;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -214,13 +214,9 @@ impl Opener {
             return Ok(Opened { memory, tensor: facts.tensor.clone() });
         }
         let memory = open_memory(operation, handle, device)?;
-        // The device may be named otherwise here; what matters is that it is that one.
         // Of memory opened by legacy handle the driver says that it lies where it was opened.
-        let resident = memory.device().map(DeviceName::uuid).transpose().map_err(of_device)?;
-        let is_told = matches!(facts.way, Way::Descriptors { .. });
-        if is_told && resident != Some(facts.device) {
-            let detail = "it lies on another device than was said";
-            return Err(Error::new(operation, ErrorKind::WrongMemory, detail));
+        if matches!(facts.way, Way::Descriptors { .. }) {
+            check_device(operation, &memory, Some(facts.device))?;
         }
         if mapped.len() >= SWEEP_ABOVE {
             mapped.retain(|_, entry| entry.memory.upgrade().is_some());
@@ -236,6 +232,20 @@ pub(crate) fn check_fork(born: Incarnation, operation: &'static str) -> Result<(
     }
     let detail = "it belongs to the parent process; make one in the child";
     Err(Error::new(operation, ErrorKind::Forked, detail))
+}
+
+/// The device may be named otherwise here; what matters is that it is that one.
+pub(crate) fn check_device(
+    operation: &'static str,
+    memory: &Memory,
+    told: Option<Uuid>,
+) -> Result<()> {
+    let resident = memory.device().map(DeviceName::uuid).transpose();
+    if resident.map_err(|error| Error::of_device(operation, error))? == told {
+        return Ok(());
+    }
+    let detail = "it lies on another device than was said";
+    Err(Error::new(operation, ErrorKind::WrongMemory, detail))
 }
 
 fn open_memory(operation: &'static str, handle: &Handle, device: &Device) -> Result<Memory> {

@@ -18,7 +18,7 @@ type Identity = [u8; 16];
 
 /// What is missing of a rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Missing {
+pub(super) enum Missing {
     /// The session of a visit.
     Visit(u64),
     /// Our way to a peer.
@@ -84,7 +84,7 @@ impl Company {
         let (is_last, label) = (stay.sessions.is_empty(), stay.label.clone());
         let is_dead = lost.is_some();
         if let Some(reason) = lost {
-            self.miss(from, rail, Missing::Visit(visit), (label.clone(), reason));
+            self.miss(rail, Missing::Visit(visit), (from, label.clone()), reason);
         }
         if is_last {
             self.stays.remove(&(from, visit));
@@ -93,33 +93,18 @@ impl Company {
         }
     }
 
-    /// Our way to a peer by a rail is lost.
-    pub(super) fn lost(
-        &mut self,
-        rail: usize,
-        link: u32,
-        (with, label): (Identity, String),
-        reason: String,
-    ) {
-        self.miss(with, rail, Missing::Link(link), (label, reason));
-    }
-
-    /// It is there again.
-    pub(super) fn back(&mut self, rail: usize, link: u32, (with, label): (Identity, String)) {
-        self.found(with, rail, Missing::Link(link), label);
-    }
-
     /// Nobody wants it any more.
     pub(super) fn left(&mut self, link: u32) {
         self.forget(|missing| missing == Missing::Link(link), None);
     }
 
-    fn miss(
+    /// Something of a rail is lost.
+    pub(super) fn miss(
         &mut self,
-        with: Identity,
         rail: usize,
         what: Missing,
-        (label, reason): (String, String),
+        (with, label): (Identity, String),
+        reason: String,
     ) {
         let missing = self.missing.entry((with, rail)).or_default();
         let is_first = missing.is_empty();
@@ -131,7 +116,8 @@ impl Company {
         }
     }
 
-    fn found(&mut self, with: Identity, rail: usize, what: Missing, label: String) {
+    /// It is there again.
+    pub(super) fn found(&mut self, with: Identity, rail: usize, what: Missing, label: String) {
         let Some(missing) = self.missing.get_mut(&(with, rail)) else { return };
         if missing.remove(&what) && missing.is_empty() {
             self.missing.remove(&(with, rail));

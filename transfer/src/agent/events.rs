@@ -91,15 +91,16 @@ impl Agent {
         }
         self.seen_changes = changes;
         let mut all = lock(&self.home.visitors);
-        for visitor in all.iter().filter(|visitor| !visitor.is_told_of()) {
+        for visitor in all.iter().filter(|visitor| !visitor.is_told_of.load(Ordering::Relaxed)) {
             if !self.visitors.iter().any(|known| Arc::ptr_eq(known, visitor)) {
                 let (from, label) = (visitor.identity, visitor.label.clone());
                 self.events.push_back((Event::Joined { from, label }, None));
                 self.visitors.push(Arc::clone(visitor));
             }
         }
-        let (left, stayed): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.visitors).into_iter().partition(|v| v.has_left());
+        let (left, stayed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.visitors)
+            .into_iter()
+            .partition(|v| v.has_left.load(Ordering::Acquire));
         self.visitors = stayed;
         for visitor in &left {
             // What it left behind was there before it left.
@@ -112,10 +113,10 @@ impl Agent {
             drop(visit);
             let (from, label) = (visitor.identity, visitor.label.clone());
             self.events.push_back((Event::Left { from, label, is_dead }, None));
-            visitor.tell_of();
+            visitor.is_told_of.store(true, Ordering::Relaxed);
         }
         // One that left without an end may still be at this agent's regions.
-        all.retain(|visitor| !visitor.is_told_of() || !visitor.is_done());
+        all.retain(|visitor| !visitor.is_told_of.load(Ordering::Relaxed) || !visitor.is_done());
     }
 
     /// Waits until something happens, and goes on with what is under way meanwhile.
@@ -127,7 +128,7 @@ impl Agent {
         let home = Arc::clone(&self.home);
         loop {
             let until =
-                if self.operations.under_way() == 0 { end } else { end.min(Instant::now() + REST) };
+                if self.operations.under_way == 0 { end } else { end.min(Instant::now() + REST) };
             let mut waiting = self.waiting;
             let found = home.doorbell.wait(&mut waiting, until, || {
                 self.progress();

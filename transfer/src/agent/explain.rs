@@ -131,11 +131,11 @@ impl Agent {
         policy.check()?;
         let other = self.peers.get(&peer.0);
         if let (Some(other), Some(region)) = (other, &remote.region) {
-            check_owner(other, region).map_err(|error| error.with(other.label()))?;
+            check_owner(other, region).map_err(|error| error.with(&other.card.label))?;
             let is_gone = |visit: &Visit| !visit.board.is_there(region.number);
             if other.visit.as_deref().is_some_and(is_gone) {
                 let error = Error::new(EXPLAIN, ErrorKind::Stale, "the region was withdrawn");
-                return Err(error.with(other.label()));
+                return Err(error.with(&other.card.label));
             }
         }
         let own = local.device.map(device_of).transpose()?;

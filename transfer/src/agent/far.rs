@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fabric::Caps;
 
 use super::card::AgentCard;
-use super::company::Company;
+use super::company::{Company, Missing};
 use super::events::Event;
 use super::lane::Ticket;
 use super::notice::Notice;
@@ -78,7 +78,7 @@ impl Link {
 
 /// An operation that rails have parts in.
 #[derive(Debug)]
-struct UnderWay {
+pub(super) struct UnderWay {
     ticket: Ticket,
     /// Parts that have not come to their end.
     left: usize,
@@ -95,7 +95,7 @@ pub(super) struct Far {
     pub(super) next_link: u32,
     /// The region that is asked for, and the answers by link, if it is waited for them.
     pub(super) asked: (u64, BTreeMap<u32, Option<Result<()>>>),
-    under_way: HashMap<Token, UnderWay>,
+    pub(super) under_way: HashMap<Token, UnderWay>,
     /// How many parts of an operation each rail has: if its thread ends in the middle of something,
     /// somebody has to know. It may have several, once another one was lost.
     parts: HashMap<(usize, Token), usize>,
@@ -197,16 +197,8 @@ impl Far {
         (!has_any).then(|| (ErrorKind::Closed, why()))
     }
 
-    pub(super) fn is_busy(&self) -> bool {
-        !self.under_way.is_empty()
-    }
-
     pub(super) fn is_busy_with(&self, peer: u32) -> bool {
         self.under_way.values().any(|operation| operation.ticket.peer == peer)
-    }
-
-    pub(super) fn has_reports(&self) -> bool {
-        self.rails.iter().any(Rail::has_reports)
     }
 
     pub(super) fn tell(&self, link: u32, command: impl FnOnce(&mut Driver) + Send + 'static) {
@@ -245,7 +237,8 @@ impl Agent {
         let home = Arc::clone(&self.home);
         let mut waiting = self.waiting;
         let until = end.min(Instant::now() + 10 * REST);
-        home.doorbell.wait(&mut waiting, until, || self.far.has_reports().then_some(()));
+        let told = || self.far.rails.iter().any(Rail::has_reports).then_some(());
+        home.doorbell.wait(&mut waiting, until, told);
         self.waiting = waiting;
     }
 
@@ -425,7 +418,8 @@ impl Agent {
             Report::Up { link: number } => {
                 if let Some(link) = self.far.links.get_mut(&number) {
                     link.state = State::Up;
-                    self.far.company.back(rail, number, link.whom());
+                    let (with, label) = link.whom();
+                    self.far.company.found(with, rail, Missing::Link(number), label);
                 }
             }
             Report::Down { link: number, error } => {
@@ -434,7 +428,8 @@ impl Agent {
                     link.regions.values_mut().for_each(|standing| *standing = Standing::Asked);
                     link.state = State::Down(Arc::new(error));
                     if !link.is_awaited {
-                        self.far.company.lost(rail, number, link.whom(), reason);
+                        let missing = Missing::Link(number);
+                        self.far.company.miss(rail, missing, link.whom(), reason);
                     }
                 }
             }

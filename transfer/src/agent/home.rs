@@ -26,9 +26,9 @@ pub(super) struct Visitor {
     pub(crate) label: String,
     pub(super) life: Life,
     /// It left, or is dead; what it had left behind can still be read.
-    has_left: AtomicBool,
+    pub(super) has_left: AtomicBool,
     /// The agent's owner was told that it left.
-    is_told_of: AtomicBool,
+    pub(super) is_told_of: AtomicBool,
     pub(super) visit: Mutex<Host>,
 }
 
@@ -36,23 +36,6 @@ impl Visitor {
     pub(super) fn new(identity: [u8; 16], label: String, life: Life, visit: Host) -> Self {
         let (has_left, is_told_of) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { identity, label, life, has_left, is_told_of, visit: Mutex::new(visit) }
-    }
-
-    /// It left, or is dead.
-    pub(super) fn leave(&self) {
-        self.has_left.store(true, Ordering::Release);
-    }
-
-    pub(super) fn has_left(&self) -> bool {
-        self.has_left.load(Ordering::Acquire)
-    }
-
-    pub(super) fn tell_of(&self) {
-        self.is_told_of.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn is_told_of(&self) -> bool {
-        self.is_told_of.load(Ordering::Relaxed)
     }
 
     /// Is nothing under way that it began?

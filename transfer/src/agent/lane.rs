@@ -55,8 +55,8 @@ pub(super) struct Lane {
     copies: Copies<Ticket>,
     waiting: VecDeque<Waiting>,
     lists: Lists,
-    /// When all that was begun should be done.
-    expected: Instant,
+    /// When all that was begun should be done, as far as can be told.
+    pub(super) expected: Instant,
     /// Bytes in a microsecond, as seen lately.
     rate: f64,
     last_done: Instant,
@@ -77,11 +77,6 @@ impl Lane {
 
     pub(super) fn is_idle(&self) -> bool {
         self.copies.count() == 0 && self.waiting.is_empty()
-    }
-
-    /// When all that was begun should be done, as far as can be told.
-    pub(super) fn expected(&self) -> Instant {
-        self.expected
     }
 
     /// Begins a copy, or puts it behind those that wait.

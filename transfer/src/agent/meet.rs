@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Agent;
+use super::company::Missing;
 use super::far::{Far, GRACE, Link, Standing, State};
 use super::peer::CONNECT;
 use super::route::{JOIN, Means};
@@ -94,7 +95,7 @@ impl Agent {
                 rail,
                 theirs,
                 target,
-                label: peer.label().to_owned(),
+                label: peer.card.label.clone(),
                 state: State::Meeting,
                 is_awaited: true,
                 regions: HashMap::new(),
@@ -119,7 +120,7 @@ impl Agent {
             let error = Arc::clone(error);
             if answers.good > 0 {
                 let (whom, reason) = (link.whom(), error.reason());
-                self.far.company.lost(link.rail, *number, whom, reason);
+                self.far.company.miss(link.rail, Missing::Link(*number), whom, reason);
             }
             failure.get_or_insert(error);
         }

@@ -285,7 +285,7 @@ impl Agent {
         let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
         let met = Peer::meet(&self.home, &card, self.takes_all_for_remote, for_socket);
         let peer = met.map_err(|error| error.with(&card.label))?;
-        tracing::debug!(peer = peer.label(), locality = ?peer.locality, "agents met");
+        tracing::debug!(peer = peer.card.label, locality = ?peer.locality, "agents met");
         let (number, is_far) = (self.next_peer, peer.visit.is_none());
         self.next_peer += 1;
         self.peers.insert(number, peer);

@@ -53,7 +53,7 @@ struct Slot {
 pub(super) struct Operations {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    under_way: usize,
+    pub(super) under_way: usize,
 }
 
 impl fmt::Display for Token {
@@ -63,11 +63,6 @@ impl fmt::Display for Token {
 }
 
 impl Operations {
-    /// How many are under way.
-    pub(super) fn under_way(&self) -> usize {
-        self.under_way
-    }
-
     pub(super) fn begin(&mut self, begun: Begun) -> Result<Token> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
@@ -166,7 +161,7 @@ mod tests {
         assert_eq!(operations.begun(token).unwrap().bytes, 5);
         operations.finish(token, Ok(()));
         operations.finish(token, Err(Error::new("put", ErrorKind::Closed, "")));
-        assert_eq!(operations.under_way(), 0);
+        assert_eq!(operations.under_way, 0);
         let done = operations.collect(token).unwrap().unwrap();
         assert_eq!(done, Done { bytes: 5, path: Some(Path::CudaIpc) });
         let again = operations.collect(token).unwrap().unwrap_err();

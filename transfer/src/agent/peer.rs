@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path as FilePath;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, LegacyHandle, Memory, WeakMemory};
@@ -23,6 +24,7 @@ use crate::host::HostBuffer;
 use crate::lock;
 use crate::path::{Leaving, Locality, Place};
 use crate::region::RegionDescriptor;
+use crate::share::check_device;
 
 pub(super) const CONNECT: &str = "connect to an agent";
 const OPEN: &str = "open a region";
@@ -51,7 +53,7 @@ pub(super) enum Tie {
 impl Drop for Tie {
     fn drop(&mut self) {
         if let Self::Here { home, visitor } = self {
-            visitor.leave();
+            visitor.has_left.store(true, Ordering::Release);
             home.has_changed();
         }
     }
@@ -137,11 +139,6 @@ impl Peer {
         };
         let locality = if is_here { Locality::NoWay { why } } else { Locality::OtherMachine };
         Ok((locality, None))
-    }
-
-    /// What people call it.
-    pub(super) fn label(&self) -> &str {
-        &self.card.label
     }
 
     /// Leaves notices, in order, as long as there is room for them.
@@ -373,7 +370,8 @@ impl Visit {
             return Err(Error::new(OPEN, ErrorKind::Malformed, "no piece came"));
         };
         let memory = importer.finish(region.offset, region.length).map_err(of_device)?;
-        check_device(region, memory)
+        check_device(OPEN, &memory, region.device)?;
+        Ok(memory)
     }
 
     fn import_legacy(
@@ -404,15 +402,4 @@ impl Visit {
             None => Err(Error::new(OPEN, ErrorKind::Malformed, "no descriptor came")),
         }
     }
-}
-
-/// The device may be named otherwise here; what matters is that it is that one.
-fn check_device(region: &RegionDescriptor, memory: Memory) -> Result<Memory> {
-    let resident = memory.device().map(DeviceName::uuid).transpose();
-    let resident = resident.map_err(|error| Error::of_device(OPEN, error))?;
-    if resident == region.device {
-        return Ok(memory);
-    }
-    let detail = "it lies on another device than was said";
-    Err(Error::new(OPEN, ErrorKind::WrongMemory, detail))
 }

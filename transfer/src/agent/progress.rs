@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ipc::Spin;
 
-use super::lane::{Lane, Ticket};
+use super::lane::Ticket;
 use super::operations::{Done, Token};
 use super::peer::Peer;
 use super::{Agent, REST};
@@ -21,7 +21,7 @@ impl Agent {
     }
 
     pub(super) fn label(&self, peer: u32) -> String {
-        self.peers.get(&peer).map_or_else(String::new, |peer| peer.label().to_owned())
+        self.peers.get(&peer).map_or_else(String::new, |peer| peer.card.label.clone())
     }
 
     /// The data of a transfer is there, or it failed: tells all who are to know.
@@ -40,7 +40,7 @@ impl Agent {
             }
             Ok(()) => self.operations.finish(ticket.token, Ok(())),
             Err(error) => {
-                self.operations.finish(ticket.token, Err(error.with(peer.label())));
+                self.operations.finish(ticket.token, Err(error.with(&peer.card.label)));
             }
         }
     }
@@ -146,7 +146,7 @@ impl Agent {
     /// Operations that are under way.
     #[must_use]
     pub fn under_way(&self) -> usize {
-        self.operations.under_way()
+        self.operations.under_way
     }
 
     fn too_late(&self, token: Token, patience: Duration) -> Error {
@@ -174,8 +174,8 @@ impl Agent {
             return;
         }
         let busy = self.lanes.values().filter(|lane| !lane.is_idle());
-        let Some(expected) = busy.map(Lane::expected).min() else {
-            if self.far.is_busy() {
+        let Some(expected) = busy.map(|lane| lane.expected).min() else {
+            if !self.far.under_way.is_empty() {
                 return self.rest_until_told(Instant::now() + longest);
             }
             // A notice that finds no room.

@@ -13,10 +13,9 @@ use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
 use super::home::{Home, Visitor};
 use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
-use crate::doors::{self, Desk};
+use crate::doors::{self, Desk, House};
 use crate::error::{Error, ErrorKind};
 use crate::lock;
-use crate::service::Admission;
 
 /// Visitors at a time.
 const MOST_VISITORS: usize = 1024;
@@ -32,27 +31,14 @@ struct Reception<'a> {
 
 /// Serves all who come, until it is over.
 pub(super) fn receive(listener: &ChannelListener, home: &Home) {
-    doors::serve(listener, &mut Reception { home, visitors: 0 });
+    let Home { admission, is_over, .. } = home;
+    let denial = refusal(ErrorKind::Denied, "this user is not admitted");
+    let house = House { listener, admission, is_over, patience: INTRODUCING, denial };
+    doors::serve(&house, &mut Reception { home, visitors: 0 });
 }
 
 impl Desk for Reception<'_> {
     type Guest = Arc<Visitor>;
-
-    fn admission(&self) -> &Admission {
-        &self.home.admission
-    }
-
-    fn is_over(&self) -> bool {
-        self.home.is_over.load(Ordering::Acquire)
-    }
-
-    fn patience(&self) -> Duration {
-        INTRODUCING
-    }
-
-    fn denial(&mut self) -> Vec<u8> {
-        refusal(ErrorKind::Denied, "this user is not admitted")
-    }
 
     fn hear(&mut self, channel: &Channel, visitor: &mut Option<Arc<Visitor>>) -> bool {
         let message = match channel.receive(Duration::ZERO) {
@@ -84,7 +70,7 @@ impl Desk for Reception<'_> {
 
     fn part(&mut self, visitor: Arc<Visitor>) {
         self.visitors -= 1;
-        visitor.leave();
+        visitor.has_left.store(true, Ordering::Release);
         self.home.has_changed();
     }
 }

@@ -1,5 +1,7 @@
 //! What a rail has to do with a route: where the bytes are for it, and which of them it carries.
 
+use std::sync::atomic::Ordering;
+
 use gpu::Block;
 
 use super::route::JOIN;
@@ -29,7 +31,7 @@ impl Track {
             (None, crate::Buffer::Device(memory)) if !is_reachable(&local.buffer) => {
                 Ok(Here::Device(memory.clone()))
             }
-            (None, _) if local.is_withdrawn() => {
+            (None, _) if local.is_withdrawn.load(Ordering::Acquire) => {
                 Err(Error::new("transfer", ErrorKind::Stale, "the local region was withdrawn"))
             }
             (None, crate::Buffer::Device(memory)) => Ok(Here::Device(memory.clone())),
@@ -44,7 +46,7 @@ impl Track {
 /// Which rail copies which blocks: long ones are cut, short ones go to who has least. Of short rows
 /// each has so many that lie one behind the other; they are counted off and not listed.
 pub(super) fn share_out(blocks: Blocks<'_>, rails: usize) -> Vec<Share> {
-    if let Some(rows) = blocks.rows().filter(|rows| rows.row_bytes() < WORTH_SPLITTING) {
+    if let Some(rows) = blocks.rows().filter(|rows| rows.row < WORTH_SPLITTING) {
         let begin = |rail: usize| {
             let begin = (u128::from(rows.count()) * rail as u128).div_ceil(rails as u128);
             // Not above the count.

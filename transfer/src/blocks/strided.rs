@@ -61,7 +61,8 @@ const OPERATION: &str = "describe rows";
 pub struct Strided {
     to: u64,
     from: u64,
-    row: u64,
+    /// Bytes of one row.
+    pub(crate) row: u64,
     /// The shortest distance at the target first; those that are not needed count 1.
     strides: [Stride; MOST_STRIDES],
     /// Of all rows.
@@ -256,11 +257,6 @@ impl Strided {
             rows.from += *at * stride.from;
         }
         rows
-    }
-
-    /// Bytes of one row.
-    pub(crate) fn row_bytes(&self) -> u64 {
-        self.row
     }
 
     /// How many rows it has.

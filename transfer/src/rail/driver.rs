@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{
     Access, AddressVector, Caps, CompletionKind, CompletionQueue, Domain, Endpoint, HostMemory,
-    MemoryRegion, Outcome, Peer, QueueOptions, Waiting, Waker,
+    MemoryRegion, Outcome, Peer, QueueOptions, Waiting,
 };
 
 use super::aside::Aside;
@@ -188,10 +188,6 @@ impl Driver {
 
     pub(super) fn address(&self) -> &[u8] {
         &self.address
-    }
-
-    pub(super) fn waker(&self) -> Waker {
-        self.queue.waker()
     }
 
     pub(super) fn tell(&self, report: Report) {

@@ -254,7 +254,7 @@ impl Rail {
         let (commands, told) = channel();
         let driver = Driver::new(&domain, Arc::clone(&shared), Arc::clone(home), settings, told)?;
         let address = driver.address().to_vec();
-        let waker = driver.waker();
+        let waker = driver.queue.waker();
         let thread = std::thread::Builder::new().name(format!("fabricast-rail-{number}"));
         let thread = thread
             .spawn(move || driver.serve())

@@ -243,12 +243,7 @@ impl Line {
             let region = memory::register(&self.domain, Arc::clone(buffer), options.clone());
             region.and_then(|region| self.enable(region))
         };
-        let mut registered = register();
-        // The system pins only so much: what is kept and not used makes room.
-        if registered.as_ref().is_err_and(has_no_room) && lock(&self.shared.own).evict_unused() {
-            registered = register();
-        }
-        registered.map_err(|error| Error::of_fabric("register a region", error))
+        registered(register, || lock(&self.shared.own).evict_unused())
     }
 
     /// Enables a registration: by the rail's thread, which has the endpoint, where it is bound to that.
@@ -272,8 +267,19 @@ impl Line {
     }
 }
 
-fn has_no_room(error: &fabric::Error) -> bool {
-    matches!(error.kind(), fabric::ErrorKind::ResourceExhausted | fabric::ErrorKind::WouldBlock)
+/// Tries it once more if the system pins only so much, and what is kept and not used could make room.
+fn registered(
+    register: impl Fn() -> fabric::Result<MemoryRegion>,
+    evict_unused: impl FnOnce() -> bool,
+) -> Result<MemoryRegion> {
+    use fabric::ErrorKind::{ResourceExhausted, WouldBlock};
+    let mut registered = register();
+    let has_no_room =
+        |error: &fabric::Error| matches!(error.kind(), ResourceExhausted | WouldBlock);
+    if registered.as_ref().is_err_and(has_no_room) && evict_unused() {
+        registered = register();
+    }
+    registered.map_err(|error| Error::of_fabric("register a region", error))
 }
 
 impl Driver {
@@ -290,13 +296,7 @@ impl Driver {
             region.enable_for(&self.endpoint)?;
             Ok(region)
         };
-        let mut registered = register();
         // Whoever registers memory just now may take its time; it is not waited for here.
-        if registered.as_ref().is_err_and(has_no_room)
-            && self.shared.own.try_lock().is_ok_and(|mut own| own.evict_unused())
-        {
-            registered = register();
-        }
-        registered.map_err(|error| Error::of_fabric("register a region", error))
+        registered(register, || self.shared.own.try_lock().is_ok_and(|mut own| own.evict_unused()))
     }
 }

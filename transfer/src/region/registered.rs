@@ -158,7 +158,7 @@ pub(crate) struct Registered {
     home: Weak<Home>,
     /// As the rails know it, by their numbers, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
-    is_withdrawn: AtomicBool,
+    pub(crate) is_withdrawn: AtomicBool,
     born: Incarnation,
 }
 
@@ -255,10 +255,6 @@ impl Registered {
             is_withdrawn: AtomicBool::new(false),
             born: Incarnation::current(),
         }
-    }
-
-    pub(crate) fn is_withdrawn(&self) -> bool {
-        self.is_withdrawn.load(Ordering::Acquire)
     }
 
     /// As a rail knows it.

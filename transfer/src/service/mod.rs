@@ -7,7 +7,6 @@ mod client;
 mod protocol;
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +17,7 @@ use std::time::Duration;
 use ipc::{Channel, ChannelError, ChannelListener, Credentials, Incarnation, Message};
 
 use self::protocol::{Reply, read_request};
-use crate::doors::{self, Desk};
+use crate::doors::{self, Desk, House};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 use crate::share::{Shared, check_fork};
@@ -75,25 +74,9 @@ struct State {
 
 /// None stays for good.
 impl Desk for &State {
-    type Guest = Infallible;
+    type Guest = ();
 
-    fn admission(&self) -> &Admission {
-        &self.admission
-    }
-
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Relaxed)
-    }
-
-    fn patience(&self) -> Duration {
-        Duration::MAX
-    }
-
-    fn denial(&mut self) -> Vec<u8> {
-        Reply::Denied.encode()
-    }
-
-    fn hear(&mut self, channel: &Channel, _: &mut Option<Infallible>) -> bool {
+    fn hear(&mut self, channel: &Channel, _: &mut Option<()>) -> bool {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
             Err(ChannelError::DeadlineExceeded { .. }) => return true,
@@ -113,10 +96,6 @@ impl Desk for &State {
         };
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         channel.send(&reply.encode(), &descriptors, Duration::ZERO).is_ok()
-    }
-
-    fn part(&mut self, guest: Infallible) {
-        match guest {}
     }
 }
 
@@ -166,7 +145,12 @@ impl ShareService {
         let theirs = Arc::clone(&state);
         let accepting = std::thread::Builder::new()
             .name("fabricast-share".to_owned())
-            .spawn(move || doors::serve(&listener, &mut &*theirs))
+            .spawn(move || {
+                let State { admission, is_over, .. } = &*theirs;
+                let (listener, denial) = (&listener, Reply::Denied.encode());
+                let house = House { listener, admission, is_over, patience: Duration::MAX, denial };
+                doors::serve(&house, &mut &*theirs);
+            })
             .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
         Ok(Self { state, accepting: Some(accepting), born: Incarnation::current() })
     }
@@ -204,7 +188,7 @@ impl Drop for ShareService {
             std::mem::forget(accepting);
             return;
         }
-        self.state.is_over.store(true, Ordering::Relaxed);
+        self.state.is_over.store(true, Ordering::Release);
         let _ = accepting.join();
     }
 }

@@ -37,12 +37,12 @@ impl World {
     }
 
     fn lost(&mut self, rail: usize, link: u32) -> String {
-        self.0.lost(rail, link, (A, label()), "silent".to_owned());
+        self.0.miss(rail, Missing::Link(link), (A, label()), "silent".to_owned());
         told(&mut self.0)
     }
 
     fn back(&mut self, rail: usize, link: u32) -> String {
-        self.0.back(rail, link, (A, label()));
+        self.0.found(A, rail, Missing::Link(link), label());
         told(&mut self.0)
     }
 }
