@@ -67,7 +67,7 @@ pub(crate) struct Home {
     /// Moves when visitors come or leave.
     pub(super) changes: AtomicU64,
     /// To the rails, once those run.
-    lines: OnceLock<Vec<Line>>,
+    pub(super) lines: OnceLock<Vec<Line>>,
 }
 
 impl Home {
@@ -110,10 +110,6 @@ impl Home {
 
     pub(crate) fn lines(&self) -> &[Line] {
         self.lines.get().map_or(&[], Vec::as_slice)
-    }
-
-    pub(super) fn set_lines(&self, lines: Vec<Line>) {
-        let _ = self.lines.set(lines);
     }
 
     /// Gives a region a number and a ticket, and shows it.

@@ -157,7 +157,7 @@ impl Agent {
         for (number, offer) in options.fabrics.iter().enumerate() {
             far.rails.push(Rail::start(offer, &home, number, options.rails)?);
         }
-        home.set_lines(far.rails.iter().map(|rail| rail.line.clone()).collect());
+        let _ = home.lines.set(far.rails.iter().map(|rail| rail.line.clone()).collect());
         let mut socket = None;
         let mut doorplate = None;
         let mut reception = None;

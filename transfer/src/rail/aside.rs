@@ -27,7 +27,7 @@ pub(super) struct Aside {
 impl Aside {
     pub(super) fn start(shared: &Arc<Shared>) -> Result<Self> {
         let (work, works) = channel();
-        let is_keeping = lock(&shared.own).is_keeping();
+        let is_keeping = lock(&shared.own).options.is_some();
         let shared = Arc::downgrade(shared);
         let thread = std::thread::Builder::new().name("fabricast-aside".to_owned());
         let thread = thread

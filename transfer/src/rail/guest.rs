@@ -424,7 +424,7 @@ impl Driver {
     /// queue keeps their memory. The next part that needs one gets others.
     pub(super) fn set_slots_aside(&mut self, link: u32) {
         let Some(slots) = &self.slots else { return };
-        let holds = |slot: &Slot| slot.is_of(slots);
+        let holds = |slot: &Slot| Arc::ptr_eq(&slot.of, slots);
         let mut parts = self.flying.values().filter(|flying| flying.link == link);
         if parts.any(|flying| flying.here.as_ref().is_some_and(holds)) {
             // Others that have some go on with them.

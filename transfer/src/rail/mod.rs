@@ -3,10 +3,9 @@
 //! Each rail is one domain of one provider with a thread of its own, which posts, polls, answers
 //! peers and has devices copy what the fabric cannot reach. The agent tells it what to do and is
 //! told what became of it. [`message`] is what two rails say to each other and [`hearing`] sees to it
-//! that it is heard, [`flow`] is how a transfer is cut, [`again`] when a peer that was lost is tried
-//! again; none of them knows a fabric. [`own`] is what stays registered.
+//! that it is heard, [`flow`] is how a transfer is cut; none of them knows a fabric. [`own`] is what
+//! stays registered.
 
-mod again;
 mod aside;
 mod driver;
 mod flow;

@@ -100,7 +100,7 @@ impl Kept {
 pub(super) struct OwnUse {
     limits: Limits,
     /// None where the provider asks for no registration: then there is nothing to keep.
-    options: Option<RegistrationOptions>,
+    pub(super) options: Option<RegistrationOptions>,
     kept: HashMap<Owner, Kept>,
     uses: u64,
     /// The rail's thread is gone: nothing more is kept.
@@ -112,10 +112,6 @@ impl OwnUse {
         let is_needed = settings.always_registers || facts.needs_local_registration();
         let options = is_needed.then(|| RegistrationOptions::new(Access::LOCAL));
         Self { limits: settings.kept, options, kept: HashMap::new(), uses: 0, has_ended: false }
-    }
-
-    pub(super) fn is_keeping(&self) -> bool {
-        self.options.is_some()
     }
 
     /// Lets go of all, and keeps nothing more.

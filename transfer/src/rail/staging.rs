@@ -42,7 +42,7 @@ impl Slots {
 /// One of them, free again when this is dropped. Only the rail's thread takes any.
 #[derive(Debug)]
 pub(super) struct Slot {
-    of: Arc<Slots>,
+    pub(super) of: Arc<Slots>,
     number: u32,
 }
 
@@ -57,10 +57,6 @@ impl Slot {
         let number = of.free.load(Ordering::Relaxed).trailing_zeros();
         of.free.fetch_and(!1_u32.checked_shl(number)?, Ordering::Relaxed);
         Some(Self { of: Arc::clone(of), number })
-    }
-
-    pub(super) fn is_of(&self, slots: &Arc<Slots>) -> bool {
-        Arc::ptr_eq(&self.of, slots)
     }
 
     fn start(&self) -> u64 {
