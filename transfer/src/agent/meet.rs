@@ -1,6 +1,5 @@
 //! Getting to know peers by rails, and joining with them.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,10 +16,7 @@ use crate::region::{RegionDescriptor, Registered};
 use crate::share::random;
 
 /// How many have not answered yet, and how many did well.
-struct Answers {
-    open: usize,
-    good: usize,
-}
+type Answers = (usize, usize);
 
 impl Agent {
     /// Gets to know a peer by rails, if it is not known by one of them already. Those that do not
@@ -51,9 +47,9 @@ impl Agent {
         let answers = self.await_answers(end, |far| {
             let states = || links.iter().filter_map(|link| Some(&far.links.get(link)?.state));
             let open = states().filter(|state| matches!(state, State::Meeting)).count();
-            Answers { open, good: states().filter(|state| matches!(state, State::Up)).count() }
+            (open, states().filter(|state| matches!(state, State::Up)).count())
         });
-        let met = self.has_met(&links, &answers);
+        let met = self.has_met(&links, answers);
         if met.is_err() && is_first {
             self.far.leave(&links);
             self.peer(peer, CONNECT)?.links.clear();
@@ -111,24 +107,24 @@ impl Agent {
 
     /// Nobody waits for these links any more. Where one of them leads to the peer, the others are
     /// lost.
-    fn has_met(&mut self, links: &[u32], answers: &Answers) -> Result<()> {
+    fn has_met(&mut self, links: &[u32], (open, good): Answers) -> Result<()> {
         let mut failure = None;
         for number in links {
             let Some(link) = self.far.links.get_mut(number) else { continue };
             link.is_awaited = false;
             let State::Down(error) = &link.state else { continue };
             let error = Arc::clone(error);
-            if answers.good > 0 {
+            if good > 0 {
                 let (whom, reason) = (link.whom(), error.reason());
                 self.far.company.miss(link.rail, Missing::Link(*number), whom, reason);
             }
             failure.get_or_insert(error);
         }
         self.tell_of_company();
-        if answers.good > 0 {
+        if good > 0 {
             return Ok(());
         }
-        match failure.filter(|_| answers.open == 0) {
+        match failure.filter(|_| open == 0) {
             Some(error) => Err(Error::new(CONNECT, error.kind(), error.to_string())),
             None => {
                 let detail = "it does not answer by the fabric";
@@ -142,13 +138,13 @@ impl Agent {
         let mut end = end;
         loop {
             self.hear();
-            let answers = count(&self.far);
+            let (open, good) = count(&self.far);
             let now = Instant::now();
-            if answers.good > 0 {
+            if good > 0 {
                 end = end.min(now + GRACE);
             }
-            if answers.open == 0 || now >= end {
-                return answers;
+            if open == 0 || now >= end {
+                return (open, good);
             }
             self.rest_until_told(end);
         }
@@ -205,13 +201,9 @@ impl Agent {
         end: Instant,
     ) -> Result<()> {
         self.far.asked = (remote.number, BTreeMap::new());
-        let mut new = Vec::new();
         for (link, stages) in links {
-            if let Some(known) = self.far.links.get_mut(link)
-                && let Entry::Vacant(place) = known.regions.entry(remote.number)
-            {
-                place.insert(Standing::Asked);
-                new.push(*link);
+            if let Some(known) = self.far.links.get_mut(link) {
+                known.regions.entry(remote.number).or_insert(Standing::Asked);
             }
             let (link, stages, region) = (*link, *stages, (remote.number, remote.ticket));
             self.far.asked.1.insert(link, None);
@@ -220,7 +212,7 @@ impl Agent {
         self.await_answers(end, |far| {
             let answers = || far.asked.1.values();
             let open = answers().filter(|answer| answer.is_none()).count();
-            Answers { open, good: answers().flatten().filter(|answer| answer.is_ok()).count() }
+            (open, answers().flatten().filter(|answer| answer.is_ok()).count())
         });
         let (mut is_open, mut failure) = (false, None);
         for answer in std::mem::take(&mut self.far.asked.1).into_values() {
@@ -236,14 +228,6 @@ impl Agent {
         }
         if is_open {
             return Ok(());
-        }
-        // There will be no route that has it.
-        for link in new {
-            if let Some(known) = self.far.links.get_mut(&link)
-                && known.regions.get(&remote.number) == Some(&Standing::Asked)
-            {
-                known.regions.remove(&remote.number);
-            }
         }
         let detail = "it does not answer by the fabric";
         Err(failure.unwrap_or_else(|| Error::new(JOIN, ErrorKind::DeadlineExceeded, detail)))

@@ -300,8 +300,7 @@ impl Visit {
         end: Instant,
         mut take: impl FnMut(OwnedFd, u64, u64) -> Result<()>,
     ) -> Result<()> {
-        let request = Request::Open(region.number, region.ticket);
-        let asked = self.exchange(request, region, end, &mut take);
+        let asked = self.exchange(region, end, &mut take);
         if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded)
             && let Tie::Channel(channel) = &self.tie
         {
@@ -313,7 +312,6 @@ impl Visit {
 
     fn exchange(
         &mut self,
-        request: Request,
         region: &RegionDescriptor,
         end: Instant,
         take: &mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>,
@@ -321,7 +319,8 @@ impl Visit {
         let Tie::Channel(channel) = &self.tie else {
             return Err(Error::new(OPEN, ErrorKind::NoPath, "it belongs to this process"));
         };
-        channel.send(&request.encode(), &[], left(end)).map_err(of_channel(OPEN))?;
+        let request = Request::Open(region.number, region.ticket).encode();
+        channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
         let mut next = 0;
         let mut failure = None;
         loop {

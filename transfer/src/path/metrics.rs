@@ -103,10 +103,9 @@ pub fn metrics() -> String {
     let transfers = by_path(|counter| &counter.transfers);
     family("counter", "path_transfers", "Transfers that took a path.", &transfers);
     let help = "Transfers that took a worse path than could have been expected.";
-    let fallbacks = lock(&FALLBACKS).clone();
-    let by_reason = fallbacks.into_iter();
+    let label = |reason: &str| format!("{{reason=\"{reason}\"}}");
     let by_reason: Vec<_> =
-        by_reason.map(|(reason, count)| (format!("{{reason=\"{reason}\"}}"), count)).collect();
+        lock(&FALLBACKS).iter().map(|(reason, count)| (label(reason), *count)).collect();
     family("counter", "path_fallback", help, &by_reason);
     for ((kind, name, help), value) in COUNTS.into_iter().zip(&VALUES) {
         family(kind, name, help, &[(String::new(), value.load(Ordering::Relaxed))]);

@@ -424,9 +424,8 @@ impl Driver {
         }
     }
 
-    /// Looks at everything once. True if anything happened. What was copied is in a list that is
-    /// empty otherwise.
-    pub(super) fn turn(&mut self, copied: &mut Vec<(u64, Result<()>)>) -> bool {
+    /// Looks at everything once. True if anything happened.
+    pub(super) fn turn(&mut self) -> bool {
         let mut has_moved = self.commands();
         self.flush();
         for _ in 0..BATCH {
@@ -434,8 +433,7 @@ impl Driver {
             self.heard(outcome);
             has_moved = true;
         }
-        self.copies.look(copied);
-        for (number, outcome) in copied.drain(..) {
+        while let Some((number, outcome)) = self.copies.next_done() {
             has_moved = true;
             if self.errands.contains_key(&number) {
                 self.errand_is_over(number, outcome);
@@ -450,10 +448,9 @@ impl Driver {
     }
 
     fn run(&mut self) {
-        let mut copied = Vec::new();
         let mut moved = Instant::now();
         while !self.shared.is_over.load(Ordering::Acquire) && self.failures < MOST_FAILURES {
-            if self.turn(&mut copied) {
+            if self.turn() {
                 moved = Instant::now();
                 continue;
             }
@@ -491,8 +488,7 @@ impl Driver {
             if let Some(outcome) = self.queue.wait_or_wake(SHORT) {
                 self.heard(outcome);
             }
-            let mut copied = Vec::new();
-            self.copies.look(&mut copied);
+            while self.copies.next_done().is_some() {}
         }
         // One whose memory is written to yet is told nothing, and takes us for lost.
         let posted = self.posted.iter().flatten().filter_map(|posted| match posted {

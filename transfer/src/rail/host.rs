@@ -92,7 +92,9 @@ impl Driver {
                     guest.opened.insert(region);
                     Message::Opened { request }
                 } else {
-                    Message::Refused { request, refusal: gone() }
+                    let why = "the region was withdrawn, or never was";
+                    let refusal = Refusal::new(ErrorKind::Stale, why);
+                    Message::Refused { request, refusal }
                 };
                 self.say(party, &message);
             }
@@ -443,8 +445,4 @@ impl Driver {
     pub(super) fn forget_waiting(&mut self, party: Party) {
         self.waiting.retain(|waiting| waiting.to != party);
     }
-}
-
-fn gone() -> Refusal {
-    Refusal::new(ErrorKind::Stale, "the region was withdrawn, or never was")
 }

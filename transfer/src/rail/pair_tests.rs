@@ -12,7 +12,7 @@ use super::links::State;
 use super::message::Message;
 use super::{PATIENCE, Report, Settings, Shared, Target};
 use crate::agent::{Home, Refusal};
-use crate::error::{ErrorKind, Result};
+use crate::error::ErrorKind;
 use crate::host::HostBuffer;
 use crate::lock;
 use crate::region::{Region, Rights};
@@ -30,7 +30,6 @@ struct Side {
     driver: Driver,
     shared: Arc<Shared>,
     home: Arc<Home>,
-    copied: Vec<(u64, Result<()>)>,
     told: Vec<Report>,
 }
 
@@ -46,11 +45,11 @@ impl Side {
         let shared = Arc::new(Shared::new(&settings, domain.capabilities()));
         let driver =
             Driver::new(&domain, Arc::clone(&shared), Arc::clone(&home), settings, channel().1);
-        Self { driver: driver.unwrap(), shared, home, copied: Vec::new(), told: Vec::new() }
+        Self { driver: driver.unwrap(), shared, home, told: Vec::new() }
     }
 
     fn turn(&mut self) -> bool {
-        let has_moved = self.driver.turn(&mut self.copied);
+        let has_moved = self.driver.turn();
         self.told.extend(lock(&self.shared.reports).drain(..));
         has_moved
     }

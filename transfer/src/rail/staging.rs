@@ -98,13 +98,10 @@ impl DeviceCopies {
         copies.begin(number, |stream| stream.copy(to, from)).map_err(|(_, error)| error)
     }
 
-    /// What is done.
-    pub(super) fn look(&mut self, done: &mut Vec<(u64, Result<()>)>) {
-        for copies in self.0.values_mut() {
-            while let Some((number, _, outcome)) = copies.next_done() {
-                done.push((number, outcome));
-            }
-        }
+    /// The next one that is done.
+    pub(super) fn next_done(&mut self) -> Option<(u64, Result<()>)> {
+        let done = self.0.values_mut().find_map(Copies::next_done);
+        done.map(|(number, _, outcome)| (number, outcome))
     }
 
     pub(super) fn are_under_way(&self) -> bool {
