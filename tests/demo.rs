@@ -158,7 +158,8 @@ fn a_part_that_fails_ends_it_and_is_named() {
     for part in ["node 2, b", "node 2", "publisher of lidar"] {
         let mut demonstration = Demonstration::start("killed", &["--time", "60"]);
         let others = demonstration.wait_for_all();
-        let is_it = |number: i32| arguments(number).ends_with(&format!("demo-worker {part} "));
+        let is_it =
+            |number: i32| arguments(number).contains(&format!("--label {part} --directory"));
         let (number, _) = others.iter().find(|(number, _)| is_it(*number)).unwrap();
         kill(Pid::from_raw(*number), Signal::SIGKILL).unwrap();
         let status = demonstration.end();

@@ -44,11 +44,6 @@ impl Premises {
     /// the one that tidies up.
     pub fn open() -> Result<Self, Failure> {
         wait_for_signals()?;
-        Self::open_for_one_who_heeds_signals()
-    }
-
-    /// For one who ends in order by itself when it is asked to.
-    pub fn open_for_one_who_heeds_signals() -> Result<Self, Failure> {
         tidy_up_after_the_killed(&std::env::temp_dir());
         let (directory, lock) = make(&std::env::temp_dir())?;
         *left() = Some(directory.clone());

@@ -3,6 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::exit::{Exit, Failure};
 
 /// The widest line that is printed.
@@ -19,6 +21,12 @@ pub fn print(text: &str) -> Result<(), Failure> {
             Failure::failed(format!("writing the output: {error}"))
         }
     })
+}
+
+/// Writes it as a line of JSON.
+pub fn json(document: &impl Serialize) -> Result<(), Failure> {
+    let line = serde_json::to_string(document);
+    print(&(line.map_err(|error| Failure::failed(error.to_string()))? + "\n"))
 }
 
 /// Writes a line to standard error. If nobody can hear it, there is nobody to be told.

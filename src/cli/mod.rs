@@ -14,6 +14,7 @@ mod progress;
 mod publish;
 mod settings;
 mod signals;
+mod statistics;
 mod subscribe;
 mod topics;
 
@@ -21,7 +22,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use command::{exit, histogram, premises, process, size, stages, text, window};
+use command::{exit, histogram, process, size, stages, text};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Moves GPU and host memory over whatever fabric is there.
@@ -59,12 +60,6 @@ enum Command {
     },
     /// Show on this machine what Fabricast does; needs no special hardware
     Demo(demo::Arguments),
-    /// A process of the demonstration: started by the first one only
-    #[command(hide = true)]
-    DemoWorker {
-        /// What it is called
-        name: String,
-    },
 }
 
 pub(crate) fn main() -> ExitCode {
@@ -85,7 +80,6 @@ pub(crate) fn main() -> ExitCode {
         Command::Clean(arguments) => clean::run(&arguments),
         Command::Bench { arguments } => bench::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
-        Command::DemoWorker { name } => demo::work(&name),
     }))
 }
 

@@ -1,125 +1,93 @@
-//! The processes of the demonstration, and what they said last.
+//! The processes of the demonstration, and what they said last: `fabricast node`, `pub` and `sub`.
 
-use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
-use std::process::{Child, ChildStdin, ExitStatus, Stdio};
+use std::fs::{DirBuilder, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use pubsub::Row;
+use serde::Deserialize;
 
-use super::cast::{Part, Published, Reading, Role, Said, line};
-use super::worker::program;
+use super::cast::NODES;
+use super::network::Ground;
+use super::show::Show;
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::premises::Premises;
 use crate::cli::process::{end_with_this_process, is_ignored};
+use crate::cli::settings::{FILE_VARIABLE, TABLE};
 use crate::cli::signals::{Signals, interrupted};
+use crate::cli::statistics::Latency;
+use crate::cli::text;
+use command::worker::this_program;
 
-/// What rates are taken of.
-const WINDOW: Duration = Duration::from_secs(3);
-/// How long one takes to end that was told to.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Serve,
+    /// In this topic.
+    Publish(usize),
+    Read(usize),
+}
+
+impl Part {
+    pub(super) fn publishes(self) -> bool {
+        matches!(self, Self::Publish(_))
+    }
+
+    pub(super) fn reads(self) -> bool {
+        matches!(self, Self::Read(_))
+    }
+}
+
+/// What `pub` and `sub` say, in a line of JSON each.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Said {
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+    pub(super) messages_per_s: f64,
+    pub(super) bytes_per_s: f64,
+    #[serde(default)]
+    pub(super) altered: u64,
+    /// Not known of one that was removed from its topic.
+    #[serde(default)]
+    pub(super) missed: Option<u64>,
+    /// By which ways messages came.
+    #[serde(default)]
+    pub(super) paths: Vec<String>,
+    pub(super) latencies: Vec<Latency>,
+}
 
 /// A process, as far as it is known.
 pub(super) struct Member {
-    pub(super) role: Role,
+    pub(super) part: Part,
+    pub(super) node: usize,
+    pub(super) label: String,
     child: Child,
-    input: Option<ChildStdin>,
-    pub(super) is_separate: bool,
-    pub(super) is_ready: bool,
-    pub(super) is_done: bool,
-    pub(super) listens: Option<String>,
-    pub(super) rows: Vec<Row>,
-    /// Those about what was sent to the other node.
-    pub(super) sent: Vec<Row>,
-    /// How often it said what a node knows.
-    pub(super) reports: u64,
-    pub(super) published: Published,
-    pub(super) reading: Reading,
-    /// When how many messages had been read.
-    history: VecDeque<(Instant, u64)>,
+    /// What it said is in there, if it is not told to the user at once.
+    errors: PathBuf,
+    is_to_end: bool,
+    has_ended: bool,
+    /// It has begun.
+    pub(super) has_said: bool,
+    pub(super) said: Said,
 }
 
-impl Member {
-    pub(super) fn process(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Messages a second that it reads now.
-    pub(super) fn rate(&self) -> f64 {
-        let (Some(first), Some(last)) = (self.history.front(), self.history.back()) else {
-            return 0.0;
-        };
-        let seconds = (last.0 - first.0).as_secs_f64();
-        if seconds > 0.0 { (last.1 - first.1) as f64 / seconds } else { 0.0 }
-    }
-
-    fn hear(&mut self, said: Said) -> Result<(), Failure> {
-        match said {
-            Said::Separate => self.is_separate = true,
-            Said::Ready { listens } => (self.is_ready, self.listens) = (true, listens),
-            Said::Served(rows) => self.hear_report(rows),
-            Said::Published(published) => self.published = published,
-            Said::Read(reading) => {
-                let now = Instant::now();
-                self.history.push_back((now, reading.messages));
-                while self.history.front().is_some_and(|(then, _)| now - *then > WINDOW) {
-                    self.history.pop_front();
-                }
-                self.reading = *reading;
-            }
-            Said::Done => self.is_done = true,
-            Said::Failed { exit, message } => {
-                let why = format!("{}: {message}", self.role.label);
-                return Err(Failure::new(Exit::from_code(exit), why));
-            }
-        }
-        Ok(())
-    }
-
-    /// What was sent is remembered: nodes forget rings and topics that are not used any more.
-    fn hear_report(&mut self, rows: Vec<Row>) {
-        for row in &rows {
-            if let Row::Sent { topic, messages, .. } = row {
-                let is_before = |known: &Row| match known {
-                    Row::Sent { topic: its, messages: before, .. } => {
-                        its == topic && before <= messages
-                    }
-                    _ => false,
-                };
-                let is_of_it =
-                    |known: &Row| matches!(known, Row::Sent { topic: its, .. } if its == topic);
-                match self.sent.iter_mut().find(|known| is_of_it(known)) {
-                    Some(known) if is_before(known) => *known = row.clone(),
-                    Some(_) => {}
-                    None => self.sent.push(row.clone()),
-                }
-            }
-        }
-        (self.rows, self.reports) = (rows, self.reports + 1);
-    }
-
-    /// What it said before it ended was heard.
-    fn hear_its_end(&mut self) -> Result<(), Failure> {
-        self.input = None;
-        if self.is_done {
-            return Ok(());
-        }
-        let status =
-            self.child.wait().as_ref().map_or_else(ToString::to_string, ExitStatus::to_string);
-        Err(Failure::failed(format!("{} ended too early: {status}", self.role.label)))
-    }
-}
+/// What a process said on standard output; None if it is over.
+type Heard = (usize, Option<String>);
 
 /// All of them. Dropping it ends them.
 pub(super) struct Company {
     pub(super) members: Vec<Member>,
-    say: Sender<(usize, Option<Said>)>,
-    heard: Receiver<(usize, Option<Said>)>,
-    /// Last: nobody is there any more when it goes.
-    premises: Premises,
+    /// What is seen of them, once messages are published.
+    pub(super) show: Option<Show>,
+    directory: PathBuf,
+    say: Sender<Heard>,
+    heard: Receiver<Heard>,
     signals: Signals,
 }
 
@@ -131,89 +99,103 @@ impl Company {
             true => Signals::catch()?,
             false => Signals::catch_hangups_too()?,
         };
-        let premises = Premises::open_for_one_who_heeds_signals()?;
-        Ok(Self { members: Vec::new(), say, heard, premises, signals })
+        let drawn = getrandom::u32()
+            .map_err(|error| Failure::failed(format!("naming a directory: {error}")))?;
+        let directory = std::env::temp_dir().join(format!("fabricast-demo-{drawn:08x}"));
+        let made = DirBuilder::new().mode(0o700).create(&directory);
+        made.map_err(|error| Failure::failed(format!("making {}: {error}", directory.display())))?;
+        Ok(Self { members: Vec::new(), show: None, directory, say, heard, signals })
     }
 
-    pub(super) fn directory(&self) -> &Path {
-        self.premises.path()
+    pub(super) fn directory_of(&self, node: usize) -> PathBuf {
+        self.directory.join(format!("node-{}", node + 1))
     }
 
-    /// Starts one more.
-    pub(super) fn start(&mut self, role: Role) -> Result<(), Failure> {
-        let mut command = program(&role.label);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    /// What the nodes tell of themselves, each by itself.
+    pub(super) fn report(&self) -> Vec<(usize, Row)> {
+        let of = |node| (pubsub::report(&self.directory_of(node)).unwrap_or_default(), node);
+        let all = (0..NODES).map(of);
+        all.flat_map(|(rows, node)| rows.into_iter().map(move |row| (node, row))).collect()
+    }
+
+    /// Starts one more. Tests tell them apart by their labels.
+    pub(super) fn start(
+        &mut self,
+        ground: &Ground,
+        (part, node, label): (Part, usize, String),
+        arguments: impl IntoIterator<Item = String>,
+    ) -> Result<(), Failure> {
+        let failed = |why: String| Failure::failed(format!("starting {label}: {why}"));
+        let mut command = this_program("fabricast");
+        command.args(arguments).args(["--patience", "20", "--label", &label]);
+        command.arg("--directory").arg(self.directory_of(node));
+        for variable in TABLE.iter().map(|one| &*one.variable).chain([FILE_VARIABLE]) {
+            command.env_remove(variable);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let number = self.members.len();
+        let errors = self.directory.join(format!("{number}"));
         if std::env::var_os("FABRICAST_LOG").is_none() {
             // What goes wrong is said; that nodes trust each other in here is no news.
-            command.env("FABRICAST_LOG", "error");
+            let file = File::create(&errors).map_err(|error| failed(error.to_string()))?;
+            command.env("FABRICAST_LOG", "error").stderr(file);
         }
         // A terminal's signals are for the one that started it, which ends the others.
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        command.process_group(0);
         end_with_this_process(&mut command, Signal::SIGKILL);
-        let mut child = command
-            .spawn()
-            .map_err(|error| Failure::failed(format!("starting {}: {error}", role.label)))?;
-        let (input, output) = (child.stdin.take(), child.stdout.take());
-        let first = line(&role)?;
-        let number = self.members.len();
+        ground.enter(node)?;
+        let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
+        let (say, output) = (self.say.clone(), child.stdout.take());
         self.members.push(Member {
-            role,
+            part,
+            node,
+            label: label.clone(),
             child,
-            input,
-            is_separate: false,
-            is_ready: false,
-            is_done: false,
-            listens: None,
-            rows: Vec::new(),
-            sent: Vec::new(),
-            reports: 0,
-            published: Published::default(),
-            reading: Reading::default(),
-            history: VecDeque::new(),
+            errors,
+            is_to_end: false,
+            has_ended: false,
+            has_said: false,
+            said: Said::default(),
         });
-        self.write(number, &first);
-        let (say, output) = (self.say.clone(), output.into_iter());
         let reader = move || {
-            for line in
-                output.flat_map(|output| BufReader::new(output).lines()).map_while(Result::ok)
-            {
-                let Ok(said) = serde_json::from_str(&line) else { break };
-                if say.send((number, Some(said))).is_err() {
-                    return;
-                }
-            }
-            let _ = say.send((number, None));
+            let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
+            let lines = lines.map_while(Result::ok).map(Some);
+            lines.chain([None]).try_for_each(|line| say.send((number, line)))
         };
         let thread = std::thread::Builder::new().spawn(reader);
-        thread.map(drop).map_err(|error| Failure::failed(format!("starting a thread: {error}")))
+        thread.map(drop).map_err(|error| failed(error.to_string()))
     }
 
-    fn write(&mut self, member: usize, text: &str) {
-        if let Some(input) = self.members.get_mut(member).and_then(|it| it.input.as_mut()) {
-            // Who has ended is heard of in another way.
-            let _ = input.write_all(text.as_bytes());
+    /// Asks those to end that have such a part, and waits until they have.
+    pub(super) fn end(
+        &mut self,
+        is_meant: impl Fn(Part) -> bool,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        for member in self.members.iter_mut().filter(|member| is_meant(member.part)) {
+            member.is_to_end = true;
+            let _ = kill(Pid::from_raw(member.child.id() as i32), Signal::SIGTERM);
         }
+        self.until("all had ended", deadline, |members| {
+            members.iter().all(|member| member.has_ended || !is_meant(member.part))
+        })
     }
 
-    /// Tells those something that have such a part.
-    pub(super) fn tell(&mut self, what: &str, is_meant: impl Fn(&Part) -> bool) {
-        for member in 0..self.members.len() {
-            if is_meant(&self.members[member].role.part) {
-                self.write(member, &format!("{what}\n"));
-            }
-        }
-    }
-
-    /// Hears what they say until it is so; `look` is called again and again meanwhile.
+    /// Hears what they say until it is so, and shows it meanwhile.
     pub(super) fn until(
         &mut self,
         what: &str,
         deadline: Instant,
-        mut look: impl FnMut(&Self) -> Result<(), Failure>,
-        is_so: impl Fn(&Self) -> bool,
+        mut is_so: impl FnMut(&[Member]) -> bool,
     ) -> Result<(), Failure> {
-        while !is_so(self) {
-            look(self)?;
+        loop {
+            let is_over = is_so(&self.members);
+            if let Some(show) = &mut self.show {
+                show.look(&self.members)?;
+            }
+            if is_over {
+                return Ok(());
+            }
             if self.signals.ask_to_end() || self.signals.hangups() > 0 {
                 return Err(interrupted());
             }
@@ -223,27 +205,20 @@ impl Company {
                 return Err(Failure::new(Exit::Deadline, why));
             }
             match self.heard.recv_timeout(left.min(Duration::from_millis(100))) {
-                Ok((member, said)) => {
-                    let Some(member) = self.members.get_mut(member) else { continue };
-                    match said {
-                        Some(said) => member.hear(said)?,
-                        None => member.hear_its_end()?,
-                    }
-                }
+                Ok((member, line)) => self.members[member].hear(line)?,
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::failed("nobody is there to be heard"));
                 }
             }
         }
-        look(self)
     }
 
     /// What nodes say of each other, where that may be why.
     fn why(&self) -> String {
-        let rows = self.members.iter().flat_map(|member| &member.rows);
+        let rows = self.report().into_iter();
         let all: Vec<String> = rows
-            .filter_map(|row| match row {
+            .filter_map(|(_, row)| match row {
                 Row::Peer { label, address, is_connected: false, detail, .. } => {
                     Some(format!("; node \"{label}\" at {address} is not connected: {detail}"))
                 }
@@ -254,24 +229,36 @@ impl Company {
     }
 }
 
+impl Member {
+    fn hear(&mut self, line: Option<String>) -> Result<(), Failure> {
+        if let Some(line) = line {
+            let wrong = |error| Failure::failed(format!("{} says {line:?}: {error}", self.label));
+            (self.said, self.has_said) = (serde_json::from_str(&line).map_err(wrong)?, true);
+            return Ok(());
+        }
+        self.has_ended = true;
+        if self.is_to_end {
+            return Ok(());
+        }
+        let (exit, status) = match self.child.wait() {
+            Ok(status) => (Exit::from_code(status.code().unwrap_or(1)), status.to_string()),
+            Err(error) => (Exit::Failed, error.to_string()),
+        };
+        if let Ok(errors) = std::fs::read_to_string(&self.errors) {
+            text::complain(errors.trim_end());
+        }
+        Err(Failure::new(exit, format!("{} ended too early: {status}", self.label)))
+    }
+}
+
 impl Drop for Company {
     fn drop(&mut self) {
-        // Those that are about to end may do so.
-        let end = Instant::now() + FAREWELL;
-        for member in &mut self.members {
-            member.input = None;
-            while member.is_done
-                && Instant::now() < end
-                && matches!(member.child.try_wait(), Ok(None))
-            {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
         for member in &mut self.members {
             let _ = member.child.kill();
         }
         for member in &mut self.members {
             let _ = member.child.wait();
         }
+        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }

@@ -7,24 +7,19 @@ mod memory;
 mod network;
 mod outcome;
 mod show;
-mod worker;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pubsub::MemoryPlace;
+use pubsub::{MemoryPlace, Row};
 
-use self::cast::{NODES, Part, Role, TOPICS, budget};
-use self::company::{Company, Member};
-use self::network::{Between, Ground, Place};
+use self::cast::{NODES, TOPICS, budget};
+use self::company::{Company, Member, Part};
+use self::network::{Between, Ground};
 use self::outcome::Outcome;
 use self::show::Show;
-use self::worker::{END, GO};
 use super::exit::{Exit, Failure};
 use super::settings::seconds;
 use super::{progress, text};
-
-pub(crate) use self::worker::work;
 
 /// Until all are there, and until all is read when nothing more is published.
 const GATHERING: Duration = Duration::from_secs(18);
@@ -55,11 +50,17 @@ pub(crate) struct Arguments {
     /// Only a JSON line
     #[arg(long)]
     json: bool,
+    /// Only try whether network namespaces can be made
+    #[arg(long, hide = true)]
+    probe: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.time > Duration::from_secs(3600) || arguments.time < Duration::from_secs(1) {
         return Err(Failure::new(Exit::Usage, "--time: 1 to 3600 seconds"));
+    }
+    if arguments.probe {
+        return network::probe();
     }
     memory::check()?;
     // In this order: into a namespace goes who has one thread, and devices and signals have more.
@@ -67,27 +68,21 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let company = Company::gather()?;
     let places = memory::places(arguments.memory);
     memory::check_places(&places)?;
-    let mut demonstration = Demonstration {
-        arguments,
-        ground,
-        memory: places.map(|place| place.to_string()),
-        company,
-        run: std::process::id().into(),
-        show: Show::begin(arguments.json),
-        begun: None,
-    };
-    demonstration.introduce()?;
-    let played = demonstration.play();
-    demonstration.show.wipe()?;
-    let seconds = demonstration.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64());
-    let about = (demonstration.ground.name(), &demonstration.memory);
-    let outcome = Outcome::of(&demonstration.company, about, seconds, played.is_ok());
+    let memory = places.map(|place| place.to_string());
+    let mut all =
+        Demonstration { arguments, ground, memory, company, begun: None, rows: Vec::new() };
+    all.introduce()?;
+    let played = all.play();
+    if let Some(show) = &mut all.company.show {
+        show.wipe()?;
+    }
+    let outcome = Outcome::of(&all, played.is_ok());
     let is_interrupted = played.as_ref().is_err_and(|it| it.exit() == Exit::Interrupted);
     let printed = match is_interrupted && !arguments.json {
         true => Ok(()),
-        false => outcome.print(&demonstration.company, arguments.json),
+        false => outcome.print(&all.company.members, arguments.json),
     };
-    let judged = outcome.judge(&demonstration.company);
+    let judged = outcome.judge(&all.company.members);
     // What is wrong with the data is worse than that it ended too early.
     match (played, judged) {
         (Ok(()), judged) => judged?,
@@ -103,46 +98,26 @@ struct Demonstration<'a> {
     ground: Ground,
     memory: [String; NODES],
     company: Company,
-    /// Names the messages of this run.
-    run: u64,
-    show: Show,
+    /// When all had begun.
     begun: Option<Instant>,
+    /// What the nodes told: while messages were published, and when all were read.
+    rows: Vec<(usize, Row)>,
 }
 
-fn serves(part: &Part) -> bool {
-    matches!(part, Part::Serve { .. })
+/// Has every subscriber all that was published?
+fn has_all(members: &[Member]) -> bool {
+    let published = |wanted: usize| {
+        let publisher = members.iter().find(|member| member.part == Part::Publish(wanted));
+        publisher.map(|member| member.said.messages)
+    };
+    members.iter().all(|member| match member.part {
+        Part::Read(topic) => published(topic) == Some(member.said.messages),
+        _ => true,
+    })
 }
 
-fn publishes(part: &Part) -> bool {
-    matches!(part, Part::Publish { .. })
-}
-
-fn reads(part: &Part) -> bool {
-    matches!(part, Part::Read { .. })
-}
-
-impl Company {
-    fn directory_of(&self, node: usize) -> PathBuf {
-        self.directory().join(format!("node-{}", node + 1))
-    }
-
-    fn all(&self, is_meant: fn(&Part) -> bool, is_so: impl Fn(&Member) -> bool) -> bool {
-        self.members.iter().filter(|member| is_meant(&member.role.part)).all(is_so)
-    }
-
-    /// Has every subscriber all that was published?
-    fn has_all(&self) -> bool {
-        let published = |wanted: usize| {
-            self.members.iter().find_map(|member| match member.role.part {
-                Part::Publish { topic, .. } if topic == wanted => Some(member.published.messages),
-                _ => None,
-            })
-        };
-        self.all(reads, |member| match member.role.part {
-            Part::Read { topic, .. } => published(topic) == Some(member.reading.messages),
-            _ => false,
-        })
-    }
+fn options(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
 }
 
 impl Demonstration<'_> {
@@ -151,7 +126,9 @@ impl Demonstration<'_> {
             return Ok(());
         }
         let between = match &self.ground {
-            Ground::Namespaces => "in two network namespaces with a cable between them".to_owned(),
+            Ground::Namespaces(_) => {
+                "in two network namespaces with a cable between them".to_owned()
+            }
             Ground::Loopback { why: None } => "on the loopback address".to_owned(),
             Ground::Loopback { why: Some(why) } => {
                 format!("on the loopback address (no network namespaces: {why})")
@@ -171,101 +148,92 @@ impl Demonstration<'_> {
         text::print(&(text::wrapped("", &about) + "\n"))
     }
 
-    fn role(&self, node: usize, label: String, part: Part) -> Role {
-        let service = self.company.members.get(node).map(Member::process);
-        Role {
-            parent: std::process::id(),
-            place: self.ground.place(node, service),
-            directory: self.company.directory_of(node),
-            label,
-            limit: GATHERING + self.arguments.time + FINISHING + LEAVING * 2,
-            part,
-        }
-    }
-
-    fn until(
-        &mut self,
-        what: &str,
-        longest: Duration,
-        is_so: impl Fn(&Company) -> bool,
-    ) -> Result<(), Failure> {
-        let Self { company, show, .. } = self;
-        let begun = self.begun.is_some();
-        let look = |company: &Company| if begun { show.look(company) } else { Ok(()) };
-        company.until(what, Instant::now() + longest, look, is_so)
-    }
-
     fn play(&mut self) -> Result<(), Failure> {
         let gathered = Instant::now() + GATHERING;
-        let left = || gathered.saturating_duration_since(Instant::now());
-        self.start_services(left)?;
+        self.start_services(gathered)?;
         for (topic, subject) in TOPICS.iter().enumerate() {
             for (node, readers) in subject.readers.into_iter().enumerate() {
                 for reader in 0..readers {
                     let letter = char::from(b'a' + reader as u8);
                     let label = format!("node {}, {letter}", node + 1);
-                    let memory = self.memory[node].clone();
-                    let part = Part::Read { topic, memory, run: self.run + topic as u64 };
-                    self.company.start(self.role(node, label, part))?;
+                    let words = format!("sub {} --check --stats --every 0.25", subject.name);
+                    self.start_at(topic, (Part::Read(topic), node, label), &words)?;
                 }
             }
         }
-        self.until("all subscribers were there", left(), |it| it.all(reads, |it| it.is_ready))?;
+        self.company.until("all subscribers were there", gathered, |members| {
+            members.iter().all(|member| member.has_said || !member.part.reads())
+        })?;
         // Cores that are there beyond a few can compare more.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let speed = (cores / CORES).clamp(1, 8) as f64;
         for (topic, subject) in TOPICS.iter().enumerate() {
-            let part = Part::Publish {
-                topic,
-                memory: self.memory[subject.from].clone(),
-                run: self.run + topic as u64,
-                time: self.arguments.time,
-                rate: subject.rate * speed,
-            };
             let label = format!("publisher of {}", subject.name);
-            self.company.start(self.role(subject.from, label, part))?;
+            let words = format!(
+                "pub {} --pattern --size {} --rate {} --wait-for {} --every 0.25",
+                subject.name,
+                subject.size,
+                subject.rate * speed,
+                subject.expected()
+            );
+            self.start_at(topic, (Part::Publish(topic), subject.from, label), &words)?;
         }
-        let is_ready = |it: &Company| it.all(publishes, |it| it.is_ready);
-        self.until("all publishers had their subscribers", left(), is_ready)?;
-        self.begun = Some(Instant::now());
-        self.company.tell(GO, publishes);
-        let longest = self.arguments.time + FINISHING;
-        self.until("all that was published was read", longest, |it| {
-            it.all(publishes, |it| it.published.is_released) && it.has_all()
+        self.company.until("all subscribers had a message", gathered, |members| {
+            members.iter().all(|member| member.said.messages > 0 || !member.part.reads())
         })?;
-        let left_by = Instant::now() + LEAVING;
-        let left = || left_by.saturating_duration_since(Instant::now());
-        // What they carried: said of topics that are there.
-        let known: Vec<u64> = self.company.members.iter().map(|it| it.reports).collect();
-        self.until("the nodes had told what they carried", left(), |it| {
-            it.members
-                .iter()
-                .zip(&known)
-                .all(|(it, known)| !serves(&it.role.part) || it.reports > known + 1)
-        })?;
-        for part in [publishes, reads, serves] {
-            self.company.tell(END, part);
-            self.until("all had ended", left(), |it| it.all(part, |it| it.is_done))?;
-        }
-        Ok(())
+        let begun = Instant::now();
+        self.begun = Some(begun);
+        self.company.show = (!self.arguments.json).then(Show::begin);
+        let end = begun + self.arguments.time;
+        self.company.until("it was over", end + LEAVING, |_| Instant::now() >= end)?;
+        self.rows = self.company.report();
+        let finished = Instant::now() + FINISHING;
+        self.company.end(Part::publishes, finished)?;
+        self.company.until("all that was published was read", finished, has_all)?;
+        // What came from the other node: said of topics that are there.
+        self.rows.retain(|(_, row)| matches!(row, Row::Received { .. }));
+        self.rows.extend(self.company.report());
+        let left = Instant::now() + LEAVING;
+        self.company.end(Part::reads, left)?;
+        self.company.end(|part| part == Part::Serve, left)
     }
 
-    fn start_services(&mut self, left: impl Fn() -> Duration) -> Result<(), Failure> {
+    /// Starts one that publishes or reads in a topic.
+    fn start_at(
+        &mut self,
+        topic: usize,
+        who: (Part, usize, String),
+        words: &str,
+    ) -> Result<(), Failure> {
+        let memory = format!("--json --service outside --memory {}", self.memory[who.1]);
+        let all = [options(words), options(&memory), TOPICS[topic].options()].concat();
+        self.company.start(&self.ground, who, all)
+    }
+
+    fn start_services(&mut self, gathered: Instant) -> Result<(), Failure> {
+        let mut peer: Option<String> = None;
         for node in 0..NODES {
-            let peers = self.company.members.iter().filter_map(|it| it.listens.clone()).collect();
-            let part = Part::Serve { listen: self.ground.listen(node), peers, budget: budget() };
-            let place = self.ground.place(node, None);
-            let label = format!("node {}", node + 1);
-            let role = Role { place: place.clone(), ..self.role(node, label, part) };
-            self.company.start(role)?;
-            if matches!(place, Place::Separate) {
-                let is_separate = |it: &Company| it.members.iter().any(|it| it.is_separate);
-                self.until("the second network was made", left(), is_separate)?;
-                self.ground.connect(self.company.members[node].process())?;
-                self.company.tell(GO, serves);
+            let (label, address, budget) =
+                (format!("node {}", node + 1), self.ground.address(node), budget());
+            let words = format!(
+                "node --listen {address}:0 --lost-after 20 --budget-host {budget} --budget-device {budget}"
+            );
+            let mut all = options(&words);
+            if !address.is_loopback() {
+                // Nobody else is in these networks.
+                all.push("--insecure".to_owned());
             }
-            let is_ready = |it: &Company| it.all(serves, |it| it.is_ready);
-            self.until("the nodes were served", left(), is_ready)?;
+            all.extend(peer.take().map(|peer| format!("--peers={peer}")));
+            self.company.start(&self.ground, (Part::Serve, node, label), all)?;
+            let directory = self.company.directory_of(node);
+            self.company.until("the nodes were served", gathered, |_| {
+                let rows = pubsub::report(&directory).unwrap_or_default();
+                peer = rows.into_iter().find_map(|row| match row {
+                    Row::Node { listens, .. } => listens,
+                    _ => None,
+                });
+                peer.is_some()
+            })?;
         }
         Ok(())
     }

@@ -5,18 +5,19 @@
 //! that is there.
 
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{getegid, geteuid};
-use serde::{Deserialize, Serialize};
 
-use super::worker::program;
+use super::cast::NODES;
 use crate::cli::exit::{Exit, Failure};
+use command::worker::this_program;
 
 /// The ends of the cable.
-const ENDS: [&str; 2] = ["cable", "wire"];
+const ENDS: [&str; NODES] = ["cable", "wire"];
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -30,40 +31,25 @@ pub(super) enum Between {
 }
 
 /// Where they are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Ground {
-    Namespaces,
+    /// One for each node.
+    Namespaces([File; NODES]),
     Loopback {
         /// Why there are no namespaces, if they were wanted.
         why: Option<String>,
     },
 }
 
-/// Where a process is.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) enum Place {
-    /// Where the one is that started it.
-    Here,
-    /// In a network that it makes.
-    Separate,
-    /// In the network of this process.
-    With(u32),
-}
-
-/// The address of a node.
-fn address(node: usize) -> IpAddr {
-    Ipv4Addr::new(10, 77, 0, node as u8 + 1).into()
-}
-
 impl Ground {
-    /// Goes into a network namespace, if that is to be. Before this process has other threads:
-    /// who has some cannot go into a user namespace.
+    /// Makes network namespaces, if these are to be. Before this process has other threads: who has
+    /// some cannot go into a user namespace.
     pub(super) fn prepare(between: Between) -> Result<Self, Failure> {
         if between == Between::Loopback {
             return Ok(Self::Loopback { why: None });
         }
-        match attempt().and_then(|()| separate()).and_then(|()| lay_cable()) {
-            Ok(()) => Ok(Self::Namespaces),
+        match attempt().and_then(|()| make()) {
+            Ok(ground) => Ok(ground),
             Err(why) if between == Between::Namespaces => {
                 let why = format!("no network namespaces can be made here: {why}");
                 Err(Failure::new(Exit::Denied, why))
@@ -74,53 +60,82 @@ impl Ground {
 
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Namespaces => "namespaces",
+            Self::Namespaces(_) => "namespaces",
             Self::Loopback { .. } => "loopback",
         }
     }
 
-    /// Where the processes of a node are, given its service.
-    pub(super) fn place(&self, node: usize, service: Option<u32>) -> Place {
-        match (self, node, service) {
-            (Self::Loopback { .. }, ..) | (_, 0, _) => Place::Here,
-            (Self::Namespaces, _, None) => Place::Separate,
-            (Self::Namespaces, _, Some(process)) => Place::With(process),
+    /// Where a node is.
+    pub(super) fn address(&self, node: usize) -> IpAddr {
+        let address = match self {
+            Self::Namespaces(_) => Ipv4Addr::new(10, 77, 0, node as u8 + 1),
+            Self::Loopback { .. } => Ipv4Addr::LOCALHOST,
+        };
+        address.into()
+    }
+
+    /// Takes this thread, and what it starts, to where a node is.
+    pub(super) fn enter(&self, node: usize) -> Result<(), Failure> {
+        let Self::Namespaces(networks) = self else { return Ok(()) };
+        let gone = setns(&networks[node], CloneFlags::CLONE_NEWNET);
+        gone.map_err(|error| Failure::failed(format!("entering a network: {}", error.desc())))
+    }
+}
+
+/// Is all permitted that it takes? Tried by another process, since there is no way back.
+fn attempt() -> Result<(), String> {
+    let output = this_program("fabricast")
+        .args(["demo", "--probe"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .map_err(|error| format!("starting a process: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+    }
+}
+
+/// What the other process tries.
+pub(super) fn probe() -> Result<(), Failure> {
+    make().map(drop).map_err(|why| {
+        println!("{why}");
+        Failure::silent(Exit::Denied)
+    })
+}
+
+/// Makes two networks, as root, or as root of a user namespace, with a cable between them. This
+/// process is in one of them afterwards.
+fn make() -> Result<Ground, String> {
+    let (user, group) = (geteuid(), getegid());
+    let failed = |error: nix::errno::Errno| format!("unshare: {}", error.desc());
+    if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET).map_err(failed)?;
+        for (file, content) in [
+            ("setgroups", "deny".to_owned()),
+            ("uid_map", format!("0 {user} 1")),
+            ("gid_map", format!("0 {group} 1")),
+        ] {
+            std::fs::write(format!("/proc/self/{file}"), content)
+                .map_err(|error| format!("writing {file}: {error}"))?;
         }
     }
-
-    /// Where the service of a node listens.
-    pub(super) fn listen(&self, node: usize) -> SocketAddr {
-        let address = match self {
-            Self::Namespaces => address(node),
-            Self::Loopback { .. } => Ipv4Addr::LOCALHOST.into(),
-        };
-        SocketAddr::new(address, 0)
-    }
-
-    /// Gives the network of that process the other end of the cable.
-    pub(super) fn connect(&self, process: u32) -> Result<(), Failure> {
-        ip(&format!("link set {} netns {process}", ENDS[1])).map_err(Failure::failed)
-    }
-}
-
-/// With the first node at its end.
-fn lay_cable() -> Result<(), String> {
-    let [mine, its] = ENDS;
+    let here =
+        || File::open("/proc/self/ns/net").map_err(|error| format!("opening a network: {error}"));
+    let first = here()?;
+    unshare(CloneFlags::CLONE_NEWNET).map_err(failed)?;
+    let [its, mine] = ENDS;
+    let there = format!("/proc/{}/fd/{}", std::process::id(), first.as_raw_fd());
+    let ground = Ground::Namespaces([first, here()?]);
     ip(&format!("link add {mine} type veth peer name {its}"))?;
-    plug(0)
-}
-
-/// Makes this end of the cable usable.
-fn plug(node: usize) -> Result<(), String> {
-    let end = ENDS[node];
-    ip("link set lo up")?;
-    ip(&format!("address add {}/24 dev {end}", address(node)))?;
-    ip(&format!("link set {end} up"))
-}
-
-/// The other end, in the network that was separated.
-pub(super) fn plug_in() -> Result<(), Failure> {
-    plug(1).map_err(Failure::failed)
+    ip(&format!("link set {its} netns {there}"))?;
+    for (node, end) in ENDS.into_iter().enumerate() {
+        ground.enter(node).map_err(|failure| failure.to_string())?;
+        ip("link set lo up")?;
+        ip(&format!("address add {}/24 dev {end}", ground.address(node)))?;
+        ip(&format!("link set {end} up"))?;
+    }
+    Ok(ground)
 }
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -136,52 +151,4 @@ fn ip(arguments: &str) -> Result<(), String> {
             Err(format!("ip {arguments}: {}", said.trim()))
         }
     }
-}
-
-/// Is all permitted that it takes? Tried by another process, since there is no way back.
-fn attempt() -> Result<(), String> {
-    let output = program("probe")
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .map_err(|error| format!("starting a process: {error}"))?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
-    }
-}
-
-/// What the other process tries.
-pub(super) fn probe() -> Result<(), String> {
-    separate()?;
-    lay_cable()?;
-    // As the second node does.
-    unshare(CloneFlags::CLONE_NEWNET).map_err(|error| format!("unshare: {}", error.desc()))
-}
-
-/// Takes this process to a network of its own: as root, or as root of a user namespace.
-pub(super) fn separate() -> Result<(), String> {
-    let (user, group) = (geteuid(), getegid());
-    if unshare(CloneFlags::CLONE_NEWNET).is_ok() {
-        return Ok(());
-    }
-    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)
-        .map_err(|error| format!("unshare: {}", error.desc()))?;
-    for (file, content) in [
-        ("setgroups", "deny".to_owned()),
-        ("uid_map", format!("0 {user} 1")),
-        ("gid_map", format!("0 {group} 1")),
-    ] {
-        std::fs::write(format!("/proc/self/{file}"), content)
-            .map_err(|error| format!("writing {file}: {error}"))?;
-    }
-    Ok(())
-}
-
-/// Takes this process to the network of that one.
-pub(super) fn follow(process: u32) -> Result<(), Failure> {
-    let failed = |why: &str| Failure::failed(format!("the network of process {process}: {why}"));
-    let network = File::open(format!("/proc/{process}/ns/net"));
-    let network = network.map_err(|error| failed(&error.to_string()))?;
-    setns(network, CloneFlags::CLONE_NEWNET).map_err(|error| failed(error.desc()))
 }

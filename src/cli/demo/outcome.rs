@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use pubsub::Row;
 use serde::Serialize;
 
-use super::cast::{NODES, Part, Reading, STAGES, TIMES, TOPICS, line};
-use super::company::Company;
-use super::show::{medians, reading, time};
+use super::Demonstration;
+use super::cast::{NODES, Subject, TOPICS};
+use super::company::{Member, Part};
+use super::show::{reading, stages, time};
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::stages::{ALL_TOGETHER, Stage};
+use crate::cli::stages::ALL_TOGETHER;
+use crate::cli::statistics::Latency;
 use crate::cli::{progress, size, text};
 
 /// What is told of a subscriber.
@@ -24,13 +26,6 @@ struct Reader {
     missed: u64,
     paths: Vec<String>,
     stages: Vec<Latency>,
-}
-
-#[derive(Debug, Serialize)]
-struct Latency {
-    stage: &'static str,
-    p50_us: f64,
-    p99_us: f64,
 }
 
 /// What a path carried.
@@ -49,10 +44,8 @@ struct Carried {
 struct Slowest {
     path: String,
     topic: &'static str,
-    stage: &'static str,
+    stage: String,
     p50_us: f64,
-    #[serde(skip)]
-    nanoseconds: u64,
 }
 
 /// All of it.
@@ -70,54 +63,46 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    pub(super) fn of(
-        company: &Company,
-        (between, memory): (&'static str, &[String; NODES]),
-        seconds: f64,
-        is_complete: bool,
-    ) -> Self {
-        let readings = || company.members.iter().filter_map(reading);
-        let mut published = BTreeMap::new();
-        for member in &company.members {
-            if let Part::Publish { topic, .. } = member.role.part {
-                published.insert(TOPICS[topic].name, member.published.messages);
-            }
-        }
-        let subscribers: Vec<_> = company
-            .members
+    pub(super) fn of(all: &Demonstration<'_>, is_complete: bool) -> Self {
+        let members = &all.company.members;
+        let published = members.iter().filter_map(|member| match member.part {
+            Part::Publish(topic) => Some((TOPICS[topic].name, member.said.messages)),
+            _ => None,
+        });
+        let subscribers: Vec<_> = members
             .iter()
-            .filter_map(|member| Some((reading(member)?, &member.role.label)))
-            .map(|((topic, reading), name)| Reader {
+            .filter_map(|member| Some((reading(member)?, &member.label)))
+            .map(|((topic, said), name)| Reader {
                 topic: TOPICS[topic].name,
                 bytes_of_each: TOPICS[topic].size,
                 name: name.clone(),
-                messages: reading.messages,
-                bytes: reading.bytes,
-                altered: reading.altered,
-                missed: reading.missed,
-                paths: reading.paths.clone(),
-                stages: stages(reading),
+                messages: said.messages,
+                bytes: said.bytes,
+                altered: said.altered,
+                missed: said.missed.unwrap_or(0),
+                paths: said.paths.clone(),
+                stages: stages(members, topic, said).into_iter().cloned().collect(),
             })
             .collect();
         let verified = subscribers.iter().all(|it| it.altered == 0 && it.messages > 0);
         Self {
-            between,
-            memory: memory.clone(),
-            seconds,
-            paths: paths(company),
-            slowest: slowest(readings()),
-            published,
+            between: all.ground.name(),
+            memory: all.memory.clone(),
+            seconds: all.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64()),
+            published: published.collect(),
+            paths: paths(members, &all.rows),
+            slowest: slowest(&subscribers),
             subscribers,
             verified,
             complete: is_complete,
         }
     }
 
-    pub(super) fn print(&self, company: &Company, is_json: bool) -> Result<(), Failure> {
+    pub(super) fn print(&self, members: &[Member], is_json: bool) -> Result<(), Failure> {
         if is_json {
-            return text::print(&line(self)?);
+            return text::json(self);
         }
-        text::print(&super::show::table(company, true))?;
+        text::print(&super::show::table(members, true))?;
         let legend = "borrow: until there was memory for it; fill: until it was written; begin: until its node began to \
                       write it to the other, or, if it stays there, delivered it; out: copied out of a device; wire: \
                       until its last byte had come; in: copied to where it is read; notice: until a subscriber had \
@@ -142,13 +127,13 @@ impl Outcome {
             text::print(&format!("path {path}: {what}\n"))?;
         }
         for slowest in &self.slowest {
-            let Slowest { path, topic, stage, nanoseconds, .. } = slowest;
+            let Slowest { path, topic, stage, p50_us } = slowest;
             let bytes = TOPICS.iter().find(|it| it.name == *topic).map_or(0, |it| it.size);
             text::print(&format!(
                 "slowest stage on {path}: {stage}, {} for {} of \"{topic}\" ({}/s)\n",
-                time(*nanoseconds),
+                time(*p50_us),
                 size::print(bytes),
-                progress::amount(bytes as f64 / (*nanoseconds).max(1) as f64 * 1e9)
+                progress::amount(bytes as f64 / p50_us.max(1e-3) * 1e6)
             ))?;
         }
         let sum = |of: fn(&Reader) -> u64| self.subscribers.iter().map(of).sum::<u64>();
@@ -162,7 +147,7 @@ impl Outcome {
     }
 
     /// Is all as it should be?
-    pub(super) fn judge(&self, company: &Company) -> Result<(), Failure> {
+    pub(super) fn judge(&self, members: &[Member]) -> Result<(), Failure> {
         let altered: u64 = self.subscribers.iter().map(|it| it.altered).sum();
         if altered > 0 {
             return Err(Failure::new(Exit::Corrupt, text::altered(altered)));
@@ -175,13 +160,13 @@ impl Outcome {
                 return Err(Failure::new(Exit::Missed, why));
             }
         }
-        for member in &company.members {
-            let Some((topic, reading)) = reading(member) else { continue };
-            let is_near = member.role.directory == company.directory_of(TOPICS[topic].from);
-            let is_as_meant = reading.paths.iter().all(|path| (path == SHARED_MEMORY) == is_near);
-            if !is_as_meant || reading.paths.len() != 1 {
-                let paths = reading.paths.join(", ");
-                let why = format!("{} was reached by the wrong path: {paths}", member.role.label);
+        for member in members {
+            let Some((topic, said)) = reading(member) else { continue };
+            let is_near = member.node == TOPICS[topic].from;
+            let is_as_meant = said.paths.iter().all(|path| (path == SHARED_MEMORY) == is_near);
+            if !is_as_meant || said.paths.len() != 1 {
+                let paths = said.paths.join(", ");
+                let why = format!("{} was reached by the wrong path: {paths}", member.label);
                 return Err(Failure::new(Exit::NoProvider, why));
             }
         }
@@ -191,65 +176,62 @@ impl Outcome {
 
 const SHARED_MEMORY: &str = "shared-memory";
 
-fn stages(reading: &Reading) -> Vec<Latency> {
-    let names = STAGES.into_iter().map(Stage::name).chain([ALL_TOGETHER]);
-    let all = names.zip(&reading.samples).filter_map(|(stage, samples)| {
-        let (p50_us, p99_us) = (samples.microseconds(0.5)?, samples.microseconds(0.99)?);
-        Some(Latency { stage, p50_us, p99_us })
-    });
-    all.collect()
-}
-
-/// What subscribers say by which path they read, and what nodes say that they sent.
-fn paths(company: &Company) -> BTreeMap<String, Carried> {
+/// What subscribers say by which path they read, and nodes what came to them.
+fn paths(members: &[Member], rows: &[(usize, Row)]) -> BTreeMap<String, Carried> {
     let mut all: BTreeMap<String, Carried> = BTreeMap::new();
-    let mut remote = None;
-    for (_, reading) in company.members.iter().filter_map(reading) {
-        for path in &reading.paths {
+    for (_, said) in members.iter().filter_map(reading) {
+        for path in &said.paths {
             let carried = all.entry(path.clone()).or_default();
-            carried.read_messages += reading.messages;
-            carried.read_bytes += reading.bytes;
-            if path != SHARED_MEMORY {
-                remote = Some(path.clone());
-            }
+            carried.read_messages += said.messages;
+            carried.read_bytes += said.bytes;
         }
     }
-    let Some(remote) = remote else { return all };
+    let remote = all.keys().find(|path| *path != SHARED_MEMORY).cloned();
+    let Some((mut path, mut carried)) = remote.and_then(|path| all.remove_entry(&path)) else {
+        return all;
+    };
     let mut named = None;
-    for row in company.members.iter().flat_map(|member| &member.sent) {
-        if let Row::Sent { path, messages, bytes, .. } = row {
-            let carried = all.entry(remote.clone()).or_default();
-            carried.messages += messages;
-            carried.bytes += bytes;
-            named = Some(path.clone());
+    for (node, row) in rows {
+        match row {
+            Row::Received { path, .. } => named = Some(path),
+            Row::Topic { name, arrived, .. } => {
+                let come = |topic: &&Subject| topic.name == name && topic.from != *node;
+                let size = TOPICS.iter().find(come).map_or(0, |topic| topic.size);
+                carried.messages += if size > 0 { *arrived } else { 0 };
+                carried.bytes += size * arrived;
+            }
+            _ => {}
         }
     }
     // What a node says of it tells more than what a sample does.
-    if let (Some(named), Some(carried)) = (named, all.remove(&remote)) {
-        all.insert(format!("{remote} ({named})"), carried);
+    if let Some(named) = named {
+        path = format!("{path} ({named})");
     }
+    all.insert(path, carried);
     all
 }
 
 /// On each path, what takes longest of the messages whose stage takes longest.
-fn slowest<'a>(readings: impl Iterator<Item = (usize, &'a Reading)>) -> Vec<Slowest> {
-    let mut all: BTreeMap<String, (u64, usize, usize)> = BTreeMap::new();
-    for (topic, reading) in readings {
-        let Some(path) = reading.paths.first() else { continue };
-        let found = medians(reading);
-        for (stage, time) in found[..TIMES - 1].iter().enumerate() {
-            let longest = all.entry(path.clone()).or_insert((0, 0, 0));
-            *longest = (*longest).max((*time, topic, stage));
+fn slowest(subscribers: &[Reader]) -> Vec<Slowest> {
+    let mut all: Vec<Slowest> = Vec::new();
+    for reader in subscribers {
+        let Some(path) = reader.paths.first() else { continue };
+        for Latency { stage, p50_us, .. } in &reader.stages {
+            let known = all.iter_mut().find(|known| known.path == *path);
+            let is_longest = known.as_ref().is_none_or(|known| *p50_us > known.p50_us);
+            if stage == ALL_TOGETHER || !is_longest {
+                continue;
+            }
+            let (path, stage) = (path.clone(), stage.clone());
+            let slowest = Slowest { path, topic: reader.topic, stage, p50_us: *p50_us };
+            match known {
+                Some(known) => *known = slowest,
+                None => all.push(slowest),
+            }
         }
     }
-    let told = all.into_iter().map(|(path, (nanoseconds, topic, stage))| Slowest {
-        path,
-        topic: TOPICS[topic].name,
-        stage: STAGES[stage].name(),
-        p50_us: nanoseconds as f64 / 1e3,
-        nanoseconds,
-    });
-    told.collect()
+    all.sort_by(|one, other| one.path.cmp(&other.path));
+    all
 }
 
 #[cfg(test)]
@@ -258,16 +240,26 @@ mod tests {
 
     #[test]
     fn the_slowest_stage_of_each_path_is_named() {
-        let reading = |path: &str, latest| Reading {
+        let reader = |path: &str, topic, stages: &[(&str, f64)]| Reader {
+            topic,
+            bytes_of_each: 1,
+            name: String::new(),
+            messages: 1,
+            bytes: 1,
+            altered: 0,
+            missed: 0,
             paths: vec![path.to_owned()],
-            latest,
-            ..Reading::default()
+            stages: stages.iter().map(|(stage, p50_us)| Latency::new(stage, *p50_us)).collect(),
         };
-        let near = reading(SHARED_MEMORY, [1, 90, 2, 0, 0, 0, 3, 900]);
-        let far = reading("ring", [1, 80, 2, 0, 700, 1, 3, 900]);
-        let further = reading("ring", [1, 80, 2, 0, 70, 1, 3, 900]);
-        let found = slowest([(0, &near), (2, &far), (1, &further)].into_iter());
-        let told: Vec<_> = found.iter().map(|it| (&*it.path, it.topic, it.stage)).collect();
+        let near = [("borrow", 1.0), ("fill", 90.0), ("notice", 3.0), ("all", 900.0)];
+        let far = [("fill", 80.0), ("wire", 700.0), ("in", 1.0), ("all", 900.0)];
+        let further = [("fill", 80.0), ("wire", 70.0), ("in", 1.0), ("all", 900.0)];
+        let found = slowest(&[
+            reader(SHARED_MEMORY, "camera", &near),
+            reader("ring", "tensors", &far),
+            reader("ring", "lidar", &further),
+        ]);
+        let told: Vec<_> = found.iter().map(|it| (&*it.path, it.topic, &*it.stage)).collect();
         assert_eq!(told, [("ring", "tensors", "wire"), (SHARED_MEMORY, "camera", "fill")]);
     }
 }

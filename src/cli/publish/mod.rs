@@ -10,12 +10,15 @@ use serde_json::json;
 
 use self::input::{Input, Lines, Message};
 use super::exit::{Exit, Failure};
+use super::histogram::Histogram;
 use super::membership::{self, Suspicion};
 use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
 use super::settings::{All, Entry, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
+use super::stages::Stage;
+use super::statistics::Latency;
 use super::{size, text};
 
 /// Publishes messages: all of standard input as one, each of its lines, files, or a pattern
@@ -59,6 +62,9 @@ pub(crate) struct Arguments {
     /// One JSON line about what was done
     #[arg(long)]
     json: bool,
+    /// Such a line also so often before, for who watches
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
+    every: Option<Duration>,
     #[command(flatten)]
     settings: Options<All>,
 }
@@ -81,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let done = publish(arguments, &settings, &signals, &mut tally);
     // Whoever reads the last line may be slow, too.
     signals.let_go();
-    let told = tell(arguments, &tally, &done);
+    let told = tell(arguments, &tally, done.is_ok());
     done.and(told)
 }
 
@@ -145,6 +151,9 @@ struct Tally {
     readers: Option<u32>,
     /// Time spent without room.
     waited: Duration,
+    /// How long it took, for each, to get its memory, and to write it, in nanoseconds.
+    borrowing: Histogram,
+    filling: Histogram,
     time: Duration,
     is_released: bool,
     /// Messages that nodes did not get which were given up.
@@ -252,6 +261,7 @@ impl<'a> Work<'a> {
     fn publish_all(&mut self, mut input: Input) -> Result<(), Failure> {
         let mut buffer = Vec::new();
         let began = Instant::now();
+        let mut told: Option<Instant> = None;
         loop {
             self.keep_to_the_rate(began)?;
             let Some(message) = input.next(Some(self.largest), self.signals)? else {
@@ -267,6 +277,12 @@ impl<'a> Work<'a> {
             tally.unwanted += u64::from(sent.position.is_none() && !sent.is_dropped);
             tally.time = began.elapsed();
             self.say("");
+            if let Some(pause) = self.arguments.every
+                && told.is_none_or(|told| told.elapsed() >= pause)
+            {
+                told = Some(Instant::now());
+                tell(self.arguments, self.tally, false)?;
+            }
         }
     }
 
@@ -296,6 +312,7 @@ impl<'a> Work<'a> {
     fn publish(&mut self, message: Message, buffer: &mut Vec<u8>) -> Result<Sent, Failure> {
         let deadline = Deadline::after(self.arguments.timeout);
         let length = message.length();
+        let asked = Instant::now();
         let mut loan = match self.publisher.try_loan(length)? {
             Some(loan) => loan,
             None => loop {
@@ -308,7 +325,10 @@ impl<'a> Work<'a> {
                 }
             },
         };
+        self.tally.borrowing.add(asked.elapsed().as_nanos() as u64);
+        let lent = Instant::now();
         message.fill(&mut loan, buffer, self.signals)?;
+        self.tally.filling.add(lent.elapsed().as_nanos() as u64);
         loop {
             let since = Instant::now();
             loan = match loan.publish_within(deadline.slice())? {
@@ -354,11 +374,13 @@ impl<'a> Work<'a> {
 }
 
 /// What was done, also if it was less than all.
-fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Result<(), Failure> {
+fn tell(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Result<(), Failure> {
     let Tally { messages, bytes, unwanted, dropped, readers, waited, time, .. } = *tally;
     let rate = |amount: u64| (!time.is_zero()).then(|| amount as f64 / time.as_secs_f64());
     let per_second = |amount: u64| rate(amount).unwrap_or(0.0);
     if arguments.json {
+        let stages = [(Stage::Borrow, &tally.borrowing), (Stage::Fill, &tally.filling)];
+        let latencies = stages.map(|(stage, times)| Latency::of(stage.name(), times));
         let line = json!({
             "topic": arguments.topic,
             "node": tally.node,
@@ -375,11 +397,12 @@ fn tell(arguments: &Arguments, tally: &Tally, done: &Result<(), Failure>) -> Res
             "released": tally.is_released,
             "missed_by_nodes": tally.missed_by_nodes,
             "evicted": tally.evicted,
-            "complete": done.is_ok(),
+            "latencies": latencies.into_iter().flatten().collect::<Vec<_>>(),
+            "complete": is_complete,
         });
         return text::print(&format!("{line}\n"));
     }
-    if tally.publisher.is_none() || (messages == 0 && done.is_err()) {
+    if tally.publisher.is_none() || (messages == 0 && !is_complete) {
         // Nothing was done that there would be something to tell of, beside why.
         return Ok(());
     }

@@ -1,23 +1,22 @@
 //! `fabricast sub`: reads messages, and writes, checks or measures them.
 
 mod sink;
-mod statistics;
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use pubsub::NodeIdentity;
-use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Topic};
+use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Topic, Way};
 use serde_json::json;
 
 use self::sink::Sink;
-use self::statistics::Statistics;
 use super::exit::{Exit, Failure};
 use super::membership::{self, Suspicion};
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, so_far};
 use super::settings::{All, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
+use super::statistics::{self, Statistics};
 use super::{size, text};
 
 /// Reads all messages of a topic that are published from now on, and writes them to standard
@@ -55,6 +54,9 @@ pub(crate) struct Arguments {
     /// One JSON line about what was read; messages then are not written to standard output
     #[arg(long)]
     json: bool,
+    /// Such a line also so often before, for who watches
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
+    every: Option<Duration>,
     #[command(flatten)]
     settings: Options<All>,
 }
@@ -93,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     // Whoever reads the last line may be slow, too.
     signals.let_go();
-    let told = outcome.tell(arguments, &done);
+    let told = outcome.tell(arguments, done.is_ok());
     worst(done, outcome.judge()).and(told)
 }
 
@@ -142,6 +144,8 @@ struct Outcome {
     /// Messages that were not what they should be.
     altered: u64,
     publishers_lost: u64,
+    /// By which ways messages came.
+    ways: Vec<Way>,
 }
 
 struct Work<'a> {
@@ -188,8 +192,16 @@ impl<'a> Work<'a> {
         let mut suspicion = Suspicion::begin();
         let mut deadline = Deadline::after(self.arguments.timeout);
         let wanted = self.arguments.count.unwrap_or(u64::MAX);
+        let mut told: Option<Instant> = None;
         while self.outcome.statistics.messages < wanted {
             self.signals.go_on()?;
+            if let Some(pause) = self.arguments.every
+                && told.is_none_or(|told| told.elapsed() >= pause)
+            {
+                told = Some(Instant::now());
+                self.outcome.missed = self.missed();
+                self.outcome.tell(self.arguments, false)?;
+            }
             let pulled = self.subscriber.pull(deadline.slice());
             self.hear_of_events();
             match pulled {
@@ -256,6 +268,10 @@ impl<'a> Work<'a> {
         if self.sink.takes() {
             self.write(sample)?;
         }
+        let way = sample.way();
+        if !self.outcome.ways.contains(&way) {
+            self.outcome.ways.push(way);
+        }
         // Only now has it arrived where it was to go.
         // Clocks of other nodes may be ahead.
         let latency = now.saturating_sub(sample.published_at());
@@ -313,6 +329,7 @@ impl Outcome {
             is_removed: false,
             altered: 0,
             publishers_lost: 0,
+            ways: Vec::new(),
         }
     }
 
@@ -332,12 +349,12 @@ impl Outcome {
 
     /// How many are missing, if that is known: not of one that was removed before it had all that
     /// it was to have.
-    fn missed(&self, done: &Result<(), Failure>) -> Option<u64> {
-        (done.is_ok() || !self.is_removed).then_some(self.missed)
+    fn missed(&self, is_complete: bool) -> Option<u64> {
+        (is_complete || !self.is_removed).then_some(self.missed)
     }
 
     /// What was read, also if it was less than all.
-    fn tell(&self, arguments: &Arguments, done: &Result<(), Failure>) -> Result<(), Failure> {
+    fn tell(&self, arguments: &Arguments, is_complete: bool) -> Result<(), Failure> {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
         if arguments.json {
@@ -349,11 +366,12 @@ impl Outcome {
                 "seconds": self.statistics.time().as_secs_f64(),
                 "messages_per_s": self.statistics.messages_per_second(),
                 "bytes_per_s": per_second,
-                "missed": self.missed(done),
+                "missed": self.missed(is_complete),
                 "altered": arguments.check.then_some(self.altered),
                 "publishers_lost": self.publishers_lost,
+                "paths": self.ways.iter().map(Way::to_string).collect::<Vec<_>>(),
                 "latencies": self.statistics.latencies(),
-                "complete": done.is_ok(),
+                "complete": is_complete,
             });
             return text::print(&format!("{line}\n"));
         }
@@ -364,7 +382,7 @@ impl Outcome {
         // Of one message no rate is known.
         let all = so_far(messages, bytes, (per_second > 0.0).then_some(per_second));
         let mut line = format!("{}: {all}", arguments.topic.escape_debug());
-        if self.missed(done).is_none() {
+        if self.missed(is_complete).is_none() {
             line.push_str(
                 "; removed for being too slow, so that it is not known how many it missed",
             );

@@ -3,42 +3,47 @@
 use std::time::{Duration, Instant};
 
 use pubsub::Sample;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cli::histogram::Histogram;
 use crate::cli::stages::{self, ALL_TOGETHER, COUNT, Stage, Took};
 
 /// What was measured.
 #[derive(Debug)]
-pub(super) struct Statistics {
+pub(crate) struct Statistics {
     began: Option<Instant>,
     ended: Instant,
-    pub(super) messages: u64,
-    pub(super) bytes: u64,
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
     /// From publishing to pulling.
     latency: Histogram,
     stages: [Histogram; COUNT],
 }
 
 /// A latency, for reports.
-#[derive(Debug, Serialize)]
-pub(super) struct Latency {
-    stage: &'static str,
-    p50_us: f64,
-    p99_us: f64,
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    pub(crate) stage: String,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
     messages: u64,
 }
 
 impl Latency {
-    fn of(stage: &'static str, histogram: &Histogram) -> Option<Self> {
+    #[cfg(test)]
+    pub(crate) fn new(stage: &str, p50_us: f64) -> Self {
+        Self { stage: stage.to_owned(), p50_us, p99_us: p50_us, messages: 1 }
+    }
+
+    pub(crate) fn of(stage: &str, histogram: &Histogram) -> Option<Self> {
         let (p50_us, p99_us) = (histogram.microseconds(0.5)?, histogram.microseconds(0.99)?);
-        Some(Self { stage, p50_us, p99_us, messages: histogram.samples() })
+        Some(Self { stage: stage.to_owned(), p50_us, p99_us, messages: histogram.samples() })
     }
 }
 
 /// How long each stage took of a message that was pulled at this time, as far as one can tell who
 /// reads it.
-pub(super) fn took(sample: &Sample, pulled: u64) -> Took {
+pub(crate) fn took(sample: &Sample, pulled: u64) -> Took {
     let (times, is_from_elsewhere) = (sample.times(), sample.origin().is_some());
     let published = if is_from_elsewhere { sample.published_at() } else { times.filled };
     let mut took = stages::took(&times, is_from_elsewhere, published, pulled);
@@ -49,7 +54,7 @@ pub(super) fn took(sample: &Sample, pulled: u64) -> Took {
 }
 
 impl Statistics {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             began: None,
             ended: Instant::now(),
@@ -61,7 +66,7 @@ impl Statistics {
     }
 
     /// A message was pulled so long after it was published, and its stages took so long.
-    pub(super) fn add(&mut self, length: u64, latency: u64, took: Took) {
+    pub(crate) fn add(&mut self, length: u64, latency: u64, took: Took) {
         self.ended = Instant::now();
         self.began.get_or_insert(self.ended);
         self.messages += 1;
@@ -75,7 +80,7 @@ impl Statistics {
     }
 
     /// From the first message to the last.
-    pub(super) fn time(&self) -> Duration {
+    pub(crate) fn time(&self) -> Duration {
         self.began.map_or(Duration::ZERO, |began| self.ended - began)
     }
 
@@ -85,28 +90,28 @@ impl Statistics {
         if seconds > 0.0 { amount / seconds } else { 0.0 }
     }
 
-    pub(super) fn messages_per_second(&self) -> f64 {
+    pub(crate) fn messages_per_second(&self) -> f64 {
         self.per_second(self.messages.saturating_sub(1) as f64)
     }
 
-    pub(super) fn bytes_per_second(&self) -> f64 {
+    pub(crate) fn bytes_per_second(&self) -> f64 {
         let of_one = self.bytes as f64 / self.messages.max(1) as f64;
         self.per_second(self.bytes as f64 - of_one)
     }
 
     /// From publishing to pulling, and then by stage.
-    pub(super) fn latencies(&self) -> Vec<Latency> {
+    pub(crate) fn latencies(&self) -> Vec<Latency> {
         let stages = Stage::ALL.into_iter().zip(&self.stages);
         let stages = stages.filter_map(|(stage, all)| Latency::of(stage.name(), all));
         Latency::of(ALL_TOGETHER, &self.latency).into_iter().chain(stages).collect()
     }
 
     /// A table for people.
-    pub(super) fn table(&self) -> Vec<Vec<String>> {
+    pub(crate) fn table(&self) -> Vec<Vec<String>> {
         let head = ["stage", "p50", "p99", "messages"].map(str::to_owned).to_vec();
         let rows = self.latencies().into_iter().map(|latency| {
             vec![
-                latency.stage.to_owned(),
+                latency.stage,
                 format!("{:.1} µs", latency.p50_us),
                 format!("{:.1} µs", latency.p99_us),
                 latency.messages.to_string(),
@@ -127,8 +132,8 @@ mod tests {
         (took[Stage::Fill as usize], took[Stage::Notice as usize]) = (Some(1000), Some(4000));
         all.add(10, 4000, took);
         all.add(10, 4000, took);
-        let found: Vec<_> =
-            all.latencies().into_iter().map(|one| (one.stage, one.p50_us.round())).collect();
+        let found = all.latencies();
+        let found: Vec<_> = found.iter().map(|one| (&*one.stage, one.p50_us.round())).collect();
         assert_eq!(found, [("all", 4.0), ("fill", 1.0), ("notice", 4.0)]);
         assert_eq!((all.messages, all.bytes), (2, 20));
         assert_eq!(all.table().len(), 4);
