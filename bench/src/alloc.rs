@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::party::{Done, LONGEST, Party, Shared, Task};
 use super::report::{Common, Findings, Report};
+use crate::process::times_preempted;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
-use command::process::times_preempted;
 use command::{size, text};
 
 /// Blocks that each process keeps.

@@ -6,12 +6,16 @@ mod early;
 mod exchange;
 mod fabric;
 mod party;
+mod premises;
+mod process;
 mod queue;
 mod report;
 mod ring;
 mod share;
 mod topic;
 mod transfer;
+mod window;
+mod worker;
 mod zero;
 
 use std::path::PathBuf;
@@ -19,7 +23,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use command::exit::{self, Failure};
-use command::process;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Measures what Fabricast costs, with the data checked.
@@ -76,7 +79,7 @@ fn run(measurement: &Measurement) -> Result<(), Failure> {
 }
 
 fn main() -> ExitCode {
-    process::end_as_usual();
+    command::process::end_as_usual();
     let arguments = command::arguments::read::<Arguments>();
     let result =
         command::log::start(None, LevelFilter::WARN).and_then(|()| run(&arguments.command));

@@ -18,11 +18,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{alloc, queue, share, topic, transfer};
+use crate::premises::Premises;
+use crate::process::pin;
+use crate::worker::Worker;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
-use command::premises::Premises;
-use command::process::pin;
-use command::worker::{Worker, this_program};
+use command::process::this_program;
 
 /// Characters of what a worker says of its failure.
 const LONGEST_MESSAGE: usize = 4000;

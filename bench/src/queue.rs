@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::party::{Done, LONGEST, Party, Shared, Task, now};
 use super::report::{Common, Findings, Report};
 use crate::exchange::plan::{Wait, name_of};
+use crate::process::pin;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
-use command::process::pin;
 use command::{size, text};
 
 /// The time when it was published, its number, and the two together.

@@ -107,7 +107,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let shared = SharedMemory::new(&memory, &tensor)?;
     service.offer(NAME, shared)?;
     if let Some(core) = first {
-        command::process::pin(core)?;
+        crate::process::pin(core)?;
     }
     let opening =
         Opening { socket, reader: reader.to_string(), iterations: arguments.iterations, checksum };

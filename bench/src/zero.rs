@@ -9,9 +9,9 @@ use serde::Serialize;
 
 use super::report::{Common, Findings, Report, rounded};
 use crate::exchange::plan::{Place, ThreadingMode};
+use crate::process::pin;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
-use command::process::pin;
 use command::size;
 
 /// Smaller pieces are zeroed many at a time, so that the clock is small beside them: all of

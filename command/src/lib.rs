@@ -6,13 +6,10 @@ pub mod exit;
 pub mod histogram;
 pub mod local;
 pub mod log;
-pub mod premises;
 pub mod process;
 pub mod size;
 pub mod stages;
 pub mod text;
-pub mod window;
-pub mod worker;
 
 /// The version, with the git commit where it is known.
 pub const VERSION_LINE: &str = env!("FABRICAST_VERSION_LINE");

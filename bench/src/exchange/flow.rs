@@ -237,7 +237,7 @@ impl Side {
     fn finish(self) -> Result<(), Failure> {
         self.vigil.end()?;
         self.port.close()?;
-        command::process::stop_watching();
+        crate::process::stop_watching();
         Ok(())
     }
 

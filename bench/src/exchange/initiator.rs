@@ -2,9 +2,10 @@
 
 use std::process::Stdio;
 
+use crate::process::pin;
+use crate::worker::Worker;
 use command::exit::Failure;
-use command::process::pin;
-use command::worker::{Worker, this_program};
+use command::process::this_program;
 use nix::sys::signal::Signal;
 
 use super::frame::Frame;

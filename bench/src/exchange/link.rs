@@ -9,8 +9,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::frame::{Decoder, Frame, encode};
 use super::plan::{Plan, STALL};
+use crate::process::do_not_block;
 use command::exit::{Exit, Failure};
-use command::process::do_not_block;
 
 /// How long the other side may leave the pipe full.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -13,8 +13,8 @@ use super::plan::Plan;
 use super::station::Station;
 use super::target::follow;
 use super::vigil::Role;
+use crate::process::{pin, stop_watching};
 use command::exit::{Exit, Failure};
-use command::process::{pin, stop_watching};
 
 /// How long a client may take to connect.
 const PATIENCE: Duration = Duration::from_secs(10);

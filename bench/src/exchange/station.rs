@@ -13,8 +13,8 @@ use super::link::{Link, Look};
 use super::measurement::Layout;
 use super::plan::{Exchange, Plan, STALL, Wait};
 use super::vigil::{Role, Vigil, unexpected};
+use crate::process::{stop_watching, watch_over};
 use command::exit::{Exit, Failure};
-use command::process::{stop_watching, watch_over};
 
 /// How long a sleep for completions may take before the pipe is looked at.
 const NAP: Duration = Duration::from_millis(10);

@@ -8,8 +8,8 @@ use super::plan::{Exchange, Mode, Plan};
 use super::station::Station;
 use super::vigil::Role;
 use super::{flow, pingpong, stream};
+use crate::process::{pin, stop_watching, watch_over};
 use command::exit::{Exit, Failure};
-use command::process::{pin, stop_watching, watch_over};
 
 /// Runs until the initiator has had enough.
 pub(crate) fn run() -> Result<(), Failure> {

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::frame::Frame;
 use super::link::{Link, Look};
 use super::plan::{STALL, Wait};
+use crate::process::still_alive;
+use crate::worker::Worker;
 use command::exit::{Exit, Failure};
-use command::process::still_alive;
-use command::worker::Worker;
 
 /// Frames that may be waiting to be looked at. More means that the other side
 /// does not keep to the protocol.

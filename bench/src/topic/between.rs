@@ -18,10 +18,10 @@ use super::threads::Threads;
 use super::wire::{End, Way};
 use super::{Arguments, ROUNDS};
 use crate::party::{Party, Task};
+use crate::process::{Affinity, confine, pin};
 use crate::report::{Report, median};
 use command::exit::Failure;
 use command::histogram::Histogram;
-use command::process::{Affinity, confine, pin};
 use command::stages::Stage;
 
 /// Messages from here on are large: what counts is how fast bytes come, not how soon.

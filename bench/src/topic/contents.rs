@@ -4,8 +4,8 @@
 
 use super::part::Kind;
 use super::schedule::Round;
+use crate::window::Windows;
 use command::exit::Failure;
-use command::window::Windows;
 
 /// What a message is compared with.
 pub(super) struct Contents {

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use crate::exchange::plan::Wait;
+use crate::process::Affinity;
 use command::exit::{Exit, Failure};
-use command::process::Affinity;
 use command::text;
 
 /// Fewer cores than these are not worth being given out.

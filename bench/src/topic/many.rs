@@ -13,10 +13,10 @@ use super::report::{common, found};
 use crate::exchange::plan::Wait;
 use crate::party::{Done, Party, Shared, Task};
 use crate::report::{Common, Findings, Report};
+use crate::window::Windows;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
 use command::text;
-use command::window::Windows;
 
 /// After the last message, until all have all of it.
 const REST: Duration = Duration::from_secs(30);

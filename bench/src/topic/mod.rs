@@ -26,8 +26,8 @@ pub(super) use self::part::{Found, Part, take};
 
 use self::cores::Choice;
 use crate::exchange::plan::Wait;
+use crate::window::HEADER;
 use command::exit::{Exit, Failure};
-use command::window::HEADER;
 use command::{size, text};
 
 /// The shares of what is measured in turn, as A B B A …: so many pairs.

@@ -16,11 +16,11 @@ use super::super::party::{Done, LONGEST, Shared};
 use super::reading::{self, Reading};
 use super::{baseline, many, wire};
 use crate::exchange::plan::Wait;
+use crate::process::confine;
+use crate::window::Content;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
-use command::process::confine;
 use command::stages;
-use command::window::Content;
 
 /// That each publisher may have.
 const LOANS: u32 = 4;

@@ -13,8 +13,8 @@ use super::part::{Found, Kind, PATIENCE, Stamps, join, nothing_found, now, rest,
 use super::private::Private;
 use super::schedule::{Round, Turn, What};
 use crate::exchange::plan::Wait;
+use crate::process::pin;
 use command::exit::{Exit, Failure};
-use command::process::pin;
 use command::stages::{self, Stage};
 
 /// What one does who reads.

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use super::part::{Found, PATIENCE, is_over, nothing_found, now, room, wire_asked, wire_done};
 use crate::party::{Done, Shared, find, leave};
+use crate::process::confine;
 use command::exit::{Exit, Failure};
-use command::process::confine;
 use command::text;
 
 /// What stands before a message: when it began, its number, and whether it is timed.

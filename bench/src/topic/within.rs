@@ -11,10 +11,10 @@ use super::report::{Latency, common, found, of_topic, stages};
 use super::schedule::{MORE_WARMUP, PROOFS, Round, Turn, WARMUP, What, compared, in_turn};
 use super::{Arguments, ROUNDS};
 use crate::party::{Party, Task};
+use crate::process::{Affinity, confine, pin};
 use crate::report::{Common, Findings, Report, figure};
 use command::exit::Failure;
 use command::histogram::Histogram;
-use command::process::{Affinity, confine, pin};
 use command::{size, text};
 
 const ALL: What = What::Topic(0);

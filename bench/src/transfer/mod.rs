@@ -158,7 +158,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     party.invite(&[(Task::Transfer(target), second)])?;
     if let Some(core) = first {
-        command::process::pin(core)?;
+        crate::process::pin(core)?;
     }
     let (card, descriptor): (Vec<u8>, Vec<u8>) = take(&directory, "target")?;
     let peer = agent.connect(&card, PATIENCE)?;

@@ -23,7 +23,7 @@ use crate::cli::settings::{FILE_VARIABLE, TABLE};
 use crate::cli::signals::{Signals, interrupted};
 use crate::cli::statistics::Latency;
 use crate::cli::text;
-use command::worker::this_program;
+use command::process::this_program;
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use nix::unistd::{getegid, geteuid};
 
 use super::cast::NODES;
 use crate::cli::exit::{Exit, Failure};
-use command::worker::this_program;
+use command::process::this_program;
 
 /// The ends of the cable.
 const ENDS: [&str; NODES] = ["cable", "wire"];

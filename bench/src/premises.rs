@@ -14,8 +14,10 @@ use ipc::Credentials;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::signal::{SigSet, Signal, raise};
 
-use crate::exit::Failure;
-use crate::process::{is_ignored, leave};
+use command::exit::Failure;
+use command::process::is_ignored;
+
+use crate::process::leave;
 use crate::worker::end_children;
 
 /// Locked as long as the process lives that made the directory.
@@ -34,7 +36,7 @@ fn left() -> MutexGuard<'static, Option<PathBuf>> {
 
 /// The directory of a measurement. There is one at a time.
 #[derive(Debug)]
-pub struct Premises {
+pub(crate) struct Premises {
     directory: PathBuf,
     _lock: Flock<File>,
 }
@@ -42,7 +44,7 @@ pub struct Premises {
 impl Premises {
     /// To be called before other threads are started: they inherit which signals they leave to
     /// the one that tidies up.
-    pub fn open() -> Result<Self, Failure> {
+    pub(crate) fn open() -> Result<Self, Failure> {
         wait_for_signals()?;
         tidy_up_after_the_killed(&std::env::temp_dir());
         let (directory, lock) = make(&std::env::temp_dir())?;
@@ -52,7 +54,7 @@ impl Premises {
 
     /// Where it is.
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.directory
     }
 }

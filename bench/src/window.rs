@@ -7,7 +7,7 @@
 //! The pattern of `fabricast pub` is documented, and made word by word; it is slower.
 
 /// The length of the header, and of the shortest message.
-pub const HEADER: usize = 32;
+pub(crate) const HEADER: usize = 32;
 const MAGIC: u64 = u64::from_le_bytes(*b"fbwindow");
 /// Bytes of a window.
 const PART: usize = 1 << 20;
@@ -18,13 +18,13 @@ const STEP: usize = 8;
 
 /// What a message consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Content {
+pub(crate) struct Content {
     /// The run that it is of.
-    pub run: u64,
+    pub(crate) run: u64,
     /// Its number in the run.
-    pub number: u64,
+    pub(crate) number: u64,
     /// Its bytes, with the header.
-    pub length: u64,
+    pub(crate) length: u64,
 }
 
 /// Mixes a number so that neighbours have nothing in common.
@@ -58,7 +58,7 @@ impl Content {
 
 /// What is found wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// It has another header.
     Header,
     /// In this part it has other bytes.
@@ -70,7 +70,7 @@ pub enum Fault {
 
 /// The block, and room to compare.
 #[derive(Debug)]
-pub struct Windows {
+pub(crate) struct Windows {
     block: Vec<u8>,
     found: Vec<u8>,
 }
@@ -95,7 +95,7 @@ impl Windows {
     }
 
     /// Gives a message in parts, with the offset of each.
-    pub fn write<E>(
+    pub(crate) fn write<E>(
         &self,
         content: Content,
         mut part: impl FnMut(u64, &[u8]) -> Result<(), E>,
@@ -111,7 +111,7 @@ impl Windows {
     }
 
     /// Gives what a message begins and ends with, with the offset of each.
-    pub fn write_ends<E>(
+    pub(crate) fn write_ends<E>(
         &self,
         content: Content,
         mut part: impl FnMut(u64, &[u8]) -> Result<(), E>,
@@ -124,7 +124,7 @@ impl Windows {
     }
 
     /// Reads what a message begins and ends with. Is it right?
-    pub fn check_ends<E>(
+    pub(crate) fn check_ends<E>(
         &self,
         content: Content,
         mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
@@ -140,7 +140,7 @@ impl Windows {
     }
 
     /// Reads a message by parts, and says what is wrong with it.
-    pub fn check<E>(
+    pub(crate) fn check<E>(
         &mut self,
         content: Content,
         mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,

@@ -1,6 +1,6 @@
 //! Processes that a program starts to take part in what it does: they never outlive it.
 
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 
-use crate::exit::{Exit, Failure};
-use crate::process::end_with_this_process;
+use command::exit::{Exit, Failure};
+use command::process::end_with_this_process;
 
 /// How long a process that was asked to end may take.
-pub const FAREWELL: Duration = Duration::from_secs(2);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Children that are there: process number, and the number of the signal that ends them; 0: none.
 /// A handler of signals can read it.
@@ -55,17 +55,9 @@ pub(crate) fn end_children() {
     }
 }
 
-/// This very program, even if another has taken its place on disk.
-#[must_use]
-pub fn this_program(name: &str) -> Command {
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0(name);
-    command
-}
-
 /// A process that was started. Dropping it ends it: by its signal, or, after a while, by force.
 #[derive(Debug)]
-pub struct Worker {
+pub(crate) struct Worker {
     child: Child,
     label: &'static str,
     signal: Signal,
@@ -78,7 +70,7 @@ impl Worker {
     ///
     /// # Errors
     /// What the system says.
-    pub fn start(
+    pub(crate) fn start(
         mut command: Command,
         label: &'static str,
         signal: Signal,
@@ -98,28 +90,23 @@ impl Worker {
 
     /// The number of the process.
     #[must_use]
-    pub fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.child.id()
     }
 
     /// Its standard input and output, where these are pipes.
-    pub fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
+    pub(crate) fn pipes(&mut self) -> Option<(ChildStdin, ChildStdout)> {
         self.child.stdin.take().zip(self.child.stdout.take())
     }
 
     /// It has said everything, and is about to end: dropping it waits a while before it is
     /// ended by its signal.
-    pub fn ends_by_itself(&mut self) {
+    pub(crate) fn ends_by_itself(&mut self) {
         self.ends_by_itself = true;
     }
 
-    /// Has it ended?
-    pub fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
-    }
-
     /// Waits for its end; None if it does not end in time.
-    pub fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -134,7 +121,7 @@ impl Worker {
 
     /// It said nothing more: why?
     #[must_use]
-    pub fn explain_end(mut self) -> Failure {
+    pub(crate) fn explain_end(mut self) -> Failure {
         let label = self.label;
         match self.wait(FAREWELL) {
             Some(status) => ended(label, status),
@@ -146,7 +133,7 @@ impl Worker {
     ///
     /// # Errors
     /// It failed, or has not ended in time.
-    pub fn finish(mut self) -> Result<(), Failure> {
+    pub(crate) fn finish(mut self) -> Result<(), Failure> {
         match self.wait(FAREWELL) {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(ended(self.label, status)),
