@@ -1,16 +1,17 @@
 //! Where messages go that were read.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, IsTerminal};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, RenameFlags, renameat2};
+use nix::fcntl::{AtFlags, RenameFlags, renameat2};
 use nix::libc;
 use nix::poll::PollFlags;
+use nix::unistd::linkat;
 
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::signals::{SLICE, Signals, interrupted};
@@ -21,10 +22,6 @@ const AT_ONCE: usize = 4096;
 const LOOK: Duration = Duration::from_secs(1);
 /// The name of a message has so many at least.
 const DIGITS: usize = 8;
-/// How the name of one ends that is not complete.
-const PART: &str = ".part";
-/// Files that are made for one message at most: it is bad luck if somebody comes upon one.
-const ATTEMPTS: usize = 8;
 
 /// Where messages go.
 #[derive(Debug)]
@@ -39,95 +36,62 @@ pub(super) enum Sink {
     Directory { path: PathBuf, number: u64, part: Option<Part> },
 }
 
-/// A file whose message is not complete yet. It goes if that does not happen; if its process is
-/// killed, with the next one that writes there: it is locked for as long as somebody has it open.
+/// A file whose message is not complete yet. It has no name, so that nothing stays of it if its process
+/// is killed; or, where there are no such files, one that goes if the message does not get complete.
 #[derive(Debug)]
 pub(super) struct Part {
-    path: PathBuf,
-    file: Written,
-}
-
-/// A file that is being written.
-#[derive(Debug)]
-enum Written {
-    Locked(Flock<File>),
-    /// Where there are no locks nobody takes it for a dead one's either.
-    Unlocked(File),
-}
-
-impl std::ops::Deref for Written {
-    type Target = File;
-
-    fn deref(&self) -> &File {
-        match self {
-            Self::Locked(file) => file,
-            Self::Unlocked(file) => file,
-        }
-    }
+    file: File,
+    name: Option<PathBuf>,
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(name) = &self.name {
+            let _ = std::fs::remove_file(name);
+        }
     }
 }
 
 impl Part {
-    /// By a name that nobody else comes upon, and nobody has put there.
-    fn create(target: &Path) -> Result<Self, Failure> {
-        Self::create_with(target, lock)
+    fn create(directory: &Path) -> Result<Self, Failure> {
+        let mut options = OpenOptions::new();
+        let nameless = options.write(true).custom_flags(libc::O_TMPFILE).open(directory);
+        // If nothing at all can be written there, that is said of the one with a name.
+        nameless.map_or_else(|_| Self::named(directory), |file| Ok(Self { file, name: None }))
     }
 
-    /// By who locks it so.
-    fn create_with(
-        target: &Path,
-        lock: impl Fn(File) -> Result<Flock<File>, (File, Errno)>,
-    ) -> Result<Self, Failure> {
-        for _ in 0..ATTEMPTS {
-            let drawn = getrandom::u64()
-                .map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
-            let path = target.with_extension(format!("{drawn:016x}{PART}"));
-            let file = OpenOptions::new().write(true).create_new(true).open(&path);
-            let file = file.map_err(|error| failed(&path, &error))?;
-            let (file, error) = match lock(file) {
-                Ok(file) => (Written::Locked(file), None),
-                Err((file, error)) => (Written::Unlocked(file), Some(error)),
-            };
-            // It goes unless it is given.
-            let part = Self { path, file };
-            match error {
-                None | Some(Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
-                Some(Errno::EWOULDBLOCK | Errno::EINTR) => continue,
-                // Others could have it, and would take this one for dead.
-                Some(error) => {
-                    let path = part.path.display();
-                    let why = format!("writing {path}: it cannot be locked: {}", error.desc());
-                    return Err(Failure::failed(why));
-                }
-            }
-            // Somebody may have come upon it before it was locked.
-            if !part.file.metadata().is_ok_and(|found| found.nlink() == 0) {
-                return Ok(part);
-            }
-        }
-        let why = "each file that is made there is removed, or locked by another process, at once";
-        Err(failed(target, &io::Error::other(why)))
+    /// By a name that nobody else comes upon, and nobody has put there.
+    fn named(directory: &Path) -> Result<Self, Failure> {
+        let drawn =
+            getrandom::u64().map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
+        let name = directory.join(format!("{drawn:016x}.part"));
+        let file = OpenOptions::new().write(true).create_new(true).open(&name);
+        Ok(Self { file: file.map_err(|error| failed(&name, &error))?, name: Some(name) })
     }
 
     /// The message is complete: only now does it get its name. False if something else has that.
     fn takes_name(&self, target: &Path) -> Result<bool, Failure> {
         let here = nix::fcntl::AT_FDCWD;
-        let renamed = renameat2(here, &self.path, here, target, RenameFlags::RENAME_NOREPLACE);
-        let named = match renamed {
-            // Some filesystems cannot do that, but give a file a second name; the first one goes
-            // with the part.
-            Err(Errno::EINVAL | Errno::ENOSYS) => std::fs::hard_link(&self.path, target),
-            renamed => renamed.map_err(io::Error::from),
+        let named = match &self.name {
+            None => {
+                let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+                linkat(here, &*own, here, target, AtFlags::AT_SYMLINK_FOLLOW)
+            }
+            Some(name) => {
+                match renameat2(here, name, here, target, RenameFlags::RENAME_NOREPLACE) {
+                    // Some filesystems cannot do that, but give a file a second name; the first one goes
+                    // with the part.
+                    Err(Errno::EINVAL | Errno::ENOSYS) => {
+                        linkat(here, name, here, target, AtFlags::empty())
+                    }
+                    renamed => renamed,
+                }
+            }
         };
         match named {
             Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(failed(target, &error)),
+            Err(Errno::EEXIST) => Ok(false),
+            Err(error) => Err(failed(target, &error.into())),
         }
     }
 }
@@ -175,8 +139,7 @@ impl Sink {
     pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, &error))?;
         let number = highest(path).map_err(|error| failed(path, &error))?;
-        remove_dead(path);
-        drop(Part::create(&named(path, number.saturating_add(1)))?);
+        drop(Part::create(path)?);
         Ok(Self::Directory { path: path.to_owned(), number, part: None })
     }
 
@@ -187,8 +150,8 @@ impl Sink {
 
     /// The next message begins.
     pub(super) fn begin(&mut self) -> Result<(), Failure> {
-        if let Self::Directory { path, number, part } = self {
-            *part = Some(Part::create(&named(path, number.saturating_add(1)))?);
+        if let Self::Directory { path, part, .. } = self {
+            *part = Some(Part::create(path)?);
         }
         Ok(())
     }
@@ -216,7 +179,7 @@ impl Sink {
                 }
             }
             Self::File(path, file) => to_file(path, file),
-            Self::Directory { part: Some(part), .. } => to_file(&part.path, &part.file),
+            Self::Directory { path, part: Some(part), .. } => to_file(path, &part.file),
             Self::Directory { .. } => Ok(()),
         }
     }
@@ -268,47 +231,6 @@ fn highest(directory: &Path) -> io::Result<u64> {
     Ok(highest)
 }
 
-/// For as long as the file is open, and the lock there.
-fn lock(file: File) -> Result<Flock<File>, (File, Errno)> {
-    Flock::lock(file, FlockArg::LockExclusiveNonblock)
-}
-
-/// Is it the name of a message that is not complete?
-fn is_part(name: &str) -> bool {
-    let Some((number, drawn)) = name.strip_suffix(PART).and_then(|name| name.split_once('.'))
-    else {
-        return false;
-    };
-    let is_drawn = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    number.len() >= DIGITS
-        && number.bytes().all(|byte| byte.is_ascii_digit())
-        && drawn.len() == 16
-        && drawn.bytes().all(is_drawn)
-}
-
-/// Removes what those of this user left that were killed in the middle of a message: nobody has the
-/// lock. What cannot be told, or removed, stays.
-fn remove_dead(directory: &Path) {
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        if !entry.file_name().to_str().is_some_and(is_part) {
-            continue;
-        }
-        let path = entry.path();
-        let mut options = OpenOptions::new();
-        options.write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let Ok(file) = options.open(&path) else { continue };
-        let Ok(found) = file.metadata() else { continue };
-        if !found.is_file() || found.uid() != nix::unistd::geteuid().as_raw() {
-            continue;
-        }
-        if let Ok(_lock) = lock(file)
-            && std::fs::remove_file(&path).is_ok()
-        {
-            tracing::warn!(path = %path.display(), "removed what one left that was killed");
-        }
-    }
-}
-
 fn failed(path: &Path, error: &io::Error) -> Failure {
     Failure::failed(format!("writing {}: {error}", path.display()))
 }
@@ -339,6 +261,8 @@ fn write_all(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn directory(name: &str) -> PathBuf {
@@ -438,64 +362,20 @@ mod tests {
     }
 
     #[test]
-    fn what_one_left_that_was_killed_goes_with_the_next_one_and_nothing_else_does() {
-        let path = directory("sink-dead");
-        let signals = Signals::catch().unwrap();
-        let mut living = Sink::directory(&path).unwrap();
-        living.begin().unwrap();
-        living.write(b"half of", &signals).unwrap();
-        let [half] = &names(&path)[..] else { panic!() };
-        let strange =
-            ["00000001.part", "notes.0123456789abcdef.part", "00000001.0123456789abcdeg.part"];
-        for name in strange.into_iter().chain(["00000001.0123456789abcdef.part"]) {
-            std::fs::write(path.join(name), name).unwrap();
+    fn a_part_takes_a_name_that_is_free_and_leaves_nothing_without() {
+        let path = directory("sink-parts");
+        std::fs::write(path.join("taken"), "dear").unwrap();
+        for (create, target) in [(Part::create as fn(&Path) -> _, "one"), (Part::named, "other")] {
+            drop(create(&path).unwrap());
+            let part: Part = create(&path).unwrap();
+            (&part.file).write_all(target.as_bytes()).unwrap();
+            assert!(!part.takes_name(&path.join("taken")).unwrap());
+            assert!(part.takes_name(&path.join(target)).unwrap());
+            drop(part);
+            assert_eq!(std::fs::read(path.join(target)).unwrap(), target.as_bytes());
         }
-        let link = "00000002.0123456789abcdef.part";
-        std::os::unix::fs::symlink(path.join(strange[0]), path.join(link)).unwrap();
-        // Who may do everything could remove those of others.
-        let others = "00000003.0123456789abcdef.part";
-        std::fs::write(path.join(others), others).unwrap();
-        let is_given = std::os::unix::fs::chown(path.join(others), Some(1), None).is_ok();
-        let _next = Sink::directory(&path).unwrap();
-        let mut left: Vec<_> = strange.into_iter().chain([half.as_str(), link]).collect();
-        left.extend(is_given.then_some(others));
-        left.sort_unstable();
-        assert_eq!(names(&path), left);
-        living.end().unwrap();
-        assert_eq!(std::fs::read(path.join("00000001")).unwrap(), b"half of");
-        std::fs::remove_dir_all(path).unwrap();
-    }
-
-    #[test]
-    fn nobody_writes_without_a_lock_where_others_can_have_one() {
-        let path = directory("sink-unlocked");
-        let target = path.join("00000001");
-        let attempts = std::cell::Cell::new(0);
-        let create = |error| {
-            attempts.set(0);
-            Part::create_with(&target, |file| {
-                attempts.set(attempts.get() + 1);
-                Err((file, error))
-            })
-        };
-        for error in [Errno::ENOLCK, Errno::EMFILE] {
-            let why = create(error).unwrap_err().to_string();
-            assert!(why.contains("cannot be locked") && attempts.get() == 1, "{why}");
-        }
-        for error in [Errno::EOPNOTSUPP, Errno::ENOTSUP, Errno::ENOSYS] {
-            assert!(matches!(create(error).unwrap().file, Written::Unlocked(_)));
-        }
-        // What never comes right is not tried for ever.
-        let why = create(Errno::EWOULDBLOCK).unwrap_err().to_string();
-        assert!(why.contains("00000001") && attempts.get() == ATTEMPTS, "{why}");
-        let removed = Part::create_with(&target, |file| {
-            for name in names(&path) {
-                std::fs::remove_file(path.join(name)).unwrap();
-            }
-            lock(file)
-        });
-        assert!(removed.is_err());
-        assert!(names(&path).is_empty(), "nothing is left of it");
+        assert_eq!(names(&path), ["one", "other", "taken"]);
+        assert_eq!(std::fs::read(path.join("taken")).unwrap(), b"dear");
         std::fs::remove_dir_all(path).unwrap();
     }
 }
