@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::exit::{Exit, Failure};
-use super::settings::{OfDirectory, Options};
+use super::settings::{OF_DIRECTORY, Options};
 use super::text;
 
 /// Removes what killed processes left in directories of nodes and agents, and says what it
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Options<OfDirectory>,
+    settings: Options<OF_DIRECTORY>,
 }
 
 /// What was done about a file, or about several that belong together.
@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     // What was done is told, whatever failed beside it.
     let told = match arguments.json {
-        true => text::print(&format!("{}\n", for_programs(&all, arguments.dry_run))),
+        true => text::json(&for_programs(&all, arguments.dry_run)),
         false if all.is_empty() && !failures.is_empty() => Ok(()),
         false => text::print(&for_people(&all, arguments.dry_run)),
     };

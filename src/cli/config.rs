@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::exit::Failure;
 use super::progress::amount;
-use super::settings::{All, Declaration, FILE_VARIABLE, Options, Settings, TABLE};
+use super::settings::{ALL, Declaration, FILE_VARIABLE, Form, Options, Settings, TABLE};
 use super::text;
 
 /// Shows every setting with its value, and who said so: nobody, a file, the environment, an
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with = "json", hide = true)]
     markdown: bool,
     #[command(flatten)]
-    settings: Options<All>,
+    settings: Options<ALL>,
 }
 
 /// Variables that are no settings, but known.
@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         text::complain(&format!("fabricast: the environment has {variable}, which is no setting"));
     }
     match arguments.json {
-        true => text::print(&format!("{}\n", for_programs(&settings))),
+        true => text::json(&for_programs(&settings)),
         false => text::print(&for_people(&settings)),
     }
 }
@@ -81,7 +81,7 @@ fn for_people(settings: &Settings) -> String {
                 Some(Value::String(text)) => format!("{value}: \"{}\"", text.escape_debug()),
                 _ => value,
             };
-            vec![declaration.full_name(), value, entry.origin().to_string()]
+            vec![declaration.full_name(), value, entry.origin().to_owned()]
         })
         .collect();
     text::table(&rows)
@@ -89,7 +89,7 @@ fn for_people(settings: &Settings) -> String {
 
 fn for_programs(settings: &Settings) -> Value {
     let all = TABLE.iter().zip(settings.entries()).map(|(declaration, entry)| {
-        let mut about = json!({ "value": entry.to_json(), "origin": entry.origin().to_string() });
+        let mut about = json!({ "value": entry.to_json(), "origin": entry.origin() });
         if let Some(value) = comes_to(settings, declaration) {
             about["comes_to"] = value;
         }
@@ -101,8 +101,12 @@ fn for_programs(settings: &Settings) -> Value {
 /// The table in docs/operating.md.
 fn for_documentation() -> String {
     let rows = TABLE.iter().map(|declaration| {
-        let Declaration { about, default, variable, option, kind, is_flag, .. } = declaration;
-        let kind = if *is_flag { String::new() } else { format!(" {}", kind.replace('|', " or ")) };
+        let Declaration { about, default, variable, option, kind, form, .. } = declaration;
+        let kind = if *form == Form::Flag {
+            String::new()
+        } else {
+            format!(" {}", kind.replace('|', " or "))
+        };
         let name = declaration.full_name();
         format!("| `{name}` | `--{option}`{kind} | `{variable}` | {about} | {default} |\n")
     });

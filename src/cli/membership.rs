@@ -373,7 +373,7 @@ mod tests {
         };
         let mut settings = Settings::default();
         settings.largest.value = Size(4 << 20);
-        settings.largest.origin = super::super::settings::Origin::Option("largest".to_owned());
+        settings.largest.origin = Some("option --largest".to_owned());
         let why = difference(&settings, &settings.topic(), &there).unwrap();
         for words in [
             "largest is 64K, and 4M was asked for (option --largest)",

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::exit::Failure;
 use super::paths::name_of_node;
 use super::progress::amount;
-use super::settings::{OfDirectory, Options};
+use super::settings::{OF_DIRECTORY, Options};
 use super::text;
 
 /// Shows the topics of a node: who publishes, who subscribes, how far behind; and those that only
@@ -22,14 +22,14 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Options<OfDirectory>,
+    settings: Options<OF_DIRECTORY>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     let rows = pubsub::report(&settings.directory.value)?;
     match arguments.json {
-        true => text::print(&format!("{}\n", for_programs(&rows)?)),
+        true => text::json(&for_programs(&rows)?),
         false => text::print(&for_people(&rows, arguments.verbose)),
     }
 }

@@ -12,7 +12,7 @@ use self::notify::Manager;
 use self::watch::Watch;
 use super::exit::{Exit, Failure};
 use super::membership;
-use super::settings::{OfNode, Options};
+use super::settings::{OF_NODE, Options};
 use super::signals::{Signals, interrupted};
 
 /// Between two looks at who is there.
@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "LEVEL")]
     log: Option<LevelFilter>,
     #[command(flatten)]
-    settings: Options<OfNode>,
+    settings: Options<OF_NODE>,
 }
 
 impl Arguments {

@@ -9,7 +9,7 @@ use transfer::path::{Choice, Locality, Operation, Path, Policy};
 use transfer::{Agent, AgentCard, ErrorKind, PeerId, RegionDescriptor};
 
 use super::candidates::{self, Named};
-use super::{Arguments, asking, name, print_json};
+use super::{Arguments, asking, name};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::text;
 
@@ -80,7 +80,7 @@ pub(super) fn run(arguments: &Arguments, peer: &FilePath) -> Result<(), Failure>
         .collect::<Result<_, _>>()?;
     let report = Report { policy: &arguments.policy, peers, program: command::VERSION_LINE };
     if arguments.json {
-        print_json(&report)?;
+        text::json(&report)?;
     } else {
         text::print(&report.peers.iter().map(for_people).collect::<Vec<_>>().join("\n"))?;
     }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use transfer::path::{Choice, Path, Policy, Reason, Verdict, choose, situations};
 
 use super::exit::Failure;
-use super::settings::{OfDirectory, Options, seconds};
+use super::settings::{OF_DIRECTORY, Options, seconds};
 use super::text;
 
 pub(crate) use self::topics::{given_up, in_brackets, misfit, name_of_node, not_carried};
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    settings: Options<OfDirectory>,
+    settings: Options<OF_DIRECTORY>,
 }
 
 #[derive(Debug, Serialize)]
@@ -77,13 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Judged { situation: situation.name, taken: choice.taken(), choice }
     });
     let table = Table { policy: &arguments.policy, situations: judged.collect() };
-    if arguments.json { print_json(&table) } else { text::print(&for_people(&table)) }
-}
-
-fn print_json(document: &impl Serialize) -> Result<(), Failure> {
-    let line =
-        serde_json::to_string(document).map_err(|error| Failure::failed(error.to_string()))?;
-    text::print(&format!("{line}\n"))
+    if arguments.json { text::json(&table) } else { text::print(&for_people(&table)) }
 }
 
 fn name(taken: Option<Path>) -> &'static str {

@@ -3,7 +3,7 @@
 use pubsub::Row;
 use serde_json::{Value, json};
 
-use super::{Arguments, print_json};
+use super::Arguments;
 use crate::cli::exit::Failure;
 use crate::cli::progress::amount;
 use crate::cli::text;
@@ -13,7 +13,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settings = arguments.settings.settings()?;
     let rows = pubsub::report(&settings.directory.value)?;
     match arguments.json {
-        true => print_json(&for_programs(&rows)?),
+        true => text::json(&for_programs(&rows)?),
         false => text::print(&for_people(&rows)),
     }
 }
@@ -101,24 +101,18 @@ fn of_topic(rows: &[Row], name_of_topic: &str) -> Vec<String> {
     ));
     for row in rows {
         match row {
-            Row::Sent { topic, node, path, messages, bytes, waits, stages }
+            Row::Sent { topic, node, path, messages, bytes, stages, .. }
+            | Row::Received { topic, node, path, messages, bytes, stages }
                 if topic == name_of_topic =>
             {
+                let (way, waits) = match row {
+                    Row::Sent { waits, .. } => {
+                        ("to", format!(", {} for room", text::counted(*waits, "wait")))
+                    }
+                    _ => ("from", String::new()),
+                };
                 lines.push(format!(
-                    "to \"{}\" by {}; {}, {}, {} for room{}",
-                    name_of_node(rows, node).escape_debug(),
-                    text::visible(path),
-                    text::counted(*messages, "message"),
-                    amount(*bytes as f64),
-                    text::counted(*waits, "wait"),
-                    times(stages, *messages)
-                ));
-            }
-            Row::Received { topic, node, path, messages, bytes, stages }
-                if topic == name_of_topic =>
-            {
-                lines.push(format!(
-                    "from \"{}\" by {}; {}, {}{}",
+                    "{way} \"{}\" by {}; {}, {}{waits}{}",
                     name_of_node(rows, node).escape_debug(),
                     text::visible(path),
                     text::counted(*messages, "message"),

@@ -15,7 +15,7 @@ use super::membership::{self, Suspicion};
 use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
-use super::settings::{All, Entry, Options, Settings, seconds};
+use super::settings::{ALL, Entry, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
 use super::statistics::Latency;
@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
     every: Option<Duration>,
     #[command(flatten)]
-    settings: Options<All>,
+    settings: Options<ALL>,
 }
 
 fn rate(text: &str) -> Result<f64, String> {
@@ -381,7 +381,7 @@ fn tell(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Result<(), F
     if arguments.json {
         let stages = [(Stage::Borrow, &tally.borrowing), (Stage::Fill, &tally.filling)];
         let latencies = stages.map(|(stage, times)| Latency::of(stage.name(), times));
-        let line = json!({
+        return text::json(&json!({
             "topic": arguments.topic,
             "node": tally.node,
             "publisher": tally.publisher,
@@ -399,8 +399,7 @@ fn tell(arguments: &Arguments, tally: &Tally, is_complete: bool) -> Result<(), F
             "evicted": tally.evicted,
             "latencies": latencies.into_iter().flatten().collect::<Vec<_>>(),
             "complete": is_complete,
-        });
-        return text::print(&format!("{line}\n"));
+        }));
     }
     if tally.publisher.is_none() || (messages == 0 && !is_complete) {
         // Nothing was done that there would be something to tell of, beside why.

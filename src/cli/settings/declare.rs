@@ -1,13 +1,9 @@
 //! How settings are declared: once, by a macro that makes of it a structure with a field for
 //! each, and a table of all.
 
-use std::fmt;
-use std::path::PathBuf;
-
 use serde_json::Value as Json;
-use toml::de::DeValue;
 
-use super::value::{Form, Value, text_of};
+use super::value::{Form, Value};
 
 /// What a setting is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,8 +27,7 @@ pub(crate) struct Declaration {
     pub(crate) variable: String,
     /// On the command line, without the dashes in front.
     pub(crate) option: String,
-    /// An option without a value means "true".
-    pub(crate) is_flag: bool,
+    pub(crate) form: Form,
 }
 
 impl Declaration {
@@ -50,7 +45,7 @@ impl Declaration {
             about: about.trim(),
             variable: String::new(),
             option: name.replace('_', "-"),
-            is_flag: T::FORM == Form::Flag,
+            form: T::FORM,
         };
         let name = declaration.full_name().replace('.', "_").to_uppercase();
         declaration.variable = format!("FABRICAST_{name}");
@@ -66,58 +61,31 @@ impl Declaration {
     }
 }
 
-/// Who said what a setting is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Origin {
-    Default,
-    File(PathBuf),
-    Environment(String),
-    Option(String),
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::File(path) => write!(f, "file {}", path.display()),
-            Self::Environment(variable) => write!(f, "environment {variable}"),
-            Self::Option(option) => write!(f, "option --{option}"),
-        }
-    }
-}
-
 /// A setting, and who said so.
 #[derive(Debug, Clone)]
 pub(crate) struct Given<T> {
     pub(crate) value: T,
-    pub(crate) origin: Origin,
+    /// Who said it, if anybody did: `option --depth`.
+    pub(crate) origin: Option<String>,
     pub(super) check: fn(&T) -> Result<(), String>,
 }
 
 /// A setting of any type.
 pub(crate) trait Entry {
-    fn read(&mut self, text: &str, origin: Origin) -> Result<(), String>;
-    fn read_toml(&mut self, value: &DeValue<'_>, origin: Origin) -> Result<(), String>;
+    fn read(&mut self, text: &str, origin: &str) -> Result<(), String>;
     fn write(&self) -> String;
     fn to_json(&self) -> Json;
-    fn origin(&self) -> &Origin;
-
+    fn origin(&self) -> &str;
     /// Did anybody say it?
-    fn is_given(&self) -> bool {
-        *self.origin() != Origin::Default
-    }
+    fn is_given(&self) -> bool;
 }
 
 impl<T: Value> Entry for Given<T> {
-    fn read(&mut self, text: &str, origin: Origin) -> Result<(), String> {
+    fn read(&mut self, text: &str, origin: &str) -> Result<(), String> {
         let value = T::read(text)?;
         (self.check)(&value)?;
-        (self.value, self.origin) = (value, origin);
+        (self.value, self.origin) = (value, Some(origin.to_owned()));
         Ok(())
-    }
-
-    fn read_toml(&mut self, value: &DeValue<'_>, origin: Origin) -> Result<(), String> {
-        self.read(&text_of::<T>(value)?, origin)
     }
 
     fn write(&self) -> String {
@@ -128,8 +96,12 @@ impl<T: Value> Entry for Given<T> {
         self.value.to_json()
     }
 
-    fn origin(&self) -> &Origin {
-        &self.origin
+    fn origin(&self) -> &str {
+        self.origin.as_deref().unwrap_or("default")
+    }
+
+    fn is_given(&self) -> bool {
+        self.origin.is_some()
     }
 }
 
@@ -148,8 +120,7 @@ macro_rules! declare {
 
         impl Default for Settings {
             fn default() -> Self {
-                let origin = Origin::Default;
-                Self { $($($name: Given { value: $default, origin: origin.clone(), check: $check },)*)* }
+                Self { $($($name: Given { value: $default, origin: None, check: $check },)*)* }
             }
         }
 

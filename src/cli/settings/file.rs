@@ -7,7 +7,8 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-use super::declare::{Group, Origin};
+use super::declare::Group;
+use super::value::text_of;
 use super::{Settings, TABLE};
 use crate::cli::exit::{Exit, Failure};
 
@@ -59,9 +60,10 @@ impl File<'_> {
         else {
             return Err(self.wrong(key.span(), unknown(group, name)));
         };
-        let origin = Origin::File(self.path.to_owned());
-        let read = self.settings.entries_mut()[which].read_toml(value.get_ref(), origin);
-        read.map_err(|why| {
+        let origin = format!("file {}", self.path.display());
+        let text = text_of(TABLE[which].form, TABLE[which].kind, value.get_ref());
+        let entry = &mut self.settings.entries_mut()[which];
+        text.and_then(|text| entry.read(&text, &origin)).map_err(|why| {
             // A short value is shown as it stands in the file.
             let text = self.text.get(value.span()).unwrap_or_default();
             let is_short = (1..=60).contains(&text.len()) && !text.contains(char::is_control);

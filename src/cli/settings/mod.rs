@@ -22,9 +22,9 @@ use pubsub::{Budgets, MemoryPlace, Reliability, TopicSettings};
 
 use super::exit::{Exit, Failure};
 use declare::declare;
-pub(crate) use declare::{Declaration, Entry, Given, Group, Origin};
-pub(crate) use options::{All, OfDirectory, OfNode, Options};
-pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, seconds};
+pub(crate) use declare::{Declaration, Entry, Given, Group};
+pub(crate) use options::{ALL, OF_DIRECTORY, OF_NODE, Options};
+pub(crate) use value::{Count, Depth, Form, Lanes, Loans, Service, Size, Workers, seconds};
 
 declare! {
     Node {
@@ -164,16 +164,15 @@ impl Settings {
             else {
                 continue;
             };
-            let origin = Origin::Environment(declaration.variable.clone());
+            let origin = format!("environment {}", declaration.variable);
             let Some(text) = value.to_str() else {
                 let why = format!("{origin} is not UTF-8");
                 return Err(Failure::new(Exit::Usage, why));
             };
-            say(*entry, text, origin)?;
+            say(*entry, text, &origin)?;
         }
         for (which, text) in options {
-            let origin = Origin::Option(TABLE[*which].option.clone());
-            say(entries[*which], text, origin)?;
+            say(entries[*which], text, &format!("option --{}", TABLE[*which].option))?;
         }
         Ok(settings)
     }
@@ -198,8 +197,8 @@ impl Settings {
     }
 }
 
-fn say(entry: &mut dyn Entry, text: &str, origin: Origin) -> Result<(), Failure> {
-    entry.read(text, origin.clone()).map_err(|why| {
+fn say(entry: &mut dyn Entry, text: &str, origin: &str) -> Result<(), Failure> {
+    entry.read(text, origin).map_err(|why| {
         Failure::new(Exit::Usage, format!("{origin} is \"{}\": {why}", text.escape_debug()))
     })
 }

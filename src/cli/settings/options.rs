@@ -1,58 +1,33 @@
 //! Settings on the command line: an option for each that a command has use for.
 
-use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use super::declare::{Declaration, Group};
+use super::value::Form;
 use super::{FILE_VARIABLE, Said, Settings, TABLE};
 use crate::cli::exit::{Exit, Failure};
 
 const HEADING: &str = "Settings (also by file and environment; docs/operating.md)";
 const FILE: &str = "config";
 
-/// Which settings a command takes.
-pub(crate) trait Scope: fmt::Debug {
-    const TAKES: fn(&Declaration) -> bool;
-}
-
-/// Where the node is, and nothing else.
-#[derive(Debug)]
-pub(crate) enum OfDirectory {}
-
-/// Those of a process that is at a node.
-#[derive(Debug)]
-pub(crate) enum OfNode {}
-
-/// All.
-#[derive(Debug)]
-pub(crate) enum All {}
-
-impl Scope for OfDirectory {
-    const TAKES: fn(&Declaration) -> bool = |declaration| declaration.name == "directory";
-}
-
-impl Scope for OfNode {
-    const TAKES: fn(&Declaration) -> bool = |declaration| declaration.group == Group::Node;
-}
-
-impl Scope for All {
-    const TAKES: fn(&Declaration) -> bool = |_| true;
-}
+/// Which settings a command takes: all, those of a process that is at a node, or where that is and
+/// nothing else.
+pub(crate) const ALL: u8 = 0;
+pub(crate) const OF_NODE: u8 = 1;
+pub(crate) const OF_DIRECTORY: u8 = 2;
 
 /// What the command line says of the settings.
 #[derive(Debug)]
-pub(crate) struct Options<S> {
+pub(crate) struct Options<const SCOPE: u8> {
     file: Option<PathBuf>,
     said: Vec<Said>,
-    scope: PhantomData<S>,
 }
 
-impl<S> Options<S> {
+impl<const SCOPE: u8> Options<SCOPE> {
     /// The settings, with what the file and the environment say.
     pub(crate) fn settings(&self) -> Result<Settings, Failure> {
         let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
@@ -78,24 +53,29 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-fn of_scope<S: Scope>() -> impl Iterator<Item = (usize, &'static Declaration)> {
-    TABLE.iter().enumerate().filter(|(_, declaration)| S::TAKES(declaration))
+fn of_scope<const SCOPE: u8>() -> impl Iterator<Item = (usize, &'static Declaration)> {
+    TABLE.iter().enumerate().filter(|(_, declaration)| match SCOPE {
+        OF_DIRECTORY => declaration.name == "directory",
+        OF_NODE => declaration.group == Group::Node,
+        _ => true,
+    })
 }
 
-impl<S: Scope> Args for Options<S> {
+impl<const SCOPE: u8> Args for Options<SCOPE> {
     fn augment_args(command: Command) -> Command {
         let file = Arg::new(FILE)
             .long(FILE)
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
             .help("Read settings from this file [default: $FABRICAST_CONFIG, or none]");
-        let options = of_scope::<S>().map(|(_, declaration)| {
+        let options = of_scope::<SCOPE>().map(|(_, declaration)| {
             let about = declaration.about.trim_end_matches('.');
             let option = Arg::new(declaration.name)
                 .long(declaration.option.as_str())
                 .value_name(declaration.kind)
                 .help(format!("{about} [default: {}]", declaration.default.replace('`', "")));
-            match declaration.is_flag {
+            match declaration.form == Form::Flag {
+                // Without a value it means "true".
                 true => option.num_args(0..=1).require_equals(true).default_missing_value("true"),
                 false => option,
             }
@@ -108,13 +88,13 @@ impl<S: Scope> Args for Options<S> {
     }
 }
 
-impl<S: Scope> FromArgMatches for Options<S> {
+impl<const SCOPE: u8> FromArgMatches for Options<SCOPE> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let said = of_scope::<S>().filter_map(|(which, declaration)| {
+        let said = of_scope::<SCOPE>().filter_map(|(which, declaration)| {
             Some((which, matches.get_one::<String>(declaration.name)?.clone()))
         });
         let file = matches.get_one::<PathBuf>(FILE).cloned();
-        Ok(Self { file, said: said.collect(), scope: PhantomData })
+        Ok(Self { file, said: said.collect() })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

@@ -40,7 +40,7 @@ fn the_table_tells_the_truth() {
     let entries = settings.entries();
     assert_eq!(entries.len(), TABLE.len());
     for (declaration, entry) in TABLE.iter().zip(entries) {
-        assert_eq!(*entry.origin(), Origin::Default);
+        assert_eq!(entry.origin(), "default");
         let is_literal = !declaration.default.contains([' ', '`']);
         if is_literal {
             assert_eq!(entry.write(), declaration.default, "{}", declaration.name);
@@ -61,13 +61,13 @@ fn the_command_line_goes_before_the_environment_and_that_before_the_file() {
         [("FABRICAST_PATIENCE", "4"), ("FABRICAST_TOPIC_DEPTH", "4"), ("FABRICAST_LABEL", "")];
     let settings = gather(&file, &environment, &[("depth", "5")]).unwrap();
     assert_eq!(settings.label.value.as_deref(), Some("file"));
-    assert_eq!(settings.label.origin, Origin::File("node.toml".into()));
+    assert_eq!(settings.label.origin(), "file node.toml");
     assert_eq!(settings.patience.value, Duration::from_secs(4));
-    assert_eq!(settings.patience.origin.to_string(), "environment FABRICAST_PATIENCE");
+    assert_eq!(settings.patience.origin(), "environment FABRICAST_PATIENCE");
     assert_eq!(settings.depth.value, Count(5));
-    assert_eq!(settings.depth.origin.to_string(), "option --depth");
+    assert_eq!(settings.depth.origin(), "option --depth");
     assert_eq!(settings.peers.value, ["a:1", "b:2"]);
-    assert_eq!(settings.insecure.origin, Origin::Default);
+    assert!(!settings.insecure.is_given());
     assert!(settings.says_topic());
     assert!(!Settings::default().says_topic());
     let topic = settings.topic();

@@ -50,9 +50,9 @@ pub(crate) trait Value: Sized {
     }
 }
 
-/// The text of a value in a file, as [`Value::read`] reads it.
-pub(super) fn text_of<T: Value>(value: &DeValue<'_>) -> Result<String, String> {
-    let expected = match (T::FORM, value) {
+/// The text of a value in a file, as [`Value::read`] reads it that has this form, and is called so.
+pub(super) fn text_of(form: Form, kind: &str, value: &DeValue<'_>) -> Result<String, String> {
+    let expected = match (form, value) {
         (Form::Flag, DeValue::Boolean(value)) => return Ok(value.to_string()),
         (Form::Number | Form::Size | Form::Seconds, DeValue::Integer(number)) => {
             let digits = number.as_str().replace('_', "");
@@ -74,7 +74,7 @@ pub(super) fn text_of<T: Value>(value: &DeValue<'_>) -> Result<String, String> {
             let all: Vec<_> = all.iter().map(element).collect::<Result<_, _>>()?;
             return Ok(all.join(","));
         }
-        (Form::Text, _) => T::KIND,
+        (Form::Text, _) => kind,
         (Form::Flag, _) => "true or false",
         (Form::Number, _) => "a whole number",
         (Form::Size, _) => "a size like 4096 or \"64M\"",

@@ -14,7 +14,7 @@ use super::exit::{Exit, Failure};
 use super::membership::{self, Suspicion};
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, so_far};
-use super::settings::{All, Options, Settings, seconds};
+use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, Signals, interrupted};
 use super::statistics::{self, Statistics};
 use super::{size, text};
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
     every: Option<Duration>,
     #[command(flatten)]
-    settings: Options<All>,
+    settings: Options<ALL>,
 }
 
 impl Arguments {
@@ -358,7 +358,7 @@ impl Outcome {
         let Statistics { messages, bytes, .. } = self.statistics;
         let per_second = self.statistics.bytes_per_second();
         if arguments.json {
-            let line = json!({
+            return text::json(&json!({
                 "topic": arguments.topic,
                 "node": self.node,
                 "messages": messages,
@@ -372,8 +372,7 @@ impl Outcome {
                 "paths": self.ways.iter().map(Way::to_string).collect::<Vec<_>>(),
                 "latencies": self.statistics.latencies(),
                 "complete": is_complete,
-            });
-            return text::print(&format!("{line}\n"));
+            }));
         }
         if !self.has_begun {
             // There is nothing to tell of.
