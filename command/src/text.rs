@@ -100,6 +100,16 @@ pub fn table(rows: &[Vec<String>]) -> String {
     text
 }
 
+/// The same with a head; nothing if there are no rows.
+pub fn table_of<const N: usize>(
+    head: [&str; N],
+    rows: impl Iterator<Item = [String; N]>,
+) -> String {
+    let mut all = vec![head.map(str::to_owned).to_vec()];
+    all.extend(rows.map(|row| row.to_vec()));
+    if all.len() > 1 { table(&all) } else { String::new() }
+}
+
 /// Puts `text` after `first`, broken between words; further lines are indented
 /// to where it began.
 pub fn wrapped(first: &str, text: &str) -> String {

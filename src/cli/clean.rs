@@ -56,13 +56,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             failures.push(failure);
             continue;
         }
-        match of_agents(directory, arguments.dry_run) {
-            Ok(done) => all.extend(done),
-            Err(failure) => failures.push(failure),
-        }
-        match of_node(directory, arguments.dry_run) {
-            Ok(done) => all.extend(done),
-            Err(failure) => failures.push(failure),
+        for look in [of_agents, of_node] {
+            match look(directory, arguments.dry_run) {
+                Ok(done) => all.extend(done),
+                Err(failure) => failures.push(failure),
+            }
         }
     }
     // What was done is told, whatever failed beside it.
@@ -111,16 +109,16 @@ fn of_agents(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure>
     Ok(done.collect())
 }
 
-fn of_node(directory: &Path, is_rehearsal: bool) -> Result<Option<Done>, Failure> {
+fn of_node(directory: &Path, is_rehearsal: bool) -> Result<Vec<Done>, Failure> {
     use pubsub::Condition;
-    let done = |paths, is_removed, why| Some(Done { paths, is_removed, why });
-    Ok(match pubsub::clean(directory, is_rehearsal)? {
+    let (paths, is_removed, why) = match pubsub::clean(directory, is_rehearsal)? {
         Condition::Dead(paths) => {
-            done(paths, true, "nobody serves the node, nor takes part in it".to_owned())
+            (paths, true, "nobody serves the node, nor takes part in it".to_owned())
         }
-        Condition::Alive(path, why) | Condition::Unknown(path, why) => done(vec![path], false, why),
-        _ => None,
-    })
+        Condition::Alive(path, why) | Condition::Unknown(path, why) => (vec![path], false, why),
+        _ => return Ok(Vec::new()),
+    };
+    Ok(vec![Done { paths, is_removed, why }])
 }
 
 fn for_people(all: &[Done], is_rehearsal: bool) -> String {
@@ -144,12 +142,8 @@ fn for_people(all: &[Done], is_rehearsal: bool) -> String {
 fn for_programs(all: &[Done], is_rehearsal: bool) -> serde_json::Value {
     let of = |is_removed: bool| -> Vec<_> {
         let some = all.iter().filter(|done| done.is_removed == is_removed);
-        some.flat_map(|done| {
-            let line =
-                |path: &PathBuf| json!({ "path": path.display().to_string(), "why": done.why });
-            done.paths.iter().map(line).collect::<Vec<_>>()
-        })
-        .collect()
+        let lines = some.flat_map(|done| done.paths.iter().map(move |path| (path, &done.why)));
+        lines.map(|(path, why)| json!({ "path": path.display().to_string(), "why": why })).collect()
     };
     json!({ "dry_run": is_rehearsal, "removed": of(true), "kept": of(false) })
 }

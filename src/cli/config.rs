@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::exit::Failure;
 use super::progress::amount;
-use super::settings::{ALL, Declaration, FILE_VARIABLE, Form, Options, Settings, TABLE};
+use super::settings::{ALL, Declaration, FILE_VARIABLE, Form, Options, Settings, TABLE, json_of};
 use super::text;
 
 /// Shows every setting with its value, and who said so: nobody, a file, the environment, an
@@ -89,7 +89,8 @@ fn for_people(settings: &Settings) -> String {
 
 fn for_programs(settings: &Settings) -> Value {
     let all = TABLE.iter().zip(settings.entries()).map(|(declaration, entry)| {
-        let mut about = json!({ "value": entry.to_json(), "origin": entry.origin() });
+        let value = json_of(declaration.form, &entry.write());
+        let mut about = json!({ "value": value, "origin": entry.origin() });
         if let Some(value) = comes_to(settings, declaration) {
             about["comes_to"] = value;
         }

@@ -3,10 +3,9 @@
 mod devices;
 mod survey;
 
-use clap::ValueEnum;
+use clap::builder::PossibleValuesParser;
 use fabric::{
-    Caps, Choice, EndpointKind, MemoryKind, MrMode, Need, Order, Policy, Progress, Reach,
-    Threading, Version,
+    Caps, Choice, EndpointKind, MemoryKind, MrMode, Need, Order, Policy, Progress, Reach, Version,
 };
 use serde::Serialize;
 
@@ -35,23 +34,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS")]
     source: Option<String>,
     /// Choose for peers there only
-    #[arg(long, value_enum)]
-    reach: Option<ReachArgument>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ReachArgument {
-    SameMachine,
-    OtherMachines,
-}
-
-impl From<ReachArgument> for Reach {
-    fn from(reach: ReachArgument) -> Self {
-        match reach {
-            ReachArgument::SameMachine => Self::SameMachine,
-            ReachArgument::OtherMachines => Self::OtherMachines,
-        }
-    }
+    #[arg(long, value_parser = PossibleValuesParser::new(["same-machine", "other-machines"]))]
+    reach: Option<String>,
 }
 
 /// A choice, and what it was for.
@@ -91,8 +75,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(name) => survey.named(name)?,
         None => survey.entries.iter().collect(),
     };
-    let reaches = match arguments.reach {
-        Some(reach) => vec![reach.into()],
+    let reaches = match arguments.reach.as_deref() {
+        Some("same-machine") => vec![Reach::SameMachine],
+        Some(_) => vec![Reach::OtherMachines],
         None => vec![Reach::SameMachine, Reach::OtherMachines],
     };
     let mut decisions = Vec::new();
@@ -262,13 +247,7 @@ fn columns(entry: &Entry) -> Vec<String> {
         (Progress::Automatic, Progress::Manual) => "auto/manual",
         (Progress::Manual, Progress::Automatic) => "manual/auto",
     };
-    let threading = match facts.threading {
-        Threading::Safe => "safe",
-        Threading::Domain => "domain",
-        Threading::Completion => "completion",
-        Threading::Object => "object",
-        Threading::Endpoint => "endpoint",
-    };
+    let threading = format!("{:?}", facts.threading).to_lowercase();
     [
         if facts.reaches_other_machines { "network" } else { "machine" },
         &immediates,
@@ -278,7 +257,7 @@ fn columns(entry: &Entry) -> Vec<String> {
         &size::print(facts.max_message_size as u64),
         &size::print(facts.inject_size as u64),
         progress,
-        threading,
+        &threading,
     ]
     .map(str::to_owned)
     .to_vec()

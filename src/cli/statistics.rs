@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::histogram::Histogram;
 use crate::cli::stages::{self, ALL_TOGETHER, COUNT, Stage, Took};
+use crate::cli::text;
 
 /// What was measured.
 #[derive(Debug)]
@@ -107,17 +108,16 @@ impl Statistics {
     }
 
     /// A table for people.
-    pub(crate) fn table(&self) -> Vec<Vec<String>> {
-        let head = ["stage", "p50", "p99", "messages"].map(str::to_owned).to_vec();
+    pub(crate) fn table(&self) -> String {
         let rows = self.latencies().into_iter().map(|latency| {
-            vec![
+            [
                 latency.stage,
                 format!("{:.1} µs", latency.p50_us),
                 format!("{:.1} µs", latency.p99_us),
                 latency.messages.to_string(),
             ]
         });
-        std::iter::once(head).chain(rows).collect()
+        text::table_of(["stage", "p50", "p99", "messages"], rows)
     }
 }
 
@@ -136,7 +136,7 @@ mod tests {
         let found: Vec<_> = found.iter().map(|one| (&*one.stage, one.p50_us.round())).collect();
         assert_eq!(found, [("all", 4.0), ("fill", 1.0), ("notice", 4.0)]);
         assert_eq!((all.messages, all.bytes), (2, 20));
-        assert_eq!(all.table().len(), 4);
+        assert_eq!(all.table().lines().count(), 4);
         // But for what is rounded off.
         let ratio = all.bytes_per_second() / all.messages_per_second();
         assert!((ratio - 10.0).abs() < 1e-9, "{ratio}");

@@ -71,20 +71,17 @@ fn users(rows: &[Row]) -> BTreeMap<&str, Users> {
 /// What topics take, beside what they are like.
 fn details(rows: &[Row]) -> String {
     let head = ["topic", "released within", "messages reserved", "bytes reserved", "dropped"];
-    let mut table = vec![head.map(str::to_owned).to_vec()];
-    for row in rows {
-        let Row::Topic { name, release_microseconds, dropped, reserves, .. } = row else {
-            continue;
-        };
-        table.push(vec![
+    let topics = rows.iter().filter_map(|row| match row {
+        Row::Topic { name, release_microseconds, dropped, reserves, .. } => Some([
             name.escape_debug().to_string(),
             format!("{} s", *release_microseconds as f64 / 1e6),
             reserves.blocks.to_string(),
             reserves.bytes.to_string(),
             dropped.to_string(),
-        ]);
-    }
-    if table.len() > 1 { text::table(&table) } else { String::new() }
+        ]),
+        _ => None,
+    });
+    text::table_of(head, topics)
 }
 
 fn for_people(rows: &[Row], is_verbose: bool) -> String {
@@ -113,15 +110,14 @@ fn for_people(rows: &[Row], is_verbose: bool) -> String {
         "missed",
         "waits",
     ];
-    let mut table = vec![head.map(str::to_owned).to_vec()];
-    for row in rows {
+    let nobody = Users::default();
+    let topics = rows.iter().filter_map(|row| {
         let Row::Topic { name, place, reliability, depth, largest, published, arrived, .. } = row
         else {
-            continue;
+            return None;
         };
-        let nobody = Users::default();
         let of = users.get(name.as_str()).unwrap_or(&nobody);
-        table.push(vec![
+        Some([
             name.escape_debug().to_string(),
             text::visible(reliability),
             depth.to_string(),
@@ -135,12 +131,10 @@ fn for_people(rows: &[Row], is_verbose: bool) -> String {
             of.behind.to_string(),
             of.missed.to_string(),
             of.waiting.map_or_else(String::new, |waits| format!("{:.1} s", waits as f64 / 1e6)),
-        ]);
-    }
-    match table.len() {
-        1 => out.push_str("no topics\n"),
-        _ => out.push_str(&text::table(&table)),
-    }
+        ])
+    });
+    let table = text::table_of(head, topics);
+    out.push_str(if table.is_empty() { "no topics\n" } else { &table });
     if is_verbose {
         out.push_str(&details(rows));
     }
@@ -171,13 +165,12 @@ fn for_people(rows: &[Row], is_verbose: bool) -> String {
 /// Topics that only other nodes have, if there are any.
 fn elsewhere(rows: &[Row]) -> String {
     let head = ["only elsewhere", "reliability", "depth", "largest", "there", "node"];
-    let mut table = vec![head.map(str::to_owned).to_vec()];
-    for row in rows {
+    let topics = rows.iter().filter_map(|row| {
         let Row::Elsewhere {
             topic, node, publishes, subscribes, reliability, depth, largest, ..
         } = row
         else {
-            continue;
+            return None;
         };
         let there = match (publishes, subscribes) {
             (true, true) => "published and read",
@@ -185,16 +178,16 @@ fn elsewhere(rows: &[Row]) -> String {
             (false, true) => "read",
             (false, false) => "not used",
         };
-        table.push(vec![
+        Some([
             topic.escape_debug().to_string(),
             text::visible(reliability),
             depth.to_string(),
             super::size::print(*largest),
             there.to_owned(),
             name_of_node(rows, node).escape_debug().to_string(),
-        ]);
-    }
-    if table.len() > 1 { text::table(&table) } else { String::new() }
+        ])
+    });
+    text::table_of(head, topics)
 }
 
 /// The content of rows, by the name of their kind.

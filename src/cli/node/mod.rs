@@ -1,15 +1,13 @@
 //! `fabricast node`: serves a node in the foreground, until it is asked to end.
 
 mod notify;
-mod watch;
 
 use std::time::Duration;
 
-use pubsub::{Node, ServiceMode, TopicSettings};
+use pubsub::{Node, Row, ServiceMode, TopicSettings};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::notify::Manager;
-use self::watch::Watch;
 use super::exit::{Exit, Failure};
 use super::membership;
 use super::settings::{OF_NODE, Options};
@@ -67,7 +65,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Err(failure) if failure.exit() == interrupted().exit() => return Ok(()),
         joined => joined?.map_err(refused)?,
     };
-    let served = serve(&node, Watch::default(), &signals, &manager);
+    let served = serve(&node, &signals, &manager);
     manager.is_ending();
     tracing::info!("leaving the node; if there are others, one of them serves it now");
     drop(node);
@@ -85,14 +83,22 @@ fn refused(error: pubsub::Error) -> Failure {
     }
 }
 
-fn serve(
-    node: &Node,
-    mut watch: Watch,
-    signals: &Signals,
-    manager: &Manager,
-) -> Result<(), Failure> {
+/// How it stands with the service of the node, in words for the log and for systemd.
+fn status_of(node: &Row, serves: bool) -> Option<String> {
+    let Row::Node { identity, service, process, listens, .. } = node else { return None };
+    if !serves {
+        return Some(format!("process {process} serves node {identity}; taking it over"));
+    }
+    let listens = listens.as_ref().map_or_else(
+        || "it does not listen for other nodes".to_owned(),
+        |address| format!("other nodes reach it at {address}"),
+    );
+    Some(format!("serves node {identity} as its service number {service}; {listens}"))
+}
+
+fn serve(node: &Node, signals: &Signals, manager: &Manager) -> Result<(), Failure> {
     let mut hangups = 0;
-    let mut is_ready = false;
+    let (mut status, mut is_ready) = (None, false);
     loop {
         let asked = node.clone();
         let rows = match signals.meanwhile(move || asked.report()) {
@@ -101,19 +107,23 @@ fn serve(
         };
         match rows {
             Ok(rows) => {
-                if let Some(status) = watch.look(&rows, node.serves()) {
-                    match is_ready || !watch.is_settled() {
-                        true => manager.status(&status),
-                        false => manager.is_ready(&status),
+                let serves = node.serves();
+                let now = rows.first().and_then(|node| status_of(node, serves));
+                if let Some(now) = now.filter(|now| status.as_ref() != Some(now)) {
+                    tracing::info!("{now}");
+                    match is_ready || !serves {
+                        true => manager.status(&now),
+                        false => manager.is_ready(&now),
                     }
-                    is_ready |= watch.is_settled();
+                    is_ready |= serves;
+                    status = Some(now);
                 }
             }
             Err(error) if error.kind() == pubsub::ErrorKind::Closed => return Err(error.into()),
             // It is looked for again: a service may just have ended.
             Err(error) => tracing::warn!(%error, "the node does not answer"),
         }
-        signals.sleep(if watch.is_settled() { LOOK } else { SOON });
+        signals.sleep(if is_ready { LOOK } else { SOON });
         if signals.ask_to_end() {
             return Ok(());
         }
@@ -121,5 +131,27 @@ fn serve(
             hangups = signals.hangups();
             tracing::info!("SIGHUP is ignored: settings are read when the process starts");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_says_who_serves_and_where_other_nodes_reach_it() {
+        let node = |listens: Option<&str>| Row::Node {
+            identity: "ab".to_owned(),
+            label: "x".to_owned(),
+            service: 2,
+            process: 7,
+            listens: listens.map(str::to_owned),
+        };
+        let status = |listens, serves| status_of(&node(listens), serves).unwrap();
+        let taking_over = "process 7 serves node ab; taking it over";
+        assert_eq!(status(Some("10.0.0.1:1"), false), taking_over);
+        let said = "serves node ab as its service number 2; other nodes reach it at 10.0.0.1:1";
+        assert_eq!(status(Some("10.0.0.1:1"), true), said);
+        assert!(status(None, true).ends_with("it does not listen for other nodes"));
     }
 }

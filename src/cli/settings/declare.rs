@@ -1,8 +1,6 @@
 //! How settings are declared: once, by a macro that makes of it a structure with a field for
 //! each, and a table of all.
 
-use serde_json::Value as Json;
-
 use super::value::{Form, Value};
 
 /// What a setting is about.
@@ -74,7 +72,6 @@ pub(crate) struct Given<T> {
 pub(crate) trait Entry {
     fn read(&mut self, text: &str, origin: &str) -> Result<(), String>;
     fn write(&self) -> String;
-    fn to_json(&self) -> Json;
     fn origin(&self) -> &str;
     /// Did anybody say it?
     fn is_given(&self) -> bool;
@@ -90,10 +87,6 @@ impl<T: Value> Entry for Given<T> {
 
     fn write(&self) -> String {
         self.value.write()
-    }
-
-    fn to_json(&self) -> Json {
-        self.value.to_json()
     }
 
     fn origin(&self) -> &str {

@@ -395,7 +395,7 @@ impl Outcome {
         }
         line.push('\n');
         if arguments.stats {
-            line.push_str(&text::table(&self.statistics.table()));
+            line.push_str(&self.statistics.table());
         }
         let is_output = arguments.file.is_none() && arguments.into.is_none() && arguments.writes();
         if is_output {
