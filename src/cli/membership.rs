@@ -11,7 +11,7 @@ use pubsub::{
 use super::exit::{Exit, Failure};
 use super::paths::{misfit, not_carried};
 use super::settings::{Count, Entry, Group, Service, Settings, Size, TABLE};
-use super::signals::{Deadline, Signals, interrupted};
+use super::signals::{Deadline, Signals};
 use super::text;
 
 /// How the library is to join, as the settings have it; `name` is the subcommand's.
@@ -151,17 +151,6 @@ pub(crate) fn check_device(place: MemoryPlace) -> Result<(), Failure> {
     opened.map_err(|error| Failure::new(Exit::NoProvider, error.to_string()))
 }
 
-/// A topic that somebody made, if anybody has; unless this process is asked to end meanwhile.
-fn find(node: &Node, name: &str, signals: &Signals) -> Result<Option<Topic>, Failure> {
-    let (node, name) = (node.clone(), name.to_owned());
-    match signals.meanwhile(move || node.open(&name))? {
-        // It is there, but its memory is not known here: that does not come with time.
-        Err(error) if error.operation() == MAPPING => Err(without_device(error)),
-        Err(error) if error.kind() == ErrorKind::Unknown => Ok(None),
-        opened => Ok(Some(opened?)),
-    }
-}
-
 /// What the library says that it does when a topic's memory is a device's that it does not see.
 const MAPPING: &str = "map the memory of a topic";
 
@@ -178,50 +167,107 @@ pub(crate) fn settings_of(topic: &Topic) -> Result<TopicSettings, Failure> {
     topic.settings().map_err(without_device)
 }
 
-/// Opens a topic, or makes it, unless this process is asked to end meanwhile.
-fn make(
-    node: &Node,
-    name: &str,
-    wanted: &TopicSettings,
-    signals: &Signals,
-) -> Result<pubsub::Result<Topic>, Failure> {
-    let (node, name, wanted) = (node.clone(), name.to_owned(), *wanted);
-    signals.meanwhile(move || node.topic(&name, &wanted))
+/// A topic that this process is to use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) name: &'a str,
+    pub(crate) settings: &'a Settings,
+    pub(crate) signals: &'a Signals,
 }
 
-/// The topic, if it exists and is to be taken as it is.
-pub(crate) fn topic_as_it_is(
-    node: &Node,
-    name: &str,
-    settings: &Settings,
-    signals: &Signals,
-) -> Result<Option<Topic>, Failure> {
-    if settings.says_topic() { Ok(None) } else { find(node, name, signals) }
-}
-
-/// Opens a topic to publish in. One that exists is taken as it is, unless the settings say what
-/// it is to be like; one that is made has room for messages of this size, if they do not.
-pub(crate) fn topic_to_publish(
-    node: &Node,
-    name: &str,
-    settings: &Settings,
-    size: Option<u64>,
-    signals: &Signals,
-) -> Result<Topic, Failure> {
-    if let Some(topic) = topic_as_it_is(node, name, settings, signals)? {
-        return Ok(topic);
-    }
-    let mut wanted = settings.topic();
-    check_device(wanted.memory)?;
-    if let (Some(size), false) = (size, settings.largest.is_given()) {
-        wanted.largest = wanted.largest.max(in_pages(size));
-    }
-    match make(node, name, &wanted, signals)? {
-        // Somebody made it just now.
-        Err(error) if error.kind() == ErrorKind::SettingsDiffer && !settings.says_topic() => {
-            find(node, name, signals)?.ok_or_else(|| error.into())
+impl Wanted<'_> {
+    /// One that somebody made, if anybody has; unless this process is asked to end meanwhile.
+    fn find(&self) -> Result<Option<Topic>, Failure> {
+        let (node, name) = (self.node.clone(), self.name.to_owned());
+        match self.signals.meanwhile(move || node.open(&name))? {
+            // It is there, but its memory is not known here: that does not come with time.
+            Err(error) if error.operation() == MAPPING => Err(without_device(error)),
+            Err(error) if error.kind() == ErrorKind::Unknown => Ok(None),
+            opened => Ok(Some(opened?)),
         }
-        made => made.map_err(|error| differs(node, name, settings, &wanted, error, signals)),
+    }
+
+    /// Opens it, or makes it, unless this process is asked to end meanwhile.
+    fn make(&self, like: TopicSettings) -> Result<pubsub::Result<Topic>, Failure> {
+        let (node, name) = (self.node.clone(), self.name.to_owned());
+        self.signals.meanwhile(move || node.topic(&name, &like))
+    }
+
+    /// The topic, if it exists and is to be taken as it is.
+    pub(crate) fn as_it_is(&self) -> Result<Option<Topic>, Failure> {
+        if self.settings.says_topic() { Ok(None) } else { self.find() }
+    }
+
+    /// Opens it to publish. One that exists is taken as it is, unless the settings say what
+    /// it is to be like; one that is made has room for messages of this size, if they do not.
+    pub(crate) fn to_publish(&self, size: Option<u64>) -> Result<Topic, Failure> {
+        if let Some(topic) = self.as_it_is()? {
+            return Ok(topic);
+        }
+        let mut like = self.settings.topic();
+        check_device(like.memory)?;
+        if let (Some(size), false) = (size, self.settings.largest.is_given()) {
+            like.largest = like.largest.max(in_pages(size));
+        }
+        match self.make(like)? {
+            // Somebody made it just now.
+            Err(error)
+                if error.kind() == ErrorKind::SettingsDiffer && !self.settings.says_topic() =>
+            {
+                self.find()?.ok_or_else(|| error.into())
+            }
+            made => made.map_err(|error| self.differs(&like, error)),
+        }
+    }
+
+    /// Opens it to read: made here, if the settings say what it is to be like, or else as
+    /// soon as somebody has made it, here or at a node that this one is connected to.
+    pub(crate) fn to_read(&self, longest: Option<Duration>) -> Result<Topic, Failure> {
+        if self.settings.says_topic() {
+            let like = self.settings.topic();
+            check_device(like.memory)?;
+            return self.make(like)?.map_err(|error| self.differs(&like, error));
+        }
+        let deadline = Deadline::after(longest);
+        let mut is_said = false;
+        loop {
+            if let Some(topic) = self.find()? {
+                return Ok(topic);
+            }
+            if deadline.is_over() {
+                let why = format!(
+                    "nobody has made the topic \"{}\", at this node or at one that it is connected to now \
+                     (fabricast paths --topics shows which). Say what it is to be like to make it here: \
+                     --largest 1M for one with all that is usual",
+                    self.name.escape_debug()
+                );
+                return Err(Failure::new(Exit::Deadline, why));
+            }
+            if !is_said {
+                is_said = true;
+                text::complain(
+                    "fabricast: waiting until somebody makes the topic, at this node or at one that it is \
+                     connected to",
+                );
+            }
+            self.signals.pause(deadline.slice() / 2)?;
+        }
+    }
+
+    /// It was not opened. If it is another one: in what, who wants what, and what to do.
+    fn differs(&self, wanted: &TopicSettings, error: pubsub::Error) -> Failure {
+        if error.kind() != ErrorKind::SettingsDiffer {
+            return error.into();
+        }
+        let found = self.find().ok().flatten();
+        let there = found.and_then(|topic| topic.settings().ok());
+        let why = match there.and_then(|there| difference(self.settings, wanted, &there)) {
+            Some(why) => format!("the topic \"{}\": {why}", self.name.escape_debug()),
+            // It is gone again, or in memory that this process does not see: the service named what differs.
+            None => format!("{error}. {AS_IT_IS}; or take {ELSE}"),
+        };
+        Failure::new(Exit::Usage, why)
     }
 }
 
@@ -235,28 +281,6 @@ fn with_topic(settings: &Settings, topic: &TopicSettings) -> Settings {
     all.loans.value = Count(topic.loans);
     all.release_deadline.value = topic.release_deadline;
     all
-}
-
-/// A topic was not opened. If it is another one: in what, who wants what, and what to do.
-fn differs(
-    node: &Node,
-    name: &str,
-    settings: &Settings,
-    wanted: &TopicSettings,
-    error: pubsub::Error,
-    signals: &Signals,
-) -> Failure {
-    if error.kind() != ErrorKind::SettingsDiffer {
-        return error.into();
-    }
-    let found = find(node, name, signals).ok().flatten();
-    let there = found.and_then(|topic| topic.settings().ok());
-    let why = match there.and_then(|there| difference(settings, wanted, &there)) {
-        Some(why) => format!("the topic \"{}\": {why}", name.escape_debug()),
-        // It is gone again, or in memory that this process does not see: the service named what differs.
-        None => format!("{error}. {AS_IT_IS}; or take {ELSE}"),
-    };
-    Failure::new(Exit::Usage, why)
 }
 
 /// What to do about a topic that is another one.
@@ -297,50 +321,6 @@ fn difference(
 fn in_pages(size: u64) -> u64 {
     const PAGE: u64 = 4096;
     size.checked_next_multiple_of(PAGE).unwrap_or(size)
-}
-
-/// Opens a topic to read: made here, if the settings say what it is to be like, or else as
-/// soon as somebody has made it, here or at a node that this one is connected to.
-pub(crate) fn topic_to_read(
-    node: &Node,
-    name: &str,
-    settings: &Settings,
-    longest: Option<Duration>,
-    signals: &Signals,
-) -> Result<Topic, Failure> {
-    if settings.says_topic() {
-        check_device(settings.memory.value)?;
-        let wanted = settings.topic();
-        let made = make(node, name, &wanted, signals)?;
-        return made.map_err(|error| differs(node, name, settings, &wanted, error, signals));
-    }
-    let deadline = Deadline::after(longest);
-    let mut is_said = false;
-    loop {
-        if let Some(topic) = find(node, name, signals)? {
-            return Ok(topic);
-        }
-        if deadline.is_over() {
-            let why = format!(
-                "nobody has made the topic \"{}\", at this node or at one that it is connected to now \
-                 (fabricast paths --topics shows which). Say what it is to be like to make it here: \
-                 --largest 1M for one with all that is usual",
-                name.escape_debug()
-            );
-            return Err(Failure::new(Exit::Deadline, why));
-        }
-        if !is_said {
-            is_said = true;
-            text::complain(
-                "fabricast: waiting until somebody makes the topic, at this node or at one that it is \
-                 connected to",
-            );
-        }
-        signals.sleep(deadline.slice() / 2);
-        if signals.ask_to_end() {
-            return Err(interrupted());
-        }
-    }
 }
 
 #[cfg(test)]

@@ -123,6 +123,12 @@ impl Signals {
         let _ = poll(&mut entries, milliseconds(longest));
     }
 
+    /// The same; fails if this process was asked to end.
+    pub(crate) fn pause(&self, longest: Duration) -> Result<(), Failure> {
+        self.sleep(longest);
+        if self.ask_to_end() { Err(interrupted()) } else { Ok(()) }
+    }
+
     /// Does something that takes its time, in a thread that is left alone if this process is
     /// asked to end meanwhile.
     pub(crate) fn meanwhile<T: Send + 'static>(

@@ -11,7 +11,7 @@ use serde_json::json;
 use self::input::{Input, Lines, Message};
 use super::exit::{Exit, Failure};
 use super::histogram::Histogram;
-use super::membership::{self, Suspicion};
+use super::membership::{self, Suspicion, Wanted};
 use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
@@ -100,9 +100,9 @@ fn publish(
 ) -> Result<(), Failure> {
     let node = membership::join(settings, "pub", signals)?;
     tally.node = Some(node.identity());
-    let name = &arguments.topic;
+    let wanted = Wanted { node: &node, name: &arguments.topic, settings, signals };
     // If it is there, it says how long a message may be.
-    let found = membership::topic_as_it_is(&node, name, settings, signals)?;
+    let found = wanted.as_it_is()?;
     let longest = match &found {
         Some(topic) => Some(membership::settings_of(topic)?.largest),
         None => settings.largest.is_given().then_some(settings.largest.value.0),
@@ -110,7 +110,7 @@ fn publish(
     let input = input(arguments, longest, signals)?;
     let topic = match found {
         Some(topic) => topic,
-        None => membership::topic_to_publish(&node, name, settings, input.largest(), signals)?,
+        None => wanted.to_publish(input.largest())?,
     };
     let mut work = Work::new(arguments, signals, topic, tally)?;
     let done = work.do_all(&node, input);
@@ -238,9 +238,6 @@ impl<'a> Work<'a> {
             if found >= wanted {
                 return Ok(());
             }
-            if self.signals.ask_to_end() {
-                return Err(interrupted());
-            }
             if deadline.is_over() {
                 let why = format!(
                     "{found} of {} came in time",
@@ -254,7 +251,7 @@ impl<'a> Work<'a> {
                 text::complain(&format!("fabricast: waiting for {awaited}"));
             }
             self.suspicion.look(node, &self.arguments.topic);
-            self.signals.sleep(deadline.slice().min(SLICE / 5));
+            self.signals.pause(deadline.slice().min(SLICE / 5))?;
         }
     }
 
@@ -301,10 +298,7 @@ impl<'a> Work<'a> {
             if left.is_zero() {
                 return Ok(());
             }
-            self.signals.sleep(left.min(Duration::from_secs(60)));
-            if self.signals.ask_to_end() {
-                return Err(interrupted());
-            }
+            self.signals.pause(left.min(Duration::from_secs(60)))?;
         }
     }
 

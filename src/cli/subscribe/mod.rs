@@ -11,7 +11,7 @@ use serde_json::json;
 
 use self::sink::Sink;
 use super::exit::{Exit, Failure};
-use super::membership::{self, Suspicion};
+use super::membership::{self, Suspicion, Wanted};
 use super::pattern::{Checker, Fault};
 use super::progress::{Progress, so_far};
 use super::settings::{ALL, Options, Settings, seconds};
@@ -120,8 +120,8 @@ fn read(
     let sink = arguments.sink(signals)?;
     let node = membership::join(settings, "sub", signals)?;
     outcome.node = Some(node.identity());
-    let (name, timeout) = (&arguments.topic, arguments.timeout);
-    let topic = membership::topic_to_read(&node, name, settings, timeout, signals)?;
+    let wanted = Wanted { node: &node, name: &arguments.topic, settings, signals };
+    let topic = wanted.to_read(arguments.timeout)?;
     let mut work = Work::new(arguments, signals, topic, sink, outcome)?;
     let done = work.read_all(&node);
     // It may have been removed in the middle of a message.

@@ -127,10 +127,7 @@ impl Sink {
                 let line = format!("fabricast: waiting until somebody reads {}", path.display());
                 text::complain(&line);
             }
-            signals.sleep(SLICE / 2);
-            if signals.ask_to_end() {
-                return Err(interrupted());
-            }
+            signals.pause(SLICE / 2)?;
         }
     }
 
