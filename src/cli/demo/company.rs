@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pubsub::Row;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::cast::NODES;
 use super::network::Ground;
@@ -45,7 +45,7 @@ impl Part {
 }
 
 /// What `pub` and `sub` say, in a line of JSON each.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(super) struct Said {
     pub(super) messages: u64,
     pub(super) bytes: u64,
@@ -59,6 +59,7 @@ pub(super) struct Said {
     /// By which ways messages came.
     #[serde(default)]
     pub(super) paths: Vec<String>,
+    #[serde(rename(serialize = "stages"))]
     pub(super) latencies: Vec<Latency>,
 }
 

@@ -80,9 +80,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let is_interrupted = played.as_ref().is_err_and(|it| it.exit() == Exit::Interrupted);
     let printed = match is_interrupted && !arguments.json {
         true => Ok(()),
-        false => outcome.print(&all.company.members, arguments.json),
+        false => outcome.print(arguments.json),
     };
-    let judged = outcome.judge(&all.company.members);
+    let judged = outcome.judge();
     // What is wrong with the data is worse than that it ended too early.
     match (played, judged) {
         (Ok(()), judged) => judged?,

@@ -7,26 +7,12 @@ use serde::Serialize;
 
 use super::Demonstration;
 use super::cast::{NODES, Subject, TOPICS};
-use super::company::{Member, Part};
-use super::show::{reading, stages, time};
+use super::company::{Part, Said};
+use super::show::{Reader, readers, table, time};
 use crate::cli::exit::{Exit, Failure};
 use crate::cli::stages::ALL_TOGETHER;
 use crate::cli::statistics::Latency;
 use crate::cli::{progress, size, text};
-
-/// What is told of a subscriber.
-#[derive(Debug, Serialize)]
-struct Reader {
-    topic: &'static str,
-    bytes_of_each: u64,
-    name: String,
-    messages: u64,
-    bytes: u64,
-    altered: u64,
-    missed: u64,
-    paths: Vec<String>,
-    stages: Vec<Latency>,
-}
 
 /// What a path carried.
 #[derive(Debug, Default, Serialize)]
@@ -69,28 +55,14 @@ impl Outcome {
             Part::Publish(topic) => Some((TOPICS[topic].name, member.said.messages)),
             _ => None,
         });
-        let subscribers: Vec<_> = members
-            .iter()
-            .filter_map(|member| Some((reading(member)?, &member.label)))
-            .map(|((topic, said), name)| Reader {
-                topic: TOPICS[topic].name,
-                bytes_of_each: TOPICS[topic].size,
-                name: name.clone(),
-                messages: said.messages,
-                bytes: said.bytes,
-                altered: said.altered,
-                missed: said.missed.unwrap_or(0),
-                paths: said.paths.clone(),
-                stages: stages(members, topic, said).into_iter().cloned().collect(),
-            })
-            .collect();
-        let verified = subscribers.iter().all(|it| it.altered == 0 && it.messages > 0);
+        let subscribers = readers(members);
+        let verified = subscribers.iter().all(|it| it.said.altered == 0 && it.said.messages > 0);
         Self {
             between: all.ground.name(),
             memory: all.memory.clone(),
             seconds: all.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64()),
             published: published.collect(),
-            paths: paths(members, &all.rows),
+            paths: paths(&subscribers, &all.rows),
             slowest: slowest(&subscribers),
             subscribers,
             verified,
@@ -98,11 +70,11 @@ impl Outcome {
         }
     }
 
-    pub(super) fn print(&self, members: &[Member], is_json: bool) -> Result<(), Failure> {
+    pub(super) fn print(&self, is_json: bool) -> Result<(), Failure> {
         if is_json {
             return text::json(self);
         }
-        text::print(&super::show::table(members, true))?;
+        text::print(&table(&self.subscribers, true))?;
         let legend = "borrow: until there was memory for it; fill: until it was written; begin: until its node began to \
                       write it to the other, or, if it stays there, delivered it; out: copied out of a device; wire: \
                       until its last byte had come; in: copied to where it is read; notice: until a subscriber had \
@@ -136,37 +108,36 @@ impl Outcome {
                 progress::amount(bytes as f64 / p50_us.max(1e-3) * 1e6)
             ))?;
         }
-        let sum = |of: fn(&Reader) -> u64| self.subscribers.iter().map(of).sum::<u64>();
+        let sum =
+            |of: fn(&Said) -> u64| -> u64 { self.subscribers.iter().map(|it| of(&it.said)).sum() };
         text::print(&format!(
             "data: {}, {} compared byte by byte: {} altered, {} missed\n",
             text::counted(sum(|it| it.messages), "message"),
             progress::amount(sum(|it| it.bytes) as f64),
             sum(|it| it.altered),
-            sum(|it| it.missed),
+            sum(|it| it.missed.unwrap_or(0)),
         ))
     }
 
     /// Is all as it should be?
-    pub(super) fn judge(&self, members: &[Member]) -> Result<(), Failure> {
-        let altered: u64 = self.subscribers.iter().map(|it| it.altered).sum();
+    pub(super) fn judge(&self) -> Result<(), Failure> {
+        let altered: u64 = self.subscribers.iter().map(|it| it.said.altered).sum();
         if altered > 0 {
             return Err(Failure::new(Exit::Corrupt, text::altered(altered)));
         }
         for reader in &self.subscribers {
             let all = self.published.get(reader.topic).copied().unwrap_or(0);
-            if reader.messages != all || reader.missed > 0 {
+            if reader.said.messages != all || reader.said.missed != Some(0) {
                 let all = text::counted(all, "message");
-                let why = format!("{} read {} of {all}", reader.name, reader.messages);
+                let why = format!("{} read {} of {all}", reader.name, reader.said.messages);
                 return Err(Failure::new(Exit::Missed, why));
             }
         }
-        for member in members {
-            let Some((topic, said)) = reading(member) else { continue };
-            let is_near = member.node == TOPICS[topic].from;
-            let is_as_meant = said.paths.iter().all(|path| (path == SHARED_MEMORY) == is_near);
+        for Reader { name, is_near, said, .. } in &self.subscribers {
+            let is_as_meant = said.paths.iter().all(|path| (path == SHARED_MEMORY) == *is_near);
             if !is_as_meant || said.paths.len() != 1 {
-                let paths = said.paths.join(", ");
-                let why = format!("{} was reached by the wrong path: {paths}", member.label);
+                let why =
+                    format!("{name} was reached by the wrong path: {}", said.paths.join(", "));
                 return Err(Failure::new(Exit::NoProvider, why));
             }
         }
@@ -177,9 +148,9 @@ impl Outcome {
 const SHARED_MEMORY: &str = "shared-memory";
 
 /// What subscribers say by which path they read, and nodes what came to them.
-fn paths(members: &[Member], rows: &[(usize, Row)]) -> BTreeMap<String, Carried> {
+fn paths(subscribers: &[Reader], rows: &[(usize, Row)]) -> BTreeMap<String, Carried> {
     let mut all: BTreeMap<String, Carried> = BTreeMap::new();
-    for (_, said) in members.iter().filter_map(reading) {
+    for Reader { said, .. } in subscribers {
         for path in &said.paths {
             let carried = all.entry(path.clone()).or_default();
             carried.read_messages += said.messages;
@@ -215,8 +186,8 @@ fn paths(members: &[Member], rows: &[(usize, Row)]) -> BTreeMap<String, Carried>
 fn slowest(subscribers: &[Reader]) -> Vec<Slowest> {
     let mut all: Vec<Slowest> = Vec::new();
     for reader in subscribers {
-        let Some(path) = reader.paths.first() else { continue };
-        for Latency { stage, p50_us, .. } in &reader.stages {
+        let Some(path) = reader.said.paths.first() else { continue };
+        for Latency { stage, p50_us, .. } in &reader.said.latencies {
             let known = all.iter_mut().find(|known| known.path == *path);
             let is_longest = known.as_ref().is_none_or(|known| *p50_us > known.p50_us);
             if stage == ALL_TOGETHER || !is_longest {
@@ -244,12 +215,15 @@ mod tests {
             topic,
             bytes_of_each: 1,
             name: String::new(),
-            messages: 1,
-            bytes: 1,
-            altered: 0,
-            missed: 0,
-            paths: vec![path.to_owned()],
-            stages: stages.iter().map(|(stage, p50_us)| Latency::new(stage, *p50_us)).collect(),
+            is_near: path == SHARED_MEMORY,
+            said: Said {
+                paths: vec![path.to_owned()],
+                latencies: stages
+                    .iter()
+                    .map(|(name, p50_us)| Latency::new(name, *p50_us))
+                    .collect(),
+                ..Said::default()
+            },
         };
         let near = [("borrow", 1.0), ("fill", 90.0), ("notice", 3.0), ("all", 900.0)];
         let far = [("fill", 80.0), ("wire", 700.0), ("in", 1.0), ("all", 900.0)];

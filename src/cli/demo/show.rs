@@ -4,7 +4,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::cast::TOPICS;
+use serde::Serialize;
+
+use super::cast::{Subject, TOPICS};
 use super::company::{Member, Part, Said};
 use crate::cli::exit::Failure;
 use crate::cli::stages::{ALL_TOGETHER, Stage};
@@ -37,12 +39,13 @@ impl Show {
         if Instant::now() < self.next {
             return Ok(());
         }
+        let readers = readers(members);
         if !self.is_terminal {
             self.next = Instant::now() + LINE;
-            return text::print(&self.line(members));
+            return text::print(&self.line(&readers));
         }
         self.next = Instant::now() + REDRAW;
-        let table = table(members, false);
+        let table = table(&readers, false);
         self.wipe()?;
         self.lines = table.lines().count();
         // What is wider than the terminal is cut off: lines that wrap would be more than were counted.
@@ -61,10 +64,9 @@ impl Show {
         written.map_err(|error| Failure::failed(format!("writing the output: {error}")))
     }
 
-    fn line(&self, members: &[Member]) -> String {
-        let readings = || members.iter().filter_map(reading).map(|(_, said)| said);
-        let sum = |of: fn(&Said) -> u64| readings().map(of).sum::<u64>();
-        let rate: f64 = readings().map(|said| said.bytes_per_s).sum();
+    fn line(&self, readers: &[Reader]) -> String {
+        let sum = |of: fn(&Said) -> u64| readers.iter().map(|it| of(&it.said)).sum::<u64>();
+        let rate: f64 = readers.iter().map(|it| it.said.bytes_per_s).sum();
         format!(
             "{:4.0} s: {} read and compared, {}, {}/s; {} altered, {} missed\n",
             self.began.elapsed().as_secs_f64(),
@@ -77,22 +79,43 @@ impl Show {
     }
 }
 
-/// Of one that reads: its topic, and what it has read.
-pub(super) fn reading(member: &Member) -> Option<(usize, &Said)> {
-    match member.part {
-        Part::Read(topic) => Some((topic, &member.said)),
-        _ => None,
-    }
+/// What is told of a subscriber: what it said, with the stages that only its publisher knows.
+#[derive(Debug, Serialize)]
+pub(super) struct Reader {
+    pub(super) topic: &'static str,
+    pub(super) bytes_of_each: u64,
+    pub(super) name: String,
+    /// Is it at the node that publishes the topic?
+    #[serde(skip)]
+    pub(super) is_near: bool,
+    #[serde(flatten)]
+    pub(super) said: Said,
 }
 
-/// How long each stage takes of the messages that one reads: those that only the publisher knows, and
-/// those that the reader does.
-pub(super) fn stages<'a>(members: &'a [Member], topic: usize, said: &'a Said) -> Vec<&'a Latency> {
-    let publisher = members.iter().find(|member| member.part == Part::Publish(topic));
-    let of_publisher = publisher.into_iter().flat_map(|member| &member.said.latencies);
-    let known: Vec<_> = of_publisher.chain(&said.latencies).collect();
-    let names = Stage::ALL.into_iter().map(Stage::name).chain([ALL_TOGETHER]);
-    names.filter_map(|name| known.iter().find(|one| one.stage == name).copied()).collect()
+/// The stages of a message's way, in order, and all of it together.
+fn stages() -> impl Iterator<Item = &'static str> {
+    Stage::ALL.into_iter().map(Stage::name).chain([ALL_TOGETHER])
+}
+
+/// Those that read.
+pub(super) fn readers(members: &[Member]) -> Vec<Reader> {
+    let one = |member: &Member| {
+        let Part::Read(topic) = member.part else { return None };
+        let publisher = members.iter().find(|it| it.part == Part::Publish(topic));
+        let known = publisher.into_iter().chain([member]).flat_map(|it| &it.said.latencies);
+        let known: Vec<&Latency> = known.collect();
+        let latency = |name| known.iter().find(|one| one.stage == name).copied().cloned();
+        let latencies = stages().filter_map(latency).collect();
+        let Subject { name, size, from, .. } = TOPICS[topic];
+        Some(Reader {
+            topic: name,
+            bytes_of_each: size,
+            name: member.label.clone(),
+            is_near: member.node == from,
+            said: Said { latencies, ..member.said.clone() },
+        })
+    };
+    members.iter().filter_map(one).collect()
 }
 
 /// A time, to three digits at most: there are many of them in a line.
@@ -106,33 +129,26 @@ pub(super) fn time(microseconds: f64) -> String {
 }
 
 /// A line for each subscriber; at the end with all that was read.
-pub(super) fn table(members: &[Member], is_over: bool) -> String {
+pub(super) fn table(readers: &[Reader], is_over: bool) -> String {
     let mut head = vec!["topic", "size", "read by", "messages"];
     if !is_over {
         head.extend(["per s", "GB/s"]);
     }
-    let readings = || members.iter().filter_map(|member| Some((member, reading(member)?)));
-    let all: Vec<_> = readings().map(|(_, (topic, said))| stages(members, topic, said)).collect();
     // One that nobody's messages have is left out: without devices nothing is copied out.
-    let names = Stage::ALL.into_iter().map(Stage::name).chain([ALL_TOGETHER]);
-    let names = names.filter(|name| all.iter().flatten().any(|one| one.stage == *name));
-    let names: Vec<_> = names.collect();
-    head.extend(&names);
+    let known = || readers.iter().flat_map(|it| &it.said.latencies);
+    let stages: Vec<_> = stages().filter(|name| known().any(|it| it.stage == *name)).collect();
+    head.extend(&stages);
     head.extend(["path", "data"]);
     let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
-    for ((member, (topic, said)), stages) in readings().zip(&all) {
-        let mut row = vec![
-            TOPICS[topic].name.to_owned(),
-            size::print(TOPICS[topic].size),
-            member.label.clone(),
-            said.messages.to_string(),
-        ];
+    for Reader { topic, bytes_of_each, name, said, .. } in readers {
+        let (size, messages) = (size::print(*bytes_of_each), said.messages.to_string());
+        let mut row = vec![(*topic).to_owned(), size, name.clone(), messages];
         if !is_over {
             row.push(format!("{:.1}", said.messages_per_s));
             row.push(format!("{:.2}", said.bytes_per_s / 1e9));
         }
-        row.extend(names.iter().map(|name| {
-            let one = stages.iter().find(|one| one.stage == *name);
+        row.extend(stages.iter().map(|name| {
+            let one = said.latencies.iter().find(|one| one.stage == *name);
             one.map_or_else(String::new, |one| time(one.p50_us))
         }));
         row.push(said.paths.join(", "));
