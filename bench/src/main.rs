@@ -5,6 +5,7 @@ mod cores;
 mod early;
 mod exchange;
 mod fabric;
+mod local;
 mod party;
 mod premises;
 mod process;

@@ -4,7 +4,6 @@
 pub mod arguments;
 pub mod exit;
 pub mod histogram;
-pub mod local;
 pub mod log;
 pub mod process;
 pub mod size;

@@ -9,8 +9,8 @@ use ipc::Spin;
 use serde::{Deserialize, Serialize};
 
 use super::flow::Flow;
+use crate::local;
 use command::exit::{Exit, Failure};
-use command::local;
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

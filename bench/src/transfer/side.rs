@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Region, Rights};
 
 use super::{PATIENCE, Source};
+use crate::local;
 use crate::party::{Done, Shared, leave, now, take};
 use command::exit::Failure;
 use command::histogram::Histogram;
-use command::local;
 
 // What notices mean.
 /// Timed; the data is when it was begun.

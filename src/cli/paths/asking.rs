@@ -4,7 +4,6 @@ use fabric::{Caps, EndpointKind, ErrorKind, Offer, Query};
 use transfer::{Agent, AgentCard, AgentOptions};
 
 use crate::cli::exit::Failure;
-use command::local;
 
 /// Starts an agent that asks this one, with a fabric if one is wanted: of a provider, or, without
 /// a name, of one that the other agent has.
@@ -38,5 +37,10 @@ fn offer(card: &AgentCard, provider: Option<&str>) -> fabric::Result<Offer> {
     if let Some(provider) = provider {
         query = query.provider(provider);
     }
-    if card.is_of_this_machine() { local::first(&query) } else { query.first() }
+    let first = query.first()?;
+    if !card.is_of_this_machine() || !first.capabilities().reaches_other_machines {
+        return Ok(first);
+    }
+    // Every machine has this address.
+    query.source("127.0.0.1").first().or(Ok(first))
 }

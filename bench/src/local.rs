@@ -7,11 +7,11 @@ const LOOPBACK: &str = "127.0.0.1";
 
 /// An offer for use between two processes of this machine.
 #[derive(Debug, Clone)]
-pub struct Local {
+pub(crate) struct Local {
     /// The offer.
-    pub offer: Offer,
+    pub(crate) offer: Offer,
     /// Could its provider reach other machines, too?
-    pub is_network: bool,
+    pub(crate) is_network: bool,
 }
 
 /// The offers of one query, for use between two processes of this machine.
@@ -22,7 +22,7 @@ pub struct Local {
 ///
 /// # Errors
 /// What libfabric says; `NoProvider` if there is none.
-pub fn offers(query: &Query, source: Option<&str>) -> fabric::Result<Vec<Local>> {
+pub(crate) fn offers(query: &Query, source: Option<&str>) -> fabric::Result<Vec<Local>> {
     let anywhere = match source {
         Some(source) => query.clone().source(source).offers()?,
         None => query.offers()?,
@@ -48,8 +48,7 @@ pub fn offers(query: &Query, source: Option<&str>) -> fabric::Result<Vec<Local>>
 }
 
 /// The name of an offer's provider.
-#[must_use]
-pub fn provider_of(offer: &Offer) -> String {
+pub(crate) fn provider_of(offer: &Offer) -> String {
     offer.capabilities().provider.clone()
 }
 
@@ -57,7 +56,7 @@ pub fn provider_of(offer: &Offer) -> String {
 ///
 /// # Errors
 /// As [`offers`].
-pub fn first(query: &Query) -> fabric::Result<Offer> {
+pub(crate) fn first(query: &Query) -> fabric::Result<Offer> {
     match offers(query, None)?.into_iter().next() {
         Some(local) => Ok(local.offer),
         None => query.first(),
