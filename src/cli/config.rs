@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::exit::Failure;
 use super::progress::amount;
-use super::settings::{ALL, Declaration, FILE_VARIABLE, Form, Options, Settings, TABLE, json_of};
+use super::settings::{ALL, Declaration, FILE_VARIABLE, Options, Settings, TABLE, json_of};
 use super::text;
 
 /// Shows every setting with its value, and who said so: nobody, a file, the environment, an
@@ -15,9 +15,6 @@ pub(crate) struct Arguments {
     /// One JSON line
     #[arg(long)]
     json: bool,
-    /// The table of the documentation
-    #[arg(long, conflicts_with = "json", hide = true)]
-    markdown: bool,
     #[command(flatten)]
     settings: Options<ALL>,
 }
@@ -26,9 +23,6 @@ pub(crate) struct Arguments {
 const OTHERS: [&str; 2] = [FILE_VARIABLE, "FABRICAST_LOG"];
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.markdown {
-        return text::print(&for_documentation());
-    }
     let settings = arguments.settings.settings()?;
     for variable in strange(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok())) {
         text::complain(&format!("fabricast: the environment has {variable}, which is no setting"));
@@ -99,23 +93,6 @@ fn for_programs(settings: &Settings) -> Value {
     Value::Object(all.collect())
 }
 
-/// The table in docs/operating.md.
-fn for_documentation() -> String {
-    let rows = TABLE.iter().map(|declaration| {
-        let Declaration { about, default, variable, option, kind, form, .. } = declaration;
-        let kind = if *form == Form::Flag {
-            String::new()
-        } else {
-            format!(" {}", kind.replace('|', " or "))
-        };
-        let name = declaration.full_name();
-        format!("| `{name}` | `--{option}`{kind} | `{variable}` | {about} | {default} |\n")
-    });
-    let head = "| in the file | option | in the environment | what it is | if nothing is said |\n\
-                |---|---|---|---|---|\n";
-    head.to_owned() + &rows.collect::<String>()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,5 +132,29 @@ mod tests {
     fn variables_that_are_no_settings_are_noticed() {
         let names = ["FABRICAST_LABEL", "FABRICAST_LABLE", "HOME", "FABRICAST_LOG"];
         assert_eq!(strange(names.into_iter().map(str::to_owned)), ["FABRICAST_LABLE"]);
+    }
+
+    /// The table in docs/operating.md.
+    fn for_documentation() -> String {
+        let rows = TABLE.iter().map(|declaration| {
+            let Declaration { about, default, variable, option, kind, .. } = declaration;
+            let kind = if *kind == "true|false" {
+                String::new()
+            } else {
+                format!(" {}", kind.replace('|', " or "))
+            };
+            let name = declaration.full_name();
+            format!("| `{name}` | `--{option}`{kind} | `{variable}` | {about} | {default} |\n")
+        });
+        let head = "| in the file | option | in the environment | what it is | if nothing is said |\n\
+                    |---|---|---|---|---|\n";
+        head.to_owned() + &rows.collect::<String>()
+    }
+
+    #[test]
+    fn the_page_of_documentation_has_the_settings_as_they_are() {
+        let table = for_documentation();
+        let page = include_str!("../../docs/operating.md");
+        assert!(page.contains(&table), "docs/operating.md is to contain this:\n{table}");
     }
 }

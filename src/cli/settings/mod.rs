@@ -24,9 +24,7 @@ use super::exit::{Exit, Failure};
 use declare::declare;
 pub(crate) use declare::{Declaration, Entry, Given, Group};
 pub(crate) use options::{ALL, OF_DIRECTORY, OF_NODE, Options};
-pub(crate) use value::{
-    Count, Depth, Form, Lanes, Loans, Service, Size, Workers, json_of, seconds,
-};
+pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, json_of, seconds};
 
 declare! {
     Node {
