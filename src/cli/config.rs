@@ -60,10 +60,10 @@ fn comes_to(settings: &Settings, declaration: &Declaration) -> Option<Value> {
 fn for_people(settings: &Settings) -> String {
     let rows: Vec<_> = TABLE
         .iter()
-        .zip(settings.entries())
-        .map(|(declaration, entry)| {
-            let value = entry.write();
-            let value = match value.is_empty() || (value == "none" && !entry.is_given()) {
+        .map(|declaration| {
+            let value = (declaration.write)(settings);
+            let is_given = declaration.is_given(settings);
+            let value = match value.is_empty() || (value == "none" && !is_given) {
                 // What it amounts to is more than "none" says.
                 true => declaration.default.replace('`', ""),
                 false => value,
@@ -75,16 +75,16 @@ fn for_people(settings: &Settings) -> String {
                 Some(Value::String(text)) => format!("{value}: \"{}\"", text.escape_debug()),
                 _ => value,
             };
-            vec![declaration.full_name(), value, entry.origin().to_owned()]
+            vec![declaration.full_name(), value, declaration.origin(settings).to_owned()]
         })
         .collect();
     text::table(&rows)
 }
 
 fn for_programs(settings: &Settings) -> Value {
-    let all = TABLE.iter().zip(settings.entries()).map(|(declaration, entry)| {
-        let value = json_of(declaration.form, &entry.write());
-        let mut about = json!({ "value": value, "origin": entry.origin() });
+    let all = TABLE.iter().map(|declaration| {
+        let value = json_of(declaration.form, &(declaration.write)(settings));
+        let mut about = json!({ "value": value, "origin": declaration.origin(settings) });
         if let Some(value) = comes_to(settings, declaration) {
             about["comes_to"] = value;
         }

@@ -10,7 +10,7 @@ use pubsub::{
 
 use super::exit::{Exit, Failure};
 use super::paths::{misfit, not_carried};
-use super::settings::{Count, Entry, Group, Service, Settings, Size, TABLE};
+use super::settings::{Count, Group, Service, Settings, Size, TABLE};
 use super::signals::{Deadline, Signals};
 use super::text;
 
@@ -295,15 +295,15 @@ fn difference(
 ) -> Option<String> {
     let [asked, there] = [wanted, there].map(|topic| with_topic(settings, topic));
     let (mut which, mut options) = (Vec::new(), Vec::new());
-    let values = asked.entries().into_iter().zip(there.entries());
-    for (declaration, (asked, there)) in TABLE.iter().zip(values) {
-        let (wants, has) = (asked.write(), there.write());
+    for declaration in TABLE.iter() {
+        let [wants, has] = [&asked, &there].map(|settings| (declaration.write)(settings));
         if declaration.group != Group::Topic || wants == has {
             continue;
         }
         let name = declaration.name;
-        which.push(match asked.is_given() {
-            true => format!("{name} is {has}, and {wants} was asked for ({})", asked.origin()),
+        let origin = declaration.origin(&asked);
+        which.push(match declaration.is_given(&asked) {
+            true => format!("{name} is {has}, and {wants} was asked for ({origin})"),
             false => format!("{name} is {has}, and would be {wants} where nothing is said of it"),
         });
         options.push(format!("--{} {has}", declaration.option));

@@ -26,14 +26,10 @@ impl Progress {
     }
 
     /// Says it, if it is time.
-    #[inline]
     pub(crate) fn say(&mut self, messages: u64, bytes: u64, what: &str) {
-        if self.is_shown {
-            self.say_now(messages, bytes, what);
+        if !self.is_shown {
+            return;
         }
-    }
-
-    fn say_now(&mut self, messages: u64, bytes: u64, what: &str) {
         let now = Instant::now();
         if now < self.next {
             return;

@@ -10,10 +10,10 @@ use crate::cli::stages::{self, ALL_TOGETHER, COUNT, Stage, Took};
 use crate::cli::text;
 
 /// What was measured.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Statistics {
-    began: Option<Instant>,
-    ended: Instant,
+    /// When the first came, and the last.
+    span: Option<(Instant, Instant)>,
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
     /// From publishing to pulling.
@@ -55,21 +55,10 @@ pub(crate) fn took(sample: &Sample, pulled: u64) -> Took {
 }
 
 impl Statistics {
-    pub(crate) fn new() -> Self {
-        Self {
-            began: None,
-            ended: Instant::now(),
-            messages: 0,
-            bytes: 0,
-            latency: Histogram::default(),
-            stages: Default::default(),
-        }
-    }
-
     /// A message was pulled so long after it was published, and its stages took so long.
     pub(crate) fn add(&mut self, length: u64, latency: u64, took: Took) {
-        self.ended = Instant::now();
-        self.began.get_or_insert(self.ended);
+        let now = Instant::now();
+        self.span = Some((self.span.map_or(now, |(first, _)| first), now));
         self.messages += 1;
         self.bytes += length;
         self.latency.add(latency);
@@ -82,7 +71,7 @@ impl Statistics {
 
     /// From the first message to the last.
     pub(crate) fn time(&self) -> Duration {
-        self.began.map_or(Duration::ZERO, |began| self.ended - began)
+        self.span.map_or(Duration::ZERO, |(first, last)| last - first)
     }
 
     /// Of all but the first message, from when on the time is counted.
@@ -127,7 +116,7 @@ mod tests {
 
     #[test]
     fn what_was_not_skipped_is_told() {
-        let mut all = Statistics::new();
+        let mut all = Statistics::default();
         let mut took: Took = [None; COUNT];
         (took[Stage::Fill as usize], took[Stage::Notice as usize]) = (Some(1000), Some(4000));
         all.add(10, 4000, took);

@@ -15,7 +15,7 @@ use super::membership::{self, Suspicion, Wanted};
 use super::paths::{given_up, in_brackets};
 use super::pattern::{self, Content};
 use super::progress::{Progress, so_far};
-use super::settings::{ALL, Entry, Options, Settings, seconds};
+use super::settings::{ALL, Options, Settings, seconds};
 use super::signals::{Deadline, SLICE, Signals, interrupted};
 use super::stages::Stage;
 use super::statistics::Latency;

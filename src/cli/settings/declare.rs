@@ -1,7 +1,8 @@
 //! How settings are declared: once, by a macro that makes of it a structure with a field for
 //! each, and a table of all.
 
-use super::value::{Form, Value};
+use super::Settings;
+use super::value::Form;
 
 /// What a setting is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,6 +11,16 @@ pub(crate) enum Group {
     Node,
     /// What a topic is like that is made.
     Topic,
+}
+
+impl Group {
+    /// A name of it, told from those of the other one.
+    pub(super) fn full(self, name: &str, separator: char) -> String {
+        match self {
+            Self::Node => name.to_owned(),
+            Self::Topic => format!("topic{separator}{name}"),
+        }
+    }
 }
 
 /// What is told of a setting.
@@ -26,36 +37,27 @@ pub(crate) struct Declaration {
     /// On the command line, without the dashes in front.
     pub(crate) option: String,
     pub(crate) form: Form,
+    /// Reads it, as who is named there said it.
+    pub(super) read: fn(&mut Settings, &str, &str) -> Result<(), String>,
+    /// As it would be read.
+    pub(crate) write: fn(&Settings) -> String,
+    pub(super) origin: fn(&Settings) -> Option<&str>,
 }
 
 impl Declaration {
-    pub(super) fn new<T: Value>(
-        group: Group,
-        name: &'static str,
-        default: &'static str,
-        about: &'static str,
-    ) -> Self {
-        let mut declaration = Self {
-            group,
-            name,
-            kind: T::KIND,
-            default,
-            about: about.trim(),
-            variable: String::new(),
-            option: name.replace('_', "-"),
-            form: T::FORM,
-        };
-        let name = declaration.full_name().replace('.', "_").to_uppercase();
-        declaration.variable = format!("FABRICAST_{name}");
-        declaration
+    /// Who said it.
+    pub(crate) fn origin<'a>(&self, settings: &'a Settings) -> &'a str {
+        (self.origin)(settings).unwrap_or("default")
+    }
+
+    /// Did anybody say it?
+    pub(crate) fn is_given(&self, settings: &Settings) -> bool {
+        (self.origin)(settings).is_some()
     }
 
     /// As it is called where all have to have different names: `topic.depth`.
     pub(crate) fn full_name(&self) -> String {
-        match self.group {
-            Group::Node => self.name.to_owned(),
-            Group::Topic => format!("topic.{}", self.name),
-        }
+        self.group.full(self.name, '.')
     }
 }
 
@@ -65,35 +67,11 @@ pub(crate) struct Given<T> {
     pub(crate) value: T,
     /// Who said it, if anybody did: `option --depth`.
     pub(crate) origin: Option<String>,
-    pub(super) check: fn(&T) -> Result<(), String>,
 }
 
-/// A setting of any type.
-pub(crate) trait Entry {
-    fn read(&mut self, text: &str, origin: &str) -> Result<(), String>;
-    fn write(&self) -> String;
-    fn origin(&self) -> &str;
+impl<T> Given<T> {
     /// Did anybody say it?
-    fn is_given(&self) -> bool;
-}
-
-impl<T: Value> Entry for Given<T> {
-    fn read(&mut self, text: &str, origin: &str) -> Result<(), String> {
-        let value = T::read(text)?;
-        (self.check)(&value)?;
-        (self.value, self.origin) = (value, Some(origin.to_owned()));
-        Ok(())
-    }
-
-    fn write(&self) -> String {
-        self.value.write()
-    }
-
-    fn origin(&self) -> &str {
-        self.origin.as_deref().unwrap_or("default")
-    }
-
-    fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         self.origin.is_some()
     }
 }
@@ -113,25 +91,33 @@ macro_rules! declare {
 
         impl Default for Settings {
             fn default() -> Self {
-                Self { $($($name: Given { value: $default, origin: None, check: $check },)*)* }
+                Self { $($($name: Given { value: $default, origin: None },)*)* }
             }
         }
 
-        /// What is told of each, in the order of [`Settings::entries`].
-        pub(crate) static TABLE: LazyLock<Vec<Declaration>> = LazyLock::new(|| vec![
-            $($(Declaration::new::<$type>(Group::$group, stringify!($name), $words, $about),)*)*
-        ]);
-
-        impl Settings {
-            /// In the order of [`TABLE`].
-            pub(crate) fn entries(&self) -> Vec<&dyn Entry> {
-                vec![$($(&self.$name,)*)*]
+        /// What is told of each, in order.
+        pub(crate) static TABLE: LazyLock<Vec<Declaration>> = LazyLock::new(|| vec![$($({
+            let group = Group::$group;
+            Declaration {
+                group,
+                name: stringify!($name),
+                kind: <$type as Value>::KIND,
+                default: $words,
+                about: $about.trim_ascii(),
+                variable: format!("FABRICAST_{}", group.full(stringify!($name), '_').to_uppercase()),
+                option: stringify!($name).replace('_', "-"),
+                form: <$type as Value>::FORM,
+                read: |settings, text, origin| {
+                    let value = <$type as Value>::read(text)?;
+                    let check: fn(&$type) -> Result<(), String> = $check;
+                    check(&value)?;
+                    settings.$name = Given { value, origin: Some(origin.to_owned()) };
+                    Ok(())
+                },
+                write: |settings| settings.$name.value.write(),
+                origin: |settings| settings.$name.origin.as_deref(),
             }
-
-            pub(super) fn entries_mut(&mut self) -> Vec<&mut dyn Entry> {
-                vec![$($(&mut self.$name,)*)*]
-            }
-        }
+        },)*)*]);
     };
 }
 pub(super) use declare;

@@ -62,8 +62,8 @@ impl File<'_> {
         };
         let origin = format!("file {}", self.path.display());
         let text = text_of(TABLE[which].form, TABLE[which].kind, value.get_ref());
-        let entry = &mut self.settings.entries_mut()[which];
-        text.and_then(|text| entry.read(&text, &origin)).map_err(|why| {
+        let read = text.and_then(|text| (TABLE[which].read)(self.settings, &text, &origin));
+        read.map_err(|why| {
             // A short value is shown as it stands in the file.
             let text = self.text.get(value.span()).unwrap_or_default();
             let is_short = (1..=60).contains(&text.len()) && !text.contains(char::is_control);

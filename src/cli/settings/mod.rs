@@ -22,8 +22,9 @@ use pubsub::{Budgets, MemoryPlace, Reliability, TopicSettings};
 
 use super::exit::{Exit, Failure};
 use declare::declare;
-pub(crate) use declare::{Declaration, Entry, Given, Group};
+pub(crate) use declare::{Declaration, Given, Group};
 pub(crate) use options::{ALL, OF_DIRECTORY, OF_NODE, Options};
+use value::Value;
 pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, json_of, seconds};
 
 declare! {
@@ -157,8 +158,7 @@ impl Settings {
         if let Some((path, text)) = file {
             file::read(&mut settings, path, text)?;
         }
-        let mut entries = settings.entries_mut();
-        for (declaration, entry) in TABLE.iter().zip(&mut entries) {
+        for declaration in TABLE.iter() {
             // Set to nothing counts as not set.
             let Some(value) = environment(&declaration.variable).filter(|value| !value.is_empty())
             else {
@@ -169,10 +169,11 @@ impl Settings {
                 let why = format!("{origin} is not UTF-8");
                 return Err(Failure::new(Exit::Usage, why));
             };
-            say(*entry, text, &origin)?;
+            settings.say(declaration, text, &origin)?;
         }
         for (which, text) in options {
-            say(entries[*which], text, &format!("option --{}", TABLE[*which].option))?;
+            let declaration = &TABLE[*which];
+            settings.say(declaration, text, &format!("option --{}", declaration.option))?;
         }
         Ok(settings)
     }
@@ -191,14 +192,12 @@ impl Settings {
 
     /// Did anybody say what a topic is to be like?
     pub(crate) fn says_topic(&self) -> bool {
-        let entries = self.entries();
-        let mut all = TABLE.iter().zip(entries);
-        all.any(|(declaration, entry)| declaration.group == Group::Topic && entry.is_given())
+        TABLE.iter().any(|one| one.group == Group::Topic && one.is_given(self))
     }
-}
 
-fn say(entry: &mut dyn Entry, text: &str, origin: &str) -> Result<(), Failure> {
-    entry.read(text, origin).map_err(|why| {
-        Failure::new(Exit::Usage, format!("{origin} is \"{}\": {why}", text.escape_debug()))
-    })
+    fn say(&mut self, of: &Declaration, text: &str, origin: &str) -> Result<(), Failure> {
+        (of.read)(self, text, origin).map_err(|why| {
+            Failure::new(Exit::Usage, format!("{origin} is \"{}\": {why}", text.escape_debug()))
+        })
+    }
 }

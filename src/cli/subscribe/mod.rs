@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                    --file";
         return Err(Failure::new(Exit::Usage, why));
     }
-    let mut outcome = Outcome::new();
+    let mut outcome = Outcome::default();
     let done = match read(arguments, &settings, &signals, &mut outcome) {
         // Wherever it was: the usual way to end, unless a number of messages was to come.
         Err(failure) if failure.exit() == interrupted().exit() && arguments.count.is_none() => {
@@ -131,7 +131,7 @@ fn read(
 }
 
 /// What became of messages.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Outcome {
     /// The node's identity, once it is known.
     node: Option<String>,
@@ -319,20 +319,6 @@ impl<'a> Work<'a> {
 }
 
 impl Outcome {
-    fn new() -> Self {
-        Self {
-            node: None,
-            is_reliable: false,
-            has_begun: false,
-            statistics: Statistics::new(),
-            missed: 0,
-            is_removed: false,
-            altered: 0,
-            publishers_lost: 0,
-            ways: Vec::new(),
-        }
-    }
-
     /// What is to be said at the end about messages that came.
     fn judge(&self) -> Result<(), Failure> {
         if self.altered > 0 {
