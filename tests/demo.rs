@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use testkit::child::Running;
+use testkit::children::Child;
 use testkit::directory::Directory;
 use testkit::processes::{Process, children, until, until_gone};
 use testkit::turns::alone;
@@ -19,6 +19,8 @@ use testkit::turns::alone;
 const LIMIT: Duration = Duration::from_secs(50);
 /// Its processes: two nodes, three publishers, eight subscribers.
 const PROCESSES: usize = 13;
+/// Only reached by what fails.
+const ENDING: Duration = Duration::from_secs(60);
 
 /// What a process was started with.
 fn arguments(number: i32) -> String {
@@ -28,7 +30,7 @@ fn arguments(number: i32) -> String {
 
 /// A demonstration, with a directory for temporary files of its own.
 struct Demonstration {
-    child: Running,
+    child: Child,
     directory: Directory,
     began: Instant,
     _alone: Flock<File>,
@@ -43,12 +45,12 @@ impl Demonstration {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
         command.arg("demo").args(arguments).env("TMPDIR", directory.join("tmp"));
         command.env_remove("FI_PROVIDER").env_remove("FABRICAST_LOG");
-        let child = Running::start(command.stdout(file("out")).stderr(file("error")));
+        let child = Child::start(command.stdout(file("out")).stderr(file("error")));
         Self { child, directory, began: Instant::now(), _alone: alone }
     }
 
     fn number(&self) -> i32 {
-        self.child.number()
+        self.child.id() as i32
     }
 
     fn said(&self, name: &str) -> String {
@@ -58,9 +60,9 @@ impl Demonstration {
     /// Waits until all take part.
     fn wait_for_all(&mut self) -> BTreeSet<Process> {
         until("not all processes came", || {
-            let ended = self.child.ended();
+            let ended = self.child.try_wait();
             assert!(ended.is_none(), "{}{}", self.said("out"), self.said("error"));
-            let all = children(self.child.number());
+            let all = children(self.child.id() as i32);
             (all.len() == PROCESSES).then_some(all)
         })
     }
@@ -68,7 +70,7 @@ impl Demonstration {
     /// Waits until it has ended, by itself and in time.
     #[track_caller]
     fn end(&mut self) -> ExitStatus {
-        let status = self.child.end();
+        let status = self.child.wait(ENDING);
         assert!(self.began.elapsed() < LIMIT, "{:?}", self.began.elapsed());
         status
     }
@@ -175,7 +177,7 @@ fn its_processes_do_not_outlive_it() {
     let mut demonstration = Demonstration::start("orphans", &["--time", "60"]);
     let others = demonstration.wait_for_all();
     kill(Pid::from_raw(demonstration.number()), Signal::SIGKILL).unwrap();
-    let _ = demonstration.child.end();
+    let _ = demonstration.child.wait(ENDING);
     until_gone(&others);
 }
 

@@ -5,11 +5,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use testkit::child::Running;
+use testkit::children::Child;
 use testkit::directory::Directory;
 use testkit::processes::{Process, descendants, until, until_gone};
 use testkit::turns::alone;
@@ -19,19 +20,19 @@ const UNSHARE: [&str; 7] =
 
 /// A measurement that would take for ever, with a directory for temporary files of its own.
 struct Measurement {
-    child: Running,
+    child: Child,
     directory: Rc<Directory>,
 }
 
 impl Measurement {
     fn start(name: &str, arguments: &[&str]) -> Self {
         let directory = Rc::new(Directory::new(&format!("ends-{name}")));
-        let child = Running::start(&mut bench(&directory, arguments));
+        let child = Child::start(&mut bench(&directory, arguments));
         Self { child, directory }
     }
 
     fn number(&self) -> i32 {
-        self.child.number()
+        self.child.id() as i32
     }
 
     fn left(&self) -> Vec<PathBuf> {
@@ -49,7 +50,7 @@ impl Measurement {
     /// Ends it, and waits until it and all others are gone.
     fn end(&mut self, signal: Signal, others: &BTreeSet<Process>) {
         kill(Pid::from_raw(self.number()), signal).unwrap();
-        let status = self.child.end();
+        let status = self.child.wait(ENDING);
         // libfabric's shm catches signals, removes what it has, and ends the process with 1.
         let is_by_provider = signal != Signal::SIGKILL && status.code() == Some(1);
         assert!(is_by_provider || status.signal() == Some(signal as i32), "{status}");
@@ -64,6 +65,8 @@ fn bench(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// Only reached by what fails.
+const ENDING: Duration = Duration::from_secs(60);
 const TRANSFER: [&str; 9] =
     ["transfer", "--from", "stand-in:0", "--to", "stand-in:1", "--size", "4K", "--iters", "1G"];
 
@@ -110,7 +113,7 @@ fn what_the_killed_leave_the_next_one_removes() {
     measurement.end(Signal::SIGKILL, &others);
     assert_eq!(measurement.left().len(), 1);
     // One that runs is left alone.
-    let second = Running::start(&mut bench(&measurement.directory, &TRANSFER));
+    let second = Child::start(&mut bench(&measurement.directory, &TRANSFER));
     let mut second = Measurement { child: second, directory: Rc::clone(&measurement.directory) };
     let others = second.wait_for_others(1);
     assert_eq!(second.left().len(), 1);
@@ -130,7 +133,7 @@ fn a_signal_that_is_ignored_ends_nothing() {
     let script = format!("trap '' INT; exec {program} {}", TRANSFER.join(" "));
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).env("TMPDIR", &**directory).stdout(Stdio::null());
-    let child = Running::start(shell.stderr(Stdio::null()));
+    let child = Child::start(shell.stderr(Stdio::null()));
     let mut measurement = Measurement { child, directory };
     let others = measurement.wait_for_others(1);
     kill(Pid::from_raw(measurement.number()), Signal::SIGINT).unwrap();

@@ -2,7 +2,6 @@
 //! the product's crates, so each of them can use it.
 
 pub mod allocations;
-pub mod child;
 pub mod children;
 pub mod directory;
 pub mod processes;
