@@ -1,10 +1,11 @@
 //! What is published: what comes in, files, or a pattern.
 
+use std::fmt::Display;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -22,6 +23,10 @@ const CHUNK: usize = 1 << 20;
 /// The longest message that is put together here, if nothing else is said.
 const LONGEST: u64 = 1 << 30;
 const LOOK: Duration = Duration::from_secs(1);
+/// What standard input is called.
+const INPUT: &str = "the input";
+/// This process was asked to end while it read: no other error of these is of this kind.
+const ENDED: io::ErrorKind = io::ErrorKind::ConnectionAborted;
 /// What is copied to a device at a time, which takes much longer to begin than on the host.
 const PART: usize = 16 << 20;
 
@@ -69,7 +74,7 @@ impl Message {
                         io::ErrorKind::UnexpectedEof => {
                             Failure::failed(format!("{} became shorter", path.display()))
                         }
-                        _ => failed(&path, &error),
+                        _ => failed(path.display(), &error),
                     })?;
                     write(offset, &buffer[..part])?;
                     offset += part as u64;
@@ -80,17 +85,20 @@ impl Message {
     }
 }
 
-fn failed(path: &Path, error: &io::Error) -> Failure {
-    Failure::failed(format!("reading {}: {error}", path.display()))
+fn failed(name: impl Display, error: &io::Error) -> Failure {
+    match error.kind() {
+        ENDED => interrupted(),
+        _ => Failure::failed(format!("reading {name}: {error}")),
+    }
 }
 
 /// Where messages come from.
 #[derive(Debug)]
-pub(super) enum Input {
+pub(super) enum Input<'a> {
     /// What was read already is one.
     Whole(Option<Vec<u8>>),
     /// Each line of it is one.
-    Lines(Lines),
+    Lines(BufReader<Source<'a, io::Stdin>>),
     Files(std::vec::IntoIter<PathBuf>),
     Pattern {
         next: Content,
@@ -98,11 +106,17 @@ pub(super) enum Input {
     },
 }
 
-impl Input {
+impl<'a> Input<'a> {
     /// All of standard input, read to its end.
     pub(super) fn whole(longest: Option<u64>, signals: &Signals) -> Result<Self, Failure> {
-        let bytes = whole(&input(&io::stdin()), longest, signals)?;
-        Ok(Self::Whole(Some(bytes)))
+        let source = Source { descriptor: io::stdin(), signals };
+        Ok(Self::Whole(Some(whole(source, INPUT, longest)?)))
+    }
+
+    /// Each of its lines.
+    pub(super) fn lines(signals: &'a Signals) -> Self {
+        let source = Source { descriptor: io::stdin(), signals };
+        Self::Lines(BufReader::with_capacity(CHUNK / 16, source))
     }
 
     /// How long messages are, where that is known before they are read.
@@ -126,7 +140,7 @@ impl Input {
     ) -> Result<Option<Message>, Failure> {
         match self {
             Self::Whole(bytes) => Ok(bytes.take().map(Message::Bytes)),
-            Self::Lines(lines) => Ok(lines.next(longest, signals)?.map(Message::Bytes)),
+            Self::Lines(lines) => Ok(line(lines, longest)?.map(Message::Bytes)),
             Self::Files(paths) => paths.next().map(|path| open(path, longest, signals)).transpose(),
             Self::Pattern { left: Some(0), .. } => Ok(None),
             Self::Pattern { next, left } => {
@@ -148,24 +162,38 @@ fn open(path: PathBuf, longest: Option<u64>, signals: &Signals) -> Result<Messag
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path);
     let opened = opened.and_then(|file| Ok((file.metadata()?, file)));
-    let (found, file) = opened.map_err(|error| failed(&path, &error))?;
+    let (found, file) = opened.map_err(|error| failed(path.display(), &error))?;
     if found.is_file() && found.len() > CHUNK as u64 {
         return Ok(Message::File { path, file, length: found.len() });
     }
-    let name = path.display().to_string();
-    whole(&Source { descriptor: file.as_fd(), name: &name }, longest, signals).map(Message::Bytes)
+    let source = Source { descriptor: file, signals };
+    whole(source, path.display(), longest).map(Message::Bytes)
 }
 
-/// Where bytes come from that are put together here.
-#[derive(Debug, Clone, Copy)]
-struct Source<'a> {
-    descriptor: BorrowedFd<'a>,
-    name: &'a str,
+/// Where bytes come from, to a process that hears of signals meanwhile.
+#[derive(Debug)]
+pub(super) struct Source<'a, F> {
+    descriptor: F,
+    signals: &'a Signals,
 }
 
-/// Standard input.
-fn input(standard: &io::Stdin) -> Source<'_> {
-    Source { descriptor: standard.as_fd(), name: "the input" }
+impl<F: AsFd> Read for Source<'_, F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let descriptor = self.descriptor.as_fd();
+        loop {
+            let is_ready = self.signals.wait_for(descriptor, PollFlags::POLLIN, LOOK);
+            if self.signals.ask_to_end() {
+                return Err(ENDED.into());
+            }
+            if !is_ready {
+                continue;
+            }
+            match nix::unistd::read(descriptor, buffer) {
+                Err(Errno::EINTR | Errno::EAGAIN) => {}
+                read => return Ok(read?),
+            }
+        }
+    }
 }
 
 /// Refuses what is longer than the topic's messages may be; if there is no topic yet, and nobody says
@@ -187,96 +215,27 @@ fn check(bytes: &[u8], longest: Option<u64>) -> Result<(), Failure> {
     Err(Failure::new(Exit::TooMuch, why))
 }
 
-/// Some bytes of it; none at its end.
-fn read(source: &Source<'_>, buffer: &mut [u8], signals: &Signals) -> Result<usize, Failure> {
-    loop {
-        let is_ready = signals.wait_for(source.descriptor, PollFlags::POLLIN, LOOK);
-        if signals.ask_to_end() {
-            return Err(interrupted());
-        }
-        if !is_ready {
-            continue;
-        }
-        match nix::unistd::read(source.descriptor, buffer) {
-            Ok(length) => return Ok(length),
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(error) => {
-                let why = format!("reading {}: {}", source.name, error.desc());
-                return Err(Failure::failed(why));
-            }
-        }
-    }
-}
-
 /// All of it, up to its end.
-fn whole(source: &Source<'_>, longest: Option<u64>, signals: &Signals) -> Result<Vec<u8>, Failure> {
+fn whole(from: impl Read, name: impl Display, longest: Option<u64>) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    loop {
-        let length = bytes.len();
-        bytes.resize(length + CHUNK, 0);
-        let more = read(source, &mut bytes[length..], signals)?;
-        bytes.truncate(length + more);
-        check(&bytes, longest)?;
-        if more == 0 {
-            return Ok(bytes);
-        }
-    }
+    let most = longest.unwrap_or(LONGEST).saturating_add(1);
+    from.take(most).read_to_end(&mut bytes).map_err(|error| failed(name, &error))?;
+    check(&bytes, longest)?;
+    Ok(bytes)
 }
 
-/// Lines of standard input, without what ends them.
-#[derive(Debug, Default)]
-pub(super) struct Lines {
-    bytes: Vec<u8>,
-    /// What was given already.
-    given: usize,
-    /// Up to here there is no end of a line.
-    searched: usize,
-    is_over: bool,
-}
-
-impl Lines {
-    fn next(
-        &mut self,
-        longest: Option<u64>,
-        signals: &Signals,
-    ) -> Result<Option<Vec<u8>>, Failure> {
-        loop {
-            if let Some(line) = self.take() {
-                check(&line, longest)?;
-                return Ok(Some(line));
-            }
-            if self.is_over {
-                return Ok(None);
-            }
-            self.bytes.drain(..self.given);
-            self.searched -= self.given;
-            self.given = 0;
-            check(&self.bytes, longest)?;
-            let length = self.bytes.len();
-            self.bytes.resize(length + CHUNK / 16, 0);
-            let more = read(&input(&io::stdin()), &mut self.bytes[length..], signals)?;
-            self.bytes.truncate(length + more);
-            self.is_over = more == 0;
-        }
+/// The next line, without what ends it.
+fn line(from: &mut impl BufRead, longest: Option<u64>) -> Result<Option<Vec<u8>>, Failure> {
+    let mut line = Vec::new();
+    // With what ends it, and one that shows that it is too long.
+    let most = longest.unwrap_or(LONGEST).saturating_add(2);
+    from.take(most).read_until(b'\n', &mut line).map_err(|error| failed(INPUT, &error))?;
+    if line.is_empty() {
+        return Ok(None);
     }
-
-    /// The next line that is complete, or the rest at the end.
-    fn take(&mut self) -> Option<Vec<u8>> {
-        let found = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
-        let Some(end) = found.map(|at| self.searched + at) else {
-            self.searched = self.bytes.len();
-            let rest = &self.bytes[self.given..];
-            if !self.is_over || rest.is_empty() {
-                return None;
-            }
-            let rest = rest.to_vec();
-            self.given = self.bytes.len();
-            return Some(rest);
-        };
-        let line = self.bytes[self.given..end].to_vec();
-        (self.given, self.searched) = (end + 1, end + 1);
-        Some(line)
-    }
+    line.pop_if(|last| *last == b'\n');
+    check(&line, longest)?;
+    Ok(Some(line))
 }
 
 #[cfg(test)]
@@ -284,18 +243,18 @@ mod tests {
     use super::*;
 
     fn lines_of(parts: &[&str]) -> Vec<String> {
-        let mut lines = Lines::default();
-        let mut all = Vec::new();
-        for part in parts {
-            lines.bytes.extend_from_slice(part.as_bytes());
-            while let Some(line) = lines.take() {
-                all.push(String::from_utf8(line).unwrap());
-            }
-        }
-        lines.is_over = true;
-        all.extend(lines.take().map(|line| String::from_utf8(line).unwrap()));
-        assert_eq!(lines.take(), None);
-        all
+        // Each comes by itself, as from a pipe.
+        let none: Box<dyn BufRead> = Box::new(io::empty());
+        let mut all = parts.iter().fold(none, |all, part| Box::new(all.chain(part.as_bytes())));
+        let lines = std::iter::from_fn(|| line(&mut all, None).unwrap());
+        lines.map(|line| String::from_utf8(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn lines_that_are_too_long_are_refused() {
+        let fits = |text: &str, longest| line(&mut text.as_bytes(), Some(longest)).is_ok();
+        assert!(fits("abc", 3) && fits("abc\n", 3) && fits("abc\nabcdef", 3));
+        assert!(!fits("abcd", 3) && !fits("abcd\n", 3) && !fits("abcdefghi", 3));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent, Topic};
 use serde_json::json;
 
-use self::input::{Input, Lines, Message};
+use self::input::{Input, Message};
 use super::exit::{Exit, Failure};
 use super::histogram::Histogram;
 use super::membership::{self, Suspicion, Wanted};
@@ -117,7 +117,11 @@ fn publish(
     work.judge(&node, done)
 }
 
-fn input(arguments: &Arguments, longest: Option<u64>, signals: &Signals) -> Result<Input, Failure> {
+fn input<'a>(
+    arguments: &Arguments,
+    longest: Option<u64>,
+    signals: &'a Signals,
+) -> Result<Input<'a>, Failure> {
     if arguments.pattern {
         let next = Content { run: draw()?, number: 0, length: arguments.size };
         return Ok(Input::Pattern { next, left: arguments.count });
@@ -126,7 +130,7 @@ fn input(arguments: &Arguments, longest: Option<u64>, signals: &Signals) -> Resu
         return Ok(Input::Files(arguments.files.clone().into_iter()));
     }
     if arguments.lines {
-        return Ok(Input::Lines(Lines::default()));
+        return Ok(Input::lines(signals));
     }
     Input::whole(longest, signals)
 }
@@ -196,7 +200,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    fn do_all(&mut self, node: &Node, input: Input) -> Result<(), Failure> {
+    fn do_all(&mut self, node: &Node, input: Input<'_>) -> Result<(), Failure> {
         self.wait_for_subscribers(node)?;
         self.publish_all(input)?;
         self.wait_until_released()
@@ -255,7 +259,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    fn publish_all(&mut self, mut input: Input) -> Result<(), Failure> {
+    fn publish_all(&mut self, mut input: Input<'_>) -> Result<(), Failure> {
         let mut buffer = Vec::new();
         let began = Instant::now();
         let mut told: Option<Instant> = None;
