@@ -54,12 +54,7 @@ pub(crate) fn complain_of_strangers<'a>(
     policy: &Policy,
     providers: impl IntoIterator<Item = &'a str>,
 ) {
-    let mut here: Vec<&str> = Vec::new();
-    for provider in providers {
-        if !here.contains(&provider) {
-            here.push(provider);
-        }
-    }
+    let here = distinct(providers);
     for name in policy.strangers(here.iter().copied()) {
         let there = here.join(", ");
         let name = name.escape_debug();
@@ -77,15 +72,21 @@ fn verdict(verdict: &Verdict) -> &'static str {
     }
 }
 
+/// Each name once, in order.
+pub(crate) fn distinct<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut all = Vec::new();
+    for name in names {
+        if !all.contains(&name) {
+            all.push(name);
+        }
+    }
+    all
+}
+
 /// `lo, eth0`; what does not fit is counted.
 pub(crate) fn join_domains(domains: &[&str]) -> String {
     const LONGEST: usize = 16;
-    let mut names: Vec<&str> = Vec::new();
-    for domain in domains {
-        if !names.contains(domain) {
-            names.push(domain);
-        }
-    }
+    let names = distinct(domains.iter().copied());
     let mut text = names.first().copied().unwrap_or_default().to_owned();
     for (shown, name) in names.iter().enumerate().skip(1) {
         if text.len() + 2 + name.len() > LONGEST {

@@ -83,6 +83,7 @@ type Heard = (usize, Option<String>);
 
 /// All of them. Dropping it ends them.
 pub(super) struct Company {
+    pub(super) ground: Ground,
     pub(super) members: Vec<Member>,
     /// What is seen of them, once messages are published.
     pub(super) show: Option<Show>,
@@ -94,7 +95,7 @@ pub(super) struct Company {
 
 impl Company {
     /// To be called before this process has other threads.
-    pub(super) fn gather() -> Result<Self, Failure> {
+    pub(super) fn gather(ground: Ground) -> Result<Self, Failure> {
         let (say, heard) = channel();
         let signals = match is_ignored(Signal::SIGHUP) {
             true => Signals::catch()?,
@@ -105,7 +106,7 @@ impl Company {
         let directory = std::env::temp_dir().join(format!("fabricast-demo-{drawn:08x}"));
         let made = DirBuilder::new().mode(0o700).create(&directory);
         made.map_err(|error| Failure::failed(format!("making {}: {error}", directory.display())))?;
-        Ok(Self { members: Vec::new(), show: None, directory, say, heard, signals })
+        Ok(Self { ground, members: Vec::new(), show: None, directory, say, heard, signals })
     }
 
     pub(super) fn directory_of(&self, node: usize) -> PathBuf {
@@ -122,7 +123,6 @@ impl Company {
     /// Starts one more. Tests tell them apart by their labels.
     pub(super) fn start(
         &mut self,
-        ground: &Ground,
         (part, node, label): (Part, usize, String),
         arguments: impl IntoIterator<Item = String>,
     ) -> Result<(), Failure> {
@@ -144,7 +144,7 @@ impl Company {
         // A terminal's signals are for the one that started it, which ends the others.
         command.process_group(0);
         end_with_this_process(&mut command, Signal::SIGKILL);
-        ground.enter(node)?;
+        self.ground.enter(node)?;
         let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
         let (say, output) = (self.say.clone(), child.stdout.take());
         self.members.push(Member {

@@ -65,12 +65,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     memory::check()?;
     // In this order: into a namespace goes who has one thread, and devices and signals have more.
     let ground = Ground::prepare(arguments.between)?;
-    let company = Company::gather()?;
+    let company = Company::gather(ground)?;
     let places = memory::places(arguments.memory);
     memory::check_places(&places)?;
     let memory = places.map(|place| place.to_string());
-    let mut all =
-        Demonstration { arguments, ground, memory, company, begun: None, rows: Vec::new() };
+    let mut all = Demonstration { arguments, memory, company, begun: None, rows: Vec::new() };
     all.introduce()?;
     let played = all.play();
     if let Some(show) = &mut all.company.show {
@@ -95,7 +94,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 struct Demonstration<'a> {
     arguments: &'a Arguments,
-    ground: Ground,
     memory: [String; NODES],
     company: Company,
     /// When all had begun.
@@ -125,7 +123,7 @@ impl Demonstration<'_> {
         if self.arguments.json {
             return Ok(());
         }
-        let between = match &self.ground {
+        let between = match &self.company.ground {
             Ground::Namespaces(_) => {
                 "in two network namespaces with a cable between them".to_owned()
             }
@@ -207,14 +205,14 @@ impl Demonstration<'_> {
     ) -> Result<(), Failure> {
         let memory = format!("--json --service outside --memory {}", self.memory[who.1]);
         let all = [options(words), options(&memory), TOPICS[topic].options()].concat();
-        self.company.start(&self.ground, who, all)
+        self.company.start(who, all)
     }
 
     fn start_services(&mut self, gathered: Instant) -> Result<(), Failure> {
         let mut peer: Option<String> = None;
         for node in 0..NODES {
             let (label, address, budget) =
-                (format!("node {}", node + 1), self.ground.address(node), budget());
+                (format!("node {}", node + 1), self.company.ground.address(node), budget());
             let words = format!(
                 "node --listen {address}:0 --lost-after 20 --budget-host {budget} --budget-device {budget}"
             );
@@ -224,7 +222,7 @@ impl Demonstration<'_> {
                 all.push("--insecure".to_owned());
             }
             all.extend(peer.take().map(|peer| format!("--peers={peer}")));
-            self.company.start(&self.ground, (Part::Serve, node, label), all)?;
+            self.company.start((Part::Serve, node, label), all)?;
             let directory = self.company.directory_of(node);
             self.company.until("the nodes were served", gathered, |_| {
                 let rows = pubsub::report(&directory).unwrap_or_default();

@@ -58,7 +58,7 @@ impl Outcome {
         let subscribers = readers(members);
         let verified = subscribers.iter().all(|it| it.said.altered == 0 && it.said.messages > 0);
         Self {
-            between: all.ground.name(),
+            between: all.company.ground.name(),
             memory: all.memory.clone(),
             seconds: all.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64()),
             published: published.collect(),

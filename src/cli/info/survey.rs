@@ -6,6 +6,7 @@ use fabric::{
 use serde::Serialize;
 
 use super::kind_name;
+use crate::cli::choices::distinct;
 use crate::cli::exit::{Exit, Failure};
 
 /// One offer, for show.
@@ -71,18 +72,12 @@ impl Survey {
         if !found.is_empty() {
             return Ok(found);
         }
-        let mut names: Vec<&str> = Vec::new();
-        for entry in &self.entries {
-            if !names.contains(&entry.facts.provider.as_str()) {
-                names.push(&entry.facts.provider);
-            }
-        }
-        let mut message = format!("there is no provider \"{name}\" here");
-        if names.is_empty() {
-            message.push_str(", nor any other");
-        } else {
-            message.push_str(&format!("; there are: {}", names.join(", ")));
-        }
+        let names = distinct(self.entries.iter().map(|entry| &*entry.facts.provider)).join(", ");
+        let others = match names.is_empty() {
+            true => ", nor any other".to_owned(),
+            false => format!("; there are: {names}"),
+        };
+        let mut message = format!("there is no provider \"{name}\" here{others}");
         if let Ok(filter) = std::env::var("FI_PROVIDER") {
             message.push_str(&format!(" (FI_PROVIDER={filter} is set and leaves out all others)"));
         }
