@@ -201,7 +201,7 @@ impl Wanted<'_> {
 
     /// Opens it to publish. One that exists is taken as it is, unless the settings say what
     /// it is to be like; one that is made has room for messages of this size, if they do not.
-    pub(crate) fn to_publish(&self, size: Option<u64>) -> Result<Topic, Failure> {
+    pub(crate) fn open_to_publish(&self, size: Option<u64>) -> Result<Topic, Failure> {
         if let Some(topic) = self.as_it_is()? {
             return Ok(topic);
         }
@@ -223,7 +223,7 @@ impl Wanted<'_> {
 
     /// Opens it to read: made here, if the settings say what it is to be like, or else as
     /// soon as somebody has made it, here or at a node that this one is connected to.
-    pub(crate) fn to_read(&self, longest: Option<Duration>) -> Result<Topic, Failure> {
+    pub(crate) fn open_to_read(&self, longest: Option<Duration>) -> Result<Topic, Failure> {
         if self.settings.says_topic() {
             let like = self.settings.topic();
             check_device(like.memory)?;

@@ -5,7 +5,7 @@ mod input;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent, Topic};
+use pubsub::{Attempt, ErrorKind, Node, Publisher, Reliability, Sent};
 use serde_json::json;
 
 use self::input::{Input, Message};
@@ -110,9 +110,21 @@ fn publish(
     let input = input(arguments, longest, signals)?;
     let topic = match found {
         Some(topic) => topic,
-        None => wanted.to_publish(input.largest())?,
+        None => wanted.open_to_publish(input.largest())?,
     };
-    let mut work = Work::new(arguments, signals, topic, tally)?;
+    let like = membership::settings_of(&topic)?;
+    let publisher = topic.publisher()?;
+    tally.publisher = Some(publisher.id().to_string());
+    let mut work = Work {
+        arguments,
+        signals,
+        publisher,
+        largest: like.largest,
+        is_reliable: like.reliability == Reliability::Reliable,
+        tally,
+        progress: Progress::start(),
+        suspicion: Suspicion::begin(),
+    };
     let done = work.do_all(&node, input);
     work.judge(&node, done)
 }
@@ -178,28 +190,7 @@ struct Work<'a> {
     suspicion: Suspicion,
 }
 
-impl<'a> Work<'a> {
-    fn new(
-        arguments: &'a Arguments,
-        signals: &'a Signals,
-        topic: Topic,
-        tally: &'a mut Tally,
-    ) -> Result<Self, Failure> {
-        let settings = membership::settings_of(&topic)?;
-        let publisher = topic.publisher()?;
-        tally.publisher = Some(publisher.id().to_string());
-        Ok(Self {
-            arguments,
-            signals,
-            publisher,
-            largest: settings.largest,
-            is_reliable: settings.reliability == Reliability::Reliable,
-            tally,
-            progress: Progress::start(),
-            suspicion: Suspicion::begin(),
-        })
-    }
-
+impl Work<'_> {
     fn do_all(&mut self, node: &Node, input: Input<'_>) -> Result<(), Failure> {
         self.wait_for_subscribers(node)?;
         self.publish_all(input)?;

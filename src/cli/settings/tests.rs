@@ -117,7 +117,7 @@ fn every_setting_is_read_as_it_is_written() {
         if let (Ok(from_file), false) =
             (&from_file, ["peers", "insecure"].contains(&TABLE[at].name))
         {
-            assert_eq!((TABLE[at].write)(&from_file), *text, "{name}");
+            assert_eq!((TABLE[at].write)(from_file), *text, "{name}");
         }
     }
     // What is a number in a file is no string there.

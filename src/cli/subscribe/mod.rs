@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use pubsub::NodeIdentity;
-use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Topic, Way};
+use pubsub::{ErrorKind, Event, Node, Reliability, Sample, Subscriber, Way};
 use serde_json::json;
 
 use self::sink::Sink;
@@ -121,8 +121,21 @@ fn read(
     let node = membership::join(settings, "sub", signals)?;
     outcome.node = Some(node.identity());
     let wanted = Wanted { node: &node, name: &arguments.topic, settings, signals };
-    let topic = wanted.to_read(arguments.timeout)?;
-    let mut work = Work::new(arguments, signals, topic, sink, outcome)?;
+    let topic = wanted.open_to_read(arguments.timeout)?;
+    let like = membership::settings_of(&topic)?;
+    let subscriber = topic.subscriber()?;
+    outcome.has_begun = true;
+    outcome.is_reliable = like.reliability == Reliability::Reliable;
+    let mut work = Work {
+        arguments,
+        signals,
+        subscriber,
+        progress: (!matches!(sink, Sink::Output { .. })).then(Progress::start),
+        sink,
+        checker: Checker::default(),
+        outcome,
+        buffer: Vec::new(),
+    };
     let done = work.read_all(&node);
     // It may have been removed in the middle of a message.
     work.hear_of_events();
@@ -164,30 +177,7 @@ const CHUNK: u64 = 1 << 20;
 /// Faults that are told of one by one.
 const MOST_TOLD: u64 = 10;
 
-impl<'a> Work<'a> {
-    fn new(
-        arguments: &'a Arguments,
-        signals: &'a Signals,
-        topic: Topic,
-        sink: Sink,
-        outcome: &'a mut Outcome,
-    ) -> Result<Self, Failure> {
-        let settings = membership::settings_of(&topic)?;
-        let subscriber = topic.subscriber()?;
-        outcome.has_begun = true;
-        outcome.is_reliable = settings.reliability == Reliability::Reliable;
-        Ok(Self {
-            arguments,
-            signals,
-            subscriber,
-            progress: (!matches!(sink, Sink::Output { .. })).then(Progress::start),
-            sink,
-            checker: Checker::default(),
-            outcome,
-            buffer: Vec::new(),
-        })
-    }
-
+impl Work<'_> {
     fn read_all(&mut self, node: &Node) -> Result<(), Failure> {
         let mut suspicion = Suspicion::begin();
         let mut deadline = Deadline::after(self.arguments.timeout);
