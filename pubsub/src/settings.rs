@@ -251,19 +251,6 @@ pub(crate) struct SharedSettings {
 }
 
 impl SharedSettings {
-    /// For tests, which care for nothing but the depth.
-    #[cfg(test)]
-    pub(crate) const fn of_depth(depth: u32) -> Self {
-        Self {
-            place: SharedPlace::Host,
-            reliability: Reliability::Reliable,
-            depth,
-            largest: 4096,
-            loans: 4,
-            release_microseconds: 1_000_000,
-        }
-    }
-
     pub(crate) fn of(settings: &TopicSettings) -> Result<Self> {
         Ok(Self {
             place: SharedPlace::of(settings.memory)?,
@@ -377,6 +364,20 @@ impl fmt::Display for SharedSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl SharedSettings {
+        /// For tests, which care for nothing but the depth.
+        pub(crate) const fn of_depth(depth: u32) -> Self {
+            Self {
+                place: SharedPlace::Host,
+                reliability: Reliability::Reliable,
+                depth,
+                largest: 4096,
+                loans: 4,
+                release_microseconds: 1_000_000,
+            }
+        }
+    }
 
     #[test]
     fn one_message_of_one_byte_is_said_as_one() {

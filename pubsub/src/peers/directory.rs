@@ -65,18 +65,6 @@ mod told {
 }
 
 impl Interest {
-    /// An interest in a topic that is like this.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn new(
-        topic: impl Into<String>,
-        publishes: bool,
-        subscribes: bool,
-        settings: &TopicSettings,
-    ) -> Result<Self> {
-        let settings = SharedSettings::of(settings)?;
-        Ok(Self { topic: topic.into(), publishes, subscribes, settings })
-    }
-
     fn has_a_name(&self) -> bool {
         (1..=LONGEST_TOPIC).contains(&self.topic.len())
     }

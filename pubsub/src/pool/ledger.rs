@@ -18,8 +18,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
-#[cfg(test)]
-use ipc::allocator::{Flaw, Listed};
 use ipc::{
     Allocator, AllocatorError, Block, Caller, Doorbell, Owner, Part, Participant, Place, Spin,
     Statistics, Words,
@@ -295,16 +293,6 @@ impl<W: Words + Clone> Ledger<W> {
     pub(crate) fn owners(&self, caller: &Caller<'_>) -> What<BTreeSet<Participant>> {
         let blocks = self.allocator.blocks(caller)?;
         Ok(blocks.into_iter().filter_map(|block| block.owner?.as_participant()).collect())
-    }
-
-    #[cfg(test)]
-    pub(crate) fn blocks(&self, caller: &Caller<'_>) -> What<Vec<Listed>> {
-        self.allocator.blocks(caller)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn audit(&self, caller: &Caller<'_>) -> What<std::result::Result<(), Flaw>> {
-        self.allocator.audit(caller)
     }
 
     /// The note of a block.

@@ -1,3 +1,4 @@
+use ipc::allocator::{Flaw, Listed};
 use ipc::{Immortal, LocalWords};
 use proptest::prelude::*;
 
@@ -6,6 +7,16 @@ use super::*;
 use crate::settings::SharedPlace;
 
 const TOPIC: u32 = 7;
+
+impl<W: Words + Clone> Ledger<W> {
+    pub(crate) fn blocks(&self, caller: &Caller<'_>) -> What<Vec<Listed>> {
+        self.allocator.blocks(caller)
+    }
+
+    pub(crate) fn audit(&self, caller: &Caller<'_>) -> What<Result<(), Flaw>> {
+        self.allocator.audit(caller)
+    }
+}
 
 fn caller(place: u32) -> Caller<'static> {
     Caller::new(Participant::new(place, 1).unwrap(), &Immortal)

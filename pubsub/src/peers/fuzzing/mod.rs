@@ -11,7 +11,8 @@ use super::mesh::{Action, Mesh, Start};
 use super::pair::Connection;
 use super::protocol::{self, Frame, Hello};
 use super::session::Timing;
-use crate::settings::TopicSettings;
+use crate::error::Result;
+use crate::settings::{SharedSettings, TopicSettings};
 
 /// What a node heard of such a peer.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +21,19 @@ pub struct Heard {
     pub events: usize,
     /// The connection was ended.
     pub is_over: bool,
+}
+
+impl Interest {
+    /// An interest in a topic that is like this.
+    pub(crate) fn new(
+        topic: impl Into<String>,
+        publishes: bool,
+        subscribes: bool,
+        settings: &TopicSettings,
+    ) -> Result<Self> {
+        let settings = SharedSettings::of(settings)?;
+        Ok(Self { topic: topic.into(), publishes, subscribes, settings })
+    }
 }
 
 /// A node to which one has connected.
