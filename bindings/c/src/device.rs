@@ -33,12 +33,11 @@ pub(crate) fn find<'a>(
         MemoryPlace::Device(name) if name.implementation == Implementation::Cuda => name,
         _ => return Ok(host(range)),
     };
-    let open = |name| Device::open(name).map_err(|error| Failure::of_device(&error));
-    let attributes = open(name)?.attributes(address).map_err(|error| Failure::of_device(&error))?;
+    let attributes = Device::open(name)?.attributes(address)?;
     let device = match (attributes.allocator, attributes.device) {
         (Allocator::Host, _) => return Ok(host(range)),
-        (_, Some(device)) => open(device)?,
-        (_, None) => open(name)?,
+        (_, Some(device)) => Device::open(device)?,
+        (_, None) => Device::open(name)?,
     };
     // Memory that was mapped consists of pieces, of which the driver names the first.
     let end = attributes.base.saturating_add(attributes.length);
@@ -68,7 +67,7 @@ pub(crate) fn slice(
     let MemoryPlace::Device(name) = memory else {
         return Err(Failure::invalid(operation, "the topic's messages lie on the host"));
     };
-    let device = Device::open(name).map_err(|error| Failure::of_device(&error))?;
+    let device = Device::open(name)?;
     // SAFETY: of the host, registered with the driver or a stand-in's; it is there until the
     // stream has come past the copy, as the caller promised.
     let memory = unsafe { Memory::foreign(&device, range.address(), range.length() as u64, ()) };
@@ -81,9 +80,9 @@ pub(crate) fn adopt(memory: MemoryPlace, operation: &'static CStr, stream: u64) 
         let detail = "the topic's messages lie on the host, where no stream has to do with them";
         return Err(Failure::invalid(operation, detail));
     };
-    let device = Device::open(name).map_err(|error| Failure::of_device(&error))?;
+    let device = Device::open(name)?;
     // SAFETY: a stream of that device until its handle is closed, as the caller promised.
-    unsafe { device.adopt_stream(stream) }.map_err(|error| Failure::of_device(&error))
+    Ok(unsafe { device.adopt_stream(stream) }?)
 }
 
 fn host(range: Range<'_>) -> Found<'_> {

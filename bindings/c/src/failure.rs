@@ -47,39 +47,30 @@ impl Failure {
         Self::new(Status::InvalidArgument, operation, detail)
     }
 
-    #[cfg(test)]
-    pub(crate) fn message(&self) -> String {
-        self.message.to_string_lossy().into_owned()
+    /// In the words of what failed below.
+    fn below(status: Status, operation: &str, error: &impl fmt::Display) -> Self {
+        let message = Cow::Owned(c_text(error.to_string()));
+        Self { status, operation: Cow::Owned(c_text(operation)), message }
     }
 }
 
 impl From<pubsub::Error> for Failure {
     fn from(error: pubsub::Error) -> Self {
-        Self {
-            status: error.kind().into(),
-            operation: Cow::Owned(c_text(error.operation())),
-            message: Cow::Owned(c_text(error.to_string())),
-        }
+        Self::below(error.kind().into(), error.operation(), &error)
     }
 }
 
-impl Failure {
-    /// What a device said.
-    pub(crate) fn of_device(error: &gpu::Error) -> Self {
+impl From<gpu::Error> for Failure {
+    fn from(error: gpu::Error) -> Self {
+        use gpu::ErrorKind as Kind;
         let status = match error.kind() {
-            gpu::ErrorKind::InvalidArgument | gpu::ErrorKind::OutOfBounds => {
-                Status::InvalidArgument
-            }
-            gpu::ErrorKind::OverBudget | gpu::ErrorKind::OutOfMemory => Status::OverBudget,
-            gpu::ErrorKind::DeadlineExceeded => Status::DeadlineExceeded,
-            gpu::ErrorKind::Forked => Status::Forked,
+            Kind::InvalidArgument | Kind::OutOfBounds => Status::InvalidArgument,
+            Kind::OverBudget | Kind::OutOfMemory => Status::OverBudget,
+            Kind::DeadlineExceeded => Status::DeadlineExceeded,
+            Kind::Forked => Status::Forked,
             _ => Status::Failed,
         };
-        Self {
-            status,
-            operation: Cow::Owned(c_text(error.operation())),
-            message: Cow::Owned(c_text(error.to_string())),
-        }
+        Self::below(status, error.operation(), &error)
     }
 }
 
@@ -117,6 +108,12 @@ pub(crate) fn last_operation() -> *const std::ffi::c_char {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Failure {
+        pub(crate) fn message(&self) -> String {
+            self.message.to_string_lossy().into_owned()
+        }
+    }
 
     #[test]
     fn what_failed_last_is_known_to_the_thread_that_it_failed_in() {

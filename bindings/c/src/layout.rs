@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
-use std::ptr;
 use std::time::{Duration, Instant};
 
 use ipc::Spin;
@@ -17,7 +16,7 @@ use pubsub::{
 
 use crate::boundary::{Plain, Text};
 use crate::failure::{Failure, Result};
-use crate::network::Said;
+use crate::network::network;
 
 /// A structure that C fills or is given.
 ///
@@ -26,7 +25,10 @@ use crate::network::Said;
 pub(crate) unsafe trait Layout: Plain {
     /// Its size in the first version of the interface.
     const OLDEST: usize;
+}
 
+/// A structure that C gives: what it does not say has its usual value.
+pub(crate) trait Usual: Layout {
     /// With the usual values, and all of it known.
     fn usual() -> Self;
 }
@@ -55,13 +57,9 @@ impl Timeout {
         }
     }
 
-    /// When it ends; None if it does not.
-    pub(crate) fn end(self) -> Option<Instant> {
-        match self {
-            Self::Now => Some(Instant::now()),
-            Self::For(time) => Some(Instant::now() + time.min(AGES)),
-            Self::Forever => None,
-        }
+    /// When it ends.
+    pub(crate) fn end(self) -> Instant {
+        Instant::now() + self.patience()
     }
 
     /// As the layers below want it.
@@ -87,7 +85,7 @@ fn nanoseconds(time: Duration) -> i64 {
 }
 
 /// `fabricast_node_options`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct RawNodeOptions {
     pub(crate) size: usize,
@@ -114,26 +112,15 @@ unsafe impl Plain for RawNodeOptions {}
 // SAFETY: as declared.
 unsafe impl Layout for RawNodeOptions {
     const OLDEST: usize = 120;
+}
 
+impl Usual for RawNodeOptions {
     fn usual() -> Self {
         Self {
             size: size_of::<Self>(),
-            directory: Text::NULL,
-            label: Text::NULL,
             patience: nanoseconds(NodeOptions::default().patience),
-            host_budget: 0,
-            device_budget: 0,
-            service: 0,
-            waiting: 0,
-            listen: Text::NULL,
-            peers: Text::NULL,
-            rendezvous: Text::NULL,
-            name: Text::NULL,
-            provider: Text::NULL,
-            source: Text::NULL,
             lost_after: nanoseconds(NetworkOptions::default().lost_after),
-            insecure: 0,
-            workers: 0,
+            ..Self::default()
         }
     }
 }
@@ -167,22 +154,24 @@ impl RawNodeOptions {
     }
 
     fn network(&self, operation: &'static CStr) -> Result<Option<NetworkOptions>> {
-        let said = Said {
-            listen: self.listen.get(operation, "listen")?,
-            peers: self.peers.get(operation, "peers")?,
-            rendezvous: self.rendezvous.get(operation, "rendezvous")?,
-            name: self.name.get(operation, "name")?,
-            provider: self.provider.get(operation, "provider")?,
-            source: self.source.get(operation, "source")?,
-            lost_after: Some(time(operation, "lost_after", self.lost_after)?),
-            is_insecure: match self.insecure {
-                0 => false,
-                1 => true,
-                other => return Err(unknown(operation, "insecure", other)),
-            },
-            workers: self.workers as usize,
+        let said = |name: &str| {
+            let text = match name {
+                "listen" => self.listen,
+                "peers" => self.peers,
+                "rendezvous" => self.rendezvous,
+                "name" => self.name,
+                "provider" => self.provider,
+                _ => self.source,
+            };
+            Ok(text.get(operation, name)?.map(str::to_owned))
         };
-        said.meaning(operation)
+        let is_insecure = match self.insecure {
+            0 => false,
+            1 => true,
+            other => return Err(unknown(operation, "insecure", other)),
+        };
+        let lost_after = time(operation, "lost_after", self.lost_after)?;
+        network(operation, said, (Some(lost_after), is_insecure, self.workers as usize))
     }
 }
 
@@ -208,7 +197,9 @@ unsafe impl Plain for RawTopicSettings<'_> {}
 // SAFETY: as declared.
 unsafe impl Layout for RawTopicSettings<'_> {
     const OLDEST: usize = 40;
+}
 
+impl Usual for RawTopicSettings<'_> {
     fn usual() -> Self {
         Self::of(&TopicSettings::default(), Text::of(c"host"))
     }
@@ -251,7 +242,7 @@ impl<'a> RawTopicSettings<'a> {
 }
 
 /// `fabricast_sent`.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawSent {
     pub(crate) position: u64,
@@ -264,10 +255,6 @@ unsafe impl Plain for RawSent {}
 // SAFETY: as declared.
 unsafe impl Layout for RawSent {
     const OLDEST: usize = 24;
-
-    fn usual() -> Self {
-        Self::default()
-    }
 }
 
 impl RawSent {
@@ -281,7 +268,7 @@ impl RawSent {
 }
 
 /// `fabricast_publisher_counters`.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RawCounters {
     pub(crate) messages: u64,
@@ -296,10 +283,6 @@ unsafe impl Plain for RawCounters {}
 // SAFETY: as declared.
 unsafe impl Layout for RawCounters {
     const OLDEST: usize = 24;
-
-    fn usual() -> Self {
-        Self::default()
-    }
 }
 
 impl RawCounters {
@@ -341,10 +324,6 @@ unsafe impl Plain for RawEvent {}
 // SAFETY: as declared.
 unsafe impl Layout for RawEvent {
     const OLDEST: usize = 32;
-
-    fn usual() -> Self {
-        Self::default()
-    }
 }
 
 impl RawEvent {
@@ -397,27 +376,6 @@ unsafe impl Plain for RawSampleInfo {}
 // SAFETY: as declared.
 unsafe impl Layout for RawSampleInfo {
     const OLDEST: usize = 128;
-
-    fn usual() -> Self {
-        Self {
-            address: ptr::null(),
-            length: 0,
-            metadata: ptr::null(),
-            metadata_length: 0,
-            memory: ptr::null(),
-            origin: ptr::null(),
-            way: ptr::null(),
-            publisher: 0,
-            sequence: 0,
-            position: 0,
-            published_at: 0,
-            allocated_at: 0,
-            filled_at: 0,
-            wire_at: 0,
-            copied_at: 0,
-            delivered_at: 0,
-        }
-    }
 }
 
 #[cfg(test)]

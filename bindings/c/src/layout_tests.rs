@@ -45,8 +45,7 @@ fn a_timeout_is_now_some_time_or_for_ever() {
     assert_eq!(Timeout::of_nanoseconds(5), Timeout::For(Duration::from_nanos(5)));
     assert_eq!(Timeout::of_nanoseconds(-1), Timeout::Forever);
     assert_eq!(Timeout::of_nanoseconds(i64::MIN), Timeout::Forever);
-    assert!(Timeout::of_nanoseconds(i64::MAX).end().is_some());
-    assert!(Timeout::Forever.end().is_none());
+    assert!(Timeout::of_nanoseconds(i64::MAX).end() <= Timeout::Forever.end());
     assert_eq!(Timeout::Now.patience(), Duration::ZERO);
 }
 
@@ -72,7 +71,7 @@ fn settings_keep_their_meaning() {
     let raw = RawTopicSettings::of(&settings, Text::of(c"stand-in:1"));
     assert_eq!(raw.meaning(c"test").unwrap(), settings);
     // No memory named is the host's.
-    let raw = RawTopicSettings { memory: Text::NULL, loans: 1 << 32, ..raw };
+    let raw = RawTopicSettings { memory: Text::default(), loans: 1 << 32, ..raw };
     let meant = raw.meaning(c"test").unwrap();
     assert_eq!(meant.memory.to_string(), "host");
     // As many as nobody can have.

@@ -9,49 +9,39 @@ use pubsub::NetworkOptions;
 
 use crate::failure::{Failure, Result};
 
-/// What was said, each under the name by which it is refused.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Said<'a> {
-    pub(crate) listen: Option<&'a str>,
-    /// With commas between them.
-    pub(crate) peers: Option<&'a str>,
-    pub(crate) rendezvous: Option<&'a str>,
-    pub(crate) name: Option<&'a str>,
-    pub(crate) provider: Option<&'a str>,
-    pub(crate) source: Option<&'a str>,
-    pub(crate) lost_after: Option<Duration>,
-    pub(crate) is_insecure: bool,
-    /// 0: as usual.
-    pub(crate) workers: usize,
-}
-
-impl Said<'_> {
-    /// None if nothing was said of where others are or come from.
-    pub(crate) fn meaning(&self, operation: &'static CStr) -> Result<Option<NetworkOptions>> {
-        if self.listen.is_none() && self.peers.is_none() && self.rendezvous.is_none() {
-            return Ok(None);
-        }
-        let usual = NetworkOptions::default();
-        let peers = self.peers.unwrap_or_default().split(',').map(str::trim);
-        Ok(Some(NetworkOptions {
-            listen: address(operation, "listen", self.listen)?,
-            peers: peers.filter(|peer| !peer.is_empty()).map(str::to_owned).collect(),
-            rendezvous: self.rendezvous.map(str::to_owned),
-            insecure: self.is_insecure,
-            name: self.name.unwrap_or_default().to_owned(),
-            provider: self.provider.map(str::to_owned),
-            source: address(operation, "source", self.source)?,
-            lost_after: self.lost_after.unwrap_or(usual.lost_after),
-            workers: if self.workers == 0 { usual.workers } else { self.workers },
-            ..usual
-        }))
+/// By texts, each asked for by the name by which it is refused. None if nothing is said of where
+/// others are or come from.
+pub(crate) fn network(
+    operation: &'static CStr,
+    said: impl Fn(&str) -> Result<Option<String>>,
+    (lost_after, insecure, workers): (Option<Duration>, bool, usize),
+) -> Result<Option<NetworkOptions>> {
+    let (listen, peers, rendezvous) = (said("listen")?, said("peers")?, said("rendezvous")?);
+    let (name, provider, source) = (said("name")?, said("provider")?, said("source")?);
+    if listen.is_none() && peers.is_none() && rendezvous.is_none() {
+        return Ok(None);
     }
+    let usual = NetworkOptions::default();
+    let peers = peers.unwrap_or_default();
+    let peers = peers.split(',').map(str::trim).filter(|peer| !peer.is_empty());
+    Ok(Some(NetworkOptions {
+        listen: address(operation, "listen", listen)?,
+        peers: peers.map(str::to_owned).collect(),
+        rendezvous,
+        insecure,
+        name: name.unwrap_or_default(),
+        provider,
+        source: address(operation, "source", source)?,
+        lost_after: lost_after.unwrap_or(usual.lost_after),
+        workers,
+        ..usual
+    }))
 }
 
 fn address<T: FromStr<Err: fmt::Display>>(
     operation: &'static CStr,
     name: &str,
-    text: Option<&str>,
+    text: Option<String>,
 ) -> Result<Option<T>> {
     let Some(text) = text else { return Ok(None) };
     let refused = |why| Failure::invalid(operation, format_args!("{name} is \"{text}\": {why}"));
@@ -62,23 +52,25 @@ fn address<T: FromStr<Err: fmt::Display>>(
 mod tests {
     use super::*;
 
+    fn of(
+        texts: &[(&str, &str)],
+        how: (Option<Duration>, bool, usize),
+    ) -> Result<Option<NetworkOptions>> {
+        let said = |name: &str| {
+            Ok(texts.iter().find(|(is, _)| *is == name).map(|(_, text)| (*text).to_owned()))
+        };
+        network(c"test", said, how)
+    }
+
     #[test]
     fn nothing_said_is_no_network() {
-        let said = Said { is_insecure: true, name: Some("here"), ..Said::default() };
-        assert_eq!(said.meaning(c"test").unwrap(), None);
+        assert_eq!(of(&[("name", "here")], (None, true, 0)).unwrap(), None);
     }
 
     #[test]
     fn what_is_said_counts() {
-        let said = Said {
-            listen: Some("127.0.0.1:7007"),
-            peers: Some("one:1, two:2,"),
-            source: Some("::1"),
-            lost_after: Some(Duration::from_secs(2)),
-            workers: 3,
-            ..Said::default()
-        };
-        let network = said.meaning(c"test").unwrap().unwrap();
+        let texts = [("listen", "127.0.0.1:7007"), ("peers", "one:1, two:2,"), ("source", "::1")];
+        let network = of(&texts, (Some(Duration::from_secs(2)), false, 3)).unwrap().unwrap();
         assert_eq!(network.listen, Some("127.0.0.1:7007".parse().unwrap()));
         assert_eq!(network.peers, ["one:1", "two:2"]);
         assert_eq!(network.source, Some("::1".parse().unwrap()));
@@ -88,8 +80,7 @@ mod tests {
 
     #[test]
     fn addresses_that_are_none_are_refused_by_name() {
-        let said = Said { listen: Some("here"), ..Said::default() };
-        let failure = said.meaning(c"test").unwrap_err();
+        let failure = of(&[("listen", "here")], (None, false, 0)).unwrap_err();
         assert!(failure.message().contains("listen is \"here\""), "{failure:?}");
     }
 }

@@ -7,7 +7,7 @@ use pubsub::Node;
 use crate::boundary::{Filled, Options, Out, export};
 use crate::failure::{self, c_text};
 use crate::handle::Handle;
-use crate::layout::{Layout, RawNodeOptions};
+use crate::layout::{RawNodeOptions, Usual};
 use crate::registry::{self, Registry};
 use crate::status::Status;
 
@@ -34,8 +34,7 @@ export! {
     ) -> i32, c"fill in a node's options" {
         // The caller's, so that what he sets behind what is known here is noticed.
         let size = options.size();
-        options.put(RawNodeOptions { size, ..RawNodeOptions::usual() });
-        Ok(())
+        options.put(RawNodeOptions { size, ..RawNodeOptions::usual() })
     }
 
     /// Joins a node.
@@ -45,16 +44,12 @@ export! {
     ) -> i32, c"join a node" {
         let options = options.0.unwrap_or_else(RawNodeOptions::usual);
         let joined = Node::join(options.meaning(OPERATION)?)?;
-        node.put(registry::open(OPERATION, OpenNode::new(joined))?);
-        Ok(())
+        node.put(registry::open(OPERATION, OpenNode::new(joined))?)
     }
 
     /// Gives up a membership.
     fn fabricast_node_leave(node: Option<Handle<OpenNode>>) -> i32, c"leave a node" {
-        if let Some(node) = node {
-            node.close(OPERATION)?;
-        }
-        Ok(())
+        registry::close(OPERATION, node)
     }
 
     /// The node's identity.
@@ -62,8 +57,7 @@ export! {
         node: Handle<OpenNode>,
         identity: Out<'_, *const c_char>,
     ) -> i32, c"tell a node's identity" {
-        identity.put(node.find(OPERATION)?.identity.as_ptr());
-        Ok(())
+        identity.put(node.find(OPERATION)?.identity.as_ptr())
     }
 
     /// Where its socket is.
@@ -71,8 +65,7 @@ export! {
         node: Handle<OpenNode>,
         directory: Out<'_, *const c_char>,
     ) -> i32, c"tell a node's directory" {
-        directory.put(node.find(OPERATION)?.directory.as_ptr());
-        Ok(())
+        directory.put(node.find(OPERATION)?.directory.as_ptr())
     }
 
     /// Forgets the thread's last error.

@@ -79,14 +79,9 @@ pub(crate) fn publish(
         Err(error) => Err(error),
     };
     // It is no loan any more, also if another thread has closed the handle meanwhile.
-    if let Ok(closed) = loan.close(operation) {
-        closed.end();
-    }
+    let _ = loan.close(operation).map(|closed| closed.end());
     let done = done?;
-    if let Some(sent) = sent.0 {
-        sent.put(RawSent::of(&done));
-    }
-    Ok(())
+    sent.0.map_or(Ok(()), |sent| sent.put(RawSent::of(&done)))
 }
 
 export! {
@@ -96,18 +91,14 @@ export! {
         publisher: Out<'_, *mut OpenPublisher>,
     ) -> i32, c"open a publisher" {
         let topic = topic.find(OPERATION)?;
-        publisher.put(registry::open(OPERATION, OpenPublisher::new(&topic.topic)?)?);
-        Ok(())
+        publisher.put(registry::open(OPERATION, OpenPublisher::new(&topic.topic)?)?)
     }
 
     /// Does not publish any more.
     fn fabricast_publisher_close(
         publisher: Option<Handle<OpenPublisher>>,
     ) -> i32, c"close a publisher" {
-        if let Some(publisher) = publisher {
-            publisher.close(OPERATION)?;
-        }
-        Ok(())
+        registry::close(OPERATION, publisher)
     }
 
     /// Its identity within the topic.
@@ -116,8 +107,7 @@ export! {
         identity: Out<'_, u64>,
     ) -> i32, c"tell a publisher's identity" {
         let publisher = publisher.find(OPERATION)?;
-        identity.put(publisher.publisher.id().as_u64());
-        Ok(())
+        identity.put(publisher.publisher.id().as_u64())
     }
 
     /// How many would get a message now.
@@ -125,8 +115,7 @@ export! {
         publisher: Handle<OpenPublisher>,
         count: Out<'_, u64>,
     ) -> i32, c"count a publisher's subscribers" {
-        count.put(u64::from(publisher.find(OPERATION)?.publisher.subscribers()));
-        Ok(())
+        count.put(u64::from(publisher.find(OPERATION)?.publisher.subscribers()))
     }
 
     /// What it has done so far.
@@ -134,8 +123,7 @@ export! {
         publisher: Handle<OpenPublisher>,
         counters: Filled<'_, RawCounters>[size],
     ) -> i32, c"tell a publisher's counters" {
-        counters.put(RawCounters::of(&publisher.find(OPERATION)?.publisher.counters()));
-        Ok(())
+        counters.put(RawCounters::of(&publisher.find(OPERATION)?.publisher.counters()))
     }
 
     /// Publishes bytes of the host's memory.
@@ -186,8 +174,7 @@ export! {
             Timeout::Now => publisher.try_loan(length)?.ok_or(NO_ROOM)?,
             _ => publisher.loan(length, timeout.patience())?,
         };
-        loan.put(registry::open(OPERATION, Turn::new(borrowed))?);
-        Ok(())
+        loan.put(registry::open(OPERATION, Turn::new(borrowed))?)
     }
 
     /// Where it is.
@@ -197,9 +184,8 @@ export! {
         length: Out<'_, usize>,
     ) -> i32, c"tell where a loan is" {
         loan.find(OPERATION)?.with(OPERATION, Timeout::Forever, |loan| {
-            address.put(ptr::with_exposed_provenance_mut(loan.address() as usize));
-            length.put(loan.length() as usize);
-            Ok(())
+            address.put(ptr::with_exposed_provenance_mut(loan.address() as usize))?;
+            length.put(loan.length() as usize)
         })
     }
 

@@ -30,15 +30,7 @@ use crate::turn::Turn;
 pub(crate) struct Registry {
     born: Incarnation,
     forks: u32,
-    nodes: Table<OpenNode>,
-    topics: Table<OpenTopic>,
-    publishers: Table<OpenPublisher>,
-    loans: Table<Turn<Loan>>,
-    subscribers: Table<OpenSubscriber>,
-    samples: Table<OpenSample>,
-    simple_publishers: Table<SimplePublisher>,
-    simple_subscribers: Table<SimpleSubscriber>,
-    streams: Table<OpenStream>,
+    tables: Tables,
     texts: Mutex<HashMap<usize, CString>>,
     /// The membership that all handles of the simple interface have together.
     pub(crate) simple_node: Mutex<Weak<Node>>,
@@ -50,18 +42,35 @@ pub(crate) trait Listed: Kind + Sized + 'static {
 }
 
 macro_rules! listed {
-    ($($type:ty, $table:ident, $number:literal, $name:literal;)*) => {$(
-        impl Kind for $type {
-            const NUMBER: u64 = $number;
-            const NAME: &'static str = $name;
+    ($($type:ty, $table:ident, $number:literal, $name:literal;)*) => {
+        #[derive(Debug)]
+        struct Tables {
+            $($table: Table<$type>,)*
         }
 
-        impl Listed for $type {
-            fn table(registry: &Registry) -> &Table<Self> {
-                &registry.$table
+        impl Tables {
+            fn new(forks: u8) -> Self {
+                Self { $($table: Table::new(forks),)* }
+            }
+
+            fn count(&self) -> usize {
+                0 $(+ self.$table.count())*
             }
         }
-    )*};
+
+        $(
+            impl Kind for $type {
+                const NUMBER: u64 = $number;
+                const NAME: &'static str = $name;
+            }
+
+            impl Listed for $type {
+                fn table(registry: &Registry) -> &Table<Self> {
+                    &registry.tables.$table
+                }
+            }
+        )*
+    };
 }
 
 listed! {
@@ -80,19 +89,10 @@ static CURRENT: AtomicPtr<Registry> = AtomicPtr::new(ptr::null_mut());
 
 impl Registry {
     fn new(forks: u32) -> Self {
-        let told = forks_told(forks);
         Self {
             born: Incarnation::current(),
             forks,
-            nodes: Table::new(told),
-            topics: Table::new(told),
-            publishers: Table::new(told),
-            loans: Table::new(told),
-            subscribers: Table::new(told),
-            samples: Table::new(told),
-            simple_publishers: Table::new(told),
-            simple_subscribers: Table::new(told),
-            streams: Table::new(told),
+            tables: Tables::new(forks_told(forks)),
             texts: Mutex::default(),
             simple_node: Mutex::default(),
         }
@@ -122,16 +122,8 @@ impl Registry {
 
     /// Handles that are open, of all kinds, and texts that were not freed.
     pub(crate) fn count(&self) -> usize {
-        self.nodes.count()
-            + self.topics.count()
-            + self.publishers.count()
-            + self.loans.count()
-            + self.subscribers.count()
-            + self.samples.count()
-            + self.simple_publishers.count()
-            + self.simple_subscribers.count()
-            + self.streams.count()
-            + self.texts.lock().unwrap_or_else(PoisonError::into_inner).len()
+        let texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tables.count() + texts.len()
     }
 
     /// Hands a text to C, to be freed by it.
@@ -159,6 +151,11 @@ impl Registry {
 pub(crate) fn open<K: Listed>(operation: &'static CStr, what: K) -> Result<*mut K> {
     let table = K::table(Registry::current());
     Ok(table.open(operation, Arc::new(what))?.pointer())
+}
+
+/// Takes a handle away, if there is one: what it named ends with its last use.
+pub(crate) fn close<K: Listed>(operation: &'static CStr, handle: Option<Handle<K>>) -> Result<()> {
+    handle.map_or(Ok(()), |handle| handle.close(operation).map(drop))
 }
 
 impl<K: Listed> Handle<K> {

@@ -24,8 +24,7 @@ export! {
         json: Out<'_, *mut c_char>,
     ) -> i32, c"report on a node" {
         let rows = node.find(OPERATION)?.node.report()?;
-        json.put(lend(OPERATION, &rows)?);
-        Ok(())
+        json.put(lend(OPERATION, &rows)?)
     }
 
     /// The same, without joining it.
@@ -35,8 +34,7 @@ export! {
     ) -> i32, c"report on a node" {
         let directory = directory.get(OPERATION, "directory")?;
         let directory = directory.map_or_else(NodeOptions::usual_directory, Into::into);
-        json.put(lend(OPERATION, &pubsub::report(&directory)?)?);
-        Ok(())
+        json.put(lend(OPERATION, &pubsub::report(&directory)?)?)
     }
 
     /// Frees a text that the library gave.

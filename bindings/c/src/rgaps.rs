@@ -52,9 +52,8 @@ fn node(shared: &Mutex<Weak<Node>>, options: NodeOptions) -> Result<Arc<Node>> {
 /// A topic is as the environment says. Of what that does not say, whoever came first may have
 /// said more.
 fn topic(operation: &'static CStr, name: &str) -> Result<(Arc<Node>, Topic)> {
-    let environment = Environment::of_this_process(operation)?;
-    let settings = environment.topic_settings(operation)?;
-    let options = environment.node_options(operation)?;
+    let environment = Environment { operation, value_of: |name: &str| std::env::var_os(name) };
+    let (settings, options) = (environment.topic_settings()?, environment.node_options()?);
     let node = node(&Registry::current().simple_node, options)?;
     let topic = match node.topic(name, &settings) {
         Err(error) if error.kind() == ErrorKind::SettingsDiffer => {
@@ -89,10 +88,7 @@ export! {
 
     /// Publishes no more.
     fn publisher_destroy(publisher: Option<Handle<SimplePublisher>>) -> (), c"publisher_destroy" {
-        if let Some(publisher) = publisher {
-            publisher.close(OPERATION)?;
-        }
-        Ok(())
+        registry::close(OPERATION, publisher)
     }
 
     /// Reads what is published on a topic from now on.

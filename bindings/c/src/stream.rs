@@ -54,16 +54,12 @@ export! {
     ) -> i32, c"take in a stream" {
         let memory = topic.find(OPERATION)?.topic.settings()?.memory;
         let adopted = device::adopt(memory, OPERATION, handle.0 as u64)?;
-        stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?);
-        Ok(())
+        stream.put(registry::open(OPERATION, OpenStream { stream: adopted })?)
     }
 
     /// Does not use it any more.
     fn fabricast_stream_close(stream: Option<Handle<OpenStream>>) -> i32, c"let go of a stream" {
-        if let Some(stream) = stream {
-            stream.close(OPERATION)?;
-        }
-        Ok(())
+        registry::close(OPERATION, stream)
     }
 
     /// Publishes memory of a device, when a stream has come so far.
@@ -103,8 +99,7 @@ export! {
     ) -> i32, c"pull on a stream" {
         let (subscriber, stream) = (subscriber.find(OPERATION)?, stream.find(OPERATION)?);
         let pulled = subscriber.pull(OPERATION, timeout, Some(&stream.stream))?;
-        sample.put(registry::open(OPERATION, OpenSample::new(pulled))?);
-        Ok(())
+        sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
     /// How far a stream is with it.
@@ -116,8 +111,7 @@ export! {
             Readiness::Ready => 1,
             Readiness::Poisoned => 2,
             _ => 0,
-        });
-        Ok(())
+        })
     }
 
     /// Does not hold it any more when a stream has come so far.

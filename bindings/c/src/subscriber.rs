@@ -50,9 +50,8 @@ impl OpenSubscriber {
                 return pulled?.ok_or(NOTHING);
             }
             loop {
-                let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-                let is_last = left.is_some_and(|left| left <= GLANCE);
-                let patience = left.unwrap_or(GLANCE).min(GLANCE);
+                let left = end.saturating_duration_since(Instant::now());
+                let (is_last, patience) = (left <= GLANCE, left.min(GLANCE));
                 let pulled = match stream {
                     Some(stream) => subscriber.pull_on(stream, patience),
                     None => subscriber.pull(patience),
@@ -143,8 +142,7 @@ export! {
         subscriber: Out<'_, *mut OpenSubscriber>,
     ) -> i32, c"open a subscriber" {
         let topic = topic.find(OPERATION)?;
-        subscriber.put(registry::open(OPERATION, OpenSubscriber::new(&topic.topic)?)?);
-        Ok(())
+        subscriber.put(registry::open(OPERATION, OpenSubscriber::new(&topic.topic)?)?)
     }
 
     /// Does not read any more.
@@ -164,8 +162,7 @@ export! {
         sample: Out<'_, *mut OpenSample>,
     ) -> i32, c"pull" {
         let pulled = subscriber.find(OPERATION)?.pull(OPERATION, timeout, None)?;
-        sample.put(registry::open(OPERATION, OpenSample::new(pulled))?);
-        Ok(())
+        sample.put(registry::open(OPERATION, OpenSample::new(pulled))?)
     }
 
     /// The next of what happened to the subscriber, if anything did.
@@ -175,8 +172,7 @@ export! {
     ) -> i32, c"tell what happened to a subscriber" {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
-            event.put(RawEvent::of(subscriber.poll_event()));
-            Ok(())
+            event.put(RawEvent::of(subscriber.poll_event()))
         })
     }
 
@@ -187,8 +183,7 @@ export! {
     ) -> i32, c"make a subscriber pollable" {
         let subscriber = subscriber.find(OPERATION)?;
         subscriber.subscriber.with(OPERATION, Timeout::Now, |subscriber| {
-            descriptor.put(subscriber.descriptor()?.as_raw_fd());
-            Ok(())
+            descriptor.put(subscriber.descriptor()?.as_raw_fd())
         })
     }
 
@@ -199,9 +194,8 @@ export! {
         length: Out<'_, usize>,
     ) -> i32, c"tell where a sample is" {
         let sample = sample.find(OPERATION)?;
-        address.put(sample.address());
-        length.put(sample.sample.length() as usize);
-        Ok(())
+        address.put(sample.address())?;
+        length.put(sample.sample.length() as usize)
     }
 
     /// Copies a part of it to the host's memory.
@@ -232,9 +226,8 @@ export! {
         length: Out<'_, usize>,
     ) -> i32, c"tell a sample's metadata" {
         let sample = sample.find(OPERATION)?;
-        address.put(sample.metadata().as_ptr().cast());
-        length.put(sample.metadata().len());
-        Ok(())
+        address.put(sample.metadata().as_ptr().cast())?;
+        length.put(sample.metadata().len())
     }
 
     /// All that is known of it.
@@ -242,15 +235,11 @@ export! {
         sample: Handle<OpenSample>,
         info: Filled<'_, RawSampleInfo>[size],
     ) -> i32, c"tell of a sample" {
-        info.put(sample.find(OPERATION)?.info());
-        Ok(())
+        info.put(sample.find(OPERATION)?.info())
     }
 
     /// Does not hold it any more.
     fn fabricast_sample_release(sample: Option<Handle<OpenSample>>) -> i32, c"release a sample" {
-        if let Some(sample) = sample {
-            sample.close(OPERATION)?;
-        }
-        Ok(())
+        registry::close(OPERATION, sample)
     }
 }

@@ -7,7 +7,7 @@ use pubsub::Topic;
 use crate::boundary::{Filled, Options, Out, Text, export};
 use crate::failure::c_text;
 use crate::handle::Handle;
-use crate::layout::{Layout, RawTopicSettings};
+use crate::layout::{RawTopicSettings, Usual};
 use crate::node::OpenNode;
 use crate::registry;
 
@@ -34,8 +34,7 @@ export! {
     ) -> i32, c"fill in a topic's settings" {
         // The caller's, so that what he sets behind what is known here is noticed.
         let size = settings.size();
-        settings.put(RawTopicSettings { size, ..RawTopicSettings::usual() });
-        Ok(())
+        settings.put(RawTopicSettings { size, ..RawTopicSettings::usual() })
     }
 
     /// Opens a topic, and makes it if settings are given.
@@ -51,16 +50,12 @@ export! {
             Some(settings) => node.node.topic(name, &settings.meaning(OPERATION)?)?,
             None => node.node.open(name)?,
         };
-        topic.put(registry::open(OPERATION, OpenTopic::new(opened)?)?);
-        Ok(())
+        topic.put(registry::open(OPERATION, OpenTopic::new(opened)?)?)
     }
 
     /// Does not use it any more.
     fn fabricast_topic_close(topic: Option<Handle<OpenTopic>>) -> i32, c"close a topic" {
-        if let Some(topic) = topic {
-            topic.close(OPERATION)?;
-        }
-        Ok(())
+        registry::close(OPERATION, topic)
     }
 
     /// Its name.
@@ -68,8 +63,7 @@ export! {
         topic: Handle<OpenTopic>,
         name: Out<'_, *const c_char>,
     ) -> i32, c"tell a topic's name" {
-        name.put(topic.find(OPERATION)?.name.as_ptr());
-        Ok(())
+        name.put(topic.find(OPERATION)?.name.as_ptr())
     }
 
     /// What it is like.
@@ -80,7 +74,6 @@ export! {
         let topic = topic.find(OPERATION)?;
         let size = settings.size();
         let found = RawTopicSettings::of(&topic.topic.settings()?, Text::of(&topic.memory));
-        settings.put(RawTopicSettings { size, ..found });
-        Ok(())
+        settings.put(RawTopicSettings { size, ..found })
     }
 }

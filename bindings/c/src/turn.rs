@@ -40,21 +40,16 @@ impl<T> Turn<T> {
             if let Some(taken) = what.take() {
                 return Ok(Taken { what: Some(taken), turn: self });
             }
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            what = match left {
-                None => self.is_back.wait(what).unwrap_or_else(PoisonError::into_inner),
-                Some(left) if !left.is_zero() => {
-                    let waited = self.is_back.wait_timeout(what, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                Some(_) => {
-                    let status = match timeout {
-                        Timeout::Now => Status::WouldBlock,
-                        _ => Status::DeadlineExceeded,
-                    };
-                    return Err(Failure::new(status, operation, "another thread is using it"));
-                }
-            };
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let status = match timeout {
+                    Timeout::Now => Status::WouldBlock,
+                    _ => Status::DeadlineExceeded,
+                };
+                return Err(Failure::new(status, operation, "another thread is using it"));
+            }
+            let waited = self.is_back.wait_timeout(what, left);
+            what = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

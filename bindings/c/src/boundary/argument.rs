@@ -157,9 +157,13 @@ pub(crate) struct Text<'a> {
     lives: PhantomData<&'a c_char>,
 }
 
-impl<'a> Text<'a> {
-    pub(crate) const NULL: Self = Self { start: ptr::null(), lives: PhantomData };
+impl Default for Text<'_> {
+    fn default() -> Self {
+        Self { start: ptr::null(), lives: PhantomData }
+    }
+}
 
+impl<'a> Text<'a> {
     /// One that lives on this side.
     pub(crate) fn of(text: &'a CStr) -> Self {
         Self { start: text.as_ptr(), lives: PhantomData }

@@ -6,7 +6,7 @@ use std::ptr;
 
 use super::argument::{Argument, FromC, check_pointer, refuse};
 use crate::failure::{Failure, Result};
-use crate::layout::Layout;
+use crate::layout::{Layout, Usual};
 
 /// What C can be given: any pattern of bytes is one of its values, zeros included.
 ///
@@ -57,9 +57,11 @@ impl<T: Plain> FromC for Out<'_, T> {
 }
 
 impl<T: Plain> Out<'_, T> {
-    pub(crate) fn put(self, value: T) {
+    /// Done, as the body of a function ends.
+    pub(crate) fn put(self, value: T) -> Result<()> {
         // SAFETY: as when it was made.
         unsafe { self.place.write(value) };
+        Ok(())
     }
 }
 
@@ -97,12 +99,13 @@ impl<T: Layout> Filled<'_, T> {
     }
 
     /// Fills it. The value may be one with another lifetime: only C reads it.
-    pub(crate) fn put<U: Layout>(self, value: U) {
+    pub(crate) fn put<U: Layout>(self, value: U) -> Result<()> {
         const { assert!(size_of::<U>() == size_of::<T>()) };
         let known = self.size.min(size_of::<U>());
         // SAFETY: both are that long, and one is ours. Bytes between fields may be anything;
         // layouts have none.
         unsafe { ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), self.place, known) };
+        Ok(())
     }
 
     /// How much of it the caller knows.
@@ -167,7 +170,7 @@ impl<T> Argument for Options<T> {
     type Raw = *const T;
 }
 
-impl<T: Layout> FromC for Options<T> {
+impl<T: Usual> FromC for Options<T> {
     unsafe fn from_c(operation: &'static CStr, name: &'static str, raw: *const T) -> Result<Self> {
         if raw.is_null() {
             return Ok(Self(None));

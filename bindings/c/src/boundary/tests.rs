@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
 
 use super::*;
-use crate::layout::{Layout, RawNodeOptions, RawSent, RawTopicSettings};
+use crate::layout::{Layout, RawNodeOptions, RawSent, RawTopicSettings, Usual};
 
 fn refused<T: std::fmt::Debug>(result: Result<T>) {
     assert_eq!(result.unwrap_err().status, Status::InvalidArgument);
@@ -75,7 +75,7 @@ fn a_place_for_a_value_is_cleared_then_filled() {
         Out::<u64>::clear(place.as_mut_ptr(), 0);
         assert_eq!(place, [0, u64::MAX]);
         let out = Out::<u64>::from_c(c"test", "count", place.as_mut_ptr()).unwrap();
-        out.put(5);
+        out.put(5).unwrap();
     }
     assert_eq!(place, [5, u64::MAX]);
 }
@@ -89,7 +89,7 @@ fn a_structure_is_filled_as_far_as_the_caller_knows_it() {
     unsafe {
         Filled::<RawSent>::clear(later.as_mut_ptr().cast(), 40);
         let filled = Filled::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 40);
-        filled.unwrap().put(sent);
+        filled.unwrap().put(sent).unwrap();
         refused(Filled::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 16));
         refused(Filled::<RawSent>::from_c(c"test", "sent", later.as_mut_ptr().cast(), 1 << 20));
         refused(Filled::<RawSent>::from_c(c"test", "sent", ptr::null_mut(), 24));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pubsub::{MemoryPlace, NodeOptions, Reliability, ServiceMode, TopicSettings};
 
 use crate::failure::{Failure, Result};
-use crate::network::Said;
+use crate::network::network;
 
 const DEVICE: &str = "FABRICAST_DEVICE";
 // As the command's settings are called.
@@ -21,41 +21,22 @@ const DEVICE_BUDGET: &str = "FABRICAST_BUDGET_DEVICE";
 const SERVICE: &str = "FABRICAST_SERVICE";
 const PATIENCE: &str = "FABRICAST_PATIENCE";
 const LABEL: &str = "FABRICAST_LABEL";
-const LISTEN: &str = "FABRICAST_LISTEN";
-const PEERS: &str = "FABRICAST_PEERS";
-const RENDEZVOUS: &str = "FABRICAST_RENDEZVOUS";
 const NODE_NAME: &str = "FABRICAST_NODE_NAME";
-const PROVIDER: &str = "FABRICAST_PROVIDER";
-const SOURCE: &str = "FABRICAST_SOURCE";
 const LOST_AFTER: &str = "FABRICAST_LOST_AFTER";
 const INSECURE: &str = "FABRICAST_INSECURE";
 
-/// All that is read here.
-const NAMES: [&str; 19] = [
-    DEVICE,
-    MEMORY,
-    LARGEST,
-    DEPTH,
-    LOANS,
-    RELEASE,
+/// What need not be at all: `none` takes back what was said, as with the command's settings.
+const OPTIONAL: [&str; 9] = [
     HOST_BUDGET,
     DEVICE_BUDGET,
-    SERVICE,
-    PATIENCE,
     LABEL,
-    LISTEN,
-    PEERS,
-    RENDEZVOUS,
     NODE_NAME,
-    PROVIDER,
-    SOURCE,
-    LOST_AFTER,
-    INSECURE,
+    "FABRICAST_LISTEN",
+    "FABRICAST_PEERS",
+    "FABRICAST_RENDEZVOUS",
+    "FABRICAST_PROVIDER",
+    "FABRICAST_SOURCE",
 ];
-
-/// What need not be at all: `none` takes back what was said, as with the command's settings.
-const OPTIONAL: [&str; 9] =
-    [HOST_BUDGET, DEVICE_BUDGET, LABEL, LISTEN, PEERS, RENDEZVOUS, NODE_NAME, PROVIDER, SOURCE];
 const NOTHING: &str = "none";
 
 /// The longest time that can be said, as with the command's settings: more is a mistake.
@@ -67,68 +48,53 @@ const USUAL_RELEASE: Duration = Duration::from_secs(60);
 const USUAL_LARGEST: u64 = 16 << 20;
 
 /// What the environment says.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Environment {
-    said: Vec<(&'static str, String)>,
+pub(super) struct Environment<F> {
+    pub(super) operation: &'static CStr,
+    pub(super) value_of: F,
 }
 
-impl Environment {
-    pub(super) fn of_this_process(operation: &'static CStr) -> Result<Self> {
-        Self::of(operation, |name| std::env::var_os(name))
-    }
-
-    fn of(operation: &'static CStr, value_of: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        let mut said = Vec::new();
-        for name in NAMES {
-            let Some(value) = value_of(name).filter(|value| !value.is_empty()) else { continue };
-            let value = value
-                .into_string()
-                .map_err(|_| Failure::invalid(operation, format_args!("{name} is not UTF-8")))?;
-            if !(value == NOTHING && OPTIONAL.contains(&name)) {
-                said.push((name, value));
-            }
-        }
-        Ok(Self { said })
-    }
-
-    fn get(&self, name: &str) -> Option<&str> {
-        self.said.iter().find(|(said, _)| *said == name).map(|(_, value)| value.as_str())
+impl<F: Fn(&str) -> Option<OsString>> Environment<F> {
+    fn get(&self, name: &str) -> Result<Option<String>> {
+        let value = (self.value_of)(name).filter(|value| !value.is_empty());
+        let value = value.map(OsString::into_string).transpose();
+        let value = value
+            .map_err(|_| Failure::invalid(self.operation, format_args!("{name} is not UTF-8")))?;
+        Ok(value.filter(|value| !(value == NOTHING && OPTIONAL.contains(&name))))
     }
 
     /// Reads one, if it is said.
     fn read<T>(
         &self,
-        operation: &'static CStr,
         name: &str,
         like: impl fmt::Display,
         meaning: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>> {
-        let Some(value) = self.get(name) else { return Ok(None) };
-        match meaning(value) {
+        let Some(value) = self.get(name)? else { return Ok(None) };
+        match meaning(&value) {
             Some(meant) => Ok(Some(meant)),
             None => {
                 let detail = format!("{name} is \"{value}\", which is not like {like}");
-                Err(Failure::invalid(operation, detail))
+                Err(Failure::invalid(self.operation, detail))
             }
         }
     }
 
-    fn bytes(&self, operation: &'static CStr, name: &str) -> Result<Option<u64>> {
-        self.read(operation, name, "4096, 64K, 16M or 1G", bytes)
+    fn bytes(&self, name: &str) -> Result<Option<u64>> {
+        self.read(name, "4096, 64K, 16M or 1G", bytes)
     }
 
-    fn seconds(&self, operation: &'static CStr, name: &str) -> Result<Option<Duration>> {
+    fn seconds(&self, name: &str) -> Result<Option<Duration>> {
         let meaning = |value: &str| {
             let time = Duration::try_from_secs_f64(value.parse().ok()?).ok();
             time.filter(|time| *time <= LONGEST)
         };
-        self.read(operation, name, "5 or 0.25, and at most a month", meaning)
+        self.read(name, "5 or 0.25, and at most a month", meaning)
     }
 
     /// May a topic that is there be like this? What is said has to be so, and also where its
     /// memory is and that nothing is left out: whoever uses it relies on these.
     pub(super) fn allows(&self, wanted: &TopicSettings, found: &TopicSettings) -> bool {
-        let is_said = |name| self.get(name).is_some();
+        let is_said = |name| matches!(self.get(name), Ok(Some(_)));
         (found.memory, found.reliability) == (wanted.memory, wanted.reliability)
             && (!is_said(LARGEST) || found.largest == wanted.largest)
             && (!is_said(DEPTH) || found.depth == wanted.depth)
@@ -136,51 +102,41 @@ impl Environment {
             && (!is_said(RELEASE) || found.release_deadline == wanted.release_deadline)
     }
 
-    pub(super) fn topic_settings(&self, operation: &'static CStr) -> Result<TopicSettings> {
+    pub(super) fn topic_settings(&self) -> Result<TopicSettings> {
         let usual = TopicSettings::default();
-        let name = if self.get(DEVICE).is_some() { DEVICE } else { MEMORY };
-        let memory = self.read(operation, name, "host or cuda:0", |value| value.parse().ok())?;
-        let depth = self.read(operation, DEPTH, "16", |value| value.parse().ok())?;
-        let loans = self.read(operation, LOANS, "4", |value| value.parse().ok())?;
+        let name = if self.get(DEVICE)?.is_some() { DEVICE } else { MEMORY };
+        let memory = self.read(name, "host or cuda:0", |value| value.parse().ok())?;
+        let depth = self.read(DEPTH, "16", |value| value.parse().ok())?;
+        let loans = self.read(LOANS, "4", |value| value.parse().ok())?;
         Ok(TopicSettings {
             memory: memory.unwrap_or(MemoryPlace::Host),
             reliability: Reliability::Reliable,
             depth: depth.unwrap_or(usual.depth),
-            largest: self.bytes(operation, LARGEST)?.unwrap_or(USUAL_LARGEST),
+            largest: self.bytes(LARGEST)?.unwrap_or(USUAL_LARGEST),
             loans: loans.unwrap_or(usual.loans),
-            release_deadline: self.seconds(operation, RELEASE)?.unwrap_or(USUAL_RELEASE),
+            release_deadline: self.seconds(RELEASE)?.unwrap_or(USUAL_RELEASE),
         })
     }
 
-    pub(super) fn node_options(&self, operation: &'static CStr) -> Result<NodeOptions> {
+    pub(super) fn node_options(&self) -> Result<NodeOptions> {
         let mut options = NodeOptions::default();
-        if let Some(label) = self.get(LABEL) {
-            options.label = label.into();
-        }
-        options.budgets.host = self.bytes(operation, HOST_BUDGET)?;
-        options.budgets.device = self.bytes(operation, DEVICE_BUDGET)?;
-        let service =
-            self.read(operation, SERVICE, "embedded or outside", |value| match value {
-                "embedded" => Some(ServiceMode::Embedded),
-                "outside" => Some(ServiceMode::Outside),
-                _ => None,
-            })?;
+        options.label = self.get(LABEL)?.unwrap_or(options.label);
+        options.budgets.host = self.bytes(HOST_BUDGET)?;
+        options.budgets.device = self.bytes(DEVICE_BUDGET)?;
+        let service = self.read(SERVICE, "embedded or outside", |value| match value {
+            "embedded" => Some(ServiceMode::Embedded),
+            "outside" => Some(ServiceMode::Outside),
+            _ => None,
+        })?;
         options.service = service.unwrap_or(options.service);
-        options.patience = self.seconds(operation, PATIENCE)?.unwrap_or(options.patience);
-        let insecure =
-            self.read(operation, INSECURE, "true or false", |value| value.parse().ok())?;
-        let said = Said {
-            listen: self.get(LISTEN),
-            peers: self.get(PEERS),
-            rendezvous: self.get(RENDEZVOUS),
-            name: self.get(NODE_NAME),
-            provider: self.get(PROVIDER),
-            source: self.get(SOURCE),
-            lost_after: self.seconds(operation, LOST_AFTER)?,
-            is_insecure: insecure.unwrap_or(false),
-            workers: 0,
+        options.patience = self.seconds(PATIENCE)?.unwrap_or(options.patience);
+        let insecure = self.read(INSECURE, "true or false", |value| value.parse().ok())?;
+        let said = |name: &str| match name {
+            "name" => self.get(NODE_NAME),
+            other => self.get(&format!("FABRICAST_{}", other.to_uppercase())),
         };
-        options.network = said.meaning(operation)?;
+        let how = (self.seconds(LOST_AFTER)?, insecure.unwrap_or(false), 0);
+        options.network = network(self.operation, said, how)?;
         Ok(options)
     }
 }
@@ -202,17 +158,17 @@ mod tests {
     use super::*;
     use crate::status::Status;
 
-    fn environment(said: &[(&str, &str)]) -> Environment {
+    fn environment(said: &[(&str, &str)]) -> Environment<impl Fn(&str) -> Option<OsString>> {
         let value_of = |name: &str| {
             said.iter().find(|(is, _)| *is == name).map(|(_, value)| OsString::from(value))
         };
-        Environment::of(c"test", value_of).unwrap()
+        Environment { operation: c"test", value_of }
     }
 
     #[test]
     fn only_what_is_said_is_insisted_on() {
         let said = environment(&[(LARGEST, "4K")]);
-        let wanted = said.topic_settings(c"test").unwrap();
+        let wanted = said.topic_settings().unwrap();
         let by_another = TopicSettings { largest: 4096, ..TopicSettings::default() };
         assert_ne!(wanted.release_deadline, by_another.release_deadline);
         assert!(said.allows(&wanted, &by_another));
@@ -222,18 +178,19 @@ mod tests {
         let memory = "stand-in:0".parse().unwrap();
         assert!(!said.allows(&wanted, &TopicSettings { memory, ..by_another }));
         let nothing = environment(&[]);
-        let wanted = nothing.topic_settings(c"test").unwrap();
+        let wanted = nothing.topic_settings().unwrap();
         assert!(nothing.allows(&wanted, &by_another));
         for (name, value) in [(DEPTH, "3"), (LOANS, "2"), (RELEASE, "7")] {
-            let said = environment(&[(name, value)]);
-            assert!(!said.allows(&said.topic_settings(c"test").unwrap(), &by_another));
+            let said = [(name, value)];
+            let said = environment(&said);
+            assert!(!said.allows(&said.topic_settings().unwrap(), &by_another));
         }
     }
 
     #[test]
     fn none_takes_back_what_was_said() {
         let all: Vec<_> = OPTIONAL.into_iter().map(|name| (name, NOTHING)).collect();
-        let (options, usual) = (environment(&all).node_options(c"test"), NodeOptions::default());
+        let (options, usual) = (environment(&all).node_options(), NodeOptions::default());
         let options = options.unwrap();
         assert_eq!((options.label, options.budgets), (usual.label, usual.budgets));
         assert_eq!(options.network, None);
@@ -242,18 +199,19 @@ mod tests {
     #[test]
     fn what_is_not_utf_8_is_refused() {
         let value = <OsString as std::os::unix::ffi::OsStringExt>::from_vec(vec![0xff]);
-        let failure = Environment::of(c"test", |name| (name == LABEL).then(|| value.clone()));
+        let value_of = |name: &str| (name == LABEL).then(|| value.clone());
+        let failure = Environment { operation: c"test", value_of }.node_options();
         assert!(failure.unwrap_err().message().contains("FABRICAST_LABEL is not UTF-8"));
     }
 
     #[test]
     fn nothing_said_is_host_memory_and_reliable() {
         let environment = environment(&[]);
-        let settings = environment.topic_settings(c"test").unwrap();
+        let settings = environment.topic_settings().unwrap();
         assert_eq!(settings.memory, MemoryPlace::Host);
         assert_eq!(settings.reliability, Reliability::Reliable);
         assert_eq!(settings.largest, 16 << 20);
-        assert_eq!(environment.node_options(c"test").unwrap().service, ServiceMode::Embedded);
+        assert_eq!(environment.node_options().unwrap().service, ServiceMode::Embedded);
     }
 
     #[test]
@@ -269,11 +227,11 @@ mod tests {
             (SERVICE, "outside"),
             (PATIENCE, "1.5"),
         ]);
-        let settings = environment.topic_settings(c"test").unwrap();
+        let settings = environment.topic_settings().unwrap();
         assert_eq!(settings.memory.to_string(), "cuda:1");
         assert_eq!((settings.largest, settings.depth, settings.loans), (1 << 30, 4, 1));
         assert_eq!(settings.release_deadline, Duration::from_millis(250));
-        let options = environment.node_options(c"test").unwrap();
+        let options = environment.node_options().unwrap();
         assert_eq!((options.budgets.host, options.budgets.device), (Some(64 << 10), None));
         assert_eq!(options.service, ServiceMode::Outside);
         assert_eq!(options.patience, Duration::from_millis(1500));
@@ -282,8 +240,8 @@ mod tests {
 
     #[test]
     fn other_nodes_are_said_by_the_environment_too() {
-        let said = [(PEERS, "one:1,two:2"), (INSECURE, "true"), (LOST_AFTER, "2.5")];
-        let network = environment(&said).node_options(c"test").unwrap().network.unwrap();
+        let said = [("FABRICAST_PEERS", "one:1,two:2"), (INSECURE, "true"), (LOST_AFTER, "2.5")];
+        let network = environment(&said).node_options().unwrap().network.unwrap();
         assert_eq!(network.peers, ["one:1", "two:2"]);
         assert!(network.insecure);
         assert_eq!(network.lost_after, Duration::from_millis(2500));
@@ -294,7 +252,7 @@ mod tests {
         for (name, value) in
             [(DEVICE, "gpu"), (LARGEST, "many"), (LARGEST, "99999999999G"), (DEPTH, "-1")]
         {
-            let failure = environment(&[(name, value)]).topic_settings(c"test").unwrap_err();
+            let failure = environment(&[(name, value)]).topic_settings().unwrap_err();
             assert_eq!(failure.status, Status::InvalidArgument);
             assert!(failure.message().contains(&format!("{name} is \"{value}\"")), "{failure:?}");
         }
@@ -307,7 +265,7 @@ mod tests {
             (INSECURE, "2"),
             (HOST_BUDGET, "G"),
         ] {
-            let failure = environment(&[(name, value)]).node_options(c"test").unwrap_err();
+            let failure = environment(&[(name, value)]).node_options().unwrap_err();
             assert!(failure.message().contains(name), "{failure:?}");
         }
     }
