@@ -7,7 +7,7 @@ use super::event::Event;
 use super::identity::{NodeIdentity, SessionNumber};
 use super::mesh::{Action, Line, Mesh, Node};
 use super::pair::{Connection, Pair, Step};
-use super::protocol::{Acquaintance, Frame, Hello, Letter, capability, malformed};
+use super::protocol::{Acquaintance, Frame, Hello, capability, malformed};
 use super::reason::{Parting, Reason};
 use super::session::Came;
 
@@ -55,7 +55,7 @@ impl Mesh {
                 let event = Event::Interests { node, session, changes };
                 self.actions.push_back(Action::Tell(event));
             }
-            (Frame::Letter(Letter(bytes)), Some(session)) => {
+            (Frame::Letter(bytes), Some(session)) => {
                 self.actions.push_back(Action::Tell(Event::Letter { node, session, bytes }));
             }
             (Frame::Ask, Some(_)) => self.is_asked(connection, now),
@@ -137,7 +137,7 @@ impl Mesh {
         self.absent.comes(line);
         let (ours, theirs) = (line.ours, line.theirs);
         tracing::debug!(%node, label, %session, %theirs, "a node appeared");
-        let event = Event::Appeared { node, session, label, ours, theirs };
+        let event = Event::Appeared { node, session, label, ours };
         self.actions.push_back(Action::Tell(event));
         let acquaintance = line.acquaintance();
         self.tell_interests(connection, now);

@@ -56,51 +56,32 @@ impl Arrivals {
 
 /// What waits to be sent.
 #[derive(Debug, Default)]
-pub(super) struct Departures {
-    bytes: VecDeque<u8>,
-    /// Bytes that were ever sent.
-    sent: u64,
-    /// Letters that wait: where each ends, counted from the first byte ever.
-    letters: VecDeque<u64>,
-}
+pub(super) struct Departures(VecDeque<u8>);
 
 impl Departures {
-    pub(super) fn add(&mut self, body: &[u8], is_letter: bool) {
+    pub(super) fn add(&mut self, body: &[u8]) {
         // Bodies are bounded far below by those who make them.
-        self.bytes.extend((body.len() as u32).to_le_bytes());
-        self.bytes.extend(body);
-        if is_letter {
-            self.letters.push_back(self.sent + self.bytes.len() as u64);
-        }
+        self.0.extend((body.len() as u32).to_le_bytes());
+        self.0.extend(body);
     }
 
     pub(super) fn front(&self) -> &[u8] {
-        let (front, back) = self.bytes.as_slices();
+        let (front, back) = self.0.as_slices();
         if front.is_empty() { back } else { front }
     }
 
     pub(super) fn remove(&mut self, count: usize) {
-        let count = count.min(self.bytes.len());
-        self.bytes.drain(..count);
-        self.sent += count as u64;
-        while self.letters.front().is_some_and(|end| *end <= self.sent) {
-            self.letters.pop_front();
-        }
-        if self.bytes.is_empty() && self.bytes.capacity() > KEPT {
-            self.bytes = VecDeque::new();
+        self.0.drain(..count.min(self.0.len()));
+        if self.0.is_empty() && self.0.capacity() > KEPT {
+            self.0 = VecDeque::new();
         }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-
-    pub(super) fn letters(&self) -> usize {
-        self.letters.len()
+        self.0.len()
     }
 
     pub(super) fn take(&mut self) -> Vec<u8> {
-        self.letters.clear();
-        std::mem::take(&mut self.bytes).into()
+        std::mem::take(&mut self.0).into()
     }
 }

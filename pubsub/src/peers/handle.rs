@@ -69,7 +69,7 @@ fn is_beyond_loopback(address: IpAddr) -> bool {
 /// they have half a second.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     listens: Option<SocketAddr>,
     thread: Option<JoinHandle<()>>,
     born: Incarnation,
@@ -88,12 +88,6 @@ impl Peers {
         label: &str,
     ) -> Result<Self> {
         Self::start_with(network, identity, label, Limits::default(), true)
-    }
-
-    /// One that says what it subscribes to as soon as there is a session.
-    #[cfg(test)]
-    pub(crate) fn start_open(network: &NetworkOptions, identity: NodeIdentity) -> Result<Self> {
-        Self::start_with(network, identity, "", Limits::default(), false)
     }
 
     pub(super) fn start_with(
@@ -216,12 +210,6 @@ impl Peers {
             self.shared.bell.ring();
         }
         event
-    }
-
-    /// Bytes that wait to be sent to somebody.
-    #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        self.shared.mesh().lines.values().map(|line| line.session.waiting()).sum()
     }
 
     fn check_fork(&self, operation: &'static str) -> Result<()> {

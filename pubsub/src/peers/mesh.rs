@@ -13,7 +13,7 @@ use super::directory::{Interests, Listing, Teller};
 use super::event::Event;
 use super::identity::{Chance, NodeIdentity, Run, SessionNumber};
 use super::pair::{Connection, Pair};
-use super::protocol::{Frame, Hello, LONGEST_LETTER, Letter, capability};
+use super::protocol::{Frame, Hello, LONGEST_LETTER, capability};
 use super::reason::{Parting, Reason};
 use super::report::Absent;
 use super::session::{Session, Timing};
@@ -320,7 +320,7 @@ impl Mesh {
         let Some((connection, line)) = line else {
             return refuse(ErrorKind::Closed, format!("the session {session} is over"));
         };
-        if let Err(reason) = line.session.send(&Frame::Letter(Letter(letter))) {
+        if let Err(reason) = line.session.send(&Frame::Letter(letter)) {
             let detail = reason.to_string();
             self.end(connection, reason, now);
             return refuse(ErrorKind::TooMany, detail);

@@ -12,11 +12,9 @@
 //!
 //! The order of variants and fields is part of the version.
 
-use std::fmt;
 use std::net::SocketAddr;
 
-use serde::de::Visitor;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::directory::Change;
 use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
@@ -25,7 +23,7 @@ use super::reason::{Parting, Reason};
 /// How a connection begins.
 pub(super) const MAGIC: [u8; 8] = *b"FcPeers\n";
 /// What this build speaks. It is the version of all that two nodes say to each other, letters
-/// included: a node of another version is refused at its hello.
+/// included, from the first release on: a node of another version is refused at its hello.
 pub(super) const VERSION: u16 = 1;
 /// The longest body of a frame.
 pub(super) const LONGEST_FRAME: usize = 1 << 20;
@@ -80,45 +78,11 @@ pub(super) enum Frame {
     /// What changed in what the node publishes and subscribes. The first begins with nothing.
     Interests { number: u64, changes: Vec<Change> },
     /// For those above.
-    Letter(Letter),
+    Letter(Vec<u8>),
     /// Tell me whom you know, now and later.
     Ask,
     /// Whom it knows, beside those that it told of before.
     Known { others: Vec<Acquaintance> },
-}
-
-/// Bytes in one piece, where serde would take them for a list of numbers.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Letter(pub(super) Vec<u8>);
-
-impl fmt::Debug for Letter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Letter({} bytes)", self.0.len())
-    }
-}
-
-impl Serialize for Letter {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Letter {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Bytes;
-        impl Visitor<'_> for Bytes {
-            type Value = Letter;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("bytes")
-            }
-
-            fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Letter, E> {
-                Ok(Letter(bytes.to_vec()))
-            }
-        }
-        deserializer.deserialize_bytes(Bytes)
-    }
 }
 
 /// The one way in which frames are written.
@@ -129,7 +93,7 @@ pub(super) fn encode(frame: &Frame) -> Vec<u8> {
 
 /// The one way in which frames are read.
 pub(super) fn decode(body: &[u8]) -> Result<Frame, Reason> {
-    /// The place of `Letter` among the variants.
+    /// The place of [`Frame::Letter`] among the variants.
     const LETTER: u8 = 5;
     if body.len() > LONGEST_NOTE && body.first() != Some(&LETTER) {
         return Err(malformed(format!("{} bytes that are no letter", body.len())));
@@ -143,8 +107,8 @@ pub(super) fn decode(body: &[u8]) -> Result<Frame, Reason> {
             *detail = super::identity::printable(detail);
             Ok(frame)
         }
-        Frame::Letter(letter) if letter.0.len() > LONGEST_LETTER => {
-            Err(malformed(format!("a letter of {} bytes", letter.0.len())))
+        Frame::Letter(letter) if letter.len() > LONGEST_LETTER => {
+            Err(malformed(format!("a letter of {} bytes", letter.len())))
         }
         _ => Ok(frame),
     }

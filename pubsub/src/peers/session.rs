@@ -32,9 +32,8 @@ impl Timing {
     }
 }
 
-/// Letters that may wait for one peer, and their bytes.
-pub(super) const MOST_LETTERS: usize = 4096;
-pub(super) const MOST_WAITING: usize = 8 << 20;
+/// Bytes that may wait for one peer before one more letter is refused.
+const MOST_WAITING: usize = 8 << 20;
 /// What else may wait beside them.
 const MOST_NOTES: usize = 2 << 20;
 
@@ -67,7 +66,7 @@ impl Session {
     /// One that says hello as this.
     pub(super) fn new(me: &Hello, timing: &Timing, now: Duration) -> Self {
         let mut departures = Departures::default();
-        departures.add(&me.encode(), false);
+        departures.add(&me.encode());
         Self {
             arrivals: Arrivals::default(),
             departures,
@@ -119,15 +118,15 @@ impl Session {
 
     /// Puts a frame behind what waits already; refused if that is too much.
     pub(super) fn send(&mut self, frame: &Frame) -> Result<(), Reason> {
-        let is_letter = matches!(frame, Frame::Letter(_));
         let body = protocol::encode(frame);
-        let room = if is_letter { MOST_WAITING } else { MOST_WAITING + MOST_NOTES };
-        if is_letter && self.departures.letters() >= MOST_LETTERS
-            || self.departures.bytes() + body.len() > room
-        {
+        let room = match frame {
+            Frame::Letter(_) => MOST_WAITING,
+            _ => MOST_WAITING + MOST_NOTES,
+        };
+        if self.departures.bytes() + body.len() > room {
             return Err(Reason::Ended(Parting::Backlog));
         }
-        self.departures.add(&body, is_letter);
+        self.departures.add(&body);
         Ok(())
     }
 
@@ -135,7 +134,7 @@ impl Session {
     pub(super) fn farewell(&mut self, reason: Option<Parting>, detail: &str) -> Vec<u8> {
         if let Some(why) = reason {
             let detail = crate::text::shortened(detail, LONGEST_DETAIL).to_owned();
-            self.departures.add(&protocol::encode(&Frame::Goodbye { why, detail }), false);
+            self.departures.add(&protocol::encode(&Frame::Goodbye { why, detail }));
         }
         self.departures.take()
     }

@@ -10,7 +10,7 @@ use super::fuzzing;
 use super::identity::{NodeIdentity, Run, SessionNumber};
 use super::protocol::{
     self, Acquaintance, Frame, Hello, LONGEST_FRAME, LONGEST_INTRODUCTION, LONGEST_LETTER,
-    LONGEST_NOTE, Letter, MAGIC, VERSION,
+    LONGEST_NOTE, MAGIC, VERSION,
 };
 use super::reason::{Parting, Reason};
 use super::session::{Came, Session, Timing};
@@ -44,7 +44,7 @@ fn frames() -> Vec<Frame> {
             number: 1,
             changes: vec![Change::Set(interest("a")), Change::Gone("b".to_owned())],
         },
-        Frame::Letter(Letter(vec![1, 2, 3])),
+        Frame::Letter(vec![1, 2, 3]),
         Frame::Ask,
         Frame::Known { others: vec![Acquaintance { node: NodeIdentity([3; 16]), address }] },
     ]
@@ -84,7 +84,7 @@ fn a_hello_is_of_this_protocol_and_of_this_version() {
 
 #[test]
 fn what_is_too_long_is_refused_by_its_length() {
-    let longest = Frame::Letter(Letter(vec![7; LONGEST_LETTER]));
+    let longest = Frame::Letter(vec![7; LONGEST_LETTER]);
     let body = protocol::encode(&longest);
     assert!(body.len() <= LONGEST_FRAME);
     assert_eq!(protocol::decode(&body), Ok(longest));
@@ -347,18 +347,17 @@ fn who_trickles_its_hello_is_late() {
 fn more_than_may_wait_is_refused() {
     let mut one = session(1, SECOND);
     one.establish(Duration::ZERO);
-    let letter = Frame::Letter(Letter(vec![0; 1 << 20 >> 1]));
+    let letter = Frame::Letter(vec![0; 1 << 20 >> 1]);
     let sent = (0..100).take_while(|_| one.send(&letter).is_ok()).count();
     assert_eq!(sent, 15);
     assert_eq!(one.send(&letter), Err(Reason::Ended(Parting::Backlog)));
     // There is still room to say so.
     assert_eq!(one.send(&Frame::Heartbeat), Ok(()));
-    let mut two = session(2, SECOND);
-    let short = Frame::Letter(Letter(Vec::new()));
-    assert_eq!((0..10_000).take_while(|_| two.send(&short).is_ok()).count(), 4096);
-    let waiting = two.output().len();
-    two.sent(waiting, Duration::ZERO);
-    assert_eq!(two.send(&short), Ok(()));
+    while !one.output().is_empty() {
+        let waiting = one.output().len();
+        one.sent(waiting, Duration::ZERO);
+    }
+    assert_eq!(one.send(&letter), Ok(()));
 }
 
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
