@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 errors::define! {
     /// What went wrong, as far as a program can act on it.
+    #[derive(serde::Serialize, serde::Deserialize)]
     pub enum ErrorKind {
         /// An argument that can never be right: the detail says which, and what is possible.
         InvalidArgument = "invalid argument",

@@ -36,6 +36,7 @@ mod subscriber;
 mod tests;
 mod text;
 mod topic;
+mod wake;
 
 pub use carrier::NetworkOptions;
 pub use error::{Error, ErrorKind, Result};

@@ -35,7 +35,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use ipc::{Caller, MappedWords, Participant, Roster};
-use nix::sys::eventfd::EventFd;
 
 use self::agenda::Agenda;
 use self::beginnings::Beginning;
@@ -52,6 +51,7 @@ use crate::hall::Bell;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::topic::Topic;
+use crate::wake::WakeFd;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use self::letters::read_letter;
@@ -86,7 +86,7 @@ pub(crate) struct Household {
     pub(crate) roster: Arc<Roster<MappedWords>>,
     /// Takes what pools are to grow by, and wakes who sees to it.
     pub(crate) growth: Sender<(PoolId, u64)>,
-    pub(crate) bell: Arc<EventFd>,
+    pub(crate) bell: Arc<WakeFd>,
     pub(crate) crowded: Crowded,
     pub(crate) settling: Settling,
 }
@@ -99,13 +99,13 @@ impl Household {
     fn ask_to_grow(&self, pool: PoolId, bytes: u64) {
         // If there is no place it is asked for again.
         let _ = self.growth.try_send((pool, bytes));
-        let _ = self.bell.write(1);
+        self.bell.ring();
     }
 
     /// What comes from another node waits for room: who is in the way has to be found.
     fn is_crowded(&self, number: u32) {
         self.crowded.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
-        let _ = self.bell.write(1);
+        self.bell.ring();
     }
 }
 

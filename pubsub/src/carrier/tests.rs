@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use ipc::{Caller, Life, Participant, QueueError};
-use nix::sys::eventfd::EventFd;
 
 use super::sink::TopicSink;
 use super::{Carrier, Crowded, Facts, Household, NetworkOptions, Settling};
@@ -22,6 +21,7 @@ use crate::pool::{Direction, Pool, PoolId};
 use crate::report::Row;
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
 use crate::topic::{Elsewhere, Entry, OriginId, Topic};
+use crate::wake::WakeFd;
 
 /// Reached only if something is wrong.
 const FAR: Duration = Duration::from_secs(60);
@@ -97,7 +97,7 @@ impl Place {
             role: self.role(),
             roster: Arc::clone(self.hall.roster()),
             growth,
-            bell: Arc::new(EventFd::new().unwrap()),
+            bell: Arc::new(WakeFd::new().unwrap()),
             crowded: Crowded::default(),
             settling: Settling::default(),
         })

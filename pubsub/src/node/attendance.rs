@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 use ipc::{Caller, Incarnation, MappedWords, Participant, Roster};
-use nix::sys::eventfd::EventFd;
 
 use super::line::OwnService;
 use super::options::NodeOptions;
@@ -20,8 +19,9 @@ use crate::house::Office;
 use crate::pool::{Direction, Piece, Pool, PoolId};
 use crate::report::Row;
 use crate::service::election::Membership;
-use crate::service::protocol::{Refusal, Request};
+use crate::service::protocol::Request;
 use crate::topic::Topic;
+use crate::wake::WakeFd;
 
 /// What a request asked for.
 pub(super) enum Answer {
@@ -71,7 +71,7 @@ pub(super) struct Shared {
     pub(super) options: NodeOptions,
     pub(super) hall: Hall,
     pub(super) me: Participant,
-    pub(super) bell: EventFd,
+    pub(super) bell: WakeFd,
     pub(super) service: OwnService,
     state: Mutex<State>,
     /// Asked on the way of each message, so without a lock.
@@ -98,7 +98,7 @@ impl Shared {
         options: NodeOptions,
         hall: Hall,
         me: Participant,
-        bell: EventFd,
+        bell: WakeFd,
         service: OwnService,
         membership: Membership,
     ) -> Self {
@@ -177,7 +177,7 @@ impl Shared {
     /// It needs nothing of the node any more.
     pub(super) fn leaves(&self) {
         let _ = self.leaving_since.set(Instant::now());
-        let _ = self.bell.write(1);
+        self.bell.ring();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -191,7 +191,7 @@ impl Shared {
 
     fn say(&self, request: Request) {
         self.state().outgoing.push_back(request);
-        let _ = self.bell.write(1);
+        self.bell.ring();
     }
 
     /// A publisher of this process begins to wait at a topic.
@@ -203,7 +203,7 @@ impl Shared {
         state.waited_at.insert(number);
         state.outgoing.push_back(Request::Waits { number });
         drop(state);
-        let _ = self.bell.write(1);
+        self.bell.ring();
     }
 
     /// Tells the service every so often at which topics publishers wait, and forgets where none
@@ -271,7 +271,7 @@ impl Shared {
             state.pending.insert(number, Pending { request, answer: sender, rows: Vec::new() });
             number
         };
-        let _ = self.bell.write(1);
+        self.bell.ring();
         match receiver.recv_timeout(self.options.patience) {
             Ok(answer) => answer,
             Err(_) => {
@@ -333,7 +333,7 @@ impl Shared {
         if given.is_err() {
             // The service believes that it is used.
             state.outgoing.push_back(Request::Forget { number, given: 1 });
-            let _ = self.bell.write(1);
+            self.bell.ring();
         }
         let pending = state.pending.remove(&request);
         let Some(pending) = pending else {
@@ -351,16 +351,10 @@ impl Shared {
         }
     }
 
-    pub(super) fn is_refused(&self, request: u64, why: Refusal) {
+    /// The service has answered a request.
+    pub(super) fn is_answered(&self, request: u64, answer: Result<Answer>) {
         if let Some(pending) = self.state().pending.remove(&request) {
-            let _ = pending.answer.send(Err(why.into_error("ask the service of the node")));
-        }
-    }
-
-    /// A publisher of this process may publish.
-    pub(super) fn is_admitted(&self, request: u64) {
-        if let Some(pending) = self.state().pending.remove(&request) {
-            let _ = pending.answer.send(Ok(Answer::Admitted));
+            let _ = pending.answer.send(answer);
         }
     }
 
@@ -382,7 +376,7 @@ impl Shared {
             let given = used.given;
             state.topics.remove(&number);
             state.outgoing.push_back(Request::Forget { number, given });
-            let _ = self.bell.write(1);
+            self.bell.ring();
         }
     }
 
@@ -508,7 +502,7 @@ impl Office for Attendance {
 
     fn tend(&self) {
         if !self.shared.is_tending.swap(true, Ordering::AcqRel) {
-            let _ = self.shared.bell.write(1);
+            self.shared.bell.ring();
         }
     }
 

@@ -17,7 +17,6 @@ use crate::peers::NodeIdentity;
 use crate::service::election::{Claim, Office, socket_in};
 use crate::service::protocol::{self, Notice};
 use crate::service::{Service, ServiceOptions};
-use crate::text;
 
 /// How long to listen before it is looked whether anybody can answer at all.
 const LISTENING: Duration = Duration::from_millis(100);
@@ -32,32 +31,8 @@ const STAYING: Duration = Duration::from_secs(30);
 
 /// How long one that cannot serve leaves the office to others.
 const LEFT_TO_OTHERS: Duration = Duration::from_millis(100);
-/// And how long it does not say that it is there to serve, the first time and at most.
-const SETBACK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-
-/// A process could not serve, and has let go of the claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Setback {
-    since: Instant,
-    pause: Duration,
-}
-
-impl Setback {
-    /// One follows on another, or comes so long after it that it is the first.
-    fn after(before: Option<Self>, now: Instant) -> Self {
-        let is_next = |it: &Self| now < it.since + it.pause + SETBACK.1;
-        let pause = before.filter(is_next).map_or(SETBACK.0, |it| SETBACK.1.min(it.pause * 2));
-        Self { since: now, pause }
-    }
-
-    fn lets_claim(&self, now: Instant) -> bool {
-        now >= self.since + self.pause
-    }
-
-    fn lets_serve(&self, now: Instant) -> bool {
-        now >= self.since + LEFT_TO_OTHERS
-    }
-}
+/// And how long it does not say that it is there to serve.
+const SETBACK: Duration = Duration::from_secs(5);
 
 /// The service that this process runs, if it does, and whether it is there for that.
 #[derive(Debug, Default)]
@@ -66,7 +41,8 @@ pub(super) struct OwnService {
     claim: Mutex<Option<Claim>>,
     /// Has it the claim? The service asks that itself.
     stands: Arc<AtomicBool>,
-    setback: Mutex<Option<Setback>>,
+    /// When it could not serve, and has let go of the claim.
+    setback: Mutex<Option<Instant>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -89,7 +65,7 @@ impl OwnService {
         // One that could not go on gives up the office first.
         self.buries(&mut service);
         let now = Instant::now();
-        if locked(&self.setback).is_some_and(|setback| !setback.lets_serve(now)) {
+        if self.is_set_back(LEFT_TO_OTHERS) {
             return Ok(());
         }
         let mut stays_until = None;
@@ -116,27 +92,24 @@ impl OwnService {
         Ok(())
     }
 
+    fn is_set_back(&self, pause: Duration) -> bool {
+        locked(&self.setback).is_some_and(|since| since.elapsed() < pause)
+    }
+
     /// This process cannot serve now. If it has the claim all others leave the office to it, so it
     /// lets go of it, and takes it again later.
     fn suffers_setback(&self, why: &str) {
-        let mut setback = locked(&self.setback);
-        if !self.stands.load(Ordering::Acquire) {
-            return;
+        if self.stands.load(Ordering::Acquire) {
+            *locked(&self.setback) = Some(Instant::now());
+            self.renounce();
+            tracing::warn!(why, pause = ?SETBACK, "this process cannot serve its node, and leaves it to others");
         }
-        let next = Setback::after(*setback, Instant::now());
-        *setback = Some(next);
-        drop(setback);
-        self.renounce();
-        let pause = text::plain_time(next.pause);
-        tracing::warn!(why, %pause, "this process cannot serve its node, and leaves it to others");
     }
 
     /// Says that this process is there to serve, if it is, and no other one says so. True if it
     /// has said it.
     pub(super) fn claims(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
-        let now = Instant::now();
-        let is_set_back = || locked(&self.setback).is_some_and(|setback| !setback.lets_claim(now));
-        if options.service != ServiceMode::Standing || is_set_back() {
+        if options.service != ServiceMode::Standing || self.is_set_back(SETBACK) {
             return Ok(false);
         }
         let mut claim = locked(&self.claim);

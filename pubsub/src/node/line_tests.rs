@@ -32,25 +32,6 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn one_that_cannot_serve_claims_to_less_and_less_often() {
-    let mut now = Instant::now();
-    let mut setback = None;
-    for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
-        let next = Setback::after(setback, now);
-        assert_eq!(next.pause, Duration::from_secs(seconds));
-        assert!(!next.lets_serve(now) && next.lets_serve(now + LEFT_TO_OTHERS));
-        let again = now + next.pause;
-        assert!(!next.lets_claim(again - LEFT_TO_OTHERS) && next.lets_claim(again));
-        // It serves for a while.
-        now = again + SETBACK.1 / 2;
-        setback = Some(next);
-    }
-    // For long.
-    let next = Setback::after(setback, now + SETBACK.1);
-    assert_eq!(next.pause, SETBACK.0);
-}
-
-#[test]
 fn one_that_cannot_begin_to_serve_lets_go_of_the_claim_for_a_while() {
     let directory = directory("begin");
     let options = options(&directory, ServiceMode::Standing, FAR);
@@ -64,7 +45,7 @@ fn one_that_cannot_begin_to_serve_lets_go_of_the_claim_for_a_while() {
     assert_eq!(Claim::holder("test", &directory).unwrap(), None);
     assert!(!own.stands.load(Ordering::Acquire));
     until("the claim", || own.claims("test", &options).unwrap());
-    assert!(since.elapsed() >= SETBACK.0);
+    assert!(since.elapsed() >= SETBACK);
     std::fs::remove_dir(&path).unwrap();
     own.offer("test", &options, since).unwrap();
     assert!(own.is_running() && own.stands.load(Ordering::Acquire));

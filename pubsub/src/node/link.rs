@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ipc::{Channel, ChannelError, Fate, Life, Message};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::attendance::Shared;
+use super::attendance::{Answer, Shared};
 use super::line::{Answered, Coming};
 use super::options::ServiceMode;
 use crate::error::{Error, ErrorKind, Result};
@@ -175,7 +175,7 @@ fn turn(shared: &Shared, link: &Link, said: &mut Said) -> Next {
     let mut entries = [channel.as_fd(), shared.bell.as_fd(), link.service.as_fd()]
         .map(|descriptor| PollFd::new(descriptor, PollFlags::POLLIN));
     let _ = poll(&mut entries, PollTimeout::try_from(longest).unwrap_or(PollTimeout::ZERO));
-    let _ = shared.bell.read();
+    shared.bell.silence();
     // Looked at first: what it said before its end is heard all the same.
     let is_over = link.service.is_over();
     loop {
@@ -224,7 +224,10 @@ fn hear(shared: &Shared, channel: &Channel, message: Message) -> Result<Next> {
         }
         Notice::Grown { pool } => shared.has_grown(pool),
         Notice::Topic { request, number } => shared.has_topic(request, number, only(descriptors)?),
-        Notice::Refused { request, why } => shared.is_refused(request, why),
+        Notice::Refused { request, why } => {
+            let why = why.into_error("ask the service of the node");
+            shared.is_answered(request, Err(why));
+        }
         Notice::Rows { request, rows, is_last } => shared.has_rows(request, rows, is_last),
         Notice::SeenOff { why } => {
             let why = why.into_error("stay at a node");
@@ -238,7 +241,7 @@ fn hear(shared: &Shared, channel: &Channel, message: Message) -> Result<Next> {
             shared.has_left();
             return Ok(Next::Over);
         }
-        Notice::Admitted { request } => shared.is_admitted(request),
+        Notice::Admitted { request } => shared.is_answered(request, Ok(Answer::Admitted)),
         Notice::Welcome { .. } => {}
     }
     Ok(Next::Stay)

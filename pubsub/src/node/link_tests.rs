@@ -1,8 +1,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::wake::WakeFd;
 use ipc::ChannelListener;
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::super::attendance::Answer;
 use super::super::line::OwnService;
@@ -35,7 +35,7 @@ fn member(directory: &std::path::Path) -> Shared {
         patience: FAR,
         ..NodeOptions::default()
     };
-    let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap();
+    let bell = WakeFd::new().unwrap();
     let membership = Membership::hold("test", directory).unwrap();
     Shared::new(options, hall, me, bell, OwnService::default(), membership)
 }
@@ -59,8 +59,8 @@ fn what_is_lacking_for_a_moment_does_not_end_a_membership() {
             let why = Refusal::new(kind, "not now");
             answer(&listener, &Notice::SeenOff { why }, &[]);
         }
-        let (participant, node) = (shared.me.number(), [3; 16]);
-        let welcome = Notice::Welcome { participant, node, service: 2 };
+        let participant = shared.me.number();
+        let welcome = Notice::Welcome { participant };
         let life = Life::of_this_process().unwrap();
         let channel = answer(&listener, &welcome, &[shared.hall.as_fd(), life.as_fd()]);
         while protocol::decode::<Request>("test", &channel.receive(FAR).unwrap().bytes).unwrap()
@@ -225,7 +225,7 @@ fn a_service_that_died_is_left_also_if_its_connections_stay() {
     let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let service = life_of(&child);
     let link = Link { channel, service };
-    let _ = shared.bell.write(1);
+    shared.bell.ring();
     assert!(matches!(turn(&shared, &link, &mut Said::default()), Next::Stay));
     child.kill().unwrap();
     child.wait().unwrap();

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, Fate, Incarnation, Life, Participant, Watch};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::AsFd;
 
 use self::attendance::{Answer, Attendance, Shared, another_answer};
@@ -24,6 +23,7 @@ use crate::report::Row;
 use crate::service::election::{self, Claim, Membership};
 use crate::service::protocol::{LONGEST_LABEL, Request};
 use crate::settings::{SharedSettings, TopicSettings};
+use crate::wake::WakeFd;
 use crate::{Publisher, Subscriber};
 
 pub use self::asking::report;
@@ -191,10 +191,9 @@ impl Node {
     fn enter(options: NodeOptions, service: OwnService, entrance: Entrance) -> Result<Self> {
         let failed = |error: std::io::Error| Error::of(JOINING, error);
         let Entrance { link, hall, me, membership } = entrance;
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let bell = bell.map_err(|error| {
+        let bell = WakeFd::new().map_err(|error| {
             hall.roster().resign(me);
-            failed(error.into())
+            failed(error)
         })?;
         let waiting = options.waiting;
         let (roster, outward) = (Arc::clone(hall.roster()), Arc::clone(hall.outward()));

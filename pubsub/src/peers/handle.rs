@@ -16,12 +16,13 @@ use super::identity::{LONGEST_LABEL, NodeIdentity, Run, SessionNumber};
 use super::mesh::{Mesh, Start};
 use super::names;
 use super::protocol::SHORTEST_LOST_AFTER;
-use super::queue::{Bell, Queue};
+use super::queue::Queue;
 use super::report::PeerReport;
 use super::service::{Service, Shared};
 use super::session::Timing;
 use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::wake::WakeFd;
 
 const START: &str = "start to look after peers";
 const LISTEN: &str = "listen for other nodes";
@@ -123,13 +124,12 @@ impl Peers {
             timing: Timing::new(network.lost_after),
             limits,
         };
-        let failed = |cause: nix::Error| Error::of(START, cause);
         let mut mesh = Mesh::new(start, Duration::ZERO);
         (mesh.is_silent, mesh.is_reserved) = (is_reserved, is_reserved);
         let shared = Arc::new(Shared {
             mesh: Mutex::new(mesh),
             events: Queue::new().map_err(failed)?,
-            bell: Arc::new(Bell::new().map_err(failed)?),
+            bell: Arc::new(WakeFd::new().map_err(failed)?),
             began: Instant::now(),
             is_over: AtomicBool::new(false),
         });

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::queue::Bell;
 use crate::error::{Error, ErrorKind, Result};
+use crate::wake::WakeFd;
 
 /// Addresses of one name that are tried.
 const MOST_OF_ONE: usize = 16;
@@ -22,11 +22,11 @@ pub(super) struct Names {
     /// Each name is asked for once at a time, so this has an end.
     requests: Option<Sender<String>>,
     answers: (Sender<Answer>, Receiver<Answer>),
-    bell: Arc<Bell>,
+    bell: Arc<WakeFd>,
 }
 
 impl Names {
-    pub(super) fn new(bell: Arc<Bell>) -> Self {
+    pub(super) fn new(bell: Arc<WakeFd>) -> Self {
         Self { requests: None, answers: unbounded(), bell }
     }
 

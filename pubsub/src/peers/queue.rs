@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
-
 use super::event::Event;
+use crate::wake::WakeFd;
 
 /// So many events, or so many bytes of them, and nothing is read from peers any more until
 /// half of it is taken. What is under way then still comes: about what one read gives, and
@@ -26,40 +25,15 @@ impl State {
     }
 }
 
-/// Wakes who sleeps in `poll`.
-#[derive(Debug)]
-pub(super) struct Bell(EventFd);
-
-impl Bell {
-    pub(super) fn new() -> nix::Result<Self> {
-        EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Self)
-    }
-
-    pub(super) fn ring(&self) {
-        // If the count cannot be any larger, it is not zero.
-        let _ = self.0.write(1);
-    }
-
-    pub(super) fn silence(&self) {
-        let _ = self.0.read();
-    }
-}
-
-impl AsFd for Bell {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
 #[derive(Debug)]
 pub(super) struct Queue {
     state: Mutex<State>,
-    bell: Bell,
+    bell: WakeFd,
 }
 
 impl Queue {
-    pub(super) fn new() -> nix::Result<Self> {
-        Ok(Self { state: Mutex::default(), bell: Bell::new()? })
+    pub(super) fn new() -> std::io::Result<Self> {
+        Ok(Self { state: Mutex::default(), bell: WakeFd::new()? })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -12,8 +12,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::mesh::{Action, Mesh};
 use super::names::{Answer, Names};
 use super::pair::Connection;
-use super::queue::{Bell, Queue};
+use super::queue::Queue;
 use super::socket::{self, Moved};
+use crate::wake::WakeFd;
 
 /// Bytes of one read, and reads of one connection before the others' turn.
 const ROOM: usize = 1 << 16;
@@ -34,7 +35,7 @@ pub(super) struct Shared {
     pub(super) mesh: Mutex<Mesh>,
     pub(super) events: Queue,
     /// Rings when there is something to do for the thread.
-    pub(super) bell: Arc<Bell>,
+    pub(super) bell: Arc<WakeFd>,
     pub(super) began: Instant,
     pub(super) is_over: AtomicBool,
 }

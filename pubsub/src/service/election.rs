@@ -45,14 +45,20 @@ pub(crate) fn lock_in(directory: &Path) -> PathBuf {
 
 /// Makes the directory of a node, or refuses one that others could tamper with.
 pub(crate) fn prepare(operation: &'static str, directory: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|error| {
-        let kind = match error.kind() {
-            io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-            _ => ErrorKind::Failed,
-        };
-        Error::because(operation, kind, error).on(directory.display())
-    })?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|error| not_there(operation, directory, error))?;
     check(operation, directory)
+}
+
+fn not_there(operation: &'static str, directory: &Path, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        _ => ErrorKind::Failed,
+    };
+    Error::because(operation, kind, error).on(directory.display())
 }
 
 /// Refuses a directory that others could tamper with. That none is there is for others to say.
@@ -60,13 +66,7 @@ pub(crate) fn check(operation: &'static str, directory: &Path) -> Result<()> {
     let found = match fs::symlink_metadata(directory) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => {
-            let kind = match error.kind() {
-                io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-                _ => ErrorKind::Failed,
-            };
-            return Err(Error::because(operation, kind, error).on(directory.display()));
-        }
+        Err(error) => return Err(not_there(operation, directory, error)),
     };
     let (own, mode) = (Credentials::of_this_process().user, found.mode() & 0o7777);
     let detail = if found.is_symlink() {
@@ -95,19 +95,20 @@ fn held() -> MutexGuard<'static, BTreeMap<Key, Incarnation>> {
 
 /// A lock of a file in a node's directory, of this process and nobody else.
 #[derive(Debug)]
-struct RecordLock {
+pub(crate) struct RecordLock<const IS_CLAIM: bool> {
     file: Option<File>,
     key: Key,
     born: Incarnation,
 }
 
 /// The right to serve a node.
-#[derive(Debug)]
-pub(crate) struct Office(#[allow(dead_code, reason = "it is held")] RecordLock);
-
+pub(crate) type Office = RecordLock<false>;
 /// Says that this process is to serve the node for as long as it is there.
-#[derive(Debug)]
-pub(crate) struct Claim(#[allow(dead_code, reason = "it is held")] RecordLock);
+pub(crate) type Claim = RecordLock<true>;
+
+fn failed(operation: &'static str, directory: &Path) -> impl Fn(io::Error) -> Error + Copy {
+    move |error| Error::of(operation, error).on(directory.display())
+}
 
 fn open(directory: &Path, name: &str) -> io::Result<File> {
     OpenOptions::new()
@@ -120,17 +121,19 @@ fn open(directory: &Path, name: &str) -> io::Result<File> {
         .open(directory.join(name))
 }
 
-impl RecordLock {
+impl<const IS_CLAIM: bool> RecordLock<IS_CLAIM> {
+    const NAME: &str = if IS_CLAIM { STANDING } else { SERVICE };
+
     /// Takes it, if nobody has it.
-    fn take(operation: &'static str, directory: &Path, name: &str) -> Result<Option<Self>> {
-        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+    pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
+        let failed = failed(operation, directory);
         // Kept until it is known whose the lock is. Closing any descriptor of the file would
         // take the lock from this process, so it is not even opened if this process has it.
         let mut held = held();
-        if is_own(&held, directory, name) {
+        if is_own(&held, directory, Self::NAME) {
             return Ok(None);
         }
-        let file = open(directory, name).map_err(failed)?;
+        let file = open(directory, Self::NAME).map_err(failed)?;
         let found = file.metadata().map_err(failed)?;
         let key = (found.dev(), found.ino());
         match fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))) {
@@ -145,16 +148,16 @@ impl RecordLock {
     }
 
     /// The process that has it, if any has; 0 if that cannot be seen from here.
-    fn holder(operation: &'static str, directory: &Path, name: &str) -> Result<Option<u32>> {
-        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+    pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
+        let failed = failed(operation, directory);
         // As above: it is closed again.
         let held = held();
-        if is_own(&held, directory, name) {
+        if is_own(&held, directory, Self::NAME) {
             return Ok(Some(std::process::id()));
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
-        let file = match options.open(directory.join(name)) {
+        let file = match options.open(directory.join(Self::NAME)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(failed)?,
         };
@@ -172,30 +175,6 @@ fn is_own(held: &BTreeMap<Key, Incarnation>, directory: &Path, name: &str) -> bo
     holder.is_some_and(|holder| holder.is_current())
 }
 
-impl Office {
-    /// Takes it, if nobody has it.
-    pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
-        Ok(RecordLock::take(operation, directory, SERVICE)?.map(Self))
-    }
-
-    /// The process that has it, if any has; 0 if that cannot be seen from here.
-    pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
-        RecordLock::holder(operation, directory, SERVICE)
-    }
-}
-
-impl Claim {
-    /// Takes it, if nobody has it.
-    pub(crate) fn take(operation: &'static str, directory: &Path) -> Result<Option<Self>> {
-        Ok(RecordLock::take(operation, directory, STANDING)?.map(Self))
-    }
-
-    /// The process that has it, if any has; 0 if that cannot be seen from here.
-    pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
-        RecordLock::holder(operation, directory, STANDING)
-    }
-}
-
 /// A lock of a whole file.
 fn whole(kind: i32) -> libc::flock {
     libc::flock {
@@ -207,7 +186,7 @@ fn whole(kind: i32) -> libc::flock {
     }
 }
 
-impl Drop for RecordLock {
+impl<const IS_CLAIM: bool> Drop for RecordLock<IS_CLAIM> {
     fn drop(&mut self) {
         let file = self.file.take();
         if !self.born.is_current() {
@@ -233,7 +212,7 @@ impl Membership {
 
     /// Holds it, together with others.
     pub(crate) fn hold(operation: &'static str, directory: &Path) -> Result<Self> {
-        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+        let failed = failed(operation, directory);
         let mut file = open(directory, MEMBERS).map_err(failed)?;
         let end = Instant::now() + Self::PATIENCE;
         loop {
@@ -257,8 +236,7 @@ impl Membership {
         operation: &'static str,
         directory: &Path,
     ) -> Result<Option<NodeIdentity>> {
-        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
-        Ok(identity_in(&open(directory, MEMBERS).map_err(failed)?))
+        Ok(identity_in(&open(directory, MEMBERS).map_err(failed(operation, directory))?))
     }
 
     /// Says which node it is, before anybody becomes a member of it. By who holds the
@@ -268,14 +246,14 @@ impl Membership {
         directory: &Path,
         node: Option<NodeIdentity>,
     ) -> Result<()> {
-        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+        let failed = failed(operation, directory);
         let file = open(directory, MEMBERS).map_err(failed)?;
         file.write_all_at(&node.map_or([0; 16], |node| node.0), 0).map_err(failed)
     }
 
     /// Does anybody hold it? To be asked by who holds the [office](Office).
     pub(crate) fn is_held(operation: &'static str, directory: &Path) -> Result<bool> {
-        let failed = |error: io::Error| Error::of(operation, error).on(directory.display());
+        let failed = failed(operation, directory);
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
         let file = match options.open(directory.join(MEMBERS)) {

@@ -20,7 +20,6 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use ipc::{ChannelListener, Incarnation};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 pub use self::leftovers::{Condition, check_directory, clean};
 #[cfg(any(test, feature = "fuzzing"))]
@@ -32,6 +31,7 @@ use crate::carrier::NetworkOptions;
 use crate::error::{Error, Result};
 use crate::node::Budgets;
 use crate::peers::NodeIdentity;
+use crate::wake::WakeFd;
 
 const SERVING: &str = "serve a node";
 
@@ -56,7 +56,7 @@ pub(crate) struct Service {
     /// True if it could not go on.
     thread: Option<JoinHandle<bool>>,
     is_over: Arc<AtomicBool>,
-    bell: Arc<EventFd>,
+    bell: Arc<WakeFd>,
     born: Incarnation,
 }
 
@@ -68,9 +68,8 @@ impl Service {
         let failed = |error: std::io::Error| Error::of(SERVING, error);
         let path = socket_in(&options.directory);
         let listener = listen(&path)?;
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|error| failed(error.into()))?;
-        let (bell, is_over) = (Arc::new(bell), Arc::new(AtomicBool::new(false)));
+        let bell = Arc::new(WakeFd::new().map_err(failed)?);
+        let is_over = Arc::new(AtomicBool::new(false));
         let reception = Reception::new(options, listener, Arc::clone(&bell), Arc::clone(&is_over))?;
         let thread = std::thread::Builder::new()
             .name("fabricast-node".into())
@@ -101,7 +100,7 @@ impl Service {
             return false;
         }
         self.is_over.store(true, Ordering::Release);
-        let _ = self.bell.write(1);
+        self.bell.ring();
         let ended = self.thread.take().map_or(Ok(false), JoinHandle::join);
         ended.unwrap_or_else(|_| {
             tracing::error!("the thread of a node's service panicked");

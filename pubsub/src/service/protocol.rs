@@ -17,7 +17,7 @@ use crate::settings::SharedSettings;
 use crate::text::shortened;
 
 /// The version of these messages.
-pub(crate) const VERSION: u8 = 6;
+pub(crate) const VERSION: u8 = 7;
 /// The longest label.
 pub(crate) const LONGEST_LABEL: usize = 64;
 /// Lives in one message, with room for what else it may carry.
@@ -72,7 +72,7 @@ pub(crate) enum Request {
 pub(crate) enum Notice {
     /// It is one of us, and knows the lives of all others by now. With the hall, and with the
     /// service's life.
-    Welcome { participant: u32, node: [u8; 16], service: u32 },
+    Welcome { participant: u32 },
     /// Who is there. With their lives.
     Lives { participants: Vec<u32> },
     /// A pool. With its books.
@@ -98,29 +98,15 @@ pub(crate) enum Notice {
 /// Why something was refused, as it travels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
-    kind: u8,
+    kind: ErrorKind,
     detail: String,
 }
-
-/// What travels as a refusal's kind, by its place. All others, and unknown ones, are failures.
-const KINDS: [ErrorKind; 9] = [
-    ErrorKind::InvalidArgument,
-    ErrorKind::SettingsDiffer,
-    ErrorKind::Unknown,
-    ErrorKind::OverBudget,
-    ErrorKind::TooMany,
-    ErrorKind::Denied,
-    ErrorKind::Malformed,
-    ErrorKind::VersionMismatch,
-    ErrorKind::Closed,
-];
 
 impl Refusal {
     /// The longest explanation, in bytes.
     const LONGEST: usize = 1000;
 
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
-        let kind = KINDS.iter().position(|known| *known == kind).unwrap_or(KINDS.len()) as u8;
         let mut detail = detail.into();
         detail.truncate(shortened(&detail, Self::LONGEST).len());
         Self { kind, detail }
@@ -139,8 +125,7 @@ impl Refusal {
 
     /// As the error of who asked.
     pub(crate) fn into_error(self, operation: &'static str) -> Error {
-        let kind = KINDS.get(usize::from(self.kind)).copied().unwrap_or(ErrorKind::Failed);
-        Error::new(operation, kind, self.detail)
+        Error::new(operation, self.kind, self.detail)
     }
 }
 

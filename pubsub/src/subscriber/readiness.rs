@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use gpu::Stream;
 use ipc::{Doorbell, Incarnation, Listener, Listening, MappedWords, Part};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{Subscriber, Subscription};
 use crate::error::{Error, Result};
 use crate::pool::Direction;
 use crate::sample::Sample;
+use crate::wake::WakeFd;
 
 /// What happened beside messages, as far as it was noticed: gaps and losses, in all.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(super) struct News {
 /// A descriptor, and whether it is readable.
 #[derive(Debug)]
 struct Flag {
-    descriptor: EventFd,
+    descriptor: WakeFd,
     is_raised: AtomicBool,
     /// Held while that changes, so that the two agree.
     changing: Mutex<()>,
@@ -51,8 +51,7 @@ impl Flag {
             // First: who is told, by an edge that does not come again, finds that it is to be
             // lowered.
             self.is_raised.store(true, Ordering::Release);
-            // It cannot be full.
-            let _ = self.descriptor.write(1);
+            self.descriptor.ring();
         }
     }
 
@@ -60,7 +59,7 @@ impl Flag {
         let _changing = self.changing();
         if self.is_raised() {
             // Somebody may have read it whose it is not.
-            let _ = self.descriptor.read();
+            self.descriptor.silence();
             self.is_raised.store(false, Ordering::Release);
         }
     }
@@ -122,8 +121,7 @@ impl Readiness {
     fn new(operation: &'static str, subscription: &Arc<Subscription>) -> Result<Self> {
         let desk = &subscription.desk;
         let failed = |cause: std::io::Error| Error::of(operation, cause).on(desk.topic.name());
-        let descriptor = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|cause| failed(cause.into()))?;
+        let descriptor = WakeFd::new().map_err(failed)?;
         let is_raised = AtomicBool::new(false);
         let flag = Arc::new(Flag { descriptor, is_raised, changing: Mutex::default() });
         // Who delivers what arrives rings there, too.

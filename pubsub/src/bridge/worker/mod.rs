@@ -12,7 +12,7 @@ mod topics;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -32,6 +32,7 @@ use super::{
     Terms, TopicFacts,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::wake::WakeFd;
 
 /// Commands that may wait when a letter or a question comes, which can be asked again. Whoever gives
 /// the others bounds what other nodes can cause.
@@ -190,7 +191,7 @@ pub struct Worker {
     commands: Sender<Command>,
     doorbell: Arc<Doorbell>,
     reports: Receiver<Report>,
-    bell: Arc<reports::Bell>,
+    bell: Arc<WakeFd>,
     finished: Receiver<()>,
     provider: Provider,
     address: Vec<u8>,
@@ -284,7 +285,7 @@ impl Worker {
 
     /// Readable when there may be [reports](Self::try_report): to be taken until there are none.
     pub fn wake_descriptor(&self) -> BorrowedFd<'_> {
-        self.bell.descriptor()
+        self.bell.as_fd()
     }
 
     /// Ends it, as if it could not go on.

@@ -1,14 +1,13 @@
 //! What a worker has to say, and the descriptor that wakes who listens.
 
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{NodeIdentity, TopicKey};
 use crate::bridge::{Side, Terms};
 use crate::error::{Error, Result};
+use crate::wake::WakeFd;
 
 /// What a worker has to say.
 #[derive(Debug)]
@@ -64,29 +63,10 @@ pub enum Report {
     },
 }
 
-/// Readable when there are reports.
-#[derive(Debug)]
-pub(super) struct Bell(EventFd);
-
-impl Bell {
-    fn ring(&self) {
-        let _ = self.0.write(1);
-    }
-
-    pub(super) fn silence(&self) {
-        let _ = self.0.read();
-    }
-
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-pub(super) fn channel() -> Result<(Arc<Bell>, Sender<Report>, Receiver<Report>)> {
-    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-    let bell = EventFd::from_flags(flags).map_err(|error| Error::of("start a bridge", error))?;
+pub(super) fn channel() -> Result<(Arc<WakeFd>, Sender<Report>, Receiver<Report>)> {
+    let bell = WakeFd::new().map_err(|error| Error::of("start a bridge", error))?;
     let (tell, told) = unbounded();
-    Ok((Arc::new(Bell(bell)), tell, told))
+    Ok((Arc::new(bell), tell, told))
 }
 
 /// The worker's end.
@@ -99,7 +79,7 @@ pub(super) struct Reports {
 
 /// However a worker ends, who listens is woken.
 #[derive(Debug)]
-struct RingsAtTheEnd(Arc<Bell>);
+struct RingsAtTheEnd(Arc<WakeFd>);
 
 impl Drop for RingsAtTheEnd {
     fn drop(&mut self) {
@@ -108,7 +88,7 @@ impl Drop for RingsAtTheEnd {
 }
 
 impl Reports {
-    pub(super) fn new(tell: Sender<Report>, bell: &Arc<Bell>) -> Self {
+    pub(super) fn new(tell: Sender<Report>, bell: &Arc<WakeFd>) -> Self {
         Self { tell, bell: RingsAtTheEnd(Arc::clone(bell)) }
     }
 

@@ -14,6 +14,7 @@ use crate::service::protocol::{self, LIVES_AT_ONCE, LONGEST_LABEL, Notice, Refus
 use crate::settings::SharedSettings;
 
 const RECEIVING: &str = "receive a process";
+const OUT_OF_DESCRIPTORS: &str = "the service is out of descriptors";
 /// What one may ask for while the others are still handing over.
 const MOST_HELD: usize = 4096;
 
@@ -29,6 +30,23 @@ impl Newcomer {
     pub(super) fn into_connection(self) -> Connection {
         self.connection
     }
+}
+
+fn turn_away(connection: &mut Connection, error: &Error) {
+    connection.send(&Notice::SeenOff { why: Refusal::of(error) }, Vec::new());
+}
+
+/// Tells a process that it is a member, when it knows the lives of all others.
+fn welcome(
+    connection: &mut Connection,
+    who: Participant,
+    keys: Vec<OwnedFd>,
+    lives: Vec<(Vec<u32>, Vec<OwnedFd>)>,
+) {
+    for (participants, lives) in lives {
+        connection.send(&Notice::Lives { participants }, lives);
+    }
+    connection.send(&Notice::Welcome { participant: who.number() }, keys);
 }
 
 fn malformed(detail: &'static str) -> Error {
@@ -60,10 +78,10 @@ impl Reception {
             Ok(request) => request,
             Err(error) => return see_off(&mut connection, error.kind(), error.to_string()),
         };
-        let done = match request {
+        match request {
             Request::Hello { label } => self.hears_hello(connection, label, descriptors),
             Request::Again { label, participant } => {
-                self.takes_back(connection, label, participant, descriptors)
+                self.takes_back(connection, label, participant, descriptors);
             }
             Request::Report { request } => {
                 for notice in self.answer_to_report(request) {
@@ -71,48 +89,37 @@ impl Reception {
                 }
                 // It may ask again.
                 self.strangers.push(super::Stranger { connection, since: Instant::now() });
-                Ok(())
             }
             _ => {
                 let why = "it does not say who it is";
                 see_off(&mut connection, ErrorKind::Malformed, why);
-                Ok(())
             }
-        };
-        if let Err((mut connection, error)) = done {
-            connection.send(&Notice::SeenOff { why: Refusal::of(&error) }, Vec::new());
         }
     }
 
-    fn hears_hello(
-        &mut self,
-        connection: Connection,
-        label: String,
-        descriptors: Vec<OwnedFd>,
-    ) -> std::result::Result<(), (Connection, Error)> {
-        if label.len() > LONGEST_LABEL {
-            return Err((connection, malformed("its label is too long")));
-        }
-        let life = match only(descriptors).and_then(life_of) {
+    fn hears_hello(&mut self, mut connection: Connection, label: String, files: Vec<OwnedFd>) {
+        let life = match label.len() {
+            0..=LONGEST_LABEL => only(files).and_then(life_of),
+            _ => Err(malformed("its label is too long")),
+        };
+        let life = match life {
             Ok(life) => life,
-            Err(error) => return Err((connection, error)),
+            Err(error) => return turn_away(&mut connection, &error),
         };
         let newcomer = Newcomer { connection, label, life };
         match &mut self.gathering {
             Some(gathering) => gathering.newcomers.push(newcomer),
             None => self.admit(newcomer),
         }
-        Ok(())
     }
 
     /// Makes a process a member, and lets it and the others know each other's lives.
     pub(super) fn admit(&mut self, newcomer: Newcomer) {
         let Newcomer { mut connection, label, life } = newcomer;
         let Some(seat) = &self.seat else { return };
-        let out_of_descriptors = "the service is out of descriptors";
         let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
         let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
-            return see_off(&mut connection, ErrorKind::Failed, out_of_descriptors);
+            return see_off(&mut connection, ErrorKind::Failed, OUT_OF_DESCRIPTORS);
         };
         // Without some places nobody could take over.
         let is_full = seat.roster.vacancies() <= KEPT_PLACES;
@@ -123,28 +130,11 @@ impl Reception {
         };
         // First all have to know of its life, and it of theirs.
         self.tell_of_a_life(who, &life);
-        self.welcome(&mut connection, who, keys, lives);
+        welcome(&mut connection, who, keys, lives);
         self.lives.insert(who, watched);
         let guest = Guest::new(label, connection);
         log_change!(self, %who, process = guest.process, label = guest.label, "a process joins");
         self.guests.insert(who, guest);
-    }
-
-    /// Tells a process that it is a member, when it knows the lives of all others.
-    fn welcome(
-        &self,
-        connection: &mut Connection,
-        who: Participant,
-        keys: Vec<OwnedFd>,
-        lives: Vec<(Vec<u32>, Vec<OwnedFd>)>,
-    ) {
-        let Some(seat) = &self.seat else { return };
-        for (participants, lives) in lives {
-            connection.send(&Notice::Lives { participants }, lives);
-        }
-        let (participant, node) = (who.number(), seat.hall.identity().0);
-        let welcome = Notice::Welcome { participant, node, service: seat.number };
-        connection.send(&welcome, keys);
     }
 
     /// All lives, in as many messages as it takes.
@@ -179,50 +169,45 @@ impl Reception {
         label: String,
         participant: u32,
         descriptors: Vec<OwnedFd>,
-    ) -> std::result::Result<(), (Connection, Error)> {
+    ) {
         let taken = <[OwnedFd; 2]>::try_from(descriptors)
             .map_err(|_| malformed("another number of descriptors than it speaks of"))
             .and_then(|[life, hall]| Ok((life_of(life)?, Hall::open(hall)?)));
         let (life, hall) = match taken {
             Ok(taken) => taken,
-            Err(error) => return Err((connection, error)),
+            Err(error) => return turn_away(&mut connection, &error),
         };
         let node = hall.identity();
         let is_expected = self.gathering.as_ref().is_none_or(|gathering| gathering.expects(node));
         if self.seat.is_none() && !is_expected {
-            Self::is_of_another_hall(&mut connection);
-            return Ok(());
+            return Self::is_of_another_hall(&mut connection);
         }
         if self.seat.is_none() {
             if let Err(error) = self.take_seat(hall) {
-                return Err((connection, error));
+                return turn_away(&mut connection, &error);
             }
             self.await_members();
         } else if self.seat.as_ref().is_some_and(|seat| seat.hall.identity() != node) {
-            Self::is_of_another_hall(&mut connection);
-            return Ok(());
+            return Self::is_of_another_hall(&mut connection);
         }
-        let Some(seat) = &self.seat else { return Ok(()) };
+        let Some(seat) = &self.seat else { return };
         // Nobody is a role, whose end would be that of what it does for all.
         let who = Participant::from_number(participant)
             .filter(|who| *who != seat.me && !who.is_role() && !seat.roster.is_dead(Some(*who)));
         let Some(who) = who else {
-            Self::is_of_another_hall(&mut connection);
-            return Ok(());
+            return Self::is_of_another_hall(&mut connection);
         };
         let copies = (life.try_clone(), life.try_clone(), seat.keys(), self.known_lives());
         let (Ok(known), Ok(watched), Ok(keys), Ok(lives)) = copies else {
-            let detail = "the service is out of descriptors";
-            return Err((connection, Error::new(RECEIVING, ErrorKind::Failed, detail)));
+            return see_off(&mut connection, ErrorKind::Failed, OUT_OF_DESCRIPTORS);
         };
         seat.roster.learn(who, known);
         self.tell_of_a_life(who, &life);
-        self.welcome(&mut connection, who, keys, lives);
+        welcome(&mut connection, who, keys, lives);
         self.lives.insert(who, watched);
         // Whoever it was connected as before is the same process, and says anew what it has.
         self.loses(who);
         self.guests.insert(who, Guest::new(label, connection));
-        Ok(())
     }
 
     /// The hall is known, and with it who is still to come back.
@@ -251,9 +236,7 @@ impl Reception {
             if let Err(error) = heard {
                 tracing::debug!(%error, %who, "a process is seen off");
                 if let Some(guest) = self.guests.get_mut(&who) {
-                    guest
-                        .connection
-                        .send(&Notice::SeenOff { why: Refusal::of(&error) }, Vec::new());
+                    turn_away(&mut guest.connection, &error);
                 }
                 return self.loses(who);
             }

@@ -39,7 +39,6 @@ use std::time::{Duration, Instant};
 use ipc::{Caller, Channel, ChannelError, ChannelListener, Life, MappedWords, Participant, Roster};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::EventFd;
 
 use self::carrying::Carrying;
 use self::eviction::Watches;
@@ -52,6 +51,7 @@ use super::registry::Registry;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::pool::PoolId;
+use crate::wake::WakeFd;
 
 /// Connections that have not said yet who they are.
 const MOST_STRANGERS: usize = 64;
@@ -137,7 +137,7 @@ impl Seat {
 pub(super) struct Reception {
     options: ServiceOptions,
     listener: ChannelListener,
-    bell: Arc<EventFd>,
+    bell: Arc<WakeFd>,
     is_over: Arc<AtomicBool>,
     /// It is over since it could not go on.
     has_failed: bool,
@@ -167,7 +167,7 @@ impl Reception {
     pub(super) fn new(
         options: ServiceOptions,
         listener: ChannelListener,
-        bell: Arc<EventFd>,
+        bell: Arc<WakeFd>,
         is_over: Arc<AtomicBool>,
     ) -> Result<Self> {
         let registry = Registry::new(options.budgets);
@@ -217,7 +217,7 @@ impl Reception {
             return;
         };
         if ready.bell {
-            let _ = self.bell.read();
+            self.bell.silence();
         }
         for who in ready.dead {
             self.has_died(who);

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 
 use ipc::{Fate, Immortal};
-use nix::sys::eventfd::EfdFlags;
 
 use super::*;
 use crate::carrier::{Crowded, Household};
@@ -48,8 +47,7 @@ impl Ground {
             identity: NodeIdentity::random().unwrap(),
         };
         let listener = ChannelListener::bind(&socket_in(&self.0)).unwrap();
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let bell = Arc::new(EventFd::from_flags(flags).unwrap());
+        let bell = Arc::new(WakeFd::new().unwrap());
         Reception::new(options, listener, bell, Arc::default()).unwrap()
     }
 
@@ -81,7 +79,7 @@ impl Drop for Ground {
 
 fn turns(service: &mut Reception) {
     for _ in 0..4 {
-        service.bell.write(1).unwrap();
+        service.bell.ring();
         service.turn();
     }
 }

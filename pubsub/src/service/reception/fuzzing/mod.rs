@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 
 use ipc::{Layout, Segment};
-use nix::sys::eventfd::EfdFlags;
 
 use super::*;
 use crate::node::Budgets;
@@ -85,8 +84,7 @@ impl Stage {
             identity: NodeIdentity::random()?,
         };
         let listener = ChannelListener::bind(&socket_in(&ground.0)).map_err(failed)?;
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let bell = EventFd::from_flags(flags).map_err(failed)?;
+        let bell = WakeFd::new().map_err(failed)?;
         let service = Reception::new(options, listener, Arc::new(bell), Arc::default())?;
         // As it is where messages are carried to other nodes.
         if let Some(seat) = &service.seat {
@@ -169,7 +167,7 @@ impl Stage {
 
     fn turn(&mut self) {
         for _ in 0..2 {
-            let _ = self.service.bell.write(1);
+            self.service.bell.ring();
             self.service.turn();
         }
     }
