@@ -21,8 +21,8 @@
 //! and metadata, and the others the payload.
 
 use std::convert::Infallible;
-use std::fmt;
 
+use crate::pool::Metadata;
 use crate::settings::MOST_METADATA;
 
 /// Bytes of a header.
@@ -39,6 +39,8 @@ pub const MOST_POSITIONS: u64 = 1 << 62;
 const MAGIC: [u8; 2] = *b"Fm";
 const VERSION: u8 = 1;
 const HAS_TRAILER: u8 = 1;
+const SHORT: &str = "a message's header that is cut short";
+const UNKNOWN: &str = "no message's header, or one of another version";
 
 /// What a message of the ring is, in its topic field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,49 +70,6 @@ impl Form {
     }
 }
 
-/// What a message carries beside its payload.
-#[derive(Clone, Copy)]
-pub struct Metadata {
-    length: u16,
-    bytes: [u8; MOST_METADATA],
-}
-
-impl Metadata {
-    /// None.
-    pub const NONE: Self = Self { length: 0, bytes: [0; MOST_METADATA] };
-
-    /// These bytes; none if there are too many.
-    pub fn new(from: &[u8]) -> Option<Self> {
-        let mut metadata = Self::NONE;
-        metadata.bytes.get_mut(..from.len())?.copy_from_slice(from);
-        metadata.length = from.len() as u16;
-        Some(metadata)
-    }
-
-    /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [u8] {
-        &mut self.bytes[..usize::from(self.length)]
-    }
-}
-
-impl fmt::Debug for Metadata {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Metadata({} bytes)", self.length)
-    }
-}
-
-impl PartialEq for Metadata {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_slice() == other.as_slice()
-    }
-}
-
-impl Eq for Metadata {}
-
 /// A message, but for its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageHeader {
@@ -130,33 +89,10 @@ pub struct MessageHeader {
     pub metadata: Metadata,
 }
 
-/// What is wrong with bytes that should be a header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeaderError {
-    /// There are too few.
-    Short,
-    /// They are none, or those of another version.
-    Unknown,
-    /// A field says what it cannot.
-    Impossible(&'static str),
-}
-
-impl fmt::Display for HeaderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Short => f.write_str("a message's header that is cut short"),
-            Self::Unknown => f.write_str("no message's header, or one of another version"),
-            Self::Impossible(field) => write!(f, "a message's header with an impossible {field}"),
-        }
-    }
-}
-
-impl std::error::Error for HeaderError {}
-
 impl MessageHeader {
     /// Bytes of header and metadata.
     pub fn prefix(&self) -> usize {
-        HEADER + self.metadata.as_slice().len()
+        HEADER + self.metadata.len()
     }
 
     /// Bytes that it takes in a batch, with its payload.
@@ -166,7 +102,7 @@ impl MessageHeader {
 
     /// Header and metadata, as they travel, at the start of `into`. Gives how many bytes.
     pub fn encode(&self, has_trailer: bool, into: &mut [u8; LONGEST_PREFIX]) -> usize {
-        let metadata = self.metadata.as_slice();
+        let metadata = &*self.metadata;
         into[0..2].copy_from_slice(&MAGIC);
         into[2] = VERSION;
         into[3] = if has_trailer { HAS_TRAILER } else { 0 };
@@ -188,8 +124,8 @@ impl MessageHeader {
     }
 
     /// Reads header and metadata from the start of bytes that a peer sent, and whether there is a
-    /// trailer.
-    pub fn decode(bytes: &[u8]) -> Result<(Self, bool), HeaderError> {
+    /// trailer; or what is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, bool), &'static str> {
         let decoded = Self::decode_from(bytes.len(), |at, into: &mut [u8]| {
             into.copy_from_slice(&bytes[at..at + into.len()]);
             Ok::<_, Infallible>(())
@@ -198,9 +134,9 @@ impl MessageHeader {
     }
 
     /// The same without the metadata, of which only the length is known then.
-    fn decode_bare(header: &[u8; HEADER]) -> Result<(Self, bool), HeaderError> {
+    fn decode_bare(header: &[u8; HEADER]) -> Result<(Self, bool), &'static str> {
         if header[0..2] != MAGIC || header[2] != VERSION {
-            return Err(HeaderError::Unknown);
+            return Err(UNKNOWN);
         }
         let mut words = [0; 6];
         for (word, place) in words.iter_mut().zip(header[8..].as_chunks().0) {
@@ -208,20 +144,19 @@ impl MessageHeader {
         }
         let [position, length, publisher, sequence, published, posted] = words;
         let metadata = u16::from_le_bytes([header[4], header[5]]);
-        let refuse = |field| Err(HeaderError::Impossible(field));
         if header[3] & !HAS_TRAILER != 0 || header[6..8] != [0, 0] {
-            return refuse("flag");
+            return Err("a message's header with an impossible flag");
         }
         if usize::from(metadata) > MOST_METADATA {
-            return refuse("length of metadata");
+            return Err("a message's header with an impossible length of metadata");
         }
         if position >= MOST_POSITIONS {
-            return refuse("position");
+            return Err("a message's header with an impossible position");
         }
         if length > LONGEST {
-            return refuse("length");
+            return Err("a message's header with an impossible length");
         }
-        let metadata = Metadata { length: metadata, ..Metadata::NONE };
+        let metadata = Metadata::zeroed(metadata.into());
         let decoded = Self { position, length, publisher, sequence, published, posted, metadata };
         Ok((decoded, header[3] & HAS_TRAILER != 0))
     }
@@ -231,10 +166,10 @@ impl MessageHeader {
     pub(super) fn decode_from<E>(
         left: usize,
         mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
-    ) -> Result<Result<(Self, bool), HeaderError>, E> {
+    ) -> Result<Result<(Self, bool), &'static str>, E> {
         let mut header = [0; HEADER];
         if left < HEADER {
-            return Ok(Err(HeaderError::Short));
+            return Ok(Err(SHORT));
         }
         read(0, &mut header)?;
         let (mut decoded, has_trailer) = match Self::decode_bare(&header) {
@@ -242,9 +177,9 @@ impl MessageHeader {
             Err(error) => return Ok(Err(error)),
         };
         if left < decoded.prefix() {
-            return Ok(Err(HeaderError::Short));
+            return Ok(Err(SHORT));
         }
-        read(HEADER, decoded.metadata.as_mut_slice())?;
+        read(HEADER, decoded.metadata.bytes_mut())?;
         Ok(Ok((decoded, has_trailer)))
     }
 }
@@ -275,7 +210,7 @@ mod tests {
             let prefix = header.encode(has_trailer, &mut bytes);
             assert_eq!(prefix, header.prefix());
             assert_eq!(MessageHeader::decode(&bytes[..prefix]), Ok((header, has_trailer)));
-            assert_eq!(MessageHeader::decode(&bytes[..prefix - 1]), Err(HeaderError::Short));
+            assert_eq!(MessageHeader::decode(&bytes[..prefix - 1]), Err(SHORT));
         }
         assert!(Metadata::new(&[0; MOST_METADATA + 1]).is_none());
     }
@@ -289,14 +224,14 @@ mod tests {
             bytes[at] = byte;
             MessageHeader::decode(&bytes[..prefix]).unwrap_err()
         };
-        assert_eq!(with(0, b'X'), HeaderError::Unknown);
-        assert_eq!(with(2, 2), HeaderError::Unknown);
-        assert_eq!(with(3, 2), HeaderError::Impossible("flag"));
-        assert_eq!(with(5, 2), HeaderError::Impossible("length of metadata"));
-        assert_eq!(with(4, 200), HeaderError::Short);
-        assert_eq!(with(7, 1), HeaderError::Impossible("flag"));
-        assert_eq!(with(15, 0x40), HeaderError::Impossible("position"));
-        assert_eq!(with(22, 1), HeaderError::Impossible("length"));
+        assert_eq!(with(0, b'X'), UNKNOWN);
+        assert_eq!(with(2, 2), UNKNOWN);
+        assert_eq!(with(3, 2), "a message's header with an impossible flag");
+        assert_eq!(with(5, 2), "a message's header with an impossible length of metadata");
+        assert_eq!(with(4, 200), SHORT);
+        assert_eq!(with(7, 1), "a message's header with an impossible flag");
+        assert_eq!(with(15, 0x40), "a message's header with an impossible position");
+        assert_eq!(with(22, 1), "a message's header with an impossible length");
     }
 
     proptest! {

@@ -71,6 +71,8 @@ pub(crate) enum Broken {
     Topic(Error),
 }
 
+type Going<T> = std::result::Result<T, Broken>;
+
 /// What is to be done, in order.
 enum Step<C, T> {
     /// A copy is to be done, begun then; its chunk is let go of after that.
@@ -207,127 +209,38 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
     }
 
     /// Does what can be done now, a bounded amount.
-    pub(crate) fn advance(
+    pub(crate) fn advance<I: Intake<Chunk = C, Place = P, Ticket = T>>(
         &mut self,
         now: Now,
-        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
+        intake: &mut I,
         sink: &mut (impl Sink<P> + ?Sized),
-    ) -> std::result::Result<Progress, Broken> {
+    ) -> Going<Progress> {
         let mut progress = Progress::default();
         if self.is_draining {
             progress.has_moved = self.drain(intake, sink);
             progress.is_copying = !progress.has_moved;
             return Ok(progress);
         }
+        let mut turn = Turn { topic: self, now, intake, sink };
         for _ in 0..TURN {
-            self.settle(now, intake, sink, &mut progress)?;
-            if self.no_queue_since.is_some() || self.steps.len() >= MOST_STEPS {
+            turn.settle(&mut progress)?;
+            let topic = &*turn.topic;
+            if topic.no_queue_since.is_some() || topic.steps.len() >= MOST_STEPS {
                 break;
             }
-            if !self.read_on(now, intake, sink)? {
+            if !turn.read_on()? {
                 break;
             }
             progress.has_moved = true;
         }
-        self.settle(now, intake, sink, &mut progress)?;
+        turn.settle(&mut progress)?;
         progress.is_waiting |= self.no_room_since.is_some() || self.no_queue_since.is_some();
         progress.is_copying = matches!(self.steps.front(), Some(Step::Copy(..)));
         Ok(progress)
     }
 
-    /// Goes on with what is to be done.
-    fn settle(
-        &mut self,
-        now: Now,
-        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
-        sink: &mut (impl Sink<P> + ?Sized),
-        progress: &mut Progress,
-    ) -> std::result::Result<(), Broken> {
-        while let Some(step) = self.steps.front_mut() {
-            match step {
-                Step::Copy(ticket, since, _) => {
-                    if !intake.is_copied(ticket).map_err(Broken::Topic)? {
-                        if now.steady - *since > self.patience {
-                            let detail = "a message was not copied in in time, by a device or for want of a processor";
-                            let kind = ErrorKind::DeadlineExceeded;
-                            return Err(Broken::Topic(Error::new("unload", kind, detail)));
-                        }
-                        return Ok(());
-                    }
-                }
-                Step::Finish(stages, times) => {
-                    let Some(header) = self.begun.front() else { break };
-                    let done = *times.done.get_or_insert(now.steady);
-                    stages.copy_in = done - times.begun;
-                    stages.notice = now.steady - done;
-                    stages.landed = now.steady - times.arrived;
-                    match sink.finish(header, stages).map_err(Broken::Topic)? {
-                        Finished::NotYet => {
-                            self.no_queue_since.get_or_insert(now.steady);
-                            return Ok(());
-                        }
-                        Finished::Published => {
-                            if let Some(since) = self.no_queue_since.take() {
-                                self.counters.no_queue_for += now.steady - since;
-                            }
-                            self.expected = header.position + 1;
-                            self.counters.messages += 1;
-                            self.counters.bytes += header.length;
-                            self.begun.pop_front();
-                        }
-                    }
-                }
-                Step::LetGo(_) => {}
-            }
-            progress.has_moved = true;
-            self.steps.pop_front();
-        }
-        Ok(())
-    }
-
-    /// Reads on in a batch, or takes the next chunk. False if nothing can be done now.
-    fn read_on(
-        &mut self,
-        now: Now,
-        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
-        sink: &mut (impl Sink<P> + ?Sized),
-    ) -> std::result::Result<bool, Broken> {
-        if self.batch.is_some() {
-            return self.read_batch(now, intake, sink);
-        }
-        let waiting = self.long.as_ref().filter(|long| long.is_wanted && long.place.is_none());
-        if let Some(header) = waiting.map(|long| long.header) {
-            let Some(place) = self.room(&header, now, sink)? else { return Ok(false) };
-            if let Some(long) = &mut self.long {
-                long.place = Some(place);
-            }
-        }
-        let Some(chunk) = intake.take().map_err(Broken::Ring)? else { return Ok(false) };
-        let header = *chunk.header();
-        match Form::of(header.topic) {
-            None => Err(violation("a chunk of unknown form")),
-            Some(_) if self.long.is_some() => {
-                self.go_on_long(chunk, now, intake)?;
-                Ok(true)
-            }
-            Some(Form::Batch) => {
-                if header.offset != 0 || !chunk.is_last() {
-                    return Err(violation("a batch in pieces"));
-                }
-                self.batch = Some(Batch { chunk, at: 0, arrived: now.steady });
-                Ok(true)
-            }
-            Some(Form::Long) => {
-                self.read_prefix(&chunk)?;
-                // Nothing is left to wait for in it.
-                self.let_go(chunk);
-                Ok(true)
-            }
-        }
-    }
-
     /// Is it one that is wanted? False if it is here already.
-    fn check(&mut self, header: &MessageHeader) -> std::result::Result<bool, Broken> {
+    fn check(&mut self, header: &MessageHeader) -> Going<bool> {
         if self.last.is_some_and(|last| header.position <= last) {
             return Err(violation("a message that is not behind the last one"));
         }
@@ -341,89 +254,21 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         Ok(true)
     }
 
-    fn room(
-        &mut self,
-        header: &MessageHeader,
-        now: Now,
-        sink: &mut (impl Sink<P> + ?Sized),
-    ) -> std::result::Result<Option<P>, Broken> {
-        match sink.begin(header).map_err(Broken::Topic)? {
-            Room::NotYet => {
-                self.no_room_since.get_or_insert(now.steady);
-                Ok(None)
-            }
-            Room::Here(place) => {
-                let since = self.no_room_since.take();
-                self.counters.no_room_for += since.map_or(0, |since| now.steady - since);
-                self.next = header.position + 1;
-                Ok(Some(place))
-            }
-        }
-    }
-
     fn let_go(&mut self, chunk: C) {
         if !self.steps.is_empty() {
             self.steps.push_back(Step::LetGo(chunk));
         }
     }
 
-    fn read_batch(
-        &mut self,
-        now: Now,
-        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
-        sink: &mut (impl Sink<P> + ?Sized),
-    ) -> std::result::Result<bool, Broken> {
-        let Some(batch) = self.batch.take() else { return Ok(false) };
-        let length = batch.chunk.header().payload as usize;
-        let Batch { chunk, at, arrived } = batch;
-        if at == length {
-            self.let_go(chunk);
-            return Ok(true);
-        }
-        let left = length - at;
-        let decoded = MessageHeader::decode_from(left, |from, into| chunk.read(at + from, into));
-        let (header, has_trailer) = decoded
-            .map_err(Broken::Ring)?
-            .map_err(|error| Broken::Ring(Error::because(READ, ErrorKind::Malformed, error)))?;
-        if has_trailer || header.length > left as u64 || header.in_batch() > left {
-            return Err(violation("a message that goes on behind its batch"));
-        }
-        let next = Batch { at: at + header.in_batch(), chunk, arrived };
-        // Once it is known to be wanted it is not looked at again, however often it has no room.
-        if self.no_room_since.is_none() && !self.check(&header)? {
-            self.batch = Some(next);
-            return Ok(true);
-        }
-        let Some(place) = self.room(&header, now, sink)? else {
-            self.batch = Some(Batch { at, ..next });
-            return Ok(false);
-        };
-        let mut times = CopyTimes { arrived, begun: now.steady, done: Some(now.steady) };
-        if header.length > 0 {
-            let from = at + header.prefix();
-            let copy = intake.copy_in(&next.chunk, from, header.length as usize, &place, 0);
-            if let Some(ticket) = copy.map_err(Broken::Topic)? {
-                self.steps.push_back(Step::Copy(ticket, now.steady, None));
-                times.done = None;
-            }
-        }
-        self.begun.push_back(header);
-        self.steps.push_back(Step::Finish(Stages::default(), times));
-        self.batch = Some(next);
-        Ok(true)
-    }
-
     /// The first chunk of a long message: header and metadata, and nothing else.
-    fn read_prefix(&mut self, chunk: &C) -> std::result::Result<(), Broken> {
+    fn read_prefix(&mut self, chunk: &C) -> Going<()> {
         let ring = *chunk.header();
         let length = ring.payload as usize;
         if ring.offset != 0 || length > LONGEST_PREFIX {
             return Err(violation("a message that does not begin with its header"));
         }
         let decoded = MessageHeader::decode_from(length, |from, into| chunk.read(from, into));
-        let (header, has_trailer) = decoded
-            .map_err(Broken::Ring)?
-            .map_err(|error| Broken::Ring(Error::because(READ, ErrorKind::Malformed, error)))?;
+        let (header, has_trailer) = decoded.map_err(Broken::Ring)?.map_err(violation)?;
         let trailer = if has_trailer { TRAILER as u64 } else { 0 };
         let whole = header.prefix() as u64 + header.length + trailer;
         if length != header.prefix() || whole != ring.length || header.length == 0 {
@@ -441,15 +286,155 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         });
         Ok(())
     }
+}
+
+/// A turn of an inbound topic, and what it does things with.
+struct Turn<'a, I: Intake, S: ?Sized> {
+    topic: &'a mut Inbound<I::Chunk, I::Place, I::Ticket>,
+    now: Now,
+    intake: &'a mut I,
+    sink: &'a mut S,
+}
+
+impl<I: Intake, S: Sink<I::Place> + ?Sized> Turn<'_, I, S> {
+    /// Goes on with what is to be done.
+    fn settle(&mut self, progress: &mut Progress) -> Going<()> {
+        while let Some(step) = self.topic.steps.front_mut() {
+            match step {
+                Step::Copy(ticket, since, _) => {
+                    if !self.intake.is_copied(ticket).map_err(Broken::Topic)? {
+                        if self.now.steady - *since > self.topic.patience {
+                            let detail = "a message was not copied in in time, by a device or for want of a processor";
+                            let kind = ErrorKind::DeadlineExceeded;
+                            return Err(Broken::Topic(Error::new("unload", kind, detail)));
+                        }
+                        return Ok(());
+                    }
+                }
+                Step::Finish(stages, times) => {
+                    let Some(header) = self.topic.begun.front() else { break };
+                    let done = *times.done.get_or_insert(self.now.steady);
+                    stages.copy_in = done - times.begun;
+                    stages.notice = self.now.steady - done;
+                    stages.landed = self.now.steady - times.arrived;
+                    match self.sink.finish(header, stages).map_err(Broken::Topic)? {
+                        Finished::NotYet => {
+                            self.topic.no_queue_since.get_or_insert(self.now.steady);
+                            return Ok(());
+                        }
+                        Finished::Published => {
+                            if let Some(since) = self.topic.no_queue_since.take() {
+                                self.topic.counters.no_queue_for += self.now.steady - since;
+                            }
+                            self.topic.expected = header.position + 1;
+                            self.topic.counters.messages += 1;
+                            self.topic.counters.bytes += header.length;
+                            self.topic.begun.pop_front();
+                        }
+                    }
+                }
+                Step::LetGo(_) => {}
+            }
+            progress.has_moved = true;
+            self.topic.steps.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Reads on in a batch, or takes the next chunk. False if nothing can be done self.now.
+    fn read_on(&mut self) -> Going<bool> {
+        if self.topic.batch.is_some() {
+            return self.read_batch();
+        }
+        let waiting =
+            self.topic.long.as_ref().filter(|long| long.is_wanted && long.place.is_none());
+        if let Some(header) = waiting.map(|long| long.header) {
+            let Some(place) = self.room(&header)? else { return Ok(false) };
+            if let Some(long) = &mut self.topic.long {
+                long.place = Some(place);
+            }
+        }
+        let Some(chunk) = self.intake.take().map_err(Broken::Ring)? else { return Ok(false) };
+        let header = *chunk.header();
+        match Form::of(header.topic) {
+            None => Err(violation("a chunk of unknown form")),
+            Some(_) if self.topic.long.is_some() => {
+                self.go_on_long(chunk)?;
+                Ok(true)
+            }
+            Some(Form::Batch) => {
+                if header.offset != 0 || !chunk.is_last() {
+                    return Err(violation("a batch in pieces"));
+                }
+                self.topic.batch = Some(Batch { chunk, at: 0, arrived: self.now.steady });
+                Ok(true)
+            }
+            Some(Form::Long) => {
+                self.topic.read_prefix(&chunk)?;
+                // Nothing is left to wait for in it.
+                self.topic.let_go(chunk);
+                Ok(true)
+            }
+        }
+    }
+
+    fn room(&mut self, header: &MessageHeader) -> Going<Option<I::Place>> {
+        match self.sink.begin(header).map_err(Broken::Topic)? {
+            Room::NotYet => {
+                self.topic.no_room_since.get_or_insert(self.now.steady);
+                Ok(None)
+            }
+            Room::Here(place) => {
+                let since = self.topic.no_room_since.take();
+                self.topic.counters.no_room_for += since.map_or(0, |since| self.now.steady - since);
+                self.topic.next = header.position + 1;
+                Ok(Some(place))
+            }
+        }
+    }
+
+    fn read_batch(&mut self) -> Going<bool> {
+        let Some(batch) = self.topic.batch.take() else { return Ok(false) };
+        let length = batch.chunk.header().payload as usize;
+        let Batch { chunk, at, arrived } = batch;
+        if at == length {
+            self.topic.let_go(chunk);
+            return Ok(true);
+        }
+        let left = length - at;
+        let decoded = MessageHeader::decode_from(left, |from, into| chunk.read(at + from, into));
+        let (header, has_trailer) = decoded.map_err(Broken::Ring)?.map_err(violation)?;
+        if has_trailer || header.length > left as u64 || header.in_batch() > left {
+            return Err(violation("a message that goes on behind its batch"));
+        }
+        let next = Batch { at: at + header.in_batch(), chunk, arrived };
+        // Once it is known to be wanted it is not looked at again, however often it has no room.
+        if self.topic.no_room_since.is_none() && !self.topic.check(&header)? {
+            self.topic.batch = Some(next);
+            return Ok(true);
+        }
+        let Some(place) = self.room(&header)? else {
+            self.topic.batch = Some(Batch { at, ..next });
+            return Ok(false);
+        };
+        let mut times = CopyTimes { arrived, begun: self.now.steady, done: Some(self.now.steady) };
+        if header.length > 0 {
+            let from = at + header.prefix();
+            let copy = self.intake.copy_in(&next.chunk, from, header.length as usize, &place, 0);
+            if let Some(ticket) = copy.map_err(Broken::Topic)? {
+                self.topic.steps.push_back(Step::Copy(ticket, self.now.steady, None));
+                times.done = None;
+            }
+        }
+        self.topic.begun.push_back(header);
+        self.topic.steps.push_back(Step::Finish(Stages::default(), times));
+        self.topic.batch = Some(next);
+        Ok(true)
+    }
 
     /// A further chunk of a long message.
-    fn go_on_long(
-        &mut self,
-        chunk: C,
-        now: Now,
-        intake: &mut impl Intake<Chunk = C, Place = P, Ticket = T>,
-    ) -> std::result::Result<(), Broken> {
-        let Some(mut long) = self.long.take() else { return Ok(()) };
+    fn go_on_long(&mut self, chunk: I::Chunk) -> Going<()> {
+        let Some(mut long) = self.topic.long.take() else { return Ok(()) };
         let (ring, is_last) = (*chunk.header(), chunk.is_last());
         if ring.topic != Form::Long.number() {
             return Err(violation("a chunk of another form than its message"));
@@ -471,35 +456,37 @@ impl<C: Chunk, P, T> Inbound<C, P, T> {
         if let Some(place) = &long.place
             && of_payload > 0
         {
-            long.copy_begun.get_or_insert(now.steady);
-            let copy = intake.copy_in(&chunk, 0, of_payload as usize, place, from);
+            long.copy_begun.get_or_insert(self.now.steady);
+            let copy = self.intake.copy_in(&chunk, 0, of_payload as usize, place, from);
             ticket = copy.map_err(Broken::Topic)?;
         }
         let is_done = ticket.is_none();
         match (ticket, is_last) {
-            (Some(ticket), true) => self.steps.push_back(Step::Copy(ticket, now.steady, None)),
+            (Some(ticket), true) => {
+                self.topic.steps.push_back(Step::Copy(ticket, self.now.steady, None))
+            }
             (Some(ticket), false) => {
-                self.steps.push_back(Step::Copy(ticket, now.steady, Some(chunk)));
-                self.long = Some(long);
+                self.topic.steps.push_back(Step::Copy(ticket, self.now.steady, Some(chunk)));
+                self.topic.long = Some(long);
                 return Ok(());
             }
             (None, true) => {}
             (None, false) => {
-                self.let_go(chunk);
-                self.long = Some(long);
+                self.topic.let_go(chunk);
+                self.topic.long = Some(long);
                 return Ok(());
             }
         }
         if long.place.is_some() {
             let copy_out = if long.has_trailer { u64::from_le_bytes(long.trailer) } else { 0 };
             let stages = Stages { copy_out, ..Stages::default() };
-            let done = (is_done && self.steps.is_empty()).then_some(now.steady);
-            let begun = long.copy_begun.unwrap_or(now.steady);
-            let times = CopyTimes { arrived: now.steady, begun, done };
-            self.begun.push_back(long.header);
-            self.steps.push_back(Step::Finish(stages, times));
+            let done = (is_done && self.topic.steps.is_empty()).then_some(self.now.steady);
+            let begun = long.copy_begun.unwrap_or(self.now.steady);
+            let times = CopyTimes { arrived: self.now.steady, begun, done };
+            self.topic.begun.push_back(long.header);
+            self.topic.steps.push_back(Step::Finish(stages, times));
         }
-        self.let_go(chunk);
+        self.topic.let_go(chunk);
         Ok(())
     }
 }

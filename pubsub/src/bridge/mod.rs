@@ -29,10 +29,7 @@ mod simulation;
 
 use gpu::Slice;
 
-pub use header::{
-    Form, HEADER, HeaderError, LONGEST, LONGEST_PREFIX, MOST_POSITIONS, MessageHeader, Metadata,
-    TRAILER,
-};
+pub use header::{Form, HEADER, LONGEST, LONGEST_PREFIX, MOST_POSITIONS, MessageHeader, TRAILER};
 pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
 pub(crate) use terms::MOST_LANES;
@@ -46,6 +43,7 @@ pub use worker::{
 
 use crate::error::Result;
 pub use crate::peers::NodeIdentity;
+pub use crate::pool::Metadata;
 
 /// Where a payload lies.
 #[derive(Debug, Clone)]

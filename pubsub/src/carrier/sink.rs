@@ -145,7 +145,7 @@ impl Sink for TopicSink {
             SharedPlace::Host => Way::Ring,
             SharedPlace::Device(_) => Way::StagedRing,
         });
-        note.set_metadata(header.metadata.as_slice());
+        note.set_metadata(&header.metadata);
         self.begun.push_back((block, place.offset));
         Ok(Room::Here(place_of(&self.pool, slice)))
     }
@@ -160,7 +160,7 @@ impl Sink for TopicSink {
             publisher: header.publisher,
             sequence: header.sequence,
             published_at: header.published,
-            metadata: header.metadata.as_slice().len() as u16,
+            metadata: header.metadata.len() as u16,
             has_origin: true,
             turn: None,
             lost: self.gaps.before(header),

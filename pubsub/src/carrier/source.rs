@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ipc::Seat;
 
 use super::Household;
-use crate::bridge::{MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Source};
+use crate::bridge::{MessageHeader, NodeIdentity, Outgoing, Place, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pool::{Direction, Pool, Readiness};
 use crate::settings::SharedPlace;
@@ -154,7 +154,7 @@ impl Source for TopicSource {
             sequence: entry.sequence,
             published: entry.published_at,
             posted: 0,
-            metadata: Metadata::new(&metadata).unwrap_or(Metadata::NONE),
+            metadata,
         };
         Ok(Some(Outgoing { header, place: place_of(&self.pool, slice) }))
     }

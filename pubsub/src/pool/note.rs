@@ -71,6 +71,23 @@ pub struct Metadata {
 impl Metadata {
     /// Nothing.
     pub(crate) const NONE: Self = Self { bytes: [0; MOST_METADATA], length: 0 };
+
+    /// So many zeros, as many as there can be.
+    pub(crate) fn zeroed(length: usize) -> Self {
+        Self { length: length.min(MOST_METADATA), ..Self::NONE }
+    }
+
+    /// These, if that many can be attached.
+    #[doc(hidden)]
+    pub fn new(from: &[u8]) -> Option<Self> {
+        let mut metadata = Self::zeroed(from.len());
+        metadata.bytes.get_mut(..from.len())?.copy_from_slice(from);
+        Some(metadata)
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.length]
+    }
 }
 
 impl Deref for Metadata {
