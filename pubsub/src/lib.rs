@@ -23,6 +23,7 @@ mod hall;
 mod house;
 mod loan;
 mod loans;
+mod lock;
 mod node;
 mod peers;
 mod pool;

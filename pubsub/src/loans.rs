@@ -3,9 +3,10 @@
 //! Counted in its process, by one word that nobody else writes: what a process that died had
 //! borrowed is freed when it is buried, and with it goes its publisher.
 
+use crate::lock::lock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use ipc::Incarnation;
@@ -112,7 +113,7 @@ impl Loans {
         deadline: Instant,
         mut look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        let mut gate = self.gate();
+        let mut gate = lock(&self.gate);
         loop {
             // First: either what comes back is seen here, or who brings it sees this.
             self.count.fetch_or(WAITED_FOR, AcqRel);
@@ -148,13 +149,9 @@ impl Loans {
             return;
         }
         // Whoever said that it waits sleeps by now. Those that find nothing say it again.
-        let _gate = self.gate();
+        let _gate = lock(&self.gate);
         self.count.fetch_and(!WAITED_FOR, AcqRel);
         self.bell.notify_all();
-    }
-
-    fn gate(&self) -> MutexGuard<'_, ()> {
-        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

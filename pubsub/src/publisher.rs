@@ -5,7 +5,7 @@ mod ordered;
 mod rights;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::Slice;
@@ -18,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::house::Desk;
 use crate::loan::{Loan, Sent};
 use crate::loans::{Borrower, Loans};
+use crate::lock::lock;
 use crate::pool::{Stage, Turn};
 use crate::settings::Reliability;
 use crate::text::counted;
@@ -115,10 +116,6 @@ pub(crate) struct Outgoing {
 }
 
 impl Post {
-    fn order(&self) -> MutexGuard<'_, Order> {
-        self.order.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn line(&self) -> PublisherLine<'_, ipc::MappedWords> {
         self.desk.topic.publisher(self.id)
     }
@@ -169,7 +166,7 @@ impl Post {
         if let Some(found) = self.borrow_now(length)? {
             return Ok(Some(found));
         }
-        let mut spin = self.order().spin;
+        let mut spin = lock(&self.order).spin;
         self.line().pressure().begin();
         self.desk.waits();
         let mut asked = Instant::now();
@@ -186,7 +183,7 @@ impl Post {
         let found = self.wait(deadline, look, |end, look| ledger.wait(&mut spin, end, look));
         let found = found.transpose();
         self.line().pressure().end(matches!(found, Ok(Some(_))));
-        self.order().spin = spin;
+        lock(&self.order).spin = spin;
         found
     }
 
@@ -196,7 +193,7 @@ impl Post {
         let operation = "publish";
         let Desk { house, topic, here, .. } = &self.desk;
         let ledger = here.ledger();
-        let mut order = self.order();
+        let mut order = lock(&self.order);
         self.check(operation)?;
         let now = if is_again { clock::now() } else { outgoing.filled };
         let note = ledger.note(outgoing.block);
@@ -264,7 +261,7 @@ impl Post {
         let sent = self.attempt(outgoing, false)?;
         let (None, Some(deadline)) = (sent, deadline) else { return Ok(sent) };
         let queue = self.desk.topic.here();
-        let mut spin = self.order().spin;
+        let mut spin = lock(&self.order).spin;
         self.line().pressure().begin();
         self.desk.waits();
         let look = || {
@@ -277,7 +274,7 @@ impl Post {
             self.wait(deadline, look, |end, look| queue.wait_for_room_with(&mut spin, end, look));
         let sent = sent.transpose();
         self.line().pressure().end(matches!(sent, Ok(Some(_))));
-        self.order().spin = spin;
+        lock(&self.order).spin = spin;
         sent
     }
 
@@ -362,7 +359,7 @@ impl Publisher {
 
     /// How it waits from now on.
     pub fn set_spin(&self, spin: Spin) {
-        self.post.order().spin = spin;
+        lock(&self.post.order).spin = spin;
     }
 
     /// How many would get a message that is published now, on this node: those that carry it
@@ -546,7 +543,7 @@ impl Publisher {
         let queue = post.desk.topic.here();
         // All of its own up to this sequence have their places before this end.
         let (mut spin, mut from, sequence, end) = {
-            let order = post.order();
+            let order = lock(&post.order);
             (order.spin, order.flushed, order.sequence, queue.position())
         };
         let is_mine = |words| {
@@ -568,7 +565,7 @@ impl Publisher {
         post.line().pressure().end(matches!(flushed, Some(Ok(()))));
         match flushed {
             Some(Ok(())) => {
-                let mut order = post.order();
+                let mut order = lock(&post.order);
                 order.flushed = order.flushed.max(end);
                 Ok(())
             }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use ipc::Spin;
 use crate::bridge::Announcer;
 use crate::error::{Error, Result};
 use crate::hall::Bell;
+use crate::lock::lock;
 use crate::topic::Topic;
 
 /// How often it looks though the bell did not ring.
@@ -52,15 +53,11 @@ fn named(number: u32) -> (u32, u32) {
 }
 
 impl Shared {
-    fn topics(&self) -> MutexGuard<'_, BTreeMap<(u32, u32), Heard>> {
-        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Announces what is new of the topics that are marked; None if none is.
     fn look(&self, bell: &Bell) -> Option<()> {
         let mut topics = None;
         let has_any = bell.take(|mark| {
-            let topics = topics.get_or_insert_with(|| self.topics());
+            let topics = topics.get_or_insert_with(|| lock(&self.topics));
             let marked = topics.range_mut((mark, 0)..=(mark, u32::MAX));
             marked.for_each(|(_, heard)| heard.look());
         });
@@ -72,7 +69,7 @@ impl Shared {
     }
 
     fn look_at_all(&self) {
-        self.topics().values_mut().for_each(Heard::look);
+        lock(&self.topics).values_mut().for_each(Heard::look);
     }
 
     fn listen(&self, bell: &Bell) {
@@ -109,18 +106,18 @@ impl Ear {
         let mut heard = Heard { topic: Arc::clone(topic), announcer, position: u64::MAX };
         // Who publishes and does not know yet that it is carried has done so before this look.
         fence(Ordering::SeqCst);
-        let mut topics = self.shared.topics();
+        let mut topics = lock(&self.shared.topics);
         heard.look();
         topics.insert(named(topic.number()), heard);
     }
 
     pub(super) fn ignore(&self, number: u32) {
-        self.shared.topics().remove(&named(number));
+        lock(&self.shared.topics).remove(&named(number));
     }
 
     /// Announces a topic anew: it may be sent only now.
     pub(super) fn repeat(&self, number: u32) {
-        if let Some(heard) = self.shared.topics().get(&named(number)) {
+        if let Some(heard) = lock(&self.shared.topics).get(&named(number)) {
             heard.announcer.announce();
         }
     }

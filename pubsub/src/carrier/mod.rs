@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,7 @@ use self::told::Count;
 use crate::bridge::{Provider, TopicKey, Worker, Workers};
 use crate::error::Result;
 use crate::hall::Bell;
+use crate::lock::lock;
 use crate::peers::{Change, Event, Interest, NodeIdentity, Peers, SessionNumber};
 use crate::pool::{Pool, PoolId};
 use crate::topic::Topic;
@@ -69,11 +70,6 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Held by who looks through what a dead writer of arrivals left: one at a time.
 pub(crate) type Settling = Arc<Mutex<()>>;
-
-/// Until it is dropped nobody else settles anything.
-pub(crate) fn settles(settling: &Mutex<()>) -> MutexGuard<'_, ()> {
-    settling.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Topics at which what comes from other nodes began to wait for room.
 pub(crate) type Crowded = Arc<Mutex<BTreeSet<u32>>>;
@@ -104,7 +100,7 @@ impl Household {
 
     /// What comes from another node waits for room: who is in the way has to be found.
     fn is_crowded(&self, number: u32) {
-        self.crowded.lock().unwrap_or_else(PoisonError::into_inner).insert(number);
+        lock(&self.crowded).insert(number);
         self.bell.ring();
     }
 }

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use ipc::{Block, Words};
 
+use super::Household;
 use super::beginnings::Beginning;
 use super::gaps::Gaps;
 use super::source::place_of;
-use super::{Household, settles};
 use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 use crate::pool::{Note, Pool, Stage, Way};
 use crate::settings::{Reliability, SharedPlace};
 use crate::text::counted;
@@ -168,7 +169,7 @@ impl Sink for TopicSink {
         let caller = self.household.caller();
         let origin = (&self.origin, header.position);
         // The first delivery looks through what a dead one left, as who buries that one does.
-        let settling = (!self.has_settled).then(|| settles(&self.household.settling));
+        let settling = (!self.has_settled).then(|| lock(&self.household.settling));
         let delivered = self.topic.deliver_in(&caller, origin, entry, self.pool.ledger());
         drop(settling);
         self.has_settled |= delivered.is_ok();

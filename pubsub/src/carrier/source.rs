@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use ipc::Seat;
 
 use super::Household;
 use crate::bridge::{MessageHeader, NodeIdentity, Outgoing, Place, Source};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 use crate::pool::{Direction, Pool, Readiness};
 use crate::settings::SharedPlace;
 use crate::topic::{Entry, Topic};
@@ -18,18 +19,14 @@ use crate::topic::{Entry, Topic};
 pub(super) struct Delivered(Mutex<BTreeMap<[u8; 16], u64>>);
 
 impl Delivered {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<[u8; 16], u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The first position that a node does not have, as far as that is known.
     pub(super) fn to(&self, node: &[u8; 16]) -> u64 {
-        self.all().get(node).copied().unwrap_or(0)
+        lock(&self.0).get(node).copied().unwrap_or(0)
     }
 
     /// It is no destination any more. It may be one again, and lack what it has now.
     pub(super) fn forget(&self, node: &[u8; 16]) {
-        self.all().remove(node);
+        lock(&self.0).remove(node);
     }
 }
 
@@ -168,7 +165,7 @@ impl Source for TopicSource {
 
     fn has(&mut self, node: NodeIdentity, before: u64) {
         // One who begins to write anew does not know yet what it has.
-        let mut all = self.delivered.all();
+        let mut all = lock(&self.delivered.0);
         let known = all.entry(node.0).or_default();
         *known = before.max(*known);
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::options::NodeOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::hall::Hall;
 use crate::house::Office;
+use crate::lock::lock;
 use crate::pool::{Direction, Piece, Pool, PoolId};
 use crate::report::Row;
 use crate::service::election::Membership;
@@ -144,7 +145,7 @@ impl Shared {
         }
         // Before the service, if it is this process's: who comes next does not have to wait for
         // somebody who brings the hall.
-        self.membership.lock().unwrap_or_else(PoisonError::into_inner).take();
+        lock(&self.membership).take();
         // Members that are still there find another one.
         self.service.end();
     }
@@ -155,7 +156,7 @@ impl Shared {
         if !self.is_tending.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let pools: Vec<_> = self.state().pools.values().cloned().collect();
+        let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
         let caller = Caller::new(self.me, &**self.roster());
         // All of them, also if the first is busy.
         let is_any_busy = pools.iter().filter(|pool| pool.tend(&caller)).count() > 0;
@@ -168,7 +169,7 @@ impl Shared {
     /// Waits until no stream of this process writes messages any more. One that does not end may
     /// write for as long as this process lives.
     fn is_left_alone(&self) -> bool {
-        let pools: Vec<_> = self.state().pools.values().cloned().collect();
+        let pools: Vec<_> = lock(&self.state).pools.values().cloned().collect();
         let caller = Caller::new(self.me, &**self.roster());
         let deadline = Instant::now() + FAREWELL;
         pools.iter().all(|pool| pool.is_left_alone(&caller, deadline))
@@ -180,23 +181,19 @@ impl Shared {
         self.bell.ring();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// What is to be said to the service.
     pub(super) fn requests(&self) -> VecDeque<Request> {
-        std::mem::take(&mut self.state().outgoing)
+        std::mem::take(&mut lock(&self.state).outgoing)
     }
 
     fn say(&self, request: Request) {
-        self.state().outgoing.push_back(request);
+        lock(&self.state).outgoing.push_back(request);
         self.bell.ring();
     }
 
     /// A publisher of this process begins to wait at a topic.
     pub(super) fn waits(&self, number: u32) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.waited_at.is_empty() {
             state.said_who_waits = Some(Instant::now());
         }
@@ -209,7 +206,7 @@ impl Shared {
     /// Tells the service every so often at which topics publishers wait, and forgets where none
     /// does. Gives when that is to be done again, if at all.
     pub(super) fn say_who_waits(&self, now: Instant, every: Duration) -> Option<Duration> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let State { waited_at, said_who_waits, topics, outgoing, .. } = &mut *state;
         let said = said_who_waits.map(|said| now.saturating_duration_since(said));
         let mut left = every.saturating_sub(said.unwrap_or(every));
@@ -226,7 +223,7 @@ impl Shared {
     /// This process is not a member any more.
     pub(super) fn close(&self, why: &Error) {
         self.service.renounce();
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.closed = Some(why.to_string());
         self.is_closed.store(true, Ordering::Release);
         for (_, pending) in state.pending.drain() {
@@ -246,7 +243,7 @@ impl Shared {
         if !self.is_closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        match &self.state().closed {
+        match &lock(&self.state).closed {
             None => Ok(()),
             Some(why) => Err(Error::new("use a node", ErrorKind::Closed, why.clone())),
         }
@@ -260,7 +257,7 @@ impl Shared {
     ) -> Result<Answer> {
         let (sender, receiver) = bounded(1);
         let number = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             if let Some(why) = &state.closed {
                 return Err(Error::new(operation, ErrorKind::Closed, why.clone()));
             }
@@ -275,7 +272,7 @@ impl Shared {
         match receiver.recv_timeout(self.options.patience) {
             Ok(answer) => answer,
             Err(_) => {
-                self.state().pending.remove(&number);
+                lock(&self.state).pending.remove(&number);
                 // It may have come at the last moment.
                 receiver.try_recv().unwrap_or_else(|_| {
                     let detail = format!("no answer within {:?}", self.options.patience);
@@ -287,7 +284,7 @@ impl Shared {
 
     /// The service has a pool that this process is going to need.
     pub(super) fn meet_pool(&self, id: PoolId, books: OwnedFd) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.pools.contains_key(&id) {
             return;
         }
@@ -304,7 +301,7 @@ impl Shared {
     pub(super) fn has_piece(&self, id: PoolId, number: usize, piece: Piece) {
         self.use_pool(id, |pool| pool.follow_piece(number, piece));
         // Readers may have met messages in it already.
-        for used in self.state().topics.values() {
+        for used in lock(&self.state).topics.values() {
             if used.topic.settings().place == id.place {
                 used.topic.here().ring_messages();
             }
@@ -317,10 +314,10 @@ impl Shared {
     }
 
     fn use_pool(&self, id: PoolId, how: impl FnOnce(&Pool) -> Result<()>) {
-        let Some(pool) = self.state().pools.get(&id).cloned() else { return };
+        let Some(pool) = lock(&self.state).pools.get(&id).cloned() else { return };
         if let Err(error) = how(&pool) {
             tracing::error!(%error, "cannot use a piece of a pool");
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             state.pools.remove(&id);
             state.strange.insert(id, error.to_string());
         }
@@ -328,7 +325,7 @@ impl Shared {
 
     /// The service gives a topic that was asked for.
     pub(super) fn has_topic(&self, request: u64, number: u32, segment: OwnedFd) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let given = state.use_topic(number, segment);
         if given.is_err() {
             // The service believes that it is used.
@@ -353,13 +350,13 @@ impl Shared {
 
     /// The service has answered a request.
     pub(super) fn is_answered(&self, request: u64, answer: Result<Answer>) {
-        if let Some(pending) = self.state().pending.remove(&request) {
+        if let Some(pending) = lock(&self.state).pending.remove(&request) {
             let _ = pending.answer.send(answer);
         }
     }
 
     pub(super) fn has_rows(&self, request: u64, rows: Vec<Row>, is_last: bool) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let Some(pending) = state.pending.get_mut(&request) else { return };
         pending.rows.extend(rows);
         if is_last && let Some(pending) = state.pending.remove(&request) {
@@ -369,7 +366,7 @@ impl Shared {
 
     /// A handle of a topic is not used any more.
     fn let_go(&self, number: u32) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let Some(used) = state.topics.get_mut(&number) else { return };
         used.handles -= 1;
         if used.handles == 0 {
@@ -384,7 +381,7 @@ impl Shared {
     pub(super) fn belongings(&self) -> Result<Belongings> {
         let operation = "hand over what a process knows of its node";
         let failed = |error: std::io::Error| Error::of(operation, error);
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         // The next service looks by itself, and what was asked for is asked again.
         state.outgoing.clear();
         // It learns at once who waits.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ipc::{Channel, ChannelError, Life, Message, Participant};
@@ -13,6 +13,7 @@ use ipc::{Channel, ChannelError, Life, Message, Participant};
 use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 use crate::peers::NodeIdentity;
 use crate::service::election::{Claim, Office, socket_in};
 use crate::service::protocol::{self, Notice};
@@ -45,10 +46,6 @@ pub(super) struct OwnService {
     setback: Mutex<Option<Instant>>,
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl OwnService {
     /// Serves the node, if nobody does. The office has been vacant since then: for a while it is
     /// left to another process that is there for it.
@@ -58,7 +55,7 @@ impl OwnService {
         options: &NodeOptions,
         vacant_since: Instant,
     ) -> Result<()> {
-        let mut service = locked(&self.service);
+        let mut service = lock(&self.service);
         if service.as_ref().is_some_and(|service| !service.is_over()) {
             return Ok(());
         }
@@ -93,14 +90,14 @@ impl OwnService {
     }
 
     fn is_set_back(&self, pause: Duration) -> bool {
-        locked(&self.setback).is_some_and(|since| since.elapsed() < pause)
+        lock(&self.setback).is_some_and(|since| since.elapsed() < pause)
     }
 
     /// This process cannot serve now. If it has the claim all others leave the office to it, so it
     /// lets go of it, and takes it again later.
     fn suffers_setback(&self, why: &str) {
         if self.stands.load(Ordering::Acquire) {
-            *locked(&self.setback) = Some(Instant::now());
+            *lock(&self.setback) = Some(Instant::now());
             self.renounce();
             tracing::warn!(why, pause = ?SETBACK, "this process cannot serve its node, and leaves it to others");
         }
@@ -112,7 +109,7 @@ impl OwnService {
         if options.service != ServiceMode::Standing || self.is_set_back(SETBACK) {
             return Ok(false);
         }
-        let mut claim = locked(&self.claim);
+        let mut claim = lock(&self.claim);
         if claim.is_none() {
             *claim = Claim::take(operation, &options.directory)?;
             self.stands.store(claim.is_some(), Ordering::Release);
@@ -122,14 +119,14 @@ impl OwnService {
 
     /// It is not there to serve any more.
     pub(super) fn renounce(&self) {
-        let mut claim = locked(&self.claim);
+        let mut claim = lock(&self.claim);
         self.stands.store(false, Ordering::Release);
         drop(claim.take());
     }
 
     /// Does it run? If it has ended by itself, this is when that is noticed.
     pub(super) fn is_running(&self) -> bool {
-        let mut service = locked(&self.service);
+        let mut service = lock(&self.service);
         let is_over = service.as_ref().is_none_or(Service::is_over);
         if is_over {
             self.buries(&mut service);
@@ -148,7 +145,7 @@ impl OwnService {
     pub(super) fn end(&self) {
         // First: nobody leaves a vacant office to this process any more.
         self.renounce();
-        let service = locked(&self.service).take();
+        let service = lock(&self.service).take();
         drop(service);
     }
 }

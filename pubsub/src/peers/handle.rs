@@ -22,6 +22,7 @@ use super::service::{Service, Shared};
 use super::session::Timing;
 use crate::carrier::NetworkOptions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 use crate::wake::WakeFd;
 
 const START: &str = "start to look after peers";
@@ -155,7 +156,7 @@ impl Peers {
     ) -> Result<()> {
         self.check_fork("say what a node subscribes to")?;
         let interests = collect(interests)?;
-        self.shared.mesh().set_interests(interests, self.shared.now());
+        lock(&self.shared.mesh).set_interests(interests, self.shared.now());
         self.shared.bell.ring();
         Ok(())
     }
@@ -164,7 +165,7 @@ impl Peers {
     /// that were sent there, unless the session is over.
     pub(crate) fn speak_to(&self, node: NodeIdentity, session: SessionNumber) -> Result<()> {
         self.check_fork("tell a node")?;
-        self.shared.mesh().speak_to(node, session, self.shared.now());
+        lock(&self.shared.mesh).speak_to(node, session, self.shared.now());
         self.shared.bell.ring();
         Ok(())
     }
@@ -178,7 +179,7 @@ impl Peers {
         letter: Vec<u8>,
     ) -> Result<()> {
         self.check_fork("tell a node")?;
-        let told = self.shared.mesh().tell(node, session, letter, self.shared.now());
+        let told = lock(&self.shared.mesh).tell(node, session, letter, self.shared.now());
         self.shared.bell.ring();
         told
     }
@@ -189,7 +190,7 @@ impl Peers {
             return Vec::new();
         }
         let (now, moment) = (SystemTime::now(), self.shared.now());
-        let mut mesh = self.shared.mesh();
+        let mut mesh = lock(&self.shared.mesh);
         // Nothing may have happened since it was time.
         mesh.absent.tick(moment);
         mesh.reports(|since| now - moment.saturating_sub(since))

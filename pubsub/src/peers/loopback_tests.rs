@@ -17,6 +17,7 @@ use super::identity::{NodeIdentity, SessionNumber};
 use super::reason::{Parting, Reason};
 use super::report::PeerState;
 use crate::carrier::NetworkOptions;
+use crate::lock::lock;
 use crate::settings::TopicSettings;
 use crate::{ErrorKind, Result};
 
@@ -28,7 +29,7 @@ impl Peers {
 
     /// Bytes that wait to be sent to somebody.
     pub(super) fn waiting(&self) -> usize {
-        self.shared.mesh().lines.values().map(|line| line.session.waiting()).sum()
+        lock(&self.shared.mesh).lines.values().map(|line| line.session.waiting()).sum()
     }
 }
 

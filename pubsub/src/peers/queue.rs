@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use super::event::Event;
+use crate::lock::lock;
 use crate::wake::WakeFd;
 
 /// So many events, or so many bytes of them, and nothing is read from peers any more until
@@ -36,12 +37,8 @@ impl Queue {
         Ok(Self { state: Mutex::default(), bell: WakeFd::new()? })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn push(&self, event: Event) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         state.weight += event.weight();
         state.events.push_back(event);
         if state.events.len() == 1 {
@@ -51,7 +48,7 @@ impl Queue {
 
     /// The oldest, and whether there is enough room again just now.
     pub(super) fn pop(&self) -> (Option<Event>, bool) {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let was_tight = state.fills(2);
         let event = state.events.pop_front();
         if let Some(event) = &event {
@@ -66,7 +63,7 @@ impl Queue {
 
     /// Is it to be filled further? Who has stopped goes on at half of it only.
     pub(super) fn is_full(&self, has_stopped: bool) -> bool {
-        self.state().fills(if has_stopped { 2 } else { 1 })
+        lock(&self.state).fills(if has_stopped { 2 } else { 1 })
     }
 }
 

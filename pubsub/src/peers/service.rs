@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -14,6 +14,7 @@ use super::names::{Answer, Names};
 use super::pair::Connection;
 use super::queue::Queue;
 use super::socket::{self, Moved};
+use crate::lock::lock;
 use crate::wake::WakeFd;
 
 /// Bytes of one read, and reads of one connection before the others' turn.
@@ -41,10 +42,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn mesh(&self) -> MutexGuard<'_, Mesh> {
-        self.mesh.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn now(&self) -> Duration {
         self.began.elapsed()
     }
@@ -108,7 +105,7 @@ impl Service {
         is_insecure: bool,
     ) -> Self {
         let names = Names::new(Arc::clone(&shared.bell));
-        let patience = shared.mesh().timing.introducing;
+        let patience = lock(&shared.mesh).timing.introducing;
         Self {
             shared,
             listener,
@@ -142,7 +139,7 @@ impl Service {
         self.listener = None;
         self.dialling.clear();
         let shared = Arc::clone(&self.shared);
-        let mut mesh = shared.mesh();
+        let mut mesh = lock(&shared.mesh);
         mesh.leave();
         while let Some(action) = mesh.next_action() {
             if let Action::Close { connection, rest } = action
@@ -173,7 +170,7 @@ impl Service {
         for dialling in self.dialling.extract_if(.., is_late).collect::<Vec<_>>() {
             self.try_next(dialling, "nobody answered");
         }
-        let mut mesh = shared.mesh();
+        let mut mesh = lock(&shared.mesh);
         mesh.tick(self.looked);
         while let Some(action) = mesh.next_action() {
             match action {
@@ -190,7 +187,7 @@ impl Service {
                     if let Some(answer) = self.names.look_up(&address) {
                         self.dial(answer);
                     }
-                    mesh = shared.mesh();
+                    mesh = lock(&shared.mesh);
                 }
             }
         }
@@ -232,7 +229,7 @@ impl Service {
                 false,
             );
         }
-        let mesh = self.shared.mesh();
+        let mesh = lock(&self.shared.mesh);
         // Those first for whom nothing was left the last time.
         let first = self.first.take().unwrap_or(Connection(0));
         for (connection, stream) in self.lines.range(first..).chain(self.lines.range(..first)) {
@@ -302,7 +299,7 @@ impl Service {
                 .and_then(|()| socket::ends(&stream));
             // Who has gone already needs no answer.
             let Ok((ours, theirs)) = ends else { continue };
-            let connection = self.shared.mesh().accepted(ours, theirs, self.shared.now());
+            let connection = lock(&self.shared.mesh).accepted(ours, theirs, self.shared.now());
             match connection {
                 Some(connection) => {
                     self.lines.insert(connection, stream);
@@ -315,7 +312,7 @@ impl Service {
     /// Reads and writes as much as is its share.
     fn serve(&mut self, connection: Connection, found: PollFlags) {
         let Some(stream) = self.lines.get(&connection) else { return };
-        let mut mesh = self.shared.mesh();
+        let mut mesh = lock(&self.shared.mesh);
         let mut over = None;
         if found.contains(PollFlags::POLLOUT) {
             let output = mesh.output(connection);
@@ -396,7 +393,7 @@ impl Service {
         match socket::connected(&dialling.stream) {
             Ok(ends) => {
                 let now = self.shared.now();
-                let connection = self.shared.mesh().dialled(&dialling.address, Ok(ends), now);
+                let connection = lock(&self.shared.mesh).dialled(&dialling.address, Ok(ends), now);
                 if let Some(connection) = connection {
                     self.lines.insert(connection, dialling.stream);
                 }
@@ -406,7 +403,7 @@ impl Service {
     }
 
     fn not_reached(&self, address: &str, why: String) {
-        self.shared.mesh().dialled(address, Err(why), self.shared.now());
+        lock(&self.shared.mesh).dialled(address, Err(why), self.shared.now());
     }
 
     // ---------------------------------------------------------------- goodbyes

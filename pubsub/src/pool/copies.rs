@@ -1,6 +1,6 @@
 //! Copies between a pool and devices, and blocks that such a copy has not let go of.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpu::{Event, Implementation, Point, Slice, Stream};
@@ -10,6 +10,7 @@ use super::Pool;
 use crate::below;
 use crate::error::Result;
 use crate::loans::{Borrower, Loans};
+use crate::lock::lock;
 
 /// What devices do with a part of a pool, and may go on doing though nobody waits for them.
 #[derive(Debug)]
@@ -49,10 +50,6 @@ pub(super) struct Copies {
     ferry: Mutex<Option<(Stream, Vec<u8>)>>,
     /// The default stream of the device that was copied from last, and a point in it.
     default: Mutex<Option<(Stream, Event)>>,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Pool {

@@ -13,7 +13,7 @@ pub(crate) mod tests;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use gpu::{Device, DeviceName, Slice, Stream, Uuid};
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 use crate::settings::SharedPlace;
 
 use self::copies::Copies;
@@ -229,29 +230,25 @@ impl Pool {
     /// Keeps a piece that some process had. Once more is harmless; where another one is known
     /// by this number the right one stays.
     pub(crate) fn keep_piece(&self, number: usize, piece: Piece) -> Kept {
-        self.kept().keep(number, piece, self.ledger.name_of(number))
+        lock(&self.pieces).keep(number, piece, self.ledger.name_of(number))
     }
 
     /// Keeps a piece that the service gives, in place of what it gave before.
     pub(crate) fn follow_piece(&self, number: usize, piece: Piece) -> Result<()> {
-        self.kept().follow(number, piece).map_err(|error| error.on(self.id))?;
+        lock(&self.pieces).follow(number, piece).map_err(|error| error.on(self.id))?;
         self.ledger.wake();
         Ok(())
     }
 
     /// A piece, for another process.
     pub(crate) fn piece(&self, number: usize) -> Result<Option<Piece>> {
-        let copied = self.kept().get(number).map(Piece::try_clone).transpose();
+        let copied = lock(&self.pieces).get(number).map(Piece::try_clone).transpose();
         copied.map_err(|cause| Error::of("hand on a piece of a pool", cause).on(self.id))
     }
 
     /// How many pieces this process has, the first ones.
     pub(crate) fn held(&self) -> usize {
-        self.kept().count()
-    }
-
-    fn kept(&self) -> MutexGuard<'_, Pieces> {
-        self.pieces.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pieces).count()
     }
 
     /// Maps the pieces that messages lie in, as far as this process has them.
@@ -268,7 +265,7 @@ impl Pool {
     fn reach(&self, end: u64) -> Result<()> {
         let operation = "reach a message in its pool";
         let memory = &self.view()?.memory;
-        let mut pieces = self.kept();
+        let mut pieces = lock(&self.pieces);
         while memory.memory().length() < end {
             let Some(piece) = pieces.next_to_map(|number| self.ledger.name_of(number)) else {
                 if end > self.ledger.end() {
@@ -288,7 +285,7 @@ impl Pool {
     /// Lets everybody allocate from a piece that all have mapped.
     pub(crate) fn admit_piece(&self, caller: &Caller<'_>, number: usize) -> Result<()> {
         let operation = "admit a piece to a pool";
-        let found = self.kept().get(number).map(|piece| (piece.length, piece.name));
+        let found = lock(&self.pieces).get(number).map(|piece| (piece.length, piece.name));
         let Some((length, name)) = found else {
             let detail = format!("piece {number} is not there");
             return Err(Error::new(operation, ErrorKind::InvalidArgument, detail).on(self.id));
@@ -317,7 +314,7 @@ impl Pool {
             return false;
         }
         let (admitted, now) = (self.admitted(), Instant::now());
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = lock(&self.asked);
         let is_under_way = asked.is_some_and(|(before, when)| {
             before == admitted && now.saturating_duration_since(when) < ASK_AGAIN
         });

@@ -9,10 +9,10 @@ use gpu::{Memory, Point, Slice, Stream};
 use ipc::{Block, Caller};
 
 use super::bytes::Part;
-use super::copies::lock;
 use super::{Pool, Readiness, Turn};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 
 /// Bytes of words that a device is let at in one go: what is not used is not pinned.
 const AT_ONCE: u64 = 64 << 10;

@@ -18,7 +18,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ipc::{Credentials, Incarnation};
@@ -26,6 +26,7 @@ use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 use crate::peers::NodeIdentity;
 
 const SERVICE: &str = "node.lock";
@@ -89,10 +90,6 @@ type Key = (u64, u64);
 /// The locks that this process holds. A forked child finds its parent's here.
 static HELD: Mutex<BTreeMap<Key, Incarnation>> = Mutex::new(BTreeMap::new());
 
-fn held() -> MutexGuard<'static, BTreeMap<Key, Incarnation>> {
-    HELD.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A lock of a file in a node's directory, of this process and nobody else.
 #[derive(Debug)]
 pub(crate) struct RecordLock<const IS_CLAIM: bool> {
@@ -129,7 +126,7 @@ impl<const IS_CLAIM: bool> RecordLock<IS_CLAIM> {
         let failed = failed(operation, directory);
         // Kept until it is known whose the lock is. Closing any descriptor of the file would
         // take the lock from this process, so it is not even opened if this process has it.
-        let mut held = held();
+        let mut held = lock(&HELD);
         if is_own(&held, directory, Self::NAME) {
             return Ok(None);
         }
@@ -151,7 +148,7 @@ impl<const IS_CLAIM: bool> RecordLock<IS_CLAIM> {
     pub(crate) fn holder(operation: &'static str, directory: &Path) -> Result<Option<u32>> {
         let failed = failed(operation, directory);
         // As above: it is closed again.
-        let held = held();
+        let held = lock(&HELD);
         if is_own(&held, directory, Self::NAME) {
             return Ok(Some(std::process::id()));
         }
@@ -194,7 +191,7 @@ impl<const IS_CLAIM: bool> Drop for RecordLock<IS_CLAIM> {
             std::mem::forget(file);
             return;
         }
-        let mut held = held();
+        let mut held = lock(&HELD);
         if let Some(file) = &file {
             let _ = fcntl(file, FcntlArg::F_SETLK(&whole(libc::F_UNLCK)));
         }

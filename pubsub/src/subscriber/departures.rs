@@ -1,7 +1,7 @@
 //! Messages that are released when a stream has come to a point.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use gpu::Point;
@@ -9,6 +9,7 @@ use ipc::{Block, Caller, MappedWords, Participant, Roster, Seat};
 
 use super::Subscription;
 use crate::house::Desk;
+use crate::lock::lock;
 use crate::pool::{Direction, Pool, Rest, Tended};
 use crate::topic::Topic;
 
@@ -51,10 +52,6 @@ impl Departures {
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, Vec<Departure>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     #[inline]
     pub(super) fn has_any(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
@@ -92,7 +89,7 @@ impl Tended for Departures {
             return false;
         }
         let direction = pool.id().direction;
-        let mut all = self.all();
+        let mut all = lock(&self.all);
         all.retain(|it| it.direction != direction || !self.is_released(it, pool));
         self.count.store(all.len(), Ordering::Relaxed);
         all.iter().any(|departure| departure.direction == direction)
@@ -103,7 +100,7 @@ impl Subscription {
     /// The message is held until a stream has come to a point.
     pub(crate) fn departs(&self, departure: Departure) {
         let pool = self.desk.pool(departure.direction);
-        let mut all = self.departures.all();
+        let mut all = lock(&self.departures.all);
         all.push(departure);
         self.departures.count.store(all.len(), Ordering::Relaxed);
         drop(all);

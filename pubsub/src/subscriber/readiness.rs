@@ -7,13 +7,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use gpu::Stream;
 use ipc::{Doorbell, Incarnation, Listener, Listening, MappedWords, Part};
 
 use super::{Subscriber, Subscription};
 use crate::error::{Error, Result};
+use crate::lock::lock;
 use crate::pool::Direction;
 use crate::sample::Sample;
 use crate::wake::WakeFd;
@@ -35,10 +36,6 @@ struct Flag {
 }
 
 impl Flag {
-    fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     #[inline]
     fn is_raised(&self) -> bool {
         self.is_raised.load(Ordering::Acquire)
@@ -46,7 +43,7 @@ impl Flag {
 
     /// Makes it readable: those are told that wait for that to change, too.
     fn raise(&self) {
-        let _changing = self.changing();
+        let _changing = lock(&self.changing);
         if !self.is_raised() {
             // First: who is told, by an edge that does not come again, finds that it is to be
             // lowered.
@@ -56,7 +53,7 @@ impl Flag {
     }
 
     fn lower(&self) {
-        let _changing = self.changing();
+        let _changing = lock(&self.changing);
         if self.is_raised() {
             // Somebody may have read it whose it is not.
             self.descriptor.silence();

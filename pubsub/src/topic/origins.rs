@@ -8,7 +8,6 @@
 //! comes again, it may bring a message again that it was not told had arrived; none is lost.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipc::{Caller, Published, QueueError, Words};
 
@@ -17,6 +16,7 @@ use super::layout::{ARRIVING, LINE, MOST_ORIGINS, ORIGIN_USES, ORIGINS, WRITER};
 use super::{Line, TopicWords};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lock::lock;
 use crate::pool::{Ledger, origin_words};
 
 /// Its node, and its number there.
@@ -53,16 +53,6 @@ impl OriginId {
     fn words(&self) -> [u64; 3] {
         let [low, high] = origin_words(&self.node);
         [low, high, self.topic]
-    }
-}
-
-/// What this process receives from: nobody else gets the line of one of these.
-#[derive(Debug, Default)]
-pub(super) struct Received(Mutex<Vec<OriginId>>);
-
-impl Received {
-    fn all(&self) -> MutexGuard<'_, Vec<OriginId>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -219,12 +209,12 @@ impl<W: Words + Clone> TopicWords<W> {
     /// This process receives it from now on: what was delivered of it stays known, whoever
     /// else comes.
     pub(crate) fn receives(&self, origin: OriginId) {
-        self.received().all().push(origin);
+        lock(&self.received).push(origin);
     }
 
     /// It does not any more.
     pub(crate) fn receives_no_more(&self, origin: &OriginId) {
-        let mut all = self.received().all();
+        let mut all = lock(&self.received);
         if let Some(place) = all.iter().position(|one| one == origin) {
             all.swap_remove(place);
         }
@@ -233,7 +223,7 @@ impl<W: Words + Clone> TopicWords<W> {
     /// No message of this one will come any more.
     pub(crate) fn forget_origin(&self, origin: &OriginId) {
         // Its line must not be given to another meanwhile.
-        let _all = self.received().all();
+        let _all = lock(&self.received);
         if let Some(line) = Origin::find(self.words(), origin) {
             self.words().store(line.at + STATE, FREE, Release);
         }
@@ -296,7 +286,7 @@ impl<W: Words + Clone> TopicWords<W> {
         if let Some(found) = Origin::find(self.words(), origin) {
             return Ok(found);
         }
-        let received = self.received().all();
+        let received = lock(&self.received);
         Origin::make(self.words(), origin, &received).ok_or_else(|| {
             let detail = format!("messages of {MOST_ORIGINS} topics of other nodes come already");
             Error::new("deliver a message", ErrorKind::TooMany, detail).on(self.name())

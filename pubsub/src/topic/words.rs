@@ -1,5 +1,6 @@
 //! What stands in a topic's words, whatever they are words of.
 
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use super::alarm::{self, Alarm, Losses};
 use super::entry::{self, Entry};
 use super::intent::{HandOver, Intent};
 use super::layout;
-use super::origins::Received;
+use super::origins::OriginId;
 use super::publishers::{self, PublisherLine};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
@@ -32,7 +33,8 @@ pub(crate) struct TopicWords<W> {
     owner: Owner,
     here: Line<W>,
     arrivals: Line<W>,
-    received: Received,
+    /// What this process receives from: nobody else gets the line of one of these.
+    pub(super) received: Mutex<Vec<OriginId>>,
 }
 
 impl<W: Words + Clone> TopicWords<W> {
@@ -153,7 +155,7 @@ impl<W: Words + Clone> TopicWords<W> {
             queue.map_err(|cause| below::of_queue("open a topic", cause).on(&name))
         });
         let (here, arrivals) = (here?, arrivals?);
-        let received = Received::default();
+        let received = Mutex::default();
         Ok(Self { words, number, name, settings, owner, here, arrivals, received })
     }
 
@@ -187,10 +189,6 @@ impl<W: Words + Clone> TopicWords<W> {
             Direction::Here => &self.here,
             Direction::Arrivals => &self.arrivals,
         }
-    }
-
-    pub(super) fn received(&self) -> &Received {
-        &self.received
     }
 
     pub(super) fn words(&self) -> &W {

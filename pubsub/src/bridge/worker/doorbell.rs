@@ -1,11 +1,12 @@
 //! How other threads tell a worker that there is something to do.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use fabric::Waker;
 
 use super::TopicKey;
+use crate::lock::lock;
 
 /// What wakes a worker.
 #[derive(Debug)]
@@ -34,17 +35,13 @@ impl Doorbell {
         Self { announced: Mutex::default(), is_asleep, waker }
     }
 
-    fn announced(&self) -> MutexGuard<'_, Vec<Announced>> {
-        self.announced.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes what was announced, in exchange for an empty list.
     pub(super) fn take(&self, into: &mut Vec<Announced>) {
-        std::mem::swap(&mut *self.announced(), into);
+        std::mem::swap(&mut *lock(&self.announced), into);
     }
 
     pub(super) fn is_silent(&self) -> bool {
-        self.announced().is_empty()
+        lock(&self.announced).is_empty()
     }
 
     /// Says that the worker sleeps. It looks once more at everything after this.
@@ -59,13 +56,13 @@ impl Doorbell {
         fence(Ordering::SeqCst);
         if self.is_asleep.swap(false, Ordering::SeqCst) {
             // If that fails it wakes by itself, a little later.
-            let _ = self.waker.lock().unwrap_or_else(PoisonError::into_inner).wake();
+            let _ = lock(&self.waker).wake();
         }
     }
 
     /// The worker sleeps elsewhere from now on. It is awake.
     pub(super) fn wakes(&self, waker: Waker) {
-        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = waker;
+        *lock(&self.waker) = waker;
     }
 }
 
@@ -90,7 +87,7 @@ impl Announcer {
             return;
         }
         let is_listed = Arc::clone(&self.is_listed);
-        self.doorbell.announced().push(Announced { key: self.key, is_listed });
+        lock(&self.doorbell.announced).push(Announced { key: self.key, is_listed });
         self.doorbell.ring();
     }
 }

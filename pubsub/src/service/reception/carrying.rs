@@ -1,7 +1,7 @@
 //! What carries messages to other nodes, if this service was told of any.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -10,6 +10,7 @@ use super::Reception;
 use crate::carrier::{self, Carrier, Crowded, Facts, Household, NetworkOptions, Rest, Settling};
 use crate::error::ErrorKind;
 use crate::hall::LONGEST_NETWORK;
+use crate::lock::lock;
 use crate::pool::PoolId;
 use crate::report::Row;
 use crate::service::protocol;
@@ -128,7 +129,7 @@ impl Carrying {
 
     /// Topics at which what arrives has begun to wait since this was asked last.
     pub(super) fn crowded(&self) -> BTreeSet<u32> {
-        std::mem::take(&mut *self.crowded.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.crowded))
     }
 
     pub(super) fn rows(&mut self) -> Vec<Row> {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use ipc::{Fate, Participant};
 
 use super::{ROLL_CALL, Reception, SERVING};
+use crate::lock::lock;
 use crate::service::election::Claim;
 use crate::service::protocol::Notice;
 
@@ -144,7 +145,7 @@ impl Reception {
     fn bury(&mut self, who: Participant) -> bool {
         let Some(seat) = &self.seat else { return true };
         let settling = self.carrying.settling();
-        let settled = crate::carrier::settles(&settling);
+        let settled = lock(&settling);
         let buried = self.registry.bury(&seat.caller(), who);
         drop(settled);
         if let Err(error) = buried {
