@@ -14,6 +14,7 @@ use ipc::{Caller, Participant};
 
 use super::beginnings::Beginning;
 use super::known::Known;
+use super::misfits::Here;
 use super::plan::{Local, Plan, Standing};
 use super::rest::Rest;
 use super::source::{Delivered, TopicSource};
@@ -83,6 +84,13 @@ pub(super) struct Ending {
 }
 
 impl Line {
+    /// What the topic is like here, as long as it is.
+    pub(super) fn here(&self) -> Option<Here<'_>> {
+        let Facts { topic, publishes, subscribes, .. } = &self.facts;
+        let (settings, publishes, subscribes) = (topic.settings(), *publishes, *subscribes);
+        (!self.is_gone).then_some(Here { settings, publishes, subscribes })
+    }
+
     /// A topic that may have been carried by an earlier service.
     pub(super) fn new(facts: Facts) -> Self {
         Self {

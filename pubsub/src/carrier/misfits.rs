@@ -22,58 +22,10 @@ pub(super) struct Here<'a> {
     pub(super) subscribes: bool,
 }
 
-/// A topic that would be exchanged with a node, were it the same there, and could it go there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Misfit {
-    ours: SharedSettings,
-    theirs: SharedSettings,
-    strangers: Option<Strangers>,
-    /// It was tried, and this came of it.
-    failure: Option<String>,
-    /// Somebody there wants what is published here.
-    is_wanted_there: bool,
-    /// Somebody here wants what is published there.
-    is_wanted_here: bool,
-}
-
-impl Misfit {
-    fn of(
-        here: &Here<'_>,
-        there: &Interest,
-        strangers: Option<&Strangers>,
-        failures: Option<&Failures>,
-    ) -> Option<Self> {
-        let (ours, theirs) = (*here.settings, there.settings);
-        let strangers = strangers.cloned();
-        let neither = !fit(&ours, &theirs) || strangers.is_some();
-        let failures = failures.cloned().unwrap_or_default();
-        let is_wanted_there =
-            here.publishes && there.subscribes && (neither || failures.there.is_some());
-        let is_wanted_here =
-            here.subscribes && there.publishes && (neither || failures.here.is_some());
-        let failure = failures.there.filter(|_| is_wanted_there);
-        let failure = failure.or(failures.here.filter(|_| is_wanted_here));
-        let is_one = is_wanted_there || is_wanted_here;
-        is_one.then_some(Self { ours, theirs, strangers, failure, is_wanted_there, is_wanted_here })
-    }
-
-    /// What differs, and what it is here and there.
-    fn told(&self) -> (Vec<String>, String, String) {
-        let Self { ours, theirs, strangers, failure, .. } = self;
-        let mut differs: Vec<_> = ours.differs(theirs).map(str::to_owned).collect();
-        let (mut here, mut there) = (Vec::new(), Vec::new());
-        if !differs.is_empty() {
-            here.push(ours.between_nodes().to_string());
-            there.push(theirs.between_nodes().to_string());
-        }
-        if let Some(strangers) = strangers {
-            differs.push(Row::PROVIDER.to_owned());
-            here.push(strangers.here.clone());
-            there.push(strangers.there.clone());
-        }
-        // That is what came of what differs.
-        there.extend(failure.clone().filter(|_| differs.is_empty()));
-        (differs, here.join(", by "), there.join(", by "))
+impl Here<'_> {
+    /// Does somebody there want what is published here, and somebody here what is published there?
+    fn wanted(&self, there: &Interest) -> (bool, bool) {
+        (self.publishes && there.subscribes, self.subscribes && there.publishes)
     }
 }
 
@@ -101,7 +53,6 @@ pub(super) struct Misfits {
     said: BTreeMap<NodeIdentity, BTreeMap<String, Interest>>,
     /// What may fit, or not, since the last look: all else is as it was.
     changed: BTreeSet<Key>,
-    now: BTreeMap<Key, Misfit>,
     /// Those whose provider is another one.
     strangers: BTreeMap<NodeIdentity, Strangers>,
     /// What could not go to a node that is there, or come from there, and why.
@@ -113,7 +64,8 @@ pub(super) struct Misfits {
 impl Misfits {
     /// A node has this interest in a topic from now on.
     pub(super) fn says(&mut self, node: NodeIdentity, interest: Interest) {
-        self.forget_failures(node);
+        // What it wants is another matter now: it is tried again.
+        self.failed.remove(&node);
         self.changed.insert((interest.topic.clone(), node));
         self.said.entry(node).or_default().insert(interest.topic.clone(), interest);
     }
@@ -123,29 +75,22 @@ impl Misfits {
         if let Some(said) = self.said.get_mut(&node)
             && said.remove(topic).is_some()
         {
-            self.forget_failures(node);
+            self.failed.remove(&node);
             self.changed.insert((topic.to_owned(), node));
         }
     }
 
     /// A topic could not go to a node that is there, or come from there.
     pub(super) fn fails(&mut self, topic: &str, (node, side): (NodeIdentity, Side), why: &str) {
-        self.changed.insert((topic.to_owned(), node));
         let of_node = self.failed.entry(node).or_default();
         *of_node.entry(topic.to_owned()).or_default().of(side) = Some(why.to_owned());
     }
 
-    /// What a node wants is another matter now: it is tried again.
-    fn forget_failures(&mut self, node: NodeIdentity) {
-        let of_node = self.failed.remove(&node).unwrap_or_default();
-        self.changed.extend(of_node.into_keys().map(|topic| (topic, node)));
-    }
-
     /// It does go there, or come from there.
     pub(super) fn goes(&mut self, topic: &str, (node, side): (NodeIdentity, Side)) {
-        let failures = self.failed.get_mut(&node).and_then(|of_node| of_node.get_mut(topic));
-        if failures.is_some_and(|failures| failures.of(side).take().is_some()) {
-            self.changed.insert((topic.to_owned(), node));
+        let of_node = self.failed.get_mut(&node);
+        if let Some(failures) = of_node.and_then(|of_node| of_node.get_mut(topic)) {
+            *failures.of(side) = None;
         }
     }
 
@@ -159,13 +104,11 @@ impl Misfits {
             Some(strangers) => drop(self.strangers.insert(node, strangers)),
             None => drop(self.strangers.remove(&node)),
         }
-        let said = self.said.get(&node).into_iter().flat_map(BTreeMap::keys);
-        self.changed.extend(said.map(|topic| (topic.clone(), node)));
     }
 
     /// It is gone, or says all anew.
     pub(super) fn forget(&mut self, node: NodeIdentity) {
-        self.forget_failures(node);
+        self.failed.remove(&node);
         self.strangers.remove(&node);
         let said = self.said.remove(&node).unwrap_or_default();
         self.changed.extend(said.into_keys().map(|topic| (topic, node)));
@@ -177,30 +120,25 @@ impl Misfits {
         self.changed.extend(nodes.map(|(node, _)| (topic.to_owned(), *node)));
     }
 
-    /// Looks what does not fit now, and gives what was not so before: to be logged.
-    fn find<'a>(&mut self, here: impl Fn(&str) -> Option<Here<'a>>) -> Vec<Key> {
+    /// Topics that are other ones there, and were not so before: to be logged. All else that does not
+    /// fit was logged where it was found.
+    fn find<'a>(
+        &mut self,
+        here: impl Fn(&str) -> Option<Here<'a>>,
+    ) -> Vec<(Key, SharedSettings, SharedSettings)> {
         let mut new = Vec::new();
         for key in std::mem::take(&mut self.changed) {
-            let there = self.said.get(&key.1).and_then(|said| said.get(&key.0));
-            if there.is_none() {
+            let Some(there) = self.said.get(&key.1).and_then(|said| said.get(&key.0)) else {
                 self.logged.remove(&key);
-            }
-            let (strangers, failed) = (
-                self.strangers.get(&key.1),
-                self.failed.get(&key.1).and_then(|of_node| of_node.get(&key.0)),
-            );
-            let found =
-                there.and_then(|there| Misfit::of(&here(&key.0)?, there, strangers, failed));
-            let Some(misfit) = found else {
-                self.now.remove(&key);
                 continue;
             };
-            let settings = (misfit.ours, misfit.theirs);
-            let is_other = !fit(&misfit.ours, &misfit.theirs);
-            self.now.insert(key.clone(), misfit);
-            // All else was logged where it was found.
-            if is_other && self.logged.insert(key.clone(), settings) != Some(settings) {
-                new.push(key);
+            let here = here(&key.0).filter(|here| here.wanted(there) != (false, false));
+            let Some((ours, theirs)) = here.map(|here| (*here.settings, there.settings)) else {
+                continue;
+            };
+            let settings = Some((ours, theirs));
+            if !fit(&ours, &theirs) && self.logged.insert(key.clone(), (ours, theirs)) != settings {
+                new.push((key, ours, theirs));
             }
         }
         new
@@ -212,12 +150,10 @@ impl Misfits {
         here: impl Fn(&str) -> Option<Here<'a>>,
         label: impl Fn(NodeIdentity) -> &'a str,
     ) {
-        for key in self.find(here) {
-            let Some(Misfit { ours, theirs, .. }) = self.now.get(&key) else { continue };
-            let (topic, node) = key;
+        for ((topic, node), ours, theirs) in self.find(here) {
             tracing::warn!(
                 topic, %node, label = label(node), here = %ours.between_nodes(), there = %theirs.between_nodes(),
-                differs = ours.differs(theirs).collect::<Vec<_>>().join(", "),
+                differs = ours.differs(&theirs).collect::<Vec<_>>().join(", "),
                 "a topic is another one at another node: its messages do not go between them, until both \
                  say the same of it, or one of them nothing"
             );
@@ -262,18 +198,46 @@ impl Misfits {
         others.map(row).collect()
     }
 
-    pub(super) fn rows(&self) -> impl Iterator<Item = Row> {
-        self.now.iter().map(|((topic, node), misfit)| {
-            let (differs, here, there) = misfit.told();
-            Row::Misfit {
-                topic: topic.clone(),
-                node: node.to_string(),
-                is_wanted_there: misfit.is_wanted_there,
-                is_wanted_here: misfit.is_wanted_here,
-                here: Row::shortened(&here),
-                there: Row::shortened(&there),
-                differs,
-            }
+    /// A row for each topic that would be exchanged with a node, were it the same there, and could it
+    /// go there.
+    pub(super) fn rows<'a>(
+        &self,
+        here: impl Fn(&str) -> Option<Here<'a>>,
+    ) -> impl Iterator<Item = Row> {
+        let said = self.said.iter();
+        let all = said.flat_map(|(node, said)| said.values().map(move |there| (*node, there)));
+        all.filter_map(move |(node, there)| self.row(node, &here(&there.topic)?, there))
+    }
+
+    fn row(&self, node: NodeIdentity, ours: &Here<'_>, theirs: &Interest) -> Option<Row> {
+        let mut differs: Vec<_> =
+            ours.settings.differs(&theirs.settings).map(str::to_owned).collect();
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        if !differs.is_empty() {
+            here.push(ours.settings.between_nodes().to_string());
+            there.push(theirs.settings.between_nodes().to_string());
+        }
+        if let Some(strangers) = self.strangers.get(&node) {
+            differs.push(Row::PROVIDER.to_owned());
+            here.push(strangers.here.clone());
+            there.push(strangers.there.clone());
+        }
+        let (mut is_wanted_there, mut is_wanted_here) = ours.wanted(theirs);
+        if differs.is_empty() {
+            let failures = self.failed.get(&node)?.get(&theirs.topic)?;
+            is_wanted_there &= failures.there.is_some();
+            is_wanted_here &= failures.here.is_some();
+            let why = if is_wanted_there { &failures.there } else { &failures.here };
+            there.extend(why.clone());
+        }
+        (is_wanted_there || is_wanted_here).then(|| Row::Misfit {
+            topic: theirs.topic.clone(),
+            node: node.to_string(),
+            is_wanted_there,
+            is_wanted_here,
+            here: Row::shortened(&here.join(", by ")),
+            there: Row::shortened(&there.join(", by ")),
+            differs,
         })
     }
 }
@@ -309,10 +273,10 @@ mod tests {
         assert_eq!(find(&mut misfits, here(true, false)), 1);
         // Publishers come and go.
         assert_eq!(find(&mut misfits, here(false, true)), 0);
-        assert_eq!(misfits.rows().count(), 0);
+        assert_eq!(misfits.rows(|_| Some(here(false, true))).count(), 0);
         assert_eq!(find(&mut misfits, here(true, false)), 0);
         assert!(matches!(
-            misfits.rows().next(),
+            misfits.rows(|_| Some(here(true, false))).next(),
             Some(Row::Misfit { is_wanted_there: true, is_wanted_here: false, differs, .. })
                 if differs == ["depth"]
         ));
@@ -324,7 +288,8 @@ mod tests {
         misfits.says(NODE, there(5, true, false));
         assert_eq!(find(&mut misfits, here(false, true)), 1);
         misfits.is_done_with(NODE, "numbers");
-        assert_eq!((find(&mut misfits, here(false, true)), misfits.rows().count()), (0, 0));
+        assert_eq!(find(&mut misfits, here(false, true)), 0);
+        assert_eq!(misfits.rows(|_| Some(here(false, true))).count(), 0);
     }
 
     /// What is told of the only one that there is.
@@ -334,7 +299,7 @@ mod tests {
             Row::Misfit { differs, here, there, .. } => (differs, here, there),
             other => panic!("{other:?}"),
         };
-        misfits.rows().map(told).next()
+        misfits.rows(|_| Some(here)).map(told).next()
     }
 
     #[test]
@@ -471,9 +436,10 @@ mod tests {
         assert_eq!(look(&mut misfits), ("numbers numbers".to_owned(), 0));
         misfits.is_done_with(OTHER, "numbers");
         misfits.is_done_with(OTHER, "never said");
-        assert_eq!((look(&mut misfits), misfits.rows().count()), ((String::new(), 0), 3));
+        let of = |topic: &str| (topic != "gone").then(|| here(true, false));
+        assert_eq!((look(&mut misfits), misfits.rows(of).count()), ((String::new(), 0), 3));
         misfits.forget(NODE);
-        assert_eq!((look(&mut misfits), misfits.rows().count()), ((String::new(), 0), 1));
-        assert_eq!((misfits.now.len(), misfits.logged.len()), (1, 1));
+        assert_eq!((look(&mut misfits), misfits.rows(of).count()), ((String::new(), 0), 1));
+        assert_eq!(misfits.logged.len(), 1);
     }
 }

@@ -41,7 +41,7 @@ use self::beginnings::Beginning;
 use self::ear::Ear;
 use self::known::Known;
 use self::lines::{Line, State};
-use self::misfits::{Here, Misfits};
+use self::misfits::Misfits;
 use self::plan::{Plan, of_topic};
 use self::receiving::{Parting, Receiving};
 use self::told::Count;
@@ -395,13 +395,7 @@ impl Carrier {
     /// Topics here, or what other nodes have to do with them, may have changed.
     fn look_for_misfits(&mut self) {
         let Self { lines, names, misfits, known, .. } = self;
-        let here = |name: &str| {
-            let line = lines.get(names.get(name)?).filter(|line| !line.is_gone)?;
-            let Facts { topic, publishes, subscribes, .. } = &line.facts;
-            let settings = topic.settings();
-            Some(Here { settings, publishes: *publishes, subscribes: *subscribes })
-        };
-        misfits.look(here, |node| known.label(node));
+        misfits.look(|name| lines.get(names.get(name)?)?.here(), |node| known.label(node));
     }
 
     /// Something has changed that all topics have to do with.

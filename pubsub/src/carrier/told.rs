@@ -94,7 +94,7 @@ impl Carrier {
             .collect();
         let why = self.why_no_workers.as_deref();
         rows.extend(why.filter(|_| self.workers.is_none()).map(Row::not_carried));
-        rows.extend(self.misfits.rows());
+        rows.extend(self.misfits.rows(|name| self.lines.get(self.names.get(name)?)?.here()));
         let topics = self.lines.iter().map(|(number, line)| (*number, line.facts.topic.name()));
         rows.extend(self.known.rows(topics));
         rows.extend(self.misfits.elsewhere(|name| self.names.contains_key(name)));
