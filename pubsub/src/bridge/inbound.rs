@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use fabric::ring::Header;
 
 use super::header::{Form, LONGEST_PREFIX, MessageHeader, TRAILER};
-use super::{Finished, Now, Progress, Room, Sink, Stages};
+use super::{Finished, Now, Progress, Sink, Stages};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Steps that are kept: enough for a whole batch, and for copies to be under way.
@@ -379,18 +379,15 @@ impl<I: Intake, S: Sink<I::Place> + ?Sized> Turn<'_, I, S> {
     }
 
     fn room(&mut self, header: &MessageHeader) -> Going<Option<I::Place>> {
-        match self.sink.begin(header).map_err(Broken::Topic)? {
-            Room::NotYet => {
-                self.topic.no_room_since.get_or_insert(self.now.steady);
-                Ok(None)
-            }
-            Room::Here(place) => {
-                let since = self.topic.no_room_since.take();
-                self.topic.counters.no_room_for += since.map_or(0, |since| self.now.steady - since);
-                self.topic.next = header.position + 1;
-                Ok(Some(place))
-            }
+        let room = self.sink.begin(header).map_err(Broken::Topic)?;
+        if room.is_none() {
+            self.topic.no_room_since.get_or_insert(self.now.steady);
+        } else {
+            let since = self.topic.no_room_since.take();
+            self.topic.counters.no_room_for += since.map_or(0, |since| self.now.steady - since);
+            self.topic.next = header.position + 1;
         }
+        Ok(room)
     }
 
     fn read_batch(&mut self) -> Going<bool> {

@@ -32,9 +32,9 @@ use gpu::Slice;
 pub use header::{Form, HEADER, LONGEST, LONGEST_PREFIX, MOST_POSITIONS, MessageHeader, TRAILER};
 pub use inbound::InboundCounters;
 pub use outbound::DestinationCounters;
-pub(crate) use terms::MOST_LANES;
 #[cfg(test)]
-pub(crate) use terms::short;
+pub(crate) use terms::LONGEST_REASON;
+pub(crate) use terms::MOST_LANES;
 pub use terms::{Provider, Side, Terms, TopicFacts};
 pub(crate) use worker::check_provider;
 pub use worker::{
@@ -101,15 +101,6 @@ pub trait Source<P = Place>: Send {
     fn release_one(&mut self, position: u64);
 }
 
-/// What a sink has for a message.
-#[derive(Debug)]
-pub enum Room<P = Place> {
-    /// This, as long as the payload.
-    Here(P),
-    /// Nothing yet: it is asked again, the less often the longer it had none.
-    NotYet,
-}
-
 /// What became of a message that is all there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finished {
@@ -134,8 +125,9 @@ pub struct Stages {
 
 /// Where the messages of one node's topic go.
 pub trait Sink<P = Place>: Send {
-    /// Gives room for a message. It is finished later, in the order in which they began.
-    fn begin(&mut self, header: &MessageHeader) -> Result<Room<P>>;
+    /// Gives room for a message, as long as the payload. It is finished later, in the order in which
+    /// they began. None yet: it is asked again, the less often the longer it had none.
+    fn begin(&mut self, header: &MessageHeader) -> Result<Option<P>>;
 
     /// The first of those that began is all there: publishes it.
     fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished>;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::simulation::SimPlace;
-use super::{Finished, MessageHeader, Metadata, Outgoing, Room, Sink, Source, Stages};
+use super::{Finished, MessageHeader, Metadata, Outgoing, Sink, Source, Stages};
 use crate::error::Result;
 
 /// Messages that are there from the beginning. What it has released outlives it.
@@ -85,15 +85,15 @@ pub(super) struct SimSink {
 }
 
 impl Sink<SimPlace> for SimSink {
-    fn begin(&mut self, header: &MessageHeader) -> Result<Room<SimPlace>> {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Option<SimPlace>> {
         if self.refused.0 < self.refusals.0 {
             self.refused.0 += 1;
-            return Ok(Room::NotYet);
+            return Ok(None);
         }
         self.refused.0 = 0;
         let place = SimPlace::new(vec![0; header.length as usize], self.is_device);
         self.begun.push((*header, place.clone()));
-        Ok(Room::Here(place))
+        Ok(Some(place))
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {

@@ -20,7 +20,7 @@ use crate::settings::TopicSettings;
 /// The longest address of a fabric.
 const LONGEST_ADDRESS: usize = 1 << 10;
 /// The longest reason.
-const LONGEST_REASON: usize = 400;
+pub(crate) const LONGEST_REASON: usize = 400;
 /// The longest name of a provider.
 const LONGEST_PROVIDER: usize = 100;
 /// Lanes that a ring has at most.
@@ -73,60 +73,24 @@ impl fmt::Display for Provider {
 /// A letter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Terms {
-    /// From the writer: it has messages for the reader.
-    Wish {
-        /// Names the connection.
-        connection: u64,
-        /// What the topic is like.
-        facts: TopicFacts,
-        /// The address of the writer's endpoint.
-        from: Vec<u8>,
-        /// By how many lanes it could write.
-        lanes: u8,
-    },
+    /// From the writer: it has messages for the reader, and could write by so many lanes.
+    Wish { connection: u64, facts: TopicFacts, from: Vec<u8>, lanes: u8 },
     /// From the reader: a ring for them.
     Offer {
-        /// The connection that was wished for.
         connection: u64,
-        /// The ring.
         ring: RingOffer,
         /// The first position that it does not have.
         position: u64,
-        /// The address of the reader's endpoint.
         from: Vec<u8>,
         /// Where its further lanes are, of those that the ring is for.
         further: Vec<Vec<u8>>,
     },
     /// From the writer: it writes into that ring.
-    Answer {
-        /// The connection.
-        connection: u64,
-        /// What the ring wants to know of its writer.
-        answer: RingAnswer,
-    },
+    Answer { connection: u64, answer: RingAnswer },
     /// From the reader: it cannot be.
-    Refused {
-        /// The connection that was wished for.
-        connection: u64,
-        /// Why not.
-        reason: String,
-    },
+    Refused { connection: u64, reason: String },
     /// From the reader: the ring is of no use any more.
-    Again {
-        /// The connection that was.
-        connection: u64,
-        /// Why.
-        reason: String,
-    },
-}
-
-/// As much of a text as a letter takes.
-pub(crate) fn short(reason: &str) -> String {
-    let mut end = reason.len().min(LONGEST_REASON);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    reason[..end].to_owned()
+    Again { connection: u64, reason: String },
 }
 
 impl Terms {

@@ -73,8 +73,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::bridge::{LONGEST as LONGEST_PAYLOAD, MOST_LANES, TopicFacts, short};
+    use crate::bridge::{LONGEST as LONGEST_PAYLOAD, LONGEST_REASON, MOST_LANES, TopicFacts};
     use crate::settings::TopicSettings;
+    use crate::text::shortened;
 
     const FACTS: TopicFacts = TopicFacts { number: 3, largest: 1 << 20, depth: 16 };
     const TOPIC: &str = "numbers";
@@ -109,7 +110,7 @@ mod tests {
             provider("tcp;ofi_rxm"),
             wish(FACTS, 16, 1),
             wish(FACTS, 1024, MOST_LANES),
-            again(short(&"ä".repeat(1000))),
+            again(shortened(&"ä".repeat(1000), LONGEST_REASON).to_owned()),
             terms(Terms::Refused { connection: 9, reason: String::new() }),
             beginning(0),
             beginning(beginnings::MOST),

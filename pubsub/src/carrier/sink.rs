@@ -11,7 +11,7 @@ use super::Household;
 use super::beginnings::Beginning;
 use super::gaps::Gaps;
 use super::source::place_of;
-use crate::bridge::{Finished, MessageHeader, Room, Sink, Stages};
+use crate::bridge::{Finished, MessageHeader, Place, Sink, Stages};
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
@@ -110,7 +110,7 @@ impl TopicSink {
 }
 
 impl Sink for TopicSink {
-    fn begin(&mut self, header: &MessageHeader) -> Result<Room> {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Option<Place>> {
         let operation = "take a message of another node";
         let largest = self.topic.settings().largest;
         if header.length > largest {
@@ -127,9 +127,9 @@ impl Sink for TopicSink {
                 } else {
                     self.waits_for_room();
                 }
-                return Ok(Room::NotYet);
+                return Ok(None);
             }
-            Err(error) if is_held(&error) => return Ok(Room::NotYet),
+            Err(error) if is_held(&error) => return Ok(None),
             Err(error) => return Err(error.on(self.topic.name())),
         };
         self.waits.store(false, Ordering::Release);
@@ -148,7 +148,7 @@ impl Sink for TopicSink {
         });
         note.set_metadata(&header.metadata);
         self.begun.push_back((block, place.offset));
-        Ok(Room::Here(place_of(&self.pool, slice)))
+        Ok(Some(place_of(&self.pool, slice)))
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {

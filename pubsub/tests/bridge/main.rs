@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use pubsub::ErrorKind;
 use pubsub::bridge::{
-    NodeIdentity, Outgoing, Side, Source, Terms, TopicKey, TopicOptions, Worker, Workers,
+    NodeIdentity, Outgoing, Side, Source, Terms, TopicKey, TopicOptions, Worker, WorkerOptions,
+    Workers,
 };
 use support::{LOCAL, Lengths, Log, Nodes, PATIENCE, Published, Where, facts, node, options};
 
@@ -250,4 +251,14 @@ fn topics_have_their_place_among_several_workers() {
     workers.place(TopicKey(3), (1 << 20) - 1);
     assert_eq!(of(&workers, 3), places[3 % places.len()]);
     let _: NodeIdentity = node(3);
+}
+
+#[test]
+fn rings_and_slots_grow_with_lanes_and_workers_with_cores() {
+    let options = WorkerOptions::default();
+    assert_eq!((options.slots_by(1), options.slots_by(3)), (options.slots, options.slots + 16));
+    assert_eq!(options.ring_by(1, 64 << 20, 4), 8 << 20);
+    assert_eq!(options.ring_by(3, 64 << 20, 4), 16 << 20);
+    assert_eq!(options.ring_by(3, 64, 4), 64 << 10);
+    assert_eq!([1, 8, 16, 32, 128].map(Workers::sensible), [1, 1, 2, 4, 4]);
 }

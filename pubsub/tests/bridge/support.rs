@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use gpu::{Device, Slice};
 use pubsub::Result;
 use pubsub::bridge::{
-    Counters, Finished, MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Report, Room, Side,
-    Sink, Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
+    Counters, Finished, MessageHeader, Metadata, NodeIdentity, Outgoing, Place, Report, Side, Sink,
+    Source, Stages, TopicFacts, TopicKey, TopicOptions, Worker, WorkerOptions,
 };
 
 /// Reached only on failure.
@@ -169,14 +169,14 @@ impl Subscribed {
 }
 
 impl Sink for Subscribed {
-    fn begin(&mut self, header: &MessageHeader) -> Result<Room> {
+    fn begin(&mut self, header: &MessageHeader) -> Result<Option<Place>> {
         if self.refuses() {
-            return Ok(Room::NotYet);
+            return Ok(None);
         }
         let memory = self.at.device().allocate(header.length.max(1)).unwrap();
         let slice = memory.slice(0, header.length).unwrap();
         self.begun.push_back(slice.clone());
-        Ok(Room::Here(self.at.place(slice)))
+        Ok(Some(self.at.place(slice)))
     }
 
     fn finish(&mut self, header: &MessageHeader, stages: &Stages) -> Result<Finished> {

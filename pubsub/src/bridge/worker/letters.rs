@@ -11,8 +11,9 @@ use crate::bridge::LONGEST_PREFIX;
 use crate::bridge::Side;
 use crate::bridge::bytes::Body;
 use crate::bridge::deck::STRIPED;
-use crate::bridge::terms::{MOST_LANES, Terms, short};
+use crate::bridge::terms::{LONGEST_REASON, MOST_LANES, Terms};
 use crate::error::{Error, ErrorKind, Result};
+use crate::text::shortened;
 
 const CONNECT: &str = "connect a topic to a node";
 const RING: Layout = Layout::new("bridge ring", 1);
@@ -48,10 +49,10 @@ impl Engine {
             (self.connections + 1, self.address.clone(), self.now.steady);
         let Some(topic) = self.outs.get(place) else { return };
         topic.outbound.add(node);
-        if matches!(topic.links.get(&node), Some(Link::Flowing { .. })) {
+        if topic.links.get(&node).is_some_and(|link| link.wished.is_none()) {
             return;
         }
-        topic.links.insert(node, Link::Wished { connection, since });
+        topic.links.insert(node, Link { connection, wished: Some(since) });
         let facts = topic.facts;
         self.connections = connection;
         let lanes = self.lanes_of(&facts);
@@ -107,9 +108,9 @@ impl Engine {
             }
             Terms::Offer { connection, ring, position, from, further } => {
                 let Some(topic) = self.outs.get(place) else { return };
-                let link = topic.links.get(&node);
-                if !matches!(link, Some(Link::Wished { connection: wished, .. }) if *wished == connection)
-                {
+                let is_wished =
+                    |link: &Link| link.connection == connection && link.wished.is_some();
+                if !topic.links.get(&node).is_some_and(is_wished) {
                     return;
                 }
                 if let Err(error) =
@@ -146,13 +147,8 @@ impl Engine {
 
     /// Is it the connection that there is to a node?
     fn is_of(&mut self, place: usize, node: NodeIdentity, connection: u64) -> bool {
-        let link = self.outs.get(place).and_then(|topic| topic.links.get(&node).copied());
-        match link {
-            Some(Link::Wished { connection: known, .. } | Link::Flowing { connection: known }) => {
-                known == connection
-            }
-            None => false,
-        }
+        let link = self.outs.get(place).and_then(|topic| topic.links.get(&node));
+        link.is_some_and(|link| link.connection == connection)
     }
 
     /// Takes a ring that was offered.
@@ -174,7 +170,7 @@ impl Engine {
         let accepted = self.deck.port.accept_by(peer, &further, offer, longest);
         let (ring, answer) = accepted.map_err(|error| Error::of(CONNECT, error))?;
         let Some(topic) = self.outs.get(place) else { return Ok(()) };
-        topic.links.insert(node, Link::Flowing { connection });
+        topic.links.insert(node, Link { connection, wished: None });
         topic.outbound.connect(node, ring, position, &mut self.deck);
         let key = topic.key;
         self.senders.insert(ring, place);
@@ -204,7 +200,7 @@ impl Engine {
                 self.say(key, node, Terms::Offer { connection, ring, position, from, further });
             }
             Err(error) => {
-                let reason = short(&error.to_string());
+                let reason = shortened(&error.to_string(), LONGEST_REASON).to_owned();
                 self.say(key, node, Terms::Refused { connection, reason });
                 self.fail(key, node, Side::Reader, error);
             }
@@ -263,7 +259,8 @@ impl Engine {
     pub(super) fn say_again(&mut self, place: usize, reason: &str) {
         let Some(topic) = self.ins.get(place) else { return };
         let Some(connection) = topic.tap.as_ref().map(|tap| tap.wish.connection) else { return };
-        let (key, node, reason) = (topic.key, topic.origin, short(reason));
+        let (key, node, reason) =
+            (topic.key, topic.origin, shortened(reason, LONGEST_REASON).to_owned());
         self.say(key, node, Terms::Again { connection, reason });
     }
 
@@ -313,8 +310,7 @@ impl Engine {
         };
         for place in 0..self.outs.len() {
             let Some(topic) = self.outs.get(place) else { continue };
-            let is_late =
-                |link: &Link| matches!(link, Link::Wished { since, .. } if now - since > patience);
+            let is_late = |link: &Link| link.wished.is_some_and(|since| now - since > patience);
             let nodes = topic.links.iter().filter(|(_, link)| is_late(link)).map(|(node, _)| *node);
             for node in nodes.collect::<Vec<_>>() {
                 self.lose_link(place, node, Some(late(node)));

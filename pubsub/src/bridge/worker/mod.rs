@@ -88,26 +88,12 @@ impl Default for WorkerOptions {
 
 impl WorkerOptions {
     /// Slots that a topic has whose messages go by so many lanes.
-    ///
-    /// ```
-    /// use pubsub::bridge::WorkerOptions;
-    /// let options = WorkerOptions::default();
-    /// assert_eq!((options.slots_by(1), options.slots_by(3)), (options.slots, options.slots + 16));
-    /// ```
     pub fn slots_by(&self, lanes: usize) -> usize {
         self.slots + SLOTS_OF_LANE * lanes.saturating_sub(1)
     }
 
     /// Bytes of the ring by which messages of such a topic come over so many lanes: as much as may
     /// wait, with room for headers, but no more than there is for one topic; a power of two.
-    ///
-    /// ```
-    /// use pubsub::bridge::WorkerOptions;
-    /// let options = WorkerOptions::default();
-    /// assert_eq!(options.ring_by(1, 64 << 20, 4), 8 << 20);
-    /// assert_eq!(options.ring_by(3, 64 << 20, 4), 16 << 20);
-    /// assert_eq!(options.ring_by(3, 64, 4), 64 << 10);
-    /// ```
     pub fn ring_by(&self, lanes: usize, largest: u64, depth: u32) -> u64 {
         let most = self.ring.saturating_mul(lanes.max(1) as u64).max(SMALLEST);
         let each = largest.saturating_add(2 * LONGEST_PREFIX as u64);
@@ -340,11 +326,6 @@ pub struct Workers {
 impl Workers {
     /// How many a node has on so many cores, if nobody says so: one carries half a million small
     /// messages a second, and more, and is in nobody's way while it sleeps.
-    ///
-    /// ```
-    /// use pubsub::bridge::Workers;
-    /// assert_eq!([1, 8, 16, 32, 128].map(Workers::sensible), [1, 1, 2, 4, 4]);
-    /// ```
     pub fn sensible(cores: usize) -> usize {
         (cores / 8).clamp(1, 4)
     }

@@ -9,58 +9,22 @@ use crate::bridge::{Side, Terms};
 use crate::error::{Error, Result};
 use crate::wake::WakeFd;
 
-/// What a worker has to say.
+/// What a worker has to say: of which topic, by its number here, and of which other node.
 #[derive(Debug)]
 pub enum Report {
     /// A letter about a topic, for a node's worker.
-    Letter {
-        /// The topic, as it is numbered here.
-        key: TopicKey,
-        /// Who is to get it.
-        node: NodeIdentity,
-        /// What it says.
-        terms: Terms,
-    },
-    /// Messages of a topic flow.
-    Connected {
-        /// The topic.
-        key: TopicKey,
-        /// The other node.
-        node: NodeIdentity,
-        /// Which side of the topic we are.
-        side: Side,
-    },
+    Letter { key: TopicKey, node: NodeIdentity, terms: Terms },
+    /// Messages of a topic flow; which side of it we are.
+    Connected { key: TopicKey, node: NodeIdentity, side: Side },
     /// They do not any more. Nothing is lost with that: a writer may
     /// [begin again](super::Command::Add).
-    Lost {
-        /// The topic.
-        key: TopicKey,
-        /// The other node.
-        node: NodeIdentity,
-        /// Which side of the topic we are.
-        side: Side,
-        /// Why.
-        reason: Error,
-    },
+    Lost { key: TopicKey, node: NodeIdentity, side: Side, reason: Error },
     /// A node holds up a topic, which was asked for.
-    Behind {
-        /// The topic.
-        key: TopicKey,
-        /// The node.
-        node: NodeIdentity,
-    },
-    /// A topic cannot be sent, or not to a node, or not be received, and would not be if it were
-    /// tried again: a source, a sink or a device failed, or the nodes do not understand each other.
-    Failed {
-        /// The topic.
-        key: TopicKey,
-        /// The other node; None: all of them.
-        node: Option<NodeIdentity>,
-        /// Which side of the topic we are.
-        side: Side,
-        /// Why.
-        error: Error,
-    },
+    Behind { key: TopicKey, node: NodeIdentity },
+    /// A topic cannot be sent, or not to a node (None: to none), or not be received, and would not be
+    /// if it were tried again: a source, a sink or a device failed, or the nodes do not understand
+    /// each other.
+    Failed { key: TopicKey, node: Option<NodeIdentity>, side: Side, error: Error },
 }
 
 pub(super) fn channel() -> Result<(Arc<WakeFd>, Sender<Report>, Receiver<Report>)> {

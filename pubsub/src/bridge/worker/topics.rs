@@ -37,15 +37,10 @@ pub(super) struct Heat {
 
 /// How far a connection to a node is, at the writer.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Link {
-    /// A ring was wished for, then.
-    Wished {
-        connection: u64,
-        since: u64,
-    },
-    Flowing {
-        connection: u64,
-    },
+pub(super) struct Link {
+    pub(super) connection: u64,
+    /// Since when a ring is wished for; None: messages flow.
+    pub(super) wished: Option<u64>,
 }
 
 /// A topic that is sent.
