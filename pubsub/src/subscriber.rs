@@ -18,7 +18,7 @@ use crate::pool::{Direction, Rest};
 use crate::publisher::PublisherId;
 use crate::sample::Sample;
 use crate::text;
-use crate::topic::{Elsewhere, Entry, MOST_LOST};
+use crate::topic::{Dead, Entry, MOST_LOST};
 
 pub(crate) use self::departures::Departure;
 use self::departures::Departures;
@@ -52,8 +52,7 @@ pub struct Subscriber {
     /// that did not come here.
     lost: u64,
     /// Losses of publishers that were told of: here, and at other nodes.
-    losses: u64,
-    losses_elsewhere: u64,
+    losses: [u64; 2],
     is_eviction_told: bool,
     /// Its descriptor, once it was asked for.
     readiness: OnceLock<Readiness>,
@@ -105,7 +104,7 @@ impl Drop for Subscription {
             return;
         }
         let caller = house.caller();
-        for direction in [Direction::Here, Direction::Arrivals] {
+        for direction in Direction::BOTH {
             let ledger = self.desk.pool(direction).ledger();
             let dispose = |words| {
                 topic.dispose(&caller, ledger, words);
@@ -121,8 +120,7 @@ impl Subscriber {
         let operation = "subscribe";
         desk.house.check(operation)?;
         let topic = &desk.topic;
-        let losses = topic.publishers_lost();
-        let losses_elsewhere = topic.publishers_lost_elsewhere();
+        let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
         let refused = |cause| below::of_queue(operation, cause).on(topic.name());
         let caller = desk.house.caller();
         let arrivals = topic.arrivals().subscribe(&caller).map_err(refused)?;
@@ -152,7 +150,6 @@ impl Subscriber {
             gap: 0,
             lost: 0,
             losses,
-            losses_elsewhere,
             is_eviction_told: false,
             readiness: OnceLock::new(),
             announced: News::default(),
@@ -368,24 +365,19 @@ impl Subscriber {
             return Some(Event::Gap { missed: std::mem::take(&mut self.gap) });
         }
         let topic = &self.shared.desk.topic;
-        let lost = topic.publishers_lost();
-        // Of very many only the last are known.
-        self.losses = self.losses.max(lost.saturating_sub(MOST_LOST));
-        while self.losses < lost {
-            let number = self.losses;
-            self.losses += 1;
-            if let Some(publisher) = topic.publisher_lost(number) {
-                return Some(Event::PublisherLost { publisher: PublisherId(publisher) });
-            }
-        }
-        let lost = topic.publishers_lost_elsewhere();
-        self.losses_elsewhere = self.losses_elsewhere.max(lost.saturating_sub(MOST_LOST));
-        while self.losses_elsewhere < lost {
-            let number = self.losses_elsewhere;
-            self.losses_elsewhere += 1;
-            if let Some(Elsewhere { node, publisher }) = topic.publisher_lost_elsewhere(number) {
-                let publisher = PublisherId(publisher);
-                return Some(Event::PublisherLostElsewhere { node, publisher });
+        for (direction, told) in Direction::BOTH.into_iter().zip(&mut self.losses) {
+            let lost = topic.publishers_lost(direction);
+            // Of very many only the last are known.
+            *told = (*told).max(lost.saturating_sub(MOST_LOST));
+            while *told < lost {
+                *told += 1;
+                if let Some(Dead { node, publisher }) = topic.publisher_lost(direction, *told - 1) {
+                    let publisher = PublisherId(publisher);
+                    return Some(match direction {
+                        Direction::Here => Event::PublisherLost { publisher },
+                        Direction::Arrivals => Event::PublisherLostElsewhere { node, publisher },
+                    });
+                }
             }
         }
         let is_seated =
@@ -404,7 +396,7 @@ impl Drop for Subscriber {
         if !house.born.is_current() {
             return;
         }
-        for direction in [Direction::Here, Direction::Arrivals] {
+        for direction in Direction::BOTH {
             if let Some((position, _)) = self.ahead[direction as usize] {
                 self.shared.release(direction, position);
             }

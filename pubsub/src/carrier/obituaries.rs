@@ -10,8 +10,9 @@ use std::collections::BTreeSet;
 use super::Carrier;
 use super::letters::Letter;
 use crate::peers::NodeIdentity;
+use crate::pool::Direction;
 use crate::publisher::PublisherId;
-use crate::topic::{Elsewhere, Topic};
+use crate::topic::{Dead, Topic};
 
 /// As many as the topic of who hears of them is sure to remember.
 pub(super) const MOST: usize = 15;
@@ -52,7 +53,7 @@ fn due(
 impl Carrier {
     /// Tells the nodes that were destinations up to now of the publishers that died here.
     pub(super) fn tell_of_the_dead(&self, topic: &Topic) {
-        let lost = topic.publishers_lost();
+        let lost = topic.publishers_lost(Direction::Here);
         if lost == topic.losses_told() {
             return;
         }
@@ -68,7 +69,8 @@ impl Carrier {
             Due::From(first, nodes) => {
                 // Of more than are remembered the last are told of.
                 let publishers: Vec<_> = (first.max(lost.saturating_sub(MOST as u64))..lost)
-                    .filter_map(|number| topic.publisher_lost(number))
+                    .filter_map(|number| topic.publisher_lost(Direction::Here, number))
+                    .map(|dead| dead.publisher)
                     .collect();
                 if !publishers.is_empty() {
                     let letter = Letter::Obituary { topic: topic.name().to_owned(), publishers };
@@ -83,8 +85,9 @@ impl Carrier {
     pub(super) fn hears_of_the_dead(&self, node: NodeIdentity, topic: &str, publishers: Vec<u64>) {
         let Some(facts) = self.facts(topic).filter(|facts| facts.subscribes) else { return };
         for publisher in publishers {
-            let lost = Elsewhere { node: node.0, publisher };
-            if facts.topic.is_lost_elsewhere(lost) {
+            let dead = Dead { node: node.0, publisher };
+            if facts.topic.is_lost(Direction::Arrivals, dead) {
+                facts.topic.here().ring_messages();
                 let (topic, publisher) = (facts.topic.name(), PublisherId(publisher));
                 tracing::info!(topic, %node, %publisher, "a publisher at another node died");
             }

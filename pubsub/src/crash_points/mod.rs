@@ -19,7 +19,7 @@ use testkit::children::ForkedChild;
 use self::scenarios::{Scenario, scenarios};
 use crate::pool::{Direction, Ledger, PoolId, Readiness, Stage, Turn};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Delivery, Elsewhere, Entry, OriginId, TopicWords};
+use crate::topic::{Dead, Delivery, Entry, OriginId, TopicWords};
 
 static SOURCES: Sources = Sources::new(
     &[
@@ -28,7 +28,7 @@ static SOURCES: Sources = Sources::new(
         "pubsub/src/pool/note.rs",
         "pubsub/src/topic/alarm.rs",
         "pubsub/src/topic/destinations.rs",
-        "pubsub/src/topic/elsewhere.rs",
+        "pubsub/src/topic/losses.rs",
         "pubsub/src/topic/given_up.rs",
         "pubsub/src/topic/intent.rs",
         "pubsub/src/topic/words.rs",
@@ -68,8 +68,8 @@ const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
 /// Of another node.
 const ORIGIN: OriginId = OriginId { node: [5; 16], topic: 1 };
 
-fn lost(publisher: u64) -> Elsewhere {
-    Elsewhere { node: NODES[0], publisher }
+fn lost(publisher: u64) -> Dead {
+    Dead { node: NODES[0], publisher }
 }
 
 fn role() -> Participant {
@@ -94,7 +94,7 @@ impl World {
     fn new(settings: SharedSettings) -> Self {
         let world = Self::unmade(settings);
         TopicWords::format(world.topic_words(), 9, "crash points", &settings).unwrap();
-        for direction in [Direction::Here, Direction::Arrivals] {
+        for direction in Direction::BOTH {
             let id = PoolId { place: PLACE, direction };
             let words = world.books_words(direction);
             let ledger = Ledger::format(words, id, 1 << 20, MOST_BLOCKS).unwrap();
@@ -260,7 +260,7 @@ impl World {
     }
 
     fn bury(&self, me: Participant, dead: Participant) {
-        let ledgers = [Direction::Here, Direction::Arrivals].map(|way| self.ledger(way));
+        let ledgers = Direction::BOTH.map(|way| self.ledger(way));
         let caller = self.caller(me);
         self.topic().bury_in(&caller, dead, &ledgers[0], &ledgers[1]).unwrap();
         for ledger in &ledgers {
@@ -337,16 +337,16 @@ impl World {
     /// Each that was told of is known once, and who is told of it again says no more.
     fn check_the_lost_elsewhere(&self, what: &str) {
         let topic = self.topic();
-        let count = topic.publishers_lost_elsewhere();
+        let count = topic.publishers_lost(Direction::Arrivals);
         (1..=count).for_each(|publisher| {
             // Of very many only the last are known.
-            let known = topic.publisher_lost_elsewhere(publisher - 1);
+            let known = topic.publisher_lost(Direction::Arrivals, publisher - 1);
             let is_known = count - publisher < 15;
             assert_eq!(known, is_known.then(|| lost(publisher)), "{what}");
-            assert!(!is_known || !topic.is_lost_elsewhere(lost(publisher)), "{what}");
+            assert!(!is_known || !topic.is_lost(Direction::Arrivals, lost(publisher)), "{what}");
         });
-        assert!(topic.is_lost_elsewhere(lost(count + 1)), "{what}");
-        assert_eq!(topic.publishers_lost_elsewhere(), count + 1, "{what}");
+        assert!(topic.is_lost(Direction::Arrivals, lost(count + 1)), "{what}");
+        assert_eq!(topic.publishers_lost(Direction::Arrivals), count + 1, "{what}");
     }
 
     /// When nobody is left but the survivor, and it leaves, there is nothing left at all.
@@ -366,7 +366,7 @@ impl World {
         self.bury(self.survivor, self.survivor);
         let mut seats = topic.here().seats().chain(topic.arrivals().seats());
         assert!(seats.next().is_none(), "{what}");
-        for direction in [Direction::Here, Direction::Arrivals] {
+        for direction in Direction::BOTH {
             let ledger = self.ledger(direction);
             ledger.audit(&caller).unwrap().unwrap_or_else(|flaw| panic!("{what}: {flaw}"));
             for listed in ledger.blocks(&caller).unwrap() {

@@ -92,7 +92,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             *world.slow.borrow_mut() = Some(subscribers);
             Box::new(|world| {
                 let topic = world.topic();
-                let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
+                let ledgers = Direction::BOTH.map(|way| world.ledger(way));
                 let caller = world.caller(world.victim);
                 let held_for = Duration::from_secs(1);
                 let ledgers = [&ledgers[0], &ledgers[1]];
@@ -105,7 +105,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             *world.slow.borrow_mut() = Some(subscribers);
             Box::new(|world| {
                 let topic = world.topic();
-                let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
+                let ledgers = Direction::BOTH.map(|way| world.ledger(way));
                 let caller = world.caller(world.victim);
                 let impatient = Caller { patience: Duration::from_millis(1), ..caller };
                 let seat = world.slow.borrow().as_ref().unwrap()[0].seat();
@@ -141,7 +141,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
         }),
         ("let go of what a stream still writes", |world| {
             let (topic, caller) = (world.topic(), world.caller(world.survivor));
-            let ledgers = [Direction::Here, Direction::Arrivals].map(|way| world.ledger(way));
+            let ledgers = Direction::BOTH.map(|way| world.ledger(way));
             for seat in topic.here().seats() {
                 let at = (Direction::Here, seat);
                 let ledgers = [&ledgers[0], &ledgers[1]];
@@ -184,7 +184,7 @@ pub(super) fn scenarios() -> Vec<(&'static str, Scenario)> {
             Box::new(|world| {
                 let topic = world.topic();
                 for publisher in 1..=20 {
-                    topic.is_lost_elsewhere(lost(publisher));
+                    topic.is_lost(Direction::Arrivals, lost(publisher));
                 }
                 topic.set_losses_told(1);
             })

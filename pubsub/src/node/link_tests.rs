@@ -130,7 +130,7 @@ fn those_who_wait_hear_at_once_that_the_node_is_closed() {
     let shared = member(&directory);
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
     let topic = Topic::create(5, "it", &settings).unwrap();
-    for direction in [Direction::Here, Direction::Arrivals] {
+    for direction in Direction::BOTH {
         let id = PoolId { place: settings.place, direction };
         let pool = Pool::create(id, 1 << 20, 256).unwrap();
         shared.meet_pool(id, pool.books().try_clone_to_owned().unwrap());
@@ -164,7 +164,7 @@ fn the_service_is_told_again_and_again_who_waits() {
     let directory = directory("waits");
     let shared = Arc::new(member(&directory));
     let settings = SharedSettings::of(&crate::TopicSettings::default()).unwrap();
-    for direction in [Direction::Here, Direction::Arrivals] {
+    for direction in Direction::BOTH {
         let id = PoolId { place: settings.place, direction };
         let pool = Pool::create(id, 1 << 20, 64).unwrap();
         shared.meet_pool(id, pool.books().try_clone_to_owned().unwrap());

@@ -56,6 +56,10 @@ pub(crate) enum Direction {
     Arrivals,
 }
 
+impl Direction {
+    pub(crate) const BOTH: [Self; 2] = [Self::Here, Self::Arrivals];
+}
+
 /// Which of a node's pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct PoolId {

@@ -69,7 +69,7 @@ pub(super) struct Registry {
 
 /// The pools that a topic draws from.
 pub(super) fn pools_of(place: SharedPlace) -> [PoolId; 2] {
-    [Direction::Here, Direction::Arrivals].map(|direction| PoolId { place, direction })
+    Direction::BOTH.map(|direction| PoolId { place, direction })
 }
 
 /// How many messages a pool can keep, whatever free blocks lie between them and in each piece.

@@ -118,7 +118,7 @@ impl Subscription {
 
     /// Releases what streams have come past. True if they hold something still.
     pub(super) fn tend(&self) -> bool {
-        for direction in [Direction::Here, Direction::Arrivals] {
+        for direction in Direction::BOTH {
             self.departures.tend(self.desk.pool(direction));
         }
         self.departures.has_any()

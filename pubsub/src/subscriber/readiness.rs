@@ -23,7 +23,7 @@ use crate::wake::WakeFd;
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct News {
     missed: u64,
-    losses: u64,
+    losses: [u64; 2],
 }
 
 /// A descriptor, and whether it is readable.
@@ -100,8 +100,7 @@ impl Subscription {
             let seat = self.seat(direction);
             desk.topic.queue(direction).has_more(seat) || !self.is_seated(direction)
         };
-        [Direction::Here, Direction::Arrivals].into_iter().any(has_more)
-            || desk.house.office.check().is_err()
+        Direction::BOTH.into_iter().any(has_more) || desk.house.office.check().is_err()
     }
 }
 
@@ -259,9 +258,8 @@ impl Subscriber {
     /// Events that were not asked for, if the descriptor was not made readable for them before.
     fn news(&self) -> Option<News> {
         let topic = &self.shared.desk.topic;
-        let told = self.losses.wrapping_add(self.losses_elsewhere);
-        let losses = topic.publishers_lost().wrapping_add(topic.publishers_lost_elsewhere());
-        let is_some = self.gap > 0 || told != losses;
+        let losses = Direction::BOTH.map(|direction| topic.publishers_lost(direction));
+        let is_some = self.gap > 0 || self.losses != losses;
         let news = News { missed: self.missed(), losses };
         (is_some && news != self.announced).then_some(news)
     }

@@ -1,12 +1,11 @@
-//! What is told to subscribers in other processes: that they were removed, and that a
-//! publisher was lost.
+//! What is told to subscribers in other processes: that they were removed.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use ipc::{Seat, Words};
 
-use super::layout::{ALARMS, EVICTIONS, LAST_LOST, LINE, LOST, MOST_LOST, MOST_SUBSCRIBERS};
+use super::layout::{ALARMS, EVICTIONS, LINE, MOST_SUBSCRIBERS};
 
 const HERE: usize = 0;
 const ARRIVALS: usize = 1;
@@ -105,32 +104,4 @@ impl<'a, W: Words> Alarm<'a, W> {
 /// How many subscribers were removed since they were in somebody's way.
 pub(super) fn evictions<W: Words>(words: &W) -> u64 {
     words.load(EVICTIONS, Acquire)
-}
-
-/// The publishers that died: how many, and the last of them.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Losses<'a, W>(pub(super) &'a W);
-
-impl<W: Words> Losses<'_, W> {
-    /// One more; not twice, if its burial was cut short.
-    pub(super) fn add(&self, publisher: u64) {
-        let count = self.count();
-        let first = count.saturating_sub(MOST_LOST as u64);
-        if (first..count).any(|number| self.get(number) == Some(publisher)) {
-            return;
-        }
-        self.0.store(LAST_LOST + count as usize % MOST_LOST, publisher, Release);
-        self.0.store(LOST, count + 1, Release);
-    }
-
-    pub(super) fn count(&self) -> u64 {
-        self.0.load(LOST, Acquire)
-    }
-
-    /// Who was lost as the `number`th, if that is still known.
-    pub(super) fn get(&self, number: u64) -> Option<u64> {
-        let publisher = self.0.load(LAST_LOST + number as usize % MOST_LOST, Acquire);
-        let count = self.0.load(LOST, Relaxed);
-        (number < count && count - number <= MOST_LOST as u64).then_some(publisher)
-    }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 use ipc::{Caller, Participant, QueueError, Seat, Words};
 
 use super::TopicWords;
-use super::alarm::{Alarm, Losses};
+use super::alarm::Alarm;
 use super::entry::Entry;
+use super::losses::Dead;
 use super::publishers;
 use crate::error::Result;
 use crate::pool::{Direction, Ledger, Readiness};
@@ -26,7 +27,7 @@ impl<W: Words + Clone> TopicWords<W> {
         for line in publishers::lines(self.words()).filter(|line| line.who() == Some(who)) {
             self.hand_over(line.intent(), self.here(), here).recover(caller)?;
             if let Some(seen) = line.seen() {
-                Losses(self.words()).add(seen.id);
+                self.is_lost(Direction::Here, Dead::here(seen.id));
             }
             line.give_back();
         }
@@ -144,7 +145,7 @@ impl<W: Words + Clone> TopicWords<W> {
         seats: [u64; 2],
         ledgers: [&Ledger<W>; 2],
     ) -> Result<()> {
-        for (direction, bits) in [Direction::Here, Direction::Arrivals].into_iter().zip(seats) {
+        for (direction, bits) in Direction::BOTH.into_iter().zip(seats) {
             let Some(seat) = self.queue(direction).find_seat(bits) else { continue };
             self.evict_from(caller, direction, seat, ledgers)?;
         }

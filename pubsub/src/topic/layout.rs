@@ -7,12 +7,11 @@
 //!  36 its intent                      1344 destinations: 32 of 2 words
 //!  38 is it carried                   1408 what nodes missed: 17 lines
 //!  39 uses of origins                 1544 that, as it is about to be: 17 lines
-//!  40 publishers lost                 1680 the last lost elsewhere: 16 of 3 words
-//!  41 subscribers evicted             1728 the queue of what is published here
-//!  42 publishers lost elsewhere            the queue of what arrives
-//!  43 losses that others were told of
+//!  40 publishers lost, here           1680 the last lost, here: 16 of 3 words
+//!  41 and elsewhere                   1728 and elsewhere
+//!  42 subscribers evicted             1776 the queue of what is published here
+//!  43 losses that others were told of      the queue of what arrives
 //!  44 loans of each publisher
-//!  48 the last publishers lost: 16
 //! ```
 //!
 //! A line is 8 words, so that no two share one of the processor's.
@@ -33,11 +32,9 @@ pub(super) const CARRIED: usize = 38;
 /// How often lines of origins were used.
 pub(super) const ORIGIN_USES: usize = 39;
 pub(super) const LOST: usize = 40;
-pub(super) const EVICTIONS: usize = 41;
-pub(super) const LOST_ELSEWHERE: usize = 42;
+pub(super) const EVICTIONS: usize = 42;
 pub(super) const LOST_TOLD: usize = 43;
 pub(super) const LOANS: usize = 44;
-pub(super) const LAST_LOST: usize = 48;
 pub(super) const MOST_LOST: usize = 16;
 
 pub(super) const LINE: usize = 8;
@@ -57,9 +54,9 @@ pub(super) const MISSED: usize = DESTINATIONS + 2 * MOST_DESTINATIONS;
 /// A line for all together, and two words for each publisher.
 pub(super) const MISSED_WORDS: usize = LINE + 2 * MOST_PUBLISHERS;
 pub(super) const MISSED_NEXT: usize = MISSED + MISSED_WORDS;
-pub(super) const LAST_LOST_ELSEWHERE: usize = MISSED_NEXT + MISSED_WORDS;
+pub(super) const LAST_LOST: usize = MISSED_NEXT + MISSED_WORDS;
 /// A node, and a publisher's name there.
-pub(super) const LOST_ELSEWHERE_WORDS: usize = 3;
-pub(super) const QUEUES: usize = LAST_LOST_ELSEWHERE + MOST_LOST * LOST_ELSEWHERE_WORDS;
+pub(super) const LOST_WORDS: usize = 3;
+pub(super) const QUEUES: usize = LAST_LOST + 2 * MOST_LOST * LOST_WORDS;
 
 const _: () = assert!(NAME + crate::settings::LONGEST_TOPIC.div_ceil(8) <= PLACE);

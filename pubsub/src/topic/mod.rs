@@ -5,11 +5,11 @@ mod alarm;
 mod burial;
 mod census;
 mod destinations;
-mod elsewhere;
 mod entry;
 mod given_up;
 mod intent;
 mod layout;
+mod losses;
 mod origins;
 mod pressure;
 mod publishers;
@@ -28,15 +28,15 @@ use crate::error::Result;
 use crate::pool::Pool;
 use crate::settings::SharedSettings;
 
-pub(crate) use self::elsewhere::Elsewhere;
 pub(crate) use self::entry::Entry;
+pub(crate) use self::losses::Dead;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::{Published, PublisherLine};
 pub(crate) use self::words::{Line, TopicWords};
 
 /// Of so many publishers that died, the last, a topic remembers who they were.
 pub(crate) const MOST_LOST: u64 = layout::MOST_LOST as u64;
-pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 5);
+pub(crate) const LAYOUT: Layout = Layout::new("fabricast topic", 6);
 
 /// One process's view of a topic.
 #[derive(Debug)]

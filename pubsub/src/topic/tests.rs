@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use ipc::{Immortal, LocalWords, Owner, Participant};
 
-use super::alarm::{Alarm, Losses};
+use super::alarm::Alarm;
+use super::losses::Dead;
 use super::*;
 use crate::error::ErrorKind;
 use crate::pool::{Direction, Ledger, PoolId};
@@ -42,7 +43,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let topic = LocalWords::zeroed(TopicWords::<Words<'_>>::words_needed(&SETTINGS));
-        let books = [Direction::Here, Direction::Arrivals].map(|direction| {
+        let books = Direction::BOTH.map(|direction| {
             let words = LocalWords::zeroed(Ledger::<Words<'_>>::words_needed(64));
             let id = PoolId { place: SharedPlace::Host, direction };
             let ledger = Ledger::format(&words, id, 1 << 20, 64).unwrap();
@@ -176,14 +177,15 @@ fn who_dies_leaves_nothing_behind() {
     topic.here().take(&mut subscriber).unwrap();
     topic.publish_in(&dead, world.entry(dead.me, 0, id, 2), &here).unwrap();
     let loan = world.entry(dead.me, 0, id, 3);
-    let lost = topic.publishers_lost();
+    let lost = topic.publishers_lost(Direction::Here);
     for _ in 0..2 {
         topic.bury_in(&alive, dead.me, &here, &arrivals).unwrap();
     }
     assert!(here.owner(loan.block).is_ok());
     here.reclaim(&alive, dead.me).unwrap();
     assert!(world.is_empty());
-    assert_eq!((topic.publishers_lost(), topic.publisher_lost(lost)), (lost + 1, Some(id)));
+    assert_eq!(topic.publishers_lost(Direction::Here), lost + 1);
+    assert_eq!(topic.publisher_lost(Direction::Here, lost), Some(Dead::here(id)));
     assert!(topic.census().publishers.is_empty());
 }
 
@@ -192,19 +194,19 @@ fn the_lost_are_remembered_for_a_while() {
     let world = World::new();
     let topic = world.topic();
     for number in 0..20 {
-        Losses(topic.words()).add(number);
-        Losses(topic.words()).add(number);
+        assert!(topic.is_lost(Direction::Here, Dead::here(number)));
+        assert!(!topic.is_lost(Direction::Here, Dead::here(number)));
     }
-    assert_eq!(topic.publishers_lost(), 20);
-    assert_eq!(topic.publisher_lost(3), None);
-    assert_eq!(topic.publisher_lost(4), Some(4));
-    assert_eq!(topic.publisher_lost(19), Some(19));
-    assert_eq!(topic.publisher_lost(20), None);
+    assert_eq!(topic.publishers_lost(Direction::Here), 20);
+    let lost = |number| topic.publisher_lost(Direction::Here, number);
+    assert_eq!([4, 20].map(lost), [None; 2]);
+    assert_eq!([5, 19].map(lost), [5, 19].map(|number| Some(Dead::here(number))));
+    assert_eq!(topic.publishers_lost(Direction::Arrivals), 0);
 }
 
 #[test]
 fn one_in_the_way_is_evicted_from_both_queues_and_told() {
-    for direction in [Direction::Here, Direction::Arrivals] {
+    for direction in Direction::BOTH {
         let world = World::new();
         let (topic, [here, arrivals]) = (world.topic(), world.ledgers());
         let me = caller(1);

@@ -9,7 +9,7 @@ use ipc::{
     Words,
 };
 
-use super::alarm::{self, Alarm, Losses};
+use super::alarm::{self, Alarm};
 use super::entry::{self, Entry};
 use super::intent::{HandOver, Intent};
 use super::layout;
@@ -288,17 +288,6 @@ impl<W: Words + Clone> TopicWords<W> {
     /// How many subscribers were removed so far since they were in somebody's way.
     pub(crate) fn evictions(&self) -> u64 {
         alarm::evictions(&self.words)
-    }
-
-    /// How many publishers were lost so far.
-    #[inline]
-    pub(crate) fn publishers_lost(&self) -> u64 {
-        Losses(&self.words).count()
-    }
-
-    /// Which was lost as the `number`th, if that is still known.
-    pub(crate) fn publisher_lost(&self, number: u64) -> Option<u64> {
-        Losses(&self.words).get(number)
     }
 }
 

@@ -103,11 +103,11 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
         .unwrap();
     writer.have_changed(&[NUMBER].into());
     until("both to be told of", &mut [&mut writer, &mut reader], || {
-        reading.topic.publishers_lost_elsewhere() == 2
+        reading.topic.publishers_lost(Direction::Arrivals) == 2
     });
     for (number, publisher) in ids.into_iter().enumerate() {
-        let lost = Elsewhere { node: [1; 16], publisher };
-        assert_eq!(reading.topic.publisher_lost_elsewhere(number as u64), Some(lost));
+        let lost = Dead { node: [1; 16], publisher };
+        assert_eq!(reading.topic.publisher_lost(Direction::Arrivals, number as u64), Some(lost));
     }
     until("the message", &mut [&mut writer, &mut reader], || {
         reading.take(&mut subscriber).is_some()
@@ -125,10 +125,10 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
         .unwrap();
     writer.have_changed(&[NUMBER].into());
     until("one more", &mut [&mut writer, &mut reader], || {
-        reading.topic.publishers_lost_elsewhere() > 2
+        reading.topic.publishers_lost(Direction::Arrivals) > 2
     });
-    let lost = Elsewhere { node: [1; 16], publisher: late };
-    assert_eq!(reading.topic.publisher_lost_elsewhere(2), Some(lost));
+    let lost = Dead { node: [1; 16], publisher: late };
+    assert_eq!(reading.topic.publisher_lost(Direction::Arrivals, 2), Some(lost));
     // One that died together with the service, which told nobody.
     let listen = writer.listens().unwrap().parse().ok();
     drop(writer);
@@ -141,12 +141,16 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     let mut writer = writing.carrier(&options);
     writer.set_topics(writing.topics(true, false));
     until("the last one", &mut [&mut writer, &mut reader], || {
-        reading.topic.publishers_lost_elsewhere() > 3
+        reading.topic.publishers_lost(Direction::Arrivals) > 3
     });
-    let lost = Elsewhere { node: [1; 16], publisher: last };
-    assert_eq!(reading.topic.publisher_lost_elsewhere(3), Some(lost));
+    let lost = Dead { node: [1; 16], publisher: last };
+    assert_eq!(reading.topic.publisher_lost(Direction::Arrivals, 3), Some(lost));
     // Here nobody died.
-    assert_eq!(writing.topic.publishers_lost_elsewhere() + reading.topic.publishers_lost(), 0);
+    assert_eq!(
+        writing.topic.publishers_lost(Direction::Arrivals)
+            + reading.topic.publishers_lost(Direction::Here),
+        0
+    );
 }
 
 #[test]

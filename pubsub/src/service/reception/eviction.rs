@@ -79,7 +79,7 @@ impl Watches {
     }
 
     pub(super) fn forget(&mut self, number: u32) {
-        for direction in [Direction::Here, Direction::Arrivals] {
+        for direction in Direction::BOTH {
             self.watched.remove(&(number, direction));
         }
     }
