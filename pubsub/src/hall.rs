@@ -9,6 +9,7 @@ use ipc::{Layout, MappedWords, MarkedBell, Participant, Roster, Segment, Words};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::peers::NodeIdentity;
+use crate::pool::{origin_of, origin_words};
 
 pub(crate) const LAYOUT: Layout = Layout::new("node hall", 4);
 
@@ -48,9 +49,7 @@ impl Hall {
         let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>())
             .map_err(|error| Error::of("make the hall of a node", error))?;
         let words = segment.words();
-        let (first, second) = identity.0.split_at(8);
-        for (at, half) in [first, second].into_iter().enumerate() {
-            let half = half.try_into().map_or(0, u64::from_le_bytes);
+        for (at, half) in origin_words(&identity.0).into_iter().enumerate() {
             words.store(IDENTITY + at, half, Relaxed);
         }
         segment.mark_ready();
@@ -87,11 +86,7 @@ impl Hall {
 
     /// The node's, whatever service serves it.
     pub(crate) fn identity(&self) -> NodeIdentity {
-        let mut bytes = [0; 16];
-        for (at, half) in bytes.chunks_exact_mut(8).enumerate() {
-            half.copy_from_slice(&self.words.load(IDENTITY + at, Relaxed).to_le_bytes());
-        }
-        NodeIdentity(bytes)
+        NodeIdentity(origin_of([0, 1].map(|at| self.words.load(IDENTITY + at, Relaxed))))
     }
 
     /// Said by a process of itself, when it knows that it is a member: from now on it may have

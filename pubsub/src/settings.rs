@@ -8,6 +8,7 @@ use gpu::{DeviceName, Uuid};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::pool::{origin_of, origin_words};
 use crate::text::counted;
 
 /// The longest name of a topic, in bytes.
@@ -59,6 +60,27 @@ impl FromStr for MemoryPlace {
 pub(crate) enum SharedPlace {
     Host,
     Device([u8; 16]),
+}
+
+impl SharedPlace {
+    /// As words of what processes share.
+    pub(crate) fn words(self) -> [u64; 3] {
+        match self {
+            Self::Host => [1, 0, 0],
+            Self::Device(uuid) => {
+                let [low, high] = origin_words(&uuid);
+                [2, low, high]
+            }
+        }
+    }
+
+    pub(crate) fn from_words([place, low, high]: [u64; 3]) -> Option<Self> {
+        match place {
+            1 => Some(Self::Host),
+            2 => Some(Self::Device(origin_of([low, high]))),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for SharedPlace {

@@ -89,11 +89,7 @@ impl<W: Words + Clone> Ledger<W> {
     /// Books over zeroed words.
     pub(crate) fn format(words: W, id: PoolId, limit: u64, most_blocks: u32) -> Result<Self> {
         let operation = "make a pool";
-        let (place, uuid) = match id.place {
-            SharedPlace::Host => (1, [0; 16]),
-            SharedPlace::Device(uuid) => (2, uuid),
-        };
-        let [low, high] = note::origin_words(&uuid);
+        let [place, low, high] = id.place.words();
         let count = Allocator::<W>::words_needed(most_blocks);
         let allocator = part(words.clone(), ALLOCATOR, count)?;
         Allocator::format_zeroed(allocator, most_blocks, GRANULE)
@@ -134,16 +130,9 @@ impl<W: Words + Clone> Ledger<W> {
             1 => Direction::Arrivals,
             _ => return Err(Error::new(operation, ErrorKind::Malformed, "of no direction")),
         };
-        let place = match self.words.load(PLACE, Acquire) {
-            1 => SharedPlace::Host,
-            2 => {
-                let mut uuid = [0; 16];
-                uuid[..8].copy_from_slice(&self.words.load(UUID, Relaxed).to_le_bytes());
-                uuid[8..].copy_from_slice(&self.words.load(UUID + 1, Relaxed).to_le_bytes());
-                SharedPlace::Device(uuid)
-            }
-            _ => return Err(Error::new(operation, ErrorKind::Malformed, "of no place")),
-        };
+        let place = [PLACE, UUID, UUID + 1].map(|at| self.words.load(at, Acquire));
+        let place = SharedPlace::from_words(place)
+            .ok_or_else(|| Error::new(operation, ErrorKind::Malformed, "of no place"))?;
         Ok(PoolId { place, direction })
     }
 

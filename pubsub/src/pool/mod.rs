@@ -35,7 +35,7 @@ pub(crate) use self::ledger::GRANULE;
 pub use self::ledger::Readiness;
 pub(crate) use self::ledger::{LEFT_TO_STREAMS, Ledger, MOST_PIECES, Turn};
 pub use self::note::{Metadata, Times, Way};
-pub(crate) use self::note::{Note, Stage, origin_words};
+pub(crate) use self::note::{Note, Stage, origin_of, origin_words};
 use self::pieces::Pieces;
 pub(crate) use self::pieces::{Kept, Piece};
 pub(crate) use self::streams::{Handed, Rest, Tended};

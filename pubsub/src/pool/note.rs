@@ -215,10 +215,7 @@ impl<'a, W: Words> Note<'a, W> {
     }
 
     pub(crate) fn origin(&self) -> [u8; 16] {
-        let mut origin = [0; 16];
-        origin[..8].copy_from_slice(&self.word(ORIGIN).to_le_bytes());
-        origin[8..].copy_from_slice(&self.word(ORIGIN + 1).to_le_bytes());
-        origin
+        origin_of([ORIGIN, ORIGIN + 1].map(|at| self.word(at)))
     }
 
     /// As many bytes as fit; the length is the entry's to tell.
@@ -246,4 +243,8 @@ impl<'a, W: Words> Note<'a, W> {
 pub(crate) fn origin_words(origin: &[u8; 16]) -> [u64; 2] {
     let number = u128::from_le_bytes(*origin);
     [number as u64, (number >> 64) as u64]
+}
+
+pub(crate) fn origin_of([low, high]: [u64; 2]) -> [u8; 16] {
+    (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
 }

@@ -6,7 +6,7 @@ use ipc::Words;
 
 use super::layout::{CARRIED, DESTINATIONS, MOST_DESTINATIONS};
 use super::words::TopicWords;
-use crate::pool::origin_words;
+use crate::pool::{origin_of, origin_words};
 
 /// Words of a destination: its node, or zeros. The second half is written first, and what is
 /// half written names nobody.
@@ -23,7 +23,7 @@ impl<W: Words + Clone> TopicWords<W> {
             .filter(|place| !self.is_being_given_up(*place))
             .map(|place| self.destination_at(place))
             .filter(|words| words[0] != 0)
-            .map(|[low, high]| (u128::from(high) << 64 | u128::from(low)).to_le_bytes())
+            .map(origin_of)
             .collect()
     }
 

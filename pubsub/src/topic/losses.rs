@@ -7,7 +7,7 @@ use ipc::Words;
 
 use super::TopicWords;
 use super::layout::{LAST_LOST, LOST, LOST_TOLD, LOST_WORDS, MOST_LOST};
-use crate::pool::{Direction, origin_words};
+use crate::pool::{Direction, origin_of, origin_words};
 
 /// A publisher that died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,7 @@ impl Dead {
     }
 
     fn from_words([low, high, publisher]: [u64; LOST_WORDS]) -> Self {
-        let node = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
-        Self { node, publisher }
+        Self { node: origin_of([low, high]), publisher }
     }
 }
 

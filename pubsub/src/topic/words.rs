@@ -17,7 +17,7 @@ use super::origins::OriginId;
 use super::publishers::{self, PublisherLine};
 use crate::below;
 use crate::error::{Error, ErrorKind, Result};
-use crate::pool::{Direction, LEFT_TO_STREAMS, Ledger, origin_words};
+use crate::pool::{Direction, LEFT_TO_STREAMS, Ledger};
 use crate::settings::{LONGEST_TOPIC, Reliability, SharedPlace, SharedSettings};
 
 /// A topic's queue.
@@ -81,11 +81,7 @@ impl<W: Words + Clone> TopicWords<W> {
             word[..bytes.len()].copy_from_slice(bytes);
             words.store(layout::NAME + at, u64::from_le_bytes(word), Relaxed);
         }
-        let (place, uuid) = match settings.place {
-            SharedPlace::Host => (1, [0; 16]),
-            SharedPlace::Device(uuid) => (2, uuid),
-        };
-        let [low, high] = origin_words(&uuid);
+        let [place, low, high] = settings.place.words();
         for (at, word) in [
             (layout::NAME_LENGTH, name.len() as u64),
             (layout::UUID, low),
@@ -115,14 +111,9 @@ impl<W: Words + Clone> TopicWords<W> {
     /// What is in these words, which anybody may have written.
     pub(crate) fn attach(words: W) -> Result<Self> {
         let word = |at| words.load(at, Acquire);
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&word(layout::UUID).to_le_bytes());
-        uuid[8..].copy_from_slice(&word(layout::UUID + 1).to_le_bytes());
-        let place = match word(layout::PLACE) {
-            1 => SharedPlace::Host,
-            2 => SharedPlace::Device(uuid),
-            _ => return Err(malformed("its memory is nowhere")),
-        };
+        let place = [layout::PLACE, layout::UUID, layout::UUID + 1].map(word);
+        let place = SharedPlace::from_words(place);
+        let place = place.ok_or_else(|| malformed("its memory is nowhere"))?;
         let kinds = [Reliability::Reliable, Reliability::DropOldest, Reliability::DropNewest];
         let reliability = word(layout::RELIABILITY);
         let reliability = kinds.into_iter().find(|kind| *kind as u64 == reliability);
