@@ -17,12 +17,8 @@ use super::rest::Rest;
 use crate::peers::NodeIdentity;
 use crate::settings::SharedSettings;
 
-/// How long to wait until a line that broke between nodes that know each other is tried again, the
-/// first time; and how often that doubles.
-const AGAIN: Duration = Duration::from_millis(100);
-const DOUBLINGS: u32 = 6;
-/// A line that was there for so long broke for the first time.
-const LONG: Duration = Duration::from_secs(10);
+/// How long to wait until a line that broke between nodes that know each other is tried again.
+const BREAKS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(6400));
 /// How long a node that is there may take to say what it subscribes to: its service may have taken
 /// over, and waits until all its processes are back.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -62,9 +58,8 @@ impl Standing {
 #[derive(Debug)]
 struct Destination {
     standing: Standing,
-    /// How often in a row the line broke, and since when there is one.
-    breaks: u32,
-    connected: Option<Instant>,
+    /// Since the line broke last.
+    broken: Option<Rest>,
 }
 
 #[derive(Debug)]
@@ -137,11 +132,8 @@ impl Plan {
                 _ => now,
             };
             let until = (now + grace).min(since + longest);
-            *destination = Destination {
-                standing: Standing::Awaited { since, until },
-                breaks: 0,
-                connected: None,
-            };
+            let standing = Standing::Awaited { since, until };
+            *destination = Destination { standing, broken: None };
         }
     }
 
@@ -191,24 +183,13 @@ impl Plan {
         self.topics.get_mut(&topic)?.get_mut(&node)
     }
 
-    /// There is a line to a destination.
-    pub(super) fn connects(&mut self, now: Instant, topic: u32, node: NodeIdentity) {
-        if let Some(destination) = self.destination(topic, node) {
-            destination.connected = Some(now);
-        }
-    }
-
     /// The line to a destination broke, though its node is there.
     pub(super) fn breaks(&mut self, now: Instant, topic: u32, node: NodeIdentity) {
         let Some(destination) = self.destination(topic, node) else { return };
         let Standing::Sending { since } = destination.standing else { return };
-        let was_there = destination.connected.take();
-        if was_there.is_some_and(|connected| now.saturating_duration_since(connected) >= LONG) {
-            destination.breaks = 0;
-        }
-        let pause = AGAIN * 2_u32.pow(destination.breaks.min(DOUBLINGS));
-        destination.breaks = destination.breaks.saturating_add(1);
-        destination.standing = Standing::Broken { since, until: now + pause };
+        let rest = Rest::after(destination.broken, now, BREAKS);
+        destination.broken = Some(rest);
+        destination.standing = Standing::Broken { since, until: rest.until() };
     }
 
     /// A topic cannot be sent to a node, and not because of the line.
@@ -284,7 +265,7 @@ impl Plan {
                 .and_then(|remote| remote.subscribes.get(name))
                 .is_some_and(|theirs| fit(&local.settings, theirs))
         };
-        let destination = |standing| Destination { standing, breaks: 0, connected: None };
+        let destination = |standing| Destination { standing, broken: None };
         let nodes = self.topics.entry(number).or_default();
         // What an earlier service of this node promised.
         for node in &local.noted {
@@ -551,7 +532,7 @@ mod tests {
         wanted(start, &mut plan);
         plan.update(start, "numbers", &local(true, &[]));
         let mut now = start;
-        for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * AGAIN) {
+        for pause in [1, 2, 4, 8, 16, 32, 64, 64].map(|times| times * BREAKS.0) {
             plan.breaks(now, 7, NODE);
             // It has ended by itself: nothing is to be paused. Once is enough.
             plan.breaks(now, 7, NODE);
@@ -562,10 +543,9 @@ mod tests {
             plan.update(now, "numbers", &local(true, &[NODE]));
             assert_eq!(standing(&plan), Some(Standing::Sending { since: start }));
         }
-        plan.connects(now, 7, NODE);
-        now += LONG;
+        now += 4 * BREAKS.1;
         plan.breaks(now, 7, NODE);
-        assert_eq!(plan.deadline(now, 7), Some(now + AGAIN));
+        assert_eq!(plan.deadline(now, 7), Some(now + BREAKS.0));
     }
 
     #[test]

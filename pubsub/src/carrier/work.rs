@@ -151,9 +151,6 @@ impl Carrier {
                 if let Some(line) = self.lines.get(&number(key)) {
                     self.misfits.goes(line.facts.topic.name(), (node, side));
                 }
-                if side == Side::Writer {
-                    self.plan.connects(now, number(key), node);
-                }
             }
             Report::Lost { key, node, side, reason } => {
                 tracing::debug!(?key, %node, ?side, %reason, "a topic's line broke");
