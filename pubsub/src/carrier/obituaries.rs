@@ -17,37 +17,21 @@ use crate::topic::{Dead, Topic};
 /// As many as the topic of who hears of them is sure to remember.
 pub(super) const MOST: usize = 15;
 
-/// What there is to tell of the publishers that were lost.
-#[derive(Debug, PartialEq, Eq)]
-enum Due {
-    /// Nothing, or not yet.
-    Nothing,
-    /// Nobody is there who would want to know.
-    Nobody,
-    /// Those from this number on, to these nodes.
-    From(u64, Vec<NodeIdentity>),
-}
-
-/// Decides it: so many were lost, and so many told of; and which destinations there are, and whether
-/// they are there.
+/// From which number on there is something to tell of the publishers that were lost, and whom: perhaps
+/// nobody. None: nothing, or not yet. Decided from how many were lost, and how many told of; and which
+/// destinations there are, and whether they are there.
 fn due(
     (lost, told): (u64, u64),
     destinations: impl IntoIterator<Item = (NodeIdentity, bool)>,
-) -> Due {
-    if lost == told {
-        return Due::Nothing;
-    }
+) -> Option<(u64, Vec<NodeIdentity>)> {
     let (mut has_any, mut there) = (false, Vec::new());
     for (node, is_there) in destinations {
         has_any = true;
         there.extend(is_there.then_some(node));
     }
-    match (has_any, there.is_empty()) {
-        (false, _) => Due::Nobody,
-        (true, true) => Due::Nothing,
-        // What was told is anybody's word.
-        (true, false) => Due::From(if told < lost { told } else { lost }, there),
-    }
+    let is_due = lost != told && (!has_any || !there.is_empty());
+    // What was told is anybody's word.
+    is_due.then(|| (told.min(lost), there))
 }
 
 impl Carrier {
@@ -63,22 +47,17 @@ impl Carrier {
         let destinations: BTreeSet<_> = planned.chain(noted).collect();
         let destinations =
             destinations.into_iter().map(|node| (node, self.nodes.contains_key(&node)));
-        match due((lost, topic.losses_told()), destinations) {
-            Due::Nothing => {}
-            Due::Nobody => topic.set_losses_told(lost),
-            Due::From(first, nodes) => {
-                // Of more than are remembered the last are told of.
-                let publishers: Vec<_> = (first.max(lost.saturating_sub(MOST as u64))..lost)
-                    .filter_map(|number| topic.publisher_lost(Direction::Here, number))
-                    .map(|dead| dead.publisher)
-                    .collect();
-                if !publishers.is_empty() {
-                    let letter = Letter::Obituary { topic: topic.name().to_owned(), publishers };
-                    nodes.into_iter().for_each(|node| self.write(node, &letter));
-                }
-                topic.set_losses_told(lost);
-            }
+        let Some((first, nodes)) = due((lost, topic.losses_told()), destinations) else { return };
+        // Of more than are remembered the last are told of.
+        let publishers: Vec<_> = (first.max(lost.saturating_sub(MOST as u64))..lost)
+            .filter_map(|number| topic.publisher_lost(Direction::Here, number))
+            .map(|dead| dead.publisher)
+            .collect();
+        if !publishers.is_empty() {
+            let letter = Letter::Obituary { topic: topic.name().to_owned(), publishers };
+            nodes.into_iter().for_each(|node| self.write(node, &letter));
         }
+        topic.set_losses_told(lost);
     }
 
     /// Another node tells of publishers of a topic that died there.
@@ -104,13 +83,13 @@ mod tests {
 
     #[test]
     fn those_that_are_there_are_told_once() {
-        assert_eq!(due((3, 3), [(ONE, true)]), Due::Nothing);
-        assert_eq!(due((4, 2), [(ONE, true), (OTHER, false)]), Due::From(2, vec![ONE]));
-        assert_eq!(due((4, 2), [(ONE, true), (OTHER, true)]), Due::From(2, vec![ONE, OTHER]));
+        assert_eq!(due((3, 3), [(ONE, true)]), None);
+        assert_eq!(due((4, 2), [(ONE, true), (OTHER, false)]), Some((2, vec![ONE])));
+        assert_eq!(due((4, 2), [(ONE, true), (OTHER, true)]), Some((2, vec![ONE, OTHER])));
         // It is waited for as long as it is a destination.
-        assert_eq!(due((4, 2), [(ONE, false)]), Due::Nothing);
-        assert_eq!(due((4, 2), []), Due::Nobody);
+        assert_eq!(due((4, 2), [(ONE, false)]), None);
+        assert_eq!(due((4, 2), []), Some((2, Vec::new())));
         // What stands there makes no sense: from here on it does.
-        assert_eq!(due((4, 9), [(ONE, true)]), Due::From(4, vec![ONE]));
+        assert_eq!(due((4, 9), [(ONE, true)]), Some((4, vec![ONE])));
     }
 }
