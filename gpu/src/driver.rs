@@ -80,6 +80,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
     /// The one piece of physical memory that is mapped at this address, by whoever. It stays
     /// as long as what this gives does.
     fn retain(&self, address: u64) -> Result<Mapping>;
+    fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd>;
 
     /// # Safety
     /// Stays mapped until `unregister`.

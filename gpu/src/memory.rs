@@ -442,6 +442,16 @@ impl Slice {
         }
         self.memory.slice(self.offset + offset, length)
     }
+
+    /// As a dma-buf, for network cards. The range must lie on page bounds.
+    ///
+    /// # Errors
+    /// [`NotSupported`](ErrorKind::NotSupported) where the device has none.
+    pub fn dma_buf(&self) -> Result<OwnedFd> {
+        let device = &self.memory.0.device;
+        let driver = device.driver("export as dma-buf")?;
+        driver.dma_buf(self.address(), self.length).map_err(|error| error.on(device.name()))
+    }
 }
 
 impl Device {

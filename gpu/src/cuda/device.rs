@@ -360,6 +360,10 @@ impl DeviceDriver for Device {
         memory::retain(&self.context, address)
     }
 
+    fn dma_buf(&self, address: u64, length: u64) -> Result<OwnedFd> {
+        memory::dma_buf(&self.context, address, length)
+    }
+
     unsafe fn register(&self, address: u64, length: u64) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { memory::register(&self.context, address, length) }

@@ -86,6 +86,8 @@ functions! {
     map = "cuMemMap": fn(Address, usize, usize, u64, u64);
     unmap = "cuMemUnmap": fn(Address, usize);
     set_access = "cuMemSetAccess": fn(Address, usize, *const sys::CUmemAccessDesc, usize);
+    address_handle = "cuMemGetHandleForAddressRange":
+        fn(*mut c_void, Address, usize, c_uint, u64);
 
     ipc_memory_handle = "cuIpcGetMemHandle": fn(*mut sys::CUipcMemHandle, Address);
     ipc_memory_open = "cuIpcOpenMemHandle_v2": fn(*mut Address, sys::CUipcMemHandle, c_uint);

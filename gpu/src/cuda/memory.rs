@@ -361,6 +361,20 @@ pub(super) fn retain(context: &Arc<Context>, address: Address) -> Result<driver:
     Ok(driver::Mapping { physical: driver::Physical::Cuda(physical), base, length })
 }
 
+pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Result<OwnedFd> {
+    const DMA_BUF: u32 = 1;
+    let operation = "export as dma-buf";
+    let functions = context.enter(operation)?;
+    let mut number: c_int = -1;
+    // SAFETY: room for a descriptor's number.
+    let code = unsafe {
+        let place = (&raw mut number).cast::<c_void>();
+        (functions.address_handle)(place, address, length as usize, DMA_BUF, 0)
+    };
+    context.check(operation, code)?;
+    owned(operation, number)
+}
+
 /// # Safety
 /// Stays mapped until it is unregistered.
 pub(super) unsafe fn register(context: &Context, address: u64, length: u64) -> Result<()> {

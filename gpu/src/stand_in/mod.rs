@@ -212,6 +212,10 @@ impl DeviceDriver for Device {
         })
     }
 
+    fn dma_buf(&self, _address: u64, _length: u64) -> Result<OwnedFd> {
+        not_supported("export as dma-buf", "dma-buf")
+    }
+
     unsafe fn register(&self, address: u64, length: u64) -> Result<()> {
         memory::register(address, length)
     }

@@ -1,9 +1,11 @@
 //! Memory of one process.
 
+use std::os::fd::AsRawFd;
+
 use gpu::{Allocator, ErrorKind};
 
-use super::Skip;
 use super::streams::Pages;
+use super::{Skip, skip};
 use crate::house::House;
 
 pub fn what_is_freed_is_free(house: &House) -> Result<(), Skip> {
@@ -112,5 +114,17 @@ pub fn an_address_tells_who_allocated_it(house: &House) -> Result<(), Skip> {
     drop(plain);
     let next = device.allocate(1 << 20).unwrap();
     assert!(next.address() != address || device.attributes(address).unwrap().buffer_id != number);
+    Ok(())
+}
+
+pub fn a_dma_buf_comes_out(house: &House) -> Result<(), Skip> {
+    let memory = house.first.allocate_shared(4 << 20, &[]).unwrap();
+    if !house.first.properties().handle_types.dma_buf {
+        assert_eq!(memory.whole().dma_buf().unwrap_err().kind(), ErrorKind::NotSupported);
+        return skip("the device has none");
+    }
+    let descriptor = memory.whole().dma_buf().unwrap();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).unwrap();
+    assert!(link.to_string_lossy().contains("dmabuf"), "{}", link.display());
     Ok(())
 }

@@ -56,7 +56,7 @@ cases! {
         a_stream_of_others_is_waited_for_as_well, what_is_given_back_is_free_at_once;
     memory:
         what_is_freed_is_free, a_budget_refuses_with_numbers, more_than_there_is_is_refused,
-        the_host_is_registered_once, an_address_tells_who_allocated_it;
+        the_host_is_registered_once, an_address_tells_who_allocated_it, a_dma_buf_comes_out;
     sharing:
         another_process_reads_and_writes_it, memory_outlives_its_maker,
         a_peer_imports_it, what_is_no_memory_is_refused, memory_grows_in_two_places,
