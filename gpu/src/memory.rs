@@ -233,9 +233,9 @@ impl Memory {
         }
     }
 
-    /// As file descriptors, one for each of the pieces that it consists of: a
-    /// [pool](crate::Pool) has many, and so may memory that was [adopted](Device::adopt). Where
-    /// they might be too many for a process to have open,
+    /// As file descriptors, one for each of the pieces that it consists of: memory
+    /// that [grew](crate::Importer) has many, and so may memory that was
+    /// [adopted](Device::adopt). Where they might be too many for a process to have open,
     /// [one at a time](Self::export_piece) will do.
     ///
     /// # Errors

@@ -87,12 +87,15 @@ impl fmt::Display for ChannelError {
     }
 }
 
-/// The same text, since that is what a program shows whose `main` returns it.
-impl fmt::Debug for ChannelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug::debug_for_people!(ChannelError {
+    System { call, path, cause },
+    DeadlineExceeded { waiting_for },
+    Closed,
+    TooManyOnTheirWay,
+    TooLong { length, most },
+    InUse(path),
+    InvalidPath(path),
+});
 
 impl std::error::Error for ChannelError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

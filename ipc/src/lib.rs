@@ -9,6 +9,7 @@ mod bell;
 pub mod channel;
 #[cfg(feature = "crash-test")]
 pub mod crash_test;
+mod debug;
 mod futex;
 pub mod life;
 pub mod lock;

@@ -112,12 +112,12 @@ impl fmt::Display for SegmentError {
     }
 }
 
-/// The same text, since that is what a program shows whose `main` returns it.
-impl fmt::Debug for SegmentError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug::debug_for_people!(SegmentError {
+    System { call, length, cause },
+    NotASegment { why },
+    OtherLayout { expected, found },
+    NotReady,
+});
 
 impl std::error::Error for SegmentError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {

@@ -98,7 +98,11 @@ impl Drop for PendingRegion {
         // SAFETY: `finish`, which takes them too, does not let this run.
         let (handle, memory) =
             unsafe { (ManuallyDrop::take(&mut self.handle), ManuallyDrop::take(&mut self.memory)) };
-        drop(Late { handle, memory: Some(memory), bytes: self.extent.length }.close());
+        let late = Late { handle, memory: Some(memory), bytes: self.extent.length };
+        match self.domain.closing() {
+            Some(closing) => closing.close(late),
+            None => drop(late.close()),
+        }
     }
 }
 

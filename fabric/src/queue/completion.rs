@@ -100,7 +100,13 @@ impl fmt::Display for Failure {
 /// For people, as with [`Error`].
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        if !f.alternate() {
+            return fmt::Display::fmt(self, f);
+        }
+        let Self { kind, operation, token, error } = self;
+        let mut fields = f.debug_struct("Failure");
+        fields.field("kind", kind).field("operation", operation);
+        fields.field("token", token).field("error", error).finish()
     }
 }
 

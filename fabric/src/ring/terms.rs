@@ -1,7 +1,7 @@
 //! What the two sides of a ring tell each other before the first byte.
 //!
 //! All of it comes from outside and goes through checks when it is used: a shape that
-//! there is none of, memory that is too small, or an epoch that is over is refused.
+//! there is none of, or memory that is too small, is refused.
 
 use serde::{Deserialize, Serialize};
 

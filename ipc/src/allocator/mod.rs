@@ -228,12 +228,18 @@ impl fmt::Display for AllocatorError {
     }
 }
 
-/// The same text, since that is what a program shows whose `main` returns it.
-impl fmt::Debug for AllocatorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug::debug_for_people!(AllocatorError {
+    OutOfMemory { wanted, free, largest_free },
+    OutOfBlocks { most },
+    InvalidSize { bytes, alignment },
+    Stale(block),
+    NotYours { block, owner },
+    InvalidExtent { offset, length },
+    Held(by),
+    NotAnAllocator { why },
+    Corrupt,
+    Forked,
+});
 
 impl std::error::Error for AllocatorError {}
 

@@ -135,12 +135,15 @@ impl fmt::Display for QueueError {
     }
 }
 
-/// The same text, since that is what a program shows whose `main` returns it.
-impl fmt::Debug for QueueError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug::debug_for_people!(QueueError {
+    Full,
+    NoSubscribers,
+    TooManySubscribers,
+    NotSubscribed,
+    Held(by),
+    Forked,
+    NotAQueue { why },
+});
 
 impl std::error::Error for QueueError {}
 

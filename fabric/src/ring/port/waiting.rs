@@ -52,7 +52,7 @@ impl Port {
     /// # Errors
     /// Why nothing more can be written to this ring; `DeadlineExceeded`, with how much was
     /// written and what was waited for. If that is nothing at all, it can be sent again; else
-    /// the ring takes no other until it is opened again, so use [`finish`](Self::finish) where
+    /// the ring takes no other, so use [`finish`](Self::finish) where
     /// that may happen.
     pub fn send(
         &mut self,
