@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 errors::define! {
+    // The service tells members the kind by its place in this list: a new order is a new version of
+    // `service::protocol`.
     /// What went wrong, as far as a program can act on it.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub enum ErrorKind {

@@ -341,7 +341,7 @@ impl<I: Intake, S: Sink<I::Place> + ?Sized> Turn<'_, I, S> {
         Ok(())
     }
 
-    /// Reads on in a batch, or takes the next chunk. False if nothing can be done self.now.
+    /// Reads on in a batch, or takes the next chunk. False if nothing can be done now.
     fn read_on(&mut self) -> Going<bool> {
         if self.topic.batch.is_some() {
             return self.read_batch();

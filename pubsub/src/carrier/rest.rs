@@ -2,6 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+/// How long all goes well at least until what failed before is forgotten: what fails again and
+/// again after a short time rests longer and longer, too.
+const GOOD_WHILE: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rest {
     until: Instant,
@@ -17,7 +21,9 @@ impl Rest {
         (shortest, longest): (Duration, Duration),
     ) -> Self {
         let length = match before {
-            Some(Self { until, length }) if now < until + 4 * length => (2 * length).min(longest),
+            Some(Self { until, length }) if now < until + GOOD_WHILE.max(4 * length) => {
+                (2 * length).min(longest)
+            }
             _ => shortest,
         };
         Self { until: now + length, length }

@@ -12,6 +12,7 @@ use ipc::{Channel, ChannelError, Life, Message, Participant};
 
 use super::link::of_channel;
 use super::options::{NodeOptions, ServiceMode};
+use crate::carrier::Rest;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 use crate::peers::NodeIdentity;
@@ -32,8 +33,8 @@ const STAYING: Duration = Duration::from_secs(30);
 
 /// How long one that cannot serve leaves the office to others.
 const LEFT_TO_OTHERS: Duration = Duration::from_millis(100);
-/// And how long it does not say that it is there to serve.
-const SETBACK: Duration = Duration::from_secs(5);
+/// And how long it does not say that it is there to serve: at first, and when it failed often.
+const SETBACK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The service that this process runs, if it does, and whether it is there for that.
 #[derive(Debug, Default)]
@@ -42,8 +43,8 @@ pub(super) struct OwnService {
     claim: Mutex<Option<Claim>>,
     /// Has it the claim? The service asks that itself.
     stands: Arc<AtomicBool>,
-    /// When it could not serve, and has let go of the claim.
-    setback: Mutex<Option<Instant>>,
+    /// When it could not serve, has let go of the claim, and for how long.
+    setback: Mutex<Option<(Instant, Rest)>>,
 }
 
 impl OwnService {
@@ -62,7 +63,7 @@ impl OwnService {
         // One that could not go on gives up the office first.
         self.buries(&mut service);
         let now = Instant::now();
-        if self.is_set_back(LEFT_TO_OTHERS) {
+        if lock(&self.setback).is_some_and(|(since, _)| now < since + LEFT_TO_OTHERS) {
             return Ok(());
         }
         let mut stays_until = None;
@@ -89,24 +90,31 @@ impl OwnService {
         Ok(())
     }
 
-    fn is_set_back(&self, pause: Duration) -> bool {
-        lock(&self.setback).is_some_and(|since| since.elapsed() < pause)
-    }
-
     /// This process cannot serve now. If it has the claim all others leave the office to it, so it
-    /// lets go of it, and takes it again later.
+    /// lets go of it, and takes it again later, the later the more often that happened.
     fn suffers_setback(&self, why: &str) {
         if self.stands.load(Ordering::Acquire) {
-            *lock(&self.setback) = Some(Instant::now());
+            let now = Instant::now();
+            let mut setback = lock(&self.setback);
+            let rest = Rest::after(setback.map(|(_, rest)| rest), now, SETBACK);
+            *setback = Some((now, rest));
+            drop(setback);
             self.renounce();
-            tracing::warn!(why, pause = ?SETBACK, "this process cannot serve its node, and leaves it to others");
+            let pause = rest.until() - now;
+            tracing::warn!(
+                why,
+                ?pause,
+                "this process cannot serve its node, and leaves it to others"
+            );
         }
     }
 
     /// Says that this process is there to serve, if it is, and no other one says so. True if it
     /// has said it.
     pub(super) fn claims(&self, operation: &'static str, options: &NodeOptions) -> Result<bool> {
-        if options.service != ServiceMode::Standing || self.is_set_back(SETBACK) {
+        let now = Instant::now();
+        let is_set_back = || lock(&self.setback).is_some_and(|(_, rest)| !rest.is_over(now));
+        if options.service != ServiceMode::Standing || is_set_back() {
             return Ok(false);
         }
         let mut claim = lock(&self.claim);

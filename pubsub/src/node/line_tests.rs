@@ -45,7 +45,7 @@ fn one_that_cannot_begin_to_serve_lets_go_of_the_claim_for_a_while() {
     assert_eq!(Claim::holder("test", &directory).unwrap(), None);
     assert!(!own.stands.load(Ordering::Acquire));
     until("the claim", || own.claims("test", &options).unwrap());
-    assert!(since.elapsed() >= SETBACK);
+    assert!(since.elapsed() >= SETBACK.0);
     std::fs::remove_dir(&path).unwrap();
     own.offer("test", &options, since).unwrap();
     assert!(own.is_running() && own.stands.load(Ordering::Acquire));
