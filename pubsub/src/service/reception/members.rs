@@ -16,6 +16,9 @@ impl Reception {
         // Its end stays readable: who is known to be dead is not listened for any more.
         self.lives.remove(&who);
         self.loses(who);
+        if let Some((process, label)) = self.unconnected.remove(&who) {
+            log_change!(self, %who, process, label, "a process has ended");
+        }
         self.unburied.insert(who);
         if let Some(gathering) = &mut self.gathering {
             gathering.is_back(who);
@@ -28,7 +31,7 @@ impl Reception {
         let Some(guest) = self.guests.remove(&who) else { return };
         self.is_not_awaited(who);
         let Some(seat) = &self.seat else { return };
-        let (process, label) = (guest.process, &guest.label);
+        let (process, label) = (guest.process, guest.label);
         if guest.leaves {
             return;
         }
@@ -39,6 +42,7 @@ impl Reception {
         }
         if seat.hall.attends(who) {
             tracing::debug!(%who, process, label, "lost the connection to a member");
+            self.unconnected.insert(who, (process, label));
         } else {
             // It gave up before it became one, and has nothing.
             self.lives.remove(&who);
@@ -99,6 +103,7 @@ impl Reception {
         self.roll_call = Instant::now();
         for who in seat.roster.the_dead() {
             self.lives.remove(&who);
+            self.unconnected.remove(&who);
             self.unburied.insert(who);
         }
     }

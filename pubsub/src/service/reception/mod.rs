@@ -149,6 +149,8 @@ pub(super) struct Reception {
     lives: HashMap<Participant, Life>,
     /// Those that are dead or have left, and of whom something may be left.
     unburied: BTreeSet<Participant>,
+    /// Members whose connection ended, though they live as far as is known: process and label.
+    unconnected: HashMap<Participant, (u32, String)>,
     /// Somebody came late, and brought what those may have left something in who were seen to
     /// before.
     has_news: bool,
@@ -182,6 +184,7 @@ impl Reception {
             guests: BTreeMap::new(),
             lives: HashMap::new(),
             unburied: BTreeSet::new(),
+            unconnected: HashMap::new(),
             has_news: false,
             roll_call: Instant::now(),
             registry,
