@@ -93,8 +93,9 @@ pub(super) struct Far {
     pub(super) rails: Vec<Rail>,
     pub(super) links: HashMap<u32, Link>,
     pub(super) next_link: u32,
-    /// The region that is asked for, and the answers by link, if it is waited for them.
-    pub(super) asked: (u64, BTreeMap<u32, Option<Result<()>>>),
+    /// The region that is asked for and by which ticket, and the answers by link, if it is waited for
+    /// them.
+    pub(super) asked: ((u64, u64), BTreeMap<u32, Option<Result<()>>>),
     pub(super) under_way: HashMap<Token, UnderWay>,
     /// How many parts of an operation each rail has: if its thread ends in the middle of something,
     /// somebody has to know. It may have several, once another one was lost.
@@ -434,14 +435,9 @@ impl Agent {
                 }
             }
             Report::Opened { link: number, region, outcome } => {
-                if let Some(link) = self.far.links.get_mut(&number) {
-                    match &outcome {
-                        Ok(()) => drop(link.regions.insert(region, Standing::Open)),
-                        Err(error) if error.kind() == ErrorKind::Stale => {
-                            link.regions.remove(&region);
-                        }
-                        Err(_) => {}
-                    }
+                // What was there and is refused is withdrawn, too, which the rail says itself.
+                if let Some(link) = self.far.links.get_mut(&number).filter(|_| outcome.is_ok()) {
+                    link.regions.insert(region.0, Standing::Open);
                 }
                 // One that nobody waits for any more is of no use.
                 let (asked, answers) = &mut self.far.asked;

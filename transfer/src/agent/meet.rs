@@ -1,5 +1,6 @@
 //! Getting to know peers by rails, and joining with them.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
@@ -200,12 +201,17 @@ impl Agent {
         remote: &RegionDescriptor,
         end: Instant,
     ) -> Result<()> {
-        self.far.asked = (remote.number, BTreeMap::new());
+        let region = (remote.number, remote.ticket);
+        self.far.asked = (region, BTreeMap::new());
+        let mut new = Vec::new();
         for (link, stages) in links {
-            if let Some(known) = self.far.links.get_mut(link) {
-                known.regions.entry(remote.number).or_insert(Standing::Asked);
+            if let Some(known) = self.far.links.get_mut(link)
+                && let Entry::Vacant(place) = known.regions.entry(remote.number)
+            {
+                place.insert(Standing::Asked);
+                new.push(*link);
             }
-            let (link, stages, region) = (*link, *stages, (remote.number, remote.ticket));
+            let (link, stages) = (*link, *stages);
             self.far.asked.1.insert(link, None);
             self.far.tell(link, move |driver| driver.open(link, region, stages));
         }
@@ -228,6 +234,14 @@ impl Agent {
         }
         if is_open {
             return Ok(());
+        }
+        // There will be no route that has it.
+        for link in new {
+            if let Some(known) = self.far.links.get_mut(&link)
+                && known.regions.get(&remote.number) == Some(&Standing::Asked)
+            {
+                known.regions.remove(&remote.number);
+            }
         }
         let detail = "it does not answer by the fabric";
         Err(failure.unwrap_or_else(|| Error::new(JOIN, ErrorKind::DeadlineExceeded, detail)))

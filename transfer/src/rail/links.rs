@@ -320,7 +320,7 @@ impl Driver {
             return self.ask_for(number, region, wanted);
         }
         let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "it is not there"));
-        self.tell(Report::Opened { link: number, region, outcome });
+        self.tell(Report::Opened { link: number, region: (region, ticket), outcome });
     }
 
     /// An answer to a request.
@@ -332,11 +332,16 @@ impl Driver {
         match &outcome {
             Ok(()) => drop(link.known.wanted.insert(region, wanted)),
             Err(error) if error.kind() == ErrorKind::Stale => {
-                link.known.wanted.remove(&region);
+                let known = link.known.wanted.get(&region);
+                // Who asks with another ticket is refused, and the region stays where it is.
+                if known.is_some_and(|known| known.ticket == wanted.ticket) {
+                    link.known.wanted.remove(&region);
+                    self.tell(Report::Withdrawn { link: number, region });
+                }
             }
             Err(_) => {}
         }
-        self.tell(Report::Opened { link: number, region, outcome });
+        self.tell(Report::Opened { link: number, region: (region, wanted.ticket), outcome });
         self.ask_again(number);
     }
 
@@ -389,9 +394,9 @@ impl Driver {
             }
             self.away.insert(number, link.known);
         }
-        for (_, Asked { region, .. }) in link.asked {
+        for (_, Asked { region, wanted, .. }) in link.asked {
             let outcome = Err(closed(OPEN));
-            self.tell(Report::Opened { link: number, region, outcome });
+            self.tell(Report::Opened { link: number, region: (region, wanted.ticket), outcome });
         }
         for token in link.unheard {
             let detail = format!("{why}; it is not known whether it heard");

@@ -133,10 +133,10 @@ pub(crate) enum Report {
         link: u32,
         error: Error,
     },
-    /// Whether a region is there that was asked for, or was open in an earlier session.
+    /// Whether a region is there that was asked for by this ticket, or was open in an earlier session.
     Opened {
         link: u32,
-        region: u64,
+        region: (u64, u64),
         outcome: Result<()>,
     },
     Done {
@@ -148,6 +148,7 @@ pub(crate) enum Report {
         told: Box<Move>,
         why: String,
     },
+    /// A region that was known to be there is not there any more.
     Withdrawn {
         link: u32,
         region: u64,

@@ -438,6 +438,7 @@ fn a_host_that_was_lost_is_asked_again_for_all_that_was_known() {
     world.driver.guest_hears(second, Message::Refused { request: asked[1], refusal });
     let told = reports(&world);
     assert!(matches!(told[0], Report::Opened { outcome: Ok(()), .. }));
-    assert!(matches!(told[1], Report::Opened { outcome: Err(_), .. }));
-    assert!(matches!(told[2], Report::Up { link: 3 }));
+    assert!(matches!(told[1], Report::Withdrawn { .. }));
+    assert!(matches!(told[2], Report::Opened { outcome: Err(_), .. }));
+    assert!(matches!(told[3], Report::Up { link: 3 }));
 }

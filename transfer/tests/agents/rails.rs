@@ -5,7 +5,10 @@ use std::time::Duration;
 use fabric::{Caps, EndpointKind, Query};
 use gpu::Block;
 use transfer::path::{Path, Policy};
-use transfer::{Agent, AgentOptions, Buffer, ErrorKind, Event, HostBuffer, Region, Rights, Route};
+use transfer::{
+    Agent, AgentOptions, Buffer, ErrorKind, Event, HostBuffer, Region, RegionDescriptor, Rights,
+    Route,
+};
 
 use crate::common::{LENGTH, PATIENCE, alone, device, numbers};
 use crate::house::{
@@ -183,6 +186,36 @@ fn a_region_that_is_withdrawn_is_refused_and_what_was_begun_is_waited_for() {
         let (peer, policy) = (neighbour.peer, Policy::default());
         let again = house.agent.join(peer, &mine.region, &neighbour.descriptor, &policy, PATIENCE);
         assert_eq!(again.unwrap_err().kind(), ErrorKind::Stale);
+        house.end(neighbour);
+    }
+}
+
+/// Who asks with a ticket that was not given does not take the region from those that have it.
+#[test]
+fn a_join_with_another_ticket_is_refused_and_open_routes_stay() {
+    let _alone = alone();
+    let mut house = House::open_far(tcp(), 2);
+    for theirs in ["host", "shared"] {
+        let neighbour = house.neighbour(&format!("far by {} 2: {theirs}", tcp()), &[]);
+        let mine = Mine::new(&house, true);
+        let good = RegionDescriptor::decode(&neighbour.descriptor).unwrap();
+        let bad = RegionDescriptor { ticket: good.ticket ^ 1, ..good }.encode().unwrap();
+        let refused = |house: &mut House| {
+            let policy = Policy::default();
+            let refused = house.agent.join(neighbour.peer, &mine.region, &bad, &policy, PATIENCE);
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::Stale);
+        };
+        // Before the region is known, and when it is.
+        refused(&mut house);
+        let route = mine.join(&mut house, &neighbour);
+        for round in 1..4 {
+            refused(&mut house);
+            mine.fill(round);
+            let tell = Some(notice(COMPARE, sum_of(LENGTH, round)));
+            let token = house.agent.put(&route, &WHOLE, tell).unwrap();
+            house.agent.wait(token, PATIENCE).unwrap();
+            assert_eq!(house.answer(), 1, "the other side saw other bytes");
+        }
         house.end(neighbour);
     }
 }

@@ -356,3 +356,24 @@ fn memory_is_registered_while_the_rail_does_something_else() {
     assert_eq!(fabric::registrations(), before);
     drop((own, theirs, busy));
 }
+
+/// However often: a region that no route came of is not known of.
+#[test]
+fn a_join_that_is_refused_leaves_nothing_behind() {
+    let mut world = World::new(2);
+    let known = |world: &World| -> Vec<_> {
+        world.one.far.links.values().map(|link| link.regions.len()).collect()
+    };
+    assert_eq!(known(&world), [1, 1]);
+    let good = world._regions[1].descriptor();
+    let unknown = crate::RegionDescriptor { number: good.number + 1, ..good.clone() };
+    let other = crate::RegionDescriptor { ticket: good.ticket ^ 1, ..good.clone() };
+    for descriptor in [unknown, other] {
+        let (bytes, policy) = (descriptor.encode().unwrap(), Policy::default());
+        let mine = &world._regions[0];
+        let refused = world.one.join(world.peer, mine, &bytes, &policy, PATIENCE).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
+        assert_eq!((known(&world), world.open_rails()), (vec![1, 1], 2));
+    }
+    world.carries(3);
+}
