@@ -311,10 +311,10 @@ impl Agent {
                 _ => self.part_is_done(token, Err(closed())),
             };
         };
-        let Means::Rails(tracks) = &joined.means else { return };
-        if losses >= MOST_LOSSES {
-            return self.part_is_done(token, Err(closed()));
-        }
+        let tracks = match &joined.means {
+            Means::Rails(tracks) if losses < MOST_LOSSES => tracks,
+            _ => return self.part_is_done(token, Err(closed())),
+        };
         let open = || {
             let others = tracks.iter().filter(|track| track.link != lost);
             others.filter(|track| self.far.is_open(track))
