@@ -66,6 +66,11 @@ impl Company {
         self.visits.contains_key(&(rail, session))
     }
 
+    /// Is any guest there by a rail?
+    pub(super) fn has_any_by(&self, rail: usize) -> bool {
+        self.visits.keys().any(|(by, _)| *by == rail)
+    }
+
     /// All sessions of guests by a rail.
     pub(super) fn sessions_by(&self, rail: usize) -> Vec<u64> {
         let by_it = self.visits.keys().filter(|(by, _)| *by == rail);

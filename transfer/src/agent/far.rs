@@ -99,7 +99,7 @@ pub(super) struct Far {
     pub(super) under_way: HashMap<Token, UnderWay>,
     /// How many parts of an operation each rail has: if its thread ends in the middle of something,
     /// somebody has to know. It may have several, once another one was lost.
-    parts: HashMap<(usize, Token), usize>,
+    parts: Vec<HashMap<Token, usize>>,
     taken: HashMap<(usize, u64), u64>,
     /// Which rail goes on with what another one left.
     turn: usize,
@@ -108,6 +108,11 @@ pub(super) struct Far {
 }
 
 impl Far {
+    pub(super) fn add_rail(&mut self, rail: Rail) {
+        self.rails.push(rail);
+        self.parts.push(HashMap::new());
+    }
+
     /// Which of our rails lead to which fabrics of a peer's: all of the first provider that both
     /// have, since what is shared out among rails is as fast as the slowest.
     pub(super) fn pairs(&self, card: &AgentCard) -> Vec<(usize, usize)> {
@@ -163,6 +168,18 @@ impl Far {
             local: local(*rail),
             remote: remote(*theirs),
         }
+    }
+
+    /// Is anything of a rail reckoned with: a link, a part, an answer, a guest?
+    fn reckons_with(&self, rail: usize) -> bool {
+        let is_its = |link: &&Link| link.rail == rail;
+        let is_awaited = |(link, answer): (&u32, &Option<_>)| {
+            answer.is_none() && self.links.get(link).is_some_and(|link| is_its(&link))
+        };
+        !self.parts[rail].is_empty()
+            || self.links.values().filter(is_its).any(|link| !matches!(link.state, State::Down(_)))
+            || self.asked.1.iter().any(is_awaited)
+            || self.company.has_any_by(rail)
     }
 
     pub(super) fn is_up(&self, link: u32) -> bool {
@@ -294,7 +311,7 @@ impl Agent {
             let left = Error::new("transfer", ErrorKind::Closed, "it was left");
             return self.part_is_done(told.token, Err(left));
         };
-        *self.far.parts.entry((link.rail, told.token)).or_default() += 1;
+        *self.far.parts[link.rail].entry(told.token).or_default() += 1;
         self.far.tell(told.link, move |driver| driver.begin_move(told));
     }
 
@@ -370,7 +387,7 @@ impl Agent {
                 }
             }
             self.far.reports = reports;
-            if has_ended {
+            if has_ended && self.far.reckons_with(rail) {
                 gone.extend(self.lose_rail(rail).map(|report| (rail, report)));
             }
         }
@@ -396,8 +413,7 @@ impl Agent {
                 self.take_note(rail, Report::Down { link, error: why() });
             }
         }
-        let parts: Vec<_> = self.far.parts.extract_if(|(by, _), _| *by == rail).collect();
-        for ((_, token), count) in parts {
+        for (token, count) in std::mem::take(&mut self.far.parts[rail]) {
             (0..count).for_each(|_| self.part_is_done(token, Err(why())));
         }
         let sessions = self.far.company.sessions_by(rail).into_iter();
@@ -406,10 +422,10 @@ impl Agent {
 
     /// A rail told of a part that it had.
     fn take_back(&mut self, rail: usize, token: Token) {
-        if let Some(parts) = self.far.parts.get_mut(&(rail, token)) {
+        if let Some(parts) = self.far.parts[rail].get_mut(&token) {
             *parts -= 1;
             if *parts == 0 {
-                self.far.parts.remove(&(rail, token));
+                self.far.parts[rail].remove(&token);
             }
         }
     }

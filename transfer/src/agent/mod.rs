@@ -155,7 +155,7 @@ impl Agent {
         let home = Arc::new(Home::new(options.label, options.admission)?);
         let mut far = Far::default();
         for (number, offer) in options.fabrics.iter().enumerate() {
-            far.rails.push(Rail::start(offer, &home, number, options.rails)?);
+            far.add_rail(Rail::start(offer, &home, number, options.rails)?);
         }
         let _ = home.lines.set(far.rails.iter().map(|rail| rail.line.clone()).collect());
         let mut socket = None;
