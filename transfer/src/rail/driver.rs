@@ -418,6 +418,8 @@ impl Driver {
         for party in self.parties() {
             self.end(party, Parting::Distrusted, why);
         }
+        // What was told and not looked at yet is not begun, now that nobody is there: it is given back.
+        while self.commands() {}
         for (_, moving) in std::mem::take(&mut self.moves) {
             let outcome = Err(Error::new("transfer", ErrorKind::Closed, why));
             self.tell(Report::Done { token: moving.token, outcome });

@@ -252,6 +252,27 @@ fn what_a_rail_was_given_has_an_end_also_when_its_thread_breaks() {
     }
 }
 
+/// It is gone on with by another one: also what was not looked at when the rail ended.
+#[test]
+fn what_a_rail_did_not_look_at_before_it_ended_goes_by_another_one() {
+    let mut world = World::new(2);
+    world.mine.write(0, &numbers(7)).unwrap();
+    let deaf = world.deafen(false, 0);
+    world.tell(false, 0, |_| panic!("asked for by a test"));
+    let tokens: Vec<_> = (0..100).map(|_| world.put()).collect();
+    let told = world.one.notify(world.peer, Notice::new(1, b"").unwrap()).unwrap();
+    drop(deaf);
+    for token in tokens.into_iter().chain([told]) {
+        world.ends(token).unwrap();
+    }
+    let mut bytes = vec![0; LENGTH as usize];
+    world.theirs.read(0, &mut bytes).unwrap();
+    assert!(bytes == numbers(7), "other bytes came");
+    world.until("the notice came", |world| world.told[1].ends_with('N'));
+    assert_eq!((world.told[0].as_str(), world.open_rails()), ("-0", 1));
+    assert!(!world.one.far.reckons_with(0), "nothing is left to be given up");
+}
+
 /// What is staged goes through slots of this side, and who is lost may still write to those that it had
 /// parts in.
 #[test]
