@@ -66,6 +66,11 @@ impl AgentOptions {
     /// A fabric that carries bytes where no memory is shared. Those of the same provider share the
     /// bytes, each with a thread and a domain of its own: one for each card, or several
     /// connections where one does not fill the wire.
+    ///
+    /// Agents talk by messages without tags, and bytes go by one-sided operations: ask for
+    /// [`Caps::MESSAGE`](fabric::Caps::MESSAGE) and [`Caps::RMA`](fabric::Caps::RMA). Without the
+    /// first, as of ofi_mrail, [`Agent::start`](super::Agent::start) fails; without the second
+    /// no path leads by the fabric.
     #[must_use]
     pub fn fabric(mut self, offer: &Offer) -> Self {
         self.fabrics.push(offer.clone());

@@ -122,7 +122,8 @@ impl Driver {
         let of_fabric = |error| Error::of_fabric(START, error);
         let facts = domain.capabilities();
         if !facts.caps.contains(Caps::MESSAGE) {
-            let detail = "it has no messages";
+            let detail = "rails need messages without tags (FI_MSG), which this provider does not \
+                have, or loses";
             return Err(Error::new(START, ErrorKind::Failed, detail).with(&facts.provider));
         }
         let addresses = AddressVector::open(domain).map_err(of_fabric)?;
