@@ -84,22 +84,34 @@ impl Client {
     /// # Errors
     /// [`Unknown`](ErrorKind::Unknown), [`Denied`](ErrorKind::Denied),
     /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded), [`Closed`](ErrorKind::Closed) if
-    /// the service is gone, [`Forked`](ErrorKind::Forked) in a child of the process that
-    /// connected.
+    /// the service is gone, or gives up each connection until the time is over,
+    /// [`Forked`](ErrorKind::Forked) in a child of the process that connected.
     pub fn handle(&self, name: &str, patience: Duration) -> Result<Handle> {
         check_fork(self.born, ASK)?;
         if !is_name(name) {
             return Err(self.failed(ErrorKind::Malformed, "a name has 1 to 255 bytes"));
         }
         let end = ipc::deadline(patience);
+        let is_closed = |asked: &Result<Handle>| {
+            asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed)
+        };
         let idle = lock(&self.idle).take();
         if let Some(channel) = idle {
             let asked = self.ask(channel, name, end);
-            if !asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed) {
+            if !is_closed(&asked) {
                 return asked;
             }
         }
-        self.ask(self.reach(ASK, end)?, name, end)
+        // A user has only so many places there, and more threads than that may ask.
+        let mut rest = RESTS.0;
+        loop {
+            let asked = self.ask(self.reach(ASK, end)?, name, end);
+            if !is_closed(&asked) || left(end) <= rest {
+                return asked;
+            }
+            std::thread::sleep(rest);
+            rest = (2 * rest).min(RESTS.1);
+        }
     }
 
     /// Asks for a handle and opens it, for the device that it lies on or for another one.

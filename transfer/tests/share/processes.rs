@@ -172,6 +172,24 @@ fn threads_share_a_client() {
     });
 }
 
+/// Of one user's connections only so many have a place at the service.
+#[test]
+fn more_threads_share_a_client_than_there_are_places() {
+    let _alone = alone();
+    let house = House::open();
+    let client = Client::connect(&house.path(), PATIENCE).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..32 {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    let handle = client.handle("numbers", PATIENCE).unwrap();
+                    assert_eq!(handle.facts.tensor, tensor());
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn a_service_that_is_started_anew_is_found_again() {
     let _alone = alone();
