@@ -19,9 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::service::Admission;
 
 /// Connections that have a place at the same time.
-const MOST_PLACES: usize = 64;
-/// Of them, those of one user.
-const MOST_OF_A_USER: usize = 16;
+pub(crate) const MOST_PLACES: usize = 64;
 /// Connections that were turned away, and have not gone yet.
 const MOST_LEAVING: usize = 16;
 /// How long one that is turned away has to hear why.
@@ -46,6 +44,8 @@ pub(crate) struct House<'a> {
     pub(crate) listener: &'a ChannelListener,
     pub(crate) admission: &'a Admission,
     pub(crate) is_over: &'a AtomicBool,
+    /// Places that one user's connections have at the same time, of [all](MOST_PLACES).
+    pub(crate) most_of_a_user: usize,
     /// How long one may be connected without being a guest.
     pub(crate) patience: Duration,
     /// What one is told that may not ask.
@@ -134,16 +134,16 @@ impl<G> Doors<G> {
             }
         };
         match house.admission.user_of(&channel) {
-            Some(user) => self.seat(channel, user),
+            Some(user) => self.seat(channel, user, house.most_of_a_user),
             None => self.turn_away(channel, &house.denial),
         }
     }
 
     /// Gives a connection a place, if need be that of another one.
-    fn seat(&mut self, channel: Channel, user: u32) {
+    fn seat(&mut self, channel: Channel, user: u32, most_of_a_user: usize) {
         let places = || self.all.iter().enumerate().filter(|(_, door)| door.guest.is_none());
         let of_user = || places().filter(|(_, door)| door.user == user);
-        let goes = if of_user().count() >= MOST_OF_A_USER {
+        let goes = if of_user().count() >= most_of_a_user {
             of_user().next()
         } else {
             places().next().filter(|_| places().count() >= MOST_PLACES)
@@ -197,7 +197,7 @@ mod tests {
         let mut of = |user, count| -> Vec<_> {
             let mut come = || {
                 let (here, there) = Channel::pair().unwrap();
-                doors.seat(here, user);
+                doors.seat(here, user, 16);
                 there
             };
             (0..count).map(|_| come()).collect()

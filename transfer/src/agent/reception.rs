@@ -13,7 +13,7 @@ use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
 use super::home::{Home, Visitor};
 use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
-use crate::doors::{self, Desk, House};
+use crate::doors::{self, Desk, House, MOST_PLACES};
 use crate::error::{Error, ErrorKind};
 use crate::lock;
 
@@ -33,7 +33,8 @@ struct Reception<'a> {
 pub(super) fn receive(listener: &ChannelListener, home: &Home) {
     let Home { admission, is_over, .. } = home;
     let denial = refusal(ErrorKind::Denied, "this user is not admitted");
-    let house = House { listener, admission, is_over, patience: INTRODUCING, denial };
+    let (most_of_a_user, patience) = (MOST_PLACES, INTRODUCING);
+    let house = House { listener, admission, is_over, most_of_a_user, patience, denial };
     doors::serve(&house, &mut Reception { home, visitors: 0 });
 }
 

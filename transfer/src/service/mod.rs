@@ -25,6 +25,9 @@ use crate::share::{Shared, check_fork};
 pub use client::Client;
 pub use protocol::LONGEST_NAME;
 
+/// Connections of one user that have a place at the same time.
+const MOST_OF_A_USER: usize = 16;
+
 /// Who may ask.
 ///
 /// If it is this process's own user alone, nobody else but root can even connect. For
@@ -148,7 +151,9 @@ impl ShareService {
             .spawn(move || {
                 let State { admission, is_over, .. } = &*theirs;
                 let (listener, denial) = (&listener, Reply::Denied.encode());
-                let house = House { listener, admission, is_over, patience: Duration::MAX, denial };
+                let (most_of_a_user, patience) = (MOST_OF_A_USER, Duration::MAX);
+                let house =
+                    House { listener, admission, is_over, most_of_a_user, patience, denial };
                 doors::serve(&house, &mut &*theirs);
             })
             .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
