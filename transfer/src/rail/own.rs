@@ -296,3 +296,6 @@ impl Driver {
         registered(register, || self.shared.own.try_lock().is_ok_and(|mut own| own.evict_unused()))
     }
 }
+
+#[cfg(test)]
+mod tests;
