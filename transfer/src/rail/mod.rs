@@ -26,6 +26,7 @@ mod staging;
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -80,12 +81,19 @@ pub(crate) enum Here {
 }
 
 /// Where they are on the other side.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct There {
     pub(crate) region: u64,
     pub(crate) ticket: u64,
     /// None: the peer copies them.
     pub(crate) memory: Option<RemoteMemory>,
+}
+
+/// Without ticket and key: routes can be printed by whoever has them.
+impl fmt::Debug for There {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "There({}, by the peer: {})", self.region, self.memory.is_none())
+    }
 }
 
 /// Who is looked for, and where.

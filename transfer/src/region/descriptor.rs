@@ -21,6 +21,8 @@
 //! Descriptors belong inside an authenticated channel: who has one can do with the region
 //! what its rights allow.
 
+use std::fmt;
+
 use gpu::Uuid;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -88,7 +90,9 @@ pub struct FabricKey {
 /// assert!(RegionDescriptor::decode(&bytes[1..]).is_err());
 /// # Ok::<(), transfer::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+///
+/// Who has it reaches the region. So `{:?}` shows neither the ticket nor what names the memory.
+#[derive(Clone, PartialEq, Eq)]
 pub struct RegionDescriptor {
     /// The agent that registered it. One that was started anew is another one.
     pub agent: [u8; 16],
@@ -114,6 +118,13 @@ pub struct RegionDescriptor {
     pub legacy: Option<[u8; 64]>,
     /// What fabrics call it.
     pub keys: Vec<FabricKey>,
+}
+
+impl fmt::Debug for RegionDescriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { number, length, rights, place, .. } = self;
+        write!(f, "RegionDescriptor({number}, {length} bytes, {rights:?}, {place:?}, …)")
+    }
 }
 
 impl RegionDescriptor {

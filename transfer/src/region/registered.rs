@@ -1,5 +1,6 @@
 //! Regions of this process.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -151,7 +152,6 @@ fn staying(home: &Home, buffer: &Buffer, device: Option<Uuid>, because: Stays) -
 #[derive(Debug, Clone)]
 pub struct Region(pub(crate) Arc<Registered>);
 
-#[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
@@ -160,6 +160,13 @@ pub(crate) struct Registered {
     memories: Mutex<Vec<Option<MemoryRegion>>>,
     pub(crate) is_withdrawn: AtomicBool,
     born: Incarnation,
+}
+
+/// Without what lets others reach it: ticket and keys.
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {:?}", self.descriptor.number, self.buffer)
+    }
 }
 
 impl Drop for Registered {
@@ -279,6 +286,31 @@ impl Registered {
         let Some(home) = self.home.upgrade() else { return };
         for (line, memory) in home.lines().iter().zip(memories) {
             line.retire(self.descriptor.number, memory, self.buffer.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::Whereabouts;
+    use crate::{Agent, AgentOptions};
+
+    #[test]
+    fn printed_regions_do_not_show_how_they_are_reached() {
+        let agent = Agent::start(AgentOptions::new("one")).unwrap();
+        let region = agent.register(HostBuffer::new(4096).unwrap(), Rights::ALL).unwrap();
+        let mut descriptor = region.descriptor().clone();
+        descriptor.keys.push(FabricKey { domain: 0, bytes: vec![5; 3] });
+        let there = Whereabouts::from(&descriptor);
+        let texts = [
+            format!("{region:?} {descriptor:?} {there:?}"),
+            format!("{region:#?} {descriptor:#?} {there:#?}"),
+        ];
+        for text in texts {
+            assert!(!text.contains(&descriptor.ticket.to_string()), "{text}");
+            assert!(!text.contains("FabricKey"), "{text}");
+            assert!(text.contains(&descriptor.number.to_string()), "{text}");
         }
     }
 }
