@@ -67,3 +67,43 @@ fn a_service_that_is_not_there_yet_is_waited_for() {
     });
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+/// As when others of the same user take its place, one time and again.
+#[test]
+fn a_connection_that_is_given_up_is_made_again_as_long_as_there_is_time() {
+    let directory = directory("given-up");
+    let path = directory.join("socket");
+    let listener = ChannelListener::bind(&path).unwrap();
+    let client = Client::connect(&path, PATIENCE).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..4).for_each(|_| drop(listener.accept(PATIENCE).unwrap()));
+            let last = listener.accept(PATIENCE).unwrap();
+            assert_eq!(
+                read_request(&last.receive(PATIENCE).unwrap().bytes).as_deref(),
+                Some("one")
+            );
+            last.send(&Reply::Unknown.encode(), &[], PATIENCE).unwrap();
+            // The next call uses it, and then new ones until its time is over.
+            drop(last);
+            while let Ok(channel) = listener.accept(4 * SOON) {
+                drop(channel);
+            }
+        });
+        let error = client.handle("one", PATIENCE).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+        let begun = Instant::now();
+        let error = client.handle("two", 2 * SOON).unwrap_err();
+        // The latter if the last one was not given up before the time was over.
+        let is_over = matches!(error.kind(), ErrorKind::Closed | ErrorKind::DeadlineExceeded);
+        assert!(is_over, "{error}");
+        assert!(begun.elapsed() < PATIENCE);
+    });
+    drop(listener);
+    // Nobody listens: said at once.
+    let begun = Instant::now();
+    let error = client.handle("three", PATIENCE).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    assert!(begun.elapsed() < PATIENCE / 2);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
