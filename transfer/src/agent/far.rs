@@ -93,9 +93,10 @@ pub(super) struct Far {
     pub(super) rails: Vec<Rail>,
     pub(super) links: HashMap<u32, Link>,
     pub(super) next_link: u32,
-    /// The region that is asked for and by which ticket, and the answers by link, if it is waited for
-    /// them.
-    pub(super) asked: ((u64, u64), BTreeMap<u32, Option<Result<()>>>),
+    /// The region that is asked for, and by which ticket.
+    pub(super) asked: (u64, u64),
+    /// The answers by link, if it is waited for them.
+    pub(super) answers: BTreeMap<u32, Option<Result<()>>>,
     pub(super) under_way: HashMap<Token, UnderWay>,
     /// How many parts of an operation each rail has: if its thread ends in the middle of something,
     /// somebody has to know. It may have several, once another one was lost.
@@ -178,7 +179,7 @@ impl Far {
         };
         !self.parts[rail].is_empty()
             || self.links.values().filter(is_its).any(|link| !matches!(link.state, State::Down(_)))
-            || self.asked.1.iter().any(is_awaited)
+            || self.answers.iter().any(is_awaited)
             || self.company.has_any_by(rail)
     }
 
@@ -403,7 +404,7 @@ impl Agent {
         let why = || Error::new(CONNECT, ErrorKind::Closed, "the rail's thread has ended");
         let of_it = self.far.links.iter().filter(|(_, link)| link.rail == rail);
         let links: Vec<_> = of_it.map(|(number, _)| *number).collect();
-        for (link, answer) in &mut self.far.asked.1 {
+        for (link, answer) in &mut self.far.answers {
             if links.contains(link) {
                 answer.get_or_insert_with(|| Err(why()));
             }
@@ -456,7 +457,7 @@ impl Agent {
                     link.regions.insert(region.0, Standing::Open);
                 }
                 // One that nobody waits for any more is of no use.
-                let (asked, answers) = &mut self.far.asked;
+                let Far { asked, answers, .. } = &mut self.far;
                 if let Some(answer) = answers.get_mut(&number).filter(|_| *asked == region) {
                     *answer = Some(outcome);
                 }

@@ -202,7 +202,7 @@ impl Agent {
         end: Instant,
     ) -> Result<()> {
         let region = (remote.number, remote.ticket);
-        self.far.asked = (region, BTreeMap::new());
+        (self.far.asked, self.far.answers) = (region, BTreeMap::new());
         let mut new = Vec::new();
         for (link, stages) in links {
             if let Some(known) = self.far.links.get_mut(link)
@@ -212,16 +212,16 @@ impl Agent {
                 new.push(*link);
             }
             let (link, stages) = (*link, *stages);
-            self.far.asked.1.insert(link, None);
+            self.far.answers.insert(link, None);
             self.far.tell(link, move |driver| driver.open(link, region, stages));
         }
         self.await_answers(end, |far| {
-            let answers = || far.asked.1.values();
+            let answers = || far.answers.values();
             let open = answers().filter(|answer| answer.is_none()).count();
             (open, answers().flatten().filter(|answer| answer.is_ok()).count())
         });
         let (mut is_open, mut failure) = (false, None);
-        for answer in std::mem::take(&mut self.far.asked.1).into_values() {
+        for answer in std::mem::take(&mut self.far.answers).into_values() {
             match answer {
                 Some(Ok(())) => is_open = true,
                 Some(Err(error)) if error.kind() == ErrorKind::Stale => {
