@@ -3,12 +3,12 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, RenameFlags, renameat2};
+use nix::fcntl::{AtFlags, Flock, FlockArg, RenameFlags, renameat2};
 use nix::libc;
 use nix::poll::PollFlags;
 use nix::unistd::linkat;
@@ -22,6 +22,10 @@ const AT_ONCE: usize = 4096;
 const LOOK: Duration = Duration::from_secs(1);
 /// The name of a message has so many at least.
 const DIGITS: usize = 8;
+/// How the name of one ends that is not complete.
+const PART: &str = ".part";
+/// Files that are made for one message at most: it is bad luck if somebody comes upon one.
+const ATTEMPTS: usize = 8;
 
 /// Where messages go.
 #[derive(Debug)]
@@ -33,15 +37,37 @@ pub(super) enum Sink {
     /// To the end of a file.
     File(PathBuf, File),
     /// Each to a file of its own, numbered.
-    Directory { path: PathBuf, number: u64, part: Option<Part> },
+    Directory { path: PathBuf, number: u64, is_nameless: bool, part: Option<Part> },
 }
 
 /// A file whose message is not complete yet. It has no name, so that nothing stays of it if its process
-/// is killed; or, where there are no such files, one that goes if the message does not get complete.
+/// is killed. Where there are no such files it has one, and goes if the message does not get complete;
+/// if its process is killed, with the next one that writes there: it is locked for as long as
+/// somebody has it open.
 #[derive(Debug)]
 pub(super) struct Part {
-    file: File,
+    file: Written,
     name: Option<PathBuf>,
+}
+
+/// A file that is being written.
+#[derive(Debug)]
+enum Written {
+    Locked(Flock<File>),
+    /// Nobody can come upon one without a name; and where there are no locks nobody takes it for a dead
+    /// one's either.
+    Unlocked(File),
+}
+
+impl std::ops::Deref for Written {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Self::Locked(file) => file,
+            Self::Unlocked(file) => file,
+        }
+    }
 }
 
 impl Drop for Part {
@@ -53,20 +79,58 @@ impl Drop for Part {
 }
 
 impl Part {
-    fn create(directory: &Path) -> Result<Self, Failure> {
+    fn nameless(directory: &Path) -> Result<Self, Failure> {
         let mut options = OpenOptions::new();
-        let nameless = options.write(true).custom_flags(libc::O_TMPFILE).open(directory);
-        // If nothing at all can be written there, that is said of the one with a name.
-        nameless.map_or_else(|_| Self::named(directory), |file| Ok(Self { file, name: None }))
+        let file = options.write(true).custom_flags(libc::O_TMPFILE).open(directory);
+        let file = Written::Unlocked(file.map_err(|error| failed(directory, &error))?);
+        Ok(Self { file, name: None })
+    }
+
+    /// Are there files without a name, and can one get its name later? Tried by a name that goes at once.
+    fn can_be_nameless(directory: &Path, target: &Path) -> Result<bool, Failure> {
+        let Ok(mut part) = Self::nameless(directory) else { return Ok(false) };
+        let name = part_name(target)?;
+        let is_named = part.takes_name(&name).is_ok_and(|is_free| is_free);
+        part.name = is_named.then_some(name);
+        Ok(is_named)
     }
 
     /// By a name that nobody else comes upon, and nobody has put there.
-    fn named(directory: &Path) -> Result<Self, Failure> {
-        let drawn =
-            getrandom::u64().map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
-        let name = directory.join(format!("{drawn:016x}.part"));
-        let file = OpenOptions::new().write(true).create_new(true).open(&name);
-        Ok(Self { file: file.map_err(|error| failed(&name, &error))?, name: Some(name) })
+    fn named(target: &Path) -> Result<Self, Failure> {
+        Self::named_with(target, lock)
+    }
+
+    /// By who locks it so.
+    fn named_with(
+        target: &Path,
+        lock: impl Fn(File) -> Result<Flock<File>, (File, Errno)>,
+    ) -> Result<Self, Failure> {
+        for _ in 0..ATTEMPTS {
+            let path = part_name(target)?;
+            let file = OpenOptions::new().write(true).create_new(true).open(&path);
+            let file = file.map_err(|error| failed(&path, &error))?;
+            let (file, error) = match lock(file) {
+                Ok(file) => (Written::Locked(file), None),
+                Err((file, error)) => (Written::Unlocked(file), Some(error)),
+            };
+            // It goes unless it is given.
+            let part = Self { file, name: Some(path) };
+            match error {
+                None | Some(Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+                Some(Errno::EWOULDBLOCK | Errno::EINTR) => continue,
+                // Others could have it, and would take this one for dead.
+                Some(error) => {
+                    let why = format!("it cannot be locked: {}", error.desc());
+                    return Err(failed(target, &io::Error::other(why)));
+                }
+            }
+            // Somebody may have come upon it before it was locked.
+            if !part.file.metadata().is_ok_and(|found| found.nlink() == 0) {
+                return Ok(part);
+            }
+        }
+        let why = "each file that is made there is removed, or locked by another process, at once";
+        Err(failed(target, &io::Error::other(why)))
     }
 
     /// The message is complete: only now does it get its name. False if something else has that.
@@ -132,12 +196,17 @@ impl Sink {
     }
 
     /// Numbers go on behind those of messages that are there already. That nothing can be written
-    /// there is said before any message is read.
+    /// there is said before any message is read: what is tried is what is used later.
     pub(super) fn directory(path: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(path).map_err(|error| failed(path, &error))?;
+        remove_dead(path);
         let number = highest(path).map_err(|error| failed(path, &error))?;
-        drop(Part::create(path)?);
-        Ok(Self::Directory { path: path.to_owned(), number, part: None })
+        let next = named(path, number.saturating_add(1));
+        let is_nameless = Part::can_be_nameless(path, &next)?;
+        if !is_nameless {
+            drop(Part::named(&next)?);
+        }
+        Ok(Self::Directory { path: path.to_owned(), number, is_nameless, part: None })
     }
 
     /// Does it want the bytes?
@@ -147,8 +216,11 @@ impl Sink {
 
     /// The next message begins.
     pub(super) fn begin(&mut self) -> Result<(), Failure> {
-        if let Self::Directory { path, part, .. } = self {
-            *part = Some(Part::create(path)?);
+        if let Self::Directory { path, number, is_nameless, part } = self {
+            *part = Some(match is_nameless {
+                true => Part::nameless(path)?,
+                false => Part::named(&named(path, number.saturating_add(1)))?,
+            });
         }
         Ok(())
     }
@@ -184,7 +256,7 @@ impl Sink {
     /// The message is complete.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         match self {
-            Self::Directory { path, number, part } => {
+            Self::Directory { path, number, part, .. } => {
                 let Some(part) = part.take() else { return Ok(()) };
                 loop {
                     // Others may write there, too.
@@ -226,6 +298,54 @@ fn highest(directory: &Path) -> io::Result<u64> {
         highest = number.and_then(Result::ok).map_or(highest, |number: u64| number.max(highest));
     }
     Ok(highest)
+}
+
+/// What a message is called until it is complete.
+fn part_name(target: &Path) -> Result<PathBuf, Failure> {
+    let drawn =
+        getrandom::u64().map_err(|error| Failure::failed(format!("naming a file: {error}")))?;
+    Ok(target.with_extension(format!("{drawn:016x}{PART}")))
+}
+
+/// For as long as the file is open, and the lock there.
+fn lock(file: File) -> Result<Flock<File>, (File, Errno)> {
+    Flock::lock(file, FlockArg::LockExclusiveNonblock)
+}
+
+/// Is it the name of a message that is not complete?
+fn is_part(name: &str) -> bool {
+    let Some((number, drawn)) = name.strip_suffix(PART).and_then(|name| name.split_once('.'))
+    else {
+        return false;
+    };
+    let is_drawn = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    number.len() >= DIGITS
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+        && drawn.len() == 16
+        && drawn.bytes().all(is_drawn)
+}
+
+/// Removes what those of this user left that were killed in the middle of a message: nobody has the
+/// lock. What cannot be told, or removed, stays.
+fn remove_dead(directory: &Path) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if !entry.file_name().to_str().is_some_and(is_part) {
+            continue;
+        }
+        let path = entry.path();
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let Ok(file) = options.open(&path) else { continue };
+        let Ok(found) = file.metadata() else { continue };
+        if !found.is_file() || found.uid() != nix::unistd::geteuid().as_raw() {
+            continue;
+        }
+        if let Ok(_lock) = lock(file)
+            && std::fs::remove_file(&path).is_ok()
+        {
+            tracing::warn!(path = %path.display(), "removed what one left that was killed");
+        }
+    }
 }
 
 fn failed(path: &Path, error: &io::Error) -> Failure {
@@ -275,6 +395,15 @@ mod tests {
         let mut names: Vec<_> = names.collect();
         names.sort();
         names
+    }
+
+    /// As where there are no files without a name.
+    fn by_names(path: &Path) -> Sink {
+        let mut sink = Sink::directory(path).unwrap();
+        if let Sink::Directory { is_nameless, .. } = &mut sink {
+            *is_nameless = false;
+        }
+        sink
     }
 
     #[test]
@@ -362,10 +491,14 @@ mod tests {
     fn a_part_takes_a_name_that_is_free_and_leaves_nothing_without() {
         let path = directory("sink-parts");
         std::fs::write(path.join("taken"), "dear").unwrap();
-        for (create, target) in [(Part::create as fn(&Path) -> _, "one"), (Part::named, "other")] {
-            drop(create(&path).unwrap());
-            let part: Part = create(&path).unwrap();
-            (&part.file).write_all(target.as_bytes()).unwrap();
+        let create = |target| match target {
+            "one" => Part::nameless(&path).unwrap(),
+            _ => Part::named(&path.join("00000001")).unwrap(),
+        };
+        for target in ["one", "other"] {
+            drop(create(target));
+            let part = create(target);
+            (&*part.file).write_all(target.as_bytes()).unwrap();
             assert!(!part.takes_name(&path.join("taken")).unwrap());
             assert!(part.takes_name(&path.join(target)).unwrap());
             drop(part);
@@ -373,6 +506,68 @@ mod tests {
         }
         assert_eq!(names(&path), ["one", "other", "taken"]);
         assert_eq!(std::fs::read(path.join("taken")).unwrap(), b"dear");
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn what_one_left_that_was_killed_goes_with_the_next_one_and_nothing_else_does() {
+        let path = directory("sink-dead");
+        let signals = Signals::catch().unwrap();
+        let mut living = by_names(&path);
+        living.begin().unwrap();
+        living.write(b"half of", &signals).unwrap();
+        let [half] = &names(&path)[..] else { panic!() };
+        let strange =
+            ["00000001.part", "notes.0123456789abcdef.part", "00000001.0123456789abcdeg.part"];
+        for name in strange.into_iter().chain(["00000001.0123456789abcdef.part"]) {
+            std::fs::write(path.join(name), name).unwrap();
+        }
+        let link = "00000002.0123456789abcdef.part";
+        std::os::unix::fs::symlink(path.join(strange[0]), path.join(link)).unwrap();
+        // Who may do everything could remove those of others.
+        let others = "00000003.0123456789abcdef.part";
+        std::fs::write(path.join(others), others).unwrap();
+        let is_given = std::os::unix::fs::chown(path.join(others), Some(1), None).is_ok();
+        let _next = Sink::directory(&path).unwrap();
+        let mut left: Vec<_> = strange.into_iter().chain([half.as_str(), link]).collect();
+        left.extend(is_given.then_some(others));
+        left.sort_unstable();
+        assert_eq!(names(&path), left);
+        living.end().unwrap();
+        assert_eq!(std::fs::read(path.join("00000001")).unwrap(), b"half of");
+        std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn nobody_writes_without_a_lock_where_others_can_have_one() {
+        let path = directory("sink-unlocked");
+        let target = path.join("00000001");
+        let attempts = std::cell::Cell::new(0);
+        let create = |error| {
+            attempts.set(0);
+            Part::named_with(&target, |file| {
+                attempts.set(attempts.get() + 1);
+                Err((file, error))
+            })
+        };
+        for error in [Errno::ENOLCK, Errno::EMFILE] {
+            let why = create(error).unwrap_err().to_string();
+            assert!(why.contains("cannot be locked") && attempts.get() == 1, "{why}");
+        }
+        for error in [Errno::EOPNOTSUPP, Errno::ENOTSUP, Errno::ENOSYS] {
+            assert!(matches!(create(error).unwrap().file, Written::Unlocked(_)));
+        }
+        // What never comes right is not tried for ever.
+        let why = create(Errno::EWOULDBLOCK).unwrap_err().to_string();
+        assert!(why.contains("00000001") && attempts.get() == ATTEMPTS, "{why}");
+        let removed = Part::named_with(&target, |file| {
+            for name in names(&path) {
+                std::fs::remove_file(path.join(name)).unwrap();
+            }
+            lock(file)
+        });
+        assert!(removed.is_err());
+        assert!(names(&path).is_empty(), "nothing is left of it");
         std::fs::remove_dir_all(path).unwrap();
     }
 }
