@@ -301,7 +301,9 @@ impl Work<'_> {
     fn publish(&mut self, message: Message, buffer: &mut Vec<u8>) -> Result<Sent, Failure> {
         let deadline = Deadline::after(self.arguments.timeout);
         let length = message.length();
-        let asked = Instant::now();
+        // Only told as JSON: else nobody pays for it.
+        let clock = || self.arguments.json.then(Instant::now);
+        let asked = clock();
         let mut loan = match self.publisher.try_loan(length)? {
             Some(loan) => loan,
             None => loop {
@@ -314,10 +316,12 @@ impl Work<'_> {
                 }
             },
         };
-        self.tally.borrowing.add(asked.elapsed().as_nanos() as u64);
-        let lent = Instant::now();
+        let lent = clock();
         message.fill(&mut loan, buffer, self.signals)?;
-        self.tally.filling.add(lent.elapsed().as_nanos() as u64);
+        if let (Some(asked), Some(lent)) = (asked, lent) {
+            self.tally.borrowing.add((lent - asked).as_nanos() as u64);
+            self.tally.filling.add(lent.elapsed().as_nanos() as u64);
+        }
         loop {
             let since = Instant::now();
             loan = match loan.publish_within(deadline.slice())? {
