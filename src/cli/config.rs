@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::exit::Failure;
 use super::progress::amount;
-use super::settings::{ALL, Declaration, FILE_VARIABLE, Options, Settings, TABLE, json_of};
+use super::settings::{ALL, Declaration, FILE_VARIABLE, Options, Settings, TABLE};
 use super::text;
 
 /// Shows every setting with its value, and who said so: nobody, a file, the environment, an
@@ -83,7 +83,7 @@ fn for_people(settings: &Settings) -> String {
 
 fn for_programs(settings: &Settings) -> Value {
     let all = TABLE.iter().map(|declaration| {
-        let value = json_of(declaration.form, &(declaration.write)(settings));
+        let value = (declaration.json)(settings);
         let mut about = json!({ "value": value, "origin": declaration.origin(settings) });
         if let Some(value) = comes_to(settings, declaration) {
             about["comes_to"] = value;
@@ -109,6 +109,16 @@ mod tests {
             assert_eq!(all[&name]["origin"], "default", "{all}");
         }
         assert_eq!(all["topic.depth"]["value"], 16);
+    }
+
+    #[test]
+    fn a_text_that_is_none_is_no_null() {
+        let mut settings = Settings::default();
+        settings.directory.value = "none".into();
+        let all = for_programs(&settings);
+        assert_eq!(all["directory"]["value"], "none");
+        assert!(all["label"]["value"].is_null(), "{all}");
+        assert!(all["peers"]["value"].as_array().is_some_and(Vec::is_empty), "{all}");
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub(crate) struct Declaration {
     pub(super) read: fn(&mut Settings, &str, &str) -> Result<(), String>,
     /// As it would be read.
     pub(crate) write: fn(&Settings) -> String,
+    /// For programs.
+    pub(crate) json: fn(&Settings) -> serde_json::Value,
     pub(super) origin: fn(&Settings) -> Option<&str>,
 }
 
@@ -115,6 +117,7 @@ macro_rules! declare {
                     Ok(())
                 },
                 write: |settings| settings.$name.value.write(),
+                json: |settings| settings.$name.value.json(),
                 origin: |settings| settings.$name.origin.as_deref(),
             }
         },)*)*]);

@@ -25,7 +25,7 @@ use declare::declare;
 pub(crate) use declare::{Declaration, Given, Group};
 pub(crate) use options::{ALL, OF_DIRECTORY, OF_NODE, Options};
 use value::Value;
-pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, json_of, seconds};
+pub(crate) use value::{Count, Depth, Lanes, Loans, Service, Size, Workers, seconds};
 
 declare! {
     Node {

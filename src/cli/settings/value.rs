@@ -36,18 +36,18 @@ pub(crate) trait Value: Sized {
 
     /// As [`read`](Self::read) would read it.
     fn write(&self) -> String;
-}
 
-/// What was written of a value that has this form, for programs.
-pub(crate) fn json_of(form: Form, text: &str) -> Json {
-    match form {
-        Form::List => json!(list(text).unwrap_or_default()),
-        _ if text == NOTHING => Json::Null,
-        Form::Text => text.into(),
-        Form::Flag => json!(text.parse::<bool>().ok()),
-        Form::Number => json!(text.parse::<u64>().ok()),
-        Form::Size => json!(size::parse(text).ok()),
-        Form::Seconds => json!(text.parse::<f64>().ok()),
+    /// For programs.
+    fn json(&self) -> Json {
+        let text = self.write();
+        match Self::FORM {
+            Form::Text => text.into(),
+            Form::Flag => json!(text.parse::<bool>().ok()),
+            Form::Number => json!(text.parse::<u64>().ok()),
+            Form::Size => json!(size::parse(&text).ok()),
+            Form::Seconds => json!(text.parse::<f64>().ok()),
+            Form::List => json!(list(&text).unwrap_or_default()),
+        }
     }
 }
 
@@ -218,5 +218,9 @@ impl<T: Value> Value for Option<T> {
 
     fn write(&self) -> String {
         self.as_ref().map_or_else(|| NOTHING.to_owned(), T::write)
+    }
+
+    fn json(&self) -> Json {
+        self.as_ref().map_or(Json::Null, T::json)
     }
 }
