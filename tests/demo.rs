@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -41,12 +42,27 @@ impl Demonstration {
         let alone = alone();
         let directory = Directory::new(&format!("demo-{name}"));
         std::fs::create_dir_all(directory.join("tmp")).unwrap();
+        let child = Self::launch(&directory, arguments);
+        Self { child, directory, began: Instant::now(), _alone: alone }
+    }
+
+    fn launch(directory: &Directory, arguments: &[&str]) -> Child {
         let file = |name: &str| Stdio::from(File::create(directory.join(name)).unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fabricast"));
         command.arg("demo").args(arguments).env("TMPDIR", directory.join("tmp"));
         command.env_remove("FI_PROVIDER").env_remove("FABRICAST_LOG");
-        let child = Child::start(command.stdout(file("out")).stderr(file("error")));
-        Self { child, directory, began: Instant::now(), _alone: alone }
+        Child::start(command.stdout(file("out")).stderr(file("error")))
+    }
+
+    /// Once more, with the same directory for temporary files.
+    fn start_again(&mut self, arguments: &[&str]) {
+        (self.child, self.began) = (Self::launch(&self.directory, arguments), Instant::now());
+    }
+
+    /// What is there for temporary files.
+    fn left(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.directory.join("tmp")).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect()
     }
 
     fn number(&self) -> i32 {
@@ -78,7 +94,7 @@ impl Demonstration {
     #[track_caller]
     fn leaves_nothing(&self, others: &BTreeSet<Process>) {
         until_gone(others);
-        let left: Vec<_> = std::fs::read_dir(self.directory.join("tmp")).unwrap().collect();
+        let left = self.left();
         assert!(left.is_empty(), "{left:?}");
     }
 }
@@ -173,12 +189,19 @@ fn a_part_that_fails_ends_it_and_is_named() {
 }
 
 #[test]
-fn its_processes_do_not_outlive_it() {
+fn its_processes_do_not_outlive_it_and_its_directory_goes_with_the_next_one() {
     let mut demonstration = Demonstration::start("orphans", &["--time", "60"]);
     let others = demonstration.wait_for_all();
     kill(Pid::from_raw(demonstration.number()), Signal::SIGKILL).unwrap();
     let _ = demonstration.child.wait(ENDING);
     until_gone(&others);
+    let [older] = &demonstration.left()[..] else { panic!("{:?}", demonstration.left()) };
+    demonstration.start_again(&["--time", "60"]);
+    let others = demonstration.wait_for_all();
+    assert!(!older.exists() && demonstration.left().len() == 1, "{:?}", demonstration.left());
+    kill(Pid::from_raw(demonstration.number()), Signal::SIGTERM).unwrap();
+    demonstration.end();
+    demonstration.leaves_nothing(&others);
 }
 
 #[test]

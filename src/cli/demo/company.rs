@@ -1,8 +1,7 @@
 //! The processes of the demonstration, and what they said last: `fabricast node`, `pub` and `sub`.
 
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -15,6 +14,7 @@ use pubsub::Row;
 use serde::{Deserialize, Serialize};
 
 use super::cast::NODES;
+use super::directory::Directory;
 use super::network::Ground;
 use super::show::Show;
 use crate::cli::exit::{Exit, Failure};
@@ -87,7 +87,7 @@ pub(super) struct Company {
     pub(super) members: Vec<Member>,
     /// What is seen of them, once messages are published.
     pub(super) show: Option<Show>,
-    directory: PathBuf,
+    directory: Directory,
     say: Sender<Heard>,
     heard: Receiver<Heard>,
     signals: Signals,
@@ -101,16 +101,12 @@ impl Company {
             true => Signals::catch()?,
             false => Signals::catch_hangups_too()?,
         };
-        let drawn = getrandom::u32()
-            .map_err(|error| Failure::failed(format!("naming a directory: {error}")))?;
-        let directory = std::env::temp_dir().join(format!("fabricast-demo-{drawn:08x}"));
-        let made = DirBuilder::new().mode(0o700).create(&directory);
-        made.map_err(|error| Failure::failed(format!("making {}: {error}", directory.display())))?;
+        let directory = Directory::make()?;
         Ok(Self { ground, members: Vec::new(), show: None, directory, say, heard, signals })
     }
 
     pub(super) fn directory_of(&self, node: usize) -> PathBuf {
-        self.directory.join(format!("node-{}", node + 1))
+        self.directory.join(&format!("node-{}", node + 1))
     }
 
     /// What the nodes tell of themselves, each by itself.
@@ -135,7 +131,7 @@ impl Company {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let number = self.members.len();
-        let errors = self.directory.join(format!("{number}"));
+        let errors = self.directory.join(&number.to_string());
         if std::env::var_os("FABRICAST_LOG").is_none() {
             // What goes wrong is said; that nodes trust each other in here is no news.
             let file = File::create(&errors).map_err(|error| failed(error.to_string()))?;
@@ -260,6 +256,5 @@ impl Drop for Company {
         for member in &mut self.members {
             let _ = member.child.wait();
         }
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }

@@ -3,6 +3,7 @@
 
 mod cast;
 mod company;
+mod directory;
 mod memory;
 mod network;
 mod outcome;
