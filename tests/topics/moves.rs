@@ -1,5 +1,7 @@
 //! Messages from process to process.
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 
 use crate::house::{House, parse, topic};
@@ -34,6 +36,23 @@ fn a_pattern_arrives_whole_and_complete() {
     let said = other.succeed();
     assert!(said.contains("300 messages") && said.contains("p99"), "{said}");
     assert!(said.contains("0 not what they should be"), "{said}");
+}
+
+#[test]
+fn one_that_is_steady_does_not_make_up_for_waits() {
+    let house = House::open();
+    let rate = ["--rate", "10", "--steady", "--count", "12", "--json", "--every", "0.01"];
+    let mut publisher = house.start(&[&["pub", "t", "--pattern"][..], &rate].concat());
+    while publisher.output().is_empty() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    publisher.signal(Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(1));
+    publisher.signal(Signal::SIGCONT);
+    let said = publisher.succeed();
+    let sent = parse(said.lines().last().unwrap());
+    // Eleven waits, one of which may have been within the stop.
+    assert!(sent["seconds"].as_f64() > Some(1.9), "{sent}");
 }
 
 #[test]

@@ -169,7 +169,7 @@ impl Demonstration<'_> {
         for (topic, subject) in TOPICS.iter().enumerate() {
             let label = format!("publisher of {}", subject.name);
             let words = format!(
-                "pub {} --pattern --size {} --rate {} --wait-for {} --every 0.25",
+                "pub {} --pattern --size {} --rate {} --steady --wait-for {} --every 0.25",
                 subject.name,
                 subject.size,
                 subject.rate * speed,

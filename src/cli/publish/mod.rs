@@ -65,6 +65,9 @@ pub(crate) struct Arguments {
     /// Such a line also so often before, for who watches
     #[arg(long, value_name = "SECONDS", value_parser = seconds, requires = "json", hide = true)]
     every: Option<Duration>,
+    /// Do not publish faster than that rate to make up for waits
+    #[arg(long, requires = "rate", hide = true)]
+    steady: bool,
     #[command(flatten)]
     settings: Options<ALL>,
 }
@@ -253,9 +256,11 @@ impl Work<'_> {
     fn publish_all(&mut self, mut input: Input<'_>) -> Result<(), Failure> {
         let mut buffer = Vec::new();
         let began = Instant::now();
+        // From when on the rate counts.
+        let mut since = began;
         let mut told: Option<Instant> = None;
         loop {
-            self.keep_to_the_rate(began)?;
+            self.keep_to_the_rate(&mut since)?;
             let Some(message) = input.next(Some(self.largest), self.signals)? else {
                 return Ok(());
             };
@@ -283,13 +288,16 @@ impl Work<'_> {
     }
 
     /// Waits until it is time for the next message.
-    fn keep_to_the_rate(&self, began: Instant) -> Result<(), Failure> {
+    fn keep_to_the_rate(&self, since: &mut Instant) -> Result<(), Failure> {
         self.signals.go_on()?;
         let Some(rate) = self.arguments.rate else { return Ok(()) };
         let at = Duration::try_from_secs_f64(self.tally.messages as f64 / rate);
         let at = at.unwrap_or(Duration::MAX);
+        if self.arguments.steady {
+            *since += since.elapsed().saturating_sub(at);
+        }
         loop {
-            let left = at.saturating_sub(began.elapsed());
+            let left = at.saturating_sub(since.elapsed());
             if left.is_zero() {
                 return Ok(());
             }
