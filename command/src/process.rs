@@ -6,12 +6,13 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use nix::unistd::{getpid, getppid};
+use nix::unistd::{alarm, getpid, getppid};
 
 /// This very program, even if another has taken its place on disk.
 #[must_use]
@@ -34,6 +35,20 @@ pub fn end_with_this_process(command: &mut Command, signal: Signal) {
     };
     // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
     unsafe { command.pre_exec(ask) };
+}
+
+/// A program that is started by this command ends after so many seconds at the latest, even if the one
+/// that started it is stopped meanwhile.
+pub fn end_after(command: &mut Command, limit: Duration) {
+    let seconds = u32::try_from(limit.as_secs()).unwrap_or(u32::MAX).max(1);
+    let set = move || {
+        // What becomes of the signal is inherited, and the alarm is left as it is by exec.
+        becomes_of(Signal::SIGALRM, SigHandler::SigDfl)?;
+        alarm::set(seconds);
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls only, and allocates nothing.
+    unsafe { command.pre_exec(set) };
 }
 
 /// Was this process started, or told since, not to care for this signal?
@@ -118,5 +133,22 @@ pub fn end_as_usual() {
     }
     if IS_HELD_BACK.load(Ordering::Relaxed) {
         let _ = free.thread_unblock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_has_a_limit_ends_by_itself() {
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        end_with_this_process(&mut command, Signal::SIGKILL);
+        end_after(&mut command, Duration::from_secs(1));
+        let status = command.status().unwrap();
+        assert_eq!(status.signal(), Some(Signal::SIGALRM as i32));
     }
 }

@@ -18,12 +18,17 @@ use super::directory::Directory;
 use super::network::Ground;
 use super::show::Show;
 use crate::cli::exit::{Exit, Failure};
-use crate::cli::process::{end_with_this_process, is_ignored};
+use crate::cli::process::{end_after, end_with_this_process, is_ignored};
 use crate::cli::settings::{FILE_VARIABLE, TABLE};
 use crate::cli::signals::{Signals, interrupted};
 use crate::cli::statistics::Latency;
 use crate::cli::text;
 use command::process::this_program;
+
+/// Between two looks at what the nodes tell of themselves.
+const LOOK: Duration = Duration::from_millis(250);
+/// What they say is heard so soon.
+const SOON: Duration = Duration::from_millis(20);
 
 /// What a process does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,14 +77,21 @@ pub(super) struct Member {
     /// What it said is in there, if it is not told to the user at once.
     errors: PathBuf,
     is_to_end: bool,
+    /// It says nothing more.
+    is_silent: bool,
     has_ended: bool,
     /// It has begun.
     pub(super) has_said: bool,
     pub(super) said: Said,
 }
 
-/// What a process said on standard output; None if it is over.
-type Heard = (usize, Option<String>);
+/// What was heard.
+enum Heard {
+    /// A process said this on standard output; None if that is over.
+    Line(usize, Option<String>),
+    /// What a node tells of itself.
+    Rows(usize, Vec<Row>),
+}
 
 /// All of them. Dropping it ends them.
 pub(super) struct Company {
@@ -87,7 +99,11 @@ pub(super) struct Company {
     pub(super) members: Vec<Member>,
     /// What is seen of them, once messages are published.
     pub(super) show: Option<Show>,
+    /// What each node told of itself last, and how often it did.
+    pub(super) rows: [(Vec<Row>, u64); NODES],
     directory: Directory,
+    /// No process lives longer than that, even if this one is stopped.
+    limit: Duration,
     say: Sender<Heard>,
     heard: Receiver<Heard>,
     signals: Signals,
@@ -95,25 +111,42 @@ pub(super) struct Company {
 
 impl Company {
     /// To be called before this process has other threads.
-    pub(super) fn gather(ground: Ground) -> Result<Self, Failure> {
+    pub(super) fn gather(ground: Ground, limit: Duration) -> Result<Self, Failure> {
         let (say, heard) = channel();
         let signals = match is_ignored(Signal::SIGHUP) {
             true => Signals::catch()?,
             false => Signals::catch_hangups_too()?,
         };
+        let (members, rows) = (Vec::new(), Default::default());
         let directory = Directory::make()?;
-        Ok(Self { ground, members: Vec::new(), show: None, directory, say, heard, signals })
+        Ok(Self { ground, members, show: None, rows, directory, limit, say, heard, signals })
     }
 
-    pub(super) fn directory_of(&self, node: usize) -> PathBuf {
+    fn directory_of(&self, node: usize) -> PathBuf {
         self.directory.join(&format!("node-{}", node + 1))
     }
 
-    /// What the nodes tell of themselves, each by itself.
-    pub(super) fn report(&self) -> Vec<(usize, Row)> {
-        let of = |node| (pubsub::report(&self.directory_of(node)).unwrap_or_default(), node);
-        let all = (0..NODES).map(of);
-        all.flat_map(|(rows, node)| rows.into_iter().map(move |row| (node, row))).collect()
+    /// What the nodes told of themselves last, each by itself.
+    pub(super) fn report(&self) -> impl Iterator<Item = (usize, &Row)> {
+        let all = self.rows.iter().enumerate();
+        all.flat_map(|(node, (rows, _))| rows.iter().map(move |row| (node, row)))
+    }
+
+    /// Asks a node again and again what it tells of itself: a thread waits for that, so that a
+    /// node that does not answer keeps nobody waiting.
+    pub(super) fn ask(&self, node: usize) -> Result<(), Failure> {
+        let (say, directory) = (self.say.clone(), self.directory_of(node));
+        let asking = move || {
+            let mut is_heard = true;
+            while is_heard {
+                // One that does not answer yet, or any more, is asked again.
+                if let Ok(rows) = pubsub::report(&directory) {
+                    is_heard = say.send(Heard::Rows(node, rows)).is_ok();
+                }
+                std::thread::sleep(LOOK);
+            }
+        };
+        in_a_thread(asking)
     }
 
     /// Starts one more. Tests tell them apart by their labels.
@@ -140,6 +173,7 @@ impl Company {
         // A terminal's signals are for the one that started it, which ends the others.
         command.process_group(0);
         end_with_this_process(&mut command, Signal::SIGKILL);
+        end_after(&mut command, self.limit);
         self.ground.enter(node)?;
         let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
         let (say, output) = (self.say.clone(), child.stdout.take());
@@ -150,6 +184,7 @@ impl Company {
             child,
             errors,
             is_to_end: false,
+            is_silent: false,
             has_ended: false,
             has_said: false,
             said: Said::default(),
@@ -157,10 +192,10 @@ impl Company {
         let reader = move || {
             let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
             let lines = lines.map_while(Result::ok).map(Some);
-            lines.chain([None]).try_for_each(|line| say.send((number, line)))
+            // Nobody hears it once all is over.
+            let _ = lines.chain([None]).try_for_each(|line| say.send(Heard::Line(number, line)));
         };
-        let thread = std::thread::Builder::new().spawn(reader);
-        thread.map(drop).map_err(|error| failed(error.to_string()))
+        in_a_thread(reader)
     }
 
     /// Asks those to end that have such a part, and waits until they have.
@@ -183,10 +218,21 @@ impl Company {
         &mut self,
         what: &str,
         deadline: Instant,
-        mut is_so: impl FnMut(&[Member]) -> bool,
+        is_so: impl Fn(&[Member]) -> bool,
+    ) -> Result<(), Failure> {
+        self.until_all(what, deadline, |it| is_so(&it.members))
+    }
+
+    /// The same of all of them, and of what the nodes tell.
+    pub(super) fn until_all(
+        &mut self,
+        what: &str,
+        deadline: Instant,
+        is_so: impl Fn(&Self) -> bool,
     ) -> Result<(), Failure> {
         loop {
-            let is_over = is_so(&self.members);
+            self.members.iter_mut().try_for_each(Member::look)?;
+            let is_over = is_so(self);
             if let Some(show) = &mut self.show {
                 show.look(&self.members)?;
             }
@@ -201,8 +247,9 @@ impl Company {
                 let why = format!("it took too long until {what}{}", self.why());
                 return Err(Failure::new(Exit::Deadline, why));
             }
-            match self.heard.recv_timeout(left.min(Duration::from_millis(100))) {
-                Ok((member, line)) => self.members[member].hear(line)?,
+            match self.heard.recv_timeout(left.min(SOON)) {
+                Ok(Heard::Line(member, line)) => self.members[member].hear(line)?,
+                Ok(Heard::Rows(node, rows)) => self.rows[node] = (rows, self.rows[node].1 + 1),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Failure::failed("nobody is there to be heard"));
@@ -213,8 +260,8 @@ impl Company {
 
     /// What nodes say of each other, where that may be why.
     fn why(&self) -> String {
-        let rows = self.report().into_iter();
-        let all: Vec<String> = rows
+        let all: Vec<String> = self
+            .report()
             .filter_map(|(_, row)| match row {
                 Row::Peer { label, address, is_connected: false, detail, .. } => {
                     Some(format!("; node \"{label}\" at {address} is not connected: {detail}"))
@@ -231,20 +278,34 @@ impl Member {
         if let Some(line) = line {
             let wrong = |error| Failure::failed(format!("{} says {line:?}: {error}", self.label));
             (self.said, self.has_said) = (serde_json::from_str(&line).map_err(wrong)?, true);
+        } else {
+            self.is_silent = true;
+        }
+        Ok(())
+    }
+
+    /// Looks how one ended that says nothing more.
+    fn look(&mut self) -> Result<(), Failure> {
+        if self.has_ended || !self.is_silent {
             return Ok(());
         }
-        self.has_ended = true;
-        if self.is_to_end {
-            return Ok(());
-        }
-        let (exit, status) = match self.child.wait() {
-            Ok(status) => (Exit::from_code(status.code().unwrap_or(1)), status.to_string()),
-            Err(error) => (Exit::Failed, error.to_string()),
+        let (code, status) = match self.child.try_wait() {
+            Ok(None) => return Ok(()),
+            Ok(Some(status)) => (status.code(), status.to_string()),
+            Err(error) => (None, error.to_string()),
         };
+        self.has_ended = true;
+        // `pub` was asked to end before it was done: there is no end to its messages.
+        let is_in_order = matches!(code, Some(0)) || code == Some(Exit::Interrupted as i32);
+        if self.is_to_end && is_in_order {
+            return Ok(());
+        }
         if let Ok(errors) = std::fs::read_to_string(&self.errors) {
             text::complain(errors.trim_end());
         }
-        Err(Failure::new(exit, format!("{} ended too early: {status}", self.label)))
+        let how = if self.is_to_end { "did not end as it should" } else { "ended too early" };
+        let exit = Exit::from_code(code.unwrap_or(1));
+        Err(Failure::new(exit, format!("{} {how}: {status}", self.label)))
     }
 }
 
@@ -256,5 +317,55 @@ impl Drop for Company {
         for member in &mut self.members {
             let _ = member.child.wait();
         }
+    }
+}
+
+fn in_a_thread(task: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let thread = std::thread::Builder::new().spawn(task);
+    thread.map(drop).map_err(|error| Failure::failed(format!("starting a thread: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn member(script: &str, is_to_end: bool) -> Member {
+        let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+        Member {
+            part: Part::Read(0),
+            node: 0,
+            label: "node 1, a".to_owned(),
+            child,
+            errors: PathBuf::new(),
+            is_to_end,
+            is_silent: true,
+            has_ended: false,
+            has_said: false,
+            said: Said::default(),
+        }
+    }
+
+    fn end(script: &str, is_to_end: bool) -> Result<(), Failure> {
+        let mut member = member(script, is_to_end);
+        while !member.has_ended {
+            member.look()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn who_was_asked_to_end_ends_in_order_or_fails_by_name() {
+        assert!(end("exit 0", true).is_ok() && end("exit 130", true).is_ok());
+        for (script, code) in [("exit 8", Exit::Missed), ("kill -SEGV $$", Exit::Failed)] {
+            let failure = end(script, true).unwrap_err();
+            let why = failure.to_string();
+            assert_eq!(failure.exit(), code, "{why}");
+            assert!(why.starts_with("node 1, a did not end as it should: "), "{why}");
+        }
+        let why = end("exit 0", false).unwrap_err().to_string();
+        assert!(why.contains("ended too early"), "{why}");
     }
 }

@@ -66,7 +66,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     memory::check()?;
     // In this order: into a namespace goes who has one thread, and devices and signals have more.
     let ground = Ground::prepare(arguments.between)?;
-    let company = Company::gather(ground)?;
+    let limit = GATHERING + arguments.time + FINISHING + LEAVING * 2;
+    let company = Company::gather(ground, limit)?;
     let places = memory::places(arguments.memory);
     memory::check_places(&places)?;
     let memory = places.map(|place| place.to_string());
@@ -185,14 +186,20 @@ impl Demonstration<'_> {
         self.company.show = (!self.arguments.json).then(Show::begin);
         let end = begun + self.arguments.time;
         self.company.until("it was over", end + LEAVING, |_| Instant::now() >= end)?;
-        self.rows = self.company.report();
+        let copied = |(node, row): (usize, &Row)| (node, row.clone());
+        self.rows = self.company.report().map(copied).collect();
         let finished = Instant::now() + FINISHING;
         self.company.end(Part::publishes, finished)?;
         self.company.until("all that was published was read", finished, has_all)?;
-        // What came from the other node: said of topics that are there.
-        self.rows.retain(|(_, row)| matches!(row, Row::Received { .. }));
-        self.rows.extend(self.company.report());
         let left = Instant::now() + LEAVING;
+        // What came from the other node: said of topics that are there. An answer may be on its way that
+        // knows less.
+        let known: Vec<u64> = self.company.rows.iter().map(|(_, reports)| *reports).collect();
+        self.company.until_all("the nodes had told what they carried", left, |it| {
+            it.rows.iter().zip(&known).all(|((_, reports), known)| *reports > known + 1)
+        })?;
+        self.rows.retain(|(_, row)| matches!(row, Row::Received { .. }));
+        self.rows.extend(self.company.report().map(copied));
         self.company.end(Part::reads, left)?;
         self.company.end(|part| part == Part::Serve, left)
     }
@@ -224,15 +231,16 @@ impl Demonstration<'_> {
             }
             all.extend(peer.take().map(|peer| format!("--peers={peer}")));
             self.company.start((Part::Serve, node, label), all)?;
-            let directory = self.company.directory_of(node);
-            self.company.until("the nodes were served", gathered, |_| {
-                let rows = pubsub::report(&directory).unwrap_or_default();
-                peer = rows.into_iter().find_map(|row| match row {
-                    Row::Node { listens, .. } => listens,
+            self.company.ask(node)?;
+            let listens = |it: &Company| {
+                it.rows[node].0.iter().find_map(|row| match row {
+                    Row::Node { listens, .. } => listens.clone(),
                     _ => None,
-                });
-                peer.is_some()
-            })?;
+                })
+            };
+            self.company
+                .until_all("the nodes were served", gathered, |it| listens(it).is_some())?;
+            peer = listens(&self.company);
         }
         Ok(())
     }
