@@ -1,5 +1,6 @@
 //! The processes of the demonstration, and what they said last: `fabricast node`, `pub` and `sub`.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -25,6 +26,8 @@ use crate::cli::statistics::Latency;
 use crate::cli::text;
 use command::process::this_program;
 
+/// What rates are taken of.
+pub(super) const WINDOW: Duration = Duration::from_secs(3);
 /// Between two looks at what the nodes tell of themselves.
 const LOOK: Duration = Duration::from_millis(250);
 /// What they say is heard so soon.
@@ -83,6 +86,8 @@ pub(super) struct Member {
     /// It has begun.
     pub(super) has_said: bool,
     pub(super) said: Said,
+    /// When how many messages had been read or published.
+    history: VecDeque<(Instant, u64)>,
 }
 
 /// What was heard.
@@ -188,6 +193,7 @@ impl Company {
             has_ended: false,
             has_said: false,
             said: Said::default(),
+            history: VecDeque::new(),
         });
         let reader = move || {
             let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
@@ -278,10 +284,25 @@ impl Member {
         if let Some(line) = line {
             let wrong = |error| Failure::failed(format!("{} says {line:?}: {error}", self.label));
             (self.said, self.has_said) = (serde_json::from_str(&line).map_err(wrong)?, true);
+            let now = Instant::now();
+            self.history.push_back((now, self.said.messages));
+            // One that is older stays, so that there is all of the time.
+            while self.history.get(1).is_some_and(|(then, _)| now - *then > WINDOW) {
+                self.history.pop_front();
+            }
         } else {
             self.is_silent = true;
         }
         Ok(())
+    }
+
+    /// Messages a second lately.
+    pub(super) fn rate(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.history.front(), self.history.back()) else {
+            return 0.0;
+        };
+        let seconds = (last.0 - first.0).as_secs_f64();
+        if seconds > 0.0 { (last.1 - first.1) as f64 / seconds } else { 0.0 }
     }
 
     /// Looks how one ended that says nothing more.
@@ -344,6 +365,7 @@ mod tests {
             has_ended: false,
             has_said: false,
             said: Said::default(),
+            history: VecDeque::new(),
         }
     }
 
@@ -367,5 +389,22 @@ mod tests {
         }
         let why = end("exit 0", false).unwrap_err().to_string();
         assert!(why.contains("ended too early"), "{why}");
+    }
+
+    #[test]
+    fn rates_are_those_of_late() {
+        let mut member = member("true", true);
+        let now = Instant::now();
+        let ago = |milliseconds| now.checked_sub(Duration::from_millis(milliseconds)).unwrap();
+        member.history.extend([(ago(9000), 0), (ago(8000), 900), (ago(2000), 1000)]);
+        member
+            .hear(Some(
+                r#"{"messages":1012,"bytes":0,"messages_per_s":99,"bytes_per_s":0,"latencies":[]}"#
+                    .to_owned(),
+            ))
+            .unwrap();
+        assert_eq!(member.history.len(), 3);
+        assert!((13.0..15.0).contains(&member.rate()), "{}", member.rate());
+        member.child.wait().unwrap();
     }
 }

@@ -216,6 +216,7 @@ mod tests {
             bytes_of_each: 1,
             name: String::new(),
             is_near: path == SHARED_MEMORY,
+            rate: 0.0,
             said: Said {
                 paths: vec![path.to_owned()],
                 latencies: stages

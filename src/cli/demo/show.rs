@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::cast::{Subject, TOPICS};
-use super::company::{Member, Part, Said};
+use super::company::{Member, Part, Said, WINDOW};
 use crate::cli::exit::Failure;
 use crate::cli::stages::{ALL_TOGETHER, Stage};
 use crate::cli::statistics::Latency;
@@ -45,7 +45,9 @@ impl Show {
             return text::print(&self.line(&readers));
         }
         self.next = Instant::now() + REDRAW;
-        let table = table(&readers, false);
+        let window = WINDOW.as_secs();
+        let heading = format!("Rates of the last {window} s, medians of all messages so far:\n");
+        let table = heading + &table(&readers, false);
         self.wipe()?;
         self.lines = table.lines().count();
         // What is wider than the terminal is cut off: lines that wrap would be more than were counted.
@@ -66,9 +68,9 @@ impl Show {
 
     fn line(&self, readers: &[Reader]) -> String {
         let sum = |of: fn(&Said) -> u64| readers.iter().map(|it| of(&it.said)).sum::<u64>();
-        let rate: f64 = readers.iter().map(|it| it.said.bytes_per_s).sum();
+        let rate: f64 = readers.iter().map(Reader::bytes_per_s).sum();
         format!(
-            "{:4.0} s: {} read and compared, {}, {}/s; {} altered, {} missed\n",
+            "{:4.0} s: {} read and compared, {}; now {}/s; {} altered, {} missed\n",
             self.began.elapsed().as_secs_f64(),
             text::counted(sum(|said| said.messages), "message"),
             progress::amount(sum(|said| said.bytes) as f64),
@@ -88,8 +90,18 @@ pub(super) struct Reader {
     /// Is it at the node that publishes the topic?
     #[serde(skip)]
     pub(super) is_near: bool,
+    /// Messages a second lately.
+    #[serde(skip)]
+    pub(super) rate: f64,
     #[serde(flatten)]
     pub(super) said: Said,
+}
+
+impl Reader {
+    /// Lately.
+    fn bytes_per_s(&self) -> f64 {
+        self.rate * self.bytes_of_each as f64
+    }
 }
 
 /// The stages of a message's way, in order, and all of it together.
@@ -112,6 +124,7 @@ pub(super) fn readers(members: &[Member]) -> Vec<Reader> {
             bytes_of_each: size,
             name: member.label.clone(),
             is_near: member.node == from,
+            rate: member.rate(),
             said: Said { latencies, ..member.said.clone() },
         })
     };
@@ -140,12 +153,13 @@ pub(super) fn table(readers: &[Reader], is_over: bool) -> String {
     head.extend(&stages);
     head.extend(["path", "data"]);
     let mut rows = vec![head.into_iter().map(str::to_owned).collect()];
-    for Reader { topic, bytes_of_each, name, said, .. } in readers {
+    for reader in readers {
+        let Reader { topic, bytes_of_each, name, rate, said, .. } = reader;
         let (size, messages) = (size::print(*bytes_of_each), said.messages.to_string());
         let mut row = vec![(*topic).to_owned(), size, name.clone(), messages];
         if !is_over {
-            row.push(format!("{:.1}", said.messages_per_s));
-            row.push(format!("{:.2}", said.bytes_per_s / 1e9));
+            row.push(format!("{rate:.1}"));
+            row.push(format!("{:.2}", reader.bytes_per_s() / 1e9));
         }
         row.extend(stages.iter().map(|name| {
             let one = said.latencies.iter().find(|one| one.stage == *name);
