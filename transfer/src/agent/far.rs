@@ -312,8 +312,9 @@ impl Agent {
             let left = Error::new("transfer", ErrorKind::Closed, "it was left");
             return self.part_is_done(told.token, Err(left));
         };
-        *self.far.parts[link.rail].entry(told.token).or_default() += 1;
-        self.far.tell(told.link, move |driver| driver.begin_move(told));
+        let rail = link.rail;
+        *self.far.parts[rail].entry(told.token).or_default() += 1;
+        self.far.rails[rail].line.begin_move(told);
     }
 
     /// What a rail that was lost did not do, and has not begun, another one does.
@@ -453,8 +454,10 @@ impl Agent {
             }
             Report::Opened { link: number, region, outcome } => {
                 // What was there and is refused is withdrawn, too, which the rail says itself.
-                if let Some(link) = self.far.links.get_mut(&number).filter(|_| outcome.is_ok()) {
-                    link.regions.insert(region.0, Standing::Open);
+                // Nor is one known that a join gave up.
+                let link = self.far.links.get_mut(&number).filter(|_| outcome.is_ok());
+                if let Some(known) = link.and_then(|link| link.regions.get_mut(&region.0)) {
+                    *known = Standing::Open;
                 }
                 // One that nobody waits for any more is of no use.
                 let Far { asked, answers, .. } = &mut self.far;

@@ -233,6 +233,10 @@ impl Agent {
             }
         }
         if is_open {
+            // By this ticket it is there: links that did not say so yet ask when they can.
+            for (link, stages) in links.iter().copied() {
+                self.far.tell(link, move |driver| driver.want(link, region, stages));
+            }
             return Ok(());
         }
         // There will be no route that has it.

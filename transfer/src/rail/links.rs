@@ -303,24 +303,39 @@ impl Driver {
     }
 
     pub(crate) fn open(&mut self, number: u32, (region, ticket): (u64, u64), stages: bool) {
-        let (is_met, known) = match self.links.get_mut(&number) {
-            Some(link) => (link.is_met(), Some(&mut link.known)),
-            None => (false, self.away.get_mut(&number)),
+        let Some(link) = self.links.get(&number).filter(|link| link.is_met()) else {
+            let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "it is not there"));
+            return self.tell(Report::Opened { link: number, region: (region, ticket), outcome });
         };
-        let mut wanted = Wanted { ticket, stages };
-        if let Some(known) = known {
-            // One that needs staging does so for good.
-            wanted.stages |= known.wanted.get(&region).is_some_and(|before| before.stages);
-            if !is_met {
-                // It is asked for when the peer is met. What is known to be there is not another one.
-                known.wanted.entry(region).or_insert(wanted).stages |= stages;
+        // One that needs staging does so for good.
+        let stages = stages || link.known.wanted.get(&region).is_some_and(|before| before.stages);
+        self.ask_for(number, region, Wanted { ticket, stages });
+    }
+
+    /// A region is there by this ticket: another link was told so. This one asks for it, too: now,
+    /// or when its peer is back.
+    pub(crate) fn want(&mut self, number: u32, (region, ticket): (u64, u64), stages: bool) {
+        let is_it = |asked: &Asked| (asked.region, asked.wanted.ticket) == (region, ticket);
+        let (asks, known) = match self.links.get_mut(&number) {
+            Some(link) => {
+                let asks = link.is_met() && !link.asked.values().any(is_it);
+                (asks, &mut link.known)
             }
+            None => match self.away.get_mut(&number) {
+                Some(known) => (false, known),
+                None => return,
+            },
+        };
+        let before = known.wanted.get(&region).copied();
+        if before.is_some_and(|before| before.ticket == ticket && before.stages >= stages) {
+            return;
         }
-        if is_met {
-            return self.ask_for(number, region, wanted);
+        let stages = stages || before.is_some_and(|before| before.stages);
+        let wanted = Wanted { ticket, stages };
+        known.wanted.insert(region, wanted);
+        if asks {
+            self.ask_for(number, region, wanted);
         }
-        let outcome = Err(Error::new(OPEN, ErrorKind::Closed, "it is not there"));
-        self.tell(Report::Opened { link: number, region: (region, ticket), outcome });
     }
 
     /// An answer to a request.

@@ -126,6 +126,21 @@ pub(crate) struct Bytes {
     pub(crate) joined: Arc<Joined>,
 }
 
+/// What a rail was told to move. If the rail ends without having looked at it, it is given back.
+struct Told {
+    told: Option<Move>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if let Some(told) = self.told.take() {
+            let why = "the rail's thread has ended".to_owned();
+            lock(&self.shared.reports).push_back(Report::Stranded { told: Box::new(told), why });
+        }
+    }
+}
+
 /// What a rail is told to do.
 type Command = Box<dyn FnOnce(&mut Driver) + Send>;
 
@@ -223,6 +238,15 @@ impl Line {
         let _ = self.commands.send(Box::new(command));
         // Where nobody can be woken, the thread looks by itself, soon.
         let _ = self.waker.wake();
+    }
+
+    pub(crate) fn begin_move(&self, told: Move) {
+        let mut told = Told { told: Some(told), shared: Arc::clone(&self.shared) };
+        self.tell(move |driver| {
+            if let Some(told) = told.told.take() {
+                driver.begin_move(told);
+            }
+        });
     }
 
     /// A region is not to be reached any more: the peers are told, and it is kept until they know.

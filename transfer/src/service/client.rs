@@ -21,7 +21,7 @@ const RESTS: (Duration, Duration) = (Duration::from_millis(10), Duration::from_m
 /// Asks a service. Threads may share one: those that ask at the same time have a connection each.
 ///
 /// A connection that the service gave up, because it had others to serve or was started
-/// anew, is made again by the next call.
+/// anew, is made again, by the same call if it has time left.
 #[derive(Debug)]
 pub struct Client {
     /// A connection that no call uses now. One whose answer did not come in time is not kept: a late

@@ -398,3 +398,44 @@ fn a_join_that_is_refused_leaves_nothing_behind() {
     }
     world.carries(3);
 }
+
+/// Joins another region of the other one, and moves by it from now on.
+fn joins_another(world: &mut World, theirs: HostBuffer, region: &Region) {
+    let bytes = region.descriptor().encode().unwrap();
+    let policy = Policy::default();
+    let route = world.one.join(world.peer, &world._regions[0], &bytes, &policy, PATIENCE);
+    (world.route, world.theirs) = (route.unwrap(), theirs);
+}
+
+#[test]
+fn a_join_that_is_refused_while_a_rail_is_lost_does_not_spoil_the_next_one() {
+    let mut world = World::new(2);
+    let theirs = HostBuffer::new(LENGTH).unwrap();
+    let region = world.two.register(&theirs, Rights::ALL).unwrap();
+    let deaf = world.deafen(true, 1);
+    world.until("the rail is lost", |world| world.told[0] == "-1");
+    let good = region.descriptor();
+    let bad = crate::RegionDescriptor { ticket: good.ticket ^ 1, ..good.clone() };
+    let (bytes, policy) = (bad.encode().unwrap(), Policy::default());
+    let mine = &world._regions[0];
+    let refused = world.one.join(world.peer, mine, &bytes, &policy, PATIENCE).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Stale, "{refused}");
+    joins_another(&mut world, theirs, &region);
+    drop(deaf);
+    world.until("it leads there, too", |world| world.open_rails() == 2);
+    world.carries(5);
+}
+
+#[test]
+fn a_region_that_was_joined_while_a_rail_said_nothing_is_reached_by_it_later() {
+    let mut world = World::new(2);
+    let theirs = HostBuffer::new(LENGTH).unwrap();
+    let region = world.two.register(&theirs, Rights::ALL).unwrap();
+    let deaf = world.deafen(true, 1);
+    joins_another(&mut world, theirs, &region);
+    assert_eq!(world.open_rails(), 1);
+    world.until("the rail is lost", |world| world.told[0] == "-1");
+    drop(deaf);
+    world.until("it leads there, too", |world| world.open_rails() == 2);
+    world.carries(5);
+}
