@@ -54,6 +54,11 @@ mod tests {
             assert!(next.is_over(now));
             rest = Some(next);
         }
+        let first = Rest::after(None, now, lengths);
+        let soon = first.until() + GOOD_WHILE - Duration::from_millis(1);
+        assert_eq!(Rest::after(Some(first), soon, lengths).until(), soon + Duration::from_secs(2));
+        let late = first.until() + GOOD_WHILE;
+        assert_eq!(Rest::after(Some(first), late, lengths).until(), late + Duration::from_secs(1));
         let later = Rest::after(rest, now + Duration::from_secs(60), lengths);
         assert_eq!(later.until(), now + Duration::from_secs(61));
     }

@@ -16,9 +16,7 @@ impl Reception {
         // Its end stays readable: who is known to be dead is not listened for any more.
         self.lives.remove(&who);
         self.loses(who);
-        if let Some((process, label)) = self.unconnected.remove(&who) {
-            log_change!(self, %who, process, label, "a process has ended");
-        }
+        self.tell_of_the_end(who);
         self.unburied.insert(who);
         if let Some(gathering) = &mut self.gathering {
             gathering.is_back(who);
@@ -47,6 +45,13 @@ impl Reception {
             // It gave up before it became one, and has nothing.
             self.lives.remove(&who);
             self.unburied.insert(who);
+        }
+    }
+
+    /// Of one whose connection ended before it was known to be dead.
+    fn tell_of_the_end(&mut self, who: Participant) {
+        if let Some((process, label)) = self.unconnected.remove(&who) {
+            log_change!(self, %who, process, label, "a process has ended");
         }
     }
 
@@ -101,10 +106,11 @@ impl Reception {
             return;
         }
         self.roll_call = Instant::now();
-        for who in seat.roster.the_dead() {
+        let dead = seat.roster.the_dead();
+        for who in dead {
             self.lives.remove(&who);
-            self.unconnected.remove(&who);
             self.unburied.insert(who);
+            self.tell_of_the_end(who);
         }
     }
 
