@@ -301,7 +301,8 @@ impl Member {
         let (Some(first), Some(last)) = (self.history.front(), self.history.back()) else {
             return 0.0;
         };
-        let seconds = (last.0 - first.0).as_secs_f64();
+        // One that says nothing more does nothing more.
+        let seconds = first.0.elapsed().as_secs_f64();
         if seconds > 0.0 { (last.1 - first.1) as f64 / seconds } else { 0.0 }
     }
 

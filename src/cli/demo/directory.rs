@@ -42,7 +42,7 @@ impl Directory {
                 Ok(lock) => return Ok(Self { path, _lock: Some(lock) }),
                 Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => return Ok(Self { path, _lock: None }),
                 // Another one takes it for one of the killed.
-                Err(Errno::EWOULDBLOCK | Errno::ENOENT) => {}
+                Err(Errno::EWOULDBLOCK | Errno::ENOENT) => drop(std::fs::remove_dir(&path)),
                 Err(error) => {
                     let _ = std::fs::remove_dir(&path);
                     return Err(failed(&path, &error.into()));
