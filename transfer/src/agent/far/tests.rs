@@ -29,11 +29,14 @@ fn numbers(first: u64) -> Vec<u8> {
     (0..LENGTH / 8).flat_map(|at| (first + at).to_le_bytes()).collect()
 }
 
-/// A rail hears and says nothing until the other end of this is dropped.
+/// A rail hears and says nothing from now on, until the other end of this is dropped.
 fn hold(agent: &Agent, rail: usize, until: Receiver<()>) {
+    let (held, is_held) = channel();
     agent.far.rails[rail].line.tell(move |_| {
+        let _ = held.send(());
         let _ = until.recv();
     });
+    is_held.recv().unwrap();
 }
 
 /// One puts and gets, the other one has the memory.
