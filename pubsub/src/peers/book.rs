@@ -234,10 +234,11 @@ impl Book {
         entry.stage = Stage::Resting { until: now + jittered(pause, chance) };
     }
 
-    /// A node's session ended: its other addresses are dialled, too.
+    /// A node's session ended, whoever had dialled: all its addresses are dialled again.
     pub(super) fn lost(
         &mut self,
         node: &NodeIdentity,
+        why: &str,
         timing: &Timing,
         chance: &mut Chance,
         now: Duration,
@@ -247,6 +248,7 @@ impl Book {
                 *until = (*until).max(now + jittered(timing.first_pause, chance));
                 entry.since = now;
                 entry.absent = now;
+                entry.why_not = Some(why.to_owned());
             }
         }
     }

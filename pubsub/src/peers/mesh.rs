@@ -373,7 +373,7 @@ impl Mesh {
         if let Some(session) = line.number {
             let interests = line.listing.len();
             tracing::debug!(%node, label = peer.label, %session, interests, why, "a node vanished");
-            self.book.lost(&node, &self.timing, &mut self.chance, now);
+            self.book.lost(&node, &why, &self.timing, &mut self.chance, now);
             self.actions.push_back(Action::Tell(Event::Vanished { node, session, reason }));
         }
         let step = self.nodes.get_mut(&node).and_then(|known| known.pair.gone(connection));

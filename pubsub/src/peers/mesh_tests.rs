@@ -311,6 +311,30 @@ fn a_peer_that_is_cut_off_is_missed_by_both_sides() {
 }
 
 #[test]
+fn the_last_end_is_what_is_told_whoever_had_dialled() {
+    for seed in 0..20 {
+        let mut world = World::new(plans(2, seed, Acquaintance::All), seed);
+        world.start(0, 1);
+        world.start(1, 1);
+        world.run(LONG);
+        world.cut(0, 1);
+        world.run(world.timing.lost_after + Duration::from_secs(1));
+        world.mend(0, 1);
+        world.run(LONG);
+        check_that_all_are_joined(&world);
+        let (goes, stays) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
+        world.stop(goes, true);
+        world.run(Duration::from_millis(100));
+        let reports = world.hosts[stays].mesh.as_ref().unwrap().reports(|_| SystemTime::UNIX_EPOCH);
+        let address = address(goes, 0).to_string();
+        let report = reports.iter().find(|report| report.address == address).unwrap();
+        // It may be dialled already.
+        let why = report.why_not.as_deref().unwrap();
+        assert!(["it left", "nobody is there"].contains(&why), "seed {seed}: {why}");
+    }
+}
+
+#[test]
 fn one_that_had_come_by_itself_is_told_of_while_it_is_away() {
     let away = |world: &mut World| {
         let now = world.now;
