@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::{alloc, queue, share, topic, transfer};
-use crate::premises::Premises;
 use crate::process::pin;
+use crate::temp_dir::TempDir;
 use crate::worker::Worker;
 use command::exit::{Exit, Failure};
 use command::histogram::Histogram;
@@ -170,23 +170,23 @@ pub(crate) struct Party {
     workers: Vec<Member>,
     is_isolated: bool,
     /// Last: nobody is there any more when it goes.
-    premises: Premises,
+    directory: TempDir,
 }
 
 impl Party {
     /// Nobody yet, and so many words for what is measured.
     pub(crate) fn new(words: usize) -> Result<Self, Failure> {
-        let premises = Premises::open()?;
+        let directory = TempDir::create()?;
         let bytes = (Shared::FIRST + words) * size_of::<u64>();
         let segment =
             Segment::create(LAYOUT, bytes).map_err(|error| Failure::failed(error.to_string()))?;
         let shared = Shared::new(&segment, None)?;
-        Ok(Self { shared, segment, workers: Vec::new(), is_isolated: false, premises })
+        Ok(Self { shared, segment, workers: Vec::new(), is_isolated: false, directory })
     }
 
     /// Where the sockets of this measurement are: nobody else's.
     pub(crate) fn directory(&self) -> &Path {
-        self.premises.path()
+        self.directory.path()
     }
 
     /// Workers that are invited from now on have namespaces of their own, as in containers.

@@ -18,7 +18,7 @@ use crate::pool::{Direction, Rest};
 use crate::publisher::PublisherId;
 use crate::sample::Sample;
 use crate::text;
-use crate::topic::{Dead, Entry, MOST_LOST};
+use crate::topic::{Entry, LostPublisher, MOST_LOST};
 
 pub(crate) use self::departures::Departure;
 use self::departures::Departures;
@@ -371,7 +371,9 @@ impl Subscriber {
             *told = (*told).max(lost.saturating_sub(MOST_LOST));
             while *told < lost {
                 *told += 1;
-                if let Some(Dead { node, publisher }) = topic.publisher_lost(direction, *told - 1) {
+                if let Some(LostPublisher { node, publisher }) =
+                    topic.publisher_lost(direction, *told - 1)
+                {
                     let publisher = PublisherId(publisher);
                     return Some(match direction {
                         Direction::Here => Event::PublisherLost { publisher },

@@ -12,7 +12,6 @@
 mod agent;
 mod blocks;
 mod copies;
-mod doors;
 mod error;
 mod handle;
 mod host;
@@ -22,6 +21,7 @@ mod rail;
 mod region;
 mod service;
 mod share;
+mod socket_server;
 mod tensor;
 mod wire;
 

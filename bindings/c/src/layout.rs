@@ -59,11 +59,11 @@ impl Timeout {
 
     /// When it ends.
     pub(crate) fn end(self) -> Instant {
-        Instant::now() + self.patience()
+        Instant::now() + self.as_duration()
     }
 
-    /// As the layers below want it.
-    pub(crate) fn patience(self) -> Duration {
+    /// As a duration; for ever is 100 years.
+    pub(crate) fn as_duration(self) -> Duration {
         match self {
             Self::Now => Duration::ZERO,
             Self::For(time) => time.min(AGES),

@@ -46,7 +46,7 @@ fn a_timeout_is_now_some_time_or_for_ever() {
     assert_eq!(Timeout::of_nanoseconds(-1), Timeout::Forever);
     assert_eq!(Timeout::of_nanoseconds(i64::MIN), Timeout::Forever);
     assert!(Timeout::of_nanoseconds(i64::MAX).end() <= Timeout::Forever.end());
-    assert_eq!(Timeout::Now.patience(), Duration::ZERO);
+    assert_eq!(Timeout::Now.as_duration(), Duration::ZERO);
 }
 
 #[test]

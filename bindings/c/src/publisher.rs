@@ -39,7 +39,7 @@ impl OpenPublisher {
     pub(crate) fn push(&self, bytes: &[u8], timeout: Timeout) -> Result<()> {
         match timeout {
             Timeout::Now => self.publisher.try_push(bytes)?.ok_or(NO_ROOM)?,
-            _ => self.publisher.push(bytes, timeout.patience())?,
+            _ => self.publisher.push(bytes, timeout.as_duration())?,
         };
         Ok(())
     }
@@ -51,7 +51,7 @@ impl OpenPublisher {
             (Found::Device(slice), Timeout::Now) => {
                 self.publisher.try_push_slice(slice)?.ok_or(NO_ROOM)?
             }
-            (Found::Device(slice), _) => self.publisher.push_slice(slice, timeout.patience())?,
+            (Found::Device(slice), _) => self.publisher.push_slice(slice, timeout.as_duration())?,
         };
         Ok(())
     }
@@ -152,7 +152,7 @@ export! {
         timeout: Timeout,
     ) -> i32, c"flush" {
         let publisher = publisher.find(OPERATION)?;
-        let flushed = publisher.publisher.flush(timeout.patience());
+        let flushed = publisher.publisher.flush(timeout.as_duration());
         flushed.map_err(|error| match (error.kind(), timeout) {
             (ErrorKind::DeadlineExceeded, Timeout::Now) => {
                 Failure::new(Status::WouldBlock, OPERATION, error.detail())
@@ -172,7 +172,7 @@ export! {
         let (publisher, length) = (&publisher.publisher, length as u64);
         let borrowed = match timeout {
             Timeout::Now => publisher.try_loan(length)?.ok_or(NO_ROOM)?,
-            _ => publisher.loan(length, timeout.patience())?,
+            _ => publisher.loan(length, timeout.as_duration())?,
         };
         loan.put(registry::open(OPERATION, Turn::new(borrowed))?)
     }
@@ -216,7 +216,7 @@ export! {
         timeout: Timeout,
         sent: MaybeFilled<'_, RawSent>[size],
     ) -> i32, c"publish" {
-        publish(OPERATION, loan, timeout, sent, |lent| lent.publish_within(timeout.patience()))
+        publish(OPERATION, loan, timeout, sent, |lent| lent.publish_within(timeout.as_duration()))
     }
 
     /// Gives the memory back.

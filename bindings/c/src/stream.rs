@@ -26,7 +26,7 @@ impl OpenPublisher {
     fn push_on(&self, stream: &Stream, from: &gpu::Slice, timeout: Timeout) -> Result<()> {
         match timeout {
             Timeout::Now => self.publisher.try_push_on(stream, from)?.ok_or(NO_ROOM)?,
-            _ => self.publisher.push_on(stream, from, timeout.patience())?,
+            _ => self.publisher.push_on(stream, from, timeout.as_duration())?,
         };
         Ok(())
     }
@@ -35,9 +35,9 @@ impl OpenPublisher {
     fn push_nothing_on(&self, stream: &Stream, timeout: Timeout) -> Result<()> {
         let loan = match timeout {
             Timeout::Now => self.publisher.try_loan(0)?.ok_or(NO_ROOM)?,
-            _ => self.publisher.loan(0, timeout.patience())?,
+            _ => self.publisher.loan(0, timeout.as_duration())?,
         };
-        match loan.publish_on_within(stream, timeout.patience())? {
+        match loan.publish_on_within(stream, timeout.as_duration())? {
             Attempt::Sent(_) => Ok(()),
             Attempt::Full(_) if timeout == Timeout::Now => Err(NO_ROOM),
             Attempt::Full(_) => Err(TOO_LATE),
@@ -86,7 +86,7 @@ export! {
     ) -> i32, c"publish on a stream" {
         let stream = stream.find(OPERATION)?;
         publish(OPERATION, loan, timeout, sent, |lent| {
-            lent.publish_on_within(&stream.stream, timeout.patience())
+            lent.publish_on_within(&stream.stream, timeout.as_duration())
         })
     }
 

@@ -12,7 +12,7 @@ use super::letters::Letter;
 use crate::peers::NodeIdentity;
 use crate::pool::Direction;
 use crate::publisher::PublisherId;
-use crate::topic::{Dead, Topic};
+use crate::topic::{LostPublisher, Topic};
 
 /// As many as the topic of who hears of them is sure to remember.
 pub(super) const MOST: usize = 15;
@@ -64,7 +64,7 @@ impl Carrier {
     pub(super) fn hears_of_the_dead(&self, node: NodeIdentity, topic: &str, publishers: Vec<u64>) {
         let Some(facts) = self.facts(topic).filter(|facts| facts.subscribes) else { return };
         for publisher in publishers {
-            let dead = Dead { node: node.0, publisher };
+            let dead = LostPublisher { node: node.0, publisher };
             if facts.topic.is_lost(Direction::Arrivals, dead) {
                 facts.topic.here().ring_messages();
                 let (topic, publisher) = (facts.topic.name(), PublisherId(publisher));

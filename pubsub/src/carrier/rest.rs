@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long all goes well at least until what failed before is forgotten: what fails again and
-/// again after a short time rests longer and longer, too.
-const GOOD_WHILE: Duration = Duration::from_secs(10);
+/// Without a failure for so long after a rest, the next rest is short again.
+const RESET_AFTER: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rest {
@@ -13,15 +12,15 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// One more failure: twice the rest that there was before, unless all went well since then for
-    /// a good while.
+    /// One more failure: twice the rest that there was before, unless there was no failure since
+    /// then for `RESET_AFTER` and for four times that rest.
     pub(crate) fn after(
         before: Option<Self>,
         now: Instant,
         (shortest, longest): (Duration, Duration),
     ) -> Self {
         let length = match before {
-            Some(Self { until, length }) if now < until + GOOD_WHILE.max(4 * length) => {
+            Some(Self { until, length }) if now < until + RESET_AFTER.max(4 * length) => {
                 (2 * length).min(longest)
             }
             _ => shortest,
@@ -55,9 +54,9 @@ mod tests {
             rest = Some(next);
         }
         let first = Rest::after(None, now, lengths);
-        let soon = first.until() + GOOD_WHILE - Duration::from_millis(1);
+        let soon = first.until() + RESET_AFTER - Duration::from_millis(1);
         assert_eq!(Rest::after(Some(first), soon, lengths).until(), soon + Duration::from_secs(2));
-        let late = first.until() + GOOD_WHILE;
+        let late = first.until() + RESET_AFTER;
         assert_eq!(Rest::after(Some(first), late, lengths).until(), late + Duration::from_secs(1));
         let later = Rest::after(rest, now + Duration::from_secs(60), lengths);
         assert_eq!(later.until(), now + Duration::from_secs(61));

@@ -20,7 +20,7 @@ use crate::peers::{Event, Interest, NodeIdentity, Peers};
 use crate::pool::{Direction, Pool, PoolId};
 use crate::report::Row;
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Dead, Entry, OriginId, Topic};
+use crate::topic::{Entry, LostPublisher, OriginId, Topic};
 use crate::wake::WakeFd;
 
 /// Reached only if something is wrong.

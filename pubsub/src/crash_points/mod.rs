@@ -19,7 +19,7 @@ use testkit::children::ForkedChild;
 use self::scenarios::{Scenario, scenarios};
 use crate::pool::{Direction, Ledger, PoolId, Readiness, Stage, Turn};
 use crate::settings::{Reliability, SharedPlace, SharedSettings};
-use crate::topic::{Dead, Delivery, Entry, OriginId, TopicWords};
+use crate::topic::{Delivery, Entry, LostPublisher, OriginId, TopicWords};
 
 static SOURCES: Sources = Sources::new(
     &[
@@ -68,8 +68,8 @@ const NODES: [[u8; 16]; 2] = [[3; 16], [4; 16]];
 /// Of another node.
 const ORIGIN: OriginId = OriginId { node: [5; 16], topic: 1 };
 
-fn lost(publisher: u64) -> Dead {
-    Dead { node: NODES[0], publisher }
+fn lost(publisher: u64) -> LostPublisher {
+    LostPublisher { node: NODES[0], publisher }
 }
 
 fn role() -> Participant {

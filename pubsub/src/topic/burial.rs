@@ -7,7 +7,7 @@ use ipc::{Caller, Participant, QueueError, Seat, Words};
 use super::TopicWords;
 use super::alarm::Alarm;
 use super::entry::Entry;
-use super::losses::Dead;
+use super::losses::LostPublisher;
 use super::publishers;
 use crate::error::Result;
 use crate::pool::{Direction, Ledger, Readiness};
@@ -27,7 +27,7 @@ impl<W: Words + Clone> TopicWords<W> {
         for line in publishers::lines(self.words()).filter(|line| line.who() == Some(who)) {
             self.hand_over(line.intent(), self.here(), here).recover(caller)?;
             if let Some(seen) = line.seen() {
-                self.is_lost(Direction::Here, Dead::here(seen.id));
+                self.is_lost(Direction::Here, LostPublisher::here(seen.id));
             }
             line.give_back();
         }

@@ -11,14 +11,14 @@ use crate::pool::{Direction, origin_of, origin_words};
 
 /// A publisher that died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Dead {
+pub(crate) struct LostPublisher {
     /// Of no node, if it was here.
     pub(crate) node: [u8; 16],
     /// Its name among all that the topic ever had there.
     pub(crate) publisher: u64,
 }
 
-impl Dead {
+impl LostPublisher {
     pub(super) fn here(publisher: u64) -> Self {
         Self { node: [0; 16], publisher }
     }
@@ -36,7 +36,7 @@ impl Dead {
 impl<W: Words + Clone> TopicWords<W> {
     /// A publisher died here, or another node says that one there did. Once more is harmless, as long
     /// as it is among the last. True if it was not known.
-    pub(crate) fn is_lost(&self, direction: Direction, dead: Dead) -> bool {
+    pub(crate) fn is_lost(&self, direction: Direction, dead: LostPublisher) -> bool {
         let count = self.publishers_lost(direction);
         let first = count.saturating_sub(MOST_LOST as u64);
         if (first..count).any(|number| self.publisher_lost(direction, number) == Some(dead)) {
@@ -63,13 +63,17 @@ impl<W: Words + Clone> TopicWords<W> {
     }
 
     /// Which was lost as the `number`th, if that is still known.
-    pub(crate) fn publisher_lost(&self, direction: Direction, number: u64) -> Option<Dead> {
+    pub(crate) fn publisher_lost(
+        &self,
+        direction: Direction,
+        number: u64,
+    ) -> Option<LostPublisher> {
         let at = Self::place_of_loss(direction, number);
         let words = [0, 1, 2].map(|which| self.words().load(at + which, Acquire));
         let count = self.words().load(LOST + direction as usize, Relaxed);
         // The oldest one may be about to be written over.
         let is_known = number < count && count - number < MOST_LOST as u64;
-        is_known.then(|| Dead::from_words(words))
+        is_known.then(|| LostPublisher::from_words(words))
     }
 
     /// How many of the publishers that were lost here other nodes were told of.

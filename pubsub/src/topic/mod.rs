@@ -29,7 +29,7 @@ use crate::pool::Pool;
 use crate::settings::SharedSettings;
 
 pub(crate) use self::entry::Entry;
-pub(crate) use self::losses::Dead;
+pub(crate) use self::losses::LostPublisher;
 pub(crate) use self::origins::{Delivery, OriginId};
 pub(crate) use self::publishers::{Published, PublisherLine};
 pub(crate) use self::words::{Line, TopicWords};

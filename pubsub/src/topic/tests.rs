@@ -6,7 +6,7 @@ use std::time::Duration;
 use ipc::{Immortal, LocalWords, Owner, Participant};
 
 use super::alarm::Alarm;
-use super::losses::Dead;
+use super::losses::LostPublisher;
 use super::*;
 use crate::error::ErrorKind;
 use crate::pool::{Direction, Ledger, PoolId};
@@ -185,7 +185,7 @@ fn who_dies_leaves_nothing_behind() {
     here.reclaim(&alive, dead.me).unwrap();
     assert!(world.is_empty());
     assert_eq!(topic.publishers_lost(Direction::Here), lost + 1);
-    assert_eq!(topic.publisher_lost(Direction::Here, lost), Some(Dead::here(id)));
+    assert_eq!(topic.publisher_lost(Direction::Here, lost), Some(LostPublisher::here(id)));
     assert!(topic.census().publishers.is_empty());
 }
 
@@ -194,13 +194,13 @@ fn the_lost_are_remembered_for_a_while() {
     let world = World::new();
     let topic = world.topic();
     for number in 0..20 {
-        assert!(topic.is_lost(Direction::Here, Dead::here(number)));
-        assert!(!topic.is_lost(Direction::Here, Dead::here(number)));
+        assert!(topic.is_lost(Direction::Here, LostPublisher::here(number)));
+        assert!(!topic.is_lost(Direction::Here, LostPublisher::here(number)));
     }
     assert_eq!(topic.publishers_lost(Direction::Here), 20);
     let lost = |number| topic.publisher_lost(Direction::Here, number);
     assert_eq!([4, 20].map(lost), [None; 2]);
-    assert_eq!([5, 19].map(lost), [5, 19].map(|number| Some(Dead::here(number))));
+    assert_eq!([5, 19].map(lost), [5, 19].map(|number| Some(LostPublisher::here(number))));
     assert_eq!(topic.publishers_lost(Direction::Arrivals), 0);
 }
 

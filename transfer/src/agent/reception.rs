@@ -13,9 +13,9 @@ use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
 use super::home::{Home, Visitor};
 use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
-use crate::doors::{self, Desk, House, MOST_PLACES};
 use crate::error::{Error, ErrorKind};
 use crate::lock;
+use crate::socket_server::{Handler, MAX_CONNECTIONS, SocketServer};
 
 /// Visitors at a time.
 const MOST_VISITORS: usize = 1024;
@@ -33,15 +33,16 @@ struct Reception<'a> {
 pub(super) fn receive(listener: &ChannelListener, home: &Home) {
     let Home { admission, is_over, .. } = home;
     let denial = refusal(ErrorKind::Denied, "this user is not admitted");
-    let (most_of_a_user, patience) = (MOST_PLACES, INTRODUCING);
-    let house = House { listener, admission, is_over, most_of_a_user, patience, denial };
-    doors::serve(&house, &mut Reception { home, visitors: 0 });
+    let (max_per_user, register_timeout) = (MAX_CONNECTIONS, INTRODUCING);
+    let server =
+        SocketServer { listener, admission, is_over, max_per_user, register_timeout, denial };
+    server.serve(&mut Reception { home, visitors: 0 });
 }
 
-impl Desk for Reception<'_> {
-    type Guest = Arc<Visitor>;
+impl Handler for Reception<'_> {
+    type Client = Arc<Visitor>;
 
-    fn hear(&mut self, channel: &Channel, visitor: &mut Option<Arc<Visitor>>) -> bool {
+    fn handle(&mut self, channel: &Channel, visitor: &mut Option<Arc<Visitor>>) -> bool {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
             Err(ChannelError::DeadlineExceeded { .. }) => return true,
@@ -69,7 +70,7 @@ impl Desk for Reception<'_> {
         }
     }
 
-    fn part(&mut self, visitor: Arc<Visitor>) {
+    fn disconnected(&mut self, visitor: Arc<Visitor>) {
         self.visitors -= 1;
         visitor.has_left.store(true, Ordering::Release);
         self.home.has_changed();

@@ -126,15 +126,15 @@ pub(crate) struct Bytes {
     pub(crate) joined: Arc<Joined>,
 }
 
-/// What a rail was told to move. If the rail ends without having looked at it, it is given back.
-struct Told {
-    told: Option<Move>,
+/// A transfer on its way to the rail's thread. It is reported as stranded if the thread ends first.
+struct PendingMove {
+    transfer: Option<Move>,
     shared: Arc<Shared>,
 }
 
-impl Drop for Told {
+impl Drop for PendingMove {
     fn drop(&mut self) {
-        if let Some(told) = self.told.take() {
+        if let Some(told) = self.transfer.take() {
             let why = "the rail's thread has ended".to_owned();
             lock(&self.shared.reports).push_back(Report::Stranded { told: Box::new(told), why });
         }
@@ -241,10 +241,10 @@ impl Line {
     }
 
     pub(crate) fn begin_move(&self, told: Move) {
-        let mut told = Told { told: Some(told), shared: Arc::clone(&self.shared) };
+        let mut pending = PendingMove { transfer: Some(told), shared: Arc::clone(&self.shared) };
         self.tell(move |driver| {
-            if let Some(told) = told.told.take() {
-                driver.begin_move(told);
+            if let Some(transfer) = pending.transfer.take() {
+                driver.begin_move(transfer);
             }
         });
     }

@@ -17,16 +17,16 @@ use std::time::Duration;
 use ipc::{Channel, ChannelError, ChannelListener, Credentials, Incarnation, Message};
 
 use self::protocol::{Reply, read_request};
-use crate::doors::{self, Desk, House};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 use crate::share::{Shared, check_fork};
+use crate::socket_server::{Handler, SocketServer};
 
 pub use client::Client;
 pub use protocol::LONGEST_NAME;
 
-/// Connections of one user that have a place at the same time.
-const MOST_OF_A_USER: usize = 16;
+/// Connections of one user at the same time.
+const MAX_PER_USER: usize = 16;
 
 /// Who may ask.
 ///
@@ -75,11 +75,11 @@ struct State {
     is_over: AtomicBool,
 }
 
-/// None stays for good.
-impl Desk for &State {
-    type Guest = ();
+/// No client registers.
+impl Handler for &State {
+    type Client = ();
 
-    fn hear(&mut self, channel: &Channel, _: &mut Option<()>) -> bool {
+    fn handle(&mut self, channel: &Channel, _: &mut Option<()>) -> bool {
         let message = match channel.receive(Duration::ZERO) {
             Ok(message) => message,
             Err(ChannelError::DeadlineExceeded { .. }) => return true,
@@ -151,10 +151,15 @@ impl ShareService {
             .spawn(move || {
                 let State { admission, is_over, .. } = &*theirs;
                 let (listener, denial) = (&listener, Reply::Denied.encode());
-                let (most_of_a_user, patience) = (MOST_OF_A_USER, Duration::MAX);
-                let house =
-                    House { listener, admission, is_over, most_of_a_user, patience, denial };
-                doors::serve(&house, &mut &*theirs);
+                let server = SocketServer {
+                    listener,
+                    admission,
+                    is_over,
+                    max_per_user: MAX_PER_USER,
+                    register_timeout: Duration::MAX,
+                    denial,
+                };
+                server.serve(&mut &*theirs);
             })
             .map_err(|error| Error::new(operation, ErrorKind::Failed, error.to_string()))?;
         Ok(Self { state, accepting: Some(accepting), born: Incarnation::current() })

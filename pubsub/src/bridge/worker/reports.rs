@@ -38,14 +38,14 @@ pub(super) fn channel() -> Result<(Arc<WakeFd>, Sender<Report>, Receiver<Report>
 pub(super) struct Reports {
     /// Gone before the bell rings for the last time, so that who is woken sees the end.
     tell: Sender<Report>,
-    bell: RingsAtTheEnd,
+    bell: WakeOnDrop,
 }
 
-/// However a worker ends, who listens is woken.
+/// Wakes the receiver of the reports when the worker ends, in whatever way.
 #[derive(Debug)]
-struct RingsAtTheEnd(Arc<WakeFd>);
+struct WakeOnDrop(Arc<WakeFd>);
 
-impl Drop for RingsAtTheEnd {
+impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         self.0.ring();
     }
@@ -53,7 +53,7 @@ impl Drop for RingsAtTheEnd {
 
 impl Reports {
     pub(super) fn new(tell: Sender<Report>, bell: &Arc<WakeFd>) -> Self {
-        Self { tell, bell: RingsAtTheEnd(Arc::clone(bell)) }
+        Self { tell, bell: WakeOnDrop(Arc::clone(bell)) }
     }
 
     pub(super) fn tell(&self, report: Report) {

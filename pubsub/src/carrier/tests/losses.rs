@@ -106,7 +106,7 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
         reading.topic.publishers_lost(Direction::Arrivals) == 2
     });
     for (number, publisher) in ids.into_iter().enumerate() {
-        let lost = Dead { node: [1; 16], publisher };
+        let lost = LostPublisher { node: [1; 16], publisher };
         assert_eq!(reading.topic.publisher_lost(Direction::Arrivals, number as u64), Some(lost));
     }
     until("the message", &mut [&mut writer, &mut reader], || {
@@ -127,7 +127,7 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     until("one more", &mut [&mut writer, &mut reader], || {
         reading.topic.publishers_lost(Direction::Arrivals) > 2
     });
-    let lost = Dead { node: [1; 16], publisher: late };
+    let lost = LostPublisher { node: [1; 16], publisher: late };
     assert_eq!(reading.topic.publisher_lost(Direction::Arrivals, 2), Some(lost));
     // One that died together with the service, which told nobody.
     let listen = writer.listens().unwrap().parse().ok();
@@ -143,7 +143,7 @@ fn a_publisher_that_dies_is_told_of_where_somebody_reads() {
     until("the last one", &mut [&mut writer, &mut reader], || {
         reading.topic.publishers_lost(Direction::Arrivals) > 3
     });
-    let lost = Dead { node: [1; 16], publisher: last };
+    let lost = LostPublisher { node: [1; 16], publisher: last };
     assert_eq!(reading.topic.publisher_lost(Direction::Arrivals, 3), Some(lost));
     // Here nobody died.
     assert_eq!(

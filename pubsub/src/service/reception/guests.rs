@@ -207,7 +207,7 @@ impl Reception {
         self.lives.insert(who, watched);
         // Whoever it was connected as before is the same process, and says anew what it has.
         self.loses(who);
-        self.unconnected.remove(&who);
+        self.disconnected.remove(&who);
         self.guests.insert(who, Guest::new(label, connection));
     }
 

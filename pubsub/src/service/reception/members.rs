@@ -16,7 +16,7 @@ impl Reception {
         // Its end stays readable: who is known to be dead is not listened for any more.
         self.lives.remove(&who);
         self.loses(who);
-        self.tell_of_the_end(who);
+        self.log_end_of_disconnected(who);
         self.unburied.insert(who);
         if let Some(gathering) = &mut self.gathering {
             gathering.is_back(who);
@@ -40,7 +40,7 @@ impl Reception {
         }
         if seat.hall.attends(who) {
             tracing::debug!(%who, process, label, "lost the connection to a member");
-            self.unconnected.insert(who, (process, label));
+            self.disconnected.insert(who, (process, label));
         } else {
             // It gave up before it became one, and has nothing.
             self.lives.remove(&who);
@@ -48,9 +48,9 @@ impl Reception {
         }
     }
 
-    /// Of one whose connection ended before it was known to be dead.
-    fn tell_of_the_end(&mut self, who: Participant) {
-        if let Some((process, label)) = self.unconnected.remove(&who) {
+    /// Logs the end of a process whose connection ended before its death was known.
+    fn log_end_of_disconnected(&mut self, who: Participant) {
+        if let Some((process, label)) = self.disconnected.remove(&who) {
             log_change!(self, %who, process, label, "a process has ended");
         }
     }
@@ -110,7 +110,7 @@ impl Reception {
         for who in dead {
             self.lives.remove(&who);
             self.unburied.insert(who);
-            self.tell_of_the_end(who);
+            self.log_end_of_disconnected(who);
         }
     }
 

@@ -150,7 +150,7 @@ pub(super) struct Reception {
     /// Those that are dead or have left, and of whom something may be left.
     unburied: BTreeSet<Participant>,
     /// Members whose connection ended, though they live as far as is known: process and label.
-    unconnected: HashMap<Participant, (u32, String)>,
+    disconnected: HashMap<Participant, (u32, String)>,
     /// Somebody came late, and brought what those may have left something in who were seen to
     /// before.
     has_news: bool,
@@ -184,7 +184,7 @@ impl Reception {
             guests: BTreeMap::new(),
             lives: HashMap::new(),
             unburied: BTreeSet::new(),
-            unconnected: HashMap::new(),
+            disconnected: HashMap::new(),
             has_news: false,
             roll_call: Instant::now(),
             registry,

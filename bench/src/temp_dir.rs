@@ -1,9 +1,8 @@
-//! Where the processes of a measurement meet: a directory that goes when the measurement does,
-//! however that ends.
+//! The temporary directory of a measurement, in which its processes share sockets and files.
 //!
-//! By itself, or by a signal: a thread waits for those that ask the process to end, and tidies
-//! up first. Who is killed leaves the directory to the next measurement; whoever lives has a
-//! lock on its own.
+//! It is removed when the measurement ends, and by a thread that waits for signals when a signal
+//! ends the process. A killed process leaves its directory behind; the next measurement removes it.
+//! A live process holds a lock on its own.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -27,46 +26,46 @@ const NAME: &str = "fabricast-bench-";
 /// those that had the number before.
 const ATTEMPTS: u32 = 100;
 
-/// What is to be removed if a signal ends the process.
-static LEFT: Mutex<Option<PathBuf>> = Mutex::new(None);
+/// The directory to remove if a signal ends the process.
+static CURRENT: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-fn left() -> MutexGuard<'static, Option<PathBuf>> {
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+fn current() -> MutexGuard<'static, Option<PathBuf>> {
+    CURRENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The directory of a measurement. There is one at a time.
+/// The temporary directory of a measurement. A process has one at a time.
 #[derive(Debug)]
-pub(crate) struct Premises {
+pub(crate) struct TempDir {
     directory: PathBuf,
     _lock: Flock<File>,
 }
 
-impl Premises {
-    /// To be called before other threads are started: they inherit which signals they leave to
-    /// the one that tidies up.
-    pub(crate) fn open() -> Result<Self, Failure> {
+impl TempDir {
+    /// Creates it. To be called before other threads are started, since they inherit the signal mask
+    /// that leaves signals to the thread that removes the directory.
+    pub(crate) fn create() -> Result<Self, Failure> {
         wait_for_signals()?;
-        tidy_up_after_the_killed(&std::env::temp_dir());
+        remove_abandoned(&std::env::temp_dir());
         let (directory, lock) = make(&std::env::temp_dir())?;
-        *left() = Some(directory.clone());
+        *current() = Some(directory.clone());
         Ok(Self { directory, _lock: lock })
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub(crate) fn path(&self) -> &Path {
         &self.directory
     }
 }
 
-impl Drop for Premises {
+impl Drop for TempDir {
     fn drop(&mut self) {
-        *left() = None;
+        *current() = None;
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
-/// Makes a directory that nobody else has.
+/// Creates a directory that no other process has.
 fn make(above: &Path) -> Result<(PathBuf, Flock<File>), Failure> {
     let mut last = String::new();
     for attempt in 0..ATTEMPTS {
@@ -79,7 +78,7 @@ fn make(above: &Path) -> Result<(PathBuf, Flock<File>), Failure> {
         }
         match take(&path) {
             Some(lock) => return Ok((path, lock)),
-            // Somebody took it for one that was left.
+            // Another process took it for an abandoned one.
             None => last = format!("locking {}: it is gone", path.display()),
         }
     }
@@ -113,20 +112,20 @@ fn is_name(name: &str) -> bool {
     })
 }
 
-/// Does somebody live who made this? False, too, where one was killed before that.
+/// Is the process that created it alive? False, too, if it was killed before it took the lock.
 fn has_owner(owner: &Path) -> bool {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(owner);
     file.is_ok_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
 }
 
-fn tidy_up_after_the_killed(above: &Path) {
+fn remove_abandoned(above: &Path) {
     let Ok(entries) = fs::read_dir(above) else { return };
     for entry in entries.flatten() {
         if !entry.file_name().to_str().is_some_and(is_name) {
             continue;
         }
-        // Nobody is about to make it while this is held.
+        // No process is creating it while this is held.
         let Some(_alone) = lock(&entry.path()) else { continue };
         if !has_owner(&entry.path().join(OWNER)) {
             let _ = fs::remove_dir_all(entry.path());
@@ -145,7 +144,7 @@ fn wait_for_signals() -> Result<(), Failure> {
 fn start_thread() -> Result<(), Failure> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
-        // As by nohup: who is not to be disturbed is not.
+        // A signal that is ignored, as nohup does, stays ignored.
         if !is_ignored(signal) {
             signals.add(signal);
         }
@@ -163,12 +162,12 @@ fn start_thread() -> Result<(), Failure> {
     started.map(drop).map_err(|error| failed(error.to_string()))
 }
 
-/// Tidies up, and ends this process as the signal would have.
+/// Removes the directory, and ends this process as the signal would have.
 fn end(signal: Signal, signals: &SigSet) -> ! {
-    // Kept: nobody waits for children, or begins anything, from now on.
-    let left = left();
+    // Held to the end: no other thread creates or removes the directory from now on.
+    let current = current();
     end_children();
-    if let Some(directory) = left.as_ref() {
+    if let Some(directory) = current.as_ref() {
         // What this process was just about to make there would be in the way.
         let _ = (0..3).any(|_| fs::remove_dir_all(directory).is_ok());
     }
@@ -184,8 +183,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_killed_left_is_removed_and_what_others_have_is_not() {
-        let above = std::env::temp_dir().join(format!("premises-test-{}", std::process::id()));
+    fn directories_of_killed_processes_are_removed() {
+        let above = std::env::temp_dir().join(format!("temp-dir-test-{}", std::process::id()));
         fs::create_dir_all(&above).unwrap();
         let (path, lock) = make(&above).unwrap();
         // One that has the same number elsewhere.
@@ -197,13 +196,13 @@ mod tests {
         foreign.iter().for_each(|path| fs::create_dir(path).unwrap());
         std::os::unix::fs::symlink(&foreign[2], above.join("fabricast-bench-7")).unwrap();
         fs::write(above.join("fabricast-bench-8"), "").unwrap();
-        tidy_up_after_the_killed(&above);
+        remove_abandoned(&above);
         assert!(path.exists() && second.exists(), "they are in use");
         drop(other);
-        tidy_up_after_the_killed(&above);
+        remove_abandoned(&above);
         assert!(path.exists() && !second.exists());
         drop(lock);
-        tidy_up_after_the_killed(&above);
+        remove_abandoned(&above);
         assert!(!path.exists() && foreign.iter().all(|path| path.exists()));
         assert!(above.join("fabricast-bench-7").is_symlink());
         assert!(above.join("fabricast-bench-8").exists());
