@@ -74,8 +74,9 @@ struct Connection<C> {
 
 impl<C> Connection<C> {
     fn close<H: Handler<Client = C>>(mut self, handler: &mut H) {
-        self.channel.end();
-        if let Some(client) = self.client.take() {
+        let client = self.client.take();
+        drop(self);
+        if let Some(client) = client {
             handler.disconnected(client);
         }
     }

@@ -64,8 +64,8 @@ impl Carrier {
     pub(super) fn hears_of_the_dead(&self, node: NodeIdentity, topic: &str, publishers: Vec<u64>) {
         let Some(facts) = self.facts(topic).filter(|facts| facts.subscribes) else { return };
         for publisher in publishers {
-            let dead = LostPublisher { node: node.0, publisher };
-            if facts.topic.is_lost(Direction::Arrivals, dead) {
+            let lost = LostPublisher { node: node.0, publisher };
+            if facts.topic.is_lost(Direction::Arrivals, lost) {
                 facts.topic.here().ring_messages();
                 let (topic, publisher) = (facts.topic.name(), PublisherId(publisher));
                 tracing::info!(topic, %node, %publisher, "a publisher at another node died");

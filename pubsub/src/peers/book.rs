@@ -234,7 +234,8 @@ impl Book {
         entry.stage = Stage::Resting { until: now + jittered(pause, chance) };
     }
 
-    /// A node's session ended, whoever had dialled: all its addresses are dialled again.
+    /// The session with a node ended, for this reason, whichever side had opened it: addresses of the
+    /// node that were idle meanwhile are dialled again after a pause.
     pub(super) fn lost(
         &mut self,
         node: &NodeIdentity,

@@ -339,7 +339,7 @@ impl World {
         let Some(mesh) = mesh else { return };
         let result = match wire {
             Some(_) => Ok((plan.addresses[0], address.parse().unwrap())),
-            None => Err("nobody is there".to_owned()),
+            None => Err("connection refused".to_owned()),
         };
         let connection = mesh.dialled(address, result, now);
         if let Some(wire) = wire {

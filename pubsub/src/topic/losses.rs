@@ -36,14 +36,14 @@ impl LostPublisher {
 impl<W: Words + Clone> TopicWords<W> {
     /// A publisher died here, or another node says that one there did. Once more is harmless, as long
     /// as it is among the last. True if it was not known.
-    pub(crate) fn is_lost(&self, direction: Direction, dead: LostPublisher) -> bool {
+    pub(crate) fn is_lost(&self, direction: Direction, lost: LostPublisher) -> bool {
         let count = self.publishers_lost(direction);
         let first = count.saturating_sub(MOST_LOST as u64);
-        if (first..count).any(|number| self.publisher_lost(direction, number) == Some(dead)) {
+        if (first..count).any(|number| self.publisher_lost(direction, number) == Some(lost)) {
             return false;
         }
         let at = Self::place_of_loss(direction, count);
-        for (which, word) in dead.words().into_iter().enumerate() {
+        for (which, word) in lost.words().into_iter().enumerate() {
             self.words().store(at + which, word, Release);
         }
         // One store: this is the moment.

@@ -41,7 +41,7 @@ fn a_thousand_topics_that_are_idle_cost_nothing_and_wake_when_announced() {
         let of = |number| nodes.counters(number).sleeps;
         of(0) + of(1)
     };
-    // What others do on a busy machine makes each sleep dearer: the cheapest of a few looks counts.
+    // Other work on the machine makes each sleep cost more: the cheapest of three measurements counts.
     let look = || {
         let (before, cpu) = (sleeps(&nodes), cpu_time("bridge"));
         std::thread::sleep(Duration::from_secs(3));
