@@ -93,7 +93,7 @@ pub unsafe extern "C" fn endings_route(
     // SAFETY: the caller's promise; the two agents are different ones.
     let (here, there, region) = unsafe { (&mut *here, &*there, &*region) };
     boxed(|| {
-        let device = Device::open("stand-in:1".parse().ok()?).ok()?;
+        let device = Device::open("stand-in:0".parse().ok()?).ok()?;
         let mine = here.register(device.allocate_shared(LENGTH, &[]).ok()?, Rights::ALL).ok()?;
         let peer = here.connect(&there.card().encode().ok()?, TIMEOUT).ok()?;
         let descriptor = region.region.as_ref()?.descriptor().encode().ok()?;
