@@ -84,7 +84,7 @@ pub(crate) trait DeviceDriver: Debug + Send + Sync {
 
     /// # Safety
     /// Stays mapped until `unregister`.
-    unsafe fn register(&self, address: u64, length: u64) -> Result<()>;
+    unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()>;
     /// # Safety
     /// Registered, and in no transfer any more.
     unsafe fn unregister(&self, address: u64) -> Result<()>;

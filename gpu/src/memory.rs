@@ -28,6 +28,10 @@ pub unsafe trait HostMapping: fmt::Debug + Send + Sync + 'static {
     fn address(&self) -> u64;
     /// Length in bytes.
     fn length(&self) -> u64;
+    /// Can it only be read?
+    fn is_read_only(&self) -> bool {
+        false
+    }
 }
 
 /// Memory that devices reach: of a device, or registered memory of the host. Copies of
@@ -545,7 +549,8 @@ impl Device {
         if before.is_none() {
             // SAFETY: mapped as long as the value lives, by its contract; it is dropped after
             // the range was unregistered.
-            unsafe { driver.register(address, length) }.map_err(|error| error.on(self.name()))?;
+            unsafe { driver.register(address, length, mapping.is_read_only()) }
+                .map_err(|error| error.on(self.name()))?;
         }
         let kind = Kind::Host { mapping: Box::new(mapping) };
         Ok(Memory::new(self, None, address, length, kind))

@@ -71,6 +71,8 @@ pub struct Stream {
     bounce: Mutex<Option<Arc<dyn HostBlock>>>,
     /// What kernels read lists of blocks from.
     lists: Mutex<Reuse<dyn HostBlock>>,
+    /// Whether all was done when it was closed, if it was.
+    closed: Option<bool>,
 }
 
 /// What operations touch that are not known to be done, in their order.
@@ -109,6 +111,7 @@ impl Stream {
             in_flight: Mutex::default(),
             bounce: Mutex::default(),
             lists: Mutex::default(),
+            closed: None,
         }
     }
 
@@ -521,32 +524,64 @@ impl Left {
     }
 }
 
+/// Whether an operation is over. A device that failed does nothing any more; any other error says
+/// that it could not be asked, and not that the operation is over.
+fn is_over(outcome: Result<bool>) -> bool {
+    outcome.unwrap_or_else(|error| error.kind() == ErrorKind::DeviceFailed)
+}
+
 impl Stream {
+    /// Waits until everything is done that was begun, and closes the stream.
+    ///
+    /// ```
+    /// # let device = gpu::Device::open("stand-in:0".parse()?)?;
+    /// # let memory = device.allocate(4096)?;
+    /// let stream = device.stream()?;
+    /// stream.fill(&memory.whole(), 1)?;
+    /// stream.close(gpu::PATIENCE)?; // the device does not write to this memory any more
+    /// # Ok::<(), gpu::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): an operation may still be under way. What
+    /// it touches is never freed, as if the stream had been dropped.
+    pub fn close(mut self, longest: Duration) -> Result<()> {
+        let outcome = self.wait_for_all("close a stream", longest);
+        self.closed = Some(outcome.is_ok());
+        outcome.map_err(|error| error.on(self.device.name()))
+    }
+
     /// Waits until nothing of ours is under way any more. What others began on a stream of
     /// theirs may never end, as long as they go on.
-    fn say_farewell(&self) -> Result<()> {
-        let operation = "drop a stream";
-        if !self.is_adopted {
-            // A device that failed does nothing any more.
-            return waiting::until(operation, FAREWELL, || {
-                Ok(self.raw().is_done().unwrap_or(true))
-            });
-        }
+    fn wait_for_all(&self, operation: &'static str, longest: Duration) -> Result<()> {
         let driver = self.device.driver(operation)?;
+        if !self.is_adopted {
+            return waiting::until(operation, longest, || Ok(is_over(self.raw().is_done())));
+        }
         let last = {
             let mut in_flight = self.in_flight();
             if in_flight.kept.is_empty() && !self.waits.is_open() {
                 return Ok(());
             }
-            self.mark(&mut in_flight)?
+            match self.mark(&mut in_flight) {
+                Err(error) if error.kind() == ErrorKind::DeviceFailed => return Ok(()),
+                marked => marked?,
+            }
         };
-        waiting::until(operation, FAREWELL, || driver.is_event_done(&last))
+        waiting::until(operation, longest, || Ok(is_over(driver.is_event_done(&last))))
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.device.0.birth.is_here() && self.say_farewell().is_ok() {
+        let is_done = match self.closed {
+            Some(is_done) => is_done,
+            None => {
+                self.device.0.birth.is_here()
+                    && self.wait_for_all("drop a stream", FAREWELL).is_ok()
+            }
+        };
+        if is_done {
             return;
         }
         // A hanging operation, or somebody else's process: what may still be touched stays.

@@ -32,6 +32,6 @@ pub use marked_bell::MarkedBell;
 pub use participant::{Caller, Fate, Immortal, Participant};
 pub use patience::deadline;
 pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};
-pub use segment::{Layout, MappedWords, Segment, SegmentError};
+pub use segment::{Layout, MappedWords, ReadOnlySegment, Segment, SegmentError};
 pub use watch::{Listener, Listening, Watch};
 pub use words::{KernelWords, LocalWords, Part, Words};

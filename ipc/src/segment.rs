@@ -137,6 +137,7 @@ const WORD: usize = size_of::<u64>();
 const KIND: u64 = u64::from_le_bytes(*b"fabricsg");
 const HEAD_VERSION: u64 = 1;
 const READY: u64 = 1;
+const WRITABLE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 // Words of the head.
 const AT_KIND: usize = 0;
@@ -187,13 +188,13 @@ impl Drop for Mapping {
 }
 
 impl Mapping {
-    fn new(file: OwnedFd, length: usize) -> Result<Self> {
+    fn new(file: OwnedFd, length: usize, protection: libc::c_int) -> Result<Self> {
         // SAFETY: a fresh mapping touches nothing that exists.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 length,
-                libc::PROT_READ | libc::PROT_WRITE,
+                protection,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
                 0,
@@ -249,7 +250,7 @@ impl Segment {
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
             return Err(system("sealing", length as u64));
         }
-        let mapping = Mapping::new(file, length)?;
+        let mapping = Mapping::new(file, length, WRITABLE)?;
         let head = mapping.words();
         head[AT_VERSION].store(HEAD_VERSION, Ordering::Relaxed);
         for (at, word) in layout.words().into_iter().enumerate() {
@@ -270,6 +271,88 @@ impl Segment {
     /// # Errors
     /// `NotASegment`, `OtherLayout`, `NotReady`, `System`.
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
+        Mapping::open(file, layout, WRITABLE).map(|mapping| Self(Arc::new(mapping)))
+    }
+
+    /// A descriptor of the same memory by which it can only be read, as a
+    /// [`ReadOnlySegment`]. Processes of other users cannot open it for writing by that.
+    ///
+    /// # Errors
+    /// `System`: it is opened by way of /proc.
+    pub fn read_only(&self) -> Result<OwnedFd> {
+        // SAFETY: a descriptor of ours.
+        if unsafe { libc::fchmod(self.0.file.as_raw_fd(), 0o600) } < 0 {
+            return Err(system("fchmod", self.0.length as u64));
+        }
+        let path = format!("/proc/self/fd/{}", self.0.file.as_raw_fd());
+        let file = std::fs::File::open(path);
+        file.map(OwnedFd::from).map_err(|cause| SegmentError::System {
+            call: "opening for reading",
+            length: self.0.length as u64,
+            cause,
+        })
+    }
+
+    /// Bytes of the body.
+    #[must_use]
+    pub fn body_length(&self) -> usize {
+        self.0.length - HEAD
+    }
+
+    /// The body, as words.
+    #[must_use]
+    pub fn words(&self) -> MappedWords {
+        MappedWords { mapping: Arc::clone(&self.0) }
+    }
+
+    /// The first byte of the body. Valid as long as the segment; other processes may
+    /// write what it points to at any time, so no reference may be made of it.
+    #[must_use]
+    pub fn body(&self) -> *mut u8 {
+        self.0.body()
+    }
+}
+
+/// Memory shared by another process that may only be read here. Cheap to clone.
+///
+/// ```
+/// use ipc::{Layout, ReadOnlySegment, Segment};
+/// const EXAMPLE: Layout = Layout::new("example", 1);
+/// let made = Segment::create(EXAMPLE, 1000)?;
+/// made.mark_ready();
+/// let opened = ReadOnlySegment::open(made.read_only()?, EXAMPLE)?;
+/// assert!(opened.body_length() >= 1000);
+/// // By this descriptor it cannot be written.
+/// assert!(Segment::open(made.read_only()?, EXAMPLE).is_err());
+/// # Ok::<(), ipc::SegmentError>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct ReadOnlySegment(Arc<Mapping>);
+
+impl ReadOnlySegment {
+    /// Opens a segment of this layout for reading.
+    ///
+    /// # Errors
+    /// As for [`Segment::open`].
+    pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
+        Mapping::open(file, layout, libc::PROT_READ).map(|mapping| Self(Arc::new(mapping)))
+    }
+
+    /// Bytes of the body.
+    #[must_use]
+    pub fn body_length(&self) -> usize {
+        self.0.length - HEAD
+    }
+
+    /// The first byte of the body: as that of a [`Segment`], to be read alone.
+    #[must_use]
+    pub fn body(&self) -> *const u8 {
+        self.0.body()
+    }
+}
+
+impl Mapping {
+    fn open(file: OwnedFd, layout: Layout, protection: libc::c_int) -> Result<Self> {
         let refuse = |why| Err(SegmentError::NotASegment { why });
         let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         // SAFETY: a descriptor of ours.
@@ -290,7 +373,7 @@ impl Segment {
             Ok(length) if length >= HEAD && length.is_multiple_of(WORD) => length,
             _ => return refuse("too short"),
         };
-        let mapping = Mapping::new(file, length)?;
+        let mapping = Self::new(file, length, protection)?;
         let head = mapping.words();
         if head[AT_KIND].load(Ordering::Acquire) != KIND {
             return refuse("the first word is another one");
@@ -309,27 +392,12 @@ impl Segment {
         if head[AT_STATE].load(Ordering::Acquire) != READY {
             return Err(SegmentError::NotReady);
         }
-        Ok(Self(Arc::new(mapping)))
+        Ok(mapping)
     }
 
-    /// Bytes of the body.
-    #[must_use]
-    pub fn body_length(&self) -> usize {
-        self.0.length - HEAD
-    }
-
-    /// The body, as words.
-    #[must_use]
-    pub fn words(&self) -> MappedWords {
-        MappedWords { mapping: Arc::clone(&self.0) }
-    }
-
-    /// The first byte of the body. Valid as long as the segment; other processes may
-    /// write what it points to at any time, so no reference may be made of it.
-    #[must_use]
-    pub fn body(&self) -> *mut u8 {
+    fn body(&self) -> *mut u8 {
         // SAFETY: the head is inside of the mapping.
-        unsafe { self.0.base.as_ptr().add(HEAD) }
+        unsafe { self.base.as_ptr().add(HEAD) }
     }
 }
 

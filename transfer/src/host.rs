@@ -2,15 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use gpu::{Device, Implementation, Memory};
-use ipc::{Layout, Segment};
+use ipc::{Layout, ReadOnlySegment, Segment};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
-use crate::pinned::pin;
+use crate::pinned::{pin, pin_read_only};
 
 const LAYOUT: Layout = Layout::new("host buffer", 1);
 
@@ -34,10 +34,34 @@ pub struct HostBuffer(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    segment: Segment,
+    body: Body,
     length: u64,
     /// Pinned for all devices of an implementation, when one first needs it.
     pinned: Mutex<HashMap<Implementation, Memory>>,
+}
+
+/// Its bytes, mapped.
+#[derive(Debug)]
+enum Body {
+    Shared(Segment),
+    ReadOnly(ReadOnlySegment),
+}
+
+impl Body {
+    fn start(&self) -> *const u8 {
+        match self {
+            Self::Shared(segment) => segment.body(),
+            Self::ReadOnly(segment) => segment.body(),
+        }
+    }
+
+    fn length(&self) -> u64 {
+        let length = match self {
+            Self::Shared(segment) => segment.body_length(),
+            Self::ReadOnly(segment) => segment.body_length(),
+        };
+        length as u64
+    }
 }
 
 impl HostBuffer {
@@ -54,23 +78,38 @@ impl HostBuffer {
         }
         let segment = Segment::create(LAYOUT, bytes).map_err(|error| failed(&error))?;
         segment.mark_ready();
-        Ok(Self(Arc::new(Inner { segment, length, pinned: Mutex::default() })))
+        let body = Body::Shared(segment);
+        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
     }
 
-    /// Of another process.
-    pub(crate) fn open(file: OwnedFd, length: u64) -> Result<Self> {
+    /// Of another process, which may have given it for reading alone.
+    pub(crate) fn open(file: OwnedFd, length: u64, is_writable: bool) -> Result<Self> {
         let operation = "map host memory";
         let wrong = |why: String| Error::new(operation, ErrorKind::WrongMemory, why);
-        let segment = Segment::open(file, LAYOUT).map_err(|error| wrong(error.to_string()))?;
-        let there = segment.body_length() as u64;
+        let opened = match is_writable {
+            true => Segment::open(file, LAYOUT).map(Body::Shared),
+            false => ReadOnlySegment::open(file, LAYOUT).map(Body::ReadOnly),
+        };
+        let body = opened.map_err(|error| wrong(error.to_string()))?;
+        let there = body.length();
         if length == 0 || length > there {
             return Err(wrong(format!("{length} bytes, where {there} are")));
         }
-        Ok(Self(Arc::new(Inner { segment, length, pinned: Mutex::default() })))
+        Ok(Self(Arc::new(Inner { body, length, pinned: Mutex::default() })))
     }
 
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.segment.as_fd()
+    /// A descriptor for another process, by which it can be written only if that is said.
+    pub(crate) fn export(&self, is_writable: bool) -> Result<OwnedFd> {
+        let failed = |why: &dyn ToString| {
+            Error::new("export host memory", ErrorKind::Failed, why.to_string())
+        };
+        match &self.0.body {
+            Body::ReadOnly(_) => Err(failed(&"it is another process's")),
+            Body::Shared(segment) if is_writable => {
+                segment.as_fd().try_clone_to_owned().map_err(|error| failed(&error))
+            }
+            Body::Shared(segment) => segment.read_only().map_err(|error| failed(&error)),
+        }
     }
 
     /// Length in bytes.
@@ -82,7 +121,7 @@ impl HostBuffer {
     /// Where it starts in this process's address space.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.0.segment.body() as u64
+        self.0.body.start() as u64
     }
 
     /// A number that no other buffer has as long as this lives.
@@ -102,7 +141,10 @@ impl HostBuffer {
         if let Some(memory) = pinned.get(&implementation) {
             return Ok(memory.clone());
         }
-        let memory = pin(&self.0.segment, device)?;
+        let memory = match &self.0.body {
+            Body::Shared(segment) => pin(segment, device)?,
+            Body::ReadOnly(segment) => pin_read_only(segment, device)?,
+        };
         pinned.insert(implementation, memory.clone());
         Ok(memory)
     }
@@ -112,7 +154,7 @@ impl HostBuffer {
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds).
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let to = self.place("write host memory", offset, bytes.len() as u64)?;
+        let to = self.writable("write host memory", offset, bytes.len() as u64)?;
         // SAFETY: inside of the segment, which stays mapped; no reference to its bytes
         // exists anywhere.
         unsafe { copy(to, bytes.as_ptr(), bytes.len()) };
@@ -139,20 +181,28 @@ impl HostBuffer {
         length: u64,
     ) -> Result<()> {
         let operation = "copy host memory";
-        let to = self.place(operation, offset, length)?;
+        let to = self.writable(operation, offset, length)?;
         let from = from.place(operation, from_offset, length)?;
         // SAFETY: as in `write`, for both.
         unsafe { copy(to, from, length as usize) };
         Ok(())
     }
 
-    fn place(&self, operation: &'static str, offset: u64, length: u64) -> Result<*mut u8> {
+    fn writable(&self, operation: &'static str, offset: u64, length: u64) -> Result<*mut u8> {
+        if matches!(self.0.body, Body::ReadOnly(_)) {
+            let detail = "its owner gave it for reading alone";
+            return Err(Error::new(operation, ErrorKind::NotAllowed, detail));
+        }
+        self.place(operation, offset, length).map(<*const u8>::cast_mut)
+    }
+
+    fn place(&self, operation: &'static str, offset: u64, length: u64) -> Result<*const u8> {
         if offset.checked_add(length).is_none_or(|end| end > self.0.length) {
             let detail = format!("{length} bytes from {offset} on, of {}", self.0.length);
             return Err(Error::new(operation, ErrorKind::OutOfBounds, detail));
         }
         // SAFETY: inside of the body, or one behind its end.
-        Ok(unsafe { self.0.segment.body().add(offset as usize) })
+        Ok(unsafe { self.0.body.start().add(offset as usize) })
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use gpu::{Device, HostMapping, Memory};
-use ipc::Segment;
+use ipc::{ReadOnlySegment, Segment};
 
 use crate::error::{Error, Result};
 
@@ -21,6 +21,31 @@ unsafe impl HostMapping for Body {
     fn length(&self) -> u64 {
         self.0.body_length() as u64
     }
+}
+
+/// The same of one that may only be read.
+#[derive(Debug)]
+struct ReadOnlyBody(ReadOnlySegment);
+
+// SAFETY: as above.
+unsafe impl HostMapping for ReadOnlyBody {
+    fn address(&self) -> u64 {
+        self.0.body() as u64
+    }
+
+    fn length(&self) -> u64 {
+        self.0.body_length() as u64
+    }
+
+    fn is_read_only(&self) -> bool {
+        true
+    }
+}
+
+/// Lets devices at the body of a segment from which they may only copy.
+pub(crate) fn pin_read_only(segment: &ReadOnlySegment, device: &Device) -> Result<Memory> {
+    let pinned = device.register(ReadOnlyBody(segment.clone()));
+    pinned.map_err(|error| Error::of_device("pin a segment", error))
 }
 
 /// Lets devices at the body of a segment that processes share: copies to and from it run

@@ -91,10 +91,21 @@ impl Context {
 
     /// Makes the context this thread's for the calls that follow. What was there before is
     /// there again afterwards: a framework's next call would go to another device.
+    ///
+    /// So is the mode in which this thread takes part in the capture of graphs. While any thread
+    /// captures in global mode, which is what frameworks do, a thread in another mode than "relaxed"
+    /// may neither ask after an event nor allocate: the call fails, and spoils the capture. Nothing
+    /// that is begun here is on a stream that is captured.
     pub(super) fn enter(&self, operation: &'static str) -> Result<Entered<'_>> {
+        const RELAXED: u32 = 2;
         // SAFETY: retained as long as `self` lives.
         self.check(operation, unsafe { (self.functions.context_push)(self.raw) })?;
-        Ok(Entered { context: self })
+        let mut mode = RELAXED;
+        // SAFETY: a valid mode, which becomes the one before.
+        let code = unsafe { (self.functions.exchange_capture_mode)(&raw mut mode) };
+        let entered = Entered { context: self, mode: (code == 0).then_some(mode) };
+        self.check(operation, code)?;
+        Ok(entered)
     }
 
     /// True for done, false for not yet.
@@ -122,6 +133,8 @@ impl Context {
 /// The driver's functions, while a context is this thread's.
 pub(super) struct Entered<'a> {
     context: &'a Context,
+    /// How this thread took part in captures before.
+    mode: Option<u32>,
 }
 
 impl std::ops::Deref for Entered<'_> {
@@ -134,6 +147,10 @@ impl std::ops::Deref for Entered<'_> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
+        if let Some(mut mode) = self.mode {
+            // SAFETY: the mode that the driver gave.
+            let _ = unsafe { (self.context.functions.exchange_capture_mode)(&raw mut mode) };
+        }
         let mut popped = std::ptr::null_mut();
         // SAFETY: room for a handle; what is popped is what was pushed.
         let _ = unsafe { (self.context.functions.context_pop)(&raw mut popped) };
@@ -364,9 +381,9 @@ impl DeviceDriver for Device {
         memory::dma_buf(&self.context, address, length)
     }
 
-    unsafe fn register(&self, address: u64, length: u64) -> Result<()> {
+    unsafe fn register(&self, address: u64, length: u64, is_read_only: bool) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { memory::register(&self.context, address, length) }
+        unsafe { memory::register(&self.context, address, length, is_read_only) }
     }
 
     unsafe fn unregister(&self, address: u64) -> Result<()> {

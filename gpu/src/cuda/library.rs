@@ -103,6 +103,7 @@ functions! {
     stream_create = "cuStreamCreate": fn(*mut sys::CUstream, c_uint);
     stream_destroy = "cuStreamDestroy_v2": fn(sys::CUstream);
     stream_query = "cuStreamQuery": fn(sys::CUstream);
+    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode": fn(*mut c_uint);
     stream_is_capturing = "cuStreamIsCapturing": fn(sys::CUstream, *mut c_uint);
     stream_wait_event = "cuStreamWaitEvent": fn(sys::CUstream, sys::CUevent, c_uint);
     stream_write_word = "cuStreamWriteValue32_v2": fn(sys::CUstream, Address, u32, c_uint);

@@ -377,14 +377,21 @@ pub(super) fn dma_buf(context: &Context, address: Address, length: u64) -> Resul
 
 /// # Safety
 /// Stays mapped until it is unregistered.
-pub(super) unsafe fn register(context: &Context, address: u64, length: u64) -> Result<()> {
+pub(super) unsafe fn register(
+    context: &Context,
+    address: u64,
+    length: u64,
+    is_read_only: bool,
+) -> Result<()> {
     const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+    const READ_ONLY: u32 = 8;
     let operation = "register host memory";
     let functions = context.enter(operation)?;
     // SAFETY: the caller's promise.
     let code = unsafe {
         let at = ptr::with_exposed_provenance_mut(address as usize);
-        (functions.host_register)(at, length as usize, PORTABLE_AND_MAPPED)
+        let flags = PORTABLE_AND_MAPPED | if is_read_only { READ_ONLY } else { 0 };
+        (functions.host_register)(at, length as usize, flags)
     };
     context.check(operation, code)
 }

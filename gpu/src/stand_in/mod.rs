@@ -216,7 +216,7 @@ impl DeviceDriver for Device {
         not_supported("export as dma-buf", "dma-buf")
     }
 
-    unsafe fn register(&self, address: u64, length: u64) -> Result<()> {
+    unsafe fn register(&self, address: u64, length: u64, _is_read_only: bool) -> Result<()> {
         memory::register(address, length)
     }
 

@@ -1,16 +1,21 @@
 //! Beginning transfers: everything that can be refused is, before a byte moves.
 
 use std::collections::hash_map::Entry;
+use std::time::{Duration, Instant};
 
 use gpu::{Block, BlocksBy};
 
 use super::chore::Chore;
+use super::held::{Held, HeldTransfer};
 use super::lane::{Lane, Request, Ticket};
 use super::notice::Notice;
 use super::operations::{Begun, Token};
+use super::order::Order;
+use super::peer::Peer;
 use super::route::{Means, Route};
 use super::{Agent, PeerId, SMALL};
 use crate::blocks::Blocks;
+use crate::copies::NotBegun;
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::{Operation, metrics};
 use crate::region::RegionDescriptor;
@@ -22,6 +27,8 @@ impl Agent {
     ///
     /// Blocks are a list of them, or a [description](crate::Strided) of rows at regular
     /// distances. In which order they are copied is not said: where one goes, no other may go.
+    /// Nor is it said of operations among each other, unless there is a [fence](Self::fence) between
+    /// them; a notice comes behind the data of its own operation.
     ///
     /// # Errors
     /// [`OutOfBounds`](ErrorKind::OutOfBounds), [`NotAllowed`](ErrorKind::NotAllowed),
@@ -50,7 +57,8 @@ impl Agent {
         self.begin(Operation::Get, route, blocks, notice, BlocksBy::Best)
     }
 
-    /// Tells a peer something, without data.
+    /// Tells a peer something, without data. It may overtake what was begun before; see
+    /// [`notify_ordered`](Self::notify_ordered).
     ///
     /// # Errors
     /// [`Closed`](ErrorKind::Closed), [`TooMany`](ErrorKind::TooMany) operations.
@@ -58,10 +66,93 @@ impl Agent {
         let name = "notify";
         check_fork(self.born, name)?;
         let begun = Begun { operation: name, bytes: 0, path: None, peer: peer.0 };
-        let ticket = self.enter(begun, None, Some(notice))?;
+        let (ticket, after) = self.enter(begun, None, Some(notice))?;
         let token = ticket.token;
-        self.conclude(ticket);
+        match after {
+            Some(after) => self.hold(Held::notice(ticket, after)),
+            None => self.conclude(ticket),
+        }
         Ok(token)
+    }
+
+    /// Tells a peer something when all that was begun with it before is over: its data is there,
+    /// and its notices were sent before this one. What is begun later does not wait for it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use gpu::Block;
+    /// # use transfer::path::Policy;
+    /// # use transfer::{Agent, AgentOptions, Event, HostBuffer, Notice, Rights};
+    /// # let second = Duration::from_secs(1);
+    /// # let mut here = Agent::start(AgentOptions::new("here"))?;
+    /// # let mut there = Agent::start(AgentOptions::new("there"))?;
+    /// # let mine = here.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let theirs = there.register(HostBuffer::new(4096)?, Rights::ALL)?;
+    /// # let peer = here.connect(&there.card().encode()?, second)?;
+    /// # let descriptor = theirs.descriptor().encode()?;
+    /// # let route = here.join(peer, &mine, &descriptor, &Policy::default(), second)?;
+    /// for at in [0, 1024, 2048] {
+    ///     let token = here.put(&route, &[Block { to: at, from: at, length: 1024 }], None)?;
+    ///     here.forget(token);
+    /// }
+    /// let told = here.notify_ordered(peer, Notice::new(1, b"all three are there")?)?;
+    /// here.wait(told, second)?;
+    /// # Ok::<(), transfer::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`notify`](Self::notify).
+    pub fn notify_ordered(&mut self, peer: PeerId, notice: Notice) -> Result<Token> {
+        let name = "notify";
+        check_fork(self.born, name)?;
+        let after = self.peer(peer.0, name)?.order.next();
+        let begun = Begun { operation: name, bytes: 0, path: None, peer: peer.0 };
+        let (ticket, _) = self.enter(begun, None, Some(notice))?;
+        let token = ticket.token;
+        self.hold(Held::notice(ticket, after));
+        self.begin_held();
+        Ok(token)
+    }
+
+    /// Whatever is begun with this peer from now on begins to move when all is over that was begun
+    /// with it before: as if one had waited in between, and without waiting.
+    ///
+    /// Without a fence nothing is said of the order in which operations move their bytes, and in
+    /// which their notices arrive: of two puts to the same bytes either may be the last.
+    ///
+    /// # Errors
+    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    pub fn fence(&mut self, peer: PeerId) -> Result<()> {
+        let name = "fence";
+        check_fork(self.born, name)?;
+        self.peer(peer.0, name)?.order.fence();
+        Ok(())
+    }
+
+    /// Waits until all is over that was begun with this peer: the data of puts is there, that of gets
+    /// is here, and all notices were sent. What failed is told by its own token.
+    ///
+    /// # Errors
+    /// [`DeadlineExceeded`](ErrorKind::DeadlineExceeded): it goes on;
+    /// [`Unknown`](ErrorKind::Unknown) if there is no such peer.
+    pub fn flush(&mut self, peer: PeerId, patience: Duration) -> Result<()> {
+        let name = "flush";
+        check_fork(self.born, name)?;
+        let mark = self.peer(peer.0, name)?.order.next();
+        let end = ipc::deadline(patience);
+        loop {
+            self.progress();
+            if self.peer(peer.0, name)?.order.is_over_before(mark) {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if now >= end {
+                let detail = format!("operations were under way for {patience:?}");
+                let error = Error::new(name, ErrorKind::DeadlineExceeded, detail);
+                return Err(error.with(self.label(peer.0)));
+            }
+            self.rest(end - now);
+        }
     }
 
     /// As [`put`](Self::put) or [`get`](Self::get), where the caller says by which means
@@ -104,20 +195,67 @@ impl Agent {
             .check(to, from)
             .map_err(|detail| Error::new(name, ErrorKind::OutOfBounds, detail))?;
         let begun = Begun { operation: name, bytes, path: Some(inner.path), peer: inner.peer };
-        let ticket = self.enter(begun, Some(&inner.remote), notice)?;
+        let (ticket, after) = self.enter(begun, Some(&inner.remote), notice)?;
         let token = ticket.token;
         metrics::count(inner.path, bytes, inner.fallback);
-        self.move_bytes(operation, route, blocks, by, ticket)?;
+        if let Some(after) = after {
+            let blocks = self.lists.copy_of(blocks);
+            self.hold(Held::transfer(
+                ticket,
+                after,
+                HeldTransfer { operation, route: route.clone(), blocks, by },
+            ));
+            return Ok(token);
+        }
+        self.move_bytes(operation, route, blocks, by, ticket).map_err(|failed| {
+            let (ticket, error) = *failed;
+            self.undo(ticket, error)
+        })?;
         Ok(token)
     }
 
-    /// Enters an operation into the books, unless the peer or its region is gone.
+    fn hold(&mut self, held: Held) {
+        if let Some(peer) = self.peers.get_mut(&held.peer()) {
+            peer.held.push_back(held);
+        }
+    }
+
+    /// Begins what waited for operations that are over now. True if there was any.
+    pub(super) fn begin_held(&mut self) -> bool {
+        let mut has_any = false;
+        while let Some(held) = self.peers.values_mut().find_map(Peer::take_held) {
+            has_any = true;
+            let (ticket, transfer) = held.into_parts();
+            let Some(mut transfer) = transfer else {
+                self.conclude(ticket);
+                continue;
+            };
+            let region = &transfer.route.0.remote;
+            let gone = self.peers.get(&ticket.peer).and_then(|peer| peer.obstacle(region));
+            let outcome = match gone {
+                Some((kind, why)) => Err(Box::new((ticket, Error::new("transfer", kind, why)))),
+                None => {
+                    let HeldTransfer { operation, route, blocks, by } = &mut transfer;
+                    self.move_bytes(*operation, route, blocks.all(), *by, ticket)
+                }
+            };
+            if let Err(failed) = outcome {
+                let (ticket, error) = *failed;
+                self.complete(ticket, Err(error));
+            }
+            self.lists.keep(transfer.blocks);
+        }
+        has_any
+    }
+
+    /// Enters an operation into the books, unless the peer or its region is gone. With the epoch
+    /// before which everything is to be over first, if there is a fence.
     fn enter(
         &mut self,
         begun: Begun,
         region: Option<&RegionDescriptor>,
         notice: Option<Notice>,
-    ) -> Result<Ticket> {
+    ) -> Result<(Ticket, Option<u64>)> {
         let (name, number, bytes) = (begun.operation, begun.peer, begun.bytes);
         let Some(peer) = self.peers.get_mut(&number) else {
             return Err(Error::new(name, ErrorKind::Closed, "the peer was left"));
@@ -137,24 +275,32 @@ impl Agent {
                 return refuse(kind, &why);
             }
         }
-        let Some(visit) = &mut peer.visit else {
-            let token = self.operations.begin(begun)?;
-            return Ok(Ticket { token, peer: number, number: 0, bytes, notice });
+        let ticket = |token, place, order: &mut Order| {
+            let after = order.held_until();
+            let (epoch, has_lost_track) = (order.begin(), false);
+            (
+                Ticket { token, peer: number, number: place, bytes, notice, epoch, has_lost_track },
+                after,
+            )
         };
-        if peer.is_gone {
-            return refuse(ErrorKind::Closed, "its process is gone");
+        let Some(visit) = &mut peer.visit else {
+            return Ok(ticket(self.operations.begin(begun)?, 0, &mut peer.order));
+        };
+        if let Some(end) = visit.end() {
+            return refuse(ErrorKind::Closed, end);
         }
         // First said, then looked: who withdraws a region first hides it, then looks.
         let place = visit.guest.begin();
         if region.is_some_and(|region| !visit.board.is_there(region.number)) {
             visit.guest.end(place);
-            return match visit.life.is_over() {
-                true => refuse(ErrorKind::Closed, "its process is gone"),
-                false => refuse(ErrorKind::Stale, "the region was withdrawn"),
+            visit.look();
+            return match visit.end() {
+                Some(end) => refuse(ErrorKind::Closed, end),
+                None => refuse(ErrorKind::Stale, "the region was withdrawn"),
             };
         }
         match self.operations.begin(begun) {
-            Ok(token) => Ok(Ticket { token, peer: number, number: place, bytes, notice }),
+            Ok(token) => Ok(ticket(token, place, &mut peer.order)),
             Err(error) => {
                 visit.guest.end(place);
                 Err(error)
@@ -169,7 +315,7 @@ impl Agent {
         blocks: Blocks<'_>,
         by: BlocksBy,
         ticket: Ticket,
-    ) -> Result<()> {
+    ) -> std::result::Result<(), Box<(Ticket, Error)>> {
         if ticket.bytes == 0 {
             self.conclude(ticket);
             return Ok(());
@@ -198,12 +344,12 @@ impl Agent {
                     Entry::Occupied(lane) => lane.into_mut(),
                     Entry::Vacant(place) => match Lane::new(device) {
                         Ok(lane) => place.insert(lane),
-                        Err(error) => return Err(self.undo(ticket, error)),
+                        Err(error) => return Err(Box::new((ticket, error))),
                     },
                 };
                 lane.push(ticket, Request { to, from, blocks, by }).map_err(|failed| {
-                    let (ticket, error) = *failed;
-                    self.give_up(ticket, error)
+                    let NotBegun { what, error, may_be_under_way } = *failed;
+                    Box::new((Ticket { has_lost_track: may_be_under_way, ..what }, error))
                 })
             }
         }
@@ -221,16 +367,12 @@ impl Agent {
 
     /// It was not begun after all.
     fn undo(&mut self, ticket: Ticket, error: Error) -> Error {
-        let peer = self.peers.get_mut(&ticket.peer);
-        if let Some(visit) = peer.and_then(|peer| peer.visit.as_mut()) {
-            visit.guest.end(ticket.number);
+        if let Some(peer) = self.peers.get_mut(&ticket.peer) {
+            peer.order.finish(ticket.epoch);
+            if let Some(visit) = &mut peer.visit {
+                visit.is_over(&ticket);
+            }
         }
-        self.give_up(ticket, error)
-    }
-
-    /// It failed, and nobody knows how much of it was begun: to the peer it is under way for
-    /// as long as this process lives, so that it does not take its region for free.
-    fn give_up(&mut self, ticket: Ticket, error: Error) -> Error {
         self.operations.forget(ticket.token);
         self.operations.finish(ticket.token, Ok(()));
         error.with(self.label(ticket.peer))

@@ -2,7 +2,7 @@
 //!
 //! A word for each place; it holds the number of the region that has the place, or 0. Who
 //! wants to copy looks here right before, so that a region that was withdrawn is refused
-//! before a byte moves.
+//! before a byte moves. One more word says whether the agent has ended; no region is there then.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
@@ -12,6 +12,9 @@ use ipc::{Layout, MappedWords, Segment, SegmentError, Words};
 const LAYOUT: Layout = Layout::new("agent board", 1);
 /// Regions of an agent at a time. Their pages are made when they are first used.
 const PLACES: usize = 1 << 16;
+/// 1 once the agent has ended.
+const ENDED: usize = PLACES;
+const WORDS: usize = PLACES + 1;
 
 /// An agent's own, or one that another agent showed.
 #[derive(Debug)]
@@ -22,7 +25,7 @@ pub(super) struct Board {
 
 impl Board {
     pub(super) fn create() -> Result<Self, SegmentError> {
-        let segment = Segment::create(LAYOUT, PLACES * size_of::<u64>())?;
+        let segment = Segment::create(LAYOUT, WORDS * size_of::<u64>())?;
         segment.mark_ready();
         let words = segment.words();
         Ok(Self { segment, words })
@@ -31,7 +34,7 @@ impl Board {
     pub(super) fn open(file: OwnedFd) -> Result<Self, SegmentError> {
         let segment = Segment::open(file, LAYOUT)?;
         let words = segment.words();
-        if words.count() < PLACES {
+        if words.count() < WORDS {
             return Err(SegmentError::NotASegment { why: "a board of another size" });
         }
         Ok(Self { segment, words })
@@ -59,6 +62,15 @@ impl Board {
         }
     }
 
+    /// Says that the agent has ended. Its regions are hidden one by one.
+    pub(super) fn end(&self) {
+        self.words.store(ENDED, 1, SeqCst);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.words.load(ENDED, SeqCst) == 1
+    }
+
     #[inline]
     pub(super) fn is_there(&self, number: u64) -> bool {
         number != 0 && self.words.load(Self::place(number), SeqCst) == number
@@ -84,6 +96,9 @@ mod tests {
         // The same place, another region.
         mine.hide(first + PLACES as u64);
         assert!(!theirs.is_there(0) && !theirs.is_there(first + PLACES as u64));
+        assert!(!theirs.has_ended());
+        mine.end();
+        assert!(theirs.has_ended());
     }
 
     #[test]

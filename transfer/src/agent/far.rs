@@ -521,6 +521,9 @@ impl Agent {
             return self.complete(ticket, outcome);
         }
         let label = self.label(ticket.peer);
+        if let Some(peer) = self.peers.get_mut(&ticket.peer) {
+            peer.order.finish(ticket.epoch);
+        }
         self.operations.finish(ticket.token, outcome.map_err(|error| error.with(label)));
     }
 }

@@ -4,20 +4,24 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use ipc::{Doorbell, Layout, Life, MappedWords, Segment};
 
 use super::board::Board;
+use super::pending::{Pending, Reclaim};
 use super::protocol::Introduction;
 use super::visit::Host;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock;
 use crate::rail::Line;
-use crate::region::Registered;
+use crate::region::{Buffer, Registered};
 use crate::service::Admission;
 use crate::share::random;
 
 const BELL: Layout = Layout::new("agent bell", 1);
+/// How long an end waits for copies that other processes have begun.
+pub(super) const SETTLING: Duration = Duration::from_secs(1);
 
 /// One that visits this agent.
 #[derive(Debug)]
@@ -30,18 +34,37 @@ pub(super) struct Visitor {
     /// The agent's owner was told that it left.
     pub(super) is_told_of: AtomicBool,
     pub(super) visit: Mutex<Host>,
+    /// It was waited for in vain, and has not finished since.
+    pub(super) is_slow: AtomicBool,
+    /// It belongs to this process, and has the memory that it copies to and from itself.
+    pub(super) is_of_this_process: bool,
 }
 
 impl Visitor {
-    pub(super) fn new(identity: [u8; 16], label: String, life: Life, visit: Host) -> Self {
+    pub(super) fn new(
+        (identity, label): ([u8; 16], String),
+        life: Life,
+        visit: Host,
+        is_of_this_process: bool,
+    ) -> Self {
         let (has_left, is_told_of) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { identity, label, life, has_left, is_told_of, visit: Mutex::new(visit) }
+        let (visit, is_slow) = (Mutex::new(visit), AtomicBool::new(false));
+        Self { identity, label, life, has_left, is_told_of, visit, is_slow, is_of_this_process }
+    }
+
+    /// How many copies it has begun so far.
+    pub(super) fn begun(&self) -> u64 {
+        lock(&self.visit).begun()
+    }
+
+    /// Is everything over that it had begun when `begun` was that?
+    pub(super) fn is_settled(&self, begun: u64) -> bool {
+        lock(&self.visit).is_settled(begun) || self.life.is_over()
     }
 
     /// Is nothing under way that it began?
     pub(super) fn is_done(&self) -> bool {
-        let visit = lock(&self.visit);
-        visit.is_settled(visit.begun()) || self.life.is_over()
+        self.is_settled(self.begun())
     }
 }
 
@@ -68,6 +91,7 @@ pub(crate) struct Home {
     pub(super) changes: AtomicU64,
     /// To the rails, once those run.
     pub(super) lines: OnceLock<Vec<Line>>,
+    reclaim: Reclaim,
 }
 
 impl Home {
@@ -92,6 +116,7 @@ impl Home {
             visitors: Mutex::default(),
             changes: AtomicU64::new(0),
             lines: OnceLock::new(),
+            reclaim: Reclaim::default(),
         })
     }
 
@@ -144,6 +169,26 @@ impl Home {
         lock(&self.regions).all.remove(&number);
     }
 
+    /// The agent ends: none of its regions is there any more.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.board.end();
+        let all = std::mem::take(&mut lock(&self.regions).all);
+        all.into_keys().for_each(|number| self.board.hide(number));
+    }
+
+    /// Frees the memory of a region that was withdrawn: when no other process copies to or from it.
+    pub(crate) fn release(self: &Arc<Self>, buffer: Buffer) {
+        let mut pending = Pending::of_other_processes(self);
+        if !pending.wait(SETTLING) {
+            self.reclaim.keep(pending, buffer, self);
+        }
+    }
+
+    pub(super) fn reclaim(&self) -> &Reclaim {
+        &self.reclaim
+    }
+
     /// A region, for one that has its ticket.
     pub(crate) fn region(&self, number: u64, ticket: u64) -> Option<Arc<Registered>> {
         let found = lock(&self.regions).all.get(&number)?.upgrade()?;
@@ -168,5 +213,6 @@ pub(super) fn settle(home: &Arc<Home>) {
 /// An agent of this process, if it is one.
 pub(super) fn found(identity: [u8; 16]) -> Option<Arc<Home>> {
     let here = lock(&HERE);
-    here.iter().filter_map(Weak::upgrade).find(|home| home.identity == identity)
+    let mut homes = here.iter().filter_map(Weak::upgrade);
+    homes.find(|home| home.identity == identity && !home.is_over.load(Ordering::Acquire))
 }

@@ -9,8 +9,8 @@ use super::lists::Lists;
 use super::notice::Notice;
 use super::operations::Token;
 use crate::blocks::{Blocks, Share};
-use crate::copies::Copies;
-use crate::error::{Error, Result};
+use crate::copies::{Copies, NotBegun};
+use crate::error::Result;
 
 /// Copies that the driver has at a time: it blocks the caller when it has a thousand or so.
 const DEPTH: usize = 256;
@@ -47,6 +47,10 @@ pub(super) struct Ticket {
     pub(super) number: u64,
     pub(super) bytes: u64,
     pub(super) notice: Option<Notice>,
+    /// Of the operations with the peer.
+    pub(super) epoch: u64,
+    /// It failed, and a device may be at a part of it: nobody can tell until when.
+    pub(super) has_lost_track: bool,
 }
 
 /// A stream of copies to or from one peer.
@@ -84,7 +88,7 @@ impl Lane {
         &mut self,
         ticket: Ticket,
         request: Request<'_>,
-    ) -> std::result::Result<(), Box<(Ticket, Error)>> {
+    ) -> std::result::Result<(), Box<NotBegun<Ticket>>> {
         if self.copies.count() >= DEPTH || !self.waiting.is_empty() {
             let Request { to, from, blocks, by } = request;
             let (to, from, blocks) = (to.clone(), from.clone(), self.lists.copy_of(blocks));
@@ -98,7 +102,7 @@ impl Lane {
         &mut self,
         ticket: Ticket,
         request: Request<'_>,
-    ) -> std::result::Result<(), Box<(Ticket, Error)>> {
+    ) -> std::result::Result<(), Box<NotBegun<Ticket>>> {
         let bytes = ticket.bytes;
         self.copies.begin(ticket, |stream| copy(stream, request)).map_err(Box::new)?;
         let took = Duration::from_secs_f64(bytes as f64 / self.rate / 1e6);
@@ -122,8 +126,8 @@ impl Lane {
             };
             let request = Request { to: &to, from: &from, blocks: blocks.all(), by };
             if let Err(failed) = self.begin(ticket, request) {
-                let (ticket, error) = *failed;
-                done(ticket, Err(error));
+                let NotBegun { what, error, may_be_under_way } = *failed;
+                done(Ticket { has_lost_track: may_be_under_way, ..what }, Err(error));
             }
             self.lists.keep(blocks);
             has_moved = true;
@@ -143,10 +147,12 @@ impl Lane {
         }
     }
 
-    /// All that it has not told of yet, when nothing more can be expected of it.
-    pub(super) fn give_up(&mut self) -> impl Iterator<Item = Ticket> {
+    /// Waits until the device has done what was begun; nothing more is begun. Gives what it has not
+    /// told of yet, and whether all of that is over.
+    pub(super) fn close(mut self, longest: Duration) -> (Vec<Ticket>, bool) {
         let waiting = self.waiting.drain(..).map(|waiting| waiting.ticket);
-        self.copies.give_up().chain(waiting)
+        let tickets = self.copies.give_up().chain(waiting).collect();
+        (tickets, self.copies.close(longest))
     }
 }
 

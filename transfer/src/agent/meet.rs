@@ -138,7 +138,7 @@ impl Agent {
     fn await_answers(&mut self, end: Instant, count: impl Fn(&Far) -> Answers) -> Answers {
         let mut end = end;
         loop {
-            self.hear();
+            let longest = self.go_on();
             let (open, good) = count(&self.far);
             let now = Instant::now();
             if good > 0 {
@@ -147,7 +147,7 @@ impl Agent {
             if open == 0 || now >= end {
                 return (open, good);
             }
-            self.rest_until_told(end);
+            self.rest_until_told(end.min(now + longest));
         }
     }
 

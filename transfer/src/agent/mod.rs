@@ -9,15 +9,19 @@ mod doorplate;
 mod events;
 mod explain;
 mod far;
+mod held;
 mod home;
 mod lane;
 mod leftovers;
 mod lists;
+mod mapping;
 mod meet;
 mod notice;
 mod operations;
 mod options;
+mod order;
 mod peer;
+mod pending;
 mod progress;
 mod protocol;
 mod reception;
@@ -28,7 +32,6 @@ mod visit;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,14 +41,15 @@ use ipc::{ChannelListener, Incarnation, Spin};
 use self::chore::Chore;
 use self::doorplate::Doorplate;
 use self::far::Far;
-use self::home::Visitor;
+use self::home::{SETTLING, Visitor};
 use self::lane::{Lane, Ticket};
 use self::lists::Lists;
 use self::operations::Operations;
 use self::peer::Peer;
+use self::pending::Pending;
+use self::progress::CLOSING;
 use self::route::JOIN;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock;
 use crate::path::Policy;
 use crate::rail::Rail;
 use crate::region::{Buffer, Region, RegionDescriptor, Rights};
@@ -59,6 +63,7 @@ pub use leftovers::{Condition, Remains, clean};
 pub use notice::{LONGEST_NOTICE, Notice};
 pub use operations::{Done, MOST_OPERATIONS, Token};
 pub use options::AgentOptions;
+pub(crate) use pending::never_wait_on_this_thread;
 pub(crate) use protocol::Refusal;
 pub(crate) use route::Inner as Joined;
 pub use route::Route;
@@ -251,17 +256,12 @@ impl Agent {
         self.home.withdraw(number);
         region.0.retire();
         let end = ipc::deadline(patience);
-        let mut open: Vec<_> = lock(&self.home.visitors)
-            .iter()
-            .map(|visitor| (lock(&visitor.visit).begun(), Arc::clone(visitor)))
-            .collect();
+        let mut pending = Pending::of_all(&self.home);
         loop {
             self.progress();
-            open.retain(|(begun, visitor)| {
-                !lock(&visitor.visit).is_settled(*begun) && !visitor.life.is_over()
-            });
+            pending.is_over();
             let far = || self.home.lines().iter().find_map(|line| line.who_is_at(number));
-            let who = open.first().map(|(_, visitor)| visitor.label.clone()).or_else(far);
+            let who = pending.label().map(str::to_owned).or_else(far);
             let Some(who) = who else { return Ok(()) };
             if Instant::now() >= end {
                 let detail = "it has not finished what it began";
@@ -271,7 +271,7 @@ impl Agent {
         }
     }
 
-    /// Gets to know another agent, by its card.
+    /// Gets to know another agent, by its card. What is under way with others goes on meanwhile.
     ///
     /// # Errors
     /// [`Malformed`](ErrorKind::Malformed), [`VersionMismatch`](ErrorKind::VersionMismatch);
@@ -283,7 +283,8 @@ impl Agent {
         let end = ipc::deadline(patience);
         // Its socket may be nowhere here: that must not take all the time that there is.
         let for_socket = if self.far.leads_to(&card) { patience / 2 } else { patience };
-        let met = Peer::meet(&self.home, &card, self.takes_all_for_remote, for_socket);
+        let (home, is_remote) = (Arc::clone(&self.home), self.takes_all_for_remote);
+        let met = Peer::meet(&home, &card, is_remote, (for_socket, &mut || self.go_on()));
         let peer = met.map_err(|error| error.with(&card.label))?;
         tracing::debug!(peer = peer.card.label, locality = ?peer.locality, "agents met");
         let (number, is_far) = (self.next_peer, peer.visit.is_none());
@@ -321,7 +322,7 @@ impl Agent {
     }
 
     /// Joins a region of this agent with one of a peer's: chooses a path, by the policy,
-    /// and maps what it needs.
+    /// and maps what it needs. What is under way with any peer goes on meanwhile.
     ///
     /// # Errors
     /// [`NoPath`](ErrorKind::NoPath), with a reason for each path;
@@ -375,19 +376,28 @@ fn card_of(home: &Home, socket: Option<&Path>, rails: &[Rail]) -> AgentCard {
 impl Drop for Agent {
     fn drop(&mut self) {
         self.doorplate = None;
-        // Peers take copies for done when their visitor has left: so these first.
-        self.lanes.clear();
         if !self.born.is_current() {
+            // The parent's threads: there are none to be joined, or let go of, here.
             self.far.rails.drain(..).for_each(Rail::forget);
-        }
-        self.far.rails.clear();
-        let Some(reception) = self.reception.take() else { return };
-        if !self.born.is_current() {
-            // A thread of the parent's: there is none to be joined, or let go of, here.
-            std::mem::forget(reception);
+            std::mem::forget(self.reception.take());
             return;
         }
-        self.home.is_over.store(true, Ordering::Release);
-        let _ = reception.join();
+        // No peer begins anything with its regions from now on.
+        self.home.end();
+        let mut is_settled = true;
+        for (_, lane) in self.lanes.drain() {
+            is_settled &= lane.close(CLOSING).1;
+        }
+        self.far.rails.clear();
+        for visit in self.peers.values_mut().filter_map(|peer| peer.visit.as_mut()) {
+            if is_settled {
+                visit.guest.settle();
+            }
+        }
+        self.peers.clear();
+        Pending::of_other_processes(&self.home).wait(SETTLING);
+        if let Some(reception) = self.reception.take() {
+            let _ = reception.join();
+        }
     }
 }

@@ -2,32 +2,32 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path as FilePath;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu::{Device, DeviceName, LegacyHandle, Memory, WeakMemory};
-use ipc::{Channel, ChannelError, Doorbell, Life, MappedWords};
+use gpu::{DeviceName, Memory, WeakMemory};
+use ipc::{Channel, ChannelError, Doorbell, Life, MappedWords, Message};
 
 use super::board::Board;
 use super::card::AgentCard;
 use super::doorplate;
+use super::held::Held;
 use super::home::{self, Home, Visitor};
 use super::lane::Ticket;
 use super::operations::Operations;
+use super::order::Order;
 use super::protocol::{Reply, Request};
 use super::visit::{Guest, Host};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::lock;
-use crate::path::{Leaving, Locality, Place};
-use crate::region::RegionDescriptor;
-use crate::share::check_device;
+use crate::path::Locality;
+use crate::region::{RegionDescriptor, Registered};
 
 pub(super) const CONNECT: &str = "connect to an agent";
-const OPEN: &str = "open a region";
 /// Rests between attempts to connect where nobody listens yet.
 const RESTS: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
@@ -39,6 +39,8 @@ pub(super) struct Visit {
     pub(super) board: Board,
     pub(super) bell: Doorbell<MappedWords>,
     pub(super) guest: Guest,
+    /// Its process is gone: seen at the last look.
+    is_gone: bool,
 }
 
 /// How another agent of this machine is reached.
@@ -47,7 +49,7 @@ pub(super) enum Tie {
     /// It belongs to this process.
     Here { home: Arc<Home>, visitor: Arc<Visitor> },
     /// It belongs to another process, with which descriptors can be exchanged.
-    Channel(Channel),
+    Channel(Arc<Channel>),
 }
 
 impl Drop for Tie {
@@ -66,10 +68,11 @@ pub(super) struct Peer {
     pub(super) locality: Locality,
     /// None: it is reached by a fabric, or not at all.
     pub(super) visit: Option<Box<Visit>>,
-    /// Its process is gone: seen at the last look.
-    pub(super) is_gone: bool,
     /// Notices for which there was no room, in the order in which their data was there.
     pub(super) unsent: VecDeque<Ticket>,
+    pub(super) order: Order,
+    /// Operations that wait for earlier ones, in order.
+    pub(super) held: VecDeque<Held>,
     /// What is mapped of its regions, by number and device.
     devices: HashMap<(u64, DeviceName), WeakMemory>,
     hosts: HashMap<u64, HostBuffer>,
@@ -96,15 +99,17 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        patience: Duration,
+        (patience, meanwhile): (Duration, Meanwhile<'_>),
     ) -> Result<Self> {
-        let (locality, visit) = Self::visit(home, card, takes_for_remote, patience)?;
+        let time = (patience, meanwhile);
+        let (locality, visit) = Self::visit(home, card, takes_for_remote, time)?;
         Ok(Self {
             card: card.clone(),
             locality,
             visit,
-            is_gone: false,
             unsent: VecDeque::new(),
+            order: Order::default(),
+            held: VecDeque::new(),
             devices: HashMap::new(),
             hosts: HashMap::new(),
             links: Vec::new(),
@@ -117,7 +122,7 @@ impl Peer {
         home: &Home,
         card: &AgentCard,
         takes_for_remote: bool,
-        patience: Duration,
+        (patience, meanwhile): (Duration, Meanwhile<'_>),
     ) -> Result<(Locality, Option<Box<Visit>>)> {
         if takes_for_remote {
             return Ok((Locality::ToldRemote, None));
@@ -129,7 +134,7 @@ impl Peer {
         let is_here = card.machine == machine();
         let why = match &card.socket {
             None if is_here => "it has no socket".to_owned(),
-            Some(path) => match Visit::begin(home, card, path, patience) {
+            Some(path) => match Visit::begin(home, card, path, (patience, meanwhile)) {
                 Ok(visit) => return Ok((Locality::SameMachine, Some(Box::new(visit)))),
                 // Somebody is there, and says no: that is no matter of paths.
                 Err(error) if error.kind() != ErrorKind::Failed => return Err(error),
@@ -145,7 +150,7 @@ impl Peer {
     pub(super) fn send_notices(&mut self, operations: &mut Operations) {
         let Some(visit) = &self.visit else { return };
         let mut has_sent = false;
-        while let Some(Ticket { token, notice: Some(notice), .. }) = self.unsent.front() {
+        while let Some(Ticket { token, notice: Some(notice), epoch, .. }) = self.unsent.front() {
             let outcome = match visit.guest.leave(notice, &visit.life) {
                 Ok(true) => Ok(()),
                 Ok(false) => break,
@@ -153,6 +158,7 @@ impl Peer {
             };
             has_sent |= outcome.is_ok();
             operations.finish(*token, outcome);
+            self.order.finish(*epoch);
             self.unsent.pop_front();
         }
         if has_sent {
@@ -160,65 +166,68 @@ impl Peer {
         }
     }
 
-    /// Looks whether its process is there, and ends what it will not hear of.
-    pub(super) fn look_after(&mut self, operations: &mut Operations) {
-        self.is_gone =
-            self.is_gone || self.visit.as_ref().is_some_and(|visit| visit.life.is_over());
-        if !self.is_gone {
-            return;
+    /// The next operation that waited for others and waits no more.
+    pub(super) fn take_held(&mut self) -> Option<Held> {
+        let after = self.held.front()?.after();
+        self.order.is_over_before(after).then(|| self.held.pop_front()).flatten()
+    }
+
+    /// Why nothing can be begun with a region that was there when it was joined.
+    pub(super) fn obstacle(&self, region: &RegionDescriptor) -> Option<(ErrorKind, &'static str)> {
+        let visit = self.visit.as_ref()?;
+        match visit.end() {
+            Some(end) => Some((ErrorKind::Closed, end)),
+            None if visit.board.is_there(region.number) => None,
+            None => Some((ErrorKind::Stale, "the region was withdrawn")),
         }
+    }
+
+    /// Looks whether it is there, and ends what it will not hear of.
+    pub(super) fn look_after(&mut self, operations: &mut Operations) {
+        let Some(visit) = &mut self.visit else { return };
+        visit.look();
+        let Some(end) = visit.end() else { return };
         for ticket in self.unsent.drain(..) {
-            let detail = "its process is gone, and did not hear of it";
+            let detail = format!("{end}, and it did not hear of it");
             let error = Error::new("tell a peer", ErrorKind::Closed, detail);
             operations.finish(ticket.token, Err(error.with(&self.card.label)));
+            self.order.finish(ticket.epoch);
         }
     }
 
-    /// Maps a region of its for a device of this process, once.
-    pub(super) fn map_for(
-        &mut self,
-        region: &RegionDescriptor,
-        device: &Device,
-        end: Instant,
-    ) -> Result<Memory> {
-        let key = (region.number, device.name());
-        if let Some(memory) = self.devices.get(&key).and_then(WeakMemory::upgrade) {
-            return Ok(memory);
-        }
-        let memory = match (&mut self.visit, region.place) {
-            (Some(visit), Place::Device(Leaving::ByDescriptors)) => {
-                visit.import(region, device, end)?
-            }
-            (Some(visit), Place::Device(Leaving::ByLegacyHandle)) => {
-                visit.import_legacy(region, device, end)?
-            }
-            _ => {
-                let detail = "it is not memory of a device that can be mapped";
-                return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
-            }
-        };
+    /// What is mapped of a region for a device of this process.
+    pub(super) fn mapped(&self, region: u64, device: DeviceName) -> Option<Memory> {
+        self.devices.get(&(region, device)).and_then(WeakMemory::upgrade)
+    }
+
+    pub(super) fn remember(&mut self, region: u64, memory: &Memory) {
         self.devices.retain(|_, memory| memory.upgrade().is_some());
-        self.devices.insert(key, memory.downgrade());
-        Ok(memory)
+        self.devices.insert((region, memory.mapped_for().name()), memory.downgrade());
     }
 
-    /// Maps a region of its in host memory, once.
-    pub(super) fn map_host(
-        &mut self,
-        region: &RegionDescriptor,
-        end: Instant,
-    ) -> Result<HostBuffer> {
-        if let Some(buffer) = self.hosts.get(&region.number) {
-            return Ok(buffer.clone());
+    /// What is mapped of a region in host memory.
+    pub(super) fn mapped_host(&self, region: u64) -> Option<HostBuffer> {
+        self.hosts.get(&region).cloned()
+    }
+
+    pub(super) fn remember_host(&mut self, region: u64, buffer: HostBuffer) {
+        self.hosts.insert(region, buffer);
+    }
+
+    /// By which its regions are asked for, if it belongs to another process.
+    pub(super) fn channel(&self) -> Option<Arc<Channel>> {
+        match &self.visit.as_deref()?.tie {
+            Tie::Channel(channel) => Some(Arc::clone(channel)),
+            Tie::Here { .. } => None,
         }
-        let (Some(visit), Place::Host(Leaving::ByDescriptors)) = (&mut self.visit, region.place)
-        else {
-            let detail = "it is not memory of the host that can be mapped";
-            return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
-        };
-        let buffer = visit.open_host(region, end)?;
-        self.hosts.insert(region.number, buffer.clone());
-        Ok(buffer)
+    }
+
+    /// A region of its, if it belongs to this process.
+    pub(super) fn region_here(&self, region: &RegionDescriptor) -> Option<Arc<Registered>> {
+        match &self.visit.as_deref()?.tie {
+            Tie::Here { home, .. } => home.region(region.number, region.ticket),
+            Tie::Channel(_) => None,
+        }
     }
 
     /// Lets go of what is mapped of regions that are gone.
@@ -228,15 +237,55 @@ impl Peer {
     }
 }
 
-fn left(end: Instant) -> Duration {
+/// What is gone on with during a wait, and for how long the next one may last without it.
+pub(super) type Meanwhile<'a> = &'a mut dyn FnMut() -> Duration;
+
+/// Receives a message, and goes on with other things until it comes.
+pub(super) fn receive(
+    channel: &Channel,
+    end: Instant,
+    meanwhile: Meanwhile<'_>,
+) -> std::result::Result<Message, ChannelError> {
+    loop {
+        let longest = meanwhile();
+        match channel.receive(left(end).min(longest)) {
+            Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+pub(super) fn left(end: Instant) -> Duration {
     end.saturating_duration_since(Instant::now())
 }
 
-fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
+pub(super) fn of_channel(operation: &'static str) -> impl Fn(ChannelError) -> Error {
     move |error| Error::of_channel(operation, error)
 }
 
 impl Visit {
+    /// Looks whether its process is there.
+    pub(super) fn look(&mut self) {
+        self.is_gone = self.is_gone || self.life.is_over();
+    }
+
+    /// Why nothing more can be begun with it, if so.
+    #[inline]
+    pub(super) fn end(&self) -> Option<&'static str> {
+        if self.board.has_ended() {
+            return Some("the agent has ended");
+        }
+        self.is_gone.then_some("its process is gone")
+    }
+
+    /// A copy is over, or was not begun after all.
+    pub(super) fn is_over(&mut self, ticket: &Ticket) {
+        match ticket.has_lost_track {
+            true => self.guest.lose_track(),
+            false => self.guest.end(ticket.number),
+        }
+    }
+
     /// With another agent of this process.
     fn within(home: &Home, other: Arc<Home>) -> Result<Self> {
         let failed = |why: &dyn ToString| Error::new(CONNECT, ErrorKind::Failed, why.to_string());
@@ -246,18 +295,26 @@ impl Visit {
         let board = Board::open(copy(other.board.as_fd())?).map_err(|error| failed(&error))?;
         let bell = Home::open_bell(copy(other.bell.as_fd())?)?;
         let guest = Guest::open(copy(host.as_fd())?)?;
-        let visitor = Arc::new(Visitor::new(home.identity, home.label.clone(), life()?, host));
+        let who = (home.identity, home.label.clone());
+        let visitor = Arc::new(Visitor::new(who, life()?, host, true));
         lock(&other.visitors).push(Arc::clone(&visitor));
         other.has_changed();
-        Ok(Self { tie: Tie::Here { home: other, visitor }, life: life()?, board, bell, guest })
+        let tie = Tie::Here { home: other, visitor };
+        Ok(Self { tie, life: life()?, board, bell, guest, is_gone: false })
     }
 
-    fn begin(home: &Home, card: &AgentCard, path: &FilePath, patience: Duration) -> Result<Self> {
+    fn begin(
+        home: &Home,
+        card: &AgentCard,
+        path: &FilePath,
+        (patience, meanwhile): (Duration, Meanwhile<'_>),
+    ) -> Result<Self> {
         let end = ipc::deadline(patience);
         let mut rest = RESTS.0;
         let channel = loop {
-            match Channel::connect(path, left(end)) {
+            match Channel::connect(path, left(end).min(RESTS.1)) {
                 Ok(channel) => break channel,
+                Err(ChannelError::DeadlineExceeded { .. }) if left(end) > Duration::ZERO => {}
                 // It may be about to start: then its card hangs there already.
                 Err(_) if left(end) > rest && doorplate::is_hung(path) => std::thread::sleep(rest),
                 Err(error) => {
@@ -265,6 +322,7 @@ impl Visit {
                     return Err(error.and_kind(ErrorKind::Failed));
                 }
             }
+            meanwhile();
             rest = (2 * rest).min(RESTS.1);
         };
         let who = channel.credentials().map_err(of_channel(CONNECT))?;
@@ -275,7 +333,7 @@ impl Visit {
         }
         let hello = Request::Hello(home.introduction()).encode();
         channel.send(&hello, &[home.life.as_fd()], left(end)).map_err(of_channel(CONNECT))?;
-        let message = channel.receive(left(end)).map_err(of_channel(CONNECT))?;
+        let message = receive(&channel, end, meanwhile).map_err(of_channel(CONNECT))?;
         let (it, [life, board, bell, visit]) = Reply::read_welcome(CONNECT, message)?;
         if it.identity != card.identity {
             let detail = format!("another agent (\"{}\") listens there now", it.label);
@@ -284,121 +342,12 @@ impl Visit {
         let malformed =
             |why: &dyn ToString| Error::new(CONNECT, ErrorKind::Malformed, why.to_string());
         Ok(Self {
-            tie: Tie::Channel(channel),
+            tie: Tie::Channel(Arc::new(channel)),
             life: Life::from_fd(life).map_err(|error| malformed(&error))?,
             board: Board::open(board).map_err(|error| malformed(&error))?,
             bell: Home::open_bell(bell)?,
             guest: Guest::open(visit)?,
+            is_gone: false,
         })
-    }
-
-    /// Asks for a region, and is given each piece that it consists of: descriptor, length, and
-    /// the bytes of all pieces.
-    fn ask(
-        &mut self,
-        region: &RegionDescriptor,
-        end: Instant,
-        mut take: impl FnMut(OwnedFd, u64, u64) -> Result<()>,
-    ) -> Result<()> {
-        let asked = self.exchange(region, end, &mut take);
-        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded)
-            && let Tie::Channel(channel) = &self.tie
-        {
-            // What comes late would be taken for the answer to the next request.
-            channel.end();
-        }
-        asked
-    }
-
-    fn exchange(
-        &mut self,
-        region: &RegionDescriptor,
-        end: Instant,
-        take: &mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>,
-    ) -> Result<()> {
-        let Tie::Channel(channel) = &self.tie else {
-            return Err(Error::new(OPEN, ErrorKind::NoPath, "it belongs to this process"));
-        };
-        let request = Request::Open(region.number, region.ticket).encode();
-        channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
-        let mut next = 0;
-        let mut failure = None;
-        loop {
-            let message = channel.receive(left(end)).map_err(of_channel(OPEN))?;
-            let pieces = Reply::read_pieces(OPEN, &message)?;
-            let fits = pieces.number == region.number
-                && pieces.in_all == region.pieces
-                && pieces.first == next;
-            if !fits {
-                let detail = "an answer to something else";
-                return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
-            }
-            for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
-                // The rest of the answer has to be read all the same.
-                if failure.is_none() {
-                    failure = take(descriptor, *length, pieces.bytes).err();
-                }
-            }
-            next += pieces.lengths.len() as u32;
-            if next >= region.pieces {
-                return failure.map_or(Ok(()), Err);
-            }
-            if pieces.lengths.is_empty() {
-                return Err(Error::new(OPEN, ErrorKind::Malformed, "an answer without pieces"));
-            }
-        }
-    }
-
-    fn import(
-        &mut self,
-        region: &RegionDescriptor,
-        device: &Device,
-        end: Instant,
-    ) -> Result<Memory> {
-        let of_device = |error| Error::of_device(OPEN, error);
-        let mut importer = None;
-        self.ask(region, end, |descriptor, length, bytes| {
-            // The last piece may have far more than what is the region's of it.
-            let importer = match &mut importer {
-                Some(importer) => importer,
-                none => none.insert(device.importer(bytes).map_err(of_device)?),
-            };
-            importer.add(descriptor.as_fd(), length).map_err(of_device)
-        })?;
-        let Some(importer) = importer else {
-            return Err(Error::new(OPEN, ErrorKind::Malformed, "no piece came"));
-        };
-        let memory = importer.finish(region.offset, region.length).map_err(of_device)?;
-        check_device(OPEN, &memory, region.device)?;
-        Ok(memory)
-    }
-
-    fn import_legacy(
-        &mut self,
-        region: &RegionDescriptor,
-        device: &Device,
-        end: Instant,
-    ) -> Result<Memory> {
-        // Nothing comes, but it says whether the region is there.
-        self.ask(region, end, |_, _, _| Ok(()))?;
-        let Some(bytes) = region.legacy else {
-            return Err(Error::new(OPEN, ErrorKind::Malformed, "no handle"));
-        };
-        let handle = LegacyHandle { bytes, offset: region.offset, length: region.length };
-        // Of memory that is opened so the driver says that it lies on the device that opened
-        // it: there is nothing to compare.
-        device.open_legacy_of_another(&handle).map_err(|error| Error::of_device(OPEN, error))
-    }
-
-    fn open_host(&mut self, region: &RegionDescriptor, end: Instant) -> Result<HostBuffer> {
-        let mut file = None;
-        self.ask(region, end, |descriptor, _, _| {
-            file = Some(descriptor);
-            Ok(())
-        })?;
-        match file {
-            Some(file) => HostBuffer::open(file, region.length),
-            None => Err(Error::new(OPEN, ErrorKind::Malformed, "no descriptor came")),
-        }
     }
 }

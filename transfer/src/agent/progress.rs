@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use ipc::Spin;
 
+use super::held::Held;
 use super::lane::Ticket;
 use super::operations::{Done, Token};
 use super::peer::Peer;
@@ -11,6 +12,8 @@ use super::{Agent, REST};
 use crate::error::{Error, ErrorKind, Result};
 use crate::path::Path;
 
+/// How long it is waited for copies that a device has begun, where they are not asked after any more.
+pub(super) const CLOSING: Duration = Duration::from_secs(10);
 /// How often the life of peers is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -31,16 +34,17 @@ impl Agent {
             return self.operations.finish(ticket.token, outcome.and(Err(gone)));
         };
         if let Some(visit) = &mut peer.visit {
-            visit.guest.end(ticket.number);
+            visit.is_over(&ticket);
         }
         match outcome {
             Ok(()) if ticket.notice.is_some() => {
                 peer.unsent.push_back(ticket);
                 peer.send_notices(&mut self.operations);
             }
-            Ok(()) => self.operations.finish(ticket.token, Ok(())),
-            Err(error) => {
-                self.operations.finish(ticket.token, Err(error.with(&peer.card.label)));
+            outcome => {
+                peer.order.finish(ticket.epoch);
+                let outcome = outcome.map_err(|error| error.with(&peer.card.label));
+                self.operations.finish(ticket.token, outcome);
             }
         }
     }
@@ -69,6 +73,7 @@ impl Agent {
         for peer in self.peers.values_mut().filter(|peer| !peer.unsent.is_empty()) {
             peer.send_notices(&mut self.operations);
         }
+        has_moved |= self.begin_held();
         if Instant::now() >= self.next_look {
             self.next_look = Instant::now() + LOOK;
             self.peers.values_mut().for_each(|peer| peer.look_after(&mut self.operations));
@@ -82,31 +87,33 @@ impl Agent {
         self.lanes.iter().any(|((of, ..), lane)| *of == peer && !lane.is_idle())
             || self.chores.iter().any(|chore| chore.ticket.peer == peer)
             || self.far.is_busy_with(peer)
-            || self.peers.get(&peer).is_some_and(|peer| !peer.unsent.is_empty())
+            || self.peers.get(&peer).is_some_and(|it| !(it.unsent.is_empty() && it.held.is_empty()))
     }
 
     /// Gives up everything that is under way with a peer.
     pub(super) fn drop_peer(&mut self, number: u32, error: impl Fn() -> Error) {
-        let mut given_up = Vec::new();
-        self.lanes.retain(|(of, ..), lane| {
-            if *of == number {
-                given_up.extend(lane.give_up());
-            }
-            *of != number
-        });
+        let (mut given_up, mut is_settled) = (Vec::new(), true);
+        for (_, lane) in self.lanes.extract_if(|(of, ..), _| *of == number) {
+            let (tickets, is_done) = lane.close(CLOSING);
+            given_up.extend(tickets);
+            is_settled &= is_done;
+        }
         self.chores.retain_mut(|chore| {
             chore.ticket.peer != number || {
                 given_up.push(chore.ticket.clone());
                 false
             }
         });
-        // Last: when it is gone, the peer takes all copies for done, and they are.
-        let peer = self.peers.remove(&number);
-        if let Some(peer) = &peer {
+        // Last: when it is gone, the peer takes all copies for done, if they are.
+        if let Some(mut peer) = self.peers.remove(&number) {
             // What rails had under way with it they tell of by and by.
             self.far.leave(&peer.links);
+            if let Some(visit) = peer.visit.as_mut().filter(|_| is_settled) {
+                visit.guest.settle();
+            }
+            given_up.extend(std::mem::take(&mut peer.unsent));
+            given_up.extend(std::mem::take(&mut peer.held).into_iter().map(Held::into_ticket));
         }
-        given_up.extend(peer.into_iter().flat_map(|mut peer| std::mem::take(&mut peer.unsent)));
         for ticket in given_up {
             self.operations.finish(ticket.token, Err(error()));
         }
@@ -166,7 +173,7 @@ impl Agent {
     }
 
     /// Rests for as long as it is not worth looking.
-    fn rest(&mut self, longest: Duration) {
+    pub(super) fn rest(&mut self, longest: Duration) {
         /// Sleeps end late by about as much.
         const LATE: Duration = Duration::from_micros(80);
         if self.waiting == Spin::Always || !self.chores.is_empty() {

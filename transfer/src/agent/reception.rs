@@ -11,6 +11,7 @@ use std::time::Duration;
 use ipc::{Channel, ChannelError, ChannelListener, Life, Message};
 
 use super::home::{Home, Visitor};
+use super::pending::never_wait_on_this_thread;
 use super::protocol::{PIECES_AT_ONCE, Pieces, Refusal, Reply, Request};
 use super::visit::Host;
 use crate::error::{Error, ErrorKind};
@@ -31,6 +32,7 @@ struct Reception<'a> {
 
 /// Serves all who come, until it is over.
 pub(super) fn receive(listener: &ChannelListener, home: &Home) {
+    never_wait_on_this_thread();
     let Home { admission, is_over, .. } = home;
     let denial = refusal(ErrorKind::Denied, "this user is not admitted");
     let (max_per_user, register_timeout) = (MAX_CONNECTIONS, INTRODUCING);
@@ -92,7 +94,7 @@ impl Reception<'_> {
         let welcome = Reply::Welcome(home.introduction()).encode();
         let descriptors = [home.life.as_fd(), home.board.as_fd(), home.bell.as_fd(), visit.as_fd()];
         channel.send(&welcome, &descriptors, TAKING).map_err(|error| failed(&error))?;
-        Ok(Arc::new(Visitor::new(who.identity, who.label, life, visit)))
+        Ok(Arc::new(Visitor::new((who.identity, who.label), life, visit, false)))
     }
 }
 
@@ -120,12 +122,13 @@ fn answer(home: &Home, channel: &Channel, message: &Message) -> bool {
     };
     let in_all = region.descriptor.pieces;
     let bytes = region.buffer.bytes_of_pieces();
+    let rights = region.descriptor.rights;
     let mut first = 0;
     loop {
         // A few at a time: a process has not so many descriptors.
         let end = in_all.min(first + PIECES_AT_ONCE as u32);
         let exported: Result<Vec<_>, _> =
-            (first..end).map(|piece| region.buffer.export(piece)).collect();
+            (first..end).map(|piece| region.buffer.export(piece, rights)).collect();
         let (descriptors, lengths): (Vec<_>, Vec<_>) = match exported {
             Ok(exported) => exported.into_iter().unzip(),
             Err(error) => {

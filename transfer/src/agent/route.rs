@@ -7,7 +7,7 @@ use gpu::{Device, DeviceName, Implementation, Memory, PeerAccess, Slice, Uuid};
 
 use super::Agent;
 use super::explain::Whereabouts;
-use super::peer::{Peer, Tie, Visit};
+use super::peer::Peer;
 use super::track::Track;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::HostBuffer;
@@ -136,7 +136,7 @@ impl Agent {
                 return Err(Error::new(JOIN, ErrorKind::NoPath, choice.reasons()));
             };
             let made = if path.is_local() {
-                means(path, self.peer(number, JOIN)?, local, &remote, device.as_ref(), end)
+                self.map_both(path, number, (local, &remote), device.as_ref(), end)
             } else {
                 self.lay_tracks(number, local, &remote, end)
             };
@@ -176,63 +176,64 @@ impl Agent {
     }
 }
 
-fn means(
-    path: Path,
-    peer: &mut Peer,
-    local: &Arc<Registered>,
-    remote: &RegionDescriptor,
-    device: Option<&Device>,
-    end: Instant,
-) -> Result<Means> {
-    let of_device = |error| Error::of_device(JOIN, error);
-    let theirs = match (path, peer.visit.as_deref()) {
-        (Path::SameProcess, Some(Visit { tie: Tie::Here { home, .. }, .. })) => {
-            let Some(region) = home.region(remote.number, remote.ticket) else {
+impl Agent {
+    /// Maps what a path of this machine needs.
+    fn map_both(
+        &mut self,
+        path: Path,
+        peer: u32,
+        (local, remote): (&Arc<Registered>, &RegionDescriptor),
+        device: Option<&Device>,
+        end: Instant,
+    ) -> Result<Means> {
+        let of_device = |error| Error::of_device(JOIN, error);
+        let theirs = match self.peer(peer, JOIN)?.region_here(remote) {
+            Some(region) => Some(region.buffer.clone()),
+            None if path == Path::SameProcess => {
                 let detail = "the region was withdrawn, or never was";
                 return Err(Error::new(JOIN, ErrorKind::Stale, detail));
-            };
-            Some(region.buffer.clone())
-        }
-        _ => None,
-    };
-    let Some(device) = device else {
-        let Buffer::Host(mine) = &local.buffer else {
-            return Err(Error::new(JOIN, ErrorKind::NoPath, "no device has part in it"));
+            }
+            None => None,
         };
-        let remote = match theirs {
-            Some(Buffer::Host(buffer)) => buffer,
-            Some(Buffer::Device(_)) => {
+        let Some(device) = device else {
+            let Buffer::Host(mine) = &local.buffer else {
                 return Err(Error::new(JOIN, ErrorKind::NoPath, "no device has part in it"));
-            }
-            None => peer.map_host(remote, end)?,
+            };
+            let remote = match theirs {
+                Some(Buffer::Host(buffer)) => buffer,
+                Some(Buffer::Device(_)) => {
+                    return Err(Error::new(JOIN, ErrorKind::NoPath, "no device has part in it"));
+                }
+                None => self.map_host(peer, remote, end)?,
+            };
+            return Ok(Means::Processor { local: mine.clone(), remote });
         };
-        return Ok(Means::Processor { local: mine.clone(), remote });
-    };
-    let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
-    let their_memory = match theirs {
-        Some(Buffer::Device(memory)) => {
-            if memory.device().is_some_and(|resident| resident != device.name()) {
-                device.enable_peer(memory.mapped_for()).map_err(of_device)?;
+        let whole = |memory: &Memory, length| memory.slice(0, length).map_err(of_device);
+        let their_memory = match theirs {
+            Some(Buffer::Device(memory)) => {
+                if memory.device().is_some_and(|resident| resident != device.name()) {
+                    device.enable_peer(memory.mapped_for()).map_err(of_device)?;
+                }
+                memory
             }
-            memory
+            Some(Buffer::Host(buffer)) => buffer.pinned_for(device)?,
+            None if remote.place.is_device() => self.map_for(peer, remote, device, end)?,
+            None => self.map_host(peer, remote, end)?.pinned_for(device)?,
+        };
+        let my_memory = match &local.buffer {
+            Buffer::Device(memory) => memory.clone(),
+            Buffer::Host(buffer) => buffer.pinned_for(device)?,
+        };
+        for memory in [&my_memory, &their_memory] {
+            if !memory.is_reachable_from(device) {
+                let detail = format!("{:?} does not reach {memory:?}", device.name());
+                return Err(Error::new(JOIN, ErrorKind::NoPeerAccess, detail));
+            }
         }
-        Some(Buffer::Host(buffer)) => buffer.pinned_for(device)?,
-        None if remote.place.is_device() => peer.map_for(remote, device, end)?,
-        None => peer.map_host(remote, end)?.pinned_for(device)?,
-    };
-    let my_memory = match &local.buffer {
-        Buffer::Device(memory) => memory.clone(),
-        Buffer::Host(buffer) => buffer.pinned_for(device)?,
-    };
-    for memory in [&my_memory, &their_memory] {
-        if !memory.is_reachable_from(device) {
-            let detail = format!("{:?} does not reach {memory:?}", device.name());
-            return Err(Error::new(JOIN, ErrorKind::NoPeerAccess, detail));
-        }
+        Ok(Means::Device {
+            device: device.clone(),
+            local: whole(&my_memory, local.descriptor.length)?,
+            remote: whole(&their_memory, remote.length)?,
+        })
     }
-    Ok(Means::Device {
-        device: device.clone(),
-        local: whole(&my_memory, local.descriptor.length)?,
-        remote: whole(&their_memory, remote.length)?,
-    })
 }

@@ -30,8 +30,8 @@ const AFTER_A_LOSS: Duration = Duration::from_secs(60);
 /// agent makes.
 const MOST_LEFT_BEHIND: usize = 128;
 const MOST_GUESTS: usize = 1024;
-/// Guests that may have staging memory: half a gibibyte in all.
-const MOST_STAGING: usize = 64;
+/// Refusals of hellos that wait to be sent.
+const MOST_REFUSED: usize = 16;
 /// Notices of one guest that may wait to be taken.
 const WINDOW: u64 = 64;
 /// How long a host that was roused polls without a rest.
@@ -131,10 +131,6 @@ impl Driver {
             // It did not hear the answer.
             return self.say_welcome(session);
         }
-        let Ok(peer) = self.enter_peer(&address) else {
-            tracing::debug!(label, "one came with an address that is none");
-            return;
-        };
         let refusal = if to != self.home.identity {
             Some(Refusal::new(ErrorKind::Stale, "another agent listens there now"))
         } else if from == self.home.identity {
@@ -144,6 +140,15 @@ impl Driver {
             Some(Refusal::new(ErrorKind::TooMany, format!("{MOST_GUESTS} guests are here")))
         } else {
             None
+        };
+        // Whoever does not know this agent may take no more than a few places among the addresses.
+        if refusal.is_some() && self.words_to_nobody() >= MOST_REFUSED {
+            tracing::debug!(label, "one that is not welcome was not answered");
+            return;
+        }
+        let Ok(peer) = self.enter_peer(&address) else {
+            tracing::debug!(label, "one came with an address that is none");
+            return;
         };
         if let Some(refusal) = refusal {
             let message = Message::Refused { request: 0, refusal };
@@ -247,14 +252,15 @@ impl Driver {
     fn staging(&mut self, session: u64) -> Result<Vec<u8>> {
         let operation = "give staging memory";
         let of_fabric = |error| Error::of_fabric(operation, error);
-        let given = self.guests.values().filter(|guest| guest.staging.is_some()).count();
-        let known = self.guests.get(&session).and_then(|guest| guest.staging.as_ref());
-        if let Some((_, memory)) = known {
+        let guest = self.guests.get(&session);
+        if let Some((_, memory)) = guest.and_then(|guest| guest.staging.as_ref()) {
             return Ok(memory.describe().map_err(of_fabric)?.encode());
         }
-        if given >= MOST_STAGING {
-            let detail = format!("{MOST_STAGING} guests have some");
-            return Err(Error::new(operation, ErrorKind::TooMany, detail));
+        // Memory is for those that were given a region's ticket, and they are given it whoever else is
+        // there.
+        if guest.is_none_or(|guest| guest.opened.is_empty()) {
+            let detail = "it has opened no region that it could stage for";
+            return Err(Error::new(operation, ErrorKind::Denied, detail));
         }
         let buffer = HostBuffer::new(SLOT * u64::from(SLOTS))?;
         let memory = self.register_slots(&buffer, Some(Rights::ALL))?;

@@ -213,6 +213,13 @@ impl Driver {
         }
     }
 
+    /// Messages that are under way, or wait, to whoever has no session.
+    pub(super) fn words_to_nobody(&self) -> usize {
+        let is_one = |posted: &&Posted| matches!(posted, Posted::Send(_, Party::Nobody, _));
+        let posted = self.posted.iter().flatten().filter(is_one).count();
+        posted + self.waiting.iter().filter(|waiting| waiting.to == Party::Nobody).count()
+    }
+
     /// Removes addresses that nobody uses any more.
     pub(super) fn sweep_peers(&mut self, now: Instant) {
         self.waiting

@@ -95,7 +95,7 @@ impl DeviceCopies {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => place.insert(Copies::new(device)?),
         };
-        copies.begin(number, |stream| stream.copy(to, from)).map_err(|(_, error)| error)
+        copies.begin(number, |stream| stream.copy(to, from)).map_err(|failed| failed.error)
     }
 
     /// The next one that is done.

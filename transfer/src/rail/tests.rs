@@ -15,7 +15,7 @@ use crate::agent::{Home, Notice, Refusal};
 use crate::error::{ErrorKind, Result};
 use crate::host::HostBuffer;
 use crate::lock;
-use crate::region::{Region, Rights};
+use crate::region::{Region, RegionDescriptor, Rights};
 use crate::service::Admission;
 
 const SESSION: u64 = 7;
@@ -50,11 +50,21 @@ impl World {
         self.driver.host_hears(session, hello);
     }
 
+    /// A guest that has the region's ticket.
+    fn opens(&mut self, session: u64, region: &Region) {
+        let RegionDescriptor { number: region, ticket, .. } = *region.descriptor();
+        self.driver.host_hears(session, Message::Open { request: 1, region, ticket });
+    }
+
     fn with_guest() -> Self {
         let mut world = Self::new();
         world.hello(SESSION, world.home.identity);
+        let region = world.region(Rights::ALL);
+        world.opens(SESSION, &region);
         world.driver.host_hears(SESSION, Message::Stage { request: 1 });
         assert!(world.has_guest());
+        let region = region.descriptor().number;
+        world.driver.host_hears(SESSION, Message::Released { region });
         world
     }
 
@@ -162,12 +172,35 @@ fn only_what_lies_inside_of_a_region_and_a_slot_is_copied() {
     assert_eq!(world.refusal(chunk(&region), false), Some(ErrorKind::NotAllowed));
 }
 
+/// Whoever does not know the agent is answered as long as there is room for that.
+#[test]
+fn hellos_for_another_agent_take_few_places_among_the_addresses() {
+    let mut world = World::new();
+    for number in 0..200_u16 {
+        let address =
+            std::net::SocketAddrV4::new([127, 1, (number >> 8) as u8, number as u8].into(), 9);
+        let mut bytes = world.driver.address().to_vec();
+        // The address of a socket begins with its family and its port.
+        bytes[4..8].copy_from_slice(&address.ip().octets());
+        let (to, label, from, visit) = ([1; 16], "stranger".to_owned(), [9; 16], 1);
+        let hello = Message::Hello { to, from, visit, label, address: bytes };
+        world.driver.host_hears(1000 + u64::from(number), hello);
+    }
+    assert!(world.driver.guests.is_empty());
+    let known = world.driver.peers.len();
+    assert!(known <= 32, "{known} addresses");
+}
+
 #[test]
 fn who_has_no_staging_memory_or_asks_for_more_copies_than_slots_is_refused() {
     let mut world = World::new();
     world.hello(SESSION, world.home.identity);
     let region = world.region(Rights::ALL);
     assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NoPath));
+    // Nor is it given any before it has a ticket.
+    world.driver.host_hears(SESSION, Message::Stage { request: 1 });
+    assert_eq!(world.refusal(chunk(&region), true), Some(ErrorKind::NoPath));
+    world.opens(SESSION, &region);
     world.driver.host_hears(SESSION, Message::Stage { request: 1 });
     let device = Device::open("stand-in:0".parse().unwrap()).unwrap();
     let memory = device.allocate_shared(2 * SLOT, &[]).unwrap();

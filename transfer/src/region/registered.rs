@@ -3,7 +3,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use fabric::MemoryRegion;
 use gpu::{Allocator, DeviceName, Memory, Uuid};
@@ -113,17 +113,16 @@ impl Buffer {
         }
     }
 
-    /// The descriptor and the length of a piece.
-    pub(crate) fn export(&self, number: u32) -> Result<(OwnedFd, u64)> {
+    /// The descriptor and the length of a piece, for a peer with these rights. Memory of the host
+    /// cannot be mapped for writing by it where they do not say so; devices know no such
+    /// difference.
+    pub(crate) fn export(&self, number: u32, rights: Rights) -> Result<(OwnedFd, u64)> {
         let operation = "export a region";
         match self {
             Self::Device(memory) => memory
                 .export_piece(number as usize)
                 .map_err(|error| Error::of_device(operation, error)),
-            Self::Host(buffer) => match buffer.as_fd().try_clone_to_owned() {
-                Ok(file) => Ok((file, buffer.length())),
-                Err(error) => Err(Error::new(operation, ErrorKind::Failed, error.to_string())),
-            },
+            Self::Host(buffer) => Ok((buffer.export(rights.write)?, buffer.length())),
         }
     }
 }
@@ -155,7 +154,7 @@ pub struct Region(pub(crate) Arc<Registered>);
 pub(crate) struct Registered {
     pub(crate) buffer: Buffer,
     pub(crate) descriptor: RegionDescriptor,
-    home: Weak<Home>,
+    home: Arc<Home>,
     /// As the rails know it, by their numbers, until it is withdrawn.
     memories: Mutex<Vec<Option<MemoryRegion>>>,
     pub(crate) is_withdrawn: AtomicBool,
@@ -176,10 +175,12 @@ impl Drop for Registered {
             std::mem::forget(std::mem::take(&mut *lock(&self.memories)));
             return;
         }
-        if let Some(home) = self.home.upgrade() {
-            home.withdraw(self.descriptor.number);
-        }
+        self.home.withdraw(self.descriptor.number);
         self.retire();
+        // Of what is for own use no peer knows.
+        if self.descriptor.rights != Rights::NONE {
+            self.home.release(self.buffer.clone());
+        }
     }
 }
 
@@ -257,7 +258,7 @@ impl Registered {
         Self {
             buffer,
             descriptor,
-            home: Arc::downgrade(home),
+            home: Arc::clone(home),
             memories: Mutex::new(memories),
             is_withdrawn: AtomicBool::new(false),
             born: Incarnation::current(),
@@ -283,8 +284,7 @@ impl Registered {
         if self.descriptor.rights == Rights::NONE {
             return;
         }
-        let Some(home) = self.home.upgrade() else { return };
-        for (line, memory) in home.lines().iter().zip(memories) {
+        for (line, memory) in self.home.lines().iter().zip(memories) {
             line.retire(self.descriptor.number, memory, self.buffer.clone());
         }
     }

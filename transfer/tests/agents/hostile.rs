@@ -5,10 +5,10 @@ use std::time::Duration;
 use gpu::Block;
 use ipc::Channel;
 use transfer::path::{Leaving, Place, Policy, Stays};
-use transfer::{AgentCard, ErrorKind, RegionDescriptor, Rights};
+use transfer::{AgentCard, ErrorKind, HostBuffer, RegionDescriptor, Rights};
 
 use crate::common::{LENGTH, PATIENCE, alone, device};
-use crate::house::{House, SUM, sum_of};
+use crate::house::{House, SUM, sum, sum_of, sum_of_buffer};
 
 #[test]
 fn what_is_out_of_bounds_or_not_allowed_is_refused_before_a_byte_moves() {
@@ -158,4 +158,32 @@ fn regions_that_cannot_be_are_not_registered() {
     let region = house.agent.register(&pinned, Rights::ALL).unwrap();
     let place = Place::Host(Leaving::Not(Stays::PrivateHostMemory));
     assert_eq!(region.descriptor().place, place);
+}
+
+/// Its owner does not give a descriptor by which it could be written.
+#[test]
+fn host_memory_without_the_right_to_write_cannot_be_mapped_for_writing() {
+    let _alone = alone();
+    let mut house = House::open();
+    let neighbour = house.neighbour("host-read-only", &[]);
+    let told = RegionDescriptor::decode(&neighbour.descriptor).unwrap();
+    let lie = RegionDescriptor { rights: Rights::ALL, ..told }.encode().unwrap();
+    let policy = Policy::default();
+    let joined = house.agent.join(neighbour.peer, &house.region, &lie, &policy, PATIENCE);
+    assert_eq!(joined.unwrap_err().kind(), ErrorKind::WrongMemory);
+    let mine = HostBuffer::new(LENGTH).unwrap();
+    let region = house.agent.register(&mine, Rights::ALL).unwrap();
+    for (region, is_host) in [(&region, true), (&house.region, false)] {
+        let (peer, descriptor) = (neighbour.peer, &neighbour.descriptor);
+        let route = house.agent.join(peer, region, descriptor, &policy, PATIENCE).unwrap();
+        let whole = [Block { to: 0, from: 0, length: LENGTH }];
+        let refused = house.agent.put(&route, &whole, None).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NotAllowed);
+        let token = house.agent.get(&route, &whole, None).unwrap();
+        house.agent.wait(token, PATIENCE).unwrap();
+        let found =
+            if is_host { sum_of_buffer(&(&mine).into()) } else { sum(&house.memory, LENGTH) };
+        assert_eq!(found, sum_of(LENGTH, 0));
+    }
+    house.end(neighbour);
 }

@@ -24,6 +24,10 @@ pub const SLEEP: u64 = 4;
 pub const END: u64 = 5;
 /// What it answers.
 pub const ANSWER: u64 = 6;
+/// To drop its agent while it has its region, and to say in files what that holds from then on.
+pub const DROP_AGENT: u64 = 7;
+/// To put all of its region into the house's, with a device that takes so many milliseconds.
+pub const PUT_SLOWLY: u64 = 8;
 
 /// Another device of the same kind, or the same one if there is no other.
 pub fn other_device() -> Device {

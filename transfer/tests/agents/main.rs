@@ -7,12 +7,15 @@
 mod cables;
 #[path = "../common/mod.rs"]
 mod common;
+mod endings;
+mod fences;
 mod halos;
 mod hostile;
 mod house;
 mod leftovers;
 mod losses;
 mod moves;
+mod orders;
 mod other_side;
 mod own_use;
 mod rails;

@@ -3,22 +3,24 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use gpu::{Allocator, Device, stand_in};
+use gpu::{Allocator, Block, Device, stand_in};
+use transfer::path::Policy;
 use transfer::{Agent, AgentOptions, Buffer, Event, HostBuffer, Region, Rights};
 
 use crate::cables;
 use crate::common::{LENGTH, PATIENCE};
 use crate::house::{
-    ANSWER, END, FILL, SLEEP, SUM, WITHDRAW, fill_buffer, notice, other_device, read,
-    sum_of_buffer, with_cables, with_rails, write,
+    ANSWER, DROP_AGENT, END, FILL, PUT_SLOWLY, SLEEP, SUM, WITHDRAW, fill_buffer, notice,
+    other_device, read, sum_of_buffer, with_cables, with_rails, write,
 };
+use crate::orders;
 
 /// Memory of its own, by role.
 fn memory(role: &str, device: &Device) -> Buffer {
     match role {
         "shared" | "shared-read-only" => device.allocate_shared(LENGTH, &[]).unwrap().into(),
         "plain" => device.allocate(LENGTH).unwrap().into(),
-        "host" => HostBuffer::new(LENGTH).unwrap().into(),
+        "host" | "host-read-only" => HostBuffer::new(LENGTH).unwrap().into(),
         // As PyTorch's expandable segments are, and not from the start of a piece.
         "pieces" => foreign(device, Allocator::Mapped { exportable: true }, 1, 512),
         // In the end of one and the beginning of another, which have far more.
@@ -69,6 +71,9 @@ fn enter(words: &[&str]) {
         return cables::inside(role);
     }
     let directory = Path::new(directory);
+    if role == "initiator" {
+        return orders::initiator(directory);
+    }
     let options = AgentOptions::new(role).directory(directory);
     // Also when the house is lost: it may come back.
     let mut stays = false;
@@ -93,7 +98,7 @@ fn enter(words: &[&str]) {
         };
     let mut agent = Agent::start(options).unwrap();
     let buffer = memory(role, &other_device());
-    let rights = if role == "shared-read-only" { Rights::READ } else { Rights::ALL };
+    let rights = if role.ends_with("read-only") { Rights::READ } else { Rights::ALL };
     let region = agent.register(buffer.clone(), rights).unwrap();
     let mut has = Possession { buffer, region: None };
     has.fill(0);
@@ -126,6 +131,29 @@ fn enter(words: &[&str]) {
                 return;
             }
             END => return,
+            DROP_AGENT => {
+                drop(agent);
+                for (name, after) in [("at-the-end", None), ("later", Some("look"))] {
+                    after.map(|after| read(&directory.join(after)));
+                    write(&directory.join(name), &has.sum().to_le_bytes());
+                }
+                read(&directory.join("leave"));
+                return;
+            }
+            PUT_SLOWLY => {
+                let region = has.region.as_ref().unwrap();
+                let descriptor = read(&directory.join("house-region"));
+                let policy = Policy::default();
+                let route = agent.join(house, region, &descriptor, &policy, PATIENCE).unwrap();
+                let delay = Duration::from_millis(number);
+                for number in 0..stand_in::COUNT {
+                    stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+                }
+                let block = [Block { to: 0, from: 0, length: LENGTH }];
+                let token = agent.put(&route, &block, None).unwrap();
+                agent.forget(token);
+                0
+            }
             // Behind a transfer: what it should have brought.
             _ => u64::from(has.sum() == number),
         };

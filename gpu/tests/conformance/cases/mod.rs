@@ -1,6 +1,7 @@
 //! The cases.
 
 mod blocks;
+mod capture;
 mod devices;
 mod failures;
 mod foreign;
@@ -44,6 +45,8 @@ cases! {
         the_caller_goes_on_meanwhile, a_deadline_is_kept, a_peer_is_reached_directly,
         a_peer_is_not_reached_without_leave, lengths_and_bounds_are_checked,
         owners_may_do_anything_when_they_are_dropped;
+    capture:
+        work_goes_on_beside_a_graph_capture;
     blocks:
         blocks_arrive_however_they_lie, blocks_arrive_however_long_they_are,
         ten_thousand_blocks_arrive, blocks_that_reach_beyond_are_refused_before_any_moves,

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""collected.py LIBRARY [--rounds N]
+
+Two agents, a region and a route that Python's garbage collector ends, in whatever order it
+takes them, with transfers under way: by a cycle of references, and by reference counts in
+every order. Exits with 0 if no byte moved behind the end, none outside, and nothing took long.
+"""
+
+import argparse
+import ctypes
+import gc
+import itertools
+import sys
+import time
+
+
+class Held:
+    """A handle, ended when nothing refers to it any more."""
+
+    def __init__(self, end, handle):
+        if not handle:
+            sys.exit("collected: a handle is NULL")
+        self.end, self.handle, self.others = end, handle, []
+
+    def __del__(self):
+        self.end(self.handle)
+
+
+def main():
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("library")
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    side = ctypes.CDLL(options.library)
+    pointer = ctypes.c_void_p
+    for name, result, arguments in [
+        ("delay", None, [ctypes.c_uint64]),
+        ("agent", pointer, []),
+        ("region", pointer, [pointer]),
+        ("route", pointer, [pointer] * 3),
+        ("put", ctypes.c_int, [pointer] * 2),
+        ("drop_agent", None, [pointer]),
+        ("drop_region", None, [pointer]),
+        ("drop_route", None, [pointer]),
+        ("check", ctypes.c_int, [pointer]),
+    ]:
+        function = getattr(side, f"endings_{name}")
+        function.restype, function.argtypes = result, arguments
+
+    def make(delay):
+        here = Held(side.endings_drop_agent, side.endings_agent())
+        there = Held(side.endings_drop_agent, side.endings_agent())
+        region = Held(side.endings_drop_region, side.endings_region(there.handle))
+        route = side.endings_route(here.handle, there.handle, region.handle)
+        route = Held(side.endings_drop_route, route)
+        side.endings_delay(delay)
+        if side.endings_put(here.handle, route.handle) != 6:
+            sys.exit("collected: the puts were not begun")
+        return [here, there, region, route]
+
+    def check(memory, start, what):
+        if time.monotonic() - start > 5:
+            sys.exit(f"collected: {what}: an end took more than 5 s")
+        side.endings_delay(0)
+        if side.endings_check(memory) != 0:
+            sys.exit(f"collected: {what}: bytes moved behind the end, or outside")
+
+    gc.disable()
+    for turn in range(options.rounds):
+        for order in itertools.permutations(range(4)):
+            made = make(turn % 4 * 100)
+            memory, start = made[2].handle, time.monotonic()
+            for which in order:
+                made[which] = None
+            check(memory, start, order)
+        for first in range(4):
+            made = make(turn % 4 * 100)
+            memory, start = made[2].handle, time.monotonic()
+            for one in made:
+                one.others = made[first:] + made[:first]
+            one = made = None
+            gc.collect()
+            check(memory, start, "a cycle")
+    print(f"24 orders and 4 cycles, {options.rounds} times each")
+
+
+if __name__ == "__main__":
+    main()

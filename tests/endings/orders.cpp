@@ -1,0 +1,63 @@
+// Two agents, a region and a route whose destructors run in every order, with transfers under way.
+//
+// orders ROUNDS: exits with 0 if no byte moved behind the end, none outside, and nothing took long.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+
+extern "C" {
+void endings_delay(unsigned long long microseconds);
+void *endings_agent();
+void *endings_region(void *agent);
+void *endings_route(void *here, void *there, void *region);
+int endings_put(void *here, void *route);
+void endings_drop_agent(void *);
+void endings_drop_region(void *);
+void endings_drop_route(void *);
+int endings_check(void *region);
+}
+
+using Handle = std::unique_ptr<void, void (*)(void *)>;
+
+static void fail(const char *what) {
+    std::fprintf(stderr, "orders: %s\n", what);
+    std::exit(1);
+}
+
+static Handle own(void *made, void (*end)(void *), const char *what) {
+    if (made == nullptr)
+        fail(what);
+    return Handle(made, end);
+}
+
+int main(int count, char **words) {
+    const int rounds = count > 1 ? std::atoi(words[1]) : 10;
+    for (int round = 0; round < rounds; ++round) {
+        std::array<int, 4> order = {0, 1, 2, 3};
+        do {
+            Handle here = own(endings_agent(), endings_drop_agent, "no agent");
+            Handle there = own(endings_agent(), endings_drop_agent, "no agent");
+            Handle region = own(endings_region(there.get()), endings_drop_region, "no region");
+            Handle route = own(endings_route(here.get(), there.get(), region.get()),
+                               endings_drop_route, "no route");
+            void *memory = region.get();
+            endings_delay(round % 4 * 100);
+            if (endings_put(here.get(), route.get()) != 6)
+                fail("the puts were not begun");
+            const auto start = std::chrono::steady_clock::now();
+            std::array<Handle *, 4> all = {&here, &there, &region, &route};
+            for (int which : order)
+                all[which]->reset();
+            if (std::chrono::steady_clock::now() - start > std::chrono::seconds(5))
+                fail("an end took more than 5 s");
+            endings_delay(0);
+            if (endings_check(memory) != 0)
+                fail("bytes moved behind the end, or outside");
+        } while (std::next_permutation(order.begin(), order.end()));
+    }
+    std::printf("24 orders, %d times each\n", rounds);
+}

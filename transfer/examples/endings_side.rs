@@ -1,0 +1,172 @@
+//! Agents, regions and routes behind a C interface, for `tests/endings`: C++ destructors and
+//! Python's garbage collector end them there, in any order. It is there for that test only.
+//!
+//! Each handle is made by one function and ended by another one of the same kind, once. A
+//! function that fails gives NULL, or a number below 0.
+#![allow(unsafe_code, missing_docs)]
+
+use std::time::Duration;
+
+use gpu::{Block, Device, Memory, stand_in};
+use transfer::path::Policy;
+use transfer::{Agent, AgentOptions, Region, Rights, Route};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Of a region; as much lies before and behind it.
+const LENGTH: u64 = 64 << 10;
+const PUTS: u64 = 6;
+const INSIDE: u8 = 0x33;
+const OUTSIDE: u8 = 0x11;
+
+/// A region and all of its allocation.
+#[derive(Debug)]
+pub struct Guarded {
+    region: Option<Region>,
+    memory: Memory,
+}
+
+/// A route, and the region of the agent that puts.
+#[derive(Debug)]
+pub struct Joined {
+    route: Route,
+    _mine: Region,
+}
+
+fn boxed<T>(make: impl FnOnce() -> Option<T>) -> *mut T {
+    make().map_or(std::ptr::null_mut(), |made| Box::into_raw(Box::new(made)))
+}
+
+/// # Safety
+/// It was given by `boxed`, and is not ended twice.
+unsafe fn end<T>(what: *mut T) {
+    if !what.is_null() {
+        // SAFETY: the caller's promise.
+        drop(unsafe { Box::from_raw(what) });
+    }
+}
+
+fn fill(memory: &Memory, offset: u64, length: u64, byte: u8) -> Option<()> {
+    let stream = memory.mapped_for().stream().ok()?;
+    let bytes = vec![byte; length as usize];
+    stream.upload(&memory.slice(offset, length).ok()?, &bytes, TIMEOUT).ok()
+}
+
+/// How many microseconds each copy takes.
+#[unsafe(no_mangle)]
+pub extern "C" fn endings_delay(microseconds: u64) {
+    for number in 0..stand_in::COUNT {
+        let delay = Duration::from_micros(microseconds);
+        stand_in::behave(number, stand_in::Behaviour { delay, ..Default::default() });
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn endings_agent() -> *mut Agent {
+    boxed(|| Agent::start(AgentOptions::new("endings")).ok())
+}
+
+/// # Safety
+/// An agent that has not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn endings_region(agent: *mut Agent) -> *mut Guarded {
+    // SAFETY: the caller's promise.
+    let agent = unsafe { &*agent };
+    boxed(|| {
+        let device = Device::open("stand-in:0".parse().ok()?).ok()?;
+        let memory = device.allocate_shared(3 * LENGTH, &[]).ok()?;
+        fill(&memory, 0, 3 * LENGTH, OUTSIDE)?;
+        let region = agent.register(&memory, Rights::ALL).ok()?;
+        Some(Guarded { region: Some(region), memory })
+    })
+}
+
+/// Joins, and begins to put.
+///
+/// # Safety
+/// Two agents and a region of the second one, which have not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn endings_route(
+    here: *mut Agent,
+    there: *mut Agent,
+    region: *mut Guarded,
+) -> *mut Joined {
+    // SAFETY: the caller's promise; the two agents are different ones.
+    let (here, there, region) = unsafe { (&mut *here, &*there, &*region) };
+    boxed(|| {
+        let device = Device::open("stand-in:0".parse().ok()?).ok()?;
+        let mine = here.register(device.allocate_shared(LENGTH, &[]).ok()?, Rights::ALL).ok()?;
+        let peer = here.connect(&there.card().encode().ok()?, TIMEOUT).ok()?;
+        let descriptor = region.region.as_ref()?.descriptor().encode().ok()?;
+        let route = here.join(peer, &mine, &descriptor, &Policy::default(), TIMEOUT).ok()?;
+        Some(Joined { route, _mine: mine })
+    })
+}
+
+/// Begins some puts; gives how many.
+///
+/// # Safety
+/// An agent and its route, which have not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn endings_put(here: *mut Agent, route: *mut Joined) -> i32 {
+    // SAFETY: the caller's promise.
+    let (here, route) = unsafe { (&mut *here, &*route) };
+    let length = LENGTH / PUTS;
+    let mut begun = 0;
+    for number in 0..PUTS {
+        let block = [Block { to: LENGTH + number * length, from: number * length, length }];
+        if let Ok(token) = here.put(&route.route, &block, None) {
+            here.forget(token);
+            begun += 1;
+        }
+    }
+    begun
+}
+
+/// # Safety
+/// An agent that has not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn endings_drop_agent(agent: *mut Agent) {
+    // SAFETY: the caller's promise.
+    unsafe { end(agent) };
+}
+
+/// The region ends; its memory can be [looked at](endings_check) until that is ended, too.
+///
+/// # Safety
+/// A region.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn endings_drop_region(region: *mut Guarded) {
+    // SAFETY: the caller's promise.
+    drop(unsafe { (*region).region.take() });
+}
+
+/// # Safety
+/// A route that has not ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn endings_drop_route(route: *mut Joined) {
+    // SAFETY: the caller's promise.
+    unsafe { end(route) };
+}
+
+/// Once all has ended: 0 if no byte moves any more and none outside ever did.
+///
+/// # Safety
+/// A region, for the last time.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn endings_check(region: *mut Guarded) -> i32 {
+    // SAFETY: the caller's promise.
+    let Guarded { memory, .. } = *unsafe { Box::from_raw(region) };
+    let look = || {
+        fill(&memory, LENGTH, LENGTH, INSIDE)?;
+        std::thread::sleep(Duration::from_micros(200));
+        let mut bytes = vec![0; 3 * LENGTH as usize];
+        let stream = memory.mapped_for().stream().ok()?;
+        stream.download(&memory.whole(), &mut bytes, TIMEOUT).ok()?;
+        Some(bytes)
+    };
+    let Some(bytes) = look() else { return -1 };
+    let inside = LENGTH as usize..2 * LENGTH as usize;
+    let is_right =
+        |(at, byte): (usize, &u8)| *byte == if inside.contains(&at) { INSIDE } else { OUTSIDE };
+    if bytes.iter().enumerate().all(is_right) { 0 } else { 1 }
+}

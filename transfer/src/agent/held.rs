@@ -1,0 +1,53 @@
+//! Operations that wait until earlier ones with the same peer are over.
+
+use gpu::BlocksBy;
+
+use super::lane::Ticket;
+use super::route::Route;
+use crate::blocks::Share;
+use crate::path::Operation;
+
+/// An operation behind a fence, or an ordered notice.
+#[derive(Debug)]
+pub(super) struct Held {
+    ticket: Ticket,
+    /// All epochs before this one are to be over.
+    after: u64,
+    transfer: Option<HeldTransfer>,
+}
+
+/// What it moves.
+#[derive(Debug)]
+pub(super) struct HeldTransfer {
+    pub(super) operation: Operation,
+    pub(super) route: Route,
+    pub(super) blocks: Share,
+    pub(super) by: BlocksBy,
+}
+
+impl Held {
+    /// A notice alone.
+    pub(super) fn notice(ticket: Ticket, after: u64) -> Self {
+        Self { ticket, after, transfer: None }
+    }
+
+    pub(super) fn transfer(ticket: Ticket, after: u64, transfer: HeldTransfer) -> Self {
+        Self { ticket, after, transfer: Some(transfer) }
+    }
+
+    pub(super) fn peer(&self) -> u32 {
+        self.ticket.peer
+    }
+
+    pub(super) fn after(&self) -> u64 {
+        self.after
+    }
+
+    pub(super) fn into_ticket(self) -> Ticket {
+        self.ticket
+    }
+
+    pub(super) fn into_parts(self) -> (Ticket, Option<HeldTransfer>) {
+        (self.ticket, self.transfer)
+    }
+}

@@ -1,0 +1,182 @@
+//! Regions of other processes of this machine, mapped into this one.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use gpu::{Device, LegacyHandle, Memory};
+use ipc::Channel;
+
+use super::peer::{Meanwhile, left, of_channel, receive};
+use super::protocol::{Reply, Request};
+use super::{Agent, REST};
+use crate::error::{Error, ErrorKind, Result};
+use crate::host::HostBuffer;
+use crate::path::{Leaving, Place};
+use crate::region::RegionDescriptor;
+use crate::share::check_device;
+
+const OPEN: &str = "open a region";
+/// The longest wait without a look at what is under way, where nothing is.
+const LONG_REST: Duration = Duration::from_millis(20);
+
+/// Takes each piece of a region: descriptor, length, and the bytes of all pieces.
+type Take<'a> = &'a mut dyn FnMut(OwnedFd, u64, u64) -> Result<()>;
+
+impl Agent {
+    /// Goes on with what is under way with any peer. Gives how long a wait may last without it.
+    pub(super) fn go_on(&mut self) -> Duration {
+        self.progress();
+        if self.operations.under_way > 0 { REST } else { LONG_REST }
+    }
+
+    /// Maps a region of a peer's for a device of this process, once.
+    pub(super) fn map_for(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        if let Some(memory) = self.peer(peer, OPEN)?.mapped(region.number, device.name()) {
+            return Ok(memory);
+        }
+        let memory = match region.place {
+            Place::Device(Leaving::ByDescriptors) => self.import(peer, region, device, end)?,
+            Place::Device(Leaving::ByLegacyHandle) => {
+                self.import_legacy(peer, region, device, end)?
+            }
+            _ => {
+                let detail = "it is not memory of a device that can be mapped";
+                return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
+            }
+        };
+        self.peer(peer, OPEN)?.remember(region.number, &memory);
+        Ok(memory)
+    }
+
+    fn import(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        let of_device = |error| Error::of_device(OPEN, error);
+        let mut importer = None;
+        self.ask(peer, region, end, &mut |descriptor, length, bytes| {
+            // The last piece may have far more than what is the region's of it.
+            let importer = match &mut importer {
+                Some(importer) => importer,
+                none => none.insert(device.importer(bytes).map_err(of_device)?),
+            };
+            importer.add(descriptor.as_fd(), length).map_err(of_device)
+        })?;
+        let Some(importer) = importer else {
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "no piece came"));
+        };
+        let memory = importer.finish(region.offset, region.length).map_err(of_device)?;
+        check_device(OPEN, &memory, region.device)?;
+        Ok(memory)
+    }
+
+    fn import_legacy(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        device: &Device,
+        end: Instant,
+    ) -> Result<Memory> {
+        // Nothing comes, but it says whether the region is there.
+        self.ask(peer, region, end, &mut |_, _, _| Ok(()))?;
+        let Some(bytes) = region.legacy else {
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "no handle"));
+        };
+        let handle = LegacyHandle { bytes, offset: region.offset, length: region.length };
+        // Of memory that is opened so the driver says that it lies on the device that opened
+        // it: there is nothing to compare.
+        device.open_legacy_of_another(&handle).map_err(|error| Error::of_device(OPEN, error))
+    }
+
+    /// Maps a region of a peer's in host memory, once.
+    pub(super) fn map_host(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        end: Instant,
+    ) -> Result<HostBuffer> {
+        if let Some(buffer) = self.peer(peer, OPEN)?.mapped_host(region.number) {
+            return Ok(buffer);
+        }
+        if region.place != Place::Host(Leaving::ByDescriptors) {
+            let detail = "it is not memory of the host that can be mapped";
+            return Err(Error::new(OPEN, ErrorKind::NoPath, detail));
+        }
+        let mut file = None;
+        self.ask(peer, region, end, &mut |descriptor, _, _| {
+            file = Some(descriptor);
+            Ok(())
+        })?;
+        let Some(file) = file else {
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "no descriptor came"));
+        };
+        let buffer = HostBuffer::open(file, region.length, region.rights.write)?;
+        self.peer(peer, OPEN)?.remember_host(region.number, buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Asks for a region, and goes on with other peers until it was given.
+    fn ask(
+        &mut self,
+        peer: u32,
+        region: &RegionDescriptor,
+        end: Instant,
+        take: Take<'_>,
+    ) -> Result<()> {
+        let Some(channel) = self.peer(peer, OPEN)?.channel() else {
+            return Err(Error::new(OPEN, ErrorKind::NoPath, "no descriptor can be passed"));
+        };
+        let asked = exchange(&channel, region, end, take, &mut || self.go_on());
+        if asked.as_ref().is_err_and(|error| error.kind() == ErrorKind::DeadlineExceeded) {
+            // What comes late would be taken for the answer to the next request.
+            channel.end();
+        }
+        asked
+    }
+}
+
+fn exchange(
+    channel: &Channel,
+    region: &RegionDescriptor,
+    end: Instant,
+    take: Take<'_>,
+    meanwhile: Meanwhile<'_>,
+) -> Result<()> {
+    let request = Request::Open(region.number, region.ticket).encode();
+    channel.send(&request, &[], left(end)).map_err(of_channel(OPEN))?;
+    let mut next = 0;
+    let mut failure = None;
+    loop {
+        let message = receive(channel, end, meanwhile).map_err(of_channel(OPEN))?;
+        let pieces = Reply::read_pieces(OPEN, &message)?;
+        let fits = pieces.number == region.number
+            && pieces.in_all == region.pieces
+            && pieces.first == next;
+        if !fits {
+            let detail = "an answer to something else";
+            return Err(Error::new(OPEN, ErrorKind::Malformed, detail));
+        }
+        for (descriptor, length) in message.descriptors.into_iter().zip(&pieces.lengths) {
+            // The rest of the answer has to be read all the same.
+            if failure.is_none() {
+                failure = take(descriptor, *length, pieces.bytes).err();
+            }
+        }
+        next += pieces.lengths.len() as u32;
+        if next >= region.pieces {
+            return failure.map_or(Ok(()), Err);
+        }
+        if pieces.lengths.is_empty() {
+            return Err(Error::new(OPEN, ErrorKind::Malformed, "an answer without pieces"));
+        }
+    }
+}
