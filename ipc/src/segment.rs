@@ -5,8 +5,9 @@
 //! given its descriptor. It cannot change its size any more, so a process that maps
 //! it cannot be made to fault by another one that cuts it off.
 //!
-//! The first page says what is inside: a layout's name and version, and whether its
-//! maker has finished. What follows is the body.
+//! The first page says what is inside: a layout's name and version, where the body begins, and
+//! whether its maker has finished. What follows is the body. A page is what the system says it is,
+//! since the body is pinned and let to devices by whole pages.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::page::page_size;
 use crate::words::{KernelWords, Words, words_of_a_slice};
 
 /// What the body of a segment is: a name of at most 32 bytes, and a version.
@@ -131,11 +133,9 @@ impl std::error::Error for SegmentError {
 /// What segment calls give.
 pub type Result<T> = std::result::Result<T, SegmentError>;
 
-/// One page, whatever a page is here: the body begins there.
-const HEAD: usize = 4096;
 const WORD: usize = size_of::<u64>();
 const KIND: u64 = u64::from_le_bytes(*b"fabricsg");
-const HEAD_VERSION: u64 = 1;
+const HEAD_VERSION: u64 = 2;
 const READY: u64 = 1;
 
 // Words of the head.
@@ -144,6 +144,8 @@ const AT_VERSION: usize = 1;
 const AT_LAYOUT: usize = 2;
 const AT_LENGTH: usize = 7;
 const AT_STATE: usize = 8;
+const AT_BODY: usize = 9;
+const HEAD_WORDS: usize = 10;
 
 /// Memory shared with other processes. Cheap to clone; unmapped with the last clone
 /// and the last [`MappedWords`] of it.
@@ -171,6 +173,8 @@ pub struct Segment(Arc<Mapping>);
 struct Mapping {
     base: NonNull<u8>,
     length: usize,
+    /// Where the body begins: inside of the mapping, at a page.
+    body: usize,
     file: OwnedFd,
 }
 
@@ -187,6 +191,7 @@ impl Drop for Mapping {
 }
 
 impl Mapping {
+    /// Maps all of a file, of which nothing is body yet.
     fn new(file: OwnedFd, length: usize) -> Result<Self> {
         // SAFETY: a fresh mapping touches nothing that exists.
         let base = unsafe {
@@ -203,7 +208,7 @@ impl Mapping {
             return Err(system("mmap", length as u64));
         }
         match NonNull::new(base.cast()) {
-            Some(base) => Ok(Self { base, length, file }),
+            Some(base) => Ok(Self { base, length, body: length, file }),
             None => Err(SegmentError::NotASegment { why: "mapped at address 0" }),
         }
     }
@@ -212,6 +217,18 @@ impl Mapping {
         // SAFETY: mapped as long as `self`, page-aligned, never changing its size (it
         // is sealed), and only ever reached by atomics.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.length / WORD) }
+    }
+
+    fn body(&self) -> *mut u8 {
+        // SAFETY: inside of the mapping, or its end.
+        unsafe { self.base.as_ptr().add(self.body) }
+    }
+
+    #[inline]
+    fn body_words(&self) -> &[AtomicU64] {
+        let count = (self.length - self.body) / WORD;
+        // SAFETY: as in `words`, of which these are the last.
+        unsafe { std::slice::from_raw_parts(self.body().cast(), count) }
     }
 }
 
@@ -226,8 +243,12 @@ impl Segment {
     /// # Errors
     /// `System`, if there is not enough memory, say.
     pub fn create(layout: Layout, body: usize) -> Result<Self> {
+        Self::create_with_pages(layout, body, page_size())
+    }
+
+    fn create_with_pages(layout: Layout, body: usize, page: usize) -> Result<Self> {
         let too_long = SegmentError::NotASegment { why: "longer than can be addressed" };
-        let length = body.checked_next_multiple_of(HEAD).and_then(|body| body.checked_add(HEAD));
+        let length = body.checked_next_multiple_of(page).and_then(|body| body.checked_add(page));
         let Some(length) = length.filter(|length| i64::try_from(*length).is_ok()) else {
             return Err(too_long);
         };
@@ -249,9 +270,11 @@ impl Segment {
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
             return Err(system("sealing", length as u64));
         }
-        let mapping = Mapping::new(file, length)?;
+        let mut mapping = Mapping::new(file, length)?;
+        mapping.body = page;
         let head = mapping.words();
         head[AT_VERSION].store(HEAD_VERSION, Ordering::Relaxed);
+        head[AT_BODY].store(page as u64, Ordering::Relaxed);
         for (at, word) in layout.words().into_iter().enumerate() {
             head[AT_LAYOUT + at].store(word, Ordering::Relaxed);
         }
@@ -270,6 +293,10 @@ impl Segment {
     /// # Errors
     /// `NotASegment`, `OtherLayout`, `NotReady`, `System`.
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
+        Self::open_with_pages(file, layout, page_size())
+    }
+
+    fn open_with_pages(file: OwnedFd, layout: Layout, page: usize) -> Result<Self> {
         let refuse = |why| Err(SegmentError::NotASegment { why });
         let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         // SAFETY: a descriptor of ours.
@@ -287,10 +314,10 @@ impl Segment {
             return Err(system("fstat", 0));
         }
         let length = match usize::try_from(status.st_size) {
-            Ok(length) if length >= HEAD && length.is_multiple_of(WORD) => length,
+            Ok(length) if length >= HEAD_WORDS * WORD && length.is_multiple_of(WORD) => length,
             _ => return refuse("too short"),
         };
-        let mapping = Mapping::new(file, length)?;
+        let mut mapping = Mapping::new(file, length)?;
         let head = mapping.words();
         if head[AT_KIND].load(Ordering::Acquire) != KIND {
             return refuse("the first word is another one");
@@ -301,6 +328,13 @@ impl Segment {
         if head[AT_LENGTH].load(Ordering::Relaxed) != length as u64 {
             return refuse("its length is not what it says");
         }
+        let body = match usize::try_from(head[AT_BODY].load(Ordering::Relaxed)) {
+            Ok(body) if body >= HEAD_WORDS * WORD && body <= length => body,
+            _ => return refuse("its body is not inside of it"),
+        };
+        if !body.is_multiple_of(page) {
+            return refuse("its body does not begin at a page");
+        }
         let word = |at: usize| head[AT_LAYOUT + at].load(Ordering::Relaxed);
         let found = Layout::from_words([word(0), word(1), word(2), word(3), word(4)]);
         if found != layout {
@@ -309,13 +343,14 @@ impl Segment {
         if head[AT_STATE].load(Ordering::Acquire) != READY {
             return Err(SegmentError::NotReady);
         }
+        mapping.body = body;
         Ok(Self(Arc::new(mapping)))
     }
 
     /// Bytes of the body.
     #[must_use]
     pub fn body_length(&self) -> usize {
-        self.0.length - HEAD
+        self.0.length - self.0.body
     }
 
     /// The body, as words.
@@ -328,8 +363,7 @@ impl Segment {
     /// write what it points to at any time, so no reference may be made of it.
     #[must_use]
     pub fn body(&self) -> *mut u8 {
-        // SAFETY: the head is inside of the mapping.
-        unsafe { self.0.base.as_ptr().add(HEAD) }
+        self.0.body()
     }
 }
 
@@ -348,7 +382,7 @@ pub struct MappedWords {
 impl MappedWords {
     #[inline]
     fn slice(&self) -> &[AtomicU64] {
-        &self.mapping.words()[HEAD / WORD..]
+        self.mapping.body_words()
     }
 }
 
@@ -454,6 +488,48 @@ mod tests {
     #[test]
     fn a_size_that_cannot_be_is_refused() {
         assert!(Segment::create(LAYOUT, usize::MAX).is_err());
-        assert!(Segment::create(LAYOUT, usize::MAX - HEAD).is_err());
+        assert!(Segment::create(LAYOUT, usize::MAX - page_size()).is_err());
+    }
+
+    #[test]
+    fn the_body_begins_at_a_page_of_any_size() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            if page % page_size() != 0 {
+                continue;
+            }
+            let made = Segment::create_with_pages(LAYOUT, page + 1, page).unwrap();
+            made.mark_ready();
+            assert_eq!(made.body_length(), 2 * page);
+            // Without an offset the kernel maps at a page of its own, which may be smaller.
+            assert_eq!(made.body().addr() - made.0.base.as_ptr().addr(), page);
+            let opened = Segment::open(copy(&made), LAYOUT).unwrap();
+            assert_eq!(opened.body_length(), 2 * page);
+            made.words().store(0, 5, Ordering::Release);
+            let last = made.words().count() - 1;
+            made.words().store(last, 6, Ordering::Release);
+            assert_eq!(last, 2 * page / WORD - 1);
+            assert_eq!(opened.words().load(0, Ordering::Acquire), 5);
+            assert_eq!(opened.words().load(last, Ordering::Acquire), 6);
+            assert_eq!(opened.words().slice().as_ptr().addr(), opened.body().addr());
+            // Nothing of the head is body: the segment can still be opened.
+            Segment::open(copy(&made), LAYOUT).unwrap();
+        }
+        assert_eq!(Segment::create(LAYOUT, 1).unwrap().body().addr() % page_size(), 0);
+    }
+
+    #[test]
+    fn a_body_that_is_no_page_or_outside_is_refused() {
+        let page = page_size();
+        let why = |body: usize, page: usize| {
+            let made = Segment::create(LAYOUT, 1).unwrap();
+            made.mark_ready();
+            made.0.words()[AT_BODY].store(body as u64, Ordering::Relaxed);
+            Segment::open_with_pages(copy(&made), LAYOUT, page).unwrap_err().to_string()
+        };
+        assert_eq!(why(page, 2 * page), "no shared segment: its body does not begin at a page");
+        assert_eq!(why(page + 8, page), "no shared segment: its body does not begin at a page");
+        for outside in [0, 8, 2 * page + 8, usize::MAX] {
+            assert_eq!(why(outside, page), "no shared segment: its body is not inside of it");
+        }
     }
 }
