@@ -31,6 +31,9 @@ use std::time::{Duration, Instant};
 
 /// In the environment of a child.
 const CHILD: &str = "FABRICAST_TEST_CHILD";
+/// In the environment of tests of another processor: the emulator that runs them, with its
+/// arguments. The system would not know how to run a child without it.
+const EMULATOR: &str = "FABRICAST_TEST_EMULATOR";
 /// Between two looks whether a child has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -79,13 +82,15 @@ pub fn again(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
 /// If this program's path is not known.
 pub fn again_by(program: &[&str], words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
     let this = std::env::current_exe().expect("the path of this program");
-    let mut command = match program {
-        [first, arguments @ ..] => {
+    let emulator = std::env::var(EMULATOR).unwrap_or_default();
+    let mut line = program.iter().copied().chain(emulator.split_whitespace()).map(OsStr::new);
+    let mut command = match line.next() {
+        Some(first) => {
             let mut command = Command::new(first);
-            command.args(arguments).arg(this);
+            command.args(line).arg(this);
             command
         }
-        [] => Command::new(this),
+        None => Command::new(this),
     };
     command.args(words).env(CHILD, "1").stdin(Stdio::piped()).stdout(Stdio::null());
     command
