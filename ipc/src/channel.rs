@@ -183,7 +183,8 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t)> {
         return Err(ChannelError::InvalidPath(path.to_owned()));
     }
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
+        // Characters have a sign on x86-64, and none on aarch64.
+        *to = std::ffi::c_char::from_ne_bytes([*from]);
     }
     Ok((address, size_of::<libc::sockaddr_un>() as libc::socklen_t))
 }

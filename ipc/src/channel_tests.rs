@@ -100,6 +100,15 @@ fn messages_keep_their_bounds_and_bring_their_files() {
     assert!(matches!(b.send(b"x", &[], PATIENCE), Err(ChannelError::Closed)));
 }
 
+/// A C character has a sign on some processors, and none on others.
+#[test]
+fn a_path_of_any_bytes_is_the_same_in_an_address() {
+    let bytes: Vec<u8> = (1..=107).map(|byte: u8| byte.wrapping_mul(2).wrapping_add(1)).collect();
+    let (to, _) = address(Path::new(std::ffi::OsStr::from_bytes(&bytes))).unwrap();
+    let written = to.sun_path.map(|character| character.to_ne_bytes()[0]);
+    assert_eq!((&written[..107], written[107]), (&bytes[..], 0));
+}
+
 #[test]
 fn what_is_too_long_is_not_sent() {
     let (a, _b) = Channel::pair().unwrap();

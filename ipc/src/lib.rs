@@ -16,6 +16,7 @@ pub mod lock;
 mod marked_bell;
 #[cfg(all(test, loom))]
 mod models;
+mod page;
 pub mod participant;
 mod patience;
 pub mod queue;
@@ -29,6 +30,7 @@ pub use channel::{Channel, ChannelError, ChannelListener, Credentials, Directory
 pub use life::{Incarnation, Life, Roster};
 pub use lock::Held;
 pub use marked_bell::MarkedBell;
+pub use page::page_size;
 pub use participant::{Caller, Fate, Immortal, Participant};
 pub use patience::deadline;
 pub use queue::{Published, Queue, QueueError, QueueSetup, Seat, Subscriber, Taken, WhenFull};

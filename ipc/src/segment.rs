@@ -5,8 +5,9 @@
 //! given its descriptor. It cannot change its size any more, so a process that maps
 //! it cannot be made to fault by another one that cuts it off.
 //!
-//! The first page says what is inside: a layout's name and version, and whether its
-//! maker has finished. What follows is the body.
+//! The first page says what is inside: a layout's name and version, where the body begins, and
+//! whether its maker has finished. What follows is the body. A page is what the system says it is,
+//! since the body is pinned and let to devices by whole pages.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::page::page_size;
 use crate::words::{KernelWords, Words, words_of_a_slice};
 
 /// What the body of a segment is: a name of at most 32 bytes, and a version.
@@ -131,11 +133,9 @@ impl std::error::Error for SegmentError {
 /// What segment calls give.
 pub type Result<T> = std::result::Result<T, SegmentError>;
 
-/// One page, whatever a page is here: the body begins there.
-const HEAD: usize = 4096;
 const WORD: usize = size_of::<u64>();
 const KIND: u64 = u64::from_le_bytes(*b"fabricsg");
-const HEAD_VERSION: u64 = 1;
+const HEAD_VERSION: u64 = 2;
 const READY: u64 = 1;
 const WRITABLE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -145,6 +145,8 @@ const AT_VERSION: usize = 1;
 const AT_LAYOUT: usize = 2;
 const AT_LENGTH: usize = 7;
 const AT_STATE: usize = 8;
+const AT_BODY: usize = 9;
+const HEAD_WORDS: usize = 10;
 
 /// Memory shared with other processes. Cheap to clone; unmapped with the last clone
 /// and the last [`MappedWords`] of it.
@@ -172,6 +174,8 @@ pub struct Segment(Arc<Mapping>);
 struct Mapping {
     base: NonNull<u8>,
     length: usize,
+    /// Where the body begins: inside of the mapping, at a page.
+    body: usize,
     file: OwnedFd,
 }
 
@@ -188,6 +192,7 @@ impl Drop for Mapping {
 }
 
 impl Mapping {
+    /// Maps all of a file, of which nothing is body yet.
     fn new(file: OwnedFd, length: usize, protection: libc::c_int) -> Result<Self> {
         // SAFETY: a fresh mapping touches nothing that exists.
         let base = unsafe {
@@ -204,7 +209,7 @@ impl Mapping {
             return Err(system("mmap", length as u64));
         }
         match NonNull::new(base.cast()) {
-            Some(base) => Ok(Self { base, length, file }),
+            Some(base) => Ok(Self { base, length, body: length, file }),
             None => Err(SegmentError::NotASegment { why: "mapped at address 0" }),
         }
     }
@@ -213,6 +218,18 @@ impl Mapping {
         // SAFETY: mapped as long as `self`, page-aligned, never changing its size (it
         // is sealed), and only ever reached by atomics.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.length / WORD) }
+    }
+
+    fn body(&self) -> *mut u8 {
+        // SAFETY: inside of the mapping, or its end.
+        unsafe { self.base.as_ptr().add(self.body) }
+    }
+
+    #[inline]
+    fn body_words(&self) -> &[AtomicU64] {
+        let count = (self.length - self.body) / WORD;
+        // SAFETY: as in `words`, of which these are the last.
+        unsafe { std::slice::from_raw_parts(self.body().cast(), count) }
     }
 }
 
@@ -227,8 +244,12 @@ impl Segment {
     /// # Errors
     /// `System`, if there is not enough memory, say.
     pub fn create(layout: Layout, body: usize) -> Result<Self> {
+        Self::create_with_pages(layout, body, page_size())
+    }
+
+    fn create_with_pages(layout: Layout, body: usize, page: usize) -> Result<Self> {
         let too_long = SegmentError::NotASegment { why: "longer than can be addressed" };
-        let length = body.checked_next_multiple_of(HEAD).and_then(|body| body.checked_add(HEAD));
+        let length = body.checked_next_multiple_of(page).and_then(|body| body.checked_add(page));
         let Some(length) = length.filter(|length| i64::try_from(*length).is_ok()) else {
             return Err(too_long);
         };
@@ -250,9 +271,11 @@ impl Segment {
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
             return Err(system("sealing", length as u64));
         }
-        let mapping = Mapping::new(file, length, WRITABLE)?;
+        let mut mapping = Mapping::new(file, length, WRITABLE)?;
+        mapping.body = page;
         let head = mapping.words();
         head[AT_VERSION].store(HEAD_VERSION, Ordering::Relaxed);
+        head[AT_BODY].store(page as u64, Ordering::Relaxed);
         for (at, word) in layout.words().into_iter().enumerate() {
             head[AT_LAYOUT + at].store(word, Ordering::Relaxed);
         }
@@ -271,7 +294,11 @@ impl Segment {
     /// # Errors
     /// `NotASegment`, `OtherLayout`, `NotReady`, `System`.
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
-        Mapping::open(file, layout, WRITABLE).map(|mapping| Self(Arc::new(mapping)))
+        Self::open_with_pages(file, layout, page_size())
+    }
+
+    fn open_with_pages(file: OwnedFd, layout: Layout, page: usize) -> Result<Self> {
+        Mapping::open(file, layout, page, WRITABLE).map(|mapping| Self(Arc::new(mapping)))
     }
 
     /// A descriptor of the same memory by which it can only be read, as a
@@ -296,7 +323,7 @@ impl Segment {
     /// Bytes of the body.
     #[must_use]
     pub fn body_length(&self) -> usize {
-        self.0.length - HEAD
+        self.0.length - self.0.body
     }
 
     /// The body, as words.
@@ -335,13 +362,14 @@ impl ReadOnlySegment {
     /// # Errors
     /// As for [`Segment::open`].
     pub fn open(file: OwnedFd, layout: Layout) -> Result<Self> {
-        Mapping::open(file, layout, libc::PROT_READ).map(|mapping| Self(Arc::new(mapping)))
+        Mapping::open(file, layout, page_size(), libc::PROT_READ)
+            .map(|mapping| Self(Arc::new(mapping)))
     }
 
     /// Bytes of the body.
     #[must_use]
     pub fn body_length(&self) -> usize {
-        self.0.length - HEAD
+        self.0.length - self.0.body
     }
 
     /// The first byte of the body: as that of a [`Segment`], to be read alone.
@@ -352,7 +380,7 @@ impl ReadOnlySegment {
 }
 
 impl Mapping {
-    fn open(file: OwnedFd, layout: Layout, protection: libc::c_int) -> Result<Self> {
+    fn open(file: OwnedFd, layout: Layout, page: usize, protection: libc::c_int) -> Result<Self> {
         let refuse = |why| Err(SegmentError::NotASegment { why });
         let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
         // SAFETY: a descriptor of ours.
@@ -370,10 +398,10 @@ impl Mapping {
             return Err(system("fstat", 0));
         }
         let length = match usize::try_from(status.st_size) {
-            Ok(length) if length >= HEAD && length.is_multiple_of(WORD) => length,
+            Ok(length) if length >= HEAD_WORDS * WORD && length.is_multiple_of(WORD) => length,
             _ => return refuse("too short"),
         };
-        let mapping = Self::new(file, length, protection)?;
+        let mut mapping = Self::new(file, length, protection)?;
         let head = mapping.words();
         if head[AT_KIND].load(Ordering::Acquire) != KIND {
             return refuse("the first word is another one");
@@ -384,6 +412,13 @@ impl Mapping {
         if head[AT_LENGTH].load(Ordering::Relaxed) != length as u64 {
             return refuse("its length is not what it says");
         }
+        let body = match usize::try_from(head[AT_BODY].load(Ordering::Relaxed)) {
+            Ok(body) if body >= HEAD_WORDS * WORD && body <= length => body,
+            _ => return refuse("its body is not inside of it"),
+        };
+        if !body.is_multiple_of(page) {
+            return refuse("its body does not begin at a page");
+        }
         let word = |at: usize| head[AT_LAYOUT + at].load(Ordering::Relaxed);
         let found = Layout::from_words([word(0), word(1), word(2), word(3), word(4)]);
         if found != layout {
@@ -392,12 +427,8 @@ impl Mapping {
         if head[AT_STATE].load(Ordering::Acquire) != READY {
             return Err(SegmentError::NotReady);
         }
+        mapping.body = body;
         Ok(mapping)
-    }
-
-    fn body(&self) -> *mut u8 {
-        // SAFETY: the head is inside of the mapping.
-        unsafe { self.base.as_ptr().add(HEAD) }
     }
 }
 
@@ -416,7 +447,7 @@ pub struct MappedWords {
 impl MappedWords {
     #[inline]
     fn slice(&self) -> &[AtomicU64] {
-        &self.mapping.words()[HEAD / WORD..]
+        self.mapping.body_words()
     }
 }
 
@@ -522,6 +553,48 @@ mod tests {
     #[test]
     fn a_size_that_cannot_be_is_refused() {
         assert!(Segment::create(LAYOUT, usize::MAX).is_err());
-        assert!(Segment::create(LAYOUT, usize::MAX - HEAD).is_err());
+        assert!(Segment::create(LAYOUT, usize::MAX - page_size()).is_err());
+    }
+
+    #[test]
+    fn the_body_begins_at_a_page_of_any_size() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            if page % page_size() != 0 {
+                continue;
+            }
+            let made = Segment::create_with_pages(LAYOUT, page + 1, page).unwrap();
+            made.mark_ready();
+            assert_eq!(made.body_length(), 2 * page);
+            // Without an offset the kernel maps at a page of its own, which may be smaller.
+            assert_eq!(made.body().addr() - made.0.base.as_ptr().addr(), page);
+            let opened = Segment::open(copy(&made), LAYOUT).unwrap();
+            assert_eq!(opened.body_length(), 2 * page);
+            made.words().store(0, 5, Ordering::Release);
+            let last = made.words().count() - 1;
+            made.words().store(last, 6, Ordering::Release);
+            assert_eq!(last, 2 * page / WORD - 1);
+            assert_eq!(opened.words().load(0, Ordering::Acquire), 5);
+            assert_eq!(opened.words().load(last, Ordering::Acquire), 6);
+            assert_eq!(opened.words().slice().as_ptr().addr(), opened.body().addr());
+            // Nothing of the head is body: the segment can still be opened.
+            Segment::open(copy(&made), LAYOUT).unwrap();
+        }
+        assert_eq!(Segment::create(LAYOUT, 1).unwrap().body().addr() % page_size(), 0);
+    }
+
+    #[test]
+    fn a_body_that_is_no_page_or_outside_is_refused() {
+        let page = page_size();
+        let why = |body: usize, page: usize| {
+            let made = Segment::create(LAYOUT, 1).unwrap();
+            made.mark_ready();
+            made.0.words()[AT_BODY].store(body as u64, Ordering::Relaxed);
+            Segment::open_with_pages(copy(&made), LAYOUT, page).unwrap_err().to_string()
+        };
+        assert_eq!(why(page, 2 * page), "no shared segment: its body does not begin at a page");
+        assert_eq!(why(page + 8, page), "no shared segment: its body does not begin at a page");
+        for outside in [0, 8, 2 * page + 8, usize::MAX] {
+            assert_eq!(why(outside, page), "no shared segment: its body is not inside of it");
+        }
     }
 }

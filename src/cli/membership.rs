@@ -208,7 +208,7 @@ impl Wanted<'_> {
         let mut like = self.settings.topic();
         check_device(like.memory)?;
         if let (Some(size), false) = (size, self.settings.largest.is_given()) {
-            like.largest = like.largest.max(in_pages(size));
+            like.largest = like.largest.max(rounded(size));
         }
         match self.make(like)? {
             // Somebody made it just now.
@@ -317,10 +317,11 @@ fn difference(
     })
 }
 
-/// Rounded up to whole pages: more would be asked of the budget for each message of the topic.
-fn in_pages(size: u64) -> u64 {
-    const PAGE: u64 = 4096;
-    size.checked_next_multiple_of(PAGE).unwrap_or(size)
+/// Rounded up to whole units of 4 KiB: more would be asked of the budget for each message of the
+/// topic. Not to the system's pages: machines with others make the same topic of the same messages.
+fn rounded(size: u64) -> u64 {
+    const UNIT: u64 = 4096;
+    size.checked_next_multiple_of(UNIT).unwrap_or(size)
 }
 
 #[cfg(test)]
@@ -379,8 +380,8 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_new_topics_are_whole_pages() {
-        let sizes = [1, 4096, 4097, (64 << 20) + 1, u64::MAX].map(in_pages);
+    fn sizes_of_new_topics_are_whole_units() {
+        let sizes = [1, 4096, 4097, (64 << 20) + 1, u64::MAX].map(rounded);
         assert_eq!(sizes, [4096, 4096, 8192, (64 << 20) + 4096, u64::MAX]);
     }
 }

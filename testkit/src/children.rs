@@ -31,6 +31,9 @@ use std::time::{Duration, Instant};
 
 /// In the environment of a child.
 const CHILD: &str = "FABRICAST_TEST_CHILD";
+/// In the environment of tests of another processor: the emulator that runs them, with its
+/// arguments. The system would not know how to run a child without it.
+const EMULATOR: &str = "FABRICAST_TEST_EMULATOR";
 /// Between two looks whether a child has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -78,17 +81,32 @@ pub fn again(words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
 /// # Panics
 /// If this program's path is not known.
 pub fn again_by(program: &[&str], words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Command {
-    let this = std::env::current_exe().expect("the path of this program");
-    let mut command = match program {
-        [first, arguments @ ..] => {
-            let mut command = Command::new(first);
-            command.args(arguments).arg(this);
-            command
-        }
-        [] => Command::new(this),
-    };
+    let mut command = this_program_by(program);
     command.args(words).env(CHILD, "1").stdin(Stdio::piped()).stdout(Stdio::null());
     command
+}
+
+/// This program again, not as a child: for test programs that have arguments of their own.
+///
+/// # Panics
+/// If this program's path is not known.
+#[must_use]
+pub fn this_program() -> Command {
+    this_program_by(&[])
+}
+
+fn this_program_by(program: &[&str]) -> Command {
+    let this = std::env::current_exe().expect("the path of this program");
+    let emulator = std::env::var(EMULATOR).unwrap_or_default();
+    let mut line = program.iter().copied().chain(emulator.split_whitespace());
+    match line.next() {
+        Some(first) => {
+            let mut command = Command::new(first);
+            command.args(line).arg(this);
+            command
+        }
+        None => Command::new(this),
+    }
 }
 
 /// In a child: says a line to the test.

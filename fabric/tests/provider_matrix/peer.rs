@@ -1,7 +1,7 @@
 //! A peer in a process of its own, for cells that kill it.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use fabric::{
@@ -35,7 +35,7 @@ fn unhex(text: &str) -> Checked<Vec<u8>> {
 impl PeerProcess {
     /// Starts a peer for this cell; it says its address at once.
     pub fn start(cell: &Cell) -> Checked<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut child = testkit::children::this_program()
             .arg("--peer")
             .arg(cell.to_string())
             .stdin(Stdio::piped())

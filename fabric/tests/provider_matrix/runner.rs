@@ -1,7 +1,7 @@
 //! Running cells, each in a process of its own.
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -235,7 +235,7 @@ fn run_process(cells: &[&Cell]) -> std::io::Result<Vec<Row>> {
     let base =
         std::env::temp_dir().join(format!("provider_matrix.{}.{number}", std::process::id()));
     let output = std::fs::File::create(&base)?;
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = testkit::children::this_program();
     for cell in cells {
         command.arg("--cell").arg(cell.to_string());
     }

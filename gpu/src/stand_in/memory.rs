@@ -155,10 +155,24 @@ impl Drop for Block {
     }
 }
 
-/// Before the bytes of a memory file: what it is. A page, so that the rest can be mapped.
-const HEADER: u64 = 4096;
+/// Bytes of a page, from whose start on files are mapped: all processes of a machine have the same.
+fn page_size() -> u64 {
+    // SAFETY: asks for a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    // Never so; but the largest pages that Linux has would do everywhere.
+    u64::try_from(size).unwrap_or(64 << 10)
+}
+
+// Words before the bytes of a memory file: what it is. They have a page for themselves, so that the
+// rest can be mapped.
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_RESIDENT: usize = 2;
+const AT_LENGTH: usize = 3;
+const AT_BYTES: usize = 4;
+const HEADER_WORDS: usize = 5;
 const MAGIC: u64 = u64::from_le_bytes(*b"FCSTNDIN");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// Physical memory, which whoever made it, mapped it or retained it has in common.
@@ -170,6 +184,8 @@ pub(crate) struct Physical(pub(super) Arc<Pages>);
 pub(crate) struct Pages {
     file: OwnedFd,
     pub(super) resident: u32,
+    /// Where its bytes begin in the file: at a page.
+    offset: u64,
     length: u64,
     /// Whose memory it counts as; None if it was imported.
     charged: Option<&'static State>,
@@ -236,38 +252,61 @@ impl Physical {
         state: &'static State,
         is_exportable: bool,
     ) -> Result<Self> {
+        Self::create_with_pages(resident, length, state, is_exportable, page_size())
+    }
+
+    fn create_with_pages(
+        resident: u32,
+        length: u64,
+        state: &'static State,
+        is_exportable: bool,
+        page: u64,
+    ) -> Result<Self> {
         let operation = "allocate";
-        let file = File::from(memory_file(operation, HEADER + length)?);
-        let mut header = [0; 32];
-        for (bytes, word) in
-            header.chunks_exact_mut(8).zip([MAGIC, VERSION, u64::from(resident), length])
-        {
-            bytes.copy_from_slice(&word.to_le_bytes());
-        }
-        file.write_all_at(&header, 0).map_err(|_| Error::system(operation, "pwrite"))?;
+        let offset = page;
+        let file = File::from(memory_file(operation, offset + length)?);
+        let mut words = [0; HEADER_WORDS];
+        words[AT_MAGIC] = MAGIC;
+        words[AT_VERSION] = VERSION;
+        words[AT_RESIDENT] = u64::from(resident);
+        words[AT_LENGTH] = length;
+        words[AT_BYTES] = offset;
+        let header = words.map(u64::to_le_bytes);
+        file.write_all_at(header.as_flattened(), 0)
+            .map_err(|_| Error::system(operation, "pwrite"))?;
         let (file, charged) = (file.into(), Some(state));
-        Ok(Self(Arc::new(Pages { file, resident, length, charged, is_exportable })))
+        Ok(Self(Arc::new(Pages { file, resident, offset, length, charged, is_exportable })))
     }
 
     pub(super) fn import(descriptor: BorrowedFd<'_>, length: u64) -> Result<Self> {
+        Self::import_with_pages(descriptor, length, page_size())
+    }
+
+    fn import_with_pages(descriptor: BorrowedFd<'_>, length: u64, page: u64) -> Result<Self> {
         let operation = "import";
-        let file = checked(operation, descriptor, HEADER + length)?;
-        let mut header = [0; 32];
-        file.read_exact_at(&mut header, 0).map_err(|_| Error::system(operation, "pread"))?;
-        let word = |at: usize| {
-            let bytes = header[8 * at..].first_chunk().copied().unwrap_or_default();
-            u64::from_le_bytes(bytes)
-        };
-        let resident = word(2);
-        let detail = if (word(0), word(1)) != (MAGIC, VERSION) {
+        let least = length.saturating_add(size_of::<[u64; HEADER_WORDS]>() as u64);
+        let file = checked(operation, descriptor, least)?;
+        let size = file.metadata().map_err(|_| Error::system(operation, "fstat"))?.len();
+        let mut header = [[0; 8]; HEADER_WORDS];
+        file.read_exact_at(header.as_flattened_mut(), 0)
+            .map_err(|_| Error::system(operation, "pread"))?;
+        let words = header.map(u64::from_le_bytes);
+        let (resident, offset) = (words[AT_RESIDENT], words[AT_BYTES]);
+        let end = offset.checked_add(length).filter(|end| *end <= size);
+        let detail = if (words[AT_MAGIC], words[AT_VERSION]) != (MAGIC, VERSION) {
             "not memory of a stand-in, or of another version".to_owned()
         } else if resident >= u64::from(super::COUNT) {
             format!("memory of stand-in {resident}, which is not there")
-        } else if word(3) < length {
-            format!("{} bytes, where {length} are wanted", word(3))
+        } else if words[AT_LENGTH] < length {
+            format!("{} bytes, where {length} are wanted", words[AT_LENGTH])
+        } else if end.is_none() {
+            format!("{size} bytes, where {length} are wanted from {offset} on")
+        } else if offset == 0 || !offset.is_multiple_of(page) {
+            format!("its bytes begin at {offset}, where a page has {page}")
         } else {
             let (resident, file) = (resident as u32, file.into());
-            let pages = Pages { file, resident, length, charged: None, is_exportable: true };
+            let pages =
+                Pages { file, resident, offset, length, charged: None, is_exportable: true };
             return Ok(Self(Arc::new(pages)));
         };
         Err(Error::new(operation, ErrorKind::InvalidHandle, detail))
@@ -312,13 +351,13 @@ impl SpaceDriver for Space {
         let driver::Physical::StandIn(physical) = physical else {
             return Err(driver::mixed(operation));
         };
-        let Pages { file, resident, length, is_exportable, .. } = &*physical.0;
+        let Pages { file, resident, offset: first, length, is_exportable, .. } = &*physical.0;
         if !self.is_inside(offset, *length) {
             return Err(Error::new(operation, ErrorKind::OutOfBounds, "beyond the reserved range"));
         }
         let at = (self.address + offset) as *mut libc::c_void;
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-        let file = Some((file.as_fd(), HEADER));
+        let file = Some((file.as_fd(), *first));
         let address = map(operation, at, *length, READ_AND_WRITE, flags, file)?;
         let allocator = Allocator::Mapped { exportable: *is_exportable };
         let known = Known::new(Some(*resident), allocator, address, *length);
@@ -341,5 +380,64 @@ impl SpaceDriver for Space {
 impl Drop for Space {
     fn drop(&mut self) {
         let _ = unmap(self.address, self.length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: u64 = super::super::GRANULARITY;
+
+    fn create(page: u64) -> Physical {
+        let state = super::super::state(0);
+        state.take("test", LENGTH).unwrap();
+        Physical::create_with_pages(0, LENGTH, state, true, page).unwrap()
+    }
+
+    #[test]
+    fn memory_is_mapped_with_pages_of_any_size() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            if page % page_size() != 0 {
+                continue;
+            }
+            let made = create(page);
+            let imported =
+                Physical::import_with_pages(made.export().unwrap().as_fd(), LENGTH, page).unwrap();
+            let space = Space::reserve(2 * LENGTH).unwrap();
+            let physical = [made, imported].map(driver::Physical::StandIn);
+            for (physical, at) in physical.iter().zip([0, LENGTH]) {
+                space.map(at, physical, &[]).unwrap();
+            }
+            let first = space.address() as *mut u8;
+            let last = (space.address() + 2 * LENGTH - 1) as *mut u8;
+            // SAFETY: the first and the last byte of what was just mapped, and of the same memory
+            // mapped a second time, which only this test knows.
+            unsafe {
+                first.write_volatile(7);
+                last.write_volatile(8);
+                let there = |at: *mut u8| at.read_volatile();
+                assert_eq!(there(first.add(LENGTH as usize)), 7);
+                assert_eq!(there(last.sub(LENGTH as usize)), 8);
+            }
+            for at in [0, LENGTH] {
+                // SAFETY: nothing refers to it any more.
+                unsafe { space.unmap(at, LENGTH) }.unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn memory_that_does_not_begin_at_a_page_is_refused() {
+        let page = page_size();
+        let made = create(page);
+        let import = |page| {
+            Physical::import_with_pages(made.export().unwrap().as_fd(), LENGTH, page)
+                .map(drop)
+                .map_err(|error| error.to_string())
+        };
+        import(page).unwrap();
+        let why = import(2 * page).unwrap_err();
+        assert!(why.contains(&format!("begin at {page}, where a page has {}", 2 * page)), "{why}");
     }
 }

@@ -17,7 +17,7 @@ mod house;
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use cases::{CASES, Case, Skip};
@@ -172,7 +172,7 @@ fn run_apart(case: &Case) -> Outcome {
         seconds: start.elapsed().as_secs_f64(),
     };
     let spawned = std::io::pipe().and_then(|(reader, writer)| {
-        let child = Command::new(std::env::current_exe()?)
+        let child = testkit::children::this_program()
             .args([case.name, "--exact"])
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)

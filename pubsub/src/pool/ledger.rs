@@ -14,6 +14,7 @@
 mod ordered;
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
@@ -61,6 +62,8 @@ pub(crate) struct Ledger<W> {
     allocator: Allocator<Part<W>>,
     bell: Doorbell<Part<W>>,
     most_blocks: u32,
+    /// Where the words for streams lie.
+    ordered: Range<usize>,
     /// On a device: only there messages are handed over in the order of streams.
     is_ordered: bool,
     /// So many blocks had been left to streams when none was left any more.
@@ -74,16 +77,16 @@ fn part<W: Words>(words: W, first: usize, count: usize) -> Result<Part<W>> {
 
 impl<W: Words + Clone> Ledger<W> {
     pub(crate) fn words_needed(most_blocks: u32) -> usize {
-        Self::first_ordered(most_blocks) + ordered::words_of(most_blocks)
+        Self::ordered_words(most_blocks).end
     }
 
     fn first_note(most_blocks: u32) -> usize {
         ALLOCATOR + Allocator::<W>::words_needed(most_blocks).next_multiple_of(8)
     }
 
-    fn first_ordered(most_blocks: u32) -> usize {
+    fn ordered_words(most_blocks: u32) -> Range<usize> {
         let notes = most_blocks as usize * note::WORDS;
-        (Self::first_note(most_blocks) + notes).next_multiple_of(ordered::PAGE)
+        ordered::range_of(most_blocks, Self::first_note(most_blocks) + notes, ordered::page())
     }
 
     /// Books over zeroed words.
@@ -109,7 +112,8 @@ impl<W: Words + Clone> Ledger<W> {
         let malformed = |detail| Error::new(operation, ErrorKind::Malformed, detail);
         let most_blocks = u32::try_from(words.load(MOST_BLOCKS, Relaxed));
         let most_blocks = most_blocks.map_err(|_| malformed("its numbers make no sense"))?;
-        if words.count() < Self::words_needed(most_blocks) {
+        let ordered = Self::ordered_words(most_blocks);
+        if words.count() < ordered.end {
             return Err(malformed("its books are cut off"));
         }
         let count = Allocator::<W>::words_needed(most_blocks);
@@ -118,7 +122,8 @@ impl<W: Words + Clone> Ledger<W> {
         let bell = part(words.clone(), BELL, Doorbell::<W>::WORDS)?;
         let bell = Doorbell::new(bell).ok_or_else(|| malformed("its bell is cut off"))?;
         let (is_ordered, left_seen) = (false, AtomicU64::new(0));
-        let mut ledger = Self { words, allocator, bell, most_blocks, is_ordered, left_seen };
+        let mut ledger =
+            Self { words, allocator, bell, most_blocks, ordered, is_ordered, left_seen };
         ledger.is_ordered = ledger.id()?.place != SharedPlace::Host;
         Ok(ledger)
     }

@@ -14,7 +14,8 @@ use crate::below;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::lock;
 
-/// Bytes of words that a device is let at in one go: what is not used is not pinned.
+/// Bytes of words that a device is let at in one go: what is not used is not pinned. Whole pages,
+/// of whatever size the system's are.
 const AT_ONCE: u64 = 64 << 10;
 /// Words of a stream.
 const WORD: u64 = size_of::<u32>() as u64;

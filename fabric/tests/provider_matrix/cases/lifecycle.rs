@@ -6,6 +6,7 @@ use fabric::{
 };
 
 use super::Case;
+use super::registration::page_size;
 use crate::cells::Cell;
 use crate::pair::{A, B, Checked, Pair, at_once};
 use crate::{cases, ensure};
@@ -32,7 +33,7 @@ fn open_files() -> Checked<Vec<String>> {
 fn resident_bytes() -> Checked<usize> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_whitespace().nth(1).ok_or("statm")?;
-    Ok(pages.parse::<usize>()? * 4096)
+    Ok(pages.parse::<usize>()? * page_size())
 }
 
 fn open_and_close(cell: &Cell) -> Checked {

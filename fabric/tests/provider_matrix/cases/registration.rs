@@ -115,7 +115,7 @@ fn registering_in_a_loop_leaks_nothing(cell: &Cell) -> Checked {
     let files = || -> Checked<usize> { Ok(std::fs::read_dir("/proc/self/fd")?.count()) };
     let memory = || -> Checked<usize> {
         let text = std::fs::read_to_string("/proc/self/statm")?;
-        Ok(text.split_whitespace().nth(1).ok_or("statm")?.parse::<usize>()? * 4096)
+        Ok(text.split_whitespace().nth(1).ok_or("statm")?.parse::<usize>()? * page_size())
     };
     for _ in 0..200 {
         pair.sides[A].region(64 << 10)?;
@@ -283,20 +283,28 @@ fn bad_ranges_are_refused(cell: &Cell) -> Checked {
     Ok(())
 }
 
+/// Bytes of one of the system's pages.
+#[allow(unsafe_code)]
+pub(super) fn page_size() -> usize {
+    // SAFETY: asks for a constant of the system.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+}
+
 /// Two pages, of which the second is given back to the system.
 #[allow(unsafe_code)]
 fn page_and_hole() -> *mut u8 {
+    let page = page_size();
     // SAFETY: a fresh mapping, half of it unmapped again.
     unsafe {
         let base = libc::mmap(
             std::ptr::null_mut(),
-            8192,
+            2 * page,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
             -1,
             0,
         );
-        libc::munmap(base.cast::<u8>().add(4096).cast(), 4096);
+        libc::munmap(base.cast::<u8>().add(page).cast(), page);
         base.cast()
     }
 }
@@ -307,10 +315,10 @@ fn unmapped_pages_are_refused_where_pages_are_demanded(cell: &Cell) -> Checked {
     let domain = &pair.sides[A].domain;
     let demanded = domain.capabilities().mr_mode.modern().contains(MrMode::ALLOCATED);
     ensure!(demanded, "the provider demands no pages");
-    let base = page_and_hole();
+    let (base, length) = (page_and_hole(), 2 * page_size());
     // SAFETY: nothing is registered.
     let error =
-        unsafe { domain.register_raw(base, 8192, MemoryKind::Host, Access::ALL) }.unwrap_err();
+        unsafe { domain.register_raw(base, length, MemoryKind::Host, Access::ALL) }.unwrap_err();
     ensure!(error.kind() == ErrorKind::NotMapped, "{error}");
     ensure!(error.to_string().contains("FI_MR_ALLOCATED"), "{error}");
     Ok(())
@@ -322,10 +330,10 @@ fn unbacked_ranges_can_be_registered(cell: &Cell) -> Checked {
     let domain = &pair.sides[A].domain;
     let demanded = domain.capabilities().mr_mode.modern().contains(MrMode::ALLOCATED);
     ensure!(!demanded, "the provider demands pages");
-    let base = page_and_hole();
+    let (base, length) = (page_and_hole(), 2 * page_size());
     // SAFETY: nobody accesses the region while the page is missing.
-    let region = unsafe { domain.register_raw(base, 8192, MemoryKind::Host, Access::ALL)? };
-    ensure!(region.describe()?.len() == 8192, "described as {}", region.describe()?.len());
+    let region = unsafe { domain.register_raw(base, length, MemoryKind::Host, Access::ALL)? };
+    ensure!(region.describe()?.len() == length as u64, "described as {}", region.describe()?.len());
     Ok(())
 }
 

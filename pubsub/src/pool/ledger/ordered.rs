@@ -16,6 +16,7 @@
 //! Whoever would free it leaves it to the streams, in the name of an owner that is nobody. Anybody
 //! [collects](Ledger::collect) it afterwards.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use ipc::{AllocatorError, Block, Caller, Owner, Participant, Words};
@@ -29,8 +30,10 @@ const WHOSE: usize = 1;
 const PASSING: usize = 2;
 const PLACES_OF: usize = 3;
 
-/// Words of a page, at whose start those of the first block lie: devices are let at whole pages.
-pub(super) const PAGE: usize = 4096 / size_of::<u64>();
+/// Words of one of the system's pages: devices are let at whole pages.
+pub(super) fn page() -> usize {
+    ipc::page_size() / size_of::<u64>()
+}
 
 const PENDING: u32 = 1;
 const READY: u32 = 2;
@@ -48,9 +51,10 @@ pub(crate) const LEFT_TO_STREAMS: Owner = match Owner::other((1 << 29) - 1) {
     None => panic!("a number that an owner can have"),
 };
 
-/// Words of so many blocks: whole pages.
-pub(super) const fn words_of(most_blocks: u32) -> usize {
-    (most_blocks as usize * WORDS).next_multiple_of(PAGE)
+/// Whole pages for the words of so many blocks: the first ones after all that is before.
+pub(super) fn range_of(most_blocks: u32, before: usize, page: usize) -> Range<usize> {
+    let first = before.next_multiple_of(page);
+    first..first + (most_blocks as usize * WORDS).next_multiple_of(page)
 }
 
 /// How far a stream is with a message that it was published on.
@@ -117,7 +121,7 @@ fn generation(block: Block) -> u32 {
 impl<W: Words + Clone> Ledger<W> {
     fn at(&self, number: u32, which: usize) -> usize {
         match number < self.most_blocks {
-            true => Self::first_ordered(self.most_blocks) + number as usize * WORDS + which,
+            true => self.ordered.start + number as usize * WORDS + which,
             // Swallows what it is told.
             false => self.words.count(),
         }
@@ -129,10 +133,9 @@ impl<W: Words + Clone> Ledger<W> {
     }
 
     /// Where those of all blocks lie, in bytes.
-    pub(crate) fn range_of_words(&self) -> std::ops::Range<u64> {
-        let first = Self::first_ordered(self.most_blocks);
+    pub(crate) fn range_of_words(&self) -> Range<u64> {
         let bytes = |words: usize| (words * size_of::<u64>()) as u64;
-        bytes(first)..bytes(first + words_of(self.most_blocks))
+        bytes(self.ordered.start)..bytes(self.ordered.end)
     }
 
     /// Are messages handed over in the order of streams here?

@@ -49,6 +49,28 @@ fn taken(ledger: &Ledger<&LocalWords>) -> u64 {
 }
 
 #[test]
+fn words_for_streams_have_whole_pages_of_any_size() {
+    for page in [4 << 10, 16 << 10, 64 << 10].map(|bytes: usize| bytes / size_of::<u64>()) {
+        for (most_blocks, before) in [(1, 0), (32, 1), (page as u32, page), (5000, 3 * page + 7)] {
+            let range = range_of(most_blocks, before, page);
+            assert!(
+                [range.start, range.end].iter().all(|end| end.is_multiple_of(page)),
+                "{range:?}"
+            );
+            assert!((before..before + page).contains(&range.start), "{range:?}");
+            assert!(range.len() >= most_blocks as usize * WORDS, "{range:?}");
+        }
+    }
+    let words = books();
+    let range = Ledger::attach(&words).unwrap().range_of_words();
+    let page = ipc::page_size() as u64;
+    assert!(
+        [range.start, range.end].iter().all(|end| end.is_multiple_of(page)) && !range.is_empty(),
+        "{range:?}"
+    );
+}
+
+#[test]
 fn what_is_let_go_of_before_it_is_written_is_freed_afterwards() {
     let words = books();
     let ledger = Ledger::attach(&words).unwrap();
