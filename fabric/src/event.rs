@@ -197,12 +197,13 @@ impl EventQueue {
         // SAFETY: the entry is valid.
         let got = unsafe { sys::fi_eq_readerr(self.shared.handle.as_ptr(), &mut entry, 0) };
         if got < 0 {
-            return Error::from_code("fi_eq_readerr", got as i64);
+            return Error::from_code("fi_eq_readerr", got as i64)
+                .with_provider(self.shared.fabric.provider());
         }
         let mut buffer = [0_u8; 256];
         // SAFETY: the entry was just read; the buffer's length is passed.
         let text = unsafe {
-            let text = sys::fcs_eq_strerror(
+            let text = sys::fi_eq_strerror(
                 self.shared.handle.as_ptr(),
                 entry.prov_errno,
                 entry.err_data,

@@ -116,7 +116,7 @@ impl Listener {
             Handle::adopt("fi_passive_ep", listener)?
         };
         // SAFETY: both objects are alive; the queue is kept.
-        let code = unsafe { sys::fi_pep_bind(handle.as_ptr(), events.shared.as_fid(), 0) };
+        let code = unsafe { sys::fi_bind(handle.as_fid(), events.shared.as_fid(), 0) };
         Error::check("fi_pep_bind", i64::from(code)).map_err(blame)?;
         // SAFETY: the listener is alive and bound.
         let code = unsafe { sys::fi_listen(handle.as_ptr()) };
