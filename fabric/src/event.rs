@@ -18,8 +18,8 @@ use crate::handle::Handle;
 use crate::offer::{Info, Offer};
 use crate::waiting::{Backoff, Deadline};
 
-/// Room for connection data; no provider carries more.
-const CONNECTION_DATA: usize = 1024;
+/// Room for connection data: providers carry less, and more is not sent.
+pub(crate) const CONNECTION_DATA: usize = 1024;
 
 /// A queue of control events (`fid_eq`). Read by one owner at a time.
 ///
