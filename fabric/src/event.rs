@@ -164,7 +164,7 @@ impl EventQueue {
             as usize;
         // SAFETY: libfabric wrote an entry of the kind that `number` names; a
         // connection request's info is ours to free.
-        Ok(Some(unsafe { decode(number, &entry, length) }))
+        Ok(Some(unsafe { decode(number, &entry, length, &self.shared.fabric) }))
     }
 
     /// Waits for the next event.
@@ -220,7 +220,7 @@ impl EventQueue {
 
 /// # Safety
 /// `entry` holds `length` bytes of an event with this number.
-unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
+unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize, fabric: &Fabric) -> Event {
     let head = size_of::<sys::fi_eq_cm_entry>();
     let data_length = length.saturating_sub(head).min(CONNECTION_DATA);
     let data = || entry.data[..data_length].to_vec();
@@ -229,7 +229,7 @@ unsafe fn decode(number: u32, entry: &ConnectionEntry, length: usize) -> Event {
             // SAFETY: by contract the info is ours.
             match unsafe { Info::adopt(entry.head.info) } {
                 Some(info) => Event::ConnectionRequest(ConnectionRequest {
-                    offer: Offer::adopt(info, Threading::Safe),
+                    offer: Offer::adopt(info.of_request(fabric), Threading::Safe),
                     data: data(),
                 }),
                 None => Event::Other { number },

@@ -147,3 +147,35 @@ fn reject_refuses_data_beyond_the_limit() {
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{length} bytes: {refused}");
     }
 }
+
+fn is_of_another_fabric(error: &Error) {
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(error.detail().is_some_and(|why| why.contains("another")), "{error}");
+}
+
+/// Providers take the half-open connection for one of theirs.
+#[test]
+fn request_of_another_fabric_is_refused() {
+    let mut c = over("tcp").unwrap();
+    c.client.start_connecting(&c.to, b"").unwrap();
+    let request = c.request();
+    let mut others = 0;
+    for provider in ["tcp", "net", "sockets"] {
+        let Ok(other) = over(provider) else { continue };
+        others += 1;
+        is_of_another_fabric(&other.listener.reject(&request, b"").unwrap_err());
+        let events = EventQueue::open(other.domain.fabric()).unwrap();
+        let mut queue = CompletionQueue::open(&other.domain).unwrap();
+        let opened = Endpoint::builder(&other.domain)
+            .offer(&request.offer)
+            .queue(&mut queue)
+            .events(&events)
+            .open();
+        is_of_another_fabric(&opened.unwrap_err());
+    }
+    assert!(others > 0, "no provider to give the request to");
+    // It can still be answered where it came to.
+    c.listener.reject(&request, b"").unwrap();
+    let refused = c.events.wait(LONGEST_WAIT).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "{refused}");
+}

@@ -184,14 +184,17 @@ impl Listener {
     ///
     /// # Errors
     /// `Truncated` for a reason longer than [`connection_data_limit`](Self::connection_data_limit):
-    /// the request can still be rejected, or accepted. `InvalidArgument` for a request that
-    /// was accepted or rejected already. What the provider says.
+    /// the request can still be rejected, or accepted. `InvalidArgument` for a request that came to
+    /// another fabric, or was accepted or rejected already. What the provider says.
     pub fn reject(&self, request: &ConnectionRequest, reason: &[u8]) -> Result<()> {
         let blame = |e: Error| e.with_provider(self.fabric.provider());
         let refuse =
             |why: &'static str| blame(Error::new(ErrorKind::InvalidArgument, "fi_reject", why));
         if !request.offer.info.is_request() {
             return Err(refuse("the offer is not that of a connection request"));
+        }
+        if !request.offer.info.is_of(&self.fabric) {
+            return Err(refuse("the connection request came to a listener of another fabric"));
         }
         check_connection_data("fi_reject", self.handle.as_fid(), reason).map_err(blame)?;
         request.offer.info.claim("fi_reject").map_err(blame)?;

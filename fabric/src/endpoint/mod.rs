@@ -170,7 +170,7 @@ impl<'q> EndpointBuilder<'q> {
     }
 
     /// Uses another offer than the domain's own: that of a
-    /// [`ConnectionRequest`](crate::ConnectionRequest).
+    /// [`ConnectionRequest`](crate::ConnectionRequest) that came to the same fabric.
     pub fn offer(mut self, offer: &Offer) -> Self {
         self.offer = offer.clone();
         self
@@ -215,6 +215,9 @@ impl<'q> EndpointBuilder<'q> {
         let named = !theirs.provider.is_empty();
         if (named && ours.provider != theirs.provider) || ours.endpoint != theirs.endpoint {
             return Err(refuse("the offer is of another provider than the domain"));
+        }
+        if !self.offer.info.is_of(domain.fabric()) {
+            return Err(refuse("the connection request came to a listener of another fabric"));
         }
         if self.destination.is_some() && self.offer.info.is_request() {
             return Err(refuse("a connection request leads to its peer already"));
