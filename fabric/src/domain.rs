@@ -47,6 +47,13 @@ impl Fabric {
         Ok(Self(Arc::new(FabricInner { handle, provider })))
     }
 
+    /// A fabric that no library opened.
+    #[cfg(test)]
+    pub(crate) fn of(handle: Handle<sys::fid_fabric>, offer: &Offer) -> Self {
+        let provider = offer.capabilities().provider.clone();
+        Self(Arc::new(FabricInner { handle, provider }))
+    }
+
     /// Name of the provider.
     #[must_use]
     pub fn provider(&self) -> &str {
